@@ -19,10 +19,11 @@ Other models: not yet run; vit-jax models prints the cost of an image.
 
 import dataclasses
 import math
+import re
 
 from vit_jax.config import arguments, defaults, whole_number
 
-ARGUMENTS = {"path": "", "init": "", "res": ""}
+ARGUMENTS = {"path": "", "init": "", "res": "", "budget": "5m"}
 
 
 def get_config(arg: str = ""):
@@ -62,7 +63,7 @@ def get_config(arg: str = ""):
     height, width = weights.trained_at(init)
     num_epochs = 10
     c.optim.name = "sgd"  # as Table 4 of arXiv:2010.11929
-    c.optim.lr = 0.01
+    c.optim.lr = 0.03
   else:
     c.model.variant = "Ti/16"
     c.model.pool, c.model.posemb = "gap", "sincos2d"
@@ -76,6 +77,9 @@ def get_config(arg: str = ""):
 
   c.data.dataset, c.data.split = dataset, train
   c.data.ops = f"decode_inception_crop({size})|flip_lr"
+  if args["init"]:
+    c.init_head = "linear_probe"
+    c.data.ops = _pad_and_crop(size)
   # 50 to 100 steps an epoch, as far as 8 to 128 images a step allow.
   batch = 2 ** int(math.log2(num_images / 50)) if num_images > 50 else 1
   c.data.batch_size = min(128, max(8, batch))
@@ -94,3 +98,64 @@ def get_config(arg: str = ""):
     "val": {**score, "split": val, "every_steps": epoch},
   }
   return c
+
+
+def _pad_and_crop(size) -> str:
+  pad = max(1, (size if isinstance(size, int) else min(size)) // 8)
+  return f"decode|resize({size})|pad({pad})|random_crop({size})"
+
+
+def get_trials(arg: str = ""):
+  """Returns what `vit-jax train` tries first, and the seconds that it has."""
+  args = arguments(arg, ARGUMENTS)
+  seconds = _seconds(args["budget"])
+  if not (args["init"] and seconds):
+    return {}, 0.0
+  c = get_config(arg)
+  size = re.search(r"\|resize\((.*?)\)\|", c.data.ops)[1]
+  crops = {
+    "pad and crop": c.data.ops,
+    "none": f"decode|resize({size})",
+    "crop of 50 to 100 %": f"decode_inception_crop({size}, 50)",
+    "crop of 5 to 100 %": f"decode_inception_crop({size})",
+  }
+  lr = c.optim.lr
+  return {
+    "augmentation": {
+      f"{name}{', mirrored' * mirrored}": {
+        "data.ops": ops + "|flip_lr" * mirrored
+      }
+      for name, ops in crops.items()
+      for mirrored in (False, True)
+    },
+    "rate": {f"{x:g}": {"optim.lr": x} for x in (lr, lr / 3, lr * 3)},
+    "trained": {
+      name: {"optim.freeze": patterns} for name, patterns in _frozen(c).items()
+    },
+  }, seconds
+
+
+def _seconds(budget: str) -> float:
+  if match := re.fullmatch(r"(\d+(?:\.\d+)?)(m|s)|0", budget):
+    return float(match[1] or 0) * (60 if match[2] == "m" else 1)
+  raise ValueError(f"got budget={budget}, expected minutes such as 10m, or 0.")
+
+
+def _frozen(c) -> dict[str, tuple[str, ...]]:
+  """Returns what is trained -> the patterns of all other parameters."""
+  from vit_jax import weights
+
+  init = weights.read(c.init)
+  tops = sorted({name.split("/")[0] for name in init.params} - {"head"})
+  head = tuple(p for top in tops for p in (top, f"{top}/*"))
+  blocks = sorted(
+    {
+      m[1] for n in init.params if (m := re.match(r"(.*/encoderblock_\d+)/", n))
+    },
+    key=lambda name: int(name.rsplit("_", 1)[1]),
+  )
+  if not blocks:
+    return {"all": (), "the head": head}
+  first = [f"{name}/*" for name in blocks[: len(blocks) // 2]]
+  below = ("embedding/*", "cls", "Transformer/posembed_input/*", *first)
+  return {"all": (), "the last half of the blocks": below, "the head": head}
