@@ -17,13 +17,22 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+from etils import epath
 from jaxtyping import Float32, Float64, Integer, Num
 
-from vit_jax import ridge
+from vit_jax import ridge, run_summary, weights
+from vit_jax.checkpointing.checkpointer import (
+  load_metadata,
+  load_params,
+  write_params,
+)
 from vit_jax.config import HELD_OUT
-from vit_jax.evaluators.evaluator import Evaluator, Params
+from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.evaluators.features import extract, features_fn
 from vit_jax.experiment import Experiment
+from vit_jax.step import TrainState
+
+FOLDER = "probe"  # of the workdir
 
 L2S = tuple(4.0**k for k in range(9))  # 1 to 65,536
 SCALES = tuple(2.0**k for k in range(-2, 8))
@@ -54,23 +63,21 @@ class LinearProbe:
     )
 
 
-def head(
-  experiment: Experiment, evaluators: Sequence[Evaluator], params: Params
-) -> tuple[Params, LinearProbe]:
-  """Returns the parameters of a new head, and the probe. Collective.
+def start(
+  experiment: Experiment, evaluators: Sequence[Evaluator], state: TrainState
+) -> tuple[TrainState, LinearProbe]:
+  """Returns a state whose head is a linear probe. Collective.
+
+  It is also written to `FOLDER`, as a model that `vit_jax.load` reads.
 
   Args:
     experiment: The run; its training data are config.data's.
     evaluators: Those of the run; `val` has the held-out images, and the
       preprocessing without augmentation.
-    params: Parameters of the model.
-
-  Returns:
-    A tree like `params`, None outside the head, as `weights.replace_params`
-    takes it.
+    state: A state at step 0.
   """
-  (evaluator,) = (e for e in evaluators if e.config.name == HELD_OUT)
-  context = evaluator.context
+  context = _held_out(evaluators).context
+  params = state.params
   fn = features_fn(context, "pre_logits")
   rows, held_out = (
     extract(context, source, fn, params)
@@ -84,7 +91,46 @@ def head(
     experiment.run_shape.num_classes,
   )
   none = jax.tree.map(lambda _: None, params)
-  return {**none, "head": {"kernel": probe.kernel, "bias": probe.bias}}, probe
+  new = {**none, "head": {"kernel": probe.kernel, "bias": probe.bias}}
+  state = weights.replace_params(state, new)
+  folder = epath.Path(experiment.workdir) / FOLDER
+  folder.rmtree(missing_ok=True)  # of a run that ended before its checkpoint
+  metadata = run_summary.metadata(experiment, state.params)
+  scores = {"top1": probe.accuracy, "loss": probe.loss, "l2": probe.l2}
+  write_params(str(folder), state.params, {**metadata, "linear_probe": scores})
+  return state, probe
+
+
+def better(
+  workdir: str, evaluators: Sequence[Evaluator], state: TrainState
+) -> tuple[TrainState, str]:
+  """Returns the fine-tuned state, or the probe if that is better. Collective.
+
+  Better is a higher accuracy on the held-out images.
+
+  Args:
+    workdir: Folder of the run.
+    evaluators: Those of the run.
+    state: The fine-tuned state.
+
+  Returns:
+    The better state, and a line that says which one it is.
+  """
+  folder = str(epath.Path(workdir) / FOLDER)
+  probe = load_metadata(folder)["linear_probe"]["top1"]
+  scores = _held_out(evaluators).run(state.eval_params)
+  tuned = scores[f"{HELD_OUT}/top1"]
+  text = f"linear probe {probe:.2%}, fine-tuned {tuned:.2%} of the held-out"
+  if tuned >= probe:
+    return state, f"{text} images: the fine-tuned model stays"
+  params, _ = load_params(folder)
+  state = weights.replace_params(state, params)
+  return state, f"{text} images: the linear probe stays"
+
+
+def _held_out(evaluators: Sequence[Evaluator]) -> Evaluator:
+  (evaluator,) = (e for e in evaluators if e.config.name == HELD_OUT)
+  return evaluator
 
 
 def fit(

@@ -135,8 +135,7 @@ def train_and_evaluate(
         del params  # the host's copy
         note(weights.format_report(report))
       if config.init_head == "linear_probe":
-        params, probe = linear_probe.head(experiment, evaluators, state.params)
-        state = weights.replace_params(state, params)
+        state, probe = linear_probe.start(experiment, evaluators, state)
         note(f"probe       {probe}")
     hooks.on_start(start, state, saved)
     metadata = run_summary.metadata(experiment, trainer.state.params)
@@ -204,6 +203,11 @@ def train_and_evaluate(
         ):
           state, metrics = trainer.train_step(state, batch)
         hooks.on_step(step, batch, metrics)  # does not wait for the devices
+
+        if step == total_steps and config.init_head == "linear_probe":
+          with hooks.phase("evaluation"), jax.transfer_guard("allow"):
+            state, text = linear_probe.better(workdir, evaluators, state)
+            note(f"better      {text}")
 
         retries = checkpointer.retry_due(step)
         saves = experiment.is_save_step(step)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 from etils import epath
 
+from vit_jax import linear_probe
 from vit_jax.config import (
   HELD_OUT,
   Config,
@@ -30,6 +31,7 @@ from vit_jax.writers import run_info
 from vit_jax.writers.metric_writer import read_metrics
 
 FOLDER, FILE = "trials", "trials.json"  # in the workdir
+SPEED = "speed"  # a trial that is timed; its linear probe starts the others
 LOG = "log.txt"  # in the folder of a trial: what it prints
 FEWEST_STEPS, MOST_STEPS = 20, 1000  # of a trial
 
@@ -93,6 +95,7 @@ def choose(
   if record.steps < FEWEST_STEPS:
     _print(f"trials      none: a budget of {trials.seconds:g} s is too short")
     return config
+  probe = str(folder / FOLDER / SPEED / linear_probe.FOLDER)
   rows, best, results = [], config, {}
   for round_name, choices in rounds.items():
     begin = len(rows)
@@ -100,9 +103,10 @@ def choose(
       candidate = _with(best, options)
       if candidate not in results:
         name = f"{round_name}={choice}"
-        results[candidate] = _trial(
-          _short(candidate, record.steps), folder / FOLDER / name, name
+        trial = dataclasses.replace(
+          _short(candidate, record.steps), init=probe, init_head="zeros"
         )
+        results[candidate] = _trial(trial, folder / FOLDER / name, name)
       result = results[candidate]
       rows.append({"round": round_name, "choice": choice, "name": choice})
       rows[-1] |= result
@@ -157,12 +161,18 @@ def _affordable_steps(
     folder: Folder of the trials.
     seconds: Time of one trial.
   """
-  began, name = time.monotonic(), "speed"
-  _trial(_short(config, FEWEST_STEPS), folder / name, name)
+  _trial(_short(config, FEWEST_STEPS), folder / SPEED, SPEED)
+  began = time.monotonic()
+  again = dataclasses.replace(
+    _short(config, FEWEST_STEPS),
+    init=str(folder / SPEED / linear_probe.FOLDER),
+    init_head="zeros",
+  )
+  _trial(again, folder / "again", "again")
   total = time.monotonic() - began
   rates = [
     row["train/images_per_second"]
-    for row in read_metrics(str(folder / name))
+    for row in read_metrics(str(folder / "again"))
     if "train/images_per_second" in row
   ]
   step = config.data.batch_size / rates[-1]
