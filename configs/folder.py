@@ -114,25 +114,26 @@ def get_trials(arg: str = ""):
   c = get_config(arg)
   size = re.search(r"\|resize\((.*?)\)\|", c.data.ops)[1]
   crops = {
+    "no augmentation": f"decode|resize({size})",
     "pad and crop": c.data.ops,
-    "none": f"decode|resize({size})",
     "crop of 50 to 100 %": f"decode_inception_crop({size}, 50)",
     "crop of 5 to 100 %": f"decode_inception_crop({size})",
   }
-  lr = c.optim.lr
-  return {
-    "augmentation": {
-      f"{name}{', mirrored' * mirrored}": {
-        "data.ops": ops + "|flip_lr" * mirrored
-      }
-      for name, ops in crops.items()
-      for mirrored in (False, True)
-    },
-    "rate": {f"{x:g}": {"optim.lr": x} for x in (lr, lr / 3, lr * 3)},
-    "trained": {
-      name: {"optim.freeze": patterns} for name, patterns in _frozen(c).items()
-    },
-  }, seconds
+  candidates = {
+    f"{name}{', mirrored' * mirrored}": {
+      "data.ops": ops + "|flip_lr" * mirrored
+    }
+    for name, ops in crops.items()
+    for mirrored in (False, True)
+  }
+  for name in ("no augmentation", "pad and crop", "pad and crop, mirrored"):
+    for lr in (c.optim.lr / 3, c.optim.lr * 3):
+      more = {"optim.lr": lr}
+      candidates[f"{name}, lr {lr:g}"] = {**candidates[name], **more}
+  for part, patterns in _frozen(c).items():
+    more = {"optim.freeze": patterns}
+    candidates[f"{part} alone"] = {**candidates["no augmentation"], **more}
+  return candidates, seconds
 
 
 def _seconds(budget: str) -> float:
@@ -155,7 +156,7 @@ def _frozen(c) -> dict[str, tuple[str, ...]]:
     key=lambda name: int(name.rsplit("_", 1)[1]),
   )
   if not blocks:
-    return {"all": (), "the head": head}
+    return {"head": head}
   first = [f"{name}/*" for name in blocks[: len(blocks) // 2]]
   below = ("embedding/*", "cls", "Transformer/posembed_input/*", *first)
-  return {"all": (), "the last half of the blocks": below, "the head": head}
+  return {"last half of the blocks": below, "head": head}

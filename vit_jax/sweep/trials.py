@@ -1,16 +1,20 @@
 """Short trials before a run: what suits the data is chosen on held-out images.
 
 A config file asks for them by a function `get_trials(argument)` beside its
-`get_config`. The trials go round by round: each choice of a round is tried with
-the best choices of the rounds before it. All trials begin with the same
-weights, take the same number of steps, and are scored by the evaluator `val`.
+`get_config`, which returns candidates: name -> options. They are compared by
+successive halving: every candidate is trained for n steps, the best third for
+3 n, the best of these for 9 n, until two are left, of which the better is
+chosen. Each trial begins anew with the same weights, and with a schedule as
+long as itself; the evaluator `val` scores it at its end.
+
+Source: arXiv:1502.07943.
 """
 
 import contextlib
 import dataclasses
 import time
-from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import jax
 from etils import epath
@@ -31,153 +35,134 @@ from vit_jax.writers import run_info
 from vit_jax.writers.metric_writer import read_metrics
 
 FOLDER, FILE = "trials", "trials.json"  # in the workdir
-SPEED = "speed"  # a trial that is timed; its linear probe starts the others
 LOG = "log.txt"  # in the folder of a trial: what it prints
-FEWEST_STEPS, MOST_STEPS = 20, 1000  # of a trial
+PROBE, TIMED = "probe", "timed"  # trials that come first
+SHARE = 3  # one of so many candidates goes on, with so many times the steps
+FEWEST_STEPS = 20  # of a trial
 
 Options = Mapping[str, Any]  # option without "config." -> value
-
-
-class Trials(NamedTuple):
-  """What is tried.
-
-  Attributes:
-    rounds: Round -> choice -> the options that it sets.
-    seconds: Time for all trials together; 0: none is made.
-  """
-
-  rounds: Mapping[str, Mapping[str, Options]]
-  seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
   """Contents of `FILE`.
 
-  steps: Steps of each trial, which stay the same when the run resumes.
-  trials: Those made: "round", "choice", and "scores" by name.
-  chosen: Round -> its best choice.
+  steps: Steps of the first trials; they stay the same when the run resumes.
+  trials: Those made so far: "candidate", "steps", "scores" by name.
+  chosen: The best candidate; None: not known yet.
   """
 
   steps: int
   trials: tuple[dict[str, Any], ...] = ()
-  chosen: dict[str, str] = dataclasses.field(default_factory=dict)
+  chosen: str | None = None
 
 
 def choose(
-  config: Config, trials: Trials, fixed: Collection[str], workdir: str
+  config: Config,
+  candidates: Mapping[str, Options],
+  seconds: float,
+  workdir: str,
 ) -> Config:
-  """Returns the config with the best choice of every round.
+  """Returns the config with the options of the best candidate.
 
   The same call after an interruption goes on with the trial that is missing.
 
   Args:
     config: The run.
-    trials: What is tried.
-    fixed: Options that the user has set, which are not tried.
+    candidates: Name -> the options that it sets.
+    seconds: Time of all trials together, about: the number of steps is
+      derived from it once, by the clock, and then stays.
     workdir: Folder of the run.
 
   Raises:
-    ConfigError: A trial cannot work.
+    ConfigError: A candidate sets an option that does not exist, or cannot work.
   """
   folder = epath.Path(workdir)
-  rounds = _free(trials.rounds, fixed)
-  num_trials = sum(map(len, rounds.values())) - max(0, len(rounds) - 1)
-  if not (rounds and trials.seconds):
-    return config
+  configs = {name: _with(config, o) for name, o in candidates.items()}
+  sizes = _rung_sizes(len(configs))
   if (folder / FILE).exists():
     record = json_file.read_as(Record, folder / FILE)
   else:
-    _print(_plan(rounds, num_trials, trials.seconds))
-    seconds = trials.seconds / num_trials
-    record = Record(_affordable_steps(config, folder / FOLDER, seconds))
+    _print(
+      f"trials      {sum(sizes)} in about {seconds / 60:g} minutes, scored on"
+      f" the held-out images: " + "; ".join(candidates)
+    )
+    steps = _affordable_steps(config, folder / FOLDER, seconds, sizes)
+    record = Record(steps)
     _write(folder, record)
   if record.steps < FEWEST_STEPS:
-    _print(f"trials      none: a budget of {trials.seconds:g} s is too short")
+    _print(f"trials      none: {seconds:g} s are too short for any")
     return config
-  probe = str(folder / FOLDER / SPEED / linear_probe.FOLDER)
-  rows, best, results = [], config, {}
-  for round_name, choices in rounds.items():
-    begin = len(rows)
-    for choice, options in choices.items():
-      candidate = _with(best, options)
-      if candidate not in results:
-        name = f"{round_name}={choice}"
-        trial = dataclasses.replace(
-          _short(candidate, record.steps), init=probe, init_head="zeros"
-        )
-        results[candidate] = _trial(trial, folder / FOLDER / name, name)
-      result = results[candidate]
-      rows.append({"round": round_name, "choice": choice, "name": choice})
-      rows[-1] |= result
-    winner = chosen(rows[begin:]) or next(iter(choices))
-    best = _with(best, choices[winner])
-    record = dataclasses.replace(
-      record,
-      trials=tuple(
-        {k: row[k] for k in ("round", "choice", "scores", "error")}
-        for row in rows
-      ),
-      chosen=record.chosen | {round_name: winner},
-    )
-    _write(folder, record)
-  text = ", ".join(f"{name} {value}" for name, value in record.chosen.items())
-  _print(f"chosen      {text}")
-  return best
+  if record.chosen in configs:
+    return configs[record.chosen]
+  rows, left = [], [*configs]
+  for rung, size in enumerate(sizes):
+    steps = record.steps * SHARE**rung
+    of_rung = []
+    for name in left[:size]:
+      trial = _from_probe(_short(configs[name], steps), folder / FOLDER)
+      result = _trial(trial, folder / FOLDER / f"{steps}_{name}", name)
+      of_rung.append({"name": name, **result})
+      rows.append({"candidate": name, "steps": steps, **result})
+      _write(folder, dataclasses.replace(record, trials=tuple(rows)))
+    left = _ranked(of_rung)
+  record = dataclasses.replace(record, trials=tuple(rows), chosen=left[0])
+  _write(folder, record)
+  _print(f"chosen      {left[0]}")
+  return configs[left[0]]
 
 
-def _free(
-  rounds: Mapping[str, Mapping[str, Options]], fixed: Collection[str]
-) -> dict[str, dict[str, Options]]:
-  """Returns the rounds in which something is left to choose."""
-  free = {
-    name: {k: o for k, o in choices.items() if not {*o} & {*fixed}}
-    for name, choices in rounds.items()
-  }
-  return {name: choices for name, choices in free.items() if len(choices) > 1}
+def free(
+  candidates: Mapping[str, Options], fixed: Collection[str]
+) -> dict[str, Options]:
+  """Returns the candidates that set no option which the user has set."""
+  return {k: o for k, o in candidates.items() if not {*o} & {*fixed}}
 
 
-def _plan(
-  rounds: Mapping[str, Mapping[str, Options]], num_trials: int, seconds: float
-) -> str:
-  """Returns the lines that say what will be tried."""
-  lines = [
-    f"trials      {num_trials} in about {seconds / 60:g} minutes, each scored"
-    f" on the held-out images; what is set on the command line is not tried"
-  ]
-  lines += [f"            {k}: {', '.join(c)}" for k, c in rounds.items()]
-  return "\n".join(lines)
+def _ranked(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+  """Returns the names of trials, the best first, by `points.chosen`."""
+  rows, names = [*rows], []
+  while best := chosen(rows):
+    names.append(best)
+    rows = [row for row in rows if row["name"] != best]
+  return names + [row["name"] for row in rows]  # these diverged
+
+
+def _rung_sizes(num_candidates: int) -> list[int]:
+  """Returns how many candidates each rung has.
+
+  Example:
+    >>> _rung_sizes(16), _rung_sizes(3), _rung_sizes(1)
+    ([16, 5, 2], [3, 2], [1])
+  """
+  sizes = [num_candidates]
+  while sizes[-1] > 2:
+    sizes.append(max(2, sizes[-1] // SHARE))
+  return sizes
 
 
 def _affordable_steps(
-  config: Config, folder: epath.Path, seconds: float
+  config: Config, folder: epath.Path, seconds: float, sizes: Sequence[int]
 ) -> int:
-  """Returns how many steps a trial has time for, by the clock.
+  """Returns the steps of the first trials that the time allows.
 
-  A run of `FEWEST_STEPS` is timed: its start, and its steps after the first.
-
-  Args:
-    config: The run.
-    folder: Folder of the trials.
-    seconds: Time of one trial.
+  The first trial fits the linear probe with which all others begin; a second
+  one of `FEWEST_STEPS` is timed.
   """
-  _trial(_short(config, FEWEST_STEPS), folder / SPEED, SPEED)
+  _trial(_short(config, 1), folder / PROBE, PROBE)
   began = time.monotonic()
-  again = dataclasses.replace(
-    _short(config, FEWEST_STEPS),
-    init=str(folder / SPEED / linear_probe.FOLDER),
-    init_head="zeros",
-  )
-  _trial(again, folder / "again", "again")
+  timed = _from_probe(_short(config, FEWEST_STEPS), folder)
+  _trial(timed, folder / TIMED, TIMED)
   total = time.monotonic() - began
   rates = [
     row["train/images_per_second"]
-    for row in read_metrics(str(folder / "again"))
+    for row in read_metrics(str(folder / TIMED))
     if "train/images_per_second" in row
   ]
   step = config.data.batch_size / rates[-1]
-  most = (seconds - (total - FEWEST_STEPS * step)) / step
-  return max(0, min(int(most), MOST_STEPS))
+  start = max(0.0, total - FEWEST_STEPS * step)  # of a trial
+  num_steps = sum(size * SHARE**rung for rung, size in enumerate(sizes))
+  return max(0, int((seconds - sum(sizes) * start) / step / num_steps))
 
 
 def _short(config: Config, steps: int) -> Config:
@@ -198,16 +183,21 @@ def _short(config: Config, steps: int) -> Config:
   )
 
 
+def _from_probe(config: Config, folder: epath.Path) -> Config:
+  """Returns a trial that begins with the linear probe of the first one."""
+  probe = folder / PROBE / linear_probe.FOLDER
+  return dataclasses.replace(config, init=str(probe), init_head="zeros")
+
+
 def _trial(config: Config, folder: epath.Path, name: str) -> dict[str, Any]:
   """Trains a trial unless it has its result; see `sweep.run`."""
-  log = folder / LOG
-  log.parent.mkdir(parents=True, exist_ok=True)
-  with log.open("a") as f, contextlib.redirect_stdout(f):
-    with contextlib.redirect_stderr(f):
+  folder.mkdir(parents=True, exist_ok=True)
+  with (folder / LOG).open("a") as log, contextlib.redirect_stdout(log):
+    with contextlib.redirect_stderr(log):
       result = run(config, folder, keeps_weights=False)
   top1 = result["scores"].get(f"{HELD_OUT}/top1")
   text = "diverged" if top1 is None else f"{HELD_OUT} {top1:.2%}"
-  _print(f"trial       {name}, {config.total_steps:,} steps: {text}")
+  _print(f"trial       {text} after {config.total_steps:,} steps: {name}")
   return result
 
 
