@@ -29,7 +29,7 @@ from vit_jax.config import (
   json_file,
   to_dict,
 )
-from vit_jax.sweep.points import chosen
+from vit_jax.sweep.points import best_point
 from vit_jax.sweep.sweep import run
 from vit_jax.writers import run_info
 from vit_jax.writers.metric_writer import read_metrics
@@ -120,9 +120,9 @@ def free(
 
 
 def _ranked(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-  """Returns the names of trials, the best first, by `points.chosen`."""
+  """Returns the names of trials, the best first, by `points.best_point`."""
   rows, names = [*rows], []
-  while best := chosen(rows):
+  while best := best_point(rows):
     names.append(best)
     rows = [row for row in rows if row["name"] != best]
   return names + [row["name"] for row in rows]  # these diverged
