@@ -257,3 +257,12 @@ def test_unknown_name():
     ValueError, match="optim.name: got 'lamb', expected one of adamw"
   ):
     optim.make_optimizer(OptimConfig(name="lamb"), 10)
+
+
+def test_freezing_nothing_or_all_is_an_error():
+  params = {"head": {"kernel": 0.0}, "embedding": {"kernel": 0.0}}
+  assert not optim.freeze_errors(["embedding/*"], params)
+  (error,) = optim.freeze_errors(["embeding/*"], params)
+  assert "'embeding/*', which no parameter matches" in error
+  (error,) = optim.freeze_errors(["*"], params)
+  assert "leaves nothing to train" in error

@@ -392,3 +392,36 @@ def test_it_trains_where_jax_has_64_bits():
   assert all(
     has_full_precision(x) for x in jax.tree.leaves((parts.shapes, state))
   )
+
+
+BELOW_HEAD = ("embedding/*", "cls", "Transformer/*")
+
+
+def test_frozen_parameters_keep_their_bits(one_device):
+  """Gradients, moments and norm are those of the head alone."""
+  one, _, metrics = one_device
+  config = tiny.config(optim__freeze=BELOW_HEAD)
+  parts = tiny.Parts(config, ONE)
+  start = jax.device_get(one.state().params)
+  state, frozen_metrics = parts.run(3)
+  end = jax.device_get(state.params)
+  assert np.any(start["head"]["kernel"] != end["head"]["kernel"])
+  for name in ("embedding", "Transformer"):
+    jax.tree.map(np.testing.assert_array_equal, start[name], end[name])
+  # Two moments of the kernel and of the bias, and the counts of steps.
+  moments = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
+  assert len(moments) == 4
+  # In the first step the head is zero, and so is the gradient below it.
+  np.testing.assert_allclose(
+    frozen_metrics[0]["grad_norm"], metrics[0]["grad_norm"], rtol=1e-6
+  )
+
+
+def test_frozen_parameters_on_eight_devices():
+  changes = dict(optim__freeze=BELOW_HEAD, optim__microbatch=1)
+  one = tiny.Parts(tiny.config(**changes), ONE)
+  many = tiny.Parts(tiny.config(**changes, mesh__fsdp=4))
+  # Sums of eight devices in another order.
+  np.testing.assert_allclose(
+    _losses(many.run(3)[1]), _losses(one.run(3)[1]), rtol=1e-5
+  )

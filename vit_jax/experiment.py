@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import batch, missing_data, sharding, weights
+from vit_jax import batch, missing_data, optim, sharding, weights
 from vit_jax.batch import Data
 from vit_jax.checkpointing import checkpointer, resume, resume_rules, retention
 from vit_jax.class_names import Head
@@ -345,6 +345,7 @@ class Experiment:
     is_known = not sizes and not data[""]
     if is_known and self.is_training:
       every += self.length_and_head_errors() + self._resume_errors()
+      every += optim.freeze_errors(config.optim.freeze, self.shapes[1])
     for e in self.evals if is_known else ():
       where = f"config.evals.{e.name}"
       has_errors = any(error.startswith(where) for error in every)

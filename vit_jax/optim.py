@@ -155,6 +155,31 @@ def is_frozen(name: str, patterns: Sequence[str]) -> bool:
   return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def freeze_errors(patterns: Sequence[str], params: PyTree) -> list[str]:
+  """Returns errors of config.optim.freeze.
+
+  Args:
+    patterns: The option.
+    params: Parameters, or their shapes.
+  """
+  names = [
+    _path_name(path)
+    for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]
+  ]
+  errors = [
+    f"config.optim.freeze: got {pattern!r}, which no parameter matches;"
+    f" expected a pattern of paths such as {names[0]}.{nearest(pattern, names)}"
+    for pattern in patterns
+    if not any(is_frozen(name, [pattern]) for name in names)
+  ]
+  if all(is_frozen(name, patterns) for name in names):
+    errors.append(
+      f"config.optim.freeze: got {', '.join(patterns)}, which leaves nothing to"
+      " train; expected patterns that leave some parameters."
+    )
+  return errors
+
+
 def replaced(tree: PyTree, part: PyTree) -> PyTree:
   """Returns a tree with the leaves that `trained` left in `part`."""
   return jax.tree.map(

@@ -1,0 +1,109 @@
+"""The linear probe from which fine-tuning starts."""
+
+import json
+
+import numpy as np
+import pytest
+
+import vit_jax
+from vit_jax import linear_probe, ridge
+from vit_jax.config import ConfigError, defaults, freeze
+from vit_jax.train import train_and_evaluate
+
+
+@pytest.fixture(scope="module")
+def clusters():
+  """Noisy features of three classes, to learn from and to choose by."""
+  rng = np.random.default_rng(0)
+  centers = 3.0 * rng.normal(size=(3, 5)) + 10.0
+  labels = np.arange(60) % 3
+  features = centers[labels] + rng.normal(size=(60, 5))
+  return features[:45], labels[:45], features[45:], labels[45:]
+
+
+def test_its_logits_are_the_scaled_scores_of_ridge(clusters):
+  features, labels, held_out, _ = clusters
+  probe = linear_probe.fit(*clusters, num_classes=3)
+  (fitted,) = ridge.fit(features, labels, 3, [probe.l2])
+  _, best, _ = ridge.scores(fitted, held_out, np.zeros(15, int))
+  logits = held_out @ probe.kernel + probe.bias
+  # The head is float32; features of 10 lose one digit where they cancel.
+  np.testing.assert_allclose(
+    logits.max(-1), probe.scale * best, rtol=1e-4, atol=1e-4
+  )
+  assert (logits.argmax(-1) == ridge.predict(fitted, held_out)).all()
+
+
+def test_penalty_and_scale_are_the_best_on_what_is_held_out(clusters):
+  features, labels, held_out, held_out_labels = clusters
+  probe = linear_probe.fit(*clusters, num_classes=3)
+  accuracies = [
+    ridge.accuracy(fitted, held_out, held_out_labels)
+    for fitted in ridge.fit(features, labels, 3, linear_probe.L2S)
+  ]
+  assert probe.accuracy == max(accuracies)
+  logits = held_out @ probe.kernel + probe.bias
+
+  def loss(factor):
+    x = factor * logits
+    of_label = x[np.arange(15), held_out_labels]
+    return np.mean(np.log(np.exp(x - x.max()).sum(-1)) + x.max() - of_label)
+
+  np.testing.assert_allclose(probe.loss, loss(1.0), rtol=1e-5)
+  assert probe.loss <= min(loss(0.5), loss(2.0))
+
+
+def config(**optim):
+  c = defaults()
+  c.model.variant, c.model.depth = "Ti/8", 1
+  c.data.dataset, c.data.split = "digits", "train[:300]"
+  c.data.ops, c.data.batch_size = "decode|resize(16)", 48
+  c.total_steps, c.log_steps = 2, 2
+  c.init_head = "linear_probe"
+  c.optim.update(optim)
+  ops = {"kind": "classification", "ops": c.data.ops}
+  c.evals = {"val": {**ops, "split": "train[300:500]", "every_steps": 1}}
+  return c
+
+
+def rows(workdir):
+  lines = (workdir / "metrics.jsonl").read_text().splitlines()
+  scores = {}
+  for row in map(json.loads, lines):
+    if "val/top1" in row:
+      scores[row["step"]] = row["val/top1"]
+  return scores
+
+
+def test_a_run_starts_from_it(tmp_path):
+  """Its score is the first row; a rate of 0 keeps it; it is a model, too."""
+  state = train_and_evaluate(freeze(config(lr=1e-9)), str(tmp_path))
+  scores = rows(tmp_path)
+  assert scores[0] == scores[1] == scores[2] > 0.3  # one of ten classes: 0.1
+  vit = vit_jax.load(str(tmp_path / "probe"), verbose=False)
+  # Two updates of at most 1e-9, and what float32 rounds.
+  np.testing.assert_allclose(
+    vit.params["head"]["kernel"],
+    state.params["head"]["kernel"],
+    rtol=2e-7,
+    atol=3e-9,
+  )
+
+
+def test_what_fine_tuning_spoils_is_not_kept(tmp_path):
+  state = train_and_evaluate(
+    freeze(config(name="sgd", lr=100.0, momentum=0.0)), str(tmp_path)
+  )
+  scores = rows(tmp_path)
+  assert scores[1] < scores[0] == scores[2]
+  vit = vit_jax.load(str(tmp_path / "probe"), verbose=False)
+  np.testing.assert_array_equal(
+    vit.params["head"]["kernel"], state.params["head"]["kernel"]
+  )
+
+
+def test_it_needs_images_to_choose_by(tmp_path):
+  c = config()
+  c.evals = {}
+  with pytest.raises(ConfigError, match="expected an evaluator `val`"):
+    train_and_evaluate(freeze(c), str(tmp_path))
