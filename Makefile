@@ -61,7 +61,7 @@ test-all: $(VENV)/installed-parity
 # All tests, compiled as for users; among them those that run the documentation,
 # which docs/README.md has the last run of, and those that libtpu compiles.
 test-nightly: $(VENV)/installed-tpu
-	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m "nightly or not nightly"
+	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m "nightly or not nightly" -o faulthandler_timeout=5400
 
 # Kills, hangs and damages runs on purpose; docs/reliability.md has the last run.
 # Goes on where it was stopped: what has a line for this code is not run.

@@ -21,18 +21,16 @@ from etils import epath
 from jaxtyping import Float32, Float64, Integer, Num
 
 from vit_jax import ridge, run_summary, weights
-from vit_jax.checkpointing.checkpointer import (
-  load_metadata,
-  load_params,
-  write_params,
-)
-from vit_jax.config import HELD_OUT
+from vit_jax.checkpointing.checkpointer import load_params, write_params
+from vit_jax.config import HELD_OUT, json_file
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.evaluators.features import extract, features_fn
 from vit_jax.experiment import Experiment
 from vit_jax.step import TrainState
+from vit_jax.writers import run_info
 
-FOLDER = "probe"  # of the workdir
+FOLDER = "probe"  # of the workdir: the model with the probe as its head
+FILE = "linear_probe.json"  # of the workdir
 
 L2S = tuple(4.0**k for k in range(9))  # 1 to 65,536
 SCALES = tuple(2.0**k for k in range(-2, 8))
@@ -61,6 +59,25 @@ class LinearProbe:
       f"a linear probe names {self.accuracy:.2%} of the held-out images"
       f" (L2 {self.l2:,g}); training begins with it"
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """Contents of `FILE`.
+
+  top1: Share of the held-out images that the probe predicts right.
+  l2: Its penalty.
+  fine_tuned: The share of the fine-tuned model; None: training goes on.
+  """
+
+  top1: float
+  l2: float
+  fine_tuned: float | None = None
+
+  @property
+  def is_saved(self) -> bool:
+    """Whether the probe is the better one, and so the model of the run."""
+    return self.fine_tuned is not None and self.fine_tuned < self.top1
 
 
 def start(
@@ -96,8 +113,8 @@ def start(
   folder = epath.Path(experiment.workdir) / FOLDER
   folder.rmtree(missing_ok=True)  # of a run that ended before its checkpoint
   metadata = run_summary.metadata(experiment, state.params)
-  scores = {"top1": probe.accuracy, "loss": probe.loss, "l2": probe.l2}
-  write_params(str(folder), state.params, {**metadata, "linear_probe": scores})
+  write_params(str(folder), state.params, metadata)
+  _write(experiment.workdir, Outcome(probe.accuracy, probe.l2))
   return state, probe
 
 
@@ -116,16 +133,23 @@ def better(
   Returns:
     The better state, and a line that says which one it is.
   """
-  folder = str(epath.Path(workdir) / FOLDER)
-  probe = load_metadata(folder)["linear_probe"]["top1"]
+  outcome = json_file.read_as(Outcome, epath.Path(workdir) / FILE)
   scores = _held_out(evaluators).run(state.eval_params)
-  tuned = scores[f"{HELD_OUT}/top1"]
-  text = f"linear probe {probe:.2%}, fine-tuned {tuned:.2%} of the held-out"
-  if tuned >= probe:
-    return state, f"{text} images: the fine-tuned model stays"
-  params, _ = load_params(folder)
-  state = weights.replace_params(state, params)
-  return state, f"{text} images: the linear probe stays"
+  outcome = dataclasses.replace(outcome, fine_tuned=scores[f"{HELD_OUT}/top1"])
+  _write(workdir, outcome)
+  text = (
+    f"linear probe {outcome.top1:.2%}, fine-tuned {outcome.fine_tuned:.2%} of"
+    f" the held-out images: the"
+  )
+  if not outcome.is_saved:
+    return state, f"{text} fine-tuned model is saved"
+  params, _ = load_params(str(epath.Path(workdir) / FOLDER))
+  return weights.replace_params(state, params), f"{text} linear probe is saved"
+
+
+def _write(workdir: str, outcome: Outcome) -> None:
+  if jax.process_index() == 0:
+    run_info.write_json(workdir, FILE, dataclasses.asdict(outcome))
 
 
 def _held_out(evaluators: Sequence[Evaluator]) -> Evaluator:

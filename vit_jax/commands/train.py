@@ -72,13 +72,13 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
       errors.append(f"--profile: got {profile!r}, expected a step, from 1.")
     if errors:
       experiment.setup(config, workdir, allow_change=allowed, errors=errors)
-    candidates, seconds = cli.ask(args.source, "get_trials") or ({}, 0)
-    if candidates and seconds:
+    candidates, budget = cli.ask(args.source, "get_trials") or ({}, "0")
+    if candidates:
       from vit_jax.sweep import trials
 
       experiment.setup(config, workdir, allow_change=allowed)
       candidates = trials.free(candidates, args.overrides)
-      config = trials.choose(config, candidates, seconds, workdir)
+      config = trials.choose(config, candidates, budget, workdir)
     train.train_and_evaluate(
       config,
       workdir,

@@ -1,6 +1,10 @@
 """Opens data sets by name: "cifar10", "glyphs/size=32", "folder:/path", ..."""
 
 import dataclasses
+import io
+import statistics
+
+from PIL import Image
 
 from vit_jax.data import fake as fake_lib
 from vit_jax.data import (
@@ -124,3 +128,19 @@ class Sources:
     except Exception as e:  # reported with the other errors of the config
       return [f"{dataset_key}: {e}"]
     return []
+
+
+def typical_side(source: Source, num_images: int = 32) -> int:
+  """Returns the median shorter side of the first images of a split, in pixels.
+
+  Images that cannot be read are left out; 0 if all are.
+  """
+  sides = []
+  records = source.records(0, min(num_images, source.num_examples))
+  for record in records.ignore_errors():  # the run reports them
+    try:
+      with Image.open(io.BytesIO(record["image"].numpy())) as image:
+        sides.append(min(image.size))
+    except OSError:
+      pass
+  return int(statistics.median(sides)) if sides else 0

@@ -1,5 +1,6 @@
 """The report on runs: a page, its charts as files, and a summary."""
 
+import dataclasses
 import html
 import json
 import os
@@ -12,6 +13,7 @@ from etils import epath
 
 from vit_jax.callbacks.progress import format_seconds
 from vit_jax.reporting import (
+  beginnings,
   comparison,
   curves,
   fewshot,
@@ -80,6 +82,12 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
     "states": {r.name: state(r)._asdict() for r in trained},
     "costs": {r.name: tables.costs(r) for r in trained},
   }
+  probes = {r.name: r.linear_probe for r in trained if r.linear_probe}
+  if probes:
+    summary["linear_probes"] = {
+      name: {**dataclasses.asdict(probe), "is_saved": probe.is_saved}
+      for name, probe in probes.items()
+    }
   if len(trained) > 1:
     summary["differences"] = comparison.differences(trained)
   seconds = [s for r in runs if (s := r.wall_seconds()) is not None]
@@ -126,6 +134,7 @@ def _page(
     head(title, trained, seconds, summary["versions"] or {}),
     tables.scores(trained),
     tables.other_scores(trained),
+    beginnings.section(trained),
     comparison.differences_section(trained) if trained[1:] else "",
     _facts(trained),
     comparison.costs_section(trained),

@@ -10,10 +10,12 @@ from typing import Any
 
 from etils import epath
 
+from vit_jax import linear_probe
 from vit_jax.callbacks import accounting, run_record
 from vit_jax.config import Config, EvaluatorConfig, build, json_file
 from vit_jax.data import splits
 from vit_jax.evaluators import groups
+from vit_jax.sweep import trials_file
 from vit_jax.writers import atomic_files
 from vit_jax.writers.metric_writer import METRICS
 
@@ -90,6 +92,18 @@ class Run:
   @functools.cached_property
   def _built(self) -> tuple[Config, list[str]]:
     return build({"evals": self.config.get("evals")})
+
+  @functools.cached_property
+  def linear_probe(self) -> linear_probe.Outcome | None:
+    """The linear probe from which it started; None: there is none."""
+    file = self.path / linear_probe.FILE
+    is_there = file.exists()
+    return json_file.read_as(linear_probe.Outcome, file) if is_there else None
+
+  @functools.cached_property
+  def trials(self) -> trials_file.Trials:
+    """The short trials before the run."""
+    return json_file.read_as(trials_file.Trials, self.path / trials_file.FILE)
 
   @property
   def steps(self) -> int:

@@ -8,6 +8,7 @@ from vit_jax.callbacks import accounting
 from vit_jax.callbacks.progress import format_seconds
 from vit_jax.checkpointing import resume_rules
 from vit_jax.options import shown
+from vit_jax.reporting import beginnings
 from vit_jax.reporting import runs as runs_lib
 from vit_jax.reporting.page import share, table
 from vit_jax.reporting.runs import Run
@@ -30,6 +31,9 @@ def headlines(run: Run) -> list[tuple[float | None, str, str]]:
     (run.scores(n).get("top1"), f"{run.top1_title(n)}, top-1", "")
     for n in tests or names
   ]
+  if probe := run.linear_probe:
+    text = f"its start; {beginnings.fine_tuned_text(probe)}"
+    scores.append((probe.top1, "linear probe, held-out images, top-1", text))
   for name in run.fewshot_names():
     by_l2 = run.fewshot(name)
     if not by_l2:

@@ -1,11 +1,11 @@
 """Short trials before a run: what suits the data is chosen on held-out images.
 
 A config file asks for them by a function `get_trials(argument)` beside its
-`get_config`, which returns candidates: name -> options. They are compared by
-successive halving: every candidate is trained for n steps, the best third for
-3 n, the best of these for 9 n, until two are left, of which the better is
-chosen. Each trial begins anew with the same weights, and with a schedule as
-long as itself; the evaluator `val` scores it at its end.
+`get_config`, which returns candidates, name -> options, and a budget. They are
+compared by successive halving: every candidate is trained for n steps, the best
+third for 3 n, the best of these for 9 n, until two are left, of which the
+better is chosen. Each trial begins anew with the same linear probe, and with a
+schedule as long as itself; the evaluator `val` scores it at its end.
 
 Source: arXiv:1502.07943.
 """
@@ -31,36 +31,24 @@ from vit_jax.config import (
 )
 from vit_jax.sweep.points import best_point
 from vit_jax.sweep.sweep import run
+from vit_jax.sweep.trials_file import FILE, Trial, Trials
 from vit_jax.writers import run_info
 from vit_jax.writers.metric_writer import read_metrics
 
-FOLDER, FILE = "trials", "trials.json"  # in the workdir
+FOLDER = "trials"  # in the workdir
 LOG = "log.txt"  # in the folder of a trial: what it prints
 PROBE, TIMED = "probe", "timed"  # trials that come first
+TOP1 = f"{HELD_OUT}/top1"
 SHARE = 3  # one of so many candidates goes on, with so many times the steps
 FEWEST_STEPS = 20  # of a trial
 
 Options = Mapping[str, Any]  # option without "config." -> value
 
 
-@dataclasses.dataclass(frozen=True)
-class Record:
-  """Contents of `FILE`.
-
-  steps: Steps of the first trials; they stay the same when the run resumes.
-  trials: Those made so far: "candidate", "steps", "scores" by name.
-  chosen: The best candidate; None: not known yet.
-  """
-
-  steps: int
-  trials: tuple[dict[str, Any], ...] = ()
-  chosen: str | None = None
-
-
 def choose(
   config: Config,
   candidates: Mapping[str, Options],
-  seconds: float,
+  budget: str,
   workdir: str,
 ) -> Config:
   """Returns the config with the options of the best candidate.
@@ -70,8 +58,9 @@ def choose(
   Args:
     config: The run.
     candidates: Name -> the options that it sets.
-    seconds: Time of all trials together, about: the number of steps is
-      derived from it once, by the clock, and then stays.
+    budget: All steps of the trials together, "2000"; or their time, "10m" or
+      "90s", from which the steps are derived once, by the clock. They are
+      logged: with them as the budget, another run has the same trials.
     workdir: Folder of the run.
 
   Raises:
@@ -81,35 +70,50 @@ def choose(
   configs = {name: _with(config, o) for name, o in candidates.items()}
   sizes = _rung_sizes(len(configs))
   if (folder / FILE).exists():
-    record = json_file.read_as(Record, folder / FILE)
+    record = json_file.read_as(Trials, folder / FILE)
   else:
     _print(
-      f"trials      {sum(sizes)} in about {seconds / 60:g} minutes, scored on"
-      f" the held-out images: " + "; ".join(candidates)
+      f"trials      {sum(sizes)} short ones within {_in_words(budget)} choose"
+      f" on held-out images between: {'; '.join(candidates)}"
     )
-    steps = _affordable_steps(config, folder / FOLDER, seconds, sizes)
-    record = Record(steps)
+    _run(_short(config, 1), folder / FOLDER / PROBE, PROBE)
+    per_step = sum(size * SHARE**rung for rung, size in enumerate(sizes))
+    total = (
+      int(budget)
+      if budget.isdecimal()
+      else _affordable_steps(config, folder / FOLDER, budget, sum(sizes))
+    )
+    record = Trials(total // per_step)
+    _print(
+      f"trials      of {record.steps:,} to"
+      f" {record.steps * SHARE ** (len(sizes) - 1):,} steps, together"
+      f" {total:,} (budget={total} repeats them)"
+    )
     _write(folder, record)
   if record.steps < FEWEST_STEPS:
-    _print(f"trials      none: {seconds:g} s are too short for any")
+    _print(
+      f"trials      none: {FEWEST_STEPS} steps each are the fewest that tell"
+      f" candidates apart; raise the budget to at least"
+      f" {FEWEST_STEPS * per_step:,} steps"
+    )
     return config
   if record.chosen in configs:
     return configs[record.chosen]
-  rows, left = [], [*configs]
+  trials, left = [], [*configs]
   for rung, size in enumerate(sizes):
     steps = record.steps * SHARE**rung
-    of_rung = []
+    results = []
     for name in left[:size]:
       trial = _from_probe(_short(configs[name], steps), folder / FOLDER)
-      result = _trial(trial, folder / FOLDER / f"{steps}_{name}", name)
-      of_rung.append({"name": name, **result})
-      rows.append({"candidate": name, "steps": steps, **result})
-      _write(folder, dataclasses.replace(record, trials=tuple(rows)))
-    left = _ranked(of_rung)
-  record = dataclasses.replace(record, trials=tuple(rows), chosen=left[0])
-  _write(folder, record)
-  _print(f"chosen      {left[0]}")
-  return configs[left[0]]
+      result = _run(trial, folder / FOLDER / f"{steps}_{name}", name)
+      results.append({"name": name, **result})
+      trials.append(Trial(name, steps, result["scores"].get(TOP1)))
+      _write(folder, dataclasses.replace(record, trials=tuple(trials)))
+    left = _ranked(results)
+  chosen = left[0]
+  _write(folder, Trials(record.steps, tuple(trials), chosen))
+  _print(f"chosen      {chosen}")
+  return configs[chosen]
 
 
 def free(
@@ -142,17 +146,15 @@ def _rung_sizes(num_candidates: int) -> list[int]:
 
 
 def _affordable_steps(
-  config: Config, folder: epath.Path, seconds: float, sizes: Sequence[int]
+  config: Config, folder: epath.Path, budget: str, num_trials: int
 ) -> int:
-  """Returns the steps of the first trials that the time allows.
+  """Returns the steps of all trials together that the time allows.
 
-  The first trial fits the linear probe with which all others begin; a second
-  one of `FEWEST_STEPS` is timed.
+  A trial of `FEWEST_STEPS` is timed for it.
   """
-  _trial(_short(config, 1), folder / PROBE, PROBE)
   began = time.monotonic()
   timed = _from_probe(_short(config, FEWEST_STEPS), folder)
-  _trial(timed, folder / TIMED, TIMED)
+  _run(timed, folder / TIMED, TIMED)
   total = time.monotonic() - began
   rates = [
     row["train/images_per_second"]
@@ -161,8 +163,14 @@ def _affordable_steps(
   ]
   step = config.data.batch_size / rates[-1]
   start = max(0.0, total - FEWEST_STEPS * step)  # of a trial
-  num_steps = sum(size * SHARE**rung for rung, size in enumerate(sizes))
-  return max(0, int((seconds - sum(sizes) * start) / step / num_steps))
+  seconds = float(budget[:-1]) * (60 if budget.endswith("m") else 1)
+  return max(0, int((seconds - num_trials * start) / step))
+
+
+def _in_words(budget: str) -> str:
+  units = {"m": "minutes", "s": "seconds"}
+  unit = units.get(budget[-1], "steps")
+  return f"{budget.rstrip('ms')} {unit}"
 
 
 def _short(config: Config, steps: int) -> Config:
@@ -185,18 +193,20 @@ def _short(config: Config, steps: int) -> Config:
 
 def _from_probe(config: Config, folder: epath.Path) -> Config:
   """Returns a trial that begins with the linear probe of the first one."""
+  if config.init_head != "linear_probe":
+    return config
   probe = folder / PROBE / linear_probe.FOLDER
   return dataclasses.replace(config, init=str(probe), init_head="zeros")
 
 
-def _trial(config: Config, folder: epath.Path, name: str) -> dict[str, Any]:
+def _run(config: Config, folder: epath.Path, name: str) -> dict[str, Any]:
   """Trains a trial unless it has its result; see `sweep.run`."""
   folder.mkdir(parents=True, exist_ok=True)
   with (folder / LOG).open("a") as log, contextlib.redirect_stdout(log):
     with contextlib.redirect_stderr(log):
       result = run(config, folder, keeps_weights=False)
-  top1 = result["scores"].get(f"{HELD_OUT}/top1")
-  text = "diverged" if top1 is None else f"{HELD_OUT} {top1:.2%}"
+  top1 = result["scores"].get(TOP1)
+  text = "diverged" if top1 is None else f"{TOP1} {top1:.2%}"
   _print(f"trial       {text} after {config.total_steps:,} steps: {name}")
   return result
 
@@ -216,7 +226,7 @@ def _with(config: Config, options: Options) -> Config:
   return built
 
 
-def _write(folder: epath.Path, record: Record) -> None:
+def _write(folder: epath.Path, record: Trials) -> None:
   if jax.process_index() == 0:
     run_info.write_json(str(folder), FILE, dataclasses.asdict(record))
 
