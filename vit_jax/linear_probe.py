@@ -27,10 +27,9 @@ from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.evaluators.features import extract, features_fn
 from vit_jax.experiment import Experiment
 from vit_jax.step import TrainState
-from vit_jax.writers import run_info
+from vit_jax.writers import fine_tuning, run_info
 
 FOLDER = "probe"  # of the workdir: the model with the probe as its head
-FILE = "linear_probe.json"  # of the workdir
 
 L2S = tuple(4.0**k for k in range(9))  # 1 to 65,536
 SCALES = tuple(2.0**k for k in range(-2, 8))
@@ -59,25 +58,6 @@ class LinearProbe:
       f"a linear probe names {self.accuracy:.2%} of the held-out images"
       f" (L2 {self.l2:,g}); training begins with it"
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-  """Contents of `FILE`.
-
-  top1: Share of the held-out images that the probe predicts right.
-  l2: Its penalty.
-  fine_tuned: The share of the fine-tuned model; None: training goes on.
-  """
-
-  top1: float
-  l2: float
-  fine_tuned: float | None = None
-
-  @property
-  def is_saved(self) -> bool:
-    """Whether the probe is the better one, and so the model of the run."""
-    return self.fine_tuned is not None and self.fine_tuned < self.top1
 
 
 def start(
@@ -114,7 +94,7 @@ def start(
   folder.rmtree(missing_ok=True)  # of a run that ended before its checkpoint
   metadata = run_summary.metadata(experiment, state.params)
   write_params(str(folder), state.params, metadata)
-  _write(experiment.workdir, Outcome(probe.accuracy, probe.l2))
+  _write(experiment.workdir, fine_tuning.LinearProbe(probe.accuracy, probe.l2))
   return state, probe
 
 
@@ -133,7 +113,9 @@ def better(
   Returns:
     The better state, and a line that says which one it is.
   """
-  outcome = json_file.read_as(Outcome, epath.Path(workdir) / FILE)
+  outcome = json_file.read_as(
+    fine_tuning.LinearProbe, epath.Path(workdir) / fine_tuning.LINEAR_PROBE
+  )
   scores = _held_out(evaluators).run(state.eval_params)
   outcome = dataclasses.replace(outcome, fine_tuned=scores[f"{HELD_OUT}/top1"])
   _write(workdir, outcome)
@@ -147,9 +129,11 @@ def better(
   return weights.replace_params(state, params), f"{text} linear probe is saved"
 
 
-def _write(workdir: str, outcome: Outcome) -> None:
+def _write(workdir: str, outcome: fine_tuning.LinearProbe) -> None:
   if jax.process_index() == 0:
-    run_info.write_json(workdir, FILE, dataclasses.asdict(outcome))
+    run_info.write_json(
+      workdir, fine_tuning.LINEAR_PROBE, dataclasses.asdict(outcome)
+    )
 
 
 def _held_out(evaluators: Sequence[Evaluator]) -> Evaluator:

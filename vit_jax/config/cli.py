@@ -340,7 +340,7 @@ def override_all(values: dict, overrides: Mapping[str, str]) -> list[str]:
   return []
 
 
-def override(values: dict, path: str, value: str | None) -> None:
+def override(values: dict, path: str, value: Any) -> None:
   """Sets values[a][b] for path "a.b"; `build` checks it afterwards."""
   *parents, leaf = path.split(".")
   for parent in parents:

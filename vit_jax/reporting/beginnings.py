@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from vit_jax import linear_probe
 from vit_jax.reporting.page import breakable, share, table
 from vit_jax.reporting.runs import Run
+from vit_jax.writers.fine_tuning import LinearProbe
 
 
 def section(runs: Sequence[Run]) -> str:
@@ -17,7 +17,7 @@ def section(runs: Sequence[Run]) -> str:
   return "<h2>Linear probe and trials</h2>\n" + "".join(parts) if parts else ""
 
 
-def fine_tuned_text(probe: linear_probe.Outcome) -> str:
+def fine_tuned_text(probe: LinearProbe) -> str:
   """Returns what became of the probe, in words."""
   if probe.fine_tuned is None:
     return "fine-tuning goes on"
@@ -25,7 +25,7 @@ def fine_tuned_text(probe: linear_probe.Outcome) -> str:
   return f"fine-tuned: {share(probe.fine_tuned)}; the {saved} is saved"
 
 
-def _text(run: Run, probe: linear_probe.Outcome) -> str:
+def _text(run: Run, probe: LinearProbe) -> str:
   return (
     f"<p><b>{breakable(run.name)}</b>: a linear probe (ridge regression on"
     f" features of the pre-trained model, L2 {probe.l2:,g}) predicts"

@@ -10,13 +10,11 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax import linear_probe
 from vit_jax.callbacks import accounting, run_record
 from vit_jax.config import Config, EvaluatorConfig, build, json_file
 from vit_jax.data import splits
 from vit_jax.evaluators import groups
-from vit_jax.sweep import trials_file
-from vit_jax.writers import atomic_files
+from vit_jax.writers import atomic_files, fine_tuning
 from vit_jax.writers.metric_writer import METRICS
 
 LOSS = "train/loss"
@@ -94,16 +92,18 @@ class Run:
     return build({"evals": self.config.get("evals")})
 
   @functools.cached_property
-  def linear_probe(self) -> linear_probe.Outcome | None:
+  def linear_probe(self) -> fine_tuning.LinearProbe | None:
     """The linear probe from which it started; None: there is none."""
-    file = self.path / linear_probe.FILE
+    file = self.path / fine_tuning.LINEAR_PROBE
     is_there = file.exists()
-    return json_file.read_as(linear_probe.Outcome, file) if is_there else None
+    return (
+      json_file.read_as(fine_tuning.LinearProbe, file) if is_there else None
+    )
 
   @functools.cached_property
-  def trials(self) -> trials_file.Trials:
+  def trials(self) -> fine_tuning.Trials:
     """The short trials before the run."""
-    return json_file.read_as(trials_file.Trials, self.path / trials_file.FILE)
+    return json_file.read_as(fine_tuning.Trials, self.path / fine_tuning.TRIALS)
 
   @property
   def steps(self) -> int:

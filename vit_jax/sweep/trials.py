@@ -31,8 +31,8 @@ from vit_jax.config import (
 )
 from vit_jax.sweep.points import best_point
 from vit_jax.sweep.sweep import run
-from vit_jax.sweep.trials_file import FILE, Trial, Trials
 from vit_jax.writers import run_info
+from vit_jax.writers.fine_tuning import TRIALS, Trial, Trials
 from vit_jax.writers.metric_writer import read_metrics
 
 FOLDER = "trials"  # in the workdir
@@ -69,8 +69,8 @@ def choose(
   folder = epath.Path(workdir)
   configs = {name: _with(config, o) for name, o in candidates.items()}
   sizes = _rung_sizes(len(configs))
-  if (folder / FILE).exists():
-    record = json_file.read_as(Trials, folder / FILE)
+  if (folder / TRIALS).exists():
+    record = json_file.read_as(Trials, folder / TRIALS)
   else:
     _print(
       f"trials      {sum(sizes)} short ones within {_in_words(budget)} choose"
@@ -228,7 +228,7 @@ def _with(config: Config, options: Options) -> Config:
 
 def _write(folder: epath.Path, record: Trials) -> None:
   if jax.process_index() == 0:
-    run_info.write_json(str(folder), FILE, dataclasses.asdict(record))
+    run_info.write_json(str(folder), TRIALS, dataclasses.asdict(record))
 
 
 def _print(text: str) -> None:

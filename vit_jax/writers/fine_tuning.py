@@ -1,0 +1,52 @@
+"""The files on how a fine-tuning began: its linear probe, its short trials."""
+
+import dataclasses
+
+LINEAR_PROBE, TRIALS = "linear_probe.json", "trials.json"  # in the workdir
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearProbe:
+  """Contents of `LINEAR_PROBE`, see `vit_jax.linear_probe`.
+
+  top1: Share of the held-out images that the probe predicts right.
+  l2: Its penalty.
+  fine_tuned: The share of the fine-tuned model; None: training goes on.
+  """
+
+  top1: float = 0.0
+  l2: float = 0.0
+  fine_tuned: float | None = None
+
+  @property
+  def is_saved(self) -> bool:
+    """Whether the probe is the better one, and so the model of the run."""
+    return self.fine_tuned is not None and self.fine_tuned < self.top1
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+  """A short run.
+
+  candidate: Its name.
+  steps: Its length.
+  top1: Share of the held-out images that it predicts right; None: it diverged.
+  """
+
+  candidate: str = ""
+  steps: int = 0
+  top1: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Trials:
+  """Contents of `TRIALS`, see `vit_jax.sweep.trials`.
+
+  steps: Length of the first trials; it stays the same when the run resumes.
+  trials: Those made so far.
+  chosen: The best candidate; None: not known yet.
+  """
+
+  steps: int = 0
+  trials: tuple[Trial, ...] = ()
+  chosen: str | None = None
