@@ -49,6 +49,18 @@ def write_folder(root):
   return f"folder:{root}"
 
 
+def write_csv(root):
+  """A file of each split, whose images are in folders beside it."""
+  for split, records in SPLITS.items():
+    lines = ["file,label"]
+    (root / split).mkdir()
+    for i, (image, name) in enumerate(records):
+      (root / split / f"{i}.jpg").write_bytes(image)
+      lines.append(f"{split}/{i}.jpg,{name}")
+    (root / f"{split}.csv").write_text("\n".join(lines))
+  return f"csv:{root}"
+
+
 def write_webdataset(root, label=lambda name: name):
   """Two tars of each split, one of them compressed."""
   for split, records in SPLITS.items():
@@ -100,6 +112,7 @@ def write_hugging_face(root):
 
 WRITERS = {
   "folder:": write_folder,
+  "csv:": write_csv,
   "webdataset:": write_webdataset,
   "parquet:": write_parquet,
   "hf:": write_hugging_face,

@@ -200,3 +200,24 @@ def test_records_are_not_written_into_a_bucket(monkeypatch):
   monkeypatch.setattr(download_and_prepare.tfds_source, "find_builder", find)
   with pytest.raises(ValueError, match="data_dir: got 'gs://bucket"):
     download_and_prepare.prepare("cifar10", "gs://bucket/data")
+
+
+def test_an_image_with_any_number_of_classes(tmp_path):
+  lines = ["0.jpg,cat|ant", "1.jpg,", "2.jpg,bee|"]
+  for i in range(3):
+    (tmp_path / f"{i}.jpg").write_bytes(encoded(i))
+  (tmp_path / "labels.csv").write_text("\n".join(lines))
+  said = []
+  done = download_and_prepare.import_source(
+    f"csv:{tmp_path}/labels.csv", "own", str(tmp_path), say=said.append
+  )
+  assert (done.num_classes, done.left_out) == (3, 0)
+  assert "1 images have none of the classes" in said
+  source = sources.open_source("own", "train", str(tmp_path))
+  assert source.is_multilabel and source.class_names == NAMES
+  stored = {
+    record["image"]: record["label"].tolist()
+    for record in source.records().as_numpy_iterator()
+  }
+  expected = [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+  assert stored == {encoded(i): row for i, row in enumerate(expected)}

@@ -274,3 +274,106 @@ def test_classes_of_one_name_are_refused(tmp_path):
     (tmp_path / name / "1.jpg").write_bytes(encoded(1))
   with pytest.raises(ValueError, match="got a class of the name 'cat '"):
     KINDS["folder:"](str(tmp_path), Options())
+
+
+def write_images(root, names):
+  for i, name in enumerate(names):
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(encoded(i))
+
+
+# Text of a CSV, --image and --label -> the classes, and the label of each line.
+CSVS = {
+  "header": ("file,label\n0.jpg,cat\n1.jpg,ant\n", {}, ("ant", "cat"), [1, 0]),
+  "none": ("0.jpg,1\n1.jpg, 0\n", {}, ("0", "1"), [1, 0]),
+  "no endings": ("id;breed\n0;pug\n1;collie\n", {}, ("collie", "pug"), [1, 0]),
+  "tabs, a mark of UTF-8, quotes": (
+    '\ufeffx\tlabel\tfile\n\t"a, b"\t0.jpg\n\tc\t1.jpg\n',
+    {},
+    ("a, b", "c"),
+    [0, 1],
+  ),
+  "several": (
+    "file,label\n0.jpg,cat|ant\n1.jpg,\n",
+    {},
+    ("ant", "cat"),
+    [(0, 1), ()],
+  ),
+  "one line has several": ("0.jpg,b\n1.jpg,a|\n", {}, ("a", "b"), [(1,), (0,)]),
+  "columns": (
+    "n,a,b,other\n1,x,0.jpg,no.jpg\n1,y,1.jpg,no.jpg\n",
+    {"image": "b", "label": "a"},
+    ("x", "y"),
+    [0, 1],
+  ),
+}
+
+
+@pytest.mark.parametrize("text, columns, names, labels", CSVS.values())
+def test_labels_of_a_csv(text, columns, names, labels, tmp_path):
+  write_images(tmp_path, ["0.jpg", "1.jpg"])
+  (tmp_path / "labels.csv").write_text(text, "utf-8")
+  read = KINDS["csv:"](f"{tmp_path}/labels.csv", Options(**columns))
+  assert read.class_names == names
+  assert read.is_multilabel == isinstance(labels[0], tuple)
+  entries = [*read.splits["train"].entries()]
+  assert [e.label for e in entries] == labels
+  assert [e.image for e in entries] == [encoded(0), encoded(1)]
+
+
+def test_lines_of_a_csv_that_cannot_be_used(tmp_path):
+  write_images(tmp_path, ["0.jpg", "1.jpg"])
+  (tmp_path / "x.csv").write_text("0.jpg,a\n0.jpg,b\n1.jpg,\n2.jpg,a\n0.jpg,a")
+  read = KINDS["csv:"](f"{tmp_path}/x.csv", Options())
+  first, *rest = read.splits["train"].entries()
+  assert (first.key, first.error) == ("0.jpg", "")
+  assert [e.error for e in rest] == [
+    "is listed before with the label 'a'",
+    "has no label",
+    f"cannot be read: {tmp_path}/2.jpg: No such file or directory",
+    "is listed twice",
+  ]
+
+
+@pytest.mark.parametrize(
+  "text, message",
+  [
+    ("", "which is empty; expected FILE,LABEL"),
+    ("file,label\n", "with a header alone"),
+    ("0.jpg,a\n1.jpg\n", "1 lines without all of its 2 columns, such as '1.j"),
+    ("0.jpg,a,b\n", r"--label: got several columns \(2, 3\) for the label"),
+    ("0.jpg\n", "with the columns 1, expected different names"),
+    ("3.jpg,a\n", r"x/3.jpg; expected names relative.*below has it: move the"),
+    ("file,label\n0.jpg,\n", "without any label"),
+    (b"\xff\xfe".decode("latin1"), "expected different names"),
+  ],
+)
+def test_files_that_are_no_csv_of_images(text, message, tmp_path):
+  root = tmp_path / "x"
+  write_images(root, ["0.jpg", "1.jpg", "below/3.jpg"])
+  (root / "x.csv").write_text(text, "utf-8")
+  with pytest.raises(ValueError, match=message):
+    KINDS["csv:"](str(root), Options())
+
+
+@pytest.mark.parametrize("kind", ["parquet:", "hf:"])
+def test_a_list_of_labels_is_any_number_of_classes(kind, tmp_path):
+  datasets = pytest.importorskip("datasets")
+  classes = datasets.ClassLabel(names=list(NAMES))
+  features = datasets.Features(
+    {"image": datasets.Image(), "labels": datasets.Sequence(classes)}
+  )
+  labels = [[2, 0], [], [1]]
+  image = [{"bytes": encoded(i), "path": None} for i in range(3)]
+  made = datasets.Dataset.from_dict(
+    {"image": image, "labels": labels}, features=features
+  )
+  path = tmp_path / "train.parquet"
+  made.to_parquet(path)
+  if kind == "hf:":
+    path = tmp_path / "saved"
+    made.save_to_disk(path)
+  read = KINDS[kind](str(path), Options())
+  assert read.is_multilabel and read.class_names == NAMES
+  labels = [e.label for e in read.splits["train"].entries()]
+  assert labels == [(0, 2), (), (1,)]

@@ -32,7 +32,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "source",
     metavar="SOURCE",
     help="name in TFDS (cifar10, imagenet2012, imagenet21k); or folder:/path;"
-    " webdataset:/path (folder or glob of tars); parquet:/path; hf:NAME",
+    " csv:/path (lines of file,label; several labels: a|b); webdataset:/path"
+    " (folder or glob of tars); parquet:/path; hf:NAME",
   )
   parser.add_argument("--name", help="name of an imported data set")
   parser.add_argument(
@@ -56,8 +57,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     help="splits to import, separated by commas (default: all that are found);"
     " for tars and parquet also train=PATTERN,validation=PATTERN of file names",
   )
-  parser.add_argument("--image", help="column of the images (parquet, hf)")
-  parser.add_argument("--label", help="column of the labels (parquet, hf)")
+  parser.add_argument("--image", help="column of the images (csv, parquet, hf)")
+  parser.add_argument("--label", help="column of the labels (csv, parquet, hf)")
   parser.add_argument(
     "--classes",
     help="file with the names of the classes by label, one a line (all kinds"

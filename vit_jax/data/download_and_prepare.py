@@ -167,6 +167,10 @@ def import_source(
   for split, (count, _) in listing.splits.items():
     say(f"{split}: {count:,} records found")
   say(f"{len(names):,} classes: {some}")
+  for remark in listing.remarks:
+    say(remark)
+  if listing.is_multilabel:
+    say("an image has any number of them: config.objective.loss=sigmoid")
   _write(builder, say, tfds.download.DownloadConfig())
   return _finished(builder, say)
 
@@ -195,14 +199,14 @@ def _write(builder, say: Say, config: tfds.download.DownloadConfig) -> None:
 
 
 def _finished(builder, say: Say) -> Prepared:
-  errors, converted = [], {}
+  errors = []
   if isinstance(builder, imported.Importer):
-    errors, converted = (
-      builder.record_filter.left_out,
-      builder.record_filter.converted,
-    )
-  for name, count in sorted(converted.items()):
-    say(f"{count:,} images were {name} and are stored as PNG")
+    records = builder.record_filter
+    errors = records.left_out
+    for name, count in sorted(records.converted.items()):
+      say(f"{count:,} images were {name} and are stored as PNG")
+    if records.num_without_class:
+      say(f"{records.num_without_class:,} images have none of the classes")
   if errors:
     file = epath.Path(builder.data_dir) / LEFT_OUT
     lines = [f"{key}: {what}" for key, what in errors]

@@ -39,6 +39,8 @@ class RecordFilter:
 
   Attributes:
     left_out: (record, its error), in order.
+    num_without_class: Number of images that have none of the classes, where an
+      image has any number of them.
     converted: Format -> number of images stored as PNG instead, since
       TensorFlow cannot read the format, or reads it wrongly.
   """
@@ -46,6 +48,7 @@ class RecordFilter:
   def __init__(self, say: Callable[[str], None] = print):
     self.left_out: list[tuple[str, str]] = []
     self.converted = collections.Counter()
+    self.num_without_class = 0
     self._say = say
 
   def examples(self, name: str, split: Split) -> Iterator[tuple[str, dict]]:
@@ -63,7 +66,10 @@ class RecordFilter:
         self._refuse_too_many(name, before, max(taken, split.count or _MANY))
       else:
         self.converted.update([format_name] if format_name else [])
-        yield entry.key, {"image": encoded, "label": entry.label}
+        # The names of features that `tfds_source.find_label` looks for.
+        key = "labels" if isinstance(entry.label, tuple) else "label"
+        self.num_without_class += entry.label == ()
+        yield entry.key, {"image": encoded, key: entry.label}
       if time.monotonic() - reported > _REPORT_EVERY:
         reported = time.monotonic()
         total = f" of {split.count:,}" if split.count else ""
@@ -111,14 +117,22 @@ class Importer(embedded.EmbeddedBuilder, skip_registration=True):
     self.record_filter = record_filter or RecordFilter()
     super().__init__(**kwargs)
 
-  def _info_of(self, description: str, label: tfds.features.ClassLabel):
+  def _info_of(
+    self,
+    description: str,
+    label: tfds.features.ClassLabel,
+    is_multilabel: bool = False,
+  ):
+    key = "labels" if is_multilabel else "label"
+    if is_multilabel:
+      label = tfds.features.Sequence(label)
     return embedded.EmbeddedInfo(
       builder=self,
       description=description,
       features=tfds.features.FeaturesDict(
-        {"image": tfds.features.Image(), "label": label}
+        {"image": tfds.features.Image(), key: label}
       ),
-      supervised_keys=("image", "label"),
+      supervised_keys=("image", key),
     )
 
   def _generate_examples(self, name: str, split: Split):
@@ -147,7 +161,7 @@ class Imported(Importer, skip_registration=True):
   def _info(self) -> tfds.core.DatasetInfo:
     names = list(self._listing.class_names)
     label = tfds.features.ClassLabel(names=names)
-    return self._info_of(self._description, label)
+    return self._info_of(self._description, label, self._listing.is_multilabel)
 
   def _split_generators(self, dl_manager) -> dict[str, object]:
     del dl_manager  # Nothing to download.

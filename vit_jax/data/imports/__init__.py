@@ -7,12 +7,19 @@ here, a line in `KINDS` and a word in the help of commands/prepare.py.
 
 from collections.abc import Callable
 
-from vit_jax.data.imports import folders, hugging_face, parquet, webdataset
+from vit_jax.data.imports import (
+  csv_files,
+  folders,
+  hugging_face,
+  parquet,
+  webdataset,
+)
 from vit_jax.data.imports.listing import Listing, Options
 
 # Prefix of a source -> function of what follows it.
 KINDS: dict[str, Callable[[str, Options], Listing]] = {
   "folder:": folders.scan,
+  "csv:": csv_files.scan,
   "webdataset:": webdataset.scan,
   "parquet:": parquet.scan,
   "hf:": hugging_face.scan,

@@ -46,20 +46,29 @@ def scan(name: str, options: Options) -> Listing:
   images = {
     k: v for k, v in kinds.items() if isinstance(features[k], datasets.Image)
   }
+  # Of a list that of its elements, which are the classes of an image.
+  elements = {k: getattr(v, "feature", v) for k, v in features.items()}
   labels = {
     k: v
     for k, v in kinds.items()
-    if isinstance(features[k], datasets.ClassLabel)
-    or getattr(features[k], "dtype", "").startswith(_LABELS)
+    if isinstance(elements[k], datasets.ClassLabel)
+    or str(getattr(elements[k], "dtype", "")).startswith(_LABELS)
   }
-  image = pick_column("image", images, kinds, options.image, where)
-  label = pick_column("label", labels, kinds, options.label, where)
+  image, *remarks = pick_column("image", images, kinds, options.image, where)
+  label, remark = pick_column("label", labels, kinds, options.label, where)
+  is_multilabel = elements[label] is not features[label]
   class_names = common_names(
-    {k: getattr(splits[k].features.get(label), "names", ()) for k in names},
-    where,
+    {k: _names(splits[k], label) for k in names}, where
   )
-  values = {v for split in names for v in splits[split].unique(label)}
-  classes = Classes(values, options.classes or class_names, where)
+  values = set()
+  for split in names:
+    if is_multilabel:
+      lists = splits[split].select_columns([label])
+      values.update(v for row in lists for v in row[label] or ())
+    else:
+      values.update(splits[split].unique(label))
+  class_names = options.classes or class_names
+  classes = Classes(values, class_names, where, is_multilabel)
 
   # A data set may name files instead of holding their bytes. Only files of its
   # folder, or that the library has downloaded, are read.
@@ -79,7 +88,14 @@ def scan(name: str, options: Options) -> Listing:
 
     return Split(len(data), entries)
 
-  return Listing(classes.names, {split: split_of(split) for split in names})
+  remarks = tuple(filter(None, (*remarks, remark)))
+  by_name = {split: split_of(split) for split in names}
+  return Listing(classes.names, by_name, is_multilabel, remarks)
+
+
+def _names(split, label: str) -> tuple[str, ...]:
+  feature = split.features.get(label)
+  return tuple(getattr(getattr(feature, "feature", feature), "names", ()))
 
 
 def split_names(splits: Iterable[str]) -> list[str]:
@@ -118,12 +134,12 @@ def _loaded(datasets, name: str):
 def _entry(
   key: str, image: dict | None, label, classes: Classes, roots: list[str]
 ) -> Entry:
-  index = classes.index(label)
-  if index < 0:
+  known = classes.label(label)
+  if known is None:
     return Entry(key, error="has no label")
   image = image or {}
   if image.get("bytes"):
-    return Entry(key, image["bytes"], index)
+    return Entry(key, image["bytes"], known)
   if not image.get("path"):
     return Entry(key, error="has no image")
   path = os.path.realpath(image["path"])
@@ -131,6 +147,6 @@ def _entry(
     return Entry(key, error=f"names a file outside of the data set: {path}")
   try:
     with open(path, "rb") as stream:
-      return Entry(key, stream.read(), index)
+      return Entry(key, stream.read(), known)
   except OSError:
     return Entry(key, error="has no image")

@@ -17,6 +17,7 @@ SPLITS = {
 }
 SPLIT_OF = {alias: k for k, names in SPLITS.items() for alias in names}
 LABEL_COLUMNS = ("label", "labels", "class", "target", "fine_label", "category")
+IMAGE_COLUMNS = ("image", "img", "jpg", "png", "file", "file_name", "filename")
 _NUMBER = re.compile("-?[0-9]{1,18}")
 
 
@@ -36,12 +37,16 @@ class Options(NamedTuple):
   classes: tuple[str, ...] | None = None
 
 
+# A class, or the classes of an image that may have any number of them.
+Label = int | tuple[int, ...]
+
+
 class Entry(NamedTuple):
-  """A record: its unique name, encoded image and class, or an error."""
+  """A record: its unique name, encoded image and label, or an error."""
 
   key: str
   image: bytes = b""
-  label: int = -1
+  label: Label = -1
   error: str = ""
 
 
@@ -54,10 +59,16 @@ class Split(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-  """The names of the classes by label, and the splits by name."""
+  """The names of the classes by label, and the splits by name.
+
+  is_multilabel: Whether an image has any number of classes, none included.
+  remarks: What was chosen for the user, a line each.
+  """
 
   class_names: tuple[str, ...]
   splits: dict[str, Split]
+  is_multilabel: bool = False
+  remarks: tuple[str, ...] = ()
 
 
 class Classes:
@@ -68,11 +79,12 @@ class Classes:
   or in that of `given`.
 
   Args:
-    labels: The labels that occur. None and blanks are missing labels, and so
-      are negative numbers.
+    labels: The labels that occur, those of an image with several one by one.
+      None and blanks are missing labels, and so are negative numbers.
     given: Names of the classes by label, from the user or the source; None: the
       labels themselves.
     where: The source, for messages.
+    is_multilabel: Whether an image has any number of classes.
 
   Raises:
     ValueError: There are no labels, names that are not given, more numbers than
@@ -80,8 +92,13 @@ class Classes:
   """
 
   def __init__(
-    self, labels: Collection, given: tuple[str, ...] | None, where: str
+    self,
+    labels: Collection,
+    given: tuple[str, ...] | None,
+    where: str,
+    is_multilabel: bool = False,
   ):
+    self.is_multilabel = is_multilabel
     texts = {text for text in map(_text, labels) if text}
     self._are_numbers = all(_NUMBER.fullmatch(text) for text in texts)
     if self._are_numbers:
@@ -107,8 +124,21 @@ class Classes:
     self._index = {name: i for i, name in enumerate(self.names)}
     check_names(self.names, where)
 
+  def label(self, value) -> Label | None:
+    """Returns the class of a value, or the classes of a list; None: missing.
+
+    An image with an empty list has no class. Missing labels in a list are
+    passed over.
+    """
+    if self.is_multilabel:
+      if value is None:
+        return None
+      return tuple(sorted({i for v in value if (i := self.index(v)) >= 0}))
+    index = self.index(value)
+    return None if index < 0 else index
+
   def index(self, label) -> int:
-    """Returns the class of a label; -1 if it is missing."""
+    """Returns the class of a single label; -1 if it is missing."""
     text = _text(label)
     if not text:
       return -1
@@ -229,8 +259,8 @@ def pick_column(
   others: Mapping[str, str],
   given: str | None,
   where: str,
-) -> str:
-  """Returns the column of the images or of the labels.
+) -> tuple[str, str]:
+  """Returns the column of the images or of the labels, and what to say of it.
 
   Args:
     role: "image" or "label", the name of the flag.
@@ -239,19 +269,26 @@ def pick_column(
     given: The column that the user names, if any.
     where: The source, for messages.
 
+  Returns:
+    Its name, and a line about the other ones that fit; "" where there are none,
+    or the user named it.
+
   Raises:
     ValueError: The given column does not exist or has another type; or no
       column fits; or several do, and none has a usual name.
   """
   if given is not None and given in candidates:
-    return given
-  usual = LABEL_COLUMNS if role == "label" else ("image", "img", "jpg", "png")
+    return given, ""
+  usual = LABEL_COLUMNS if role == "label" else IMAGE_COLUMNS
   known = [name for name in usual if name in candidates]
   if given is None and (known or len(candidates) == 1):
-    return known[0] if known else next(iter(candidates))
+    name = known[0] if known else next(iter(candidates))
+    rest = [f"--{role}={other}" for other in candidates if other != name]
+    text = f"the {role} is the column {name!r}; for another: {', '.join(rest)}"
+    return name, text if rest else ""
   expected = {
     "image": "encoded images (bytes, or a struct with bytes)",
-    "label": "whole numbers or text",
+    "label": "whole numbers, text, or lists of these",
   }[role]
   got = "no column" if given is None else f"column {given!r}"
   if given is None and candidates:

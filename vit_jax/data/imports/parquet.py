@@ -1,7 +1,8 @@
 """Parquet files with a column of encoded images and one of labels.
 
 The images are bytes, or a struct with a field `bytes`, as Hugging Face writes
-them; names of classes in Hugging Face's metadata are used.
+them; names of classes in Hugging Face's metadata are used. Where a label is a
+list, an image has any number of classes.
 """
 
 import dataclasses
@@ -57,7 +58,8 @@ def scan(path: str, options: Options) -> Listing:
         f"got {file}, which is no whole parquet file ({e}); expected one."
       ) from None
   first, *rest = (f.schema_arrow for f in opened.values())
-  image, label = _columns(first, options, where)
+  image, label, remarks = _columns(first, options, where)
+  is_multilabel = _element(first.field(label).type) is not None
   for file, schema in zip(list(opened)[1:], rest, strict=True):
     lacks = [c for c in (image, label) if c not in schema.names]
     if lacks:
@@ -69,7 +71,9 @@ def scan(path: str, options: Options) -> Listing:
   for path, file in opened.items():
     try:
       for batch in file.iter_batches(_LABELS, columns=[label]):
-        labels.update(batch.column(0).unique().to_pylist())
+        column = batch.column(0)
+        values = column.flatten() if is_multilabel else column
+        labels.update(values.unique().to_pylist())
     except broken() as e:
       raise ValueError(
         f"got {path}, whose column {label!r} cannot be read ({e}); copy the"
@@ -78,7 +82,8 @@ def scan(path: str, options: Options) -> Listing:
   class_names = common_names(
     {p: _names(f.schema_arrow, label, p) for p, f in opened.items()}, where
   )
-  classes = Classes(labels, options.classes or class_names, where)
+  class_names = options.classes or class_names
+  classes = Classes(labels, class_names, where, is_multilabel)
   root = os.path.commonpath(list(map(os.path.dirname, opened)))
 
   def split_of(paths: list[str]) -> Split:
@@ -95,19 +100,31 @@ def scan(path: str, options: Options) -> Listing:
 
     return Split(sum(opened[p].metadata.num_rows for p in paths), entries)
 
-  return Listing(classes.names, {k: split_of(v) for k, v in by_split.items()})
+  splits = {k: split_of(v) for k, v in by_split.items()}
+  return Listing(classes.names, splits, is_multilabel, remarks)
 
 
 def _entry(key: str, image, label, classes: Classes) -> Entry:
   if isinstance(image, dict):
     image = image["bytes"]
-  index = classes.index(label)
-  if index < 0 or not image:
-    return Entry(key, error="has no label" if index < 0 else "has no image")
-  return Entry(key, image, index)
+  known = classes.label(label)
+  if known is None or not image:
+    return Entry(key, error="has no label" if known is None else "has no image")
+  return Entry(key, image, known)
 
 
-def _columns(schema, options: Options, where: str) -> tuple[str, str]:
+def _element(kind):
+  """Returns the type of the elements of a list; None for other types."""
+  from pyarrow import types
+
+  is_list = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+  return kind.value_type if any(is_a(kind) for is_a in is_list) else None
+
+
+def _columns(
+  schema, options: Options, where: str
+) -> tuple[str, str, tuple[str, ...]]:
+  """Returns the columns of the images and labels, and what to say of them."""
   from pyarrow import types
 
   images, labels = {}, {}
@@ -118,6 +135,7 @@ def _columns(schema, options: Options, where: str) -> tuple[str, str]:
     if types.is_binary(kind) or types.is_large_binary(kind):
       images[field.name] = str(field.type)
       continue
+    kind = _element(kind) or kind
     if types.is_dictionary(kind):
       kind = kind.value_type
     if types.is_integer(kind):
@@ -125,9 +143,9 @@ def _columns(schema, options: Options, where: str) -> tuple[str, str]:
     elif types.is_string(kind) or types.is_large_string(kind):
       labels[field.name] = str(field.type)
   kinds = {field.name: str(field.type) for field in schema}
-  image = pick_column("image", images, kinds, options.image, where)
-  label = pick_column("label", labels, kinds, options.label, where)
-  return image, label
+  image, *remarks = pick_column("image", images, kinds, options.image, where)
+  label, remark = pick_column("label", labels, kinds, options.label, where)
+  return image, label, tuple(filter(None, (*remarks, remark)))
 
 
 def _names(schema, label: str, path: str) -> tuple[str, ...] | None:
@@ -139,4 +157,6 @@ def _names(schema, label: str, path: str) -> tuple[str, ...] | None:
   values = json_file.parse(metadata, where)
   for key in ("info", "features", label):
     values = (values.get(key) if isinstance(values, dict) else None) or {}
+  if isinstance(values, dict) and "feature" in values:  # of a list
+    values = values["feature"]
   return json_file.build(_Feature, values, f"{where}: {label}").names or None

@@ -1,0 +1,183 @@
+"""CSV files with the name of an image and its label, or labels, a line.
+
+  file,label
+  a/1.jpg,cat
+  a/2.jpg,cat|indoor
+
+Names are relative to the folder of the CSV. Several labels of an image are
+separated by `|`; where one line has that sign, an image of the data set has any
+number of classes, and one with an empty label has none of them.
+"""
+
+import csv
+import os
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from vit_jax.data.images import SUFFIXES
+from vit_jax.data.imports import files
+from vit_jax.data.imports.listing import (
+  Classes,
+  Entry,
+  Listing,
+  Options,
+  Split,
+  pick_column,
+)
+from vit_jax.paths import printable
+
+SEPARATOR = "|"  # between the labels of an image
+_DELIMITERS = ",;\t"
+_TRIED = 10  # lines of a file whose images must not all be missing
+
+
+class _Table(NamedTuple):
+  """A file: (name of an image, label) a line, and what was chosen of it."""
+
+  rows: list[tuple[str, str]]
+  remarks: tuple[str, ...]
+
+
+def scan(path: str, options: Options) -> Listing:
+  """Reads CSV files, but no image.
+
+  Raises:
+    ValueError: No files, files that are no CSV, no such columns, or none of the
+      first images exists.
+  """
+  where = f"csv:{path}"
+  by_split = files.by_split(path, (".csv", ".tsv"), options, "csv:")
+  tables = {
+    file: _read(file, options) for paths in by_split.values() for file in paths
+  }
+  labels = [label for table in tables.values() for _, label in table.rows]
+  is_multilabel = any(SEPARATOR in label for label in labels)
+  if is_multilabel:
+    present = {part for label in labels for part in label.split(SEPARATOR)}
+  else:
+    present = {*labels}
+  classes = Classes(present, options.classes, where, is_multilabel)
+  first = next(iter(tables.values()))
+
+  def split_of(paths: list[str]) -> Split:
+    count = sum(len(tables[path].rows) for path in paths)
+    return Split(
+      count, lambda: _entries({p: tables[p] for p in paths}, classes)
+    )
+
+  return Listing(
+    classes.names,
+    {split: split_of(paths) for split, paths in by_split.items()},
+    is_multilabel,
+    first.remarks,
+  )
+
+
+def _entries(tables: Mapping[str, _Table], classes: Classes) -> Iterator[Entry]:
+  seen: dict[str, str] = {}
+  for file, table in tables.items():
+    for name, text in table.rows:
+      path = _image_path(file, name)
+      if path in seen:
+        is_same = seen[path] == text
+        error = f"is listed before with the label {seen[path]!r}"
+        yield Entry(name, error="is listed twice" if is_same else error)
+        continue
+      seen[path] = text
+      label = classes.label(_value(text, classes.is_multilabel))
+      if label is None:
+        yield Entry(name, error="has no label")
+        continue
+      try:
+        with open(path, "rb") as stream:
+          yield Entry(name, stream.read(), label)
+      except (OSError, ValueError) as e:  # ValueError for a zero byte
+        reason = getattr(e, "strerror", None) or e
+        yield Entry(name, error=f"cannot be read: {path}: {reason}")
+
+
+def _value(text: str, is_multilabel: bool) -> str | list[str]:
+  return text.split(SEPARATOR) if is_multilabel else text
+
+
+def _read(file: str, options: Options) -> _Table:
+  lines = _lines(file)
+  if not lines:
+    raise ValueError(f"got {file}, which is empty; expected FILE,LABEL a line.")
+  # A first line that names an image is no header.
+  columns = tuple(str(i + 1) for i in range(len(lines[0])))
+  if not _image_places(file, lines[0]):
+    columns = tuple(cell.strip() for cell in lines.pop(0))
+  if len({*columns}) < len(columns) or len(columns) < 2:
+    raise ValueError(
+      f"got {file} with the columns {', '.join(columns)}, expected different"
+      " names, among them one of the images and one of the labels."
+    )
+  if not lines:
+    raise ValueError(f"got {file} with a header alone, expected images.")
+  kinds = dict.fromkeys(columns, "text")
+  named = [columns[i] for i in _image_places(file, lines[0][: len(columns)])]
+  images = kinds if options.image or not named else dict.fromkeys(named, "text")
+  image, about_images = pick_column("image", images, kinds, options.image, file)
+  labels = {k: v for k, v in kinds.items() if k != image}
+  label, about_labels = pick_column("label", labels, kinds, options.label, file)
+  places = columns.index(image), columns.index(label)
+  short = [line for line in lines if len(line) <= max(places)]
+  if short:
+    raise ValueError(
+      f"got {file} with {len(short):,} lines without all of its"
+      f" {len(columns)} columns, such as {','.join(short[0])!r}; expected"
+      f" {image} and {label} in each."
+    )
+  rows = [(line[places[0]].strip(), line[places[1]].strip()) for line in lines]
+  _check_files(file, [name for name, _ in rows[:_TRIED]])
+  return _Table(rows, tuple(filter(None, (about_images, about_labels))))
+
+
+def _lines(file: str) -> list[list[str]]:
+  try:
+    with open(file, encoding="utf-8-sig", newline="") as stream:
+      first = stream.readline()
+      stream.seek(0)
+      delimiter = max(_DELIMITERS, key=first.count)
+      lines = csv.reader(stream, delimiter=delimiter)
+      return [line for line in lines if any(map(str.strip, line))]
+  except (OSError, csv.Error, UnicodeDecodeError) as e:
+    raise ValueError(
+      f"got {file}, which cannot be read ({e}); expected a CSV in UTF-8."
+    ) from None
+
+
+def _image_path(file: str, name: str) -> str:
+  """Returns the path of an image, whose name may lack its ending."""
+  path = os.path.join(os.path.dirname(file), os.path.expanduser(name))
+  if not name.lower().endswith(SUFFIXES):
+    for suffix in ("", *SUFFIXES, *map(str.upper, SUFFIXES)):
+      if os.path.isfile(path + suffix):
+        return path + suffix
+  return path
+
+
+def _image_places(file: str, line: list[str]) -> list[int]:
+  """Returns which cells name images: by their endings, or one that exists."""
+  cells = [*enumerate(map(str.strip, line))]
+  places = [i for i, cell in cells if cell.lower().endswith(SUFFIXES)]
+  # A number may be a class and a file without its ending, so only the first.
+  exists = lambda cell: os.path.isfile(_image_path(file, cell))
+  return places or [i for i, cell in cells if exists(cell)][:1]
+
+
+def _check_files(file: str, names: list[str]) -> None:
+  """Raises ValueError if none of the images exists, with where they may be."""
+  if any(os.path.isfile(_image_path(file, name)) for name in names):
+    return
+  folder, hint = os.path.dirname(os.path.abspath(file)), ""
+  with os.scandir(folder) as entries:
+    for below in sorted(e.path for e in entries if e.is_dir()):
+      if os.path.isfile(_image_path(os.path.join(below, "x"), names[0])):
+        hint = f" {below} has it: move the CSV there."
+  raise ValueError(
+    f"got {file}, whose first images do not exist, such as"
+    f" {printable(_image_path(file, names[0]))}; expected names relative to the"
+    f" folder of the CSV.{hint}"
+  )
