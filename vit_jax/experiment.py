@@ -460,7 +460,9 @@ class Experiment:
       return []
     key = "config.init" if self.is_training else "--checkpoint"
     try:
-      read = self.scored_weights or weights.read(self.config.init)
+      read = self.scored_weights or weights.read(
+        self.config.init, mean=self.config.init_mean, std=self.config.init_std
+      )
       self.init_metadata = dict(read.metadata)
       if not are_shapes_known:
         return []

@@ -8,7 +8,7 @@ from weight_files import assert_same, hf_folder, our_params
 
 from vit_jax import weights
 from vit_jax.config.preprocessing import image_size
-from vit_jax.weights import hf_preprocessing
+from vit_jax.weights import hf_preprocessing, normalisation
 
 PILLOW = "decode(dct='accurate')|"  # what follows is Pillow's, too
 SIZE = (24, 32)
@@ -106,7 +106,7 @@ def test_hugging_face_without_a_preprocessor(tmp_path):
   folder = hf_folder(tmp_path / "m")
   (folder / "preprocessor_config.json").unlink()
   result = weights.read(folder)
-  assert result.ops is None and not result.notes
+  assert result.ops is None and result.notes == (normalisation.UNSTATED,)
 
 
 @pytest.mark.parametrize(

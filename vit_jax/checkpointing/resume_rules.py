@@ -37,6 +37,8 @@ RULES = {
   "num_classes": Rule(True, "another head"),
   "init": Rule(True, "read at the start alone, which is past"),
   "init_head": Rule(True, "read at the start alone, which is past"),
+  "init_mean": Rule(True, "read at the start alone, which is past"),
+  "init_std": Rule(True, "read at the start alone, which is past"),
   "fake_data": Rule(True, "other images"),
   "model": Rule(True, "another function of the same parameters, or others"),
   "model.head_bias": Rule(True, "read at the start alone, which is past"),

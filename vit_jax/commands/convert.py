@@ -69,6 +69,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     help="if no table. sincos2d: fixed sines and cosines; none: nothing",
   )
   parser.add_argument(
+    "--mean",
+    help="how the images of SRC's training were normalised, if it states"
+    " nothing: imagenet, clip, half ([-1, 1]); or numbers beside --std",
+  )
+  parser.add_argument("--std", help="deviation of these, one number or three")
+  parser.add_argument(
     "--drop_head",
     action="store_true",
     help="leave out the head; for timm, a tanh layer before it as well",

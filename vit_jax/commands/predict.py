@@ -46,6 +46,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     help="side of its images in pixels (default: the model's)",
   )
   parser.add_argument(
+    "--mean",
+    help="how the images of its training were normalised, if its file does not"
+    " state it: imagenet, clip, half ([-1, 1]); or numbers beside --std",
+  )
+  parser.add_argument("--std", help="deviation of these, one number or three")
+  parser.add_argument(
     "--dtype",
     choices=("float32", "bfloat16"),
     help="type of a Transformer's products (default: bfloat16 if this CPU has"

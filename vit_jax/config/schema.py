@@ -168,6 +168,15 @@ class Config:
       "linear_probe": "ridge regression on the frozen features of data.split;"
       " the evaluator `val` chooses its penalty, and scores it as step 0",
     },
+  init_mean: str | None = option(
+    None,
+    "how the images of init's training were normalised, if its file does not"
+    " state it: imagenet (DINO, MAE, DeiT), clip, or half ([-1, 1]), or three"
+    " numbers of pixels in [0, 1] beside init_std; None: as the file states, or"
+    " half",
+  )
+  init_std: str | None = option(
+    None, "deviation of these, three numbers; None: that of init_mean"
   )
   log_steps: int = option(50, "steps between lines of metrics")
   on_nonfinite: str = option(

@@ -437,6 +437,8 @@ def run(args: argparse.Namespace) -> None:
     patch=args.patch,
     grid=args.grid,
     posemb_filter=args.posemb_filter,
+    mean=args.mean,
+    std=args.std,
     **options,
   )
   print(f"{'model':<16}{weights.describe(vit.config)}")

@@ -40,7 +40,13 @@ def run(args: argparse.Namespace) -> int:
       head; or no attention, which was asked for.
     OSError: A picture cannot be written.
   """
-  vit = vit_jax.load(args.checkpoint, image_size=args.image_size, verbose=False)
+  vit = vit_jax.load(
+    args.checkpoint,
+    image_size=args.image_size,
+    mean=args.mean,
+    std=args.std,
+    verbose=False,
+  )
   config = precision.with_fastest_dtype(vit.config)
   if args.dtype is not None:
     config = dataclasses.replace(config, dtype=args.dtype)

@@ -27,11 +27,14 @@ from vit_jax.inference import streaming
 from vit_jax.losses import PROBABILITIES
 from vit_jax.models import build, inspection
 from vit_jax.options import nearest
-from vit_jax.weights import eval_preprocessing
+from vit_jax.weights import eval_preprocessing, normalisation
 from vit_jax.writers import run_info
 
 # Arguments of `load` that are no options of the model.
-ARGUMENTS = ("image_size", "patch", "grid", "posemb_filter", "loss", "verbose")
+ARGUMENTS = (
+  "image_size", "patch", "grid", "posemb_filter", "loss", "mean", "std",
+  "verbose",
+)  # fmt: skip
 BATCH = 16  # images in a forward pass
 FLOATS = (
   "expected floats in [-1, 1]: images / 127.5 - 1, or vit.predict(images)."
@@ -361,6 +364,8 @@ def load(
   grid: int | tuple[int, int] | None = None,
   posemb_filter: str = "zoom",
   loss: str | None = None,
+  mean: normalisation.Statement = None,
+  std: normalisation.Statement = None,
   verbose: bool = True,
   **options,
 ) -> Pretrained:
@@ -389,6 +394,13 @@ def load(
       sigmoid for the 21,843 classes of Google's ImageNet-21k files, and softmax
       for all others. That is wrong for other heads trained with a sigmoid, such
       as AugReg's from ImageNet-1k alone, whose files do not state it.
+    mean, std: How the images of its training were normalised, for a file that
+      does not state it: mean="imagenet" (DINO, MAE, DeiT), "clip" or "half"
+      (Google's, [-1, 1]), which stand for both; or one number or three of
+      pixels in [0, 1] for each of the two: images in [0, 1] are mean=0, std=1,
+      images in [0, 255] mean=0, std=1/255. None: as the file states, or else
+      "half", with a note. It becomes part of the patch embedding: the model
+      gets images in [-1, 1] in any case.
     verbose: Whether to print the result's `report`: a table of what was loaded,
       resized, re-initialised and ignored.
     **options: Options of the model that replace the file's, such as
@@ -411,7 +423,7 @@ def load(
   options = _checked_options(options)
   size = pair("image_size", image_size, "pixels: 224, or (height, width)")
   grid = pair("grid", grid, "patches: 14, or (rows, columns)")
-  file = weights.read(path, grid=grid, options=options)
+  file = weights.read(path, grid=grid, options=options, mean=mean, std=std)
   try:
     config = weights.identify(file.params, {**file.options, **options})
     height, width = size or weights.trained_at(file)

@@ -68,6 +68,8 @@ def open_checkpoint(
   path: str,
   workdir: str | None = None,
   opened: Sources | None = None,
+  mean: str | None = None,
+  std: str | None = None,
 ) -> Ready:
   """Reads a checkpoint and opens the data; the arguments are `record`'s.
 
@@ -83,7 +85,7 @@ def open_checkpoint(
       ]
     )
   try:
-    file = weights.read(path)
+    file = weights.read(path, mean=mean, std=std)
   except (OSError, ValueError) as e:
     raise ConfigError([f"--checkpoint: {e}"]) from None
   prepared = experiment.setup(
@@ -108,6 +110,8 @@ def record(
   path: str,
   workdir: str | None = None,
   opened: Sources | None = None,
+  mean: str | None = None,
+  std: str | None = None,
 ) -> dict[str, Any]:
   """Runs every evaluator as `evaluate` does, and returns what was scored, too.
 
@@ -116,6 +120,7 @@ def record(
     path: See `evaluate`.
     workdir: Folder in whose evaluation.jsonl a line is added; None: no file.
     opened: Splits that are open already; None: none.
+    mean, std: How images were normalised, see `weights.read`.
 
   Returns:
     checkpoint (path), step (updates; 0 where it is unknown), time (seconds
@@ -125,9 +130,9 @@ def record(
   Raises:
     ConfigError, DataError: See `evaluate`.
   """
-  ready = open_checkpoint(config, path, workdir, opened)
+  ready = open_checkpoint(config, path, workdir, opened, mean, std)
   is_first = jax.process_index() == 0
-  if is_first and ready.file.format != "checkpoint":
+  if is_first and not ready.file.metadata:  # no run of ours
     print(weights.format_report(ready.report))
   if config.fake_data and is_first:
     print("data are fake (fake_data); --fake_data=false uses the real ones")
@@ -196,7 +201,9 @@ def main(args: cli.Args) -> None:
         config = probes.with_probes(config, wanted, opened)
       name = pathlib.PurePath(path).stem
       workdir = flags["workdir"] or run_folder or f"runs/{name}"
-      row = record(config, path, str(workdir), opened)
+      row = record(
+        config, path, str(workdir), opened, flags["mean"], flags["std"]
+      )
   except (ConfigError, DataError) as e:
     exit_codes.refuse(str(e))
   if wants_json and jax.process_index() == 0:

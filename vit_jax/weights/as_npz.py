@@ -9,6 +9,7 @@ import numpy as np
 from vit_jax import class_names
 from vit_jax.families import ModelConfig
 from vit_jax.weights import bit, eval_preprocessing, google
+from vit_jax.weights.assumed import has_positions
 from vit_jax.weights.fitting import trained_at
 from vit_jax.weights.identify import NEEDED, identify
 from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray, Weights
@@ -70,7 +71,13 @@ def missing_arguments(
   by_names = identify(params, {})
   keys = "gelu ln_eps gn_eps ws_eps ws_eps_on root_pad posemb".split()
   arguments = {k: getattr(model, k) for k in keys if hasattr(model, k)}
-  arguments = {k: v for k, v in arguments.items() if v != getattr(by_names, k)}
+  arguments = {
+    k: v
+    for k, v in arguments.items()
+    if v != getattr(by_names, k)
+    # Beside a class token, a table that is missing may be lost.
+    or (k == "posemb" and "cls" in params and not has_positions(params))
+  }
   grid = model.grid(image_size)
   if POS_EMBEDDING in params and grid[0] != grid[1]:
     arguments["grid"] = tuple(grid)

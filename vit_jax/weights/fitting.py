@@ -33,6 +33,7 @@ KERNEL = "embedding/kernel"
 # Before the first block, or in each of them; whole, or for columns and rows.
 _TABLE = re.compile(r"posembed_input/pos_embedding(_[xy])?$")
 DEFAULT_SIZE = 224  # pixels, where nothing states it
+PUBLISHED = ("google", "bit")  # formats whose grids are square
 
 # Options of a model that its parameters do not depend on.
 NUMERICS = ("gelu", "ln_eps", "gn_eps", "ws_eps", "ws_eps_on", "root_pad")
@@ -251,7 +252,9 @@ class _Fit:
     self, path: str, grid: tuple[int, int], method: str
   ) -> None:
     has_row, wants_row = self.weights.has_cls_row, self.model.has_cls_row
-    old_grid = table_grid(self.weights)
+    old_grid = table_grid(self.weights, grid)
+    if note := _grid_note(self.weights, old_grid, grid):
+      self.notes.append(note)
     if ("cls" in self.params) != ("cls" in self.expected):
       return  # an error in any case
     table = np.asarray(self.params[path], np.float32)
@@ -340,10 +343,18 @@ def format_report(report: Report) -> str:
   return "\n".join(f"{key:<16}{value}" for key, value in rows)
 
 
-def table_grid(weights: Weights) -> tuple[int, int] | None:
+def table_grid(
+  weights: Weights, wanted: tuple[int, int] | None = None
+) -> tuple[int, int] | None:
   """Returns rows and columns of patches of the position table.
 
-  A file that states none is of a published format: all grids are square.
+  Where nothing states them, a grid of published files is square. Other files
+  have the grid of the user's images if it has as many patches, and otherwise a
+  square one, too.
+
+  Args:
+    weights: The file.
+    wanted: Rows and columns of the images that it will get; None: unknown.
 
   Returns:
     None if there is no table.
@@ -359,7 +370,11 @@ def table_grid(weights: Weights) -> tuple[int, int] | None:
   num_rows = next(iter(tables.values())).shape[1]
   num_patches = num_rows - int(weights.has_cls_row)
   side = math.isqrt(num_patches)
-  if side * side != num_patches:
+  is_square = side * side == num_patches
+  if wanted is not None and weights.format not in PUBLISHED:
+    if math.prod(wanted) == num_patches:
+      return wanted
+  if not is_square:
     row = "with" if weights.has_cls_row else "without"
     raise ValueError(
       f"got {num_patches} patches ({row} a row for the class token), expected a"
@@ -367,6 +382,36 @@ def table_grid(weights: Weights) -> tuple[int, int] | None:
       " columns), and cls_row if that is wrong."
     )
   return side, side
+
+
+def _grid_note(
+  weights: Weights, grid: tuple[int, int], wanted: tuple[int, int]
+) -> str | None:
+  """Returns how a table was read that may be of two grids; None: it is not.
+
+  Args:
+    weights: The file.
+    grid: As `table_grid` returns it.
+    wanted: Rows and columns of the images.
+  """
+  num_patches = math.prod(grid)
+  side = math.isqrt(num_patches)
+  if weights.grid or wanted == (side, side) or num_patches != math.prod(wanted):
+    return None
+  other = wanted if grid != wanted else (side, side)
+  text = f"the table of {num_patches} positions is read as {_sides(grid)}"
+  if math.prod(other) != num_patches:
+    return f"{text}, the grid of the images: nothing states it."
+  why = "as in all published files" if grid != wanted else "as the images are"
+  return (
+    f"{text} patches, {why}; nothing states it. If it was trained as"
+    f" {_sides(other)}: vit_jax.load(path, grid={other}), or vit-jax convert"
+    f" --grid={other[0]}x{other[1]}."
+  )
+
+
+def _sides(grid: tuple[int, int]) -> str:
+  return f"{grid[0]} x {grid[1]}"
 
 
 def _numerics(options: dict[str, Any], model: ModelConfig) -> list[str]:

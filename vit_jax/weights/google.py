@@ -17,7 +17,7 @@ from vit_jax.families import ModelConfig
 from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray
 
 # Training states have the parameters under one of these, besides moments.
-PREFIXES = ("opt/target/", "params/")
+PREFIXES = ("opt/target/", "params/params/", "params/")
 
 # Regular expression of all names of an array; our name; the name in the ViT
 # paper's files; the name in big_vision's. The first match counts, and a name

@@ -22,7 +22,7 @@ from vit_jax.config.from_dict import at_least
 from vit_jax.models.posemb import sincos2d
 from vit_jax.options import shown
 from vit_jax.paths import file_in
-from vit_jax.weights import hf_preprocessing, normalisation
+from vit_jax.weights import hf_preprocessing
 from vit_jax.weights.safetensors_file import Safetensors
 from vit_jax.weights.torch_layout import (
   Row,
@@ -151,6 +151,7 @@ class HFConfig:
   hidden_act: str = "gelu"
   layer_norm_eps: float = 1e-12
   num_attention_heads: int = at_least(1, 12)
+  num_hidden_layers: int | None = None
   image_size: tuple[int, ...] = at_least(1, (224,))
   patch_size: tuple[int, ...] = at_least(1, (16,))
   id2label: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -212,7 +213,7 @@ def read(file: Safetensors) -> Weights:
   about = json_file.read(file_in(folder, hf_preprocessing.FILE))
   about = hf_preprocessing.complete(about)
   ops = hf_preprocessing.ops_of(about, size)
-  weights = Weights(
+  return Weights(
     str(path),
     "hf",
     params,
@@ -222,14 +223,9 @@ def read(file: Safetensors) -> Weights:
     class_names=stated.class_names,
     loss=stated.loss,
     ops=ops,
+    pixels=hf_preprocessing.pixels(about),
     notes=() if ops or not about else (hf_preprocessing.unlike(about, size),),
   )
-  processor = hf_preprocessing.typed(about)
-  mean, std = processor.image_mean, processor.image_std
-  if not processor.do_normalize:
-    mean, std = [0.0] * 3, [1.0] * 3
-  white = hf_preprocessing.white(about)
-  return normalisation.fold(weights, mean, std, white)
 
 
 def read_arrays(
@@ -273,7 +269,13 @@ def read_arrays(
     _name_in_file(name).removeprefix(family.prefix): array
     for name, array in arrays.items()
   }
-  rows = family.rows(count_blocks(named, family.block))
+  depth = count_blocks(named, family.block)
+  if read.num_hidden_layers not in (None, depth):
+    errors.append(
+      f"num_hidden_layers: got {read.num_hidden_layers}, expected the {depth}"
+      " blocks that the file has: take a whole file."
+    )
+  rows = family.rows(depth)
   params, shape_errors = to_ours(rows, named, read.num_attention_heads)
   errors += shape_errors
   add_zero_biases(params)

@@ -11,7 +11,7 @@ from vit_jax.config import json_file
 from vit_jax.config.from_dict import at_least
 from vit_jax.options import shown
 from vit_jax.weights import eval_preprocessing
-from vit_jax.weights.weights_file import height_and_width
+from vit_jax.weights.weights_file import Pixels, height_and_width
 
 FILE = "preprocessor_config.json"
 RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
@@ -176,13 +176,30 @@ def unlike(about: Mapping[str, Any], size: tuple[int, int]) -> str:
   return eval_preprocessing.unlike(FILE, about, keys, size)
 
 
-def white(about: Mapping[str, Any]) -> float:
+def pixels(about: Mapping[str, Any]) -> Pixels | None:
+  """Returns how transformers normalises; None: there is no such file.
+
+  Args:
+    about: As `complete` returns it.
+
+  Raises:
+    ValueError: Values have other types, or `rescale_factor` is none.
+  """
+  if not about:
+    return None
+  stated, white = typed(about), _white(typed(about))
+  mean, std = stated.image_mean or (0.5,) * 3, stated.image_std or (0.5,) * 3
+  if not stated.do_normalize:
+    mean, std = (0.0,) * 3, (1.0,) * 3
+  return Pixels(tuple(m / white for m in mean), tuple(s / white for s in std))
+
+
+def _white(stated: Preprocessor) -> float:
   """Returns the value that transformers gives to 255 before it normalises.
 
   Raises:
     ValueError: It is not within 0.001 and 255.
   """
-  stated = typed(about)
   if not stated.do_rescale:
     return 255.0
   white = 255.0 * stated.rescale_factor

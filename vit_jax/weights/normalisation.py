@@ -2,33 +2,114 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.weights.weights_file import LazyArray, Weights
+from vit_jax.options import nearest
+from vit_jax.weights.weights_file import LazyArray, Pixels, Weights
 
 
-def fold(
-  weights: Weights,
-  mean: Sequence[float] | None,
-  std: Sequence[float] | None,
-  white: float = 1.0,
-) -> Weights:
-  """Moves a normalisation of images into the patch embedding.
+# What publishers' images are normalised with, by the name that `mean` takes.
+class _Named(NamedTuple):
+  pixels: Pixels
+  used_by: str
 
-  The model was trained on (p - mean) / std of pixels p in [0, white]; it will
-  get x = 2 p / white - 1. With mean and std divided by white, the old input is
-  (x + 1 - 2 mean) / (2 std): the kernel is scaled, and the bias moved.
+
+NAMED = {
+  "half": _Named(Pixels((0.5,) * 3, (0.5,) * 3), "Google's, SigLIP"),
+  "imagenet": _Named(
+    Pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), "DINO, MAE, DeiT"
+  ),
+  "clip": _Named(
+    Pixels(
+      (0.48145466, 0.4578275, 0.40821073),
+      (0.26862954, 0.26130258, 0.27577711),
+    ),
+    "CLIP",
+  ),
+}
+HALF = NAMED["half"].pixels
+UNSTATED = (
+  "nothing states how images were normalised: mean and deviation 0.5 are"
+  " assumed, images in [-1, 1]. Others are stated by mean='imagenet' (DINO,"
+  " MAE, DeiT), 'clip' or numbers: vit_jax.load(..., mean=...), --mean=..., for"
+  " training --config.init_mean=..."
+)
+
+
+# As a user states a mean or a deviation.
+Statement = str | float | int | Sequence[float] | None
+
+
+def stated(
+  mean: Statement,
+  std: Statement,
+) -> Pixels | None:
+  """Returns a normalisation as a user states it; None: he states none.
 
   Args:
-    weights: Weights of the model.
-    mean, std: One number for each channel; None: 0.5.
-    white: What the library makes of the value 255 before it normalises.
+    mean: A name of `NAMED`, which stands for the deviation, too; or one number
+      for each channel, or one for all, of pixels in [0, 1]. As text, numbers
+      have commas between them.
+    std: Numbers, as `mean`; beside numbers as mean only.
+
+  Raises:
+    ValueError: One is missing, is no number, or has another number of channels.
+
+  Example:
+    >>> stated("0.5", "0.25,0.5,0.25").std
+    (0.25, 0.5, 0.25)
+  """
+  if mean is None and std is None:
+    return None
+  is_named = isinstance(mean, str) and mean in NAMED
+  if is_named and std is None:
+    return NAMED[mean].pixels
+  if is_named or mean is None or std is None:
+    raise ValueError(
+      f"mean, std: got {mean!r}, {std!r}, expected mean, one of"
+      f" {', '.join(NAMED)}; or mean and std as numbers of pixels in [0, 1]."
+    )
+  return Pixels(_three("mean", mean, -256.0), _three("std", std, 1e-4))
+
+
+def _three(name: str, value, low: float) -> tuple[float, float, float]:
+  """Returns a number for each channel, from `low` to 256."""
+  parts = value.split(",") if isinstance(value, str) else np.ravel(value)
+  try:
+    numbers = tuple(float(part) for part in parts)
+  except (TypeError, ValueError):
+    numbers = ()
+  if len(numbers) == 1:
+    numbers *= 3
+  if len(numbers) != 3 or not all(low <= n <= 256 for n in numbers):
+    names = f" or one of {', '.join(NAMED)}" if name == "mean" else ""
+    near = nearest(value, NAMED) if isinstance(value, str) else ""
+    raise ValueError(
+      f"{name}: got {value!r}, expected one number or three, of pixels in"
+      f" [0, 1]{names}.{near}"
+    )
+  return numbers
+
+
+def fold(weights: Weights) -> Weights:
+  """Moves the normalisation of images into the patch embedding.
+
+  The model was trained on (p - mean) / std of pixels p in [0, 1]; it will get
+  x = 2 p - 1. The old input is (x + 1 - 2 mean) / (2 std): the kernel is
+  scaled, and the bias moved.
+
+  Args:
+    weights: Weights of the model; where they state no normalisation, 0.5 and
+      0.5 are assumed, and a note says so.
 
   Raises:
     ValueError: The model has no patch embedding that could take it.
   """
-  mean, std = (np.asarray(v or [0.5] * 3) / white for v in (mean, std))
+  if weights.pixels is None:
+    return dataclasses.replace(weights, notes=(*weights.notes, UNSTATED))
+  mean, std = map(np.asarray, weights.pixels)
   if np.allclose(mean, 0.5) and np.allclose(std, 0.5):
     return weights
   if not np.all(std > 0):

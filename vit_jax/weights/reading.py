@@ -5,6 +5,7 @@ A new format is a module with `looks_like` and `read`, and a line in `NPZ` or
 """
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -19,8 +20,17 @@ from vit_jax import class_names
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import json_file
 from vit_jax.paths import file_in
-from vit_jax.weights import bit, download, google, hf, timm, timm_file
-from vit_jax.weights.identify import NEEDED
+from vit_jax.weights import (
+  assumed,
+  bit,
+  download,
+  google,
+  hf,
+  normalisation,
+  timm,
+  timm_file,
+)
+from vit_jax.weights.identify import NEEDED, identify
 from vit_jax.weights.npz_file import open_npz
 from vit_jax.weights.safetensors_file import (
   INDEX,
@@ -105,6 +115,8 @@ def read(
   *,
   grid: tuple[int, int] | None = None,
   options: Mapping[str, Any] | None = None,
+  mean: normalisation.Statement = None,
+  std: normalisation.Statement = None,
 ) -> Weights:
   """Reads weights of any known format; arrays are read on use.
 
@@ -115,11 +127,14 @@ def read(
       does not state them and whose grid is not square.
     options: Options of the model that have precedence over the file's, such as
       num_heads of a timm file of an unknown size, or cls_row.
+    mean, std: How images were normalised, as `normalisation.stated` takes it;
+      None: as the file states, or else 0.5 and 0.5, with a note.
 
   Raises:
     FileNotFoundError: Nothing is there.
     ValueError: The format is unknown or unsafe, or the file is damaged.
   """
+  stated = normalisation.stated(mean, std)
   file, options = download.local(path), dict(options or {})
   if not file.exists():
     raise FileNotFoundError(
@@ -130,6 +145,9 @@ def read(
   try:
     weights = read_path(file, options)
     _check_arrays(weights.params)
+    if stated is not None:
+      weights = dataclasses.replace(weights, pixels=stated)
+    weights = _whole(normalisation.fold(weights), grid, options)
   except ValueError as e:
     if download.is_remote(path):
       raise ValueError(
@@ -138,21 +156,51 @@ def read(
     if str(path) in str(e):
       raise
     raise ValueError(f"{path}: {e}") from None
-  options = weights.options | options
-  has_cls_row = (
-    POS_EMBEDDING in map(_without_block, weights.params)
-    and "cls" in weights.params
-    and options.get("cls_row", True)
+  return _with_classes(dataclasses.replace(weights, path=str(path)))
+
+
+def _whole(
+  weights: Weights,
+  grid: tuple[int, int] | None,
+  given: Mapping[str, Any],
+) -> Weights:
+  """Adds what the caller states, and what is assumed.
+
+  Args:
+    weights: Weights as their format states them.
+    grid: Rows and columns of the position table, if the caller states them.
+    given: Options that the caller states.
+
+  Raises:
+    ValueError: The arrays are of no model, or what they lack may be lost.
+  """
+  params, options = weights.params, weights.options | given
+  grid = grid or weights.grid
+  tables = {_without_block(name): a.shape for name, a in params.items()}
+  has_cls_row = "cls" in params and POS_EMBEDDING in tables
+  if has_cls_row and "cls_row" not in options:
+    if not _has_row_of_class(tables[POS_EMBEDDING][1], grid):
+      options["cls_row"] = False
+  has_cls_row = has_cls_row and options.get("cls_row", True)
+  weights = dataclasses.replace(
+    weights, grid=grid, options=options, has_cls_row=has_cls_row
   )
-  return _with_classes(
-    dataclasses.replace(
-      weights,
-      path=str(path),
-      grid=grid or weights.grid,
-      options=options,
-      has_cls_row=has_cls_row,
-    )
-  )
+  if "embedding/kernel" not in params or not NEEDED.keys() <= params.keys():
+    return weights  # no Transformer, or none that is whole
+  assumed.check_positions(weights, options)
+  notes = assumed.notes(weights, identify(params, options), given)
+  return dataclasses.replace(weights, notes=(*weights.notes, *notes))
+
+
+def _has_row_of_class(num_rows: int, grid: tuple[int, int] | None) -> bool:
+  """Whether a table beside a class token has a row for it, by its length.
+
+  A number and the next one are never both squares, so the table of a square
+  grid decides by itself. FlexiViT's has none, with a class token beside it.
+  """
+  if grid is not None:
+    return num_rows != math.prod(grid)
+  return math.isqrt(num_rows) ** 2 != num_rows
 
 
 def _with_classes(weights: Weights) -> Weights:
@@ -183,7 +231,10 @@ def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
     arrays = open_npz(file)
     for name, (looks_like, read_arrays) in NPZ.items():
       if looks_like(arrays):
-        return Weights(str(file), name, *read_arrays(arrays))
+        params, stated = read_arrays(arrays)
+        # Publishers of these formats have images in [-1, 1].
+        pixels = normalisation.HALF
+        return Weights(str(file), name, params, stated, pixels=pixels)
     raise ValueError(_unknown_names(file, arrays))
   if head[8:9] == b"{":
     return _read_safetensors(file, file, options)
@@ -214,7 +265,8 @@ def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
   params, _ = google.read({k: lazy(np.asarray(v)) for k, v in flat.items()})
   weights = Weights(str(folder), "checkpoint", params, metadata=metadata)
   if not isinstance(metadata, dict) or not model_of(metadata):
-    return dataclasses.replace(weights, metadata={})  # of another program
+    # Another program's.
+    return dataclasses.replace(weights, metadata={}, is_bare=True)
   return with_metadata(weights, metadata)
 
 

@@ -11,13 +11,14 @@ from typing import Any
 from vit_jax.config import json_file, model_from_dict
 from vit_jax.config.from_dict import at_least
 from vit_jax.options import shown
-from vit_jax.weights import eval_preprocessing, normalisation, timm
+from vit_jax.weights import eval_preprocessing, timm
 from vit_jax.weights.identify import identify
 from vit_jax.weights.safetensors_file import Safetensors
 from vit_jax.weights.weights_file import (
   METADATA_KEY,
   POS_EMBEDDING,
   Metadata,
+  Pixels,
   Weights,
   height_and_width,
   model_of,
@@ -83,6 +84,20 @@ class Images:
   crop_mode: str = "center"
   mean: tuple[float, float, float] | None = None
   std: tuple[float, float, float] | None = None
+
+  @property
+  def pixels(self) -> Pixels | None:
+    """The normalisation; None: it is not stated.
+
+    Raises:
+      ValueError: Half of it is.
+    """
+    if (self.mean is None) != (self.std is None):
+      stated, missing = ("mean", "std") if self.mean else ("std", "mean")
+      raise ValueError(
+        f"config.json: got {stated} without {missing}, expected both or none."
+      )
+    return None if self.mean is None else Pixels(self.mean, self.std)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,10 +196,12 @@ def read(file: Safetensors) -> Weights:
     grid=grid,
     image_size=size,
     class_names=config.images.label_names or None,
+    pixels=config.images.pixels,
+    is_bare=not file.config,
   )
   if size:
     weights = _with_preprocessing(weights, config)
-  return normalisation.fold(weights, config.images.mean, config.images.std)
+  return weights
 
 
 def _num_heads(metadata: Mapping[str, Any]) -> int | None:

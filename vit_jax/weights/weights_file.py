@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,6 +61,17 @@ def lazy(array: np.ndarray) -> LazyArray:
   return LazyArray(np.shape(array), array.dtype, lambda: array)
 
 
+class Pixels(NamedTuple):
+  """Normalisation of images: a model got (p - mean) / std of p in [0, 1].
+
+  One number for each channel. Images in [-1, 1] are mean 0.5, std 0.5; images
+  in 0 to 255 are mean 0, std 1 / 255.
+  """
+
+  mean: tuple[float, float, float]
+  std: tuple[float, float, float]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Preprocessing:
   ops: str | None = None
@@ -110,6 +121,9 @@ class Weights:
       None where it is unknown.
     loss: Loss of the head's training, as `config.objective.loss`; None:
       unknown.
+    pixels: How images were normalised; None: nothing states it.
+    is_bare: Whether nothing beside the arrays states the model, in a format
+      whose models differ.
     notes: Facts that a user should know.
     metadata: Everything else that a checkpoint states.
   """
@@ -125,6 +139,8 @@ class Weights:
   ops: str | None = None
   crop_share: float | None = None
   loss: str | None = None
+  pixels: Pixels | None = None
+  is_bare: bool = False
   notes: tuple[str, ...] = ()
   metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -180,5 +196,6 @@ def with_metadata(weights: Weights, metadata: Mapping[str, Any]) -> Weights:
     class_names=stated.class_names or None,
     ops=stated.preprocessing.ops,
     loss=loss,
+    pixels=Pixels((0.5,) * 3, (0.5,) * 3),
     notes=notes,
   )

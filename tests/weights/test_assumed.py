@@ -1,0 +1,209 @@
+"""What no array states: assumed in one line, stated by the user, or refused."""
+
+import json
+
+import numpy as np
+import pytest
+from foreign import random_params
+from weight_files import (
+  MODEL,
+  hf_folder,
+  message,
+  nested,
+  orbax,
+  our_params,
+  save,
+)
+
+import vit_jax
+from vit_jax import weights
+from vit_jax.config import model_config
+from vit_jax.weights import normalisation, safetensors_file, timm
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def _timm(path, params=None, model=MODEL):
+  arrays = timm.write(params or our_params(), model)
+  safetensors_file.write(path, arrays, {})
+  return path
+
+
+def load(path, **options):
+  return vit_jax.load(path, verbose=False, num_heads=4, **options)
+
+
+# Pixels.
+
+
+def test_images_that_nothing_describes(tmp_path):
+  """A bare file says so; a stated normalisation is that of its training."""
+  path = _timm(tmp_path / "x.safetensors")
+  bare = load(path)
+  assert normalisation.UNSTATED in bare.report.notes
+  pixels = np.random.default_rng(0).uniform(0, 1, (1, 32, 32, 3)).astype("f")
+  trained_on = (pixels - np.float32(IMAGENET[0])) / np.float32(IMAGENET[1])
+  # The bare model gets what it was trained on, whatever the range is.
+  expected, _ = bare(trained_on.astype("f"))
+  for mean, std in (
+    ("imagenet", None),
+    IMAGENET,
+    (",".join(map(str, IMAGENET[0])), "0.229,0.224,0.225"),
+  ):
+    vit = load(path, mean=mean, std=std)
+    got, _ = vit(2 * pixels - 1)
+    # Values of about 1 after 2 blocks, rounded at 6e-8 in other orders.
+    np.testing.assert_allclose(got, expected, atol=2e-5)
+    assert normalisation.UNSTATED not in vit.report.notes
+
+
+def test_images_from_0_to_255(tmp_path):
+  path = _timm(tmp_path / "x.safetensors")
+  images = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 3))
+  small = {  # a kernel for values 128 times as large
+    k: v / 128 if k == "embedding/kernel" else v
+    for k, v in our_params().items()
+  }
+  raw = load(_timm(tmp_path / "raw.safetensors", small))
+  expected, _ = raw(images.astype("f"))
+  vit = load(tmp_path / "raw.safetensors", mean=0, std=1 / 255)
+  got, _ = vit((images / 127.5 - 1).astype("f"))
+  np.testing.assert_allclose(got, expected, atol=2e-5)
+  assert load(path, mean="half").report.notes == load(path).report.notes[1:]
+
+
+def test_every_file_that_states_no_pixels_says_so(tmp_path):
+  folder = hf_folder(tmp_path / "hf")
+  assert normalisation.UNSTATED not in weights.read(folder).notes
+  (folder / "preprocessor_config.json").unlink()
+  tree = orbax(tmp_path / "tree", nested(our_params()))
+  for path in (folder, tree):
+    assert normalisation.UNSTATED in weights.read(path).notes
+    stated = weights.read(path, mean="imagenet")
+    assert normalisation.UNSTATED not in stated.notes
+    assert "mean [0.485, 0.456, 0.406]" in " ".join(stated.notes)
+  # Google's files have images in [-1, 1].
+  assert not weights.read(save(tmp_path / "x.npz")).notes
+
+
+@pytest.mark.parametrize(
+  "mean, std, error",
+  [
+    ("imagnet", 1, "mean: got 'imagnet', expected one number or three, of"),
+    ("imagenet", "0.5", "mean, std: got 'imagenet', '0.5', expected mean, one"),
+    (0.5, None, "mean, std: got 0.5, None, expected mean, one of half,"),
+    (None, 0.5, "mean, std: got None, 0.5, expected mean, one of half,"),
+    ((0.5, 0.5), 0.5, "mean: got (0.5, 0.5), expected one number or three"),
+    (0.5, 0, "std: got 0, expected one number or three"),
+    ("0.5", "a,b,c", "std: got 'a,b,c', expected one number or three"),
+  ],
+)
+def test_a_normalisation_that_is_none(tmp_path, mean, std, error):
+  path = save(tmp_path / "x.npz")
+  assert message(path, mean=mean, std=std).startswith(error)
+
+
+# The model.
+
+
+def test_a_bare_file_says_what_its_model_is_taken_for(tmp_path):
+  path = _timm(tmp_path / "x.safetensors")
+  _, note = load(path).report.notes
+  assert note.startswith(
+    "nothing beside the arrays states the model: the class token as output,"
+    " gelu='erf', a square grid of patches"
+  )
+  _, note = load(path, gelu="tanh", grid=(4, 4)).report.notes
+  assert "the class token as output are assumed" in note
+  (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit"}))
+  assert len(load(path).report.notes) == 1  # of the pixels
+
+
+@pytest.mark.parametrize(
+  "image, options, resized, text",
+  [
+    # 16 patches are 8 x 2 as well as 4 x 4.
+    ((64, 16), {}, False, "16 positions is read as 8 x 2 patches, as the"),
+    ((64, 16), {"grid": (8, 2)}, False, None),
+    ((64, 16), {"grid": (4, 4)}, True, None),
+    ((32, 32), {}, False, None),
+    ((48, 48), {}, True, None),
+    ((64, 32), {}, True, None),
+  ],
+)
+def test_a_grid_of_two_readings(tmp_path, image, options, resized, text):
+  path = _timm(tmp_path / "x.safetensors")
+  vit = load(path, image_size=image, **options)
+  assert bool(vit.report.resized) == resized
+  said = [note for note in vit.report.notes if "positions" in note]
+  assert len(said) == (text is not None) and all(text in n for n in said)
+
+
+def test_a_grid_that_is_no_square(tmp_path):
+  """The images decide where a table has no square reading."""
+  model = model_config(
+    variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4, pool="gap"
+  )
+  params = random_params(model, 11, (16, 48))
+  path = _timm(tmp_path / "x.safetensors", params, model)
+  assert "got 12 patches" in message(path, num_heads=4)
+  vit = load(path, image_size=(16, 48))
+  assert not vit.report.resized
+  assert any("as 2 x 6, the grid of the images" in n for n in vit.report.notes)
+
+
+def test_published_grids_are_square(tmp_path):
+  """The images do not change how a published file is read, but it is said."""
+  vit = vit_jax.load(save(tmp_path / "x.npz"), image_size=(64, 16))
+  assert list(vit.report.resized.values()) == [((4, 4), (8, 2))]
+  (note,) = vit.report.notes
+  assert "is read as 4 x 4 patches, as in all published files" in note
+  assert "grid=(8, 2)" in note
+
+
+@pytest.mark.parametrize("grid, num_rows", [(None, 16), ((2, 8), 16)])
+def test_a_class_token_without_a_row(tmp_path, grid, num_rows):
+  """FlexiViT's table is square without a row for its class token."""
+  params = random_params(MODEL, 11, (32, 32))
+  table = "Transformer/posembed_input/pos_embedding"
+  params[table] = params[table][:, :num_rows]
+  safetensors_file.write(
+    tmp_path / "x.safetensors", timm.write(params, MODEL), {}
+  )
+  result = weights.read(
+    tmp_path / "x.safetensors", grid=grid, options={"num_heads": 4}
+  )
+  assert not result.has_cls_row and result.options["cls_row"] is False
+  vit = load(tmp_path / "x.safetensors", grid=grid)
+  assert vit.config.cls_row is False
+  assert vit.image_size[1] == (64 if grid else 32)
+
+
+def test_positions_that_may_be_lost(tmp_path):
+  table = "Transformer__posembed_input__pos_embedding"
+  path = save(tmp_path / "x.npz", **{table: None})
+  text = message(path, image_size=32)
+  assert "pos_embedding: missing beside a class token" in text
+  vit = vit_jax.load(path, posemb="none", image_size=32)
+  assert vit.config.posemb == "none"
+
+
+@pytest.mark.parametrize("is_stated", [True, False])
+def test_blocks_that_may_be_lost(tmp_path, is_stated):
+  """Size Ti has 12 blocks; of a size without a name nothing is known."""
+  model = model_config(variant="Ti/8", depth=3)
+  params = random_params(model, 4, (16, 16))
+  path = tmp_path / "x.npz"
+  np.savez(path, **params)
+  options = {"depth": 3} if is_stated else {}
+  vit = vit_jax.load(path, **options)
+  assert vit.config.depth == 3
+  said = "3 heads and an MLP of 768 are those of Ti, which has 12 blocks; the"
+  assert [said in note for note in vit.report.notes] == [True] * (not is_stated)
+  assert "depth: got 4, expected 3 by the arrays" in message(path, depth=4)
+  assert "blocks" not in str(weights.read(save(tmp_path / "own.npz")).notes)
+
+
+def test_blocks_that_a_config_counts(tmp_path):
+  folder = hf_folder(tmp_path / "m", num_hidden_layers=3)
+  assert "num_hidden_layers: got 3, expected the 2 blocks" in message(folder)

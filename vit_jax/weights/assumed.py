@@ -1,0 +1,83 @@
+"""What no array of a file tells: refused, or assumed and said in a note."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vit_jax.families import ModelConfig
+from vit_jax.families.vit import SIZES, ViTConfig
+from vit_jax.weights.weights_file import POS_EMBEDDING, Weights
+
+_OUTPUTS = {"token": "the class token", "gap": "the mean of the tokens"}
+
+
+def check_positions(weights: Weights, options: Mapping[str, Any]) -> None:
+  """Raises ValueError if a position table may be lost.
+
+  Published files without a class token and without a table have fixed
+  positions; beside a class token, all of them have a table.
+
+  Args:
+    weights: Weights under our names.
+    options: What the file and the user state.
+  """
+  params = weights.params
+  if "cls" in params and "posemb" not in options and not has_positions(params):
+    raise ValueError(
+      f"{POS_EMBEDDING}: missing beside a class token, expected a table of"
+      " positions: take a whole file. If the model has none, state what it has:"
+      " vit_jax.load(path, posemb='sincos2d') for fixed ones, posemb='none' for"
+      " none; vit-jax convert has --posemb."
+    )
+
+
+def has_positions(params: Mapping[str, Any]) -> bool:
+  """Whether there are learned positions, in a table or in every attention."""
+  return any("posembed_input/" in n or n.endswith("/offsets") for n in params)
+
+
+def notes(
+  weights: Weights, model: ModelConfig, options: Mapping[str, Any]
+) -> Iterator[str]:
+  """Yields a note for each thing that is assumed.
+
+  Args:
+    weights: The file, its grid and options included.
+    model: The model that `identify` finds.
+    options: Options that the user states.
+  """
+  if not isinstance(model, ViTConfig) or weights.metadata:
+    return
+  if "depth" not in options and weights.format != "hf":
+    yield from _lost_blocks(model)
+  if model.posemb == "sincos2d" and "posemb" not in options:
+    yield (
+      "the file has no table of positions: fixed ones are added, as in"
+      " big_vision's files without a class token (posemb='sincos2d')."
+    )
+  if weights.is_bare:
+    parts = [f"{_OUTPUTS[model.pool]} as output"] * (model.pool in _OUTPUTS)
+    parts += [f"gelu={model.gelu!r}"] * ("gelu" not in options)
+    if POS_EMBEDDING in weights.params and not weights.grid:
+      parts.append("a square grid of patches, if the images have no other")
+    if parts:
+      yield (
+        f"nothing beside the arrays states the model: {', '.join(parts)} are"
+        " assumed. vit_jax.load(path, gelu=..., grid=(rows, columns)) states"
+        " others."
+      )
+
+
+def _lost_blocks(model: ViTConfig) -> Iterator[str]:
+  """Yields a note if a known size has another number of blocks."""
+  for name, size in SIZES.items():
+    has = model.size
+    same = ("width", "mlp_dim", "num_heads")
+    if all(getattr(size, k) == getattr(has, k) for k in same):
+      if size.depth != has.depth:
+        yield (
+          f"width {has.width}, {has.num_heads} heads and an MLP of"
+          f" {has.mlp_dim} are those of {name}, which has {size.depth} blocks;"
+          f" the file has {has.depth}, and whether the last ones are lost no"
+          f" array tells. depth={has.depth} states that it is whole."
+        )
+      return
