@@ -168,6 +168,7 @@ class Config:
       "linear_probe": "ridge regression on the frozen features of data.split;"
       " the evaluator `val` chooses its penalty, and scores it as step 0",
     },
+  )
   init_mean: str | None = option(
     None,
     "how the images of init's training were normalised, if its file does not"
