@@ -2,6 +2,7 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from foreign import random_params
@@ -35,6 +36,7 @@ def load(path, **options):
 
 def _logits(vit, images):
   """Logits of any floats: `vit` itself takes [-1, 1] alone."""
+  images = jnp.asarray(images)
   return vit.model.apply({"params": vit.params}, images)[0]
 
 
