@@ -3,6 +3,7 @@
 import doctest
 import gzip
 import io
+import itertools
 import os
 import tarfile
 
@@ -19,12 +20,19 @@ from importable import (
 )
 from pyarrow import parquet
 
-from vit_jax.data.imports import KINDS, files, hugging_face, listing
+from vit_jax.data.imports import (
+  KINDS,
+  files,
+  hugging_face,
+  listing,
+  webdataset,
+)
 from vit_jax.data.imports.listing import Options
 
 
-def test_splits_that_mean_the_same_keep_their_names():
+def test_the_examples():
   assert doctest.testmod(hugging_face) == (0, 1)
+  assert doctest.testmod(webdataset) == (0, 2)
 
 
 def test_compressed_tars_are_read_forward(tmp_path, monkeypatch):
@@ -72,12 +80,71 @@ def test_tars_with_errors(tmp_path):
   errors = {e.key: e.error for e in entries if e.error}
   assert errors["0.tar/3"] == "has no label"
   assert errors["0.tar/4"] == "has 0 images"
-  assert errors["0.tar/5"] == "has 2 images"
+  assert errors["0.tar/5"] == (
+    "has 2 images, a.jpg, b.jpg: --image=ENDING chooses"
+  )
   assert errors["0.tar/0"] == "has the name of an earlier record"
   assert errors["1.tar"].startswith("is broken after 1 records: it is cut off")
   assert errors["3.tar"].startswith("is broken after 1 records: unexpected end")
   assert "is broken after 0 records" in errors["2.tar"]
   assert result.splits["train"].count == len(entries)
+
+
+def write_tar(path, names):
+  """Members with images and, where the name ends in .cls, labels 0 and 1."""
+  labels = itertools.cycle([b"0", b"1"])
+  with tarfile.open(path, "w") as tar:
+    for i, name in enumerate(names):
+      is_label = name.lower().endswith(".cls")
+      add(tar, name, next(labels) if is_label else encoded(i))
+
+
+# Members of a tar -> the name of each record, and the member that is its image.
+DOTS = {
+  "in all names": (
+    ["a/2.5_x.png", "a/2.5_x.cls", "a/2.5_Y.cls", "a/2.5_Y.jpg", "a/3.1.cls"],
+    {"a/2.5_x": 0, "a/2.5_Y": 3},
+  ),
+  "in one": (["a.png", "a.cls", "a.2.cls", "a.2.png"], {"a": 0, "a.2": 3}),
+  "labels last": (
+    ["1.a.png", "1.b.png", "1.a.cls", "1.b.cls"],
+    {"1.a": 0, "1.b": 1},
+  ),
+  "a second image": (
+    ["1.0.seg.png", "1.0.png", "1.0.cls", "1.1.png", "1.1.cls"],
+    {"1.0": 1, "1.1": 3},
+  ),
+  "a second label": (["1.png", "1.coarse.cls", "1.cls"], {"1": 0}),
+}
+
+
+@pytest.mark.parametrize("names, images", DOTS.values())
+def test_names_of_records_with_dots(names, images, tmp_path):
+  write_tar(tmp_path / "x.tar", names)
+  read = KINDS["webdataset:"](f"{tmp_path}/x.tar", Options())
+  entries = [e for e in read.splits["train"].entries() if not e.error]
+  assert {e.key: e.image for e in entries} == {
+    f"x.tar/{name}": encoded(i) for name, i in images.items()
+  }
+
+
+def test_the_image_of_a_record_is_chosen_and_said(tmp_path):
+  def read(image):
+    return KINDS["webdataset:"](str(tmp_path), Options(image=image))
+
+  write_tar(tmp_path / "x.tar", ["1.seg.png", "1.jpg", "1.cls"])
+  (plain,) = read(None).splits["train"].entries()
+  assert plain.image == encoded(1)
+  assert read(None).remarks == (
+    "the images are the members that end in jpg; for others: --image=seg.png",
+  )
+  for image in ("seg", ".seg.png"):
+    (other,) = read(image).splits["train"].entries()
+    assert other.image == encoded(0) and read(image).remarks == ()
+  write_tar(tmp_path / "x.tar", ["1.a.png", "1.b.png", "1.cls"])
+  for image, got in ((None, "none"), ("c", "'c', which is none")):
+    with pytest.raises(ValueError, match=f"--image: got {got} .* a.png, b.png"):
+      read(image)
 
 
 # Labels, given names -> names of the classes, and the class of each label.

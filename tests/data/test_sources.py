@@ -108,6 +108,21 @@ def test_a_data_set_that_is_not_there_comes_with_the_command(data_dir):
   )
 
 
+def test_another_version_on_disk_comes_with_its_name(tmp_path):
+  for name in ("cifar10", "own"):
+    folder = tmp_path / name / "1.0.0"
+    folder.mkdir(parents=True)
+    for file in ("features.json", "dataset_info.json"):
+      (folder / file).write_text("{}")
+  text = error("cifar10", "train", str(tmp_path))
+  assert f"in {tmp_path}/cifar10/3.0.2; on disk is cifar10:1.0.0. " in text
+  text = error("own:2.0.0", "train", str(tmp_path))
+  assert text.endswith("expected a version that is on disk: own:1.0.0.")
+  (tmp_path / "own/1.0.0/features.json").unlink()
+  text = error("own", "train", str(tmp_path))
+  assert f"but {tmp_path}/own/1.0.0 lacks features.json or" in text
+
+
 def test_an_unknown_data_set_gets_a_suggestion(data_dir, tmp_path, monkeypatch):
   text = error("cifar01", "train", data_dir)
   assert "got data set 'cifar01', expected a name that TFDS knows" in text

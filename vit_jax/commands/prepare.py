@@ -57,7 +57,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     help="splits to import, separated by commas (default: all that are found);"
     " for tars and parquet also train=PATTERN,validation=PATTERN of file names",
   )
-  parser.add_argument("--image", help="column of the images (csv, parquet, hf)")
+  parser.add_argument(
+    "--image",
+    help="column of the images (csv, parquet, hf), or their ending in tars:"
+    " --image=left.png",
+  )
   parser.add_argument("--label", help="column of the labels (csv, parquet, hf)")
   parser.add_argument(
     "--classes",

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
+from etils import epath
 
 from vit_jax.data import builders, order, splits
 from vit_jax.data.source import NotOnDisk, Source
@@ -133,6 +134,17 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
   except tfds.core.registered.DatasetNotFoundError:
     if os.path.isdir(dataset):
       raise is_folder from None
+    names, broken = _on_disk(dataset, data_dir)
+    if names:
+      raise ValueError(
+        f"got data set {dataset!r}, expected a version that is on disk:"
+        f" {' or '.join(names)}."
+      ) from None
+    if broken:
+      raise ValueError(
+        f"got data set {dataset!r}, but {' and '.join(broken)} lacks"
+        " features.json or dataset_info.json; copy the data set again."
+      ) from None
     known = {*known, *known_names()}
     raise ValueError(
       f"got data set {dataset!r}, expected a name that TFDS knows, such as"
@@ -146,6 +158,26 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
     raise ValueError(f"got data set {dataset!r}: {first}") from None
   finally:
     logging.set_verbosity(verbosity)
+
+
+def _on_disk(dataset: str, data_dir: str | None) -> tuple[list[str], list[str]]:
+  """Returns the versions of a data set that are on disk.
+
+  Returns:
+    Names that read the whole ones, such as "birds:1.0.0"; and the folders of
+    versions without metadata, as of copies that stopped half way.
+  """
+  name = dataset.partition(":")[0]
+  root = epath.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
+  names, broken = [], []
+  for version in tfds.core.utils.version.list_all_versions(root / name):
+    folder = root / name / str(version)
+    files = (folder / part for part in ("features.json", "dataset_info.json"))
+    if all(file.exists() for file in files):
+      names.append(f"{name}:{version}")
+    else:
+      broken.append(str(folder))
+  return names, broken
 
 
 def known_names() -> list[str]:
@@ -271,10 +303,12 @@ def _how_to_prepare(builder, dataset: str, data_dir: str | None) -> str:
   command = f"vit-jax prepare {shlex.quote(dataset)}"
   if data_dir:
     command += f" --data_dir={shlex.quote(data_dir)}"
+  names, _ = _on_disk(dataset, data_dir)
+  others = f"; on disk is {' or '.join(names)}" if names else ""
   text = (
     f"got data set {dataset!r}, which is not prepared: expected its records"
-    f" in {builder.data_dir}. vit_jax downloads nothing by itself; to do it"
-    f" once, run: {command}"
+    f" in {builder.data_dir}{others}. vit_jax downloads nothing by itself; to"
+    f" do it once, run: {command}"
   )
   if needed := manual_files(builder)[1]:
     text += f" --manual_dir=FOLDER (in which you put {needed})"

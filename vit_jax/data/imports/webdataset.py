@@ -5,14 +5,16 @@ before the images, take only a tar's headers. The library `webdataset` is
 made for streams and would add its own shuffling.
 
 A member's name up to the first dot after the last slash is the record's name;
-the rest is the extension: that of an image (.jpg, .png, ...), or `.cls`, the
-label, a number or the name of a class. Hidden members, such as `._1.jpg` of
-macOS, are no records.
+the rest is the ending: that of an image (.jpg, .seg.png, ...), or `.cls`, the
+label, a number or the name of a class. Where names of records have dots
+themselves, that of the label decides: 1.5_a.cls and 1.5_a.png are the record
+1.5_a. Hidden members, such as `._1.jpg` of macOS, are no records.
 """
 
+import collections
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from vit_jax.data.imports import files, tars
 from vit_jax.data.imports.listing import (
@@ -28,7 +30,7 @@ IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm")
 LABEL = "cls"
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
-# Extension -> member, or its contents if the tar is compressed.
+# Ending -> member, or its contents if the tar is compressed.
 _Members = dict[str, tarfile.TarInfo | bytes]
 
 
@@ -36,12 +38,14 @@ def scan(path: str, options: Options) -> Listing:
   """Lists tars; reads all headers and labels, but no image.
 
   Raises:
-    ValueError: No tars, no labels in them, or an option for other kinds.
+    ValueError: No tars, no labels in them, no single image in any record, or an
+      option for other kinds.
   """
-  why = f"webdataset:{path}, whose images and labels have fixed endings"
-  check_unused(options, ("image", "label"), why)
+  why = f"webdataset:{path}, whose labels have a fixed ending"
+  check_unused(options, ("label",), why)
   by_split = files.by_split(path, SUFFIXES, options, "webdataset:")
   labels, counts = set(), {}
+  endings, chosen = collections.Counter(), collections.Counter()
   for split, paths in by_split.items():
     counts[split] = 0
     for tar_path in paths:
@@ -49,20 +53,42 @@ def scan(path: str, options: Options) -> Listing:
         counts[split] += 1
         if members and LABEL in members:
           labels.add(_label(tar, members[LABEL]))
+        endings.update(_images(members or ()))
+        chosen.update(_chosen(members or (), options.image))
   if not labels:
     raise ValueError(
       f"got tars without labels in {path}, expected a member NAME.{LABEL}"
       " beside each image, with the number or the name of its class."
     )
+  listed = ", ".join(endings)
+  if endings and not chosen:
+    got = f"{options.image!r}, which is none" if options.image else "none"
+    raise ValueError(
+      f"--image: got {got} for webdataset:{path}, expected one ending of the"
+      f" images of a record: {listed}."
+    )
   classes = Classes(labels, options.classes, f"webdataset:{path}")
+  rest = [f"--image={ending}" for ending in endings if ending not in chosen]
+  remark = (
+    f"the images are the members that end in {', '.join(chosen)}; for others:"
+    f" {', '.join(rest)}"
+  )
 
   def split_of(split: str) -> Split:
-    return Split(counts[split], lambda: _entries(by_split[split], classes))
+    return Split(
+      counts[split], lambda: _entries(by_split[split], classes, options.image)
+    )
 
-  return Listing(classes.names, {split: split_of(split) for split in by_split})
+  return Listing(
+    classes.names,
+    {split: split_of(split) for split in by_split},
+    remarks=(remark,) if rest and not options.image else (),
+  )
 
 
-def _entries(paths: list[str], classes: Classes) -> Iterator[Entry]:
+def _entries(
+  paths: list[str], classes: Classes, wanted: str | None
+) -> Iterator[Entry]:
   root = os.path.commonpath(list(map(os.path.dirname, paths)))
   seen = set()
   for path in paths:
@@ -71,8 +97,12 @@ def _entries(paths: list[str], classes: Classes) -> Iterator[Entry]:
       if members is None:
         yield Entry(os.path.relpath(path, root or "."), error=name)
         continue
-      images = [m for e, m in members.items() if e.split(".")[-1] in IMAGES]
-      error = "" if len(images) == 1 else f"has {len(images)} images"
+      images, error = _chosen(members, wanted), ""
+      if len(images) != 1:
+        present = _images(members)
+        error = f"has {len(present)} images"
+        if len(present) > 1:
+          error += f", {', '.join(present)}: --image=ENDING chooses"
       error = "has the name of an earlier record" if key in seen else error
       seen.add(key)
       try:
@@ -82,9 +112,36 @@ def _entries(paths: list[str], classes: Classes) -> Iterator[Entry]:
         if label < 0:
           yield Entry(key, error=error or "has no label")
         else:
-          yield Entry(key, _read(tar, images[0]), label)
+          yield Entry(key, _read(tar, members[images[0]]), label)
       except tars.BROKEN as e:
         yield Entry(key, error=f"cannot be read: {e}")
+
+
+def _images(endings: Collection[str]) -> list[str]:
+  return [e for e in endings if e.split(".")[-1].lower() in IMAGES]
+
+
+def _chosen(endings: Collection[str], wanted: str | None) -> list[str]:
+  """Returns the ending of a record's image; none or several are an error.
+
+  Args:
+    endings: Those of all members of a record.
+    wanted: "left.png", or "left" for any format; None: the only image, or the
+      only one of a plain ending, as of .jpg beside .seg.png.
+
+  Example:
+    >>> _chosen(["jpg", "seg.png", "cls"], None)
+    ['jpg']
+    >>> _chosen(["left.png", "right.png", "cls"], "right")
+    ['right.png']
+  """
+  images = _images(endings)
+  if wanted is not None:
+    wanted = wanted.lower().removeprefix(".")
+    return [e for e in images if wanted in (e, e.rpartition(".")[0])]
+  plain = [e for e in images if "." not in e]
+  one = plain if len(plain) == 1 else images
+  return one if len(one) == 1 else []
 
 
 def _groups(
@@ -94,29 +151,59 @@ def _groups(
 
   The last one of a broken tar is (tar, error, None).
   """
-  tar, name, members, count = None, None, {}, 0
+  tar, count = None, 0
   try:
     with open(path, "rb") as file, tars.opened(file) as tar:
-      is_gzip = tars.is_gzip(tar)
-      for member in tars.file_members(tar):
-        # A name with bytes that are no text could not be written.
-        member_name = member.name.encode("utf-8", "replace").decode()
-        folder, base = os.path.split(member_name)
-        if base.startswith("."):
-          continue
-        stem, _, extension = base.partition(".")
-        stem = os.path.join(folder, stem)
-        if stem != name and members:
-          yield tar, name, members
-          count += 1
-          members = {}
-        name = stem
-        data = tars.read(tar, member) if is_gzip else member
-        members[extension.lower()] = data
-      if members:
-        yield tar, name, members
+      for name, members in _records(tar):
+        yield tar, name, {k.lower(): v for k, v in members.items()}
+        count += 1
   except tars.BROKEN as e:
     yield tar, f"is broken after {count} records: {e}", None
+
+
+def _records(tar: tarfile.TarFile) -> Iterator[tuple[str, _Members]]:
+  """Yields (name, members) of the records of a tar."""
+  is_gzip = tars.is_gzip(tar)
+  # Members with one name up to the first dot; and what the endings of a record
+  # begin with if its name, which its label has shown, has more dots.
+  name, members, more = None, {}, ""
+  for member in tars.file_members(tar):
+    # A name with bytes that are no text could not be written.
+    member_name = member.name.encode("utf-8", "replace").decode()
+    folder, base = os.path.split(member_name)
+    if base.startswith("."):
+      continue
+    stem, _, ending = base.partition(".")
+    stem = os.path.join(folder, stem)
+    if stem != name or (more and not ending.startswith(more)):
+      record, members = _divided(members, more)
+      if record:
+        yield f"{name}.{more[:-1]}", record
+      more = ""
+    if stem != name and members:
+      yield name, members
+      members = {}
+    name = stem
+    members[ending] = tars.read(tar, member) if is_gzip else member
+    before, dot, last = ending.rpartition(".")
+    if dot and last.lower() == LABEL:
+      more = before + dot
+  record, members = _divided(members, more)
+  if record:
+    yield f"{name}.{more[:-1]}", record
+  if members:
+    yield name, members
+
+
+def _divided(members: _Members, more: str) -> tuple[_Members, _Members]:
+  """Returns the members whose endings begin with `more`, and the others.
+
+  The first ones are a record only if there is an image among them.
+  """
+  record = {k[len(more) :]: v for k, v in members.items() if k.startswith(more)}
+  if not more or not _images(record):
+    return {}, members
+  return record, {k: v for k, v in members.items() if not k.startswith(more)}
 
 
 def _read(tar: tarfile.TarFile, member: tarfile.TarInfo | bytes) -> bytes:
