@@ -68,6 +68,56 @@ def test_classes_that_are_not_the_heads_are_refused():
     match(source(None, 3), Head(2))
 
 
+NUMBERED = ("0", "1", "10", "11", *DIGITS[2:])  # as folders are sorted
+WORDS = tuple("abcdefghijkl")
+
+
+def folder(names):
+  data = source(names)
+  data.name = "folder:v2"
+  return data
+
+
+@pytest.mark.parametrize(
+  "names, head_names, columns",
+  [
+    (NUMBERED, None, [0, 1, 10, 11, *range(2, 10)]),
+    # ImageNetV2 has some of the numbers in a subset.
+    (("10", "3"), None, [10, 3]),
+    # Counted from 1, or years: no columns of the head, but in this order.
+    (tuple(sorted(map(str, range(1, 13)))), None, [0, 9, 10, 11, *range(1, 9)]),
+    (("2019", "2020"), None, [0, 1]),
+  ],
+)
+def test_folders_named_by_numbers_on_a_head_without_names(
+  names, head_names, columns
+):
+  result = match(folder(names), Head(12, head_names))
+  assert result.columns.tolist() == columns
+  assert "matched by their numbers: the head has no names" in result.text
+
+
+@pytest.mark.parametrize(
+  "names, head_names",
+  [
+    (NUMBERED, WORDS),
+    (DIGITS, WORDS),  # in a folder they are names
+    (WORDS, tuple(map(str, range(12)))),
+  ],
+)
+def test_numbers_on_one_side_are_refused(names, head_names):
+  head = Head(12, head_names)
+  with pytest.raises(ValueError, match="config.evals.NAME.match=position"):
+    match(folder(names), head)
+  result = match(folder(names), head, by="position")
+  expected = map(int, names) if names != WORDS else range(12)
+  assert result.columns.tolist() == list(expected)
+  assert result.text.endswith("as match=position says")
+  # TFDS's placeholders stay no names.
+  if names == DIGITS:
+    assert "position alone" in match(source(names), head).text
+
+
 def test_imagenet_s_classes_in_words():
   wnids = class_names.imagenet1k()
   words = ["tench, Tinca tinca", "goldfish", *(f"w{i}" for i in range(998))]

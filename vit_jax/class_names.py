@@ -176,22 +176,28 @@ class Matching(NamedTuple):
   text: str
 
 
-def match(source, head: Head) -> Matching:
+def match(source, head: Head, by: str = "name") -> Matching:
   """Finds the column of every class of a data set, by name where possible.
 
   Where one side has no names, or only TFDS's placeholders "0", "1", ..., labels
-  are columns. The data set may have fewer classes than the head.
+  are columns; classes that are named by numbers are the columns of these
+  numbers (see `by_number`), in whatever order they are. The names of folders
+  are names, numbers or not. The data set may have fewer classes than the head.
 
   Args:
     source: Split of a data set: `name`, `num_classes`, `class_names`.
     head: The head whose columns are sought.
+    by: "name"; or "position", which ignores the head's names.
 
   Raises:
     ValueError: Both sides have names, and a class of the data set has no
       column, or no unique one; or the data set has more classes.
   """
   num, width = source.num_classes, head.num_classes
-  columns = by_name(source.class_names, head.class_names)
+  is_by_name = by == "name"
+  columns = None
+  if is_by_name:
+    columns = by_name(source.class_names, head.class_names)
   if columns is not None:
     text = (
       f"{num:,} of the head's {width:,} classes"
@@ -201,11 +207,12 @@ def match(source, head: Head) -> Matching:
     is_same = np.array_equal(columns, np.arange(num))
     order = "the same order" if is_same else "another order"
     return Matching(columns, f"{text}, matched by name; {order}")
+  are_names = bool if source.name.startswith("folder:") else _are_names
   are_named = {
-    f"data set {source.name!r}": _are_names(source.class_names),
-    "head": _are_names(head.class_names),
+    f"data set {source.name!r}": are_names(source.class_names),
+    "head": are_names(head.class_names),
   }
-  if all(are_named.values()):
+  if all(are_named.values()) and is_by_name:
     raise ValueError(_mismatch(source, head))
   if num > width:
     raise ValueError(
@@ -213,10 +220,16 @@ def match(source, head: Head) -> Matching:
       " the head."
     )
   nameless = " and the ".join(k for k, named in are_named.items() if not named)
+  why = f"the {nameless} has no names of classes"
+  if not is_by_name:
+    why = "as match=position says"
+  columns = by_number(source.class_names, width)
+  if columns is not None and _are_names(source.class_names):
+    text = f"{num:,} classes, matched by their numbers: {why}"
+    return Matching(columns, text)
   return Matching(
     np.arange(num, dtype=np.int32),
-    f"{num:,} classes, matched by position alone: the {nameless} has no names"
-    " of classes",
+    f"{num:,} classes, matched by position alone: {why}",
   )
 
 
@@ -247,6 +260,33 @@ def by_name(
   return None
 
 
+def by_number(
+  names: Sequence[str] | None, width: int
+) -> Int32[np.ndarray, " classes"] | None:
+  """Returns the column of each name that is a number; None: not all are.
+
+  It is the number, if a head of this width has all these columns, and
+  otherwise its place among the numbers. Folders are sorted as text, so that
+  "10" comes before "2".
+
+  Args:
+    names: Names of a data set's classes, by label.
+    width: Columns of the head.
+
+  Example:
+    >>> by_number(["0", "1", "10", "2"], 11), by_number(["10", "11", "9"], 3)
+    (array([ 0,  1, 10,  2], dtype=int32), array([1, 2, 0], dtype=int32))
+  """
+  if not names or not all(name.isdecimal() for name in names):
+    return None
+  numbers = np.array([int(name[:18]) for name in names])
+  if len(set(numbers)) < len(numbers):
+    return None  # as 1 and 01
+  if numbers.max() >= width:
+    numbers = np.argsort(np.argsort(numbers))
+  return numbers.astype(np.int32)
+
+
 def shortened(names: Sequence[str]) -> str:
   """Returns the first names, and how many follow: "cat, cow and 8 more"."""
   more = len(names) - SHOWN
@@ -261,6 +301,13 @@ def _are_names(names: Sequence[str] | None) -> bool:
 def _mismatch(source, head: Head) -> str:
   counts = collections.Counter(head.class_names)
   missing = [name for name in source.class_names if counts[name] != 1]
+  sides = (source.class_names, head.class_names)
+  by_position = ""
+  if any(all(name.isdecimal() for name in side) for side in sides):
+    by_position = (
+      " If the numbers are columns of the head:"
+      " config.evals.NAME.match=position."
+    )
   twice = "" if any(not counts[m] for m in missing) else " once"
   return (
     f"got {source.name!r}, of whose {source.num_classes:,} classes"
@@ -268,6 +315,7 @@ def _mismatch(source, head: Head) -> str:
     f" {shortened(missing)}; expected names of the head's {head.num_classes:,}"
     f" classes: {shortened(head.class_names)}. Name the classes as the head"
     " does, leave out the others, or fine-tune on this data set (config.init)."
+    f"{by_position}"
     " A few-shot evaluator needs no head: kind='fewshot', or"
     f" vit-jax evaluate --checkpoint=... --fewshot={source.name}."
   )

@@ -271,3 +271,17 @@ def test_halves_become_single_floats():
     )
   params, _ = adapt(file)
   assert {a.dtype for a in params.values()} == {np.dtype(np.float32)}
+
+
+def test_a_head_without_names_on_classes_named_by_numbers():
+  """Folders are sorted as text; the head's columns are in order of numbers."""
+  file = published()
+  names = ["0", "1", "10", *"23456789"]
+  params, report = adapt(
+    file, pre_logits=True, adapt_options=dict(class_names=names)
+  )
+  order = [0, 1, 10, *range(2, 10)]
+  np.testing.assert_array_equal(
+    params["head/kernel"], np.asarray(file.params["head/kernel"])[:, order]
+  )
+  assert "in the order of the data's, by number." in report.notes[-1]

@@ -10,10 +10,11 @@ import torch_libraries
 from PIL import Image
 from safetensors.numpy import save_file
 
+import vit_jax
 from vit_jax.config import model_config
 from vit_jax.data import pixels
 from vit_jax.models.posemb import sincos2d
-from vit_jax.weights import hf, hf_preprocessing
+from vit_jax.weights import hf, hf_preprocessing, safetensors_file
 from vit_jax.weights.weights_file import lazy
 
 TINY = dict(variant="B/8", width=24, depth=2, mlp_dim=40, num_heads=3)
@@ -437,3 +438,39 @@ def test_our_pixels_are_those_of_the_processor(transformers, name, about):
   # torchvision, where it is installed, has weights of 16 bits for bytes.
   off = np.abs(result - theirs("").astype(int))
   assert off.max() <= 1 and off.mean() < 0.01
+
+
+@pytest.mark.parametrize(
+  "problem, outputs, loss, has_head",
+  [
+    ("multi_label_classification", 3, "sigmoid", True),
+    ("single_label_classification", 3, "softmax", True),
+    (None, 3, "softmax", True),
+    ("regression", 3, "softmax", False),
+    (None, 1, "softmax", False),  # transformers trains one output so
+    ("multi_label_classification", 1, "sigmoid", True),
+  ],
+)
+def test_a_head_is_read_as_it_was_trained(
+  tmp_path, problem, outputs, loss, has_head
+):
+  params = foreign.random_params(model_config(**TINY), outputs, (32, 32))
+  arrays, config = hf.write(
+    params, model_config(**TINY), num_classes=outputs, image_size=(32, 32)
+  )
+  safetensors_file.write(tmp_path / "model.safetensors", arrays, {})
+  config["problem_type"] = problem
+  (tmp_path / "config.json").write_text(json.dumps(config))
+  vit = vit_jax.load(tmp_path, verbose=False)
+  assert vit.num_classes == outputs * has_head and vit.loss == loss
+  said = [note for note in vit.report.notes if "is a regression" in note]
+  assert len(said) == (not has_head)
+  image = np.zeros((32, 32, 3), np.uint8)
+  if not has_head:
+    with pytest.raises(ValueError, match="a model without a head"):
+      vit.predict(image)
+
+
+def test_an_unknown_problem_type_is_refused():
+  with pytest.raises(ValueError, match="problem_type: got 'x', expected one"):
+    hf.read_arrays({}, {"problem_type": "x"})

@@ -46,6 +46,15 @@ class ClassificationConfig(EvaluatorConfig):
     "decode|resize_small(256)|central_crop(224)", "preprocessing"
   )
 
+  match: str = option(
+    "name",
+    "how classes of the data find their column of the head",
+    {
+      "name": "by name, or by number or position if one side has no names",
+      "position": "by the number that names a class, or its position",
+    },
+  )
+
   scores_head: ClassVar[bool] = True
 
   def check(
@@ -53,7 +62,7 @@ class ClassificationConfig(EvaluatorConfig):
   ) -> Iterator[str]:
     """Yields an error if classes of the data are missing in the head."""
     try:
-      class_names.match(sources["split"], head)
+      class_names.match(sources["split"], head, self.match)
     except ValueError as e:
       yield f"{where}.dataset: {e}"
 
@@ -91,7 +100,7 @@ class Classification(Evaluator):
       few = min(source.num_examples, 2 * self.config.batch_size)
       source = dataclasses.replace(source, num_examples=few)
     self._source = source
-    columns, how = class_names.match(source, context.head)
+    columns, how = class_names.match(source, context.head, self.config.match)
     self.note += f", {how}"
     width = context.head.num_classes
     # Columns of the head that are scored; label of the data -> its position

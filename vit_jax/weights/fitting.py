@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.class_names import by_name, shortened
+from vit_jax.class_names import by_name, by_number, shortened
 from vit_jax.config import ModelConfig, model_config
 from vit_jax.families.resnet import BiTConfig
 from vit_jax.families.vit import ViTConfig
@@ -182,6 +182,9 @@ class _Fit:
         "the head is loaded: it has as many classes as the data, and no"
         " names of its own to compare."
       )
+      columns = by_number(class_names, len(class_names))
+      if columns is not None:
+        self._reorder_head(columns, "by number")
     elif loads and shapes and class_names and old_names:
       columns = by_name(class_names, old_names)
       if columns is None or len(columns) != len(old_names):
@@ -191,17 +194,23 @@ class _Fit:
           f" ({shortened(old_names)}; those of the data:"
           f" {shortened(class_names)})."
         )
-      elif not np.array_equal(columns, np.arange(len(columns))):
-        for path in ("head/kernel", "head/bias"):
-          array = self.params[path]
-          self.params[path] = array.then(
-            array.shape, lambda a: np.asarray(a)[..., columns]
-          )
-        self.notes.append(
-          "the head's classes were put in the order of the data's, by name."
-        )
+      else:
+        self._reorder_head(columns, "by name")
     if not loads:
       self._reinitialise(shapes, expected)
+
+  def _reorder_head(self, columns: np.ndarray, how: str) -> None:
+    """Puts the head's columns in the order of the data's classes."""
+    if np.array_equal(columns, np.arange(len(columns))):
+      return
+    for path in ("head/kernel", "head/bias"):
+      array = self.params[path]
+      self.params[path] = array.then(
+        array.shape, lambda a: np.asarray(a)[..., columns]
+      )
+    self.notes.append(
+      f"the head's classes were put in the order of the data's, {how}."
+    )
 
   def choose_parameters_of_objectives(self) -> None:
     """Loads the parameters that each objective adds to a network, or not."""

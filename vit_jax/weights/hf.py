@@ -54,7 +54,14 @@ GELUS = {
   "gelu_pytorch_tanh": "tanh",
   "gelu_python_tanh": "tanh",
 }
-MULTI_LABEL = "multi_label_classification"  # problem_type of a sigmoid
+MULTI_LABEL = "multi_label_classification"
+REGRESSION = "regression"
+# problem_type -> loss of the head's training.
+LOSSES = {
+  "single_label_classification": "softmax",
+  MULTI_LABEL: "sigmoid",
+  REGRESSION: None,
+}
 # Options of a ViT -> values that transformers' ViT supports.
 OPTIONS = {
   "pool": ("token",),
@@ -166,7 +173,9 @@ class Statements(NamedTuple):
   patch: Side of a patch, pixels.
   num_heads: Number of attention heads.
   class_names: Names in the order of the logits; None: LABEL_0, LABEL_1, ...
-  loss: "sigmoid"; None: not stated.
+  loss: "softmax" or "sigmoid"; None: not stated, or a regression.
+  is_regression: Whether the head's outputs are numbers, not classes. As in
+    transformers, a single output is one unless config.json states otherwise.
   """
 
   image_size: tuple[int, int]
@@ -174,6 +183,7 @@ class Statements(NamedTuple):
   num_heads: int
   class_names: tuple[str, ...] | None
   loss: str | None
+  is_regression: bool = False
 
 
 def looks_like(names: Iterable[str]) -> bool:
@@ -213,6 +223,13 @@ def read(file: Safetensors) -> Weights:
   about = json_file.read(file_in(folder, hf_preprocessing.FILE))
   about = hf_preprocessing.complete(about)
   ops = hf_preprocessing.ops_of(about, size)
+  notes = () if ops or not about else (hf_preprocessing.unlike(about, size),)
+  if stated.is_regression:
+    params = {k: v for k, v in params.items() if not k.startswith("head/")}
+    notes += (
+      "the head is left out: it is a regression (config.json: problem_type, or"
+      " a single output), whose numbers are no probabilities of classes.",
+    )
   return Weights(
     str(path),
     "hf",
@@ -220,11 +237,11 @@ def read(file: Safetensors) -> Weights:
     options,
     grid=(size[0] // stated.patch, size[1] // stated.patch),
     image_size=size,
-    class_names=stated.class_names,
+    class_names=None if stated.is_regression else stated.class_names,
     loss=stated.loss,
     ops=ops,
     pixels=hf_preprocessing.pixels(about),
-    notes=() if ops or not about else (hf_preprocessing.unlike(about, size),),
+    notes=notes,
   )
 
 
@@ -291,14 +308,22 @@ def read_arrays(
       "got both pooler and classifier, expected one of them: in transformers"
       " the classifier does not see the pooler's output. Remove pooler.dense."
     )
+  if read.problem_type not in (None, *LOSSES):
+    errors.append(
+      f"problem_type: got {read.problem_type!r}, expected one of"
+      f" {', '.join(LOSSES)}."
+    )
   if errors:
     raise ValueError("weights of Hugging Face: " + "\n".join(errors))
+  outputs = params["head/kernel"].shape[1] if "head/kernel" in params else 0
+  kind = read.problem_type or (REGRESSION if outputs == 1 else None)
   statements = Statements(
     height_and_width(read.image_size, "config.json: image_size"),
     patch[0],
     read.num_attention_heads,
     _class_names(read.id2label),
-    "sigmoid" if read.problem_type == MULTI_LABEL else None,
+    LOSSES.get(kind),
+    kind == REGRESSION and outputs > 0,
   )
   return params, options, statements
 

@@ -216,6 +216,11 @@ def _with_classes(weights: Weights) -> Weights:
     names = class_names.known(width)
     if sentence := class_names.describe(width):
       notes = (*notes, sentence)
+  if width == 1 and weights.loss is None:
+    notes += (
+      "the head has one output, which a softmax makes 1 for every image;"
+      " vit_jax.load(path, loss='sigmoid') reads it as a probability.",
+    )
   is_vit = "embedding/kernel" in weights.params
   loss = weights.loss or class_names.published_loss(width, is_vit)
   return dataclasses.replace(weights, class_names=names, loss=loss, notes=notes)
