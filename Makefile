@@ -6,7 +6,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python -m
 DEMO = runs/demo
 
-.PHONY: demo study faults test test-all test-nightly lint wheel test-wheel clean
+.PHONY: demo study own-images faults test test-all test-nightly lint wheel test-wheel clean
 
 $(VENV)/installed: pyproject.toml setup.py
 	$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 14) or sys.exit("got Python %d.%d, expected 3.11, 3.12 or 3.13; choose one with: make PYTHON=python3.12" % v[:2])'
@@ -62,6 +62,12 @@ test-all: $(VENV)/installed-parity
 # which docs/README.md has the last run of, and those that libtpu compiles.
 test-nightly: $(VENV)/installed-tpu
 	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m "nightly or not nightly" -o faulthandler_timeout=5400
+
+# Goes on where it was stopped: what has a line in docs/own_images.jsonl is not
+# run. Starts from the model of `make demo`.
+own-images: $(VENV)/installed-test
+	$(RUN) pip install --quiet --group own-images
+	$(VENV)/bin/python benchmarks/own_images.py $(DEMO)/pretrain
 
 # Kills, hangs and damages runs on purpose; docs/reliability.md has the last run.
 # Goes on where it was stopped: what has a line for this code is not run.

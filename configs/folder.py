@@ -14,7 +14,8 @@ augmentations, learning rates and how much is trained, see
 `vit_jax.sweep.trials`; an option of the command line is not tried. At the end,
 the better of probe and fine-tuned model is saved.
 All of this is decided on held-out images: the folder `val`, or, where that is
-the test or there is none, a tenth of `train`. The test is scored once, at the
+the test or there is none, a tenth of `train` (a fifth of fewer than 1,000
+images). The test is scored once, at the
 end: the folder `test`, or else `val`.
 Model and numerics are those of init; batch and length follow from the number
 of images (--config.total_epochs=3 --config.optim.warmup_steps=10 is shorter).
@@ -50,7 +51,10 @@ def get_config(arg: str = ""):
       return False
     return True
 
-  train, val = "train[:90%]", "train[90%:]"
+  # Of few images more are held out: 10 % of 100 would choose by chance.
+  few = opened.inspect(dataset, "train").num_examples < 1000
+  share = "80%" if few else "90%"
+  train, val = f"train[:{share}]", f"train[{share}:]"
   test = "test" if has("test") else "val"
   if test == "test" and has("val"):
     train, val = "train", "val"

@@ -69,17 +69,21 @@ def check_budget(text: str) -> None:
 
 
 def _frozen(param_names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-  """Returns what is trained -> the patterns of all other parameters."""
-  names = [*param_names]
-  tops = sorted({name.split("/")[0] for name in names} - {"head"})
-  frozen = {"head": tuple(p for top in tops for p in (top, f"{top}/*"))}
-  found = (re.match(r"(.*/encoderblock_\d+)/", name) for name in names)
-  blocks = sorted(
-    {match[1] for match in found if match},
-    key=lambda block: int(block.rsplit("_", 1)[1]),
+  """Returns what is trained -> the paths of all other parameters."""
+  names = sorted(param_names)
+  body = tuple(name for name in names if not name.startswith("head/"))
+  block_of = {
+    name: int(match[1])
+    for name in body
+    if (match := re.search(r"/encoderblock_(\d+)/", name))
+  }
+  if not block_of:
+    return {"head": body}
+  half = (max(block_of.values()) + 1) // 2
+  norm = "Transformer/encoder_norm/"
+  first = tuple(
+    name
+    for name in body
+    if block_of.get(name, -1) < half and not name.startswith(norm)
   )
-  if blocks:
-    first = [f"{block}/*" for block in blocks[: len(blocks) // 2]]
-    below = ("embedding/*", "cls", "Transformer/posembed_input/*", *first)
-    frozen = {"last half of the blocks": below, **frozen}
-  return frozen
+  return {"last half of the blocks": first, "head": body}

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax import linear_probe
+from vit_jax import experiment, linear_probe
 from vit_jax.config import (
   HELD_OUT,
   Config,
@@ -68,6 +68,8 @@ def choose(
   """
   folder = epath.Path(workdir)
   configs = {name: _with(config, o) for name, o in candidates.items()}
+  for candidate in configs.values():
+    experiment.setup(candidate)
   sizes = _rung_sizes(len(configs))
   if (folder / TRIALS).exists():
     record = json_file.read_as(Trials, folder / TRIALS)

