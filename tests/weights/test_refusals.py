@@ -1,12 +1,16 @@
 """Broken and foreign files are refused, with the reason and the path."""
 
+import gzip
 import pathlib
 import pickle
+import re
 import shutil
 import zipfile
 
+import flax
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from weight_files import (
   DATA,
   MODEL,
@@ -21,7 +25,7 @@ from weight_files import (
 import vit_jax
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import to_dict
-from vit_jax.weights import safetensors_file, timm
+from vit_jax.weights import others, safetensors_file, timm, wrappers
 from vit_jax.weights.weights_file import EXPECTED, lazy
 
 DENSE = "Transformer/encoderblock_1/MlpBlock_0/Dense_0/kernel"
@@ -122,6 +126,136 @@ def test_other_files(tmp_path, content, reason):
   assert message(path).startswith(f"got '{path}', which {reason}")
 
 
+@pytest.mark.parametrize(
+  "content, reason",
+  [
+    (flax.serialization.msgpack_serialize({"params": {"a": 1}}), "is msgpack"),
+    (flax.serialization.msgpack_serialize({"embedding": {}}), "is msgpack"),
+    (b"<!DOCTYPE html><html>404</html>", "is a web page (HTML)"),
+    (gzip.compress(bytes(99)), "is an archive (tar, gzip, ...); unpack it"),
+    (bytes(257) + b"ustar" + bytes(99), "is an archive"),
+    (b"\x08\x0a\x12\x08jax2onnx" + bytes(9), "looks like ONNX"),
+    (b"GGUF" + bytes(99), "is GGUF"),
+    (bytes(4) + b"TFL3" + bytes(99), "is TensorFlow Lite"),
+  ],
+)
+def test_files_of_other_programs(tmp_path, content, reason):
+  path = tmp_path / "model"
+  path.write_bytes(content)
+  assert f"got '{path}', which {reason}" in message(path)
+
+
+@pytest.mark.parametrize(
+  "names, reason",
+  [
+    (["flax_model.msgpack"], "from_flax=True"),
+    (["tf_model.h5"], "from_tf=True"),
+    (["adapter_model.safetensors"], "an adapter (LoRA of peft) without its"),
+    (
+      ["snapshots/abc/config.json"],
+      "expected one of its snapshots: ",
+    ),
+    (["config.json"], "with a config.json and without weights beside it"),
+  ],
+)
+def test_folders_of_other_programs(tmp_path, names, reason):
+  folder = tmp_path / "models--me--vit"
+  for name in ["config.json", *names]:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("{}")
+  assert reason in message(folder)
+  assert ("hf-hub:me/vit" in message(folder)) == (names[0][0] == "s")
+
+
+def test_a_file_of_a_variant_is_read(tmp_path):
+  folder = hf_folder(tmp_path / "m")
+  (folder / "model.safetensors").rename(folder / "model.fp16.safetensors")
+  assert vit_jax.load(folder, verbose=False).num_classes == 11
+
+
+@pytest.mark.parametrize(
+  "names, family",
+  [
+    (["conv_proj.weight", "encoder.layers.encoder_layer_0.x"], "torchvision's"),
+    (["layer1.0.conv1.weight", "bn1.running_mean"], "a ResNet of torchvision"),
+    (["visual.conv1.weight", "transformer.resblocks.0.x"], "a CLIP of OpenAI"),
+    (
+      ["vision_model.embeddings.class_embedding", "v.pre_layrnorm.weight"],
+      "CLIP of Hugging Face",
+    ),
+    (
+      [
+        "vision_model.embeddings.patch_embedding.weight",
+        "vision_model.encoder.layers.0.self_attn.q_proj.weight",
+        "text_model.x",
+      ],
+      "SigLIP of Hugging Face",
+    ),
+    (["layer.0.attention.q_proj.weight"], "DINOv3"),
+  ],
+)
+def test_models_of_other_libraries_are_named(tmp_path, names, family):
+  path = tmp_path / "x.safetensors"
+  arrays = {name: np.ones(3, "f") for name in names}
+  safetensors_file.write(path, arrays, {})
+  (tmp_path / "config.json").write_text('{"model_type": "a_b"}')
+  expected = f": the arrays are those of {family}"
+  assert expected in message(path) and "(config.json: a_b)" in message(path)
+  assert others.family_of(["x"], {"model_type": "a_b"}).endswith("'a_b'")
+  assert others.family_of(["x"], {}) is None
+
+
+@pytest.mark.parametrize(
+  "rename",
+  [
+    lambda n: "module." + n,
+    lambda n: "model." + n,
+    lambda n: "encoder." + n,
+    lambda n: "teacher.backbone." + n,
+    lambda n: "visual.trunk." + n,
+    lambda n: re.sub(r"^blocks\.(\d+)", r"blocks.\1.\1", n),  # DINOv2's chunks
+  ],
+)
+def test_names_around_a_model_are_taken_off(tmp_path, rename):
+  arrays = timm.write(our_params(), MODEL)
+  path = tmp_path / "x.safetensors"
+  safetensors_file.write(path, {rename(n): a for n, a in arrays.items()}, {})
+  vit = vit_jax.load(path, num_heads=4, verbose=False)
+  for name, array in flatten_dict(vit.params, sep="/").items():
+    np.testing.assert_array_equal(array, our_params()[name])
+  assert "taken off" in vit.report.notes[0] or "chunks" in vit.report.notes[0]
+
+
+def test_hugging_face_s_names_in_a_wrapper(tmp_path):
+  folder = hf_folder(tmp_path / "m")
+  file = folder / "model.safetensors"
+  arrays = {
+    f"model.{n}": np.asarray(a)
+    for n, a in safetensors_file.open_safetensors(file)[0].items()
+  }
+  safetensors_file.write(file, arrays, {})
+  vit = vit_jax.load(folder, verbose=False)
+  assert "the prefix 'model.' was taken off" in vit.report.notes[0]
+
+
+def test_arrays_beside_a_wrapped_model():
+  names = ["patch_embed.proj.weight", "blocks.0.norm1.weight"]
+
+  def unwrapped(*names):
+    return wrappers.unwrapped({n: lazy(np.ones(3, "f")) for n in names})
+
+  teacher = [f"teacher.backbone.{n}" for n in names]
+  known = ["teacher.dino_head.mlp.0.weight", "logit_scale", "text.ln.weight"]
+  arrays, (note,) = unwrapped(*teacher, *known)
+  assert list(arrays) == names and "and left out 'teacher.dino_head" in note
+  with pytest.raises(ValueError, match="got 1 arrays beside the model, whose"):
+    unwrapped(*teacher, "fc.weight")
+  student = [f"student.backbone.{n}" for n in names]
+  with pytest.raises(ValueError, match="p = 'teacher.backbone.'; safetensors"):
+    unwrapped(*teacher, *student)
+  assert unwrapped(*names, "head.weight")[1] == ()
+
+
 def test_arrays_of_other_models(tmp_path):
   path = tmp_path / "x.npz"
   np.savez(path, conv1=np.ones((7, 7, 3, 64)), fc=np.ones((64, 10)))
@@ -130,7 +264,7 @@ def test_arrays_of_other_models(tmp_path):
     f" {EXPECTED}."
   )
   np.savez(path)
-  assert "with 0 arrays, such as none, of no model" in message(path)
+  assert "a zip without arrays (.npy) in it; unpack it" in message(path)
   path = tmp_path / "x.safetensors"
   safetensors_file.write(path, {"conv1.weight": np.ones(3, "f")}, {})
   assert f"'{path}' with 1 arrays, such as conv1.weight, of" in message(path)
@@ -180,7 +314,7 @@ def test_pickles_in_other_files_are_never_run(tmp_path):
     save(tmp_path / "x.npz", head__bias=objects)
   )
   np.save(tmp_path / "x.npy", objects)
-  assert "is neither .npz nor .safetensors" in message(tmp_path / "x.npy")
+  assert "is a single array (.npy)" in message(tmp_path / "x.npy")
   folder = hf_folder(tmp_path / "m")
   (folder / "model.safetensors").unlink()
   (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Touch(trace)))

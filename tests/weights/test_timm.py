@@ -99,8 +99,9 @@ def test_attention_without_biases_gets_zeros():
       "weights of timm: got 8 arrays without a place in our models:"
       " 'blocks.0.ls1.gamma', 'blocks.1.ls1.gamma', 'blocks.2.ls1.gamma',"
       " 'blocks.3.ls1.gamma', 'blocks.4.ls1.gamma', 'blocks.5.ls1.gamma' and 2"
-      " more. They belong to LayerScale; register tokens: no such part in"
-      " vit_jax. Take weights of a plain ViT, of its hybrids, or of BiT.",
+      " more. They belong to LayerScale (DINOv2, DeiT III); register tokens"
+      " (DINOv2, DINOv3): no such part in vit_jax. Take weights of a plain ViT,"
+      " of its hybrids, or of BiT.",
     ),
     (["dist_token"], "the distillation token of DeiT"),
   ],

@@ -313,6 +313,12 @@ def read_arrays(
       f"problem_type: got {read.problem_type!r}, expected one of"
       f" {', '.join(LOSSES)}."
     )
+  if len(errors) == 1 and read.model_type not in MODEL_TYPES:
+    errors.append(
+      "All its arrays have a place in a ViT. Where that class computes as a ViT"
+      " does (vit_msn, ijepa, a vit_mae without its decoder), write model_type"
+      " 'vit' into a copy of config.json."
+    )
   if errors:
     raise ValueError("weights of Hugging Face: " + "\n".join(errors))
   outputs = params["head/kernel"].shape[1] if "head/kernel" in params else 0

@@ -27,8 +27,10 @@ from vit_jax.weights import (
   google,
   hf,
   normalisation,
+  others,
   timm,
   timm_file,
+  wrappers,
 )
 from vit_jax.weights.identify import NEEDED, identify
 from vit_jax.weights.npz_file import open_npz
@@ -87,16 +89,6 @@ SAFETENSORS = {
   "hf": SafetensorsFormat(hf.looks_like, hf.read),
 }
 
-# Kinds of files that are refused, by their first bytes.
-REFUSED = (
-  (
-    rb"\x80[\x02-\x05]",
-    "is a pickle, which may run any code and is never loaded; save it as"
-    " .safetensors where it comes from",
-  ),
-  (rb"\x89HDF", "is HDF5 (Keras); save the weights as .npz"),
-  (rb"version https://git-lfs", "is a pointer of git-lfs; run git lfs pull"),
-)
 # Number of dimensions of the arrays whose shapes decide the model.
 RANKS = {
   "cls": 3,
@@ -228,10 +220,7 @@ def _with_classes(weights: Weights) -> Weights:
 
 def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
   with file.open("rb") as stream:
-    head = stream.read(64)
-  for pattern, what in REFUSED:
-    if re.match(pattern, head):
-      raise ValueError(f"got {str(file)!r}, which {what}.")
+    head = stream.read(512)
   if head[:2] == b"PK":
     arrays = open_npz(file)
     for name, (looks_like, read_arrays) in NPZ.items():
@@ -240,9 +229,16 @@ def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
         # Publishers of these formats have images in [-1, 1].
         pixels = normalisation.HALF
         return Weights(str(file), name, params, stated, pixels=pixels)
+    if not arrays:
+      raise ValueError(
+        f"got {str(file)!r}, a zip without arrays (.npy) in it; unpack it, and"
+        f" give the model's file or folder: {EXPECTED}."
+      )
     raise ValueError(_unknown_names(file, arrays))
   if head[8:9] == b"{":
     return _read_safetensors(file, file, options)
+  if what := others.kind_of(head):
+    raise ValueError(f"got {str(file)!r}, which {what}.")
   raise ValueError(
     f"got {str(file)!r}, which is neither .npz nor .safetensors"
     f"{' but empty' if not head else ''}; {EXPECTED}."
@@ -253,14 +249,16 @@ def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
   for name in ("model.safetensors", INDEX):
     if (folder / name).exists():
       return _read_safetensors(folder, file_in(folder, name), options)
-  if (folder / "pytorch_model.bin").exists():
-    raise ValueError(
-      f"got {str(folder)!r} with pytorch_model.bin, a pickle, which may run any"
-      " code and is never loaded; expected model.safetensors: save it with"
-      " save_pretrained(..., safe_serialization=True)."
-    )
+  variants = sorted(p.name for p in folder.glob("model.*.safetensors"))
+  if len(variants) == 1:  # such as model.fp16.safetensors
+    return _read_safetensors(folder, file_in(folder, variants[0]), options)
+  if error := others.of_folder(folder):
+    raise ValueError(error)
   nested, metadata = checkpointer.load_tree(str(folder))
-  if isinstance(nested.get("params"), dict):  # of a training state
+  for key in ("state", "model"):  # of a training state
+    if isinstance(nested.get(key), dict) and "params" in nested[key]:
+      nested = nested[key]
+  if isinstance(nested.get("params"), dict):
     nested = nested["params"]
   flat = flax.traverse_util.flatten_dict(nested, sep="/")
   if other := [k for k, v in flat.items() if not hasattr(v, "shape")]:
@@ -286,18 +284,26 @@ def _read_safetensors(
     options: Options that the user stated.
   """
   arrays, metadata = open_safetensors(file)
+  arrays, notes = wrappers.unwrapped(arrays)
+  config = json_file.read(file_in(file.parent, "config.json"))
   for looks_like, read_file in SAFETENSORS.values():
     if looks_like(arrays):
-      config = json_file.read(file_in(file.parent, "config.json"))
-      return read_file(Safetensors(path, arrays, metadata, config, options))
-  raise ValueError(_unknown_names(path, arrays))
+      file = Safetensors(path, arrays, metadata, config, options)
+      weights = read_file(file)
+      return dataclasses.replace(weights, notes=(*notes, *weights.notes))
+  raise ValueError(_unknown_names(path, arrays, config))
 
 
-def _unknown_names(path: epath.Path, arrays: dict[str, LazyArray]) -> str:
+def _unknown_names(
+  path: epath.Path,
+  arrays: dict[str, LazyArray],
+  config: Mapping[str, Any] | None = None,
+) -> str:
   some = ", ".join(sorted(arrays)[:4]) or "none"
+  family = others.family_of(arrays, config or {})
   return (
     f"got {str(path)!r} with {len(arrays)} arrays, such as {some}, of no model"
-    f" that we know; {EXPECTED}."
+    f" that we know{f': {family}' if family else ''}; {EXPECTED}."
   )
 
 

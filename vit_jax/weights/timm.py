@@ -146,10 +146,11 @@ def _count_units(names: Iterable[str], regex: str, first: int) -> list[int]:
 # Names of arrays that our models have no place for -> what they are part of.
 PARTS = (
   (r"dist_token|head_dist", "the distillation token of DeiT"),
-  (r"\.ls[12]\.|\.gamma_[12]$", "LayerScale"),
-  (r"reg_token", "register tokens"),
+  (r"\.ls[12]\.|\.gamma_[12]$", "LayerScale (DINOv2, DeiT III)"),
+  (r"mask_token", "masked image modelling"),
+  (r"reg(ister)?_token|storage_token", "register tokens (DINOv2, DINOv3)"),
   (r"[qk]_norm\.", "norms of queries and keys"),
-  (r"rope|freqs", "rotary positions"),
+  (r"rope|freqs", "rotary positions (DINOv3, EVA-02)"),
   (r"rel_pos|relative_position", "relative positions in timm's form"),
   (r"\.[qkv]_bias$", "biases of queries and values (BEiT, EVA)"),
   (r"mlp\.(w12|w[123]|fc1_[gx]|norm)\.", "a gated MLP (SwiGLU)"),

@@ -1,0 +1,183 @@
+"""Files of other programs: recognised, and refused with what can be done."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from etils import epath
+
+# Kinds of files, by their first bytes.
+CONTENTS = (
+  (
+    rb"\x80[\x02-\x05]",
+    "is a pickle, which may run any code and is never loaded; save it as"
+    " .safetensors where it comes from",
+  ),
+  (rb"\x89HDF", "is HDF5 (Keras); save the weights as .npz"),
+  (rb"version https://git-lfs", "is a pointer of git-lfs; run git lfs pull"),
+  (
+    rb"(?i)\s*<(!doctype|html|\?xml)",
+    "is a web page (HTML), not weights: the download failed; fetch it again",
+  ),
+  (
+    rb"\x1f\x8b|BZh|\xfd7zXZ|.{257}ustar",
+    "is an archive (tar, gzip, ...); unpack it, and give what is in it",
+  ),
+  (rb"GGUF", "is GGUF (llama.cpp); take the model's .safetensors"),
+  (rb".{4}TFL3", "is TensorFlow Lite; take the weights it was made of"),
+  (rb"\x93NUMPY", "is a single array (.npy), not a .npz or .safetensors"),
+  (
+    # A map whose keys are names: of one byte length, or longer.
+    rb"([\x81-\x8f]|\xde..|\xdf....)([\xa1-\xbf]|\xd9.)[A-Za-z_]",
+    "is msgpack (flax.serialization). Save it as .npz:"
+    " tree = flax.serialization.msgpack_restore(open(SRC, 'rb').read());"
+    " np.savez(DST, **flax.traverse_util.flatten_dict(tree.get('params', tree),"
+    " sep='/')). Hugging Face's flax_model.msgpack has other names: see there",
+  ),
+  (
+    rb"\x08[\x01-\x20]",
+    "looks like ONNX (protobuf); take the weights it was made of",
+  ),
+)
+
+
+def kind_of(head: bytes) -> str | None:
+  """Returns what a file is, by its first 512 bytes; None: it is not known."""
+  found = (what for start, what in CONTENTS if re.match(start, head, re.DOTALL))
+  return next(found, None)
+
+
+# Files in a folder of a model without model.safetensors -> what can be done.
+_FILES = (
+  (
+    "adapter_model.safetensors",
+    "an adapter (LoRA of peft) without its model; merge it: model ="
+    " PeftModel.from_pretrained(...).merge_and_unload();"
+    " model.save_pretrained(DST)",
+  ),
+  (
+    "pytorch_model.bin",
+    "a pickle, which may run any code and is never loaded; expected"
+    " model.safetensors: save it with save_pretrained(...,"
+    " safe_serialization=True)",
+  ),
+  (
+    "flax_model.msgpack",
+    "msgpack of Flax; expected model.safetensors, with transformers 4:"
+    " ViTModel.from_pretrained(SRC, from_flax=True).save_pretrained(DST)",
+  ),
+  (
+    "tf_model.h5",
+    "HDF5 of Keras; expected model.safetensors, with transformers 4:"
+    " ViTModel.from_pretrained(SRC, from_tf=True).save_pretrained(DST)",
+  ),
+  (
+    "model.onnx",
+    "a graph without the names of a model; take the weights it was made of",
+  ),
+  ("saved_model.pb", "a SavedModel of TensorFlow; save the weights as .npz"),
+)
+
+
+def of_folder(folder: epath.Path) -> str | None:
+  """Returns why a folder of another program has no weights for us.
+
+  Returns:
+    None: it is no such folder.
+  """
+  for name, what in _FILES:
+    if (folder / name).exists():
+      return f"got {str(folder)!r} with {name}, {what}."
+  if (folder / "snapshots").is_dir():
+    names = sorted(p.name for p in (folder / "snapshots").iterdir())
+    owner = folder.name.removeprefix("models--").replace("--", "/")
+    return (
+      f"got {str(folder)!r}, the root of a model in a hub's cache, expected one"
+      f" of its snapshots: {', '.join(f'snapshots/{n}' for n in names)}; or"
+      f" hf-hub:{owner}."
+    )
+  if (folder / "config.json").exists():
+    return (
+      f"got {str(folder)!r} with a config.json and without weights beside it,"
+      " expected model.safetensors."
+    )
+  return None
+
+
+class Family(NamedTuple):
+  """A model of another library.
+
+  name: The library and the model.
+  arrays: Regular expressions; each matches a name of its arrays.
+  advice: What can be done.
+  """
+
+  name: str
+  arrays: tuple[str, ...]
+  advice: str = "There is no such model here"
+
+
+# The first one whose arrays are all there names the file.
+FAMILIES = (
+  Family(
+    "torchvision's ViT",
+    (r"^conv_proj\.weight$", r"^encoder\.layers\.encoder_layer_0\."),
+    "Take the same model from timm (vit_base_patch16_224, ...), or rename the"
+    " arrays as timm does",
+  ),
+  Family(
+    "a ResNet of torchvision or timm with BatchNorm",
+    (r"(^|\.)layer1\.0\.conv1\.weight$", r"running_mean$"),
+    "ResNets here have GroupNorm: BiT (resnetv2_*_bit)",
+  ),
+  Family(
+    "a CLIP of OpenAI or OpenCLIP (two towers: images, texts)",
+    (r"(^|\.)visual\.(conv1|class_embedding)", r"resblocks\.0\."),
+    "Its image tower has a norm before the blocks, which no model here has",
+  ),
+  Family(
+    "the image tower of OpenAI's or OpenCLIP's CLIP",
+    (r"^conv1\.weight$", r"resblocks\.0\."),
+    "It has a norm before the blocks, which no model here has",
+  ),
+  Family(
+    "CLIP of Hugging Face",
+    (r"class_embedding$", r"pre_layrnorm\."),
+    "Its image tower has a norm before the blocks, which no model here has",
+  ),
+  Family(
+    "SigLIP of Hugging Face",
+    (r"(^|\.)embeddings\.patch_embedding\.weight$", r"self_attn\.q_proj\."),
+    "Take the same model from timm (vit_base_patch16_siglip_224, ...), or"
+    " big_vision's .npz: both are read",
+  ),
+  Family(
+    "DINOv3",
+    (r"(storage_tokens|rope_embed|layer\.0\.attention\.q_proj)",),
+    "It has rotary positions, registers and LayerScale: no model here does",
+  ),
+  Family("Swin", (r"relative_position_bias_table$", r"layers\.0\.blocks\.0\.")),
+  Family("ConvNeXt", (r"(dwconv|conv_dw|depthwise)\w*\.weight$",)),
+  Family(
+    "DeiT of Hugging Face",
+    (r"^(deit\.)?embeddings\.distillation_token$",),
+    "It has a distillation token, which no model here has",
+  ),
+  Family("Keras or TensorFlow", (r":0$|/kernel:0",)),
+)
+
+
+def family_of(names: Iterable[str], config: Mapping[str, Any]) -> str | None:
+  """Returns what model some arrays are of; None: it is not known.
+
+  Args:
+    names: Names of the arrays.
+    config: Contents of the config.json beside them; {}: there is none.
+  """
+  names = list(names)
+  stated = config.get("model_type") or config.get("architecture")
+  also = f" (config.json: {str(stated)[:60]})" if stated else ""
+  for family in FAMILIES:
+    if all(any(re.search(r, n) for n in names) for r in family.arrays):
+      return f"the arrays are those of {family.name}{also}. {family.advice}"
+  return f"config.json names {str(stated)[:60]!r}" if stated else None
