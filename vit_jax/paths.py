@@ -12,6 +12,16 @@ from etils import epath
 
 from vit_jax.options import shown
 
+# Lower case; macOS's archives, Synology, QNAP, Windows, Linux, Android, Python.
+_BY_PROGRAMS = {
+  "__macosx",
+  *("@eadir", "@tmp", "#recycle", "#snapshot"),
+  *("@recycle", "@recently-snapshot"),
+  *("$recycle.bin", "recycler", "system volume information", "found.000"),
+  *("lost+found", "lost.dir"),
+  "__pycache__",
+}
+
 
 def file_in(folder: epath.Path, name: str) -> epath.Path:
   """Returns the path of a file in a folder; it need not exist.
@@ -58,6 +68,14 @@ def printable(path: str | bytes | os.PathLike) -> str:
   return "".join(
     c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
   )
+
+
+def is_by_program(name: str) -> bool:
+  """Whether programs make folders of this name, beside a user's own ones.
+
+  Hidden ones, such as .thumbnails and .ipynb_checkpoints, are among them.
+  """
+  return name.startswith(".") or name.lower() in _BY_PROGRAMS
 
 
 def walk(root: str | os.PathLike) -> Iterator[tuple[str, list[str], list[str]]]:

@@ -159,7 +159,7 @@ def test_what_is_no_record_of_a_folder(tmp_path):
   }
   assert scored(source)["mask"].all()
   assert source.note().startswith(
-    f"'folder:{tmp_path}' has 4 files that are not read, since they are hidden"
+    f"'folder:{tmp_path}' has 4 files or folders that are not read, since"
   )
   assert "a/._1.png, a/.cache, a/.hidden.jpg, ..." in source.note()
 

@@ -121,6 +121,21 @@ def test_suffixes_in_any_case_and_deeper_folders_count(tmp_path):
   assert sizes == [8, 2]
 
 
+PROGRAMS = ("__MACOSX", "@eaDir", ".thumbnails", "$RECYCLE.BIN", "lost+found")
+
+
+@pytest.mark.parametrize("split", ["", "train/", "train/cat/"])
+def test_folders_that_programs_make_are_left_out_and_said(split, tmp_path):
+  for folder in ("train", "val"):
+    classes(tmp_path / folder, cat=2, dog=2)
+  for name in PROGRAMS:
+    write(tmp_path / split / name / "0.png")
+  opened = sources.open_source(f"folder:{tmp_path}", "train")
+  assert opened.class_names == ("cat", "dog") and opened.num_examples == 4
+  assert "has 5 files or folders that are not read" in opened.note()
+  assert "$RECYCLE.BIN" in opened.note()
+
+
 def test_errors_name_what_is_wrong(tmp_path):
   def error(path, split="train"):
     with pytest.raises(ValueError) as info:

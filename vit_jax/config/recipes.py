@@ -22,6 +22,9 @@ FEWSHOT_SETS = {
 def arguments(text: str, known: dict[str, str]) -> dict[str, str]:
   """Parses the argument of a config, "model=B/16,res=384".
 
+  A value may have commas: what follows one belongs to the value before it,
+  unless it begins with a name and "=".
+
   Args:
     text: The text after the colon.
     known: Name -> default.
@@ -32,10 +35,16 @@ def arguments(text: str, known: dict[str, str]) -> dict[str, str]:
   Example:
     >>> arguments("res=384", {"model": "B/16", "res": "224"})
     {'model': 'B/16', 'res': '384'}
+    >>> arguments("path=/a, b/c,res=8", {"path": "", "res": "224"})
+    {'path': '/a, b/c', 'res': '8'}
   """
-  values = dict(known)
+  values, key = dict(known), ""
   for part in text.split(",") if text else ():
-    key, _, value = part.partition("=")
+    name, equals, value = part.partition("=")
+    if key and not (equals and name.isidentifier()):
+      values[key] += f",{part}"
+      continue
+    key = name
     if key not in known:
       raise ValueError(
         f"got argument {key!r}, expected {', '.join(known)}."

@@ -6,7 +6,8 @@ Two layouts:
   /path/train/cat/1.jpg, /path/val/...     the folders are the splits
 
 Images are the files that end in one of `images.SUFFIXES`, in any case and of
-any format; hidden files are left out. Splits are `train`, `val` and `test`;
+any format; hidden files, and folders that programs make (`__MACOSX`, `@eaDir`),
+are left out. Splits are `train`, `val` and `test`;
 folders and configs may use any of the names in `SPLIT_FOLDERS`, in any case.
 
 To make splits, the files of every class are ordered by a hash of their names,
@@ -38,7 +39,7 @@ from vit_jax.data.source import (
 from vit_jax.data.splits import SPLIT_FOLDERS
 from vit_jax.data.tf_cpu import as_bytes, tf
 from vit_jax.options import nearest
-from vit_jax.paths import printable, walk
+from vit_jax.paths import is_by_program, printable, walk
 
 PREFIX = "folder:"
 _SPLIT_OF = {name: k for k, names in SPLIT_FOLDERS.items() for name in names}
@@ -157,8 +158,9 @@ def _remark(dataset: str, left_out: tuple[str, ...]) -> str:
     return ""
   first = ", ".join(map(printable, left_out[:3]))
   return (
-    f"{dataset!r} has {len(left_out):,} files that are not read, since they are"
-    f" hidden or end in none of {', '.join(SUFFIXES)}: {first}"
+    f"{dataset!r} has {len(left_out):,} files or folders that are not read,"
+    " since they are hidden, made by programs, or end in none of"
+    f" {', '.join(SUFFIXES)}: {first}"
     f"{', ...' * (len(left_out) > 3)}"
   )
 
@@ -180,7 +182,7 @@ def _scan(root: pathlib.Path, dataset: str, stamp: tuple[int, ...]):
 
   Returns:
     The names of the classes; for each split (path, class) of its records; and
-    the files that are no records.
+    the files that are no records, and folders that are not looked into.
   """
   del stamp
   if not root.is_dir():
@@ -188,7 +190,7 @@ def _scan(root: pathlib.Path, dataset: str, stamp: tuple[int, ...]):
       f"got data set {dataset!r}, but {root} is no folder; expected"
       " one folder of images per class in it."
     )
-  names, left_out = _subfolders(root), []
+  names, left_out = _subfolders(root), _by_programs(root)
   if folders := _split_folders(root, names, dataset):
     class_names, by_split = _given_splits(folders, dataset, left_out)
   else:
@@ -237,6 +239,8 @@ def _given_splits(
       f" {train.parent / 'val'} beside it (or {others}, in any case). To have"
       f" one made, name the folder of the classes: {PREFIX}{train}."
     )
+  for folder in folders.values():
+    left_out += [f"{folder.name}/{name}" for name in _by_programs(folder)]
   by_split = {
     split: _class_files(folder, _subfolders(folder), dataset, left_out)
     for split, folder in folders.items()
@@ -323,7 +327,14 @@ def _hint(root: pathlib.Path, files: _Files) -> str:
 def _subfolders(root: pathlib.Path) -> list[str]:
   with os.scandir(root) as entries:
     return sorted(
-      e.name for e in entries if e.is_dir() and not e.name.startswith(".")
+      e.name for e in entries if e.is_dir() and not is_by_program(e.name)
+    )
+
+
+def _by_programs(root: pathlib.Path) -> list[str]:
+  with os.scandir(root) as entries:
+    return sorted(
+      e.name for e in entries if e.is_dir() and is_by_program(e.name)
     )
 
 
@@ -331,11 +342,11 @@ def _images_in(root: pathlib.Path) -> tuple[list[str], list[str]]:
   """Returns the images in a folder, at any depth, and the other files.
 
   A link to nothing is among the images, so that it is named and counted. Hidden
-  files and folders are among the others.
+  files, and folders that programs make, are among the others.
   """
   images, others = [], []
   for folder, below, names in walk(root):
-    hidden = [name for name in below if name.startswith(".")]
+    hidden = [name for name in below if is_by_program(name)]
     below[:] = [name for name in below if name not in hidden]
     relative = os.path.relpath(folder, root)
     for name in (*hidden, *names):

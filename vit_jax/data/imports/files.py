@@ -7,7 +7,7 @@ import os
 import re
 
 from vit_jax.data.imports.listing import SPLIT_OF, SPLITS, Options
-from vit_jax.paths import walk
+from vit_jax.paths import is_by_program, walk
 
 
 def by_split(
@@ -83,7 +83,8 @@ def _files(
   """Returns the files, and the folder that names are relative to."""
   if os.path.isdir(path):
     files = []
-    for folder, _, names in walk(path):
+    for folder, below, names in walk(path):
+      below[:] = [name for name in below if not is_by_program(name)]
       files += [
         os.path.join(folder, name)
         for name in names
