@@ -164,7 +164,7 @@ def test_a_path_is_its_operations(path):
   [
     "decode|resize(32)|pad(4)",
     "decode_inception_crop(32)|flip_lr",
-    "decode|resize_small_torch(40)|central_crop(32)",
+    "decode|resize_small(40)|central_crop_torch(32)",
   ],
 )
 def test_other_operations_are_no_path(text):

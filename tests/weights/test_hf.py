@@ -349,7 +349,7 @@ def _assert_read(theirs, folder, image_size):
   "ops",
   [
     "resize_torch((24, 32))",
-    "resize_small_torch(36, 'bilinear')|central_crop_torch((24, 32))",
+    "resize_small_torch(36, 'bilinear')|central_crop((24, 32))",
   ],
 )
 def test_the_preprocessor_is_ours(transformers, tmp_path, ops):
@@ -408,18 +408,34 @@ def test_defaults_are_those_of_the_processor(
 @pytest.mark.parametrize(
   "name, about",
   [
+    ("CLIP", {"size": {"shortest_edge": 36}, "resample": 3}),
+    ("Bit", {"size": {"shortest_edge": 37}, "resample": 2}),
+    ("DeiT", {"size": 41, "resample": 3}),
+  ],
+)
+def test_crops_of_200_sizes_are_those_of_the_processor(
+  transformers, name, about
+):
+  """Half a pixel of the offset is rounded down; timm's is rounded to even."""
+  rng = np.random.default_rng(0)
+  about |= {"do_center_crop": True, "crop_size": 32}
+  theirs = getattr(transformers, f"{name}ImageProcessorPil")(**about)
+  plain = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
+  ops = hf_preprocessing.ops_of(about, (32, 32))
+  for height, width in rng.integers(20, 200, (200, 2)):
+    values = rng.integers(0, 256, (height, width, 3), np.uint8)
+    (got,) = theirs(Image.fromarray(values), **plain)["pixel_values"]
+    result = pixels.apply(values, ops).transpose(2, 0, 1)
+    np.testing.assert_array_equal(result, got, f"{height} x {width}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "name, about",
+  [
     ("ViT", {"size": 32, "resample": 2}),
     ("ViT", {"size": {"height": 32, "width": 48}, "resample": 3}),
     ("DeiT", {"size": 40, "do_center_crop": True, "crop_size": 32}),
-    (  # 53 x 36; with 55, half a pixel is rounded as by torchvision, not Pillow
-      "CLIP",
-      {
-        "size": {"shortest_edge": 36},
-        "do_center_crop": True,
-        "crop_size": 32,
-        "resample": 2,
-      },
-    ),
   ],
 )
 def test_our_pixels_are_those_of_the_processor(transformers, name, about):
@@ -437,7 +453,7 @@ def test_our_pixels_are_those_of_the_processor(transformers, name, about):
   np.testing.assert_array_equal(result, got)
   # torchvision, where it is installed, has weights of 16 bits for bytes.
   off = np.abs(result - theirs("").astype(int))
-  assert off.max() <= 1 and off.mean() < 0.01
+  assert off.max() <= 2 and off.mean() < 0.01
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_hugging_face_s_preprocessor(tmp_path, do_normalize):
 
 
 SQUARE = {"height": 40, "width": 40}
-CROPPED = "resize_small_torch(36)|central_crop_torch(32)"
+CROPPED = "resize_small_torch(36)|central_crop(32)"
 WHOLE = "resize_torch(32, 'bilinear')"
 ALL = dict(
   do_resize=True,
@@ -54,7 +54,7 @@ ALL = dict(
     (
       "",
       {"size": SQUARE, "do_center_crop": True, "crop_size": 32},
-      "resize_torch(40, 'bilinear')|central_crop_torch(32)",
+      "resize_torch(40, 'bilinear')|central_crop(32)",
     ),
     (
       "",
@@ -68,12 +68,12 @@ ALL = dict(
     (
       "CLIPFeatureExtractor",
       {"size": 36, "crop_size": 32, "do_center_crop": None, "resample": 2},
-      "resize_small_torch(36, 'bilinear')|central_crop_torch(32)",
+      "resize_small_torch(36, 'bilinear')|central_crop(32)",
     ),
     (
       "DeiTImageProcessor",
       {"size": 40, "crop_size": 32},
-      "resize_torch(40)|central_crop_torch(32)",
+      "resize_torch(40)|central_crop(32)",
     ),
     ("DeiTFeatureExtractor", {}, None),  # 224 pixels
     ("ConvNextImageProcessor", ALL | {"size": 36}, None),
@@ -147,13 +147,13 @@ WIDE = {"height": 24, "width": 32}
       "decode|resize_small(40)|central_crop((24, 32))",  # by areas
       {"shortest_edge": 40},
       2,
-      "resize_small_torch(40, 'bilinear')|central_crop_torch((24, 32))",
+      "resize_small_torch(40, 'bilinear')|central_crop((24, 32))",
     ),
     (
       PILLOW + "resize_small_torch(40)|central_crop_torch((24, 32))",
       {"shortest_edge": 40},
       3,
-      "resize_small_torch(40)|central_crop_torch((24, 32))",
+      "resize_small_torch(40)|central_crop((24, 32))",
     ),
     (  # a crop that an image may be too small for
       "decode|resize_small(28)|central_crop((24, 32))",

@@ -44,6 +44,9 @@ class PixelPath:
     filter: "bilinear", "bicubic" or, with TensorFlow, "area" or "nearest".
     antialias: Whether the filter is widened when shrinking. Pillow always
       widens it; "area" and "nearest" ignore it.
+    floors: With "pillow", whether half a pixel at the left or top of a crop is
+      rounded down, as transformers does, and not to even, as torchvision and
+      thus timm. TensorFlow's code always rounds down.
   """
 
   size: tuple[int, int]
@@ -53,6 +56,7 @@ class PixelPath:
   resizer: str = "tensorflow"
   filter: str = "bilinear"
   antialias: bool = False
+  floors: bool = False
 
   @property
   def ops(self) -> str:
@@ -73,8 +77,14 @@ class PixelPath:
       options.append("antialias=True")
     parts = [decode, f"{name}({', '.join(options)})"]
     if self.short is not None:
-      parts.append(f"central_crop{ending}({whole})")
+      parts.append(f"{self.crop}({whole})")
     return "|".join(parts)
+
+  @property
+  def crop(self) -> str:
+    """The operation that crops the centre."""
+    rounds = self.resizer == "pillow" and not self.floors
+    return "central_crop" + "_torch" * rounds
 
   @property
   def share(self) -> float | None:
@@ -142,9 +152,8 @@ def centre_of(path: PixelPath, whole: tuple[int, int]) -> str:
     >>> centre_of(PixelPath((224, 224)), (256, 256))
     'decode|resize(256)|central_crop(224)'
   """
-  ending = "_torch" * (path.resizer == "pillow")
   resize = dataclasses.replace(path, size=whole, short=None).ops
-  return f"{resize}|central_crop{ending}({_side(path.size)})"
+  return f"{resize}|{path.crop}({_side(path.size)})"
 
 
 def unlike(
@@ -201,7 +210,9 @@ def taken_apart(ops: str) -> PixelPath | None:
   size, parsed = image_size(ops), parse_ops(ops)
   names = [op.name for op in parsed]
   ending = "_torch" * any(name.endswith("_torch") for name in names)
-  cropped = ["decode", f"resize_small{ending}", f"central_crop{ending}"]
+  floors = bool(ending) and names[-1] == "central_crop"
+  crop = "central_crop" + ending * (not floors)
+  cropped = ["decode", f"resize_small{ending}", crop]
   if names not in (cropped, ["decode", f"resize{ending}"]):
     return None
   decode, resize = (op.arguments for op in parsed[:2])
@@ -213,6 +224,7 @@ def taken_apart(ops: str) -> PixelPath | None:
     resizer="pillow" if ending else "tensorflow",
     filter=resize["method"],
     antialias=resize.get("antialias", True),
+    floors=floors,
   )
 
 
@@ -234,9 +246,10 @@ def whole_and_centre(ops: str, size: tuple[int, int]) -> str | None:
     >>> whole_and_centre(ops, (448, 448))
     'decode|resize_torch(512)|central_crop_torch(448)'
   """
+  names = [op.name for op in parse_ops(ops)]
   ending = "_torch" * ("_torch" in ops)
-  names = ["decode", f"resize{ending}", f"central_crop{ending}"]
-  if [op.name for op in parse_ops(ops)] != names:
+  crops = ("central_crop", f"central_crop{ending}")
+  if names[:-1] != ["decode", f"resize{ending}"] or names[-1] not in crops:
     return None
   old, (decode, resize, _) = image_size(ops), ops.split("|")
   whole = taken_apart(f"{decode}|{resize}")

@@ -125,7 +125,12 @@ def ops_of(about: Mapping[str, Any], size: tuple[int, int]) -> str | None:
   ):
     return None
   whole = eval_preprocessing.PixelPath(
-    size, dct="accurate", resizer="pillow", filter=filter, antialias=True
+    size,
+    dct="accurate",
+    resizer="pillow",
+    filter=filter,
+    antialias=True,
+    floors=True,
   )
   first, last = _sides(stated.size, "size", size), size
   if stated.do_center_crop:
