@@ -26,7 +26,6 @@ import dataclasses
 import math
 
 from vit_jax.config import arguments, defaults, trial_candidates, whole_number
-from vit_jax.config.preprocessing import image_size
 
 ARGUMENTS = {"path": "", "init": "", "res": "", "budget": "5m"}
 
@@ -112,18 +111,16 @@ def get_config(arg: str = ""):
 
 
 def get_trials(arg: str = ""):
-  """What vit-jax train tries first, and its budget."""
+  """What vit-jax train tries first, and the budget of it."""
   args = arguments(arg, ARGUMENTS)
   if not args["init"] or args["budget"] == "0":
-    return {}, "0"
+    return [], "0"
   from vit_jax import weights
   from vit_jax.data import sources
 
   c = get_config(arg)
-  candidates = trial_candidates.candidates(
-    image_size(c.data.ops),
-    c.optim.lr,
-    sources.typical_side(sources.open_source(c.data.dataset, c.data.split)),
-    weights.read(c.init).params,
+  source = sources.open_source(c.data.dataset, c.data.split)
+  rounds = trial_candidates.rounds(
+    sources.typical_side(source), weights.read(c.init).params
   )
-  return candidates, args["budget"]
+  return rounds, args["budget"]

@@ -72,13 +72,12 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
       errors.append(f"--profile: got {profile!r}, expected a step, from 1.")
     if errors:
       experiment.setup(config, workdir, allow_change=allowed, errors=errors)
-    candidates, budget = cli.ask(args.source, "get_trials") or ({}, "0")
-    if candidates:
+    rounds, budget = cli.ask(args.source, "get_trials") or ([], "0")
+    if rounds:
       from vit_jax.sweep import trials
 
       experiment.setup(config, workdir, allow_change=allowed)
-      candidates = trials.free(candidates, args.overrides)
-      config = trials.choose(config, candidates, budget, workdir)
+      config = trials.choose(config, rounds, budget, workdir, args.overrides)
     train.train_and_evaluate(
       config,
       workdir,

@@ -1,56 +1,52 @@
 """What short trials compare before fine-tuning, see `vit_jax.sweep.trials`."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from vit_jax.config.preprocessing import image_size
+from vit_jax.config.schema import Config
+
+# Changes of one kind: a config -> name of the change -> options that it sets.
+Round = Callable[[Config], dict[str, dict[str, Any]]]
 
 # Images with a shorter side below this get no crop of 5 to 100 % of the area:
 # of 32 pixels it leaves as few as 7 x 7.
 SMALL = 64
 
 
-def candidates(
-  size: tuple[int, int],
-  lr: float,
-  image_side: int,
-  param_names: Iterable[str],
-) -> dict[str, dict[str, Any]]:
-  """Returns the name -> options of every candidate.
-
-  They are augmentations, mirrored and not; three learning rates of the gentler
-  ones; and, without augmentation, training of the head or the last half of the
-  encoder's blocks alone.
+def rounds(image_side: int, param_names: Iterable[str]) -> list[Round]:
+  """Returns the kinds of changes, in the order in which they are tried.
 
   Args:
-    size: Height and width of the model's input.
-    lr: The learning rate in the middle.
     image_side: Shorter side of a typical image, in pixels.
     param_names: Paths of the parameters, such as "head/kernel".
   """
-  height, width = size
-  size = height if height == width else size
-  augmentations = {
-    "no augmentation": f"decode|resize({size})",
-    "pad and crop": pad_and_crop(size),
-    "crop of 50 to 100 %": f"decode_inception_crop({size}, 50)",
-  }
-  if image_side >= SMALL:
-    augmentations["crop of 5 to 100 %"] = f"decode_inception_crop({size})"
-  result = {
-    f"{name}{', mirrored' * mirrored}": {
-      "data.ops": ops + "|flip_lr" * mirrored
+  frozen = _frozen(param_names)
+
+  def augmentations(config):
+    height, width = image_size(config.data.ops)
+    size = height if height == width else (height, width)
+    ops = {
+      "pad and crop": pad_and_crop(size),
+      "no augmentation": f"decode|resize({size})",
+      "crop of 50 to 100 %": f"decode_inception_crop({size}, 50)",
     }
-    for name, ops in augmentations.items()
-    for mirrored in (False, True)
-  }
-  for name in ("no augmentation", "pad and crop", "pad and crop, mirrored"):
-    for factor in (1 / 3, 3):
-      text = f"{name}, lr {factor * lr:.1g}"
-      result[text] = {**result[name], "optim.lr": factor * lr}
-  for part, frozen in _frozen(param_names).items():
-    options = {**result["no augmentation"], "optim.freeze": frozen}
-    result[f"{part} alone, no augmentation"] = options
-  return result
+    if image_side >= SMALL:
+      ops["crop of 5 to 100 %"] = f"decode_inception_crop({size})"
+    return {name: {"data.ops": text} for name, text in ops.items()}
+
+  def mirrored(config):
+    return {"mirrored": {"data.ops": config.data.ops + "|flip_lr"}}
+
+  def rates(config):
+    values = [float(f"{config.optim.lr * f:.2g}") for f in (1 / 3, 3)]
+    return {f"learning rate {v:g}": {"optim.lr": v} for v in values}
+
+  def parts(config):
+    return {k: {"optim.freeze": v} for k, v in frozen.items()}
+
+  return [augmentations, mirrored, rates, parts]
 
 
 def pad_and_crop(size: int | tuple[int, int]) -> str:
@@ -78,7 +74,7 @@ def _frozen(param_names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     if (match := re.search(r"/encoderblock_(\d+)/", name))
   }
   if not block_of:
-    return {"head": body}
+    return {"the head alone": body}
   half = (max(block_of.values()) + 1) // 2
   norm = "Transformer/encoder_norm/"
   first = tuple(
@@ -86,4 +82,4 @@ def _frozen(param_names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     for name in body
     if block_of.get(name, -1) < half and not name.startswith(norm)
   )
-  return {"last half of the blocks": first, "head": body}
+  return {"the last half of the blocks": first, "the head alone": body}

@@ -35,34 +35,23 @@ def _text(run: Run, probe: LinearProbe) -> str:
 
 
 def _trials(run: Run) -> str:
-  """Returns a table: candidates by rows, lengths of the trials by columns."""
-  lengths = sorted({t.steps for t in run.trials.trials})
-  top1 = {(t.candidate, t.steps): t.top1 for t in run.trials.trials}
-  names = dict.fromkeys(t.candidate for t in run.trials.trials)
-  best = {
-    n: max(v or 0 for (_, m), v in top1.items() if m == n) for n in lengths
-  }
-
-  def cell(name: str, steps: int) -> str:
-    if (name, steps) not in top1:
-      return ""
-    value = top1[name, steps]
-    if value is None:
-      return "diverged"
-    return "*" * (value == best[steps]) + share(value)
-
-  def last(name: str) -> list[float]:  # the longest trials first
-    return [top1.get((name, n)) or -1.0 for n in reversed(lengths)]
-
+  """Returns a table of the trials in their order; the best is marked."""
+  trials = run.trials.trials
+  best = max(t.top1 or 0.0 for t in trials)
   rows = [
-    (name, *(cell(name, n) for n in lengths))
-    for name in sorted(names, key=last, reverse=True)
+    (
+      t.changes,
+      f"{t.steps:,}",
+      "diverged" if t.top1 is None else "*" * (t.top1 == best) + share(t.top1),
+    )
+    for t in trials
   ]
-  head = (run.name, *(f"{n:,} steps" for n in lengths))
+  head = ("trial", "steps", "held-out top-1")
   chosen = run.trials.chosen
   text = f"Chosen: {chosen}." if chosen else "The trials go on."
   return (
-    f"{table('numbers', head, rows)}"
-    f'<p class="soft">Top-1 of the held-out images at the end of short trials.'
+    f"<p><b>{breakable(run.name)}</b>: changes were tried one after the other;"
+    " those that scored better on the held-out images stayed."
     f" {breakable(text)}</p>"
+    + table("numbers", head, rows)
   )

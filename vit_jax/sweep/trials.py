@@ -1,13 +1,12 @@
 """Short trials before a run: what suits the data is chosen on held-out images.
 
 A config file asks for them by a function `get_trials(argument)` beside its
-`get_config`, which returns candidates, name -> options, and a budget. They are
-compared by successive halving: every candidate is trained for n steps, the best
-third for 3 n, the best of these for 9 n, until two are left, of which the
-better is chosen. Each trial begins anew with the same linear probe, and with a
-schedule as long as itself; the evaluator `val` scores it at its end.
-
-Source: arXiv:1502.07943.
+`get_config`, which returns rounds and a budget. A round has changes of one
+kind, such as augmentations or learning rates. Each change is tried on the best
+config so far; if the best of the round scores better, it stays for the next
+round. All trials have the same length, at most that of the run: what is best
+after a few steps is often too little augmentation for the whole of it. Each
+begins with the same linear probe; `val` scores it at its end.
 """
 
 import contextlib
@@ -29,6 +28,7 @@ from vit_jax.config import (
   json_file,
   to_dict,
 )
+from vit_jax.config.trial_candidates import Round
 from vit_jax.sweep.points import best_point
 from vit_jax.sweep.sweep import run
 from vit_jax.writers import run_info
@@ -39,7 +39,6 @@ FOLDER = "trials"  # in the workdir
 LOG = "log.txt"  # in the folder of a trial: what it prints
 PROBE, TIMED = "probe", "timed"  # trials that come first
 TOP1 = f"{HELD_OUT}/top1"
-SHARE = 3  # one of so many candidates goes on, with so many times the steps
 FEWEST_STEPS = 20  # of a trial
 
 Options = Mapping[str, Any]  # option without "config." -> value
@@ -47,104 +46,92 @@ Options = Mapping[str, Any]  # option without "config." -> value
 
 def choose(
   config: Config,
-  candidates: Mapping[str, Options],
+  rounds: Sequence[Round],
   budget: str,
   workdir: str,
+  fixed: Collection[str] = (),
 ) -> Config:
-  """Returns the config with the options of the best candidate.
+  """Returns the config with the changes that the trials chose.
 
   The same call after an interruption goes on with the trial that is missing.
 
   Args:
     config: The run.
-    candidates: Name -> the options that it sets.
+    rounds: Changes by round.
     budget: All steps of the trials together, "2000"; or their time, "10m" or
       "90s", from which the steps are derived once, by the clock. They are
       logged: with them as the budget, another run has the same trials.
     workdir: Folder of the run.
+    fixed: Options that no trial may set.
 
   Raises:
-    ConfigError: A candidate sets an option that does not exist, or cannot work.
+    ConfigError: A change sets an option that does not exist, or cannot work.
   """
   folder = epath.Path(workdir)
-  configs = {name: _with(config, o) for name, o in candidates.items()}
-  for candidate in configs.values():
-    experiment.setup(candidate)
-  sizes = _rung_sizes(len(configs))
+  changes = [_changes(config, r, fixed) for r in rounds]
+  num_trials = sum(map(len, changes))
+  for options in (o for of_round in changes for o in of_round.values()):
+    experiment.setup(_with(config, options))
   if (folder / TRIALS).exists():
     record = json_file.read_as(Trials, folder / TRIALS)
   else:
+    names = [name for of_round in changes for name in of_round]
     _print(
-      f"trials      {sum(sizes)} short ones within {_in_words(budget)} choose"
-      f" on held-out images between: {'; '.join(candidates)}"
+      f"trials      {num_trials} within {_in_words(budget)} choose on held-out"
+      f" images: {', '.join(names)}"
     )
     _run(_short(config, 1), folder / FOLDER / PROBE, PROBE)
-    per_step = sum(size * SHARE**rung for rung, size in enumerate(sizes))
     total = (
       int(budget)
       if budget.isdecimal()
-      else _affordable_steps(config, folder / FOLDER, budget, sum(sizes))
+      else _affordable_steps(config, folder / FOLDER, budget, num_trials)
     )
-    record = Trials(total // per_step)
+    longest = experiment.setup(config).run_shape.total_steps
+    record = Trials(min(longest, total // num_trials))
     _print(
-      f"trials      of {record.steps:,} to"
-      f" {record.steps * SHARE ** (len(sizes) - 1):,} steps, together"
-      f" {total:,} (budget={total} repeats them)"
+      f"trials      of {record.steps:,} steps; budget={total} makes the same"
+      " ones again"
     )
     _write(folder, record)
   if record.steps < FEWEST_STEPS:
     _print(
-      f"trials      none: {FEWEST_STEPS} steps each are the fewest that tell"
-      f" candidates apart; raise the budget to at least"
-      f" {FEWEST_STEPS * per_step:,} steps"
+      f"trials      none: {FEWEST_STEPS} steps each are the fewest; they need a"
+      f" budget of {FEWEST_STEPS * num_trials:,} steps"
     )
     return config
-  if record.chosen in configs:
-    return configs[record.chosen]
-  trials, left = [], [*configs]
-  for rung, size in enumerate(sizes):
-    steps = record.steps * SHARE**rung
-    results = []
-    for name in left[:size]:
-      trial = _from_probe(_short(configs[name], steps), folder / FOLDER)
-      result = _run(trial, folder / FOLDER / f"{steps}_{name}", name)
+
+  trials: list[Trial] = []
+  best: dict[str, Any] | None = None  # name and result
+  chosen: list[str] = []
+  for i, round_ in enumerate(rounds):
+    results = [best] if best else []
+    of_round = _changes(config, round_, fixed)
+    for name, options in of_round.items():
+      short = _from_probe(
+        _short(_with(config, options), record.steps), folder / FOLDER
+      )
+      text = ", ".join([*chosen, name])
+      result = _run(short, folder / FOLDER / f"{i}_{name}", text)
       results.append({"name": name, **result})
-      trials.append(Trial(name, steps, result["scores"].get(TOP1)))
+      trials.append(Trial(text, record.steps, result["scores"].get(TOP1)))
       _write(folder, dataclasses.replace(record, trials=tuple(trials)))
-    left = _ranked(results)
-  chosen = left[0]
-  _write(folder, Trials(record.steps, tuple(trials), chosen))
-  _print(f"chosen      {chosen}")
-  return configs[chosen]
+    name = best_point(results)
+    if name in of_round:
+      config = _with(config, of_round[name])
+      chosen.append(name)
+      (best,) = (r for r in results if r["name"] == name)
+  text = ", ".join(chosen)
+  _write(folder, Trials(record.steps, tuple(trials), text))
+  _print(f"chosen      {text}")
+  return config
 
 
-def free(
-  candidates: Mapping[str, Options], fixed: Collection[str]
+def _changes(
+  config: Config, round_: Round, fixed: Collection[str]
 ) -> dict[str, Options]:
-  """Returns the candidates that set no option which the user has set."""
-  return {k: o for k, o in candidates.items() if not {*o} & {*fixed}}
-
-
-def _ranked(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-  """Returns the names of trials, the best first, by `points.best_point`."""
-  rows, names = [*rows], []
-  while best := best_point(rows):
-    names.append(best)
-    rows = [row for row in rows if row["name"] != best]
-  return names + [row["name"] for row in rows]  # these diverged
-
-
-def _rung_sizes(num_candidates: int) -> list[int]:
-  """Returns how many candidates each rung has.
-
-  Example:
-    >>> _rung_sizes(16), _rung_sizes(3), _rung_sizes(1)
-    ([16, 5, 2], [3, 2], [1])
-  """
-  sizes = [num_candidates]
-  while sizes[-1] > 2:
-    sizes.append(max(2, sizes[-1] // SHARE))
-  return sizes
+  """Returns the changes of a round that set no option of `fixed`."""
+  changes = round_(config)
+  return {k: o for k, o in changes.items() if not {*o} & {*fixed}}
 
 
 def _affordable_steps(
@@ -209,7 +196,7 @@ def _run(config: Config, folder: epath.Path, name: str) -> dict[str, Any]:
       result = run(config, folder, keeps_weights=False)
   top1 = result["scores"].get(TOP1)
   text = "diverged" if top1 is None else f"{TOP1} {top1:.2%}"
-  _print(f"trial       {text} after {config.total_steps:,} steps: {name}")
+  _print(f"trial       {text}: {name}")
   return result
 
 

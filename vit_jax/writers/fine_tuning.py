@@ -28,12 +28,12 @@ class LinearProbe:
 class Trial:
   """A short run.
 
-  candidate: Its name.
+  changes: Names of its changes to the config.
   steps: Its length.
   top1: Share of the held-out images that it predicts right; None: it diverged.
   """
 
-  candidate: str = ""
+  changes: str = ""
   steps: int = 0
   top1: float | None = None
 
@@ -42,9 +42,9 @@ class Trial:
 class Trials:
   """Contents of `TRIALS`, see `vit_jax.sweep.trials`.
 
-  steps: Length of the first trials; it stays the same when the run resumes.
+  steps: Length of a trial; it stays the same when the run resumes.
   trials: Those made so far.
-  chosen: The best candidate; None: not known yet.
+  chosen: The changes that the run has; None: not known yet.
   """
 
   steps: int = 0
