@@ -52,6 +52,5 @@ def _trials(run: Run) -> str:
   return (
     f"<p><b>{breakable(run.name)}</b>: changes were tried one after the other;"
     " those that scored better on the held-out images stayed."
-    f" {breakable(text)}</p>"
-    + table("numbers", head, rows)
+    f" {breakable(text)}</p>" + table("numbers", head, rows)
   )
