@@ -102,7 +102,7 @@ def test_what_is_random_is_refused():
   assert str(e.value) == (
     f"got {ops!r} with decode_inception_crop, flip_lr, which is random;"
     " expected operations of decode, resize, resize_small, central_crop,"
-    " resize_torch, resize_small_torch, central_crop_torch, pad."
+    " resize_torch, resize_small_torch, central_crop_torch, pad, grey."
   )
   with pytest.raises(ValueError, match="larger than the image"):
     pixels.apply(image, "decode|central_crop(41)")

@@ -20,7 +20,8 @@ class DataError(ValueError):
 class Batch(TypedDict):
   """One batch of this process, as numpy.
 
-  image: uint8 [b, h, w, c], c = 3, straight from the decoder (0 to 255).
+  image: uint8 [b, h, w, c], straight from the decoder (0 to 255); c is
+    config.model.channels, 3 if nothing else is set.
   label: int32 [b], the class; or float32 [b, classes], any number of classes.
   mask: bool [b]; False marks a row that must not count: padding at the end of
     an evaluation, or an image that could not be decoded. Training data may omit
@@ -92,6 +93,7 @@ def checked(
   rows: int,
   image_size: tuple[int, int],
   num_classes: int,
+  channels: int = 3,
   start_step: int = 0,
   process_index: int = 0,
   process_count: int = 1,
@@ -106,6 +108,7 @@ def checked(
     rows: Rows of one batch of this process.
     image_size: (height, width) in pixels.
     num_classes: Width of the head; labels must be below it.
+    channels: Channels of an image.
     start_step: Number of the first batch.
     process_index: Number of this process.
     process_count: Number of processes.
@@ -116,7 +119,8 @@ def checked(
   """
   step = start_step
   for batch in batches:
-    errors = _errors(batch, rows, image_size, num_classes, step == start_step)
+    shape = (*image_size, channels)
+    errors = _errors(batch, rows, shape, num_classes, step == start_step)
     if errors:
       lines = "\n".join(f"  - {error}" for error in errors)
       raise DataError(
@@ -144,7 +148,7 @@ def checked(
 def _errors(
   batch: Any,
   rows: int,
-  image_size: tuple[int, int],
+  image_shape: tuple[int, int, int],
   num_classes: int,
   is_first: bool,
 ) -> list[str]:
@@ -158,7 +162,7 @@ def _errors(
   ]
   labels = f"int32 ({rows},), or float32 ({rows}, {num_classes})"
   expected = {
-    "image": f"uint8 {(rows, *image_size, 3)}",
+    "image": f"uint8 {(rows, *image_shape)}",
     "label": labels,
     "mask": f"bool ({rows},)",
     "index": f"int64 ({rows},)",
@@ -180,7 +184,7 @@ def _errors(
       errors.append(
         f"{key}: got a {_type(value)}, expected a numpy array, {expected[key]}."
       )
-    elif not _fits(key, value, rows, image_size, num_classes):
+    elif not _fits(key, value, rows, image_shape, num_classes):
       errors.append(
         f"{key}: got {value.dtype} {value.shape}, expected {expected[key]}:"
         f" {reasons[key]}."
@@ -194,11 +198,11 @@ def _fits(
   key: str,
   value: np.ndarray,
   rows: int,
-  image_size: tuple[int, int],
+  image_shape: tuple[int, int, int],
   num_classes: int,
 ) -> bool:
   if key == "image":
-    return value.dtype == np.uint8 and value.shape == (rows, *image_size, 3)
+    return value.dtype == np.uint8 and value.shape == (rows, *image_shape)
   if key == "mask":
     return value.dtype == bool and value.shape == (rows,)
   if key == "label" and value.dtype == np.float32:

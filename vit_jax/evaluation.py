@@ -9,6 +9,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax.batch import Batch
+from vit_jax.config.preprocessing import for_channels
 from vit_jax.evaluators.evaluator import Context
 from vit_jax.sharding import replicated, to_global
 
@@ -46,7 +47,8 @@ class RunContext(Context):
   ) -> Iterator[Batch]:
     from vit_jax.data.pipeline import eval_reader
 
-    options = {"ops": self.options.ops, "batch_size": self.options.batch_size}
+    ops = for_channels(self.options.ops, self.config.model.channels)
+    options = {"ops": ops, "batch_size": self.options.batch_size}
     wanted = None if indices is None else indices.tobytes()
     # The reader keeps the source, whose number is thus not given to another.
     reader = self.once(

@@ -205,7 +205,8 @@ class Experiment:
     """Shapes of the model's intermediates, for one image, and parameters."""
     module, _ = self.config.objective.make(self.config.model, self.run_shape)
     size = self.run_shape.image_size
-    images = jax.ShapeDtypeStruct((1, *size, 3), "float32")
+    shape = (1, *size, self.config.model.channels)
+    images = jax.ShapeDtypeStruct(shape, "float32")
     (_, out), variables = jax.eval_shape(
       lambda images: module.init_with_output(jax.random.key(0), images), images
     )
@@ -260,6 +261,7 @@ class Experiment:
       rows=batch_size // count,
       image_size=self.run_shape.image_size,
       num_classes=self.run_shape.num_classes,
+      channels=self.config.model.channels,
       start_step=start,
       process_index=index,
       process_count=count,

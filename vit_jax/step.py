@@ -154,7 +154,8 @@ def assemble(
     tx, schedule = optim.make_optimizer(config.optim, run_shape.total_steps)
 
   def init(rng: jax.Array) -> TrainState:
-    images = jnp.zeros((1, *run_shape.image_size, 3), jnp.float32)
+    shape = (1, *run_shape.image_size, config.model.channels)
+    images = jnp.zeros(shape, jnp.float32)
     params = optax.tree.cast(module.init(rng, images)["params"], "float32")
     return TrainState(
       step=jnp.zeros((), jnp.int32),

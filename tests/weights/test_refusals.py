@@ -162,7 +162,7 @@ def test_folders_of_other_programs(tmp_path, names, reason):
   folder = tmp_path / "models--me--vit"
   for name in ["config.json", *names]:
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text("{}")
+    (folder / name).write_text('{"model_type": "vit"}')
   assert reason in message(folder)
   assert ("hf-hub:me/vit" in message(folder)) == (names[0][0] == "s")
 

@@ -7,7 +7,7 @@ Checks that need the machine or the disk (devices, data sets, weights) are in
 from collections.abc import Iterator
 
 from vit_jax.config import HELD_OUT, Config, OptimConfig
-from vit_jax.config.preprocessing import image_size
+from vit_jax.config.preprocessing import for_channels, image_size
 
 # Larger decays are 1 in float32: nothing would be learned.
 ONE = 1 - 2**-25
@@ -223,6 +223,8 @@ def _image_errors(config: Config) -> Iterator[str]:
   for key, text in ops.items():
     try:
       sizes[key] = image_size(text)
+      if key != "data.ops":  # a loader of the user's may make the images
+        for_channels(text, config.model.channels)
     except ValueError as e:
       yield f"config.{key}: {e}"
   if "data.ops" not in sizes:

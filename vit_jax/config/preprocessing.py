@@ -117,6 +117,10 @@ def _flip_lr(shape: Shape) -> Shape:
   return shape
 
 
+def _grey(shape: Shape) -> Shape:
+  return shape
+
+
 def _pad(shape: Shape, pixels: int) -> Shape:
   if not isinstance(pixels, int) or pixels < 0:
     raise ValueError(f"got {pixels!r}, expected pixels to add on each side.")
@@ -159,6 +163,7 @@ SHAPE_FNS: dict[str, Callable[..., Shape]] = {
   "flip_lr": _flip_lr,
   "pad": _pad,
   "randaug": _randaug,
+  "grey": _grey,
 }
 
 
@@ -196,7 +201,10 @@ def image_size(text: str) -> tuple[int, int]:
     >>> image_size("decode|resize_small(256)|central_crop(224)")
     (224, 224)
   """
-  for i, op in enumerate(parse_ops(text)):
+  ops = parse_ops(text)
+  if any(op.name == "grey" for op in ops[:-1]):
+    raise ValueError(f"got {text!r}, expected grey, of one channel, last.")
+  for i, op in enumerate(ops):
     if op.name.startswith("decode") != (i == 0):
       raise ValueError(
         f"got {text!r}, expected one decode or decode_inception_crop, first."
@@ -208,6 +216,36 @@ def image_size(text: str) -> tuple[int, int]:
       " operation that fixes the size, such as resize(224)."
     )
   return shape
+
+
+def channels_of(text: str) -> int:
+  """Returns the channels of the images: 3, or 1 after `grey`."""
+  return 1 if parse_ops(text)[-1].name == "grey" else 3
+
+
+def for_channels(text: str, channels: int) -> str:
+  """Returns operations whose images have as many channels as a model takes.
+
+  Args:
+    text: The operations.
+    channels: 3; or 1, for which images become grey at the end.
+
+  Raises:
+    ValueError: Another number, which no operation makes.
+
+  Example:
+    >>> for_channels("decode|resize(8)", 1)
+    'decode|resize(8)|grey'
+  """
+  if channels_of(text) == channels:
+    return text
+  if channels == 1:
+    return f"{text}|grey"
+  raise ValueError(
+    f"got {text!r}, whose images have {channels_of(text)} channels, expected"
+    f" the {channels} of config.model.channels, which a loader of your own may"
+    " make: train_and_evaluate(..., data=...)."
+  )
 
 
 def shapes(text: str) -> list[Shape]:

@@ -77,7 +77,7 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[RowFn, RowFn]:
     ValueError: Malformed `ops`.
   """
   first, *rest = ops_lib.bind(ops)
-  height, width = preprocessing.image_size(ops)
+  shape = [*preprocessing.image_size(ops), preprocessing.channels_of(ops)]
   exif = preprocessing.turns_upright(ops)
 
   def key_of(element: Record, index) -> tf.Tensor:
@@ -120,7 +120,7 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[RowFn, RowFn]:
     image = record["image"]
     for op in rest:
       image = op(image, record["key"])
-    image = tf.ensure_shape(image, [height, width, 3])
+    image = tf.ensure_shape(image, shape)
     return {"image": image} | {k: record[k] for k in _KEYS}
 
   def fast(element: Record) -> Record:
@@ -142,7 +142,7 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[RowFn, RowFn]:
     row = tf.cond(
       record["mask"],
       lambda: finish(record)["image"],
-      lambda: tf.zeros([height, width, 3], tf.uint8),
+      lambda: tf.zeros(shape, tf.uint8),
     )
     return {"image": row} | {k: record[k] for k in (*_KEYS, "error")}
 

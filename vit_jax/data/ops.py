@@ -196,6 +196,14 @@ def pad(image, key, pixels):
   return tf.pad(image, [[pixels, pixels], [pixels, pixels], [0, 0]])
 
 
+def grey(image, key):
+  """Returns one channel, the luma of ITU-R 601, rounded as by Pillow."""
+  del key
+  weights = tf.constant(pixels.LUMA, tf.int32)
+  luma = tf.reduce_sum(tf.cast(image, tf.int32) * weights, -1, keepdims=True)
+  return tf.cast((luma + 2**15) // 2**16, tf.uint8)
+
+
 OPS: dict[str, Callable[..., tf.Tensor]] = {
   "decode": decode,
   "decode_inception_crop": decode_inception_crop,
@@ -210,6 +218,7 @@ OPS: dict[str, Callable[..., tf.Tensor]] = {
   "flip_lr": flip_lr,
   "pad": pad,
   "randaug": randaug,
+  "grey": grey,
 }
 
 

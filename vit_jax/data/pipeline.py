@@ -81,7 +81,7 @@ class TrainingData:
     data = self.config.data
     return train_batches(
       self.source,
-      data.ops,
+      preprocessing.for_channels(data.ops, self.config.model.channels),
       batch_size=data.batch_size,
       seed=self.config.seed,
       start_step=start_step,
@@ -364,7 +364,7 @@ def eval_reader(
 
   row_fns = decoding.row_fns(source, ops, 0)
   num_batches = num_eval_batches(source, batch_size=batch_size, indices=indices)
-  empty = _no_rows(source, preprocessing.image_size(ops))
+  empty = _no_rows(source, ops)
 
   def batches() -> Iterator[Batch]:
     records = decoding.iterate(source, read, row_fns, 0, stop - start)
@@ -397,10 +397,11 @@ def _batched(elements: tf.data.Dataset, row_fn, rows: int) -> tf.data.Dataset:
   return dataset.with_options(options)
 
 
-def _no_rows(source: Source, size: tuple[int, int]) -> Batch:
+def _no_rows(source: Source, ops: str) -> Batch:
   label = source.label_spec
+  shape = *preprocessing.image_size(ops), preprocessing.channels_of(ops)
   return Batch(
-    image=np.zeros([0, *size, 3], np.uint8),
+    image=np.zeros([0, *shape], np.uint8),
     label=np.zeros([0, *label.shape], label.dtype.as_numpy_dtype),
     mask=np.zeros([0], bool),
     index=np.zeros([0], np.int64),

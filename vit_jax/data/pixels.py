@@ -23,7 +23,7 @@ FILTERS = {
 
 def apply(
   image: UInt8[np.ndarray, "h w 3"], ops: str
-) -> UInt8[np.ndarray, "height width 3"]:
+) -> UInt8[np.ndarray, "height width c"]:
   """Returns the image after the operations.
 
   Args:
@@ -138,6 +138,16 @@ def pad(image, pixels):
   return np.pad(image, ((pixels, pixels), (pixels, pixels), (0, 0)))
 
 
+# Shares of red, green and blue in grey, by 2^16.
+LUMA = (19595, 38470, 7471)
+
+
+def grey(image):
+  """Returns one channel, the luma of ITU-R 601, rounded as by Pillow."""
+  luma = (image.astype(np.int32) * LUMA).sum(-1, keepdims=True)
+  return ((luma + 2**15) // 2**16).astype(np.uint8)
+
+
 OPS: dict[str, Callable[..., np.ndarray]] = {
   "decode": lambda image, dct="fast", upsampling="fancy", exif=True: image,
   "resize": resize,
@@ -147,6 +157,7 @@ OPS: dict[str, Callable[..., np.ndarray]] = {
   "resize_small_torch": resize_small_torch,
   "central_crop_torch": central_crop_torch,
   "pad": pad,
+  "grey": grey,
 }
 
 

@@ -233,7 +233,7 @@ def _write_onnx(vit: Pretrained, params, target: epath.Path) -> list[str]:
   files = onnx.write(
     target,
     lambda images: vit.model.apply({"params": vit.params}, images)[0],
-    image_size=vit.image_size,
+    image_shape=vit.image_shape,
     output=layer,
     num_bytes=sum(array.nbytes for array in params.values()),
     properties=vit.metadata(),
@@ -259,7 +259,7 @@ def _write_stablehlo(vit: Pretrained, params, target: epath.Path) -> list[str]:
 
 
 def _signature(vit: Pretrained, layer: str) -> str:
-  images = jax.ShapeDtypeStruct((1, *vit.image_size, 3), np.float32)
+  images = jax.ShapeDtypeStruct((1, *vit.image_shape), np.float32)
   outputs = jax.eval_shape(vit, images)[0].shape[1]
   return (
     f"images float32 [1 or more, {', '.join(map(str, images.shape[1:]))}] in"
@@ -344,7 +344,7 @@ def largest_difference(vit: Pretrained, again: Apply) -> tuple[float, float]:
     the largest absolute value.
   """
   rng = np.random.default_rng(0)
-  images = rng.uniform(-1, 1, (2, *vit.image_size, 3)).astype(np.float32)
+  images = rng.uniform(-1, 1, (2, *vit.image_shape)).astype(np.float32)
   with jax.default_matmul_precision("highest"):
     a, b = np.asarray(vit(images)[0]), np.asarray(again(images))
   return float(np.abs(a - b).max()), float(np.abs(a).max())

@@ -24,7 +24,7 @@ def write(
   path: str | os.PathLike,
   apply: Callable[[Any], Any],
   *,
-  image_size: tuple[int, int],
+  image_shape: tuple[int, int, int],
   output: str,
   num_bytes: int,
   properties: Mapping[str, Any],
@@ -37,7 +37,7 @@ def write(
   Args:
     path: A new file on this machine.
     apply: Maps images to a float32 array [batch, n], in jax.
-    image_size: Height and width in pixels.
+    image_shape: Height and width in pixels, and channels.
     output: Name of what it returns.
     num_bytes: Size of its arrays; above `MAX_BYTES` they become a second file,
       the name with ".data" at its end, which must stay beside the first.
@@ -64,7 +64,7 @@ def write(
   with contextlib.redirect_stdout(io.StringIO()):
     model = jax2onnx.to_onnx(
       apply,
-      [("batch", *image_size, 3)],
+      [("batch", *image_shape)],
       model_name="vit_jax",
       input_names=[INPUT],
       output_names=[output],

@@ -60,6 +60,7 @@ class ModelConfig:
   NUMERICS: ClassVar[tuple[str, ...]] = ()
 
   # What families have that lack these options.
+  channels = 3
   scan = False
   remat = "none"
 

@@ -158,6 +158,12 @@ class ViTConfig(ModelConfig):
     "whether the learned table has a row for the class token; files of"
     " big_vision and some of timm have none",
   )
+  channels: int = option(
+    3,
+    "channels of an image; 1: images become grey; others: a loader of your own"
+    " makes them. Weights of other channels are folded",
+    is_rare=True,
+  )
   pre_logits: bool = option(
     False, "tanh layer as wide as a token before the head"
   )
@@ -339,7 +345,7 @@ class ViTConfig(ModelConfig):
     size, patch = self.size, self.patch
     stages = self.stages
     trunk, channels = (
-      resnet.trunk_macs(stages, image_size) if stages else (0, 3)
+      resnet.trunk_macs(stages, image_size) if stages else (0, self.channels)
     )
     d, mlp, tokens = size.width, size.mlp_dim, self.num_tokens(image_size)
     block = tokens * (4 * d * d + 2 * d * mlp) + 2 * tokens * tokens * d
@@ -396,6 +402,9 @@ class ViTConfig(ModelConfig):
       return
     if stages:
       yield from resnet.stage_errors(stages)
+    if self.channels < 1 or stages and self.channels != 3:
+      expected = "3 for a ResNet" if stages else "1 or more"
+      yield f"config.model.channels: got {self.channels}, expected {expected}."
     for key in ("stage_blocks", "stage_width"):
       if not stages and getattr(self, key) is not None:
         yield (

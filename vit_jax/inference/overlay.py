@@ -12,7 +12,7 @@ _GAP = 4  # Between two of them, of pictures of that size.
 
 
 def beside(
-  image: UInt8[np.ndarray, "h w 3"], map: Float[np.ndarray, "gh gw"]
+  image: UInt8[np.ndarray, "h w c"], map: Float[np.ndarray, "gh gw"]
 ) -> Image.Image:
   """Returns the image, the image lit by the map, and the map, side by side.
 
@@ -24,7 +24,7 @@ def beside(
       192 pixels or more on its longer side.
     map: Attention to each patch, 0 or more; its scale has no effect.
   """
-  image = _enlarged(image)
+  image = _enlarged(_colours(image))
   return _joined([image, lit(image, map), _squares(map, image.shape[:2])])
 
 
@@ -37,7 +37,7 @@ def compared(
     pairs: For each model the image as it got it, uint8 [h, w, 3], and its map
       [gh, gw]; all become as high as the first image.
   """
-  first = _enlarged(pairs[0][0])
+  first = _enlarged(_colours(pairs[0][0]))
   height = len(first)
   parts = [first]
   for image, map in pairs:
@@ -47,7 +47,7 @@ def compared(
 
 
 def lit(
-  image: UInt8[np.ndarray, "h w 3"], map: Float[np.ndarray, "gh gw"]
+  image: UInt8[np.ndarray, "h w c"], map: Float[np.ndarray, "gh gw"]
 ) -> UInt8[np.ndarray, "h w 3"]:
   """Returns the image times the map, which is 1 where it is largest.
 
@@ -58,6 +58,7 @@ def lit(
     image: An image.
     map: Attention to each patch, 0 or more; its scale has no effect.
   """
+  image = _colours(image)
   height, width, _ = image.shape
   (rows, columns), more = map.shape, 3  # the filter's reach
   mask = np.pad(np.asarray(map, np.float32), more, mode="edge")
@@ -89,6 +90,11 @@ def sheet(pictures: Sequence[Image.Image], columns: int) -> Image.Image:
     corner = i % columns * (width + gap), i // columns * (height + gap)
     whole.paste(picture.resize((width, height)), corner)
   return whole
+
+
+def _colours(image):
+  """Returns three channels of an image that may be grey."""
+  return np.broadcast_to(image, (*image.shape[:2], 3))
 
 
 def _enlarged(image):

@@ -18,8 +18,8 @@ from jaxtyping import Array, Float
 from vit_jax import class_names, weights
 from vit_jax.batch import normalise
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
+from vit_jax.config.preprocessing import for_channels, turns_upright
 from vit_jax.config.preprocessing import image_size as size_after
-from vit_jax.config.preprocessing import turns_upright
 from vit_jax.data import images as images_lib
 from vit_jax.data import pixels
 from vit_jax.families import FAMILIES
@@ -102,6 +102,11 @@ class Pretrained:
   ops: str
   loss: str
   report: weights.Report
+
+  @property
+  def image_shape(self) -> tuple[int, int, int]:
+    """(height, width, channels) of its images."""
+    return *self.image_size, self.config.channels
 
   @functools.cached_property
   def model(self) -> nn.Module:
@@ -227,7 +232,8 @@ class Pretrained:
       return images
     exif = turns_upright(self.ops)
     read = (images_lib.read(i, exif=exif) for i in images_lib.listed(images))
-    rows = [pixels.apply(image, self.ops) for image in read]
+    ops = for_channels(self.ops, self.config.channels)
+    rows = [pixels.apply(image, ops) for image in read]
     if not rows:
       raise ValueError(NO_IMAGES)
     return normalise(np.stack(rows))
@@ -235,16 +241,16 @@ class Pretrained:
   def _checked(self, images: Any) -> inspection.Images:
     """Returns images as the model takes them, or raises ValueError."""
     images = _array(images)
-    shape, (height, width) = images.shape, self.image_size
-    if len(shape) != 4 or shape[1:] != (height, width, 3):
+    shape, (height, width, channels) = images.shape, self.image_shape
+    if len(shape) != 4 or shape[1:] != self.image_shape:
       hint = "for another size, vit_jax.load(path, image_size=(height, width))."
-      if shape[1:] == (3, height, width):
+      if shape[1:] == (channels, height, width):
         hint = "channels are last: images.transpose(0, 2, 3, 1)."
-      elif shape == (height, width, 3):
+      elif shape == self.image_shape:
         hint = "one image is a batch, too: image[None]."
       raise ValueError(
-        f"got images of shape {shape}, expected [b, {height}, {width}, 3];"
-        f" {hint}"
+        f"got images of shape {shape}, expected [b, {height}, {width},"
+        f" {channels}]; {hint}"
       )
     if not _is_float(images):
       raise ValueError(f"got images of type {images.dtype}, {FLOATS}")
@@ -282,7 +288,8 @@ class Pretrained:
       raise ValueError("got a model without a head, expected one; call it.")
     if attention:  # raises if the model has none
       inspection.batch_size(self.config, self.image_size)
-    rows = streaming.read_all(images, self.ops, ahead=2 * batch_size)
+    ops = for_channels(self.ops, self.config.channels)
+    rows = streaming.read_all(images, ops, ahead=2 * batch_size)
     return self._answers(rows, top, batch_size, attention)
 
   def _answers(
@@ -302,7 +309,7 @@ class Pretrained:
         batch_size = 1 << max(len(readable) - 1, 0).bit_length()
       probabilities = maps = None
       if readable:
-        images = np.zeros((batch_size, *self.image_size, 3), np.uint8)
+        images = np.zeros((batch_size, *self.image_shape), np.uint8)
         images[: len(readable)] = readable
         probabilities = self.probabilities(self.params, images)
         maps = self.attention_map(normalise(images)) if attention else None
@@ -350,7 +357,7 @@ class Pretrained:
         f" {', '.join(sorted(PLATFORMS))}."
       )
     (rows,) = jax.export.symbolic_shape("b")
-    images = jax.ShapeDtypeStruct((rows, *self.image_size, 3), jnp.float32)
+    images = jax.ShapeDtypeStruct((rows, *self.image_shape), jnp.float32)
     logits = jax.jit(lambda x: self.model.apply({"params": self.params}, x)[0])
     exported = jax.export.export(logits, platforms=platforms)(images)
     return bytes(exported.serialize())
@@ -438,7 +445,7 @@ def load(
   target = jax.eval_shape(
     model.init,
     jax.random.key(0),
-    jax.ShapeDtypeStruct((1, height, width, 3), jnp.float32),
+    jax.ShapeDtypeStruct((1, height, width, config.channels), jnp.float32),
   )["params"]
   params, report = weights.adapt(
     dataclasses.replace(file, notes=(*file.notes, *notes)),
@@ -467,7 +474,8 @@ def load(
     num_classes=num_classes,
     image_size=(height, width),
     class_names=file.class_names,
-    ops=ops,
+    # Images of other channels than files have are given as arrays.
+    ops=for_channels(ops, config.channels) if config.channels == 1 else ops,
     loss=loss or file.loss or "softmax",
     report=report,
   )

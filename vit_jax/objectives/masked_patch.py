@@ -49,6 +49,11 @@ class MaskedPatch(Objective):
         f" config.model.variant={model.variant!r} has none."
       )
       return
+    if model.channels != 3:
+      yield (
+        f"config.model.channels: got {model.channels}, expected 3: the colours"
+        f" that config.objective.kind={self.kind!r} predicts."
+      )
     rows, columns = model.grid(image_size)
     if rows * columns < 2:
       yield (

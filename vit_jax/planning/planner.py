@@ -50,7 +50,11 @@ def lower(
   run_shape = with_length(run_shape_of(config))
   trainer = step_lib.assemble(config, run_shape, mesh)
   batch = programs_lib.batch(
-    config.data.batch_size, run_shape.image_size, (), jnp.int32, mesh
+    config.data.batch_size,
+    (*run_shape.image_size, config.model.channels),
+    (),
+    jnp.int32,
+    mesh,
   )
   return trainer.train_step, (trainer.state, batch)
 

@@ -96,7 +96,11 @@ def programs(
   trainer = step_lib.assemble(config, run_shape, mesh)
   state = trainer.state
   rows = batch(
-    config.data.batch_size, run_shape.image_size, (), jnp.int32, mesh
+    config.data.batch_size,
+    (*run_shape.image_size, config.model.channels),
+    (),
+    jnp.int32,
+    mesh,
   )
   state_bytes, batch_bytes = per_device(state), WAITING * per_device(rows)
   result = [
@@ -140,7 +144,8 @@ def programs(
         shared=shared,
       )
     )
-    images = eval_batch(options, sources["split"], mesh)
+    channels = config.model.channels
+    images = eval_batch(options, sources["split"], mesh, channels)
     beside = state_bytes - per_device(params) + batch_bytes
     beside += WAITING * per_device(images)
     for name, fn in evaluator.programs().items():
@@ -221,18 +226,18 @@ def split(dataset: str, name: str) -> Split | None:
 
 
 def eval_batch(
-  options: EvaluatorConfig, source: Split, mesh: Mesh
+  options: EvaluatorConfig, source: Split, mesh: Mesh, channels: int = 3
 ) -> dict[str, jax.ShapeDtypeStruct]:
   """Returns a batch of an evaluator, abstract."""
   label = (source.num_classes,) if source.is_multilabel else ()
   dtype = jnp.float32 if source.is_multilabel else jnp.int32
-  size = image_size(options.ops)
-  return batch(options.batch_size, size, label, dtype, mesh)
+  shape = *image_size(options.ops), channels
+  return batch(options.batch_size, shape, label, dtype, mesh)
 
 
 def batch(
   num_rows: int,
-  size: tuple[int, int],
+  image: tuple[int, int, int],
   label: tuple[int, ...],
   dtype: Any,
   mesh: Mesh,
@@ -241,7 +246,7 @@ def batch(
 
   Args:
     num_rows: Rows of all devices.
-    size: (height, width) of the images.
+    image: (height, width, channels) of the images.
     label: Shape of a label.
     dtype: Type of the labels.
     mesh: The mesh.
@@ -250,7 +255,7 @@ def batch(
   return {
     key: jax.ShapeDtypeStruct((num_rows, *shape), dtype, sharding=rows)
     for key, shape, dtype in (
-      ("image", (*size, 3), jnp.uint8),
+      ("image", image, jnp.uint8),
       ("label", label, dtype),
       ("mask", (), jnp.bool_),
       ("index", (), jnp.int32),

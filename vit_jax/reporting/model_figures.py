@@ -66,7 +66,7 @@ class InspectedModel(NamedTuple):
   name: str
   label: str
   vit: Pretrained
-  images: UInt8[np.ndarray, "b h w 3"]
+  images: UInt8[np.ndarray, "b h w c"]
   captions: list[str]
   distances: Float[np.ndarray, "layers heads"] | None
   maps: Float[np.ndarray, "b gh gw"] | None
@@ -117,7 +117,7 @@ def inspect_model(
   name: str,
   label: str,
   vit: Pretrained,
-  images: Sequence[UInt8[np.ndarray, "h w 3"]],
+  images: Sequence[UInt8[np.ndarray, "h w c"]],
   captions: Sequence[str],
 ) -> InspectedModel:
   """Passes images through a model, a few at a time.
@@ -132,8 +132,11 @@ def inspect_model(
   Raises:
     ValueError: The model's numbers are not finite.
   """
-  shape = (*vit.image_size, 3)
-  images = np.stack(images) if len(images) else np.zeros((0, *shape), np.uint8)
+  images = (
+    np.stack(images)
+    if len(images)
+    else np.zeros((0, *vit.image_shape), np.uint8)
+  )
   try:
     table = inspection.position_table(vit.config, vit.params, vit.image_size)
   except ValueError as e:
@@ -529,7 +532,7 @@ def draw_mean_distance(
 def draw_heads(
   weights: Float[np.ndarray, "layers heads gh gw"],
   patch: tuple[int, int],
-  image: UInt8[np.ndarray, "h w 3"],
+  image: UInt8[np.ndarray, "h w c"],
   title: str,
 ) -> Figure:
   """Draws the attention of one patch: a row for each layer, a map per head.

@@ -117,6 +117,8 @@ def _image(image: np.ndarray, label: str) -> str:
   is_small = max(image.shape[:2]) <= 64
   kind, how = ("png", {}) if is_small else ("jpeg", {"quality": 88})
   buffer = io.BytesIO()
+  if image.shape[-1] == 1:  # grey
+    image = image[..., 0]
   Image.fromarray(image).save(buffer, kind, **how)
   style = ' class="pixels"' if is_small else ""
   return (

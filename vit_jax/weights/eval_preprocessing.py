@@ -207,6 +207,7 @@ def taken_apart(ops: str) -> PixelPath | None:
     'area'
     >>> taken_apart("decode|resize(32)|pad(4)")
   """
+  ops = ops.removesuffix("|grey")  # as the model's channels say
   size, parsed = image_size(ops), parse_ops(ops)
   names = [op.name for op in parsed]
   ending = "_torch" * any(name.endswith("_torch") for name in names)
@@ -246,6 +247,7 @@ def whole_and_centre(ops: str, size: tuple[int, int]) -> str | None:
     >>> whole_and_centre(ops, (448, 448))
     'decode|resize_torch(512)|central_crop_torch(448)'
   """
+  ops = ops.removesuffix("|grey")
   names = [op.name for op in parse_ops(ops)]
   ending = "_torch" * ("_torch" in ops)
   crops = ("central_crop", f"central_crop{ending}")

@@ -125,6 +125,7 @@ def adapt(
   fit.choose_head(class_names)
   fit.choose_parameters_of_objectives()
   fit.resample_positions(image_size, posemb_filter)
+  fit.fold_channels()
   if resize_patch:
     fit.resize_patch_kernel()
   paths = fit.matching_paths()
@@ -285,6 +286,31 @@ class _Fit:
       table = table[:, 1:]
       self.notes.append("row 0 of the position table was added to cls.")
     self.params[path] = table
+
+  def fold_channels(self) -> None:
+    """Gives the patch embedding the model's number of channels.
+
+    Each channel gets the sum over the file's channels, by the number of its
+    own. So an image whose channels are all equal has the response that it has
+    in the file's channels: grey has that of the same image in colours.
+    """
+    old = getattr(self.params.get(KERNEL), "shape", ())
+    new = self.expected.get(KERNEL, ())
+    if len(old) != 4 or len(new) != 4 or old[2] == new[2] or self.model.stages:
+      return
+    count = new[2]
+
+    def folded(kernel):
+      mean = np.sum(np.asarray(kernel, np.float32), 2, keepdims=True) / count
+      return np.repeat(mean, count, axis=2)
+
+    shape = (*old[:2], count, old[3])
+    self.params[KERNEL] = self.params[KERNEL].then(shape, folded)
+    share = "sum" if count == 1 else f"sum by {count}"
+    self.notes.append(
+      f"{KERNEL}: {old[2]} channels of an image became {count}; each has the"
+      f" {share} of the file's, so that grey images have the same response."
+    )
 
   def resize_patch_kernel(self) -> None:
     """Resizes the patch embedding to the model's patch size."""

@@ -135,6 +135,9 @@ def _transformer(params: Mapping[str, Any]) -> dict[str, Any]:
   if "conv_root/kernel" in params:
     options |= _hybrid(params, name, kernel[0])
 
+  elif kernel[2] != 3:
+    options["channels"] = kernel[2]
+
   options["pool"] = (
     "token"
     if "cls" in params

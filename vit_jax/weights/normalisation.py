@@ -125,6 +125,15 @@ def fold(weights: Weights) -> Weights:
       f" {std.tolist()}, expected 0.5 and 0.5 for a model that does not begin"
       " with a patch embedding, kernel and bias."
     )
+  channels = kernel.shape[2]
+  if channels != 3 and (np.ptp(mean) or np.ptp(std)):
+    raise ValueError(
+      f"got images normalised with mean {mean.tolist()} and deviation"
+      f" {std.tolist()}, expected one number each for a model of {channels}"
+      " channels: mean=..., std=..."
+    )
+  if channels != 3:
+    mean, std = (np.resize(x, channels) for x in (mean, std))
   scale, shift = 0.5 / std, (0.5 - mean) / std
 
   def scaled():

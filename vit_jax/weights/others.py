@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
+from vit_jax.config import json_file
+
 # Kinds of files, by their first bytes.
 CONTENTS = (
   (
@@ -96,7 +98,8 @@ def of_folder(folder: epath.Path) -> str | None:
       f" of its snapshots: {', '.join(f'snapshots/{n}' for n in names)}; or"
       f" hf-hub:{owner}."
     )
-  if (folder / "config.json").exists():
+  config = json_file.read(folder / "config.json")  # a run of ours has one, too
+  if "model_type" in config or "architecture" in config:
     return (
       f"got {str(folder)!r} with a config.json and without weights beside it,"
       " expected model.safetensors."

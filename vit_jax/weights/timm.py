@@ -430,6 +430,8 @@ def create_call(
     model.posemb == "learn" and model.cls_row
   ):
     kwargs["no_embed_class"] = True
+  if model.channels != 3:
+    kwargs["in_chans"] = model.channels
   if model.gelu == "tanh":
     kwargs["act_layer"] = "gelu_tanh"
   return name, kwargs
