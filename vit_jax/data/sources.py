@@ -9,6 +9,7 @@ from PIL import Image
 from vit_jax.data import fake as fake_lib
 from vit_jax.data import (
   folder,
+  images,
   splits,
   subsets,
   tfds_source,
@@ -139,7 +140,8 @@ def typical_side(source: Source, num_images: int = 32) -> int:
   records = source.records(0, min(num_images, source.num_examples))
   for record in records.ignore_errors():  # the run reports them
     try:
-      with Image.open(io.BytesIO(record["image"].numpy())) as image:
+      data = io.BytesIO(record["image"].numpy())
+      with Image.open(data, formats=images.FORMATS) as image:
         sides.append(min(image.size))
     except OSError:
       pass

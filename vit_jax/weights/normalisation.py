@@ -70,6 +70,7 @@ def stated(
     raise ValueError(
       f"mean, std: got {mean!r}, {std!r}, expected mean, one of"
       f" {', '.join(NAMED)}; or mean and std as numbers of pixels in [0, 1]."
+      + (nearest(mean, NAMED) if isinstance(mean, str) else "")
     )
   return Pixels(_three("mean", mean, -256.0), _three("std", std, 1e-4))
 
