@@ -14,7 +14,8 @@ light1 RandAugment's magnitude is 0, which still changes images much
 (vit_jax/data/randaugment.py; docs/randaugment.png has the others).
 ImageNet: the last percent of `train` is the `minival` to choose by; `val` is
 scored once, at the end. What the paper leaves open is as in big_vision: a
-sigmoid with a head bias of -6.9 or -10, decay of kernels alone. ImageNet-21k
+sigmoid with a head bias of -6.9 or -10, decay of kernels alone; but Adam's
+first moment is float32 (there bfloat16, optim.accumulator_dtype). ImageNet-21k
 has the class token of the released files (big_vision: the mean over tokens) and
 no tanh layer, ImageNet has one. Mixup's partner is the row before in the whole
 batch, in big_vision within a device. The schedule of stochastic depth is

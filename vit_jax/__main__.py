@@ -4,11 +4,13 @@ import atexit
 import errno
 import gc
 import os
+import re
 import signal
 import sys
 
 from vit_jax import __version__
 from vit_jax.commands import COMMANDS
+from vit_jax.distributed import exit_codes
 from vit_jax.distributed.signals import die_by
 from vit_jax.options import NOT_LEAN, nearest
 
@@ -32,7 +34,7 @@ def help_text() -> str:
   )
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
   """Runs `run`; expected ends have a sentence in place of a traceback.
 
   If a reader closes the output, as in `ls | head -1`, the status is that of a
@@ -43,7 +45,7 @@ def main() -> None:
   atexit.register(gc.freeze)
   try:
     try:
-      run()
+      run(argv)
     finally:
       sys.stdout.flush()
   except BrokenPipeError:
@@ -68,6 +70,41 @@ def main() -> None:
       f"vit-jax: {e.name} is not installed, and this command needs it: pip"
       " install '.[train]' in the checkout of vit_jax."
     )
+  except (AssertionError, RuntimeError):  # jax has no type of its own
+    if not (text := no_device()):
+      raise
+    exit_codes.say(f"vit-jax: {text}")
+    sys.exit(exit_codes.EXIT_ERROR)
+
+
+def no_device() -> str | None:
+  """Returns why jax has no device; None: it has one, or was never imported."""
+  if not (jax := sys.modules.get("jax")):
+    return None
+  try:
+    jax.devices()
+  except (AssertionError, RuntimeError) as e:
+    error = str(e)
+  else:
+    return None
+  wanted = os.environ.get("JAX_PLATFORMS", "")
+  if "in use" in error or "lockfile" in error:
+    pid = re.search(r"by process with pid (\d+)", error)
+    who = f"process {pid[1]}" if pid else "another process"
+    return (
+      f"the TPU is already in use by {who}, and one process has it at a time;"
+      " wait until that has ended, or put JAX_PLATFORMS=cpu before the command"
+      " to compute on the CPU."
+    )
+  reason = re.sub(r"^Unable to initialize backend '\w+': ", "", error)
+  reason = reason.partition("\n")[0].partition(" (")[0].rstrip(".")
+  place = f"JAX_PLATFORMS={wanted}: " if wanted else ""
+  return (
+    f"{place}jax has no such device here"
+    f" ({reason or 'none is visible'}); take a machine that has one, with"
+    " vit_jax installed as '.[cuda]' or '.[tpu]', or put JAX_PLATFORMS=cpu"
+    " before the command to compute on the CPU."
+  )
 
 
 def discard_output() -> None:

@@ -19,6 +19,7 @@ NOT_LEAN = (
   "tensorflow_datasets",
   "threadpoolctl",
 )
+NEAR = 0.65  # share of letters that a misspelt word has in common
 MOST_ERRORS = 50  # listed; a config file of another program has thousands
 
 _SHORT = reprlib.Repr()
@@ -79,14 +80,30 @@ def option(
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-  """Returns " Did you mean 'x'?" for the known word next to `word`, or ""."""
+  """Returns " Did you mean 'x'?" for what `word` was meant to be, or "".
+
+  That is a known word of nearly the same letters, one of the same letters in
+  another order, or the only one of whose parts, as "image" of "image_size", it
+  is one: more distant words may have any other meaning.
+
+  Example:
+    >>> nearest("optimizer", ["optim", "data"]), nearest("opset", ["posemb"])
+    (" Did you mean 'optim'?", '')
+    >>> nearest("epochs", ["total_epochs", "lr"])
+    " Did you mean 'total_epochs'?"
+  """
   known, word = sorted(known), word[:100]
-  close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+  lowered = {k.lower(): k for k in known}
+  close = difflib.get_close_matches(word, known, n=1, cutoff=NEAR)
   if not close:
-    lowered = {k.lower(): k for k in known}
-    close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.5)
-    close = [lowered[c] for c in close]
-  return f" Did you mean {close[0]!r}?" if close else ""
+    close = difflib.get_close_matches(word.lower(), lowered, 1, NEAR)
+  if not close:
+    letters = sorted(word.lower())
+    close = [k for k in lowered if sorted(k) == letters] or [
+      k for k in lowered if word.lower() in re.split(r"[\W_]+", k)
+    ]
+    close = close if len(close) == 1 else []
+  return f" Did you mean {lowered.get(close[0], close[0])!r}?" if close else ""
 
 
 def not_installed(packages: Iterable[str], extra: str) -> str | None:

@@ -241,6 +241,6 @@ def train_and_evaluate(
 
 
 if __name__ == "__main__":
-  from vit_jax.commands.train import main
+  from vit_jax.__main__ import main
 
-  main(sys.argv[1:])
+  main(["train", *sys.argv[1:]])

@@ -192,6 +192,84 @@ def test_a_misspelt_flag_is_answered_with_the_nearest(capsys):
   )
 
 
+def test_a_flag_of_another_meaning_is_not_suggested(capsys):
+  flags = cli.parser("convert", "", "")
+  for name in ("posemb", "grid", "image_size", "to"):
+    flags.add_argument(f"--{name}")
+  for word in ("--opset=17", "--fp16", "--variant=S", "--half", "--op"):
+    with pytest.raises(SystemExit):
+      flags.parse_args([word])
+    assert "Did you mean" not in capsys.readouterr().err
+  with pytest.raises(SystemExit):
+    flags.parse_args(["--size=3"])
+  assert "--size=3 Did you mean '--image_size'?" in capsys.readouterr().err
+
+
+IN_USE = (
+  "Unable to initialize backend 'tpu': ABORTED: The TPU is already in use by"
+  " process with pid 4242. Not attempting to load libtpu.so in this process."
+  " (set JAX_PLATFORMS='' to automatically choose an available backend)"
+)
+ABSENT = (
+  "Unable to initialize backend 'tpu': NOT_FOUND: TPU initialization failed: No"
+  " jellyfish device found. (set JAX_PLATFORMS='' to automatically choose an"
+  " available backend)"
+)
+
+
+@pytest.mark.parametrize(
+  "error, text",
+  [
+    (
+      RuntimeError(IN_USE),
+      "vit-jax: the TPU is already in use by process 4242, and one process has"
+      " it at a time; wait until that has ended, or put JAX_PLATFORMS=cpu"
+      " before the command to compute on the CPU.\n",
+    ),
+    (
+      RuntimeError(ABSENT),
+      "vit-jax: JAX_PLATFORMS=tpu: jax has no such device here (NOT_FOUND: TPU"
+      " initialization failed: No jellyfish device found); take a machine that"
+      " has one, with vit_jax installed as '.[cuda]' or '.[tpu]', or put"
+      " JAX_PLATFORMS=cpu before the command to compute on the CPU.\n",
+    ),
+    (AssertionError(), "jax has no such device here (none is visible); take"),
+  ],
+)
+def test_without_its_device_a_command_ends_in_a_sentence(
+  error, text, monkeypatch, capsys
+):
+  import jax
+
+  def raises(*_):
+    raise error
+
+  monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+  monkeypatch.setitem(
+    COMMANDS, "serve", COMMANDS["serve"]._replace(main=raises)
+  )
+  with pytest.raises(type(error)):  # the devices are there: another error
+    command.main(["serve", "x"])
+  monkeypatch.setattr(jax, "devices", raises)
+  with pytest.raises(SystemExit) as e:
+    command.main(["serve", "x"])
+  assert e.value.code == 1
+  assert text in capsys.readouterr().err
+
+
+def test_what_jax_itself_raises_is_known():
+  args = ["-m", "vit_jax.train", "--config=glyphs"]
+  done = subprocess.run(
+    [sys.executable, *args],
+    capture_output=True,
+    text=True,
+    env=ENV | {"JAX_PLATFORMS": "foo"},
+  )
+  assert done.returncode == 1 and "Traceback" not in done.stderr
+  text = "vit-jax: JAX_PLATFORMS=foo: jax has no such device here"
+  assert done.stderr.splitlines()[-1].startswith(text)
+
+
 @pytest.mark.parametrize(
   "module, args",
   [
@@ -226,7 +304,7 @@ def test_ctrl_c_ends_in_a_sentence():
     "from vit_jax import __main__ as command\n"
     # A process that a shell starts in the background ignores it.
     "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "command.run = lambda: signal.raise_signal(signal.SIGINT)\n"
+    "command.run = lambda argv: signal.raise_signal(signal.SIGINT)\n"
     "command.main()"
   )
   done = _run(code=code)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 import sys
 
 import jax
@@ -118,6 +119,46 @@ def test_onnx_gives_the_same_logits(tmp_path, name):
   for count in (1, 3):
     images = random_images(vit, count)
     assert_close(again(images), logits(vit, images))
+
+
+@pytest.mark.usefixtures("libraries")
+def test_opset_and_float16_of_an_onnx_file(tmp_path, capsys):
+  import onnx as onnx_lib
+
+  dst = tmp_path / "vit.onnx"
+  lines = run(capsys, TOKEN, dst, "--to=onnx", "--opset=17", "--fp16")
+  told = re.fullmatch(
+    r"read again      largest difference of logits (\S+), of (\S+)", lines[-1]
+  )
+  difference, largest = map(float, told.groups())
+  # Each of some 20 layers rounds at 2^-11 of its values.
+  assert 2**-14 < difference / largest < 20 * 2**-11
+  model = onnx_lib.load(dst)
+  onnx_lib.checker.check_model(model)
+  assert [(o.domain, o.version) for o in model.opset_import] == [("", 17)]
+  kernels = [a for a in model.graph.initializer if len(a.dims) > 1]
+  assert {a.data_type for a in kernels} == {onnx_lib.TensorProto.FLOAT16}
+  ends = *model.graph.input, *model.graph.output
+  assert {e.type.tensor_type.elem_type for e in ends} == {
+    onnx_lib.TensorProto.FLOAT
+  }
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("libraries")
+def test_an_opset_without_the_operators_is_refused(tmp_path):
+  dst = tmp_path / "vit.onnx"
+  with pytest.raises(SystemExit, match="17 or later for a ViT, 21 or later"):
+    convert_command.main([str(TOKEN), str(dst), "--to=onnx", "--opset=14"])
+  assert not dst.exists()
+
+
+@pytest.mark.parametrize("flag", ["--opset=17", "--fp16"])
+def test_options_of_onnx_alone(flag, capsys):
+  with pytest.raises(SystemExit):
+    convert_command.main(["a.npz", "b.npz", "--to=npz", flag])
+  expected = f"{flag.split('=')[0]}: got --to=npz, expected --to=onnx"
+  assert expected in capsys.readouterr().err
 
 
 @pytest.mark.slow

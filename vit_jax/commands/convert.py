@@ -80,6 +80,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     help="leave out the head; for timm, a tanh layer before it as well",
   )
   parser.add_argument(
+    "--opset",
+    type=cli.positive,
+    metavar="N",
+    help="of --to=onnx: version of its operators, from 17 (default: 23)",
+  )
+  parser.add_argument(
+    "--fp16",
+    action="store_const",
+    const=True,
+    help="of --to=onnx: float16 inside, float32 in and out",
+  )
+  parser.add_argument(
     "--push",
     metavar="OWNER/NAME",
     help="upload the folder of --to=hf to the hub; a new repository is private",
@@ -87,6 +99,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   args = parser.parse_args(argv)
   if args.push and args.to != "hf":
     parser.error(f"--push: got --to={args.to}, expected --to=hf.")
+  for name in ("opset", "fp16"):
+    if getattr(args, name) is not None and args.to != "onnx":
+      parser.error(f"--{name}: got --to={args.to}, expected --to=onnx.")
   if args.cls_row is not None:
     args.cls_row = args.cls_row == "true"
   return args

@@ -66,10 +66,11 @@ class _Parser(argparse.ArgumentParser):
     return self.parse_intermixed_args(at_home(list(args)), namespace)
 
   def error(self, message: str) -> NoReturn:
-    known = [name for a in self._actions for name in a.option_strings]
+    known = [n[2:] for a in self._actions for n in a.option_strings]
     _, _, unknown = message.partition("unrecognized arguments: ")
-    flags = [w.split("=")[0] for w in unknown.split() if w.startswith("--")]
-    super().error(message + "".join(nearest(flag, known) for flag in flags))
+    flags = [w[2:].split("=")[0] for w in unknown.split() if w[:2] == "--"]
+    near = "".join(nearest(flag, filter(None, known)) for flag in flags)
+    super().error(message + near.replace("mean '", "mean '--"))
 
 
 def parser(

@@ -16,6 +16,8 @@ import numpy as np
 
 PACKAGES = ("jax2onnx", "onnx", "onnxruntime")
 INPUT = "images"
+OPSET = 23
+GELU_OPSET = 20  # the first that has GELU as an operator
 # A protocol buffer holds 2 GiB; the weights of a larger model are beside it.
 MAX_BYTES = 1_900_000_000
 
@@ -28,6 +30,8 @@ def write(
   output: str,
   num_bytes: int,
   properties: Mapping[str, Any],
+  opset: int = OPSET,
+  fp16: bool = False,
 ) -> list[str]:
   """Writes a function of images, with the arrays that it holds.
 
@@ -43,6 +47,9 @@ def write(
       the name with ".data" at its end, which must stay beside the first.
     properties: Written as `metadata_props`: texts as they are, the rest as
       JSON.
+    opset: Version of ONNX's operators.
+    fp16: Whether weights and products are float16; images and outputs stay
+      float32.
 
   Returns:
     The files' names.
@@ -52,6 +59,7 @@ def write(
   """
   import jax2onnx
   import onnx
+  import onnx.inliner
 
   path = os.fspath(path)
   if "://" in path:
@@ -65,10 +73,27 @@ def write(
     model = jax2onnx.to_onnx(
       apply,
       [("batch", *image_shape)],
+      opset=opset,
       model_name="vit_jax",
       input_names=[INPUT],
       output_names=[output],
     )
+  if opset < GELU_OPSET and num_bytes <= MAX_BYTES:  # written nevertheless
+    (version,) = model.opset_import
+    version.version = GELU_OPSET  # which defines it by older operators
+    model = onnx.inliner.inline_selected_functions(
+      model, [("", "Gelu")], inline_schema_functions=True
+    )
+    model.opset_import[0].version = opset
+  if fp16:
+    from onnxruntime.transformers import float16, onnx_model
+
+    # Inference of shapes would serialise the model, at most 2 GiB.
+    model = float16.convert_float_to_float16(
+      model, keep_io_types=True, disable_shape_infer=num_bytes > MAX_BYTES
+    )
+    onnx_model.OnnxModel(model).topological_sort()  # its casts are at the end
+    num_bytes //= 2
   onnx.helper.set_model_props(
     model,
     {
@@ -88,12 +113,24 @@ def write(
 
 
 def read(path: str | os.PathLike) -> Callable[[np.ndarray], np.ndarray]:
-  """Returns the function of images [b, h, w, 3] in a file; it uses the CPU."""
+  """Returns the function of images [b, h, w, 3] in a file; it uses the CPU.
+
+  Raises:
+    ValueError: onnxruntime cannot run it, as where the opset is too old.
+  """
   import onnxruntime
 
   options = onnxruntime.SessionOptions()
   options.log_severity_level = 3  # errors
-  session = onnxruntime.InferenceSession(
-    os.fspath(path), options, providers=["CPUExecutionProvider"]
-  )
+  try:
+    session = onnxruntime.InferenceSession(
+      os.fspath(path), options, providers=["CPUExecutionProvider"]
+    )
+  except Exception as e:  # its errors have no type in common
+    raise ValueError(
+      f"{path}: got a file that onnxruntime cannot run"
+      f" ({str(e).splitlines()[0][:300]}), expected an --opset that has all of"
+      " the model's operators: 17 or later for a ViT, 21 or later for group"
+      f" norms (BiT, hybrids); {OPSET} is the default."
+    ) from None
   return lambda images: session.run(None, {INPUT: images})[0]
