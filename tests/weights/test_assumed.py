@@ -117,13 +117,24 @@ def test_a_bare_file_says_what_its_model_is_taken_for(tmp_path):
   path = _timm(tmp_path / "x.safetensors")
   _, note = load(path).report.notes
   assert note.startswith(
-    "nothing beside the arrays states the model: the class token as output,"
-    " gelu='erf', a square grid of patches"
+    "nothing beside the arrays states the model; assumed: the class token as"
+    " output, gelu='erf', a square grid of patches"
   )
   _, note = load(path, gelu="tanh", grid=(4, 4)).report.notes
-  assert "the class token as output are assumed" in note
+  assert "assumed: the class token as output. vit_jax" in note
   (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit"}))
   assert len(load(path).report.notes) == 1  # of the pixels
+
+
+@pytest.mark.parametrize("pool", ["gap", "map"])
+def test_other_poolings(tmp_path, pool):
+  """A pooling by attention has arrays, which tell it."""
+  model = model_config(
+    variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4, pool=pool
+  )
+  params = random_params(model, 11, (32, 32))
+  vit = load(_timm(tmp_path / "x.safetensors", params, model))
+  assert ("the mean of the tokens" in vit.report.notes[1]) == (pool == "gap")
 
 
 @pytest.mark.parametrize(

@@ -167,10 +167,15 @@ def test_folders_of_other_programs(tmp_path, names, reason):
   assert ("hf-hub:me/vit" in message(folder)) == (names[0][0] == "s")
 
 
-def test_a_file_of_a_variant_is_read(tmp_path):
+def test_a_file_of_another_name_is_read_where_it_is_alone(tmp_path):
   folder = hf_folder(tmp_path / "m")
-  (folder / "model.safetensors").rename(folder / "model.fp16.safetensors")
+  file = folder / "model.fp16.safetensors"
+  (folder / "model.safetensors").rename(file)
   assert vit_jax.load(folder, verbose=False).num_classes == 11
+  shutil.copy(file, folder / "other.safetensors")
+  assert "with model.fp16.safetensors, other.safetensors, expected" in message(
+    folder
+  )
 
 
 @pytest.mark.parametrize(
@@ -197,6 +202,7 @@ def test_a_file_of_a_variant_is_read(tmp_path):
 def test_models_of_other_libraries_are_named(tmp_path, names, family):
   path = tmp_path / "x.safetensors"
   arrays = {name: np.ones(3, "f") for name in names}
+  arrays["bn1.num_batches_tracked"] = np.ones((), np.int64)
   safetensors_file.write(path, arrays, {})
   (tmp_path / "config.json").write_text('{"model_type": "a_b"}')
   expected = f": the arrays are those of {family}"

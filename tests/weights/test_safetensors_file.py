@@ -63,11 +63,12 @@ def test_several_files_and_their_index(tmp_path):
 
 def test_other_types_are_refused(tmp_path):
   path = tmp_path / "x.safetensors"
-  save_file({"a": np.arange(3)}, path)
+  save_file({"a": np.arange(3, dtype=np.uint16)}, path)
   with pytest.raises(ValueError) as e:
     open_safetensors(path)
   assert str(e.value) == (
-    f"{path}: got type I64 in 'a', expected one of F64, F32, F16, BF16."
+    f"{path}: got type U16 in 'a', expected one of F64, F32, F16, BF16, I64,"
+    " I32, U8, BOOL."
   )
 
 

@@ -55,15 +55,18 @@ def notes(
       " big_vision's files without a class token (posemb='sincos2d')."
     )
   if weights.is_bare:
-    parts = [f"{_OUTPUTS[model.pool]} as output"] * (model.pool in _OUTPUTS)
-    parts += [f"gelu={model.gelu!r}"] * ("gelu" not in options)
+    parts = []
+    if model.pool in _OUTPUTS:
+      parts.append(f"{_OUTPUTS[model.pool]} as output")
+    if "gelu" not in options:
+      parts.append(f"gelu={model.gelu!r}")
     if POS_EMBEDDING in weights.params and not weights.grid:
-      parts.append("a square grid of patches, if the images have no other")
+      parts.append("a square grid of patches (if images have no other)")
     if parts:
       yield (
-        f"nothing beside the arrays states the model: {', '.join(parts)} are"
-        " assumed. vit_jax.load(path, gelu=..., grid=(rows, columns)) states"
-        " others."
+        "nothing beside the arrays states the model; assumed:"
+        f" {', '.join(parts)}. vit_jax.load(path, gelu=..., grid=(rows,"
+        " columns)) states others."
       )
 
 

@@ -49,10 +49,11 @@ def kind_of(head: bytes) -> str | None:
   return next(found, None)
 
 
+ADAPTER = "adapter_model.safetensors"
 # Files in a folder of a model without model.safetensors -> what can be done.
 _FILES = (
   (
-    "adapter_model.safetensors",
+    ADAPTER,
     "an adapter (LoRA of peft) without its model; merge it: model ="
     " PeftModel.from_pretrained(...).merge_and_unload();"
     " model.save_pretrained(DST)",
@@ -99,7 +100,8 @@ def of_folder(folder: epath.Path) -> str | None:
       f" hf-hub:{owner}."
     )
   config = json_file.read(folder / "config.json")  # a run of ours has one, too
-  if "model_type" in config or "architecture" in config:
+  is_others = "model_type" in config or "architecture" in config
+  if is_others and not any(folder.glob("*.safetensors")):
     return (
       f"got {str(folder)!r} with a config.json and without weights beside it,"
       " expected model.safetensors."

@@ -249,11 +249,16 @@ def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
   for name in ("model.safetensors", INDEX):
     if (folder / name).exists():
       return _read_safetensors(folder, file_in(folder, name), options)
-  variants = sorted(p.name for p in folder.glob("model.*.safetensors"))
-  if len(variants) == 1:  # such as model.fp16.safetensors
-    return _read_safetensors(folder, file_in(folder, variants[0]), options)
+  files = sorted(p.name for p in folder.glob("*.safetensors"))
+  if len(files) == 1 and files[0] != others.ADAPTER:  # model.fp16.safetensors
+    return _read_safetensors(folder, file_in(folder, files[0]), options)
   if error := others.of_folder(folder):
     raise ValueError(error)
+  if files:
+    raise ValueError(
+      f"got {str(folder)!r} with {', '.join(files[:9])}, expected the path of"
+      " one of them, or model.safetensors."
+    )
   nested, metadata = checkpointer.load_tree(str(folder))
   for key in ("state", "model"):  # of a training state
     if isinstance(nested.get(key), dict) and "params" in nested[key]:

@@ -23,6 +23,11 @@ TYPES = {
   "F32": np.float32,
   "F16": np.float16,
   "BF16": jnp.bfloat16,
+  # As counters of BatchNorm; no model here has any.
+  "I64": np.int64,
+  "I32": np.int32,
+  "U8": np.uint8,
+  "BOOL": np.bool_,
 }
 
 
