@@ -1,5 +1,6 @@
 """What no array states: assumed in one line, stated by the user, or refused."""
 
+import dataclasses
 import json
 
 import jax.numpy as jnp
@@ -197,11 +198,30 @@ def test_a_class_token_without_a_row(tmp_path, grid, num_rows):
   assert vit.image_size[1] == (64 if grid else 32)
 
 
+@pytest.mark.parametrize("pool", ["token", "gap"])
+def test_positions_that_a_file_of_timm_s_lacks(tmp_path, pool):
+  model = model_config(
+    variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4, pool=pool
+  )
+  params = random_params(model, 11, (32, 32))
+  params.pop("Transformer/posembed_input/pos_embedding")
+  path = tmp_path / "x.safetensors"
+  none = dataclasses.replace(model, posemb="none")
+  safetensors_file.write(path, timm.write(params, none), {})
+  assert "pos_embedding: missing, expected a table" in message(
+    path, num_heads=4
+  )
+  assert load(path, posemb="none", image_size=32).config.posemb == "none"
+  config = {"model_args": {"num_heads": 4, "pos_embed": "none"}}
+  (tmp_path / "config.json").write_text(json.dumps(config))
+  assert load(path, image_size=32).config.posemb == "none"
+
+
 def test_positions_that_may_be_lost(tmp_path):
   table = "Transformer__posembed_input__pos_embedding"
   path = save(tmp_path / "x.npz", **{table: None})
   text = message(path, image_size=32)
-  assert "pos_embedding: missing beside a class token" in text
+  assert "pos_embedding: missing, expected a table of positions" in text
   vit = vit_jax.load(path, posemb="none", image_size=32)
   assert vit.config.posemb == "none"
 

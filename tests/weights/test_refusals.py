@@ -156,6 +156,8 @@ def test_files_of_other_programs(tmp_path, content, reason):
       "expected one of its snapshots: ",
     ),
     (["config.json"], "with a config.json and without weights beside it"),
+    (["models--a--b/refs/main"], "a hub's cache of 1 models, expected one"),
+    (["B_16.npz", "x.pth"], "with B_16.npz, x.pth, expected the path of one"),
   ],
 )
 def test_folders_of_other_programs(tmp_path, names, reason):

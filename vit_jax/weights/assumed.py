@@ -10,6 +10,14 @@ from vit_jax.weights.weights_file import POS_EMBEDDING, Weights
 _OUTPUTS = {"token": "the class token", "gap": "the mean of the tokens"}
 
 
+LOST_POSITIONS = (
+  f"{POS_EMBEDDING}: missing, expected a table of positions: take a whole file."
+  " If the model has none, state what it has:"
+  " vit_jax.load(path, posemb='sincos2d') for fixed ones, posemb='none' for"
+  " none; vit-jax convert has --posemb."
+)
+
+
 def check_positions(weights: Weights, options: Mapping[str, Any]) -> None:
   """Raises ValueError if a position table may be lost.
 
@@ -22,12 +30,7 @@ def check_positions(weights: Weights, options: Mapping[str, Any]) -> None:
   """
   params = weights.params
   if "cls" in params and "posemb" not in options and not has_positions(params):
-    raise ValueError(
-      f"{POS_EMBEDDING}: missing beside a class token, expected a table of"
-      " positions: take a whole file. If the model has none, state what it has:"
-      " vit_jax.load(path, posemb='sincos2d') for fixed ones, posemb='none' for"
-      " none; vit-jax convert has --posemb."
-    )
+    raise ValueError(LOST_POSITIONS)
 
 
 def has_positions(params: Mapping[str, Any]) -> bool:

@@ -82,6 +82,9 @@ _FILES = (
 )
 
 
+_SUFFIXES = ".bin .h5 .keras .msgpack .npz .onnx .pt .pth".split()
+
+
 def of_folder(folder: epath.Path) -> str | None:
   """Returns why a folder of another program has no weights for us.
 
@@ -98,6 +101,19 @@ def of_folder(folder: epath.Path) -> str | None:
       f"got {str(folder)!r}, the root of a model in a hub's cache, expected one"
       f" of its snapshots: {', '.join(f'snapshots/{n}' for n in names)}; or"
       f" hf-hub:{owner}."
+    )
+  if models := sorted(p.name for p in folder.glob("models--*")):
+    owner = models[0].removeprefix("models--").replace("--", "/")
+    return (
+      f"got {str(folder)!r}, a hub's cache of {len(models)} models, expected"
+      f" one of them: hf-hub:{owner}, ..., or the path of a snapshot in"
+      f" {models[0]}."
+    )
+  files = [p.name for p in folder.iterdir() if p.suffix in _SUFFIXES]
+  if files and not (folder / "checkpoints").exists():
+    return (
+      f"got {str(folder)!r} with {', '.join(sorted(files)[:9])}, expected the"
+      " path of one file."
     )
   config = json_file.read(folder / "config.json")  # a run of ours has one, too
   is_others = "model_type" in config or "architecture" in config

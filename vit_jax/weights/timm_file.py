@@ -12,6 +12,7 @@ from vit_jax.config import json_file, model_from_dict
 from vit_jax.config.from_dict import at_least
 from vit_jax.options import shown
 from vit_jax.weights import eval_preprocessing, timm
+from vit_jax.weights.assumed import LOST_POSITIONS
 from vit_jax.weights.identify import identify
 from vit_jax.weights.safetensors_file import Safetensors
 from vit_jax.weights.weights_file import (
@@ -188,6 +189,9 @@ def read(file: Safetensors) -> Weights:
   if ours:
     return with_metadata(weights, ours)
   options |= options_of(config, params)
+  states_none = config.model_args.get("pos_embed") in ("none", "")
+  if "posemb" in options and not (states_none or "posemb" in file.options):
+    raise ValueError(LOST_POSITIONS)  # timm's models have a table
   size, grid = config.image_size, None
   if size and size[0] != size[1] and POS_EMBEDDING in params:
     grid = identify(params, options).grid(size)
