@@ -2,6 +2,7 @@
 
 import os
 
+__all__ = ["load"]
 __version__ = "0.1.0"
 
 # TensorFlow only reads images here. It must be set up before anything imports
@@ -10,10 +11,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 
-def load(path, **options):
-  """Loads a model with its weights; see `vit_jax.inference.pretrained.load`."""
-  from vit_jax.inference import (
-    pretrained,  # only here: jax takes a second to import
-  )
+def __getattr__(name: str):
+  """Imports `load` when it is used: jax takes a second to import."""
+  if name == "load":
+    from vit_jax.inference.pretrained import load
 
-  return pretrained.load(path, **options)
+    return load
+  raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+  return [*globals(), *__all__]

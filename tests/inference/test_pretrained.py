@@ -3,8 +3,10 @@
 Reading and fitting have tests of their own in tests/weights.
 """
 
+import functools
 import inspect
 import pathlib
+import pydoc
 import warnings
 
 import jax
@@ -346,6 +348,41 @@ def test_values_of_another_range_are_said(vit, on_device):
     for images in (2 * ramp - 1, 0 * ramp, np.nan * ramp, ramp[:0]):
       vit(put(images))
     jax.eval_shape(vit, put(ramp))  # a tracer has no values
+
+
+def test_a_model_is_shown_in_a_line(vit):
+  assert repr(vit) == (
+    f"<vit_jax model B/8 of {TOKEN}: 48,683 parameters, images of 32 x 32, 11"
+    " classes>"
+  )
+
+
+def test_help_has_signature_options_and_an_example():
+  text = pydoc.plain(pydoc.render_doc(vit_jax.load))
+  assert "image_size: 'int |" in text or "image_size: int |" in text
+  assert "posemb_filter: How positions" in text and ">>> vit = vit_jax" in text
+  assert "load" in dir(vit_jax)
+
+
+def test_features_are_the_layers_of_a_call(vit):
+  pixels = np.random.default_rng(0).integers(0, 256, (17, 32, 32, 3), np.uint8)
+  floats = pixels / np.float32(127.5) - 1
+  _, out = vit(floats)
+  for layer in ("pre_logits", "encoderblock_1/after_mlp"):
+    expected = functools.reduce(lambda o, k: o[k], layer.split("/"), out)
+    # Another batch shape may sum in another order.
+    for images in (floats, pixels):
+      np.testing.assert_allclose(
+        vit.features(images, layer), expected, atol=1e-5
+      )
+  np.testing.assert_array_equal(
+    vit.features(pixels), vit.features(pixels, "pre_logits")
+  )
+  tokens = vit.forward_features(pixels)
+  assert tokens.shape == (17, 17, 48)
+  np.testing.assert_allclose(tokens, out["encoded"], atol=1e-5)
+  with pytest.raises(ValueError, match="got 'norm', expected .* pre_logits"):
+    vit.features(pixels, "norm")
 
 
 class Tensor:

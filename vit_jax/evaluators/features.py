@@ -167,6 +167,16 @@ def layer_of(out: Outputs, path: str) -> "jax.Array":
   If it has tokens or a map, it is their mean.
 
   Raises:
+    ValueError: See `intermediate`.
+  """
+  layer = intermediate(out, path)
+  return layer.mean(axis=tuple(range(1, layer.ndim - 1)))
+
+
+def intermediate(out: Outputs, path: str) -> "jax.Array":
+  """Returns what a model returns under a name, such as "encoderblock_3/mlp".
+
+  Raises:
     ValueError: There is none; the message lists the names.
   """
   layer = out
@@ -179,4 +189,4 @@ def layer_of(out: Outputs, path: str) -> "jax.Array":
     layer = layer[key]
   if isinstance(layer, dict):
     raise ValueError(f"got {path!r}, expected {path}/ and {', '.join(layer)}.")
-  return layer.mean(axis=tuple(range(1, layer.ndim - 1)))
+  return layer

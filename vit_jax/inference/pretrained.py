@@ -22,6 +22,7 @@ from vit_jax.config.preprocessing import for_channels, turns_upright
 from vit_jax.config.preprocessing import image_size as size_after
 from vit_jax.data import images as images_lib
 from vit_jax.data import pixels
+from vit_jax.evaluators.features import intermediate
 from vit_jax.families import FAMILIES
 from vit_jax.inference import streaming
 from vit_jax.losses import PROBABILITIES
@@ -79,7 +80,7 @@ class Answer:
   error: Exception | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Pretrained:
   """A model with its weights, and everything that its use needs.
 
@@ -102,6 +103,15 @@ class Pretrained:
   ops: str
   loss: str
   report: weights.Report
+
+  def __repr__(self) -> str:
+    """Returns a line: file, model, parameters, images, classes."""
+    count, (height, width) = run_info.num_params(self.params), self.image_size
+    return (
+      f"<vit_jax model {self.config.variant} of {self.report.path}:"
+      f" {count:,} parameters, images of {height} x {width},"
+      f" {self.num_classes:,} classes>"
+    )
 
   @property
   def image_shape(self) -> tuple[int, int, int]:
@@ -186,6 +196,58 @@ class Pretrained:
     if errors:
       raise _joined(errors, len(images))
     return classes
+
+  def features(
+    self, images: Any, layer: str = "pre_logits"
+  ) -> Float[np.ndarray, "b ..."]:
+    """Returns features of images: what the head reads, or another layer.
+
+    Sixteen images pass at a time.
+
+    Args:
+      images: See `attention`.
+      layer: A name among those of the intermediates that a call of the model
+        returns: "pre_logits" [b, d]; "encoded", the tokens behind the last
+        norm; "encoderblock_3/after_mlp", those behind the fourth block. Tokens
+        [b, n, d] are not averaged; the class token, if any, is the first.
+
+    Returns:
+      The layer, float32.
+
+    Raises:
+      ValueError: There is no such layer; or an image cannot be read.
+
+    Example:
+      >>> x = vit.features("photos/*.jpg")  # doctest: +SKIP
+      >>> tokens = vit.features(images, "encoded")  # doctest: +SKIP
+    """
+    images = self._inputs(images)
+    parts = [
+      self._layer(self.params, images[i : i + BATCH], layer)
+      for i in range(0, len(images), BATCH)
+    ]
+    return np.concatenate([np.asarray(p, np.float32) for p in parts])
+
+  def forward_features(self, images: Any) -> Float[np.ndarray, "b ..."]:
+    """Returns the encoded tokens [b, n, d], timm's method of that name.
+
+    The class token, if any, is the first; a ResNet has a map [b, h, w, d].
+
+    Args:
+      images: See `attention`.
+
+    Raises:
+      ValueError: An image cannot be read.
+    """
+    return self.features(images, "encoded")
+
+  @functools.cached_property
+  def _layer(self) -> Callable[..., jax.Array]:
+    def layer_of(params, images, layer):
+      _, out = self.model.apply({"params": params}, images)
+      return intermediate(out, layer)
+
+    return jax.jit(layer_of, static_argnums=2)
 
   def attention(self, images: Any) -> Float[Array, "layers b heads n n"]:
     """Returns the attention weights of every block, float32.
@@ -421,7 +483,10 @@ def load(
   Example:
     >>> import vit_jax
     >>> vit = vit_jax.load("B_16.npz", image_size=384)  # doctest: +SKIP
-    >>> logits, out = vit(images)  # doctest: +SKIP
+    >>> vit.predict("cat.jpg", top=1)[0][0].name  # doctest: +SKIP
+    'tiger cat (n02123159)'
+    >>> features = vit.features("photos/*.jpg")  # doctest: +SKIP
+    >>> logits, out = vit(images)  # floats in [-1, 1]  # doctest: +SKIP
   """
   if loss not in (None, *PROBABILITIES):
     raise ValueError(
