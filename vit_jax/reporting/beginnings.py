@@ -37,20 +37,19 @@ def _text(run: Run, probe: LinearProbe) -> str:
 def _trials(run: Run) -> str:
   """Returns a table of the trials in their order; the best is marked."""
   trials = run.trials.trials
-  best = max(t.top1 or 0.0 for t in trials)
-  rows = [
-    (
-      t.changes,
-      f"{t.steps:,}",
-      "diverged" if t.top1 is None else "*" * (t.top1 == best) + share(t.top1),
-    )
-    for t in trials
-  ]
-  head = ("trial", "steps", "held-out top-1")
+  best = min((t.loss for t in trials if t.loss is not None), default=None)
+
+  def loss(trial):
+    if trial.loss is None:
+      return "diverged"
+    return "*" * (trial.loss == best) + f"{trial.loss:.4f}"
+
+  rows = [(t.changes, f"{t.steps:,}", loss(t), share(t.top1)) for t in trials]
+  head = ("trial", "steps", "held-out loss", "top-1")
   chosen = run.trials.chosen
   text = f"Chosen: {chosen}." if chosen else "The trials go on."
   return (
     f"<p><b>{breakable(run.name)}</b>: changes were tried one after the other;"
-    " those that scored better on the held-out images stayed."
+    " those with a lower loss on the held-out images stayed."
     f" {breakable(text)}</p>" + table("numbers", head, rows)
   )

@@ -3,10 +3,12 @@
 A config file asks for them by a function `get_trials(argument)` beside its
 `get_config`, which returns rounds and a budget. A round has changes of one
 kind, such as augmentations or learning rates. Each change is tried on the best
-config so far; if the best of the round scores better, it stays for the next
-round. All trials have the same length, at most that of the run: what is best
-after a few steps is often too little augmentation for the whole of it. Each
-begins with the same linear probe; `val` scores it at its end.
+config so far; if the best of the round has a lower loss on the held-out images,
+it stays for the next round. (Of some hundred images, the loss tells changes
+apart where the accuracies differ by chance.) All trials have the same length,
+at most that of the run: what is best after a few steps often has too little
+augmentation for all of them. Each begins with the same linear probe; `val`
+scores it at its end.
 """
 
 import contextlib
@@ -29,7 +31,6 @@ from vit_jax.config import (
   to_dict,
 )
 from vit_jax.config.trial_candidates import Round
-from vit_jax.sweep.points import best_point
 from vit_jax.sweep.sweep import run
 from vit_jax.writers import run_info
 from vit_jax.writers.fine_tuning import TRIALS, Trial, Trials
@@ -38,7 +39,7 @@ from vit_jax.writers.metric_writer import read_metrics
 FOLDER = "trials"  # in the workdir
 LOG = "log.txt"  # in the folder of a trial: what it prints
 PROBE, TIMED = "probe", "timed"  # trials that come first
-TOP1 = f"{HELD_OUT}/top1"
+TOP1, LOSS = f"{HELD_OUT}/top1", f"{HELD_OUT}/loss"
 FEWEST_STEPS = 20  # of a trial
 
 Options = Mapping[str, Any]  # option without "config." -> value
@@ -113,13 +114,13 @@ def choose(
       text = ", ".join([*chosen, name])
       result = _run(short, folder / FOLDER / f"{i}_{name}", text)
       results.append({"name": name, **result})
-      trials.append(Trial(text, record.steps, result["scores"].get(TOP1)))
+      trials.append(Trial(text, record.steps, *_scores(result)))
       _write(folder, dataclasses.replace(record, trials=tuple(trials)))
-    name = best_point(results)
-    if name in of_round:
-      config = _with(config, of_round[name])
-      chosen.append(name)
-      (best,) = (r for r in results if r["name"] == name)
+    finite = [r for r in results if _scores(r)[1] is not None]
+    best = min(finite, key=lambda r: _scores(r)[1], default=None)
+    if best and best["name"] in of_round:
+      config = _with(config, of_round[best["name"]])
+      chosen.append(best["name"])
   text = ", ".join(chosen)
   _write(folder, Trials(record.steps, tuple(trials), text))
   _print(f"chosen      {text}")
@@ -194,10 +195,16 @@ def _run(config: Config, folder: epath.Path, name: str) -> dict[str, Any]:
   with (folder / LOG).open("a") as log, contextlib.redirect_stdout(log):
     with contextlib.redirect_stderr(log):
       result = run(config, folder, keeps_weights=False)
-  top1 = result["scores"].get(TOP1)
-  text = "diverged" if top1 is None else f"{TOP1} {top1:.2%}"
+  top1, loss = _scores(result)
+  text = f"loss {loss:.4f}, top-1 {top1:.2%}" if loss else "diverged"
   _print(f"trial       {text}: {name}")
   return result
+
+
+def _scores(result: Mapping[str, Any]) -> tuple[float | None, float | None]:
+  """Returns top-1 and loss of the held-out images; None: it diverged."""
+  scores = result["scores"]
+  return scores.get(TOP1), scores.get(LOSS)
 
 
 def _with(config: Config, options: Options) -> Config:

@@ -31,11 +31,13 @@ class Trial:
   changes: Names of its changes to the config.
   steps: Its length.
   top1: Share of the held-out images that it predicts right; None: it diverged.
+  loss: Their mean loss, by which trials are compared; None: it diverged.
   """
 
   changes: str = ""
   steps: int = 0
   top1: float | None = None
+  loss: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
