@@ -334,13 +334,14 @@ class Experiment:
     config = self.config
     sizes = size_errors(config, self.is_training)
     data = self.data_errors()
+    absent = {e.name for e in self._missing}
     every = [
       *errors,
       *sizes,
       *option_errors(config, self.is_training, self.is_new),
       *mesh_errors(config),
       *(trackers.errors(config) if self.is_training else ()),
-      *(error for part in data.values() for error in part),
+      *(e for k, part in data.items() if k not in absent for e in part),
       *missing_data.advice(config, self._missing),
     ]
     # What follows needs the shapes of model and data.

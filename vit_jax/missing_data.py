@@ -1,5 +1,6 @@
 """Evaluators whose data sets are not on disk: refused, or left out."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -35,15 +36,22 @@ def left_out(config: Config, absent: Evals) -> Evals:
 
 
 def advice(config: Config, absent: Evals) -> list[str]:
-  """Returns how to go without the missing evaluators that are refused."""
+  """Returns how to go without the missing evaluators that are refused.
+
+  One for each option that leaves them out, not for each of the data sets.
+  """
   needed: dict[tuple[str, str], list[str]] = {}
   for e in absent:
-    if e not in left_out(config, absent):
+    # Of the training data there is an error of its own.
+    if e not in left_out(config, absent) and e.dataset != config.data.dataset:
       needed.setdefault(e.LEFT_OUT_BY, []).append(e.dataset)
+  data_dir = config.data.data_dir
+  where = f" --data_dir={shlex.quote(data_dir)}" if data_dir else ""
   return [
     f"config.{key}: got {getattr(config, key)!r}, but {', '.join(names)}: not"
-    " on disk. Prepare them, see above, or go without their scores:"
-    f" --config.{key}={value}."
+    f" on disk. Go without their scores: --config.{key}={value}; or prepare"
+    f" each once: for d in {' '.join(map(shlex.quote, names))}; do vit-jax"
+    f" prepare $d{where}; done"
     for (key, value), names in needed.items()
   ]
 

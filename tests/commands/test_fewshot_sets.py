@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import experiment, train
+from vit_jax import config, experiment, train
 from vit_jax.config import ConfigError, defaults, fewshot_evals, freeze, to_dict
 from vit_jax.scoring import evaluate
 from vit_jax.writers.metric_writer import read_metrics
@@ -41,13 +41,29 @@ def _config(**changes):
 def test_sets_that_are_not_on_disk_are_refused():
   with pytest.raises(ConfigError) as e:
     experiment.setup(_config())
-  pets, advice = e.value.errors
-  assert pets.startswith("config.evals.pets.dataset: got data set")
-  assert "vit-jax prepare oxford_iiit_pet." in pets
-  assert advice.startswith(
-    "config.fewshot: got 'required', but oxford_iiit_pet: not on disk."
+  (advice,) = e.value.errors
+  assert advice == (
+    "config.fewshot: got 'required', but oxford_iiit_pet: not on disk. Go"
+    " without their scores: --config.fewshot=available; or prepare each once:"
+    " for d in oxford_iiit_pet; do vit-jax prepare $d; done"
   )
-  assert advice.endswith("--config.fewshot=available.")
+
+
+def test_a_recipe_without_data_has_an_error_for_each_way_out(tmp_path):
+  """Seven few-shot sets and ImageNet are absent."""
+  c = config.recipe("vit_l16")
+  c.data.data_dir = str(tmp_path)
+  with pytest.raises(ConfigError) as e:
+    experiment.setup(freeze(c))
+  data, fewshot = e.value.errors
+  assert data.startswith(
+    "config.data.dataset: got data set 'imagenet2012', which is not prepared."
+    " --fake_data tries the program without data; to prepare it once: vit-jax"
+    f" prepare imagenet2012 --data_dir={tmp_path} --manual_dir=FOLDER (in which"
+  )
+  assert fewshot.startswith("config.fewshot: got 'required', but caltech101, ")
+  assert "imagenet2012" not in fewshot
+  assert f"do vit-jax prepare $d --data_dir={tmp_path}; done" in fewshot
 
 
 @pytest.mark.parametrize("key", ["dataset", "split"])

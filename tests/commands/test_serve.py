@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import io
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -136,7 +137,7 @@ def client(answers):
 
 def test_the_page_and_what_it_asks_for(client):
   page = client.get("/")
-  assert page.status_code == 200 and "Drop an image" in page.text
+  assert page.status_code == 200 and "Drop images" in page.text
   assert "default-src 'self'" in page.headers["content-security-policy"]
   for name in re.findall(r'(?:href|src)="(page\.\w+)"', page.text):
     assert client.get(f"/{name}").status_code == 200
@@ -298,9 +299,10 @@ def until(is_so, seconds=30):
     time.sleep(0.02)
 
 
-DROP = """async ([name, bytes]) => {
+DROP = """async (files) => {
   const data = new DataTransfer();
-  data.items.add(new File([new Uint8Array(bytes)], name));
+  for (const [name, bytes] of files)
+    data.items.add(new File([new Uint8Array(bytes)], name));
   const options = { dataTransfer: data, bubbles: true, cancelable: true };
   document.getElementById("drop").dispatchEvent(new DragEvent("drop", options));
 }"""
@@ -330,8 +332,9 @@ def test_in_a_browser(vit, tmp_path):
     page.goto(address)
     status = page.locator("#status")
 
-    def drop(name, data):
-      page.evaluate(DROP, [name, list(data)])  # it says so before it returns
+    def drop(name, data, *more):
+      files = [(name, data), *more]
+      page.evaluate(DROP, [[n, list(d)] for n, d in files])  # says so before
       until(lambda: not status.inner_text().startswith("Looking"))
       return status.inner_text()
 
@@ -358,9 +361,33 @@ def test_in_a_browser(vit, tmp_path):
     drop(evil, image)
     assert page.locator("#size").inner_text() == f"{evil}, 160 x 120"
     assert page.locator("#answer img").count() == 2
+    # Several at once: a line for each, which shows its answer.
+    two = encoded("png", (50, 40))
+    text = drop("a.jpg", image, ("b.jpg", script), ("c.png", two))
+    assert text == "Answered for 2 of 3 images."
+    assert page.locator("#size").inner_text() == "a.jpg, 160 x 120"
+    lines = page.locator("#files li")
+    assert lines.count() == 3
+    assert (
+      lines.nth(0).locator("span").inner_text() == f"{names[0]} {chances[0]}"
+    )
+    assert undecodable in lines.nth(1).inner_text()
+    lines.nth(2).locator("button").click()
+    assert page.locator("#size").inner_text() == "c.png, 50 x 40"
+    (tmp_path / "other.png").write_bytes(two)
+    chosen = [tmp_path / "other.png", tmp_path / "photo.jpg"]
+    page.set_input_files("#file", chosen)
+    until(lambda: status.inner_text() == "Answered for 2 of 2 images.")
+    assert page.locator("#files b").all_inner_texts() == [
+      "other.png",
+      "photo.jpg",
+    ]
+    if picture := os.environ.get("PICTURE"):  # to look at
+      page.screenshot(path=picture, full_page=True)
     # The other ways in: the field for files, and after all that it answers.
     page.set_input_files("#file", tmp_path / "photo.jpg")
     until(lambda: page.locator("#size").inner_text().startswith("photo.jpg"))
+    assert page.locator("#files").is_hidden()
     process.terminate()
     process.wait(timeout=30)
     text = drop("photo.jpg", image)

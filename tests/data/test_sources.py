@@ -95,8 +95,8 @@ def test_a_process_that_reads_by_number_ends(data_dir):
 
 def test_a_data_set_that_is_not_there_comes_with_the_command(data_dir):
   text = error("cifar10", "train", data_dir)
-  assert f"expected its records in {data_dir}/cifar10" in text
-  command = f"vit-jax prepare cifar10 --data_dir={data_dir}. To"
+  assert f"Expected were its records in {data_dir}/cifar10" in text
+  command = f"vit-jax prepare cifar10 --data_dir={data_dir}. Ex"
   assert command in text and "--fake_data" in text
   assert "prepare 'cifar10:3.*.*' --data_dir" in error(
     "cifar10:3.*.*", "train", data_dir
@@ -115,7 +115,7 @@ def test_another_version_on_disk_comes_with_its_name(tmp_path):
     for file in ("features.json", "dataset_info.json"):
       (folder / file).write_text("{}")
   text = error("cifar10", "train", str(tmp_path))
-  assert f"in {tmp_path}/cifar10/3.0.2; on disk is cifar10:1.0.0. " in text
+  assert f"in {tmp_path}/cifar10/3.0.2; on disk is cifar10:1.0.0." in text
   text = error("own:2.0.0", "train", str(tmp_path))
   assert text.endswith("expected a version that is on disk: own:1.0.0.")
   (tmp_path / "own/1.0.0/features.json").unlink()

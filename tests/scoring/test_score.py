@@ -345,7 +345,7 @@ def test_all_that_is_missing_is_named_at_once(file, tmp_path, monkeypatch):
   messages = errors(file, f"{tmp_path}/none.npz", on, folder)
   starts = [
     "--on=imagenet2012: got data set 'imagenet2012', which is not prepared",
-    "--on=real: got data set 'imagenet2012_real', which is not prepared: exp",
+    "--on=real: got data set 'imagenet2012_real', which is not prepared",
     "--on=a_clean: got data set 'imagenet2012', which is not prepared",
     f"got '{tmp_path}/none.npz', which does not exist",
   ]

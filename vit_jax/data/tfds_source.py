@@ -306,13 +306,12 @@ def _how_to_prepare(builder, dataset: str, data_dir: str | None) -> str:
   names, _ = _on_disk(dataset, data_dir)
   others = f"; on disk is {' or '.join(names)}" if names else ""
   text = (
-    f"got data set {dataset!r}, which is not prepared: expected its records"
-    f" in {builder.data_dir}{others}. vit_jax downloads nothing by itself; to"
-    f" do it once, run: {command}"
+    f"got data set {dataset!r}, which is not prepared. --fake_data tries the"
+    f" program without data; to prepare it once: {command}"
   )
   if needed := manual_files(builder)[1]:
     text += f" --manual_dir=FOLDER (in which you put {needed})"
-  return text + ". To try the program without data, add --fake_data."
+  return f"{text}. Expected were its records in {builder.data_dir}{others}."
 
 
 def pieces_of(infos, span: splits.Span) -> Sequence[Piece]:

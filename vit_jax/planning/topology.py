@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import os
+import platform
 import re
 
 import jax
@@ -63,7 +64,8 @@ def describe(topology: str) -> tuple[Chip, list]:
     raise ConfigError(
       [
         "libtpu: not installed; the TPU's compiler is in it: pip install"
-        " 'jax[tpu]' (no TPU is needed)."
+        " 'jax[tpu]' in an environment of Python 3.12 or later, this one has"
+        f" {platform.python_version()} (no TPU is needed)."
       ]
     )
   for name, value in ENVIRONMENT.items():

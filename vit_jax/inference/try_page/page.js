@@ -4,7 +4,7 @@
 const at = (id) => document.getElementById(id);
 let model = null;
 let shown = null; // address of the image on the page
-let latest = 0; // of several images, the last one wins
+let latest = 0; // number of drops; an answer to an earlier one is left out
 
 function say(text, isWrong = false) {
   at("status").textContent = text;
@@ -48,42 +48,80 @@ function show(file, answer) {
   at("answer").hidden = false;
 }
 
-async function classify(file) {
-  const mine = ++latest;
-  at("answer").classList.add("old");
+// Returns what the server says of an image, or {error: text}.
+async function ask(file) {
   if (model && file.size > model.max_bytes) {
-    say(
-      `${file.name}: got ${megabytes(file.size)}, expected at most` +
+    return {
+      error:
+        `got ${megabytes(file.size)}, expected at most` +
         ` ${megabytes(model.max_bytes)}.`,
-      true,
-    );
+    };
+  }
+  const reply = await fetch("predict", { method: "POST", body: file });
+  return reply.json();
+}
+
+// Adds a line to the list of several images; choosing it shows the answer.
+function list(file, answer) {
+  const item = document.createElement("li");
+  const line = document.createElement(answer.error ? "p" : "button");
+  const label = document.createElement("b");
+  const what = document.createElement("span");
+  label.textContent = file.name || "image";
+  if (answer.error) {
+    what.textContent = answer.error;
+    line.className = "wrong";
+  } else {
+    const [{ name, probability }] = answer.classes;
+    what.textContent = `${name} ${(100 * probability).toFixed(1)} %`;
+    line.addEventListener("click", () => show(file, answer));
+  }
+  line.append(label, what);
+  item.append(line);
+  at("files").append(item);
+}
+
+async function take(fileList) {
+  const files = [...fileList];
+  if (!files.length) {
+    say("Got no file there, expected an image.", true);
     return;
   }
-  say(`Looking at ${file.name || "the image"} …`);
+  const mine = ++latest;
+  const isList = files.length > 1;
+  at("answer").classList.add("old");
+  at("files").replaceChildren();
+  at("files").hidden = !isList;
+  let count = 0;
+  let last = null;
   try {
-    const reply = await fetch("predict", { method: "POST", body: file });
-    const answer = await reply.json();
-    if (mine !== latest) return;
-    if (!reply.ok) {
-      say(`${file.name || "image"}: ${answer.error}`, true);
-      return;
+    for (const [i, file] of files.entries()) {
+      const which = isList ? ` (${i + 1} of ${files.length})` : "";
+      say(`Looking at ${file.name || "the image"}${which} …`);
+      const answer = await ask(file);
+      if (mine !== latest) return;
+      last = answer;
+      if (isList) list(file, answer);
+      if (answer.error) continue;
+      count += 1;
+      if (count === 1) {
+        show(file, answer);
+        at("answer").classList.remove("old");
+      }
     }
-    show(file, answer);
-    at("answer").classList.remove("old");
-    say(`Answered in ${answer.seconds.toFixed(2)} s.`);
   } catch {
     if (mine === latest) {
       say("No answer: is `vit-jax serve` still running?", true);
     }
+    return;
   }
-}
-
-function take(files) {
-  const [file] = files;
-  if (!file) {
-    say("Got no file there, expected an image.", true);
+  if (isList) {
+    const isWhole = count === files.length;
+    say(`Answered for ${count} of ${files.length} images.`, !isWhole);
+  } else if (last.error) {
+    say(`${files[0].name || "image"}: ${last.error}`, true);
   } else {
-    classify(file);
+    say(`Answered in ${last.seconds.toFixed(2)} s.`);
   }
 }
 
