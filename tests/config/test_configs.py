@@ -27,6 +27,7 @@ from vit_jax import experiment, families
 from vit_jax.config import (
   checks,
   cli,
+  preprocessing,
   recipes,
   to_dict,
 )
@@ -212,7 +213,10 @@ def _without_disk(name, argument):
 
 @pytest.mark.parametrize(
   "module",
-  [recipes, families, eval_preprocessing, published, resnet, vit],
+  [
+    *(recipes, preprocessing, families, eval_preprocessing),
+    *(published, resnet, vit),
+  ],
 )
 def test_examples_in_docstrings(module):
   failed, attempted = doctest.testmod(module)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from vit_jax.config import ConfigError, defaults, freeze, to_dict
 from vit_jax.config.preprocessing import (
   Op,
   image_size,
@@ -47,6 +48,8 @@ def test_image_size(text, size):
     ("decode|inception_crop(8, 0)", "0 < area_min <= area_max <= 100"),
     ("decode|resize(8)|pad(-1)", "expected pixels to add on each side"),
     ("decode|resize(x)", "expected operations such as"),
+    ("decode(background='no')|resize(8)", "background: got 'no', expected a c"),
+    ("decode(max_pixels=0)|resize(8)", "max_pixels: got 0, expected 1 or more"),
     ("decode|inception_crop(8, 'a')", "in 'inception_crop'"),
     (
       "decode|randaug(2, 9)|resize(8)",
@@ -75,3 +78,24 @@ def test_published_pixels_are_taken_as_stored():
   assert stored("decode_inception_crop(8)") == "decode_inception_crop(8)"
   with pytest.raises(ValueError, match="exif"):
     image_size("decode(exif='no')|resize(8)")
+
+
+def test_what_a_run_says_of_decoding_is_in_all_its_operations():
+  c = defaults()
+  c.data.background, c.data.max_pixels = "white", 10**9
+  c.evals = {
+    "val": {"kind": "classification", "ops": "decode(exif=False)|resize(8)"}
+  }
+  config = freeze(c)
+  assert config.data.ops == (
+    "decode_inception_crop(224, background='white', max_pixels=1000000000)"
+    "|flip_lr"
+  )
+  assert config.evals[0].ops == (
+    "decode(exif=False, background='white', max_pixels=1000000000)|resize(8)"
+  )
+  # A run that goes on reads them from its config.json.
+  assert freeze(to_dict(config)) == config
+  c.data.background = "whiet"
+  with pytest.raises(ConfigError, match="config.data.background: got 'whiet'"):
+    freeze(c)

@@ -155,7 +155,7 @@ def broken():
   """Returns name -> bytes without pixels, and a part of the reason."""
   image = photo(96, 160)
   jpeg, png = encoded(image, "JPEG"), encoded(image, "PNG")
-  too_many = "expected at most 89,478,485 in all; reduce the image."
+  too_many = "expected at most 89,478,485 in all; reduce the image"
   return {
     "empty.jpg": (b"", "got no bytes; expected JPEG"),
     "text.jpg": (b"buy milk", "got 8 bytes that are no image"),

@@ -8,9 +8,10 @@ import re
 import numpy as np
 import pytest
 from kinds import broken, encoded, expected, good, oriented, photo
+from PIL import Image, features
 
 from vit_jax.batch import DataError
-from vit_jax.config import defaults, freeze
+from vit_jax.config import defaults, freeze, preprocessing
 from vit_jax.data import decoding, images, ops, pipeline, pixels, sources
 from vit_jax.data.pipeline import TrainingData
 from vit_jax.data.tf_cpu import tf
@@ -91,10 +92,74 @@ def test_broken_files_are_named_with_the_reason(tmp_path, caplog, monkeypatch):
   np.testing.assert_array_equal(fused["mask"], batch["mask"])
 
 
+FORMS = {"PNG": {}, "WEBP": {"lossless": True, "exact": True}, "TIFF": {}}
+
+
+@pytest.mark.parametrize("background", [None, "#0080ff"])
+def test_transparent_images_are_put_on_a_ground(background, tmp_path, caplog):
+  """In training, evaluation and predict alike."""
+  whole, wanted = photo(), np.asarray(photo()).astype(float)
+  alpha = np.full([24, 40], 255, np.uint8)
+  alpha[:, :10], alpha[:, 10:20] = 0, 100
+  whole.putalpha(Image.fromarray(alpha))
+  if background:
+    share = alpha[..., None] / 255
+    wanted = wanted * share + np.array([0, 128, 255]) * (1 - share)
+  else:
+    wanted[:, :10] = 255
+  files = {f"x.{k}": encoded(whole, k, **v) for k, v in FORMS.items()}
+  files = {k.lower(): v for k, v in files.items()}
+  source, record = folder(tmp_path, files)
+  images._say_ground.cache_clear()
+  ops = f"decode(background={background!r})|resize((24, 40))"
+  batch = scored(source, ops)
+  for name, data in files.items():
+    got = batch["image"][record[name]]
+    assert np.abs(got - wanted).max() <= 1, name  # Pillow rounds twice
+    read = images.read(data, background=background)
+    np.testing.assert_array_equal(read, got)
+  np.testing.assert_array_equal(
+    images.read(np.asarray(whole), background=background), read
+  )
+  fused = f"decode_inception_crop((24, 40), background={background!r})"
+  whole = sources.open_source(f"folder:{tmp_path}", "train+val")
+  assert scored(whole, fused)["mask"].all()
+  said = [r for r in caplog.messages if "Some images are transparent" in r]
+  assert len(said) == (background is None)
+
+
+@pytest.mark.parametrize("name", ["JPEG", *FORMS])
+def test_the_largest_image_is_an_option(name, tmp_path, monkeypatch):
+  data = encoded(photo(30, 40), name, **FORMS.get(name, {}))
+  source, record = folder(tmp_path, {"x.png": data})
+  few = scored(source, "decode(max_pixels=1199)|resize(8)")
+  assert np.flatnonzero(~few["mask"]).tolist() == [record["x.png"]]
+  with pytest.raises(ValueError, match="at most 1,199 in all"):
+    images.read(data, max_pixels=1199)
+  assert scored(source, "decode(max_pixels=1200)|resize(8)")["mask"].all()
+  # Beyond the limit of Pillow, which is small here.
+  monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+  more = preprocessing.MAX_PIXELS + 1
+  assert images.read(data, max_pixels=more).shape == (30, 40, 3)
+  assert Image.MAX_IMAGE_PIXELS == more
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="Pillow has no AVIF")
+def test_avif_is_read_where_pillow_reads_it(tmp_path):
+  data = encoded(photo(), "AVIF", quality=100)
+  source, record = folder(tmp_path, {"x.avif": data})
+  batch = scored(source)
+  assert batch["mask"].all() and source.num_examples == 4
+  expected = pixels.apply(images.read(data), OPS)
+  np.testing.assert_array_equal(batch["image"][record["x.avif"]], expected)
+  off = np.abs(expected.astype(int) - np.asarray(photo())).mean()
+  assert off < 3  # colours of half the resolution
+
+
 @pytest.mark.parametrize("op", ["resize_small", "resize_small_torch"])
 def test_a_line_is_not_resized(tmp_path, caplog, monkeypatch, op):
   """12,000 x 1 pixels would become 3,072,000 x 256 by resize_small(256)."""
-  monkeypatch.setattr(images, "MAX_PIXELS", 60**2)
+  monkeypatch.setattr(preprocessing, "MAX_PIXELS", 60**2)
   line = encoded(photo(1, 1002), "PNG")
   files = {"line.png": line, "short.png": encoded(photo(4, 5), "PNG")}
   source, record = folder(tmp_path, files, others=1)

@@ -138,6 +138,17 @@ def test_other_formats_become_png(form):
     np.testing.assert_array_equal(np.asarray(got), np.asarray(x.convert("RGB")))
 
 
+def test_the_alpha_of_other_formats_is_kept():
+  """So that the ground is chosen when the data set is read."""
+  image = Image.new("RGBA", (9, 7), (200, 100, 0, 128))
+  file = io.BytesIO()
+  image.save(file, "WEBP", lossless=True)
+  data, *_ = imported.checked(Entry("k", file.getvalue(), 0))
+  with Image.open(io.BytesIO(data)) as stored:
+    assert stored.format == "PNG"
+    np.testing.assert_array_equal(np.asarray(stored), np.asarray(image))
+
+
 @pytest.mark.slow
 def test_a_killed_import_leaves_no_data_set(tmp_path):
   """Neither half a data set, nor one that is in the way of the next try."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import ml_collections
 
+from vit_jax.config import preprocessing
 from vit_jax.config.from_dict import from_dict
 from vit_jax.config.schema import UNIONS, Config
 from vit_jax.evaluators import EVALUATORS
@@ -77,7 +78,39 @@ def build(
   errors: list[str] = []
   if not isinstance(config, dict):
     config = config.to_dict()
-  return _build(Config, config, "config", errors), errors
+  return _with_decoding(
+    _build(Config, config, "config", errors), errors
+  ), errors
+
+
+def _with_decoding(config: Config, errors: list[str]) -> Config:
+  """Puts what `data` says of decoding into the operations of all splits.
+
+  So a run's evaluators, and those who take its preprocessing from its
+  config.json, decode as its training does.
+  """
+  changes = {
+    "background": config.data.background,
+    "max_pixels": config.data.max_pixels,
+  }
+  try:
+    preprocessing.check_decoding(**changes)
+  except ValueError as e:
+    errors.append(f"config.data.{e}")
+    return config
+
+  def changed(options):
+    try:
+      ops = preprocessing.with_decoding(options.ops, **changes)
+    except ValueError:  # reported where operations are checked
+      return options
+    return dataclasses.replace(options, ops=ops)
+
+  return dataclasses.replace(
+    config,
+    data=changed(config.data),
+    evals=tuple(changed(e) if hasattr(e, "ops") else e for e in config.evals),
+  )
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -11,7 +11,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from PIL import ImageColor
+
 from vit_jax.options import check_choice, nearest
+
+# Height times width of an image: a quarter of a GiB as RGB. Pillow warns above.
+MAX_PIXELS = 2**28 // 3
 
 Shape = tuple[int, int] | None  # (height, width); None: different sizes
 Side = int | tuple[int, int]  # one number stands for a square
@@ -56,12 +61,35 @@ def _decode(
   dct: str = "fast",
   upsampling: str = "fancy",
   exif: bool = True,
+  background: str | None = None,
+  max_pixels: int = MAX_PIXELS,
 ) -> Shape:
   check_choice(dct, ("fast", "accurate"), "dct")
   check_choice(upsampling, ("fancy", "plain"), "upsampling")
   if not isinstance(exif, bool):
     raise ValueError(f"exif: got {exif!r}, expected True or False.")
+  check_decoding(background, max_pixels)
   return None
+
+
+def _decode_inception_crop(
+  shape: Shape,
+  size: Side,
+  area_min: Percent = 5,
+  area_max: Percent = 100,
+  background: str | None = None,
+  max_pixels: int = MAX_PIXELS,
+) -> Shape:
+  check_decoding(background, max_pixels)
+  return _inception_crop(shape, size, area_min, area_max)
+
+
+def check_decoding(background: str | None, max_pixels: int) -> None:
+  """Raises ValueError for a colour or a number that is none."""
+  if background is not None:
+    colour(background)
+  if not isinstance(max_pixels, int) or max_pixels < 1:
+    raise ValueError(f"max_pixels: got {max_pixels!r}, expected 1 or more.")
 
 
 def _inception_crop(
@@ -151,7 +179,7 @@ TORCH_FILTERS = ("bicubic", "bilinear")
 
 SHAPE_FNS: dict[str, Callable[..., Shape]] = {
   "decode": _decode,
-  "decode_inception_crop": _inception_crop,
+  "decode_inception_crop": _decode_inception_crop,
   "inception_crop": _inception_crop,
   "resize": _resize,
   "resize_small": _resize_small,
@@ -179,6 +207,67 @@ def parse_ops(text: str) -> tuple[Op, ...]:
     Op(name='resize', args=(8,), kwargs={})
   """
   return tuple(_parse_op(part.strip(), text) for part in text.split("|"))
+
+
+def colour(text: str) -> tuple[int, int, int]:
+  """Returns red, green and blue of a colour, 0 to 255.
+
+  Args:
+    text: What Pillow and CSS have: "white", "#ff8800", "rgb(255, 136, 0)".
+
+  Raises:
+    ValueError: It is none.
+
+  Example:
+    >>> colour("white"), colour("#f80")
+    ((255, 255, 255), (255, 136, 0))
+  """
+  try:
+    return ImageColor.getrgb(text)[:3]
+  except (ValueError, TypeError, AttributeError):
+    raise ValueError(
+      f"background: got {text!r}, expected a colour: white, black, '#ff8800'."
+    ) from None
+
+
+def decoding(text: str) -> dict[str, Any]:
+  """Returns how the operations decode: the arguments of `images.read`.
+
+  Raises:
+    ValueError: See `parse_ops`.
+
+  Example:
+    >>> decoding("decode(background='white')|resize(8)")
+    {'exif': True, 'background': 'white', 'max_pixels': 89478485}
+  """
+  arguments = {"exif": True} | parse_ops(text)[0].arguments
+  return {k: arguments[k] for k in ("exif", "background", "max_pixels")}
+
+
+def with_decoding(text: str, **changes: Any) -> str:
+  """Returns operations of which the first, decoding, has other arguments.
+
+  Args:
+    text: The operations.
+    **changes: `background` or `max_pixels`. A default changes nothing.
+
+  Raises:
+    ValueError: See `parse_ops`.
+
+  Example:
+    >>> with_decoding("decode(dct='accurate')|resize(8)", background="black")
+    "decode(dct='accurate', background='black')|resize(8)"
+  """
+  first, *rest = parse_ops(text)
+  del rest
+  defaults = _signature(first.name).parameters
+  changes = {k: v for k, v in changes.items() if v != defaults[k].default}
+  if all(first.arguments[k] == v for k, v in changes.items()):
+    return text
+  arguments = [repr(arg) for arg in first.args]
+  arguments += [f"{k}={v!r}" for k, v in (first.kwargs | changes).items()]
+  _, bar, others = text.partition("|")
+  return f"{first.name}({', '.join(arguments)}){bar}{others}"
 
 
 def turns_upright(text: str) -> bool:

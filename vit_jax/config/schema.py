@@ -7,6 +7,7 @@ misspelt option is reported at once.
 
 import dataclasses
 
+from vit_jax.config.preprocessing import MAX_PIXELS
 from vit_jax.evaluators import EvaluatorConfig
 from vit_jax.families import FAMILIES, ModelConfig, ViTConfig
 from vit_jax.objectives import OBJECTIVES, Classification, Objective
@@ -31,6 +32,15 @@ class DataConfig:
   ops: str = option(
     "decode_inception_crop(224)|flip_lr",
     "preprocessing of an image, operations separated by |",
+  )
+  background: str | None = option(
+    None,
+    "colour behind transparent images, in training, evaluation and predict:"
+    " white, black, '#ff8800'; None: white where nothing is visible, colours"
+    " without alpha elsewhere",
+  )
+  max_pixels: int = option(
+    MAX_PIXELS, "height x width of the largest image; larger ones are not read"
   )
   batch_size: int = option(4096, "images per step, over all devices")
   shuffle_buffer: int = option(

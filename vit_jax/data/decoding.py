@@ -78,7 +78,7 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[RowFn, RowFn]:
   """
   first, *rest = ops_lib.bind(ops)
   shape = [*preprocessing.image_size(ops), preprocessing.channels_of(ops)]
-  exif = preprocessing.turns_upright(ops)
+  options = preprocessing.decoding(ops)
 
   def key_of(element: Record, index) -> tf.Tensor:
     return tf.stack([root + element["epoch"], index])
@@ -95,7 +95,7 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[RowFn, RowFn]:
   def rescue(element: Record) -> Record:
     record = source.rescue(element["raw"])
     image, error = tf.numpy_function(
-      lambda data, error: _rescued(data, error, exif),
+      lambda data, error: _rescued(data, error, options),
       [record["image"], record["error"]],
       [tf.uint8, tf.string],
       stateful=False,
@@ -149,12 +149,12 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[RowFn, RowFn]:
   return as_is(fast), as_is(careful)
 
 
-def _rescued(data, error, exif: bool) -> tuple[np.ndarray, bytes]:
+def _rescued(data, error, options: dict) -> tuple[np.ndarray, bytes]:
   """Returns the pixels, and why there are none or b""."""
   error = as_bytes(error)
   if not error:
     try:
-      return images.rescued(as_bytes(data), exif=exif), b""
+      return images.rescued(as_bytes(data), **options), b""
     except ValueError as e:
       error = str(e).encode()
   return np.zeros([1, 1, 3], np.uint8), error

@@ -29,6 +29,8 @@ def decoded(
   other: Callable[[Image], Image],
   *,
   exif: bool,
+  background: str | None,
+  max_pixels: int,
 ) -> Image:
   """Decodes an image by one of three functions.
 
@@ -39,11 +41,15 @@ def decoded(
       int32 [], see `images.turned`.
     other: Takes the whole upright image of another format, uint8 [h, w, 3].
     exif: Whether the orientation is applied; otherwise it is 1.
+    background: See `images.read`.
+    max_pixels: See `images.read`.
 
   Raises:
     tf.errors.InvalidArgumentError: In the graph: the file is no image, is cut
       off, or is too large.
   """
+
+  options = {"exif": exif, "background": background, "max_pixels": max_pixels}
 
   def by_tensorflow():
     image = tf.io.decode_image(data, channels=3, expand_animations=False)
@@ -52,14 +58,14 @@ def decoded(
   def by_pillow():
     # The careful pass finds out what the error is.
     image = tf.numpy_function(
-      lambda x: _or_empty(x, exif), [data], tf.uint8, stateful=False
+      lambda x: _or_empty(x, options), [data], tf.uint8, stateful=False
     )
     image = if_good(tf.size(image) > 0, image)
     return tf.ensure_shape(image, [None, None, 3])
 
   def odd():
-    is_known = _is_bare_png(data) | _is_jpeg_without_exif(data)
-    turn = tf.cond(is_known, lambda: 1, lambda: _turn(data))
+    is_known = _is_bare_png(data, max_pixels) | _is_jpeg_without_exif(data)
+    turn = tf.cond(is_known, lambda: 1, lambda: _turn(data, max_pixels))
     return tf.cond(
       tf.io.is_jpeg(data),
       lambda: jpeg(turn if exif else tf.ones_like(turn)),
@@ -75,7 +81,7 @@ def decoded(
   return tf.ensure_shape(image, [None, None, 3])
 
 
-def jpeg_shape(data: tf.Tensor) -> tf.Tensor:
+def jpeg_shape(data: tf.Tensor, max_pixels: int) -> tf.Tensor:
   """Returns (height, width, channels) of a JPEG, int32, by its header.
 
   Raises:
@@ -83,7 +89,7 @@ def jpeg_shape(data: tf.Tensor) -> tf.Tensor:
   """
   shape = tf.image.extract_jpeg_shape(data, tf.int64)
   pixels = tf.reduce_prod(shape[:2])
-  return tf.cast(if_good(pixels <= images.MAX_PIXELS, shape), tf.int32)
+  return tf.cast(if_good(pixels <= max_pixels, shape), tf.int32)
 
 
 def upright(image: Image, turn: tf.Tensor) -> Image:
@@ -151,13 +157,17 @@ def _is_jpeg_without_exif(data):
   return tf.io.is_jpeg(data) & is_whole & ~_has(data, b"Exif\0\0")
 
 
-def _is_bare_png(data):
-  """Whether it is a PNG without EXIF, of no side that may be too large."""
+def _is_bare_png(data, max_pixels: int):
+  """Whether it is a PNG without alpha and EXIF, of sides that are no risk."""
+  # Of the colour types grey, colour, palette, grey and colour with alpha.
+  is_opaque = tf.strings.substr(data, 25, 1)[..., None] == [b"\0", b"\2", b"\3"]
   sides = tf.strings.substr(data, 16, 8)
   sides = tf.io.decode_raw(sides, tf.int32, little_endian=False)
   return (
     (tf.strings.substr(data, 0, len(_PNG)) == _PNG)
-    & (tf.reduce_max(sides) <= int(images.MAX_PIXELS**0.5))
+    & (tf.reduce_max(sides) <= int(max_pixels**0.5))
+    & tf.reduce_any(is_opaque)
+    & ~_has(data, b"tRNS")
     & ~_has(data, b"eXIf")
   )
 
@@ -169,21 +179,23 @@ def _has(data, part: bytes):
   return parts.shape[1] > 1
 
 
-def _turn(data):
-  turn = tf.numpy_function(_turn_or_error, [data], tf.int32, stateful=False)
+def _turn(data, max_pixels: int):
+  turn = tf.numpy_function(
+    lambda x: _turn_or_error(x, max_pixels), [data], tf.int32, stateful=False
+  )
   turn = tf.ensure_shape(turn, [])
   return if_good(turn >= 0, turn)
 
 
-def _turn_or_error(data):
+def _turn_or_error(data, max_pixels: int):
   try:
-    return np.int32(images.turn(as_bytes(data)))
+    return np.int32(images.turn(as_bytes(data), max_pixels))
   except ValueError:  # the careful pass reports it
     return np.int32(-1)
 
 
-def _or_empty(data, exif: bool):
+def _or_empty(data, options):
   try:
-    return images.read(as_bytes(data), exif=exif)
+    return images.read(as_bytes(data), **options)
   except ValueError:
     return np.zeros([0, 0, 3], np.uint8)

@@ -4,12 +4,15 @@ Pillow decodes. From lossless files its pixels equal those of TensorFlow's
 decoder; from JPEG they differ: Pillow's inverse cosine transform is the
 accurate one, TensorFlow's the fast one.
 
-The header is read first: an image of more than `MAX_PIXELS` is refused before
-memory is taken for its pixels.
+The header is read first: an image of more than `MAX_PIXELS`, or the limit that
+a run states (config.data.max_pixels), is refused before memory is taken for its
+pixels.
 """
 
+import functools
 import glob
 import io
+import logging
 import os
 import re
 from collections.abc import Iterable
@@ -18,7 +21,10 @@ from typing import Any
 import numpy as np
 from etils import epath
 from jaxtyping import UInt8
-from PIL import Image
+from PIL import Image, features
+
+from vit_jax.config import preprocessing
+from vit_jax.config.preprocessing import MAX_PIXELS
 
 EXPECTED = "expected JPEG, PNG, WebP, BMP, GIF, TIFF or PPM"
 # No others: Pillow would pass PostScript to another program, whatever the
@@ -29,6 +35,9 @@ SUFFIXES = (
   *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif"),
   *(".tif", ".tiff", ".ppm", ".pgm"),
 )
+if features.check("avif"):  # of Pillow's own wheels since 11.3
+  FORMATS += ("AVIF",)
+  SUFFIXES += (".avif",)
 # What Pillow raises, depending on the format and the damage.
 BROKEN = (
   OSError,
@@ -38,8 +47,6 @@ BROKEN = (
   Image.DecompressionBombError,
 )
 MAX_UNDECODABLE = 0.01  # Share of a split; ten images are allowed in any case.
-# Height times width: a quarter of a GiB as RGB. Pillow warns above it.
-MAX_PIXELS = 2**28 // 3
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 # A marker of a JPEG: neither a stuffed byte, nor a restart, nor a fill byte.
 _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
@@ -84,50 +91,113 @@ def name(image: Any, index: int) -> str:
   return getattr(image, "filename", "") or f"image {index}"
 
 
-def read(image: Any, *, exif: bool = True) -> UInt8[np.ndarray, "h w 3"]:
+def read(
+  image: Any,
+  *,
+  exif: bool = True,
+  background: str | None = None,
+  max_pixels: int = MAX_PIXELS,
+) -> UInt8[np.ndarray, "h w 3"]:
   """Returns the pixels as RGB.
 
-  As in training, grey becomes three equal channels, an alpha channel is
-  dropped, 16 bits become 8, an animation is represented by its first frame, and
-  an image is turned upright as its EXIF orientation says.
+  As in training, grey becomes three equal channels, a transparent image is put
+  on a ground, 16 bits become 8, an animation is represented by its first frame,
+  and an image is turned upright as its EXIF orientation says.
 
   Args:
     image: A path, the bytes of a file, a file that is open in binary, a PIL
       image, or an array uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4].
     exif: Whether the orientation is applied. An array has none.
+    background: Colour of the ground, see `preprocessing.colour`. None: white
+      where a pixel is fully transparent; others keep their colours, alpha is
+      dropped. A warning says so once.
+    max_pixels: Most pixels of an image that is not decoded yet.
 
   Raises:
     FileNotFoundError: There is no such file.
-    ValueError: It is no image, or has more pixels than `MAX_PIXELS`.
+    ValueError: It is no image, or has more pixels than `max_pixels`.
+  """
+  pixels = read_with_alpha(image, exif=exif, max_pixels=max_pixels)
+  return on_ground(pixels, background)
+
+
+def read_with_alpha(
+  image: Any, *, exif: bool = True, max_pixels: int = MAX_PIXELS
+) -> UInt8[np.ndarray, "h w c"]:
+  """Returns the pixels as RGB, or as RGBA where some may be transparent.
+
+  Arguments and errors are those of `read`.
   """
   if isinstance(image, Image.Image):
-    return _rgb(image, exif)
+    return _pixels(image, exif, max_pixels)
   if isinstance(image, _BYTES):
-    return _from_bytes(bytes(image), exif)
-  if isinstance(image, str | os.PathLike):
-    return _from_bytes(_bytes_of(image), exif)
-  if hasattr(image, "read"):
-    return _from_bytes(_rest_of(image), exif)
-  return _three_channels(image)
+    data = bytes(image)
+  elif isinstance(image, str | os.PathLike):
+    data = _bytes_of(image)
+  elif hasattr(image, "read"):
+    data = _rest_of(image)
+  else:
+    return _as_colours(image)
+  with _opened(data, max_pixels) as opened:
+    return _pixels(opened, exif, max_pixels)
 
 
-def rescued(data: bytes, *, exif: bool = True) -> UInt8[np.ndarray, "h w 3"]:
+def on_ground(
+  pixels: UInt8[np.ndarray, "h w c"], background: str | None = None
+) -> UInt8[np.ndarray, "h w 3"]:
+  """Returns RGB of RGB or RGBA, see `read`.
+
+  Example:
+    >>> on_ground(np.array([[[0, 0, 0, 128]]], np.uint8), "white").tolist()
+    [[[127, 127, 127]]]
+  """
+  if pixels.shape[-1] == 3:
+    return pixels
+  colours, alpha = pixels[..., :3], pixels[..., 3:]
+  if (alpha == 255).all():
+    return colours
+  if background is None:
+    _say_ground()
+    return np.where(alpha == 0, np.uint8(255), colours)
+  over = Image.fromarray(pixels, "RGBA")
+  ground = (*preprocessing.colour(background), 255)
+  whole = Image.alpha_composite(Image.new("RGBA", over.size, ground), over)
+  return np.asarray(whole.convert("RGB"))
+
+
+@functools.cache  # once a process
+def _say_ground() -> None:
+  logging.warning(
+    "Some images are transparent: where nothing is visible they become white,"
+    " elsewhere their colours are taken without alpha;"
+    " --config.data.background=white (black, '#ff8800') puts them on a ground."
+  )
+
+
+def rescued(
+  data: bytes, *, max_pixels: int = MAX_PIXELS, **options: Any
+) -> UInt8[np.ndarray, "h w 3"]:
   """Returns the pixels of a file that another decoder refused.
 
   Args:
     data: Bytes of the file.
-    exif: See `read`.
+    max_pixels: See `read`.
+    **options: Further ones of `read`.
 
   Raises:
     ValueError: See `read`; or the file is cut off.
   """
   if data.startswith(_JPEG):
     _check_whole(data)
-  return _from_bytes(data, exif)
+  return read(data, max_pixels=max_pixels, **options)
 
 
-def turn(data: bytes) -> int:
+def turn(data: bytes, max_pixels: int = MAX_PIXELS) -> int:
   """Returns how an image must be turned after another decoder decoded it.
+
+  Args:
+    data: Bytes of the file.
+    max_pixels: See `read`.
 
   Returns:
     Its EXIF orientation, 1 (upright) to 8, see `turned`; 0: only Pillow, that
@@ -135,14 +205,14 @@ def turn(data: bytes) -> int:
 
   Raises:
     ValueError: It must not be decoded: it is no image, is cut off, or has more
-      pixels than `MAX_PIXELS`.
+      pixels than `max_pixels`.
   """
-  with _opened(data) as image:
+  with _opened(data, max_pixels) as image:
     if data.startswith(_JPEG):
       _check_whole(data)
       return _orientation(image)
   if data.startswith(_PNG):
-    return 0 if b"eXIf" in data else 1
+    return 0 if b"eXIf" in data or image.has_transparency_data else 1
   # Bits of WebP's header for alpha, EXIF and animation.
   if data[8:12] != b"WEBP":
     return 0
@@ -224,15 +294,13 @@ def _rest_of(file) -> bytes:
   return data
 
 
-def _from_bytes(data: bytes, exif: bool):
-  with _opened(data) as image:
-    return _rgb(image, exif)
-
-
-def _opened(data: bytes) -> Image.Image:
+def _opened(data: bytes, max_pixels: int) -> Image.Image:
   """Returns the image, nothing of it decoded."""
   if not data:
     raise ValueError(f"got no bytes; {EXPECTED}.")
+  if max_pixels > MAX_PIXELS and Image.MAX_IMAGE_PIXELS is not None:
+    # Pillow's own limit, which would refuse twice as many.
+    Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
   try:
     image = Image.open(io.BytesIO(data), formats=FORMATS)
   except Image.UnidentifiedImageError:
@@ -241,16 +309,17 @@ def _opened(data: bytes) -> Image.Image:
     ) from None
   except Exception as e:  # a damaged file may raise anything
     raise _cannot_decode(e) from None
-  check_size(image)
+  check_size(image, max_pixels)
   return image
 
 
-def check_size(image: Image.Image) -> None:
-  """Raises ValueError for more than `MAX_PIXELS`; decodes nothing."""
-  if image.width * image.height > MAX_PIXELS:
+def check_size(image: Image.Image, max_pixels: int = MAX_PIXELS) -> None:
+  """Raises ValueError for more than `max_pixels`; decodes nothing."""
+  if image.width * image.height > max_pixels:
     raise ValueError(
       f"got {image.width:,} x {image.height:,} pixels, expected at most"
-      f" {MAX_PIXELS:,} in all; reduce the image."
+      f" {max_pixels:,} in all; reduce the image, or set"
+      " config.data.max_pixels."
     )
 
 
@@ -277,8 +346,9 @@ def _orientation(image: Image.Image) -> int:
   return number if 1 <= number <= 8 else 1
 
 
-def _rgb(image: Image.Image, exif: bool):
-  check_size(image)
+def _pixels(image: Image.Image, exif: bool, max_pixels: int):
+  """Returns RGB, or RGBA if the image may be transparent."""
+  check_size(image, max_pixels)
   is_grey16 = image.mode.startswith("I;16") or (
     image.mode == "I" and image.format == "PPM"  # .pgm, up to 65,535
   )
@@ -287,9 +357,10 @@ def _rgb(image: Image.Image, exif: bool):
   try:
     image.load()
     if is_grey16:  # Pillow would clip values above 255
-      pixels = _three_channels((np.asarray(image) >> 8).astype(np.uint8))
+      pixels = _as_colours((np.asarray(image) >> 8).astype(np.uint8))
     else:
-      pixels = np.asarray(image.convert("RGB"))
+      mode = "RGBA" if image.has_transparency_data else "RGB"
+      pixels = np.asarray(image.convert(mode))
   except Exception as e:  # a damaged file may raise anything
     raise _cannot_decode(e) from None
   number = _orientation(image) if exif else 1
@@ -322,7 +393,7 @@ def array(images: Any) -> np.ndarray:
     ) from None
 
 
-def _three_channels(image):
+def _as_colours(image):
   image = array(image)
   if image.ndim == 2:
     image = image[..., None]
@@ -333,4 +404,4 @@ def _three_channels(image):
       f"got an array of type {image.dtype} and shape {image.shape}, {ARRAYS}"
       f"{hint if image.dtype.kind == 'f' else ''}."
     )
-  return np.repeat(image, 3, -1) if image.shape[-1] == 1 else image[..., :3]
+  return np.repeat(image, 3, -1) if image.shape[-1] == 1 else image

@@ -15,7 +15,8 @@ in Pillow, with which PyTorch's models were trained and scored.
 from collections.abc import Callable
 
 from vit_jax.config import preprocessing
-from vit_jax.data import encoded, images, pixels
+from vit_jax.config.preprocessing import MAX_PIXELS
+from vit_jax.data import encoded, pixels
 from vit_jax.data.randaugment import randaug
 from vit_jax.data.tf_cpu import tf
 
@@ -26,11 +27,21 @@ ASPECT_RATIOS = (0.75, 1.33)  # Width over height.
 MAX_ATTEMPTS = 100  # After these the whole image is taken.
 
 
-def decode(image, key, dct="fast", upsampling="fancy", exif=True):
+def decode(
+  image,
+  key,
+  dct="fast",
+  upsampling="fancy",
+  exif=True,
+  background=None,
+  max_pixels=MAX_PIXELS,
+):
   """Decodes JPEG, PNG, WebP, GIF (first frame), BMP, TIFF or PPM to RGB.
 
-  Grey becomes three equal channels, an alpha channel is dropped, 16 bits become
-  8, and a CMYK JPEG is converted. The image is turned upright as its EXIF
+  Grey becomes three equal channels, 16 bits become 8, a CMYK JPEG is converted,
+  and a transparent image is put on a ground: `background`, or, if it is None,
+  white where nothing is visible, and its colours without alpha elsewhere. One
+  of more than `max_pixels` is broken. The image is turned upright as its EXIF
   orientation says, unless `exif` is False: the pipelines that trained and
   scored the published checkpoints take pixels as they are stored.
 
@@ -44,7 +55,7 @@ def decode(image, key, dct="fast", upsampling="fancy", exif=True):
     return _as_rgb(image)
 
   def plain():
-    with tf.control_dependencies([encoded.jpeg_shape(image)]):
+    with tf.control_dependencies([encoded.jpeg_shape(image, max_pixels)]):
       data = tf.identity(image)
     if (dct, upsampling) == ("fast", "fancy"):
       return tf.io.decode_image(data, channels=3, expand_animations=False)
@@ -61,10 +72,20 @@ def decode(image, key, dct="fast", upsampling="fancy", exif=True):
     lambda turn: encoded.upright(plain(), turn),
     lambda whole: whole,
     exif=exif,
+    background=background,
+    max_pixels=max_pixels,
   )
 
 
-def decode_inception_crop(image, key, size, area_min=5, area_max=100):
+def decode_inception_crop(
+  image,
+  key,
+  size,
+  area_min=5,
+  area_max=100,
+  background=None,
+  max_pixels=MAX_PIXELS,
+):
   """Does `decode` and `inception_crop`, but decodes little outside the crop.
 
   The box is that of `inception_crop`, and so are the pixels, except the
@@ -78,13 +99,13 @@ def decode_inception_crop(image, key, size, area_min=5, area_max=100):
     return inception_crop(image, key, size, area_min, area_max)
 
   def plain():
-    shape = encoded.jpeg_shape(image)
+    shape = encoded.jpeg_shape(image, max_pixels)
     begin, extent = _inception_box(shape, key, area_min, area_max)
     window = tf.concat([begin, extent], 0)
     return tf.image.decode_and_crop_jpeg(image, window, channels=3)
 
   def turned(turn):
-    shape = encoded.jpeg_shape(image)
+    shape = encoded.jpeg_shape(image, max_pixels)
     sides = tf.where(turn >= 5, shape[1::-1], shape[:2])
     shape = tf.concat([sides, shape[2:]], 0)
     begin, extent = _inception_box(shape, key, area_min, area_max)
@@ -96,7 +117,12 @@ def decode_inception_crop(image, key, size, area_min=5, area_max=100):
     begin, extent = _inception_box(tf.shape(whole), key, area_min, area_max)
     return _crop(whole, begin, extent)
 
-  crop = encoded.decoded(image, plain, turned, other, exif=True)
+  crop = encoded.decoded(
+    *(image, plain, turned, other),
+    exif=True,
+    background=background,
+    max_pixels=max_pixels,
+  )
   return resize(crop, key, size)
 
 
@@ -130,13 +156,13 @@ def resize_small(image, key, size, method="area", antialias=False):
 
   Raises:
     tf.errors.InvalidArgumentError: In the graph: the result would have more
-      than `images.MAX_PIXELS`; `pixels.check_sides` has the message.
+      than `preprocessing.MAX_PIXELS`; `pixels.check_sides` has the message.
   """
   del key
   sides = tf.cast(tf.shape(image)[:2], tf.float32)
   ratio = tf.cast(size, tf.float32) / tf.reduce_min(sides)
   sides = tf.cast(tf.round(sides * ratio), tf.int64)
-  is_good = tf.reduce_prod(sides) <= images.MAX_PIXELS
+  is_good = tf.reduce_prod(sides) <= preprocessing.MAX_PIXELS
   sides = tf.cast(encoded.if_good(is_good, sides), tf.int32)
   return _resized(image, sides, method, antialias)
 

@@ -13,7 +13,6 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from vit_jax.config import preprocessing
-from vit_jax.data import images
 
 FILTERS = {
   "bilinear": Image.Resampling.BILINEAR,
@@ -149,7 +148,7 @@ def grey(image):
 
 
 OPS: dict[str, Callable[..., np.ndarray]] = {
-  "decode": lambda image, dct="fast", upsampling="fancy", exif=True: image,
+  "decode": lambda image, *args, **options: image,
   "resize": resize,
   "resize_small": resize_small,
   "central_crop": central_crop,
@@ -184,13 +183,14 @@ def _bounded(
   """Returns the sides after an operation.
 
   Raises:
-    ValueError: They are of more than `images.MAX_PIXELS`.
+    ValueError: They are of more than `preprocessing.MAX_PIXELS`.
   """
-  if made[0] * made[1] > images.MAX_PIXELS:
+  most = preprocessing.MAX_PIXELS
+  if made[0] * made[1] > most:
     raise ValueError(
       f"got {sides[1]:,} x {sides[0]:,} pixels, of which {op} would make"
-      f" {made[1]:,} x {made[0]:,}, expected at most {images.MAX_PIXELS:,} in"
-      " all; crop the image."
+      f" {made[1]:,} x {made[0]:,}, expected at most {most:,} in all; crop"
+      " the image."
     )
   return made
 

@@ -18,7 +18,12 @@ from jaxtyping import Array, Float
 from vit_jax import class_names, weights
 from vit_jax.batch import normalise
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
-from vit_jax.config.preprocessing import for_channels, turns_upright
+from vit_jax.config.preprocessing import (
+  decoding,
+  for_channels,
+  turns_upright,
+  with_decoding,
+)
 from vit_jax.config.preprocessing import image_size as size_after
 from vit_jax.data import images as images_lib
 from vit_jax.data import pixels
@@ -292,8 +297,8 @@ class Pretrained:
       if not len(images):
         raise ValueError(NO_IMAGES)
       return images
-    exif = turns_upright(self.ops)
-    read = (images_lib.read(i, exif=exif) for i in images_lib.listed(images))
+    options = decoding(self.ops)
+    read = (images_lib.read(i, **options) for i in images_lib.listed(images))
     ops = for_channels(self.ops, self.config.channels)
     rows = [pixels.apply(image, ops) for image in read]
     if not rows:
@@ -556,6 +561,8 @@ def preprocessing(
   the whole image is resized, as in Google's evaluation.
   """
   ops, whole = file.ops, eval_preprocessing.google(size).ops
+  if ops is not None:
+    whole = _decoded_as(ops, whole)
   if ops is None or pixels.is_random(ops):  # from a run without evaluation
     return whole, ()
   if size_after(ops) == size:
@@ -566,15 +573,22 @@ def preprocessing(
     new = path.at(size)
     if file.crop_share and new.short:  # `path` has it rounded
       new = new.cropped(file.crop_share)
-    whole = (
-      new.ops if turns_upright(ops) else eval_preprocessing.as_stored(new.ops)
-    )
+    whole = _decoded_as(ops, new.ops)
     if (new.short is None) == (path.short is None):
       return whole, ()
   return whole, (
     f"preprocessing is {whole}: that of the weights, {ops}, has no form for"
     f" images of {size[0]} x {size[1]} pixels.",
   )
+
+
+def _decoded_as(ops: str, other: str) -> str:
+  """Returns the other operations, which decode as the first ones."""
+  if not turns_upright(ops):
+    other = eval_preprocessing.as_stored(other)
+  options = decoding(ops)
+  del options["exif"]
+  return with_decoding(other, **options)
 
 
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from PIL import Image
 
 import vit_jax
 from vit_jax.batch import normalise
+from vit_jax.config.preprocessing import decoding
 from vit_jax.data import images as images_lib
 from vit_jax.data import pixels
 from vit_jax.distributed import processes
@@ -102,7 +103,7 @@ class Answers:
     start = time.perf_counter()
     opened = self._opened(data)
     try:
-      image = images_lib.read(opened)
+      image = images_lib.read(opened, **decoding(self.vit.ops))
       (classes,) = self.vit.predict(image, top=self.top)
     except ValueError as e:  # pixels of a kind that training does not have
       raise Refused(422, str(e)) from None

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.config.preprocessing import turns_upright
+from vit_jax.config.preprocessing import decoding
 from vit_jax.data import images, pixels
 
 STANDARD_INPUT = "-"
@@ -158,7 +158,7 @@ def _read(named: Named, ops: str) -> Row:
   if isinstance(named.image, Exception):
     return Row(named.name, None, named.image)
   try:
-    image = images.read(named.image, exif=turns_upright(ops))
+    image = images.read(named.image, **decoding(ops))
     return Row(named.name, pixels.apply(image, ops), None)
   except (FileNotFoundError, ValueError) as e:
     # Its frames refer to the bytes of the file.

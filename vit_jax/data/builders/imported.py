@@ -195,7 +195,7 @@ def checked(entry: Entry) -> tuple[bytes, str, str]:
   """Returns the bytes to store, the original format, and the error or "".
 
   JPEG and PNG are stored unchanged, and the format is "". Other formats are
-  stored as PNG: the first frame, in colour, 8 bits, without alpha.
+  stored as PNG: the first frame, in colour, 8 bits.
   """
   if entry.error:
     return b"", "", entry.error
@@ -209,7 +209,7 @@ def checked(entry: Entry) -> tuple[bytes, str, str]:
         image.load()
         return entry.image, "", ""
       file = io.BytesIO()
-      Image.fromarray(images.read(image)).save(file, format="png")
+      Image.fromarray(images.read_with_alpha(image)).save(file, format="png")
       return file.getvalue(), image.format or "?", ""
   except Image.UnidentifiedImageError:
     return b"", "", f"{len(entry.image):,} bytes that are no image"
