@@ -464,7 +464,7 @@ class Experiment:
     key = "config.init" if self.is_training else "--checkpoint"
     try:
       read = self.scored_weights or weights.read(
-        self.config.init, mean=self.config.init_mean, std=self.config.init_std
+        self.config.init, mean=self.config.init_mean
       )
       self.init_metadata = dict(read.metadata)
       if not are_shapes_known:

@@ -6,9 +6,11 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from foreign import random_params
 from weight_files import (
   MODEL,
+  SIZE,
   hf_folder,
   message,
   nested,
@@ -18,8 +20,9 @@ from weight_files import (
 )
 
 import vit_jax
-from vit_jax import weights
-from vit_jax.config import model_config
+from vit_jax import experiment, weights
+from vit_jax.commands import evaluate
+from vit_jax.config import ConfigError, model_config
 from vit_jax.weights import normalisation, safetensors_file, timm
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -56,7 +59,8 @@ def test_images_that_nothing_describes(tmp_path):
   for mean, std in (
     ("imagenet", None),
     IMAGENET,
-    (",".join(map(str, IMAGENET[0])), "0.229,0.224,0.225"),
+    ("0.485,0.456,0.406", "0.229,0.224,0.225"),
+    ("0.485,0.456,0.406/0.229,0.224,0.225", None),
   ):
     vit = load(path, mean=mean, std=std)
     got, _ = vit(2 * pixels - 1)
@@ -245,3 +249,21 @@ def test_blocks_that_may_be_lost(tmp_path, is_stated):
 def test_blocks_that_a_config_counts(tmp_path):
   folder = hf_folder(tmp_path / "m", num_hidden_layers=3)
   assert "num_hidden_layers: got 3, expected the 2 blocks" in message(folder)
+
+
+def test_a_run_and_an_evaluation_take_it_as_text(tmp_path):
+  path = save(tmp_path / "x.npz")
+  changes = {f"model__{k}": v for k, v in SIZE.items()}
+  config = tiny.config(
+    init=str(path),
+    init_mean="0.485,0.456,0.406/0.229,0.224,0.225",
+    data__ops="decode|resize(32)",
+    **changes,
+  )
+  _, report = experiment.setup(config, data=tiny.Data()).fitted_weights()
+  assert "mean [0.485, 0.456, 0.406]" in report.notes[0]
+  wrong = dataclasses.replace(config, init_mean="imagnet")
+  with pytest.raises(ConfigError, match="config.init: mean, std: got 'imagnet"):
+    experiment.setup(wrong, data=tiny.Data())
+  args = evaluate.parse([f"--checkpoint={path}", "--mean=clip", "--knn=digits"])
+  assert args.flags["mean"] == "clip"

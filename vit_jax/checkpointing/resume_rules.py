@@ -38,7 +38,6 @@ RULES = {
   "init": Rule(True, "read at the start alone, which is past"),
   "init_head": Rule(True, "read at the start alone, which is past"),
   "init_mean": Rule(True, "read at the start alone, which is past"),
-  "init_std": Rule(True, "read at the start alone, which is past"),
   "fake_data": Rule(True, "other images"),
   "model": Rule(True, "another function of the same parameters, or others"),
   "model.head_bias": Rule(True, "read at the start alone, which is past"),

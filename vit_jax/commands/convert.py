@@ -69,15 +69,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     help="if no table. sincos2d: fixed sines and cosines; none: nothing",
   )
   parser.add_argument(
-    "--mean",
-    help="how the images of SRC's training were normalised, if it states"
-    " nothing: imagenet, clip, half ([-1, 1]); or numbers beside --std",
+    "--mean", help="of SRC's images, if unsaid: imagenet, clip, M/STD"
   )
-  parser.add_argument("--std", help="deviation of these, one number or three")
   parser.add_argument(
     "--drop_head",
     action="store_true",
-    help="leave out the head; for timm, a tanh layer before it as well",
+    help="leave out the head; for timm, a tanh layer, too",
   )
   parser.add_argument(
     "--opset",

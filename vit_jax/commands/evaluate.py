@@ -13,9 +13,7 @@ FLAGS = {
   "checkpoint": "run, one of its checkpoints, or published weights",
   **PROBES,
   "workdir": "folder whose evaluation.jsonl gets a line (default: the run)",
-  "mean": "how the images of --checkpoint's training were normalised, if its"
-  " file does not state it: imagenet, clip, half; or numbers beside --std",
-  "std": "deviation of these, one number or three",
+  "mean": "of its training images, if unsaid: imagenet, clip or MEAN/STD",
   "dtype": "with these on published weights: float32 or bfloat16",
   "json": "print that line, and nothing else on the standard output",
   **cli.PROCESS_FLAGS,

@@ -47,10 +47,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   )
   parser.add_argument(
     "--mean",
-    help="how the images of its training were normalised, if its file does not"
-    " state it: imagenet, clip, half ([-1, 1]); or numbers beside --std",
+    help="of its training images, if unsaid: imagenet, clip or MEAN/STD",
   )
-  parser.add_argument("--std", help="deviation of these, one number or three")
   parser.add_argument(
     "--dtype",
     choices=("float32", "bfloat16"),

@@ -182,12 +182,9 @@ class Config:
   init_mean: str | None = option(
     None,
     "how the images of init's training were normalised, if its file does not"
-    " state it: imagenet (DINO, MAE, DeiT), clip, or half ([-1, 1]), or three"
-    " numbers of pixels in [0, 1] beside init_std; None: as the file states, or"
-    " half",
-  )
-  init_std: str | None = option(
-    None, "deviation of these, three numbers; None: that of init_mean"
+    " state it: imagenet (DINO, MAE, DeiT), clip, half ([-1, 1]), or MEAN/STD,"
+    " one number each or three with commas, of pixels in [0, 1]; None: as the"
+    " file states, or half",
   )
   log_steps: int = option(50, "steps between lines of metrics")
   on_nonfinite: str = option(

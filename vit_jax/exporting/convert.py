@@ -444,7 +444,6 @@ def run(args: argparse.Namespace) -> None:
     grid=args.grid,
     posemb_filter=args.posemb_filter,
     mean=args.mean,
-    std=args.std,
     **options,
   )
   print(f"{'model':<16}{weights.describe(vit.config)}")

@@ -162,7 +162,6 @@ class ViTConfig(ModelConfig):
     3,
     "channels of an image; 1: images become grey; others: a loader of your own"
     " makes them. Weights of other channels are folded",
-    is_rare=True,
   )
   pre_logits: bool = option(
     False, "tanh layer as wide as a token before the head"

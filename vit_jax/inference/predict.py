@@ -44,7 +44,6 @@ def run(args: argparse.Namespace) -> int:
     args.checkpoint,
     image_size=args.image_size,
     mean=args.mean,
-    std=args.std,
     verbose=False,
   )
   config = precision.with_fastest_dtype(vit.config)

@@ -69,7 +69,6 @@ def open_checkpoint(
   workdir: str | None = None,
   opened: Sources | None = None,
   mean: str | None = None,
-  std: str | None = None,
 ) -> Ready:
   """Reads a checkpoint and opens the data; the arguments are `record`'s.
 
@@ -85,7 +84,7 @@ def open_checkpoint(
       ]
     )
   try:
-    file = weights.read(path, mean=mean, std=std)
+    file = weights.read(path, mean=mean)
   except (OSError, ValueError) as e:
     raise ConfigError([f"--checkpoint: {e}"]) from None
   prepared = experiment.setup(
@@ -111,7 +110,6 @@ def record(
   workdir: str | None = None,
   opened: Sources | None = None,
   mean: str | None = None,
-  std: str | None = None,
 ) -> dict[str, Any]:
   """Runs every evaluator as `evaluate` does, and returns what was scored, too.
 
@@ -120,7 +118,7 @@ def record(
     path: See `evaluate`.
     workdir: Folder in whose evaluation.jsonl a line is added; None: no file.
     opened: Splits that are open already; None: none.
-    mean, std: How images were normalised, see `weights.read`.
+    mean: How images were normalised, see `weights.read`.
 
   Returns:
     checkpoint (path), step (updates; 0 where it is unknown), time (seconds
@@ -130,7 +128,7 @@ def record(
   Raises:
     ConfigError, DataError: See `evaluate`.
   """
-  ready = open_checkpoint(config, path, workdir, opened, mean, std)
+  ready = open_checkpoint(config, path, workdir, opened, mean)
   is_first = jax.process_index() == 0
   if is_first and not ready.file.metadata:  # no run of ours
     print(weights.format_report(ready.report))
@@ -201,9 +199,7 @@ def main(args: cli.Args) -> None:
         config = probes.with_probes(config, wanted, opened)
       name = pathlib.PurePath(path).stem
       workdir = flags["workdir"] or run_folder or f"runs/{name}"
-      row = record(
-        config, path, str(workdir), opened, flags["mean"], flags["std"]
-      )
+      row = record(config, path, str(workdir), opened, flags["mean"])
   except (ConfigError, DataError) as e:
     exit_codes.refuse(str(e))
   if wants_json and jax.process_index() == 0:

@@ -42,35 +42,34 @@ UNSTATED = (
 Statement = str | float | int | Sequence[float] | None
 
 
-def stated(
-  mean: Statement,
-  std: Statement,
-) -> Pixels | None:
+def stated(mean: Statement, std: Statement = None) -> Pixels | None:
   """Returns a normalisation as a user states it; None: he states none.
 
   Args:
     mean: A name of `NAMED`, which stands for the deviation, too; or one number
       for each channel, or one for all, of pixels in [0, 1]. As text, numbers
-      have commas between them.
+      have commas between them, and "MEAN/STD" states both.
     std: Numbers, as `mean`; beside numbers as mean only.
 
   Raises:
     ValueError: One is missing, is no number, or has another number of channels.
 
   Example:
-    >>> stated("0.5", "0.25,0.5,0.25").std
+    >>> stated("0.5/0.25,0.5,0.25").std
     (0.25, 0.5, 0.25)
   """
   if mean is None and std is None:
     return None
+  if isinstance(mean, str) and std is None and "/" in mean:
+    mean, std = mean.split("/", 1)
   is_named = isinstance(mean, str) and mean in NAMED
   if is_named and std is None:
     return NAMED[mean].pixels
   if is_named or mean is None or std is None:
     raise ValueError(
       f"mean, std: got {mean!r}, {std!r}, expected mean, one of"
-      f" {', '.join(NAMED)}; or mean and std as numbers of pixels in [0, 1]."
-      + (nearest(mean, NAMED) if isinstance(mean, str) else "")
+      f" {', '.join(NAMED)}; or both as numbers of pixels in [0, 1], in text"
+      " MEAN/STD." + (nearest(mean, NAMED) if isinstance(mean, str) else "")
     )
   return Pixels(_three("mean", mean, -256.0), _three("std", std, 1e-4))
 
