@@ -478,7 +478,8 @@ def load(
     verbose: Whether to print the result's `report`: a table of what was loaded,
       resized, re-initialised and ignored.
     **options: Options of the model that replace the file's, such as
-      dtype="bfloat16", gelu="erf", num_heads=3.
+      dtype="bfloat16", gelu="erf", num_heads=3; or channels=1, which folds the
+      patch embedding: the model then takes grey images.
 
   Raises:
     FileNotFoundError: Nothing is there.
