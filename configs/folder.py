@@ -4,7 +4,8 @@ Run: vit-jax train --workdir=runs/mine \
   --config=folder:path=/path/to/images,init=ViT.npz
 Arguments: path (a folder with one sub-folder a class, see docs/train.md), init
 (anything that vit_jax.load reads; without it a small ViT from scratch, which
-needs many more images and steps to be any good), res (pixels, a multiple of the
+needs many more images and steps to be any good), model (any that vit-jax models
+prints; by default that of init, or Ti/16), res (pixels, a multiple of the
 patch; by default that of init's training, or 128), budget (of the trials: 10m,
 90s, or their steps together; by default 5m; 0: none).
 
@@ -26,8 +27,9 @@ import dataclasses
 import math
 
 from vit_jax.config import arguments, defaults, trial_candidates, whole_number
+from vit_jax.families import family
 
-ARGUMENTS = {"path": "", "init": "", "res": "", "budget": "5m"}
+ARGUMENTS = {"path": "", "init": "", "model": "", "res": "", "budget": "5m"}
 
 
 def get_config(arg: str = ""):
@@ -57,6 +59,13 @@ def get_config(arg: str = ""):
   test = "test" if has("test") else "val"
   if test == "test" and has("val"):
     train, val = "train", "val"
+  if not (has(test) and has(train) and has(val)):
+    raise ValueError(
+      f"path: got {opened.inspect(dataset, 'train').num_examples:,} images to"
+      f" learn from in {args['path']}, too few to hold some out for a test and"
+      " some to choose by; expected 5 or more of every class, or folders"
+      " train, val and test in it."
+    )
   source = opened.inspect(dataset, train)
   num_images = source.num_examples
 
@@ -69,14 +78,21 @@ def get_config(arg: str = ""):
     model = dataclasses.asdict(weights.model_to_finetune(init))
     c.init, c.init_head = args["init"], "linear_probe"
     c.model.update({k: v for k, v in model.items() if v is not None})
+    if args["model"] and args["model"] != c.model.variant:
+      raise ValueError(
+        f"model: got {args['model']}, but {args['init']} is {c.model.variant};"
+        " leave one of them out."
+      )
     height, width = weights.trained_at(init)
     # 20 passes over up to 5,000 images; fewer over more, but 5 at least.
     num_epochs = min(20, max(5, 100_000 // num_images))
     c.optim.name = "sgd"  # as Table 4 of arXiv:2010.11929
     c.optim.lr = 0.03
   else:
-    c.model.variant = "Ti/16"
-    c.model.pool, c.model.posemb = "gap", "sincos2d"
+    c.model.variant = args["model"] or "Ti/16"
+    c.model.name = family(c.model.variant)
+    if c.model.name == "vit":
+      c.model.pool, c.model.posemb = "gap", "sincos2d"
     height = width = 128
     num_epochs = 100
     c.optim.lr = 1e-3

@@ -138,3 +138,16 @@ def file_size(path: epath.Path) -> int:
   if is_remote(path):
     return path.stat().length
   return os.stat(path).st_size
+
+
+def place(value: object) -> object:
+  """Returns a data set folder:PATH with its absolute path; others as they are.
+
+  Example:
+    >>> place("folder:/a/../b/"), place("cifar10"), place(3)
+    ('folder:/b', 'cifar10', 3)
+  """
+  if not isinstance(value, str) or not value.startswith("folder:"):
+    return value
+  path = value.removeprefix("folder:")
+  return value if is_remote(path) else f"folder:{os.path.abspath(path)}"

@@ -144,6 +144,17 @@ def test_names_of_the_flag():
   assert resume_rules.flag_errors(every, config, {}) == []
 
 
+def test_a_folder_by_another_path_is_the_same_data(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  options = {"data__dataset": "folder:pets/"}
+  old = to_dict(tiny.config(**options))
+  same = tiny.config(data__dataset=f"folder:{tmp_path}/pets")
+  assert resume_rules.differences(old, same) == []
+  other = tiny.config(data__dataset=f"folder:{tmp_path}/cars")
+  (change,) = resume_rules.differences(old, other)
+  assert change.key == "data.dataset"
+
+
 def test_the_trail_stays_and_has_each_change_once(tmp_path):
   folder = str(tmp_path)
   changes = _differences(optim__lr=0.5, log_steps=7)

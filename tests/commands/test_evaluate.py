@@ -14,6 +14,7 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import train
+from vit_jax.callbacks import run_record
 from vit_jax.checkpointing import checkpointer, layout
 from vit_jax.commands import evaluate as command
 from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
@@ -144,6 +145,25 @@ def test_other_classes_are_refused_before_anything_is_compiled(
     f" but the run in {workdir} began with the 4 classes blue, green, red,"
     " white; take another --workdir."
   ) in e.value.errors
+
+
+def test_beside_a_running_run_nothing_is_written_unasked(
+  run, tmp_path, monkeypatch, capsys
+):
+  folder = tmp_path / "run"
+  shutil.copytree(run[0], folder)
+  words = [f"--checkpoint={folder}"]
+  record = run_record.new()
+  (folder / run_record.FILE).write_text(json.dumps(record))
+  before = {p for p in folder.rglob("*") if "cache" not in str(p)}
+  monkeypatch.setitem(run_record.open_records, record["id"], lambda how: None)
+  command.main(words)
+  assert {p for p in folder.rglob("*") if "cache" not in str(p)} == before
+  assert f"not written: {folder} is the folder of a run" in (
+    capsys.readouterr().out
+  )
+  command.main([*words, f"--workdir={folder}"])
+  assert (folder / "evaluation.jsonl").exists()
 
 
 @pytest.mark.slow

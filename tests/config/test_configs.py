@@ -22,6 +22,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from PIL import Image
 
 from vit_jax import experiment, families
 from vit_jax.config import (
@@ -329,6 +330,32 @@ def test_folder_takes_splits_and_length_from_the_images():
   splits = {e.name: e.split for e in fewer.evals}
   assert fewer.data.split == "train[:80%]"
   assert splits == {"test": "test", "val": "train[80%:]"}
+
+
+def test_folder_takes_a_model_where_no_weights_state_one():
+  assert (
+    _load("folder", "path=images,model=S/16").config.model.variant == "S/16"
+  )
+  model = _load("folder", "path=images,model=R50x1").config.model
+  assert (model.name, model.variant) == ("bit", "R50x1")
+  _load("folder", "path=images,init=weights.npz,model=B/8")
+  with pytest.raises(
+    SystemExit, match="model: got S/16, but weights.npz is B/"
+  ):
+    _load("folder", "path=images,init=weights.npz,model=S/16")
+
+
+def test_too_few_images_to_hold_some_out_are_said(tmp_path):
+  for name in "ab":
+    (tmp_path / name).mkdir()
+    image = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
+    image.save(tmp_path / name / "0.png")
+  with pytest.raises(SystemExit) as e:
+    _load("folder", f"path={tmp_path}")
+  assert f"path: got 2 images to learn from in {tmp_path}, too few" in str(
+    e.value
+  )
+  assert "train[" not in str(e.value)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import matplotlib as mpl
 import numpy as np
+import pytest
 
 from vit_jax.inference import overlay
 
@@ -15,6 +16,19 @@ def test_the_patch_with_attention_stays_bright():
   assert got[48, 80, 0] > 160  # the middle of that patch
   assert got[16, 16, 0] <= 2
   assert got.max() >= 195
+
+
+def test_other_patches_are_seen_where_one_has_nearly_all():
+  """A patch of 0.9 beside 99 others: these are a third as bright as it."""
+  map = np.full((10, 10), 0.1 / 99, "f")
+  map[0, 0] = 0.9
+  assert overlay.brightest(map) == pytest.approx(0.3 / 99)
+  image = np.full((200, 200, 3), 240, np.uint8)
+  got = overlay.lit(image, map)
+  assert got[2, 2, 0] >= 239 and got[100, 100, 0] == 80
+  squares = np.asarray(overlay.beside(image, map))[100, 408 + 100]
+  expected = 255 * np.array(mpl.colormaps["magma"](1 / 3)[:3])
+  np.testing.assert_allclose(squares, expected, atol=1)
 
 
 def test_the_scale_of_a_map_has_no_effect_and_even_maps_none_at_all():

@@ -15,6 +15,7 @@ from etils import epath
 
 from vit_jax.config import Config, build, flat, options_of, to_dict
 from vit_jax.options import nearest
+from vit_jax.paths import place
 from vit_jax.writers import atomic_files
 
 FILE = "changes.jsonl"
@@ -105,7 +106,7 @@ def differences(old: dict[str, Any], config: Config) -> list[Change]:
   was, now = options_of(old), flat(to_dict(config))
   changes = []
   for key in sorted((was.keys() | now.keys()) - set(unknown_options(old))):
-    if was.get(key) == now.get(key):
+    if place(was.get(key)) == place(now.get(key)):
       continue
     rule = rule_of(key)
     schedules = {was.get("optim.schedule"), now.get("optim.schedule")}

@@ -177,6 +177,11 @@ def _parse_part(
       f"got split {name!r}, expected one of {known}.{nearest(name, sizes)}"
     )
   size = sizes[name]
+  if not size:
+    raise SplitError(
+      f"got split {text!r}, but {name!r} has no images: there are too few to"
+      " hold some out for it; add images, or a folder for the split."
+    )
   # A zero may be records or percent.
   bounds = [b.strip() for b in (start, stop) if b and b.strip("+- 0")]
   if len({bound.endswith("%") for bound in bounds}) > 1:

@@ -7,6 +7,11 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
+MOST = 3  # see `brightest`
+SCALE = (
+  "brightest is the patch with the most, and each with 3 times the 95th"
+  " percentile of its map"
+)
 _SMALLEST = 192  # Longer side of a picture at least, pixels.
 _GAP = 4  # Between two of them, of pictures of that size.
 
@@ -49,7 +54,7 @@ def compared(
 def lit(
   image: UInt8[np.ndarray, "h w c"], map: Float[np.ndarray, "gh gw"]
 ) -> UInt8[np.ndarray, "h w 3"]:
-  """Returns the image times the map, which is 1 where it is largest.
+  """Returns the image times the map, which is 1 from `brightest` on.
 
   The map is enlarged by Lanczos' filter, and what that makes negative is 0. Its
   border is continued outwards, without which the filter would raise it.
@@ -61,15 +66,26 @@ def lit(
   image = _colours(image)
   height, width, _ = image.shape
   (rows, columns), more = map.shape, 3  # the filter's reach
-  mask = np.pad(np.asarray(map, np.float32), more, mode="edge")
+  top = max(brightest(map), 1e-30)
+  map = np.minimum(np.asarray(map, np.float32) / top, 1)
+  mask = np.pad(map, more, mode="edge")
   mask = Image.fromarray(mask).resize(
     (width, height),
     Image.Resampling.LANCZOS,
     box=(more, more, more + columns, more + rows),
   )
-  mask = np.asarray(mask)
-  mask = mask.clip(0) / max(float(mask.max()), 1e-30)
+  mask = np.asarray(mask).clip(0, 1)
   return np.round(image * mask[..., None]).astype(np.uint8)
+
+
+def brightest(map: Float[np.ndarray, "gh gw"]) -> float:
+  """Returns the attention from which on a patch is as bright as can be.
+
+  It is the largest, or `MOST` times the 95th percentile if that is less: a
+  single patch that has nearly all attention would leave the others black.
+  """
+  high = float(np.quantile(map, 0.95, method="lower"))
+  return min(float(np.max(map)), MOST * high) or float(np.max(map))
 
 
 def sheet(pictures: Sequence[Image.Image], columns: int) -> Image.Image:
@@ -105,7 +121,7 @@ def _enlarged(image):
 def _squares(map, size: tuple[int, int]):
   """Returns the map as colours: from black over red to pale yellow."""
   map = np.asarray(map, np.float32)
-  map = map / max(float(map.max()), 1e-30)
+  map = (map / max(brightest(map), 1e-30)).clip(0, 1)
   colours = mpl.colormaps["magma"](map, bytes=True)[..., :3]
   picture = Image.fromarray(np.ascontiguousarray(colours))
   return np.asarray(picture.resize(size[::-1], Image.Resampling.NEAREST))

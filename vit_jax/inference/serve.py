@@ -43,7 +43,10 @@ HEADERS = {
 END_SECONDS = 5  # after Ctrl-C, for what is being sent
 MAX_CONNECTIONS = 16  # each may upload max_megabytes
 LEAST_SIDE = 192  # pixels; smaller images are enlarged under the attention
-MEANING = "what the model got, brighter where its attention goes (rollout)"
+MEANING = (
+  "what the model got, brighter where its attention goes (rollout);"
+  f" {overlay.SCALE}"
+)
 NEEDS = ("starlette", "uvicorn")
 
 

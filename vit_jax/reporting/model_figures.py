@@ -423,7 +423,7 @@ def rollouts(models: Sequence[InspectedModel], num_shown: int) -> Section:
   read = sorted({_read_by(model.vit.config.pool) for model in with_maps})
   text = (
     f"{order} Attention rollout, read by {html.escape(', '.join(read))}: from"
-    " which patches the answer is drawn. Brightest is the patch with the most."
+    f" which patches the answer is drawn; {overlay.SCALE}."
     f"{answers if with_maps and with_maps[0].vit.num_classes else ''}"
   )
   body = gallery(pair for _, pair in pairs) if pairs else ""

@@ -13,7 +13,7 @@ from etils import epath
 from vit_jax import experiment, malloc, run_summary, sharding, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import DataError
-from vit_jax.callbacks import startup
+from vit_jax.callbacks import run_record, startup
 from vit_jax.config import Config, ConfigError, cli, config_files
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import exit_codes, processes
@@ -165,6 +165,14 @@ def record(
   return row
 
 
+def is_training(run_folder: epath.Path | None) -> bool:
+  """Whether a process of this machine trains in a folder now."""
+  if run_folder is None:
+    return False
+  record = run_record.read(pathlib.Path(run_folder) / run_record.FILE)
+  return bool(record) and run_record.is_alive(record) is True
+
+
 def main(args: cli.Args) -> None:
   """Joins the other processes, checks the run, evaluates."""
   flags = args.flags
@@ -199,7 +207,14 @@ def main(args: cli.Args) -> None:
         config = probes.with_probes(config, wanted, opened)
       name = pathlib.PurePath(path).stem
       workdir = flags["workdir"] or run_folder or f"runs/{name}"
-      row = record(config, path, str(workdir), opened, flags["mean"])
+      is_beside = not flags["workdir"] and is_training(run_folder)
+      into = None if is_beside else str(workdir)
+      row = record(config, path, into, opened, flags["mean"])
+      if is_beside and jax.process_index() == 0:
+        print(
+          f"not written: {run_folder} is the folder of a run that trains now;"
+          " --workdir=DIR writes evaluation.jsonl to another one"
+        )
   except (ConfigError, DataError) as e:
     exit_codes.refuse(str(e))
   if wants_json and jax.process_index() == 0:
