@@ -4,8 +4,15 @@ Dimension letters, the same everywhere: b images, h height and w width in
 pixels, c colour channels, n tokens, d width of a token.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from typing import (
+  Any,
+  NamedTuple,
+  NotRequired,
+  Protocol,
+  TypedDict,
+  runtime_checkable,
+)
 
 import numpy as np
 
@@ -22,7 +29,8 @@ class Batch(TypedDict):
 
   image: uint8 [b, h, w, c], straight from the decoder (0 to 255); c is
     config.model.channels, 3 if nothing else is set.
-  label: int32 [b], the class; or float32 [b, classes], any number of classes.
+  label: int32 [b], the class; or float32 [b, classes], any number of classes,
+    or, for regression, the numbers.
   mask: bool [b]; False marks a row that must not count: padding at the end of
     an evaluation, or an image that could not be decoded. Training data may omit
     it: all rows count.
@@ -35,6 +43,34 @@ class Batch(TypedDict):
   label: np.ndarray
   mask: NotRequired[np.ndarray]
   index: NotRequired[np.ndarray]
+
+
+class Standardisation(NamedTuple):
+  """Mean and deviation of each number to predict, over the training split."""
+
+  mean: tuple[float, ...]
+  deviation: tuple[float, ...]
+
+  @classmethod
+  def of(
+    cls, labels: np.ndarray, names: Sequence[str], where: str
+  ) -> "Standardisation":
+    """Returns those of labels, float [n, outputs]; rows with NaN are left out.
+
+    Raises:
+      DataError: A number is the same everywhere, so that nothing is learned.
+    """
+    labels = labels[np.isfinite(labels).all(-1)].astype(np.float64)
+    if constant := [
+      name
+      for name, column in zip(names, labels.T, strict=True)
+      if not len(column) or column.min() == column.max()
+    ]:
+      raise DataError(
+        f"{where}: got the same number for all of {len(labels):,} images in"
+        f" {', '.join(constant)}, expected numbers that differ; leave it out."
+      )
+    return cls(tuple(labels.mean(0).tolist()), tuple(labels.std(0).tolist()))
 
 
 def normalise(images):
@@ -59,6 +95,9 @@ class Data(Protocol):
     class_names: Names by label; None if they are unknown.
     is_multilabel: Whether an image has any number of classes, and a batch a
       number for each class. Data may omit it: False.
+    is_regression: Whether a label has numbers to predict, of any sign, one for
+      each of num_classes outputs, whose names are class_names. Data may omit
+      it: False. Such data need `labels()`, float32 [num_examples, num_classes].
   """
 
   num_examples: int
@@ -84,6 +123,12 @@ class Data(Protocol):
     ...
 
 
+def has_vectors(data: object) -> bool:
+  """Whether a label of `Data` has a number for each class, or output."""
+  kinds = "is_multilabel", "is_regression"
+  return any(getattr(data, kind, False) for kind in kinds)
+
+
 MOST_PLACES = 2**31  # index is an int32 on the devices
 
 
@@ -94,6 +139,7 @@ def checked(
   image_size: tuple[int, int],
   num_classes: int,
   channels: int = 3,
+  is_regression: bool = False,
   start_step: int = 0,
   process_index: int = 0,
   process_count: int = 1,
@@ -109,6 +155,7 @@ def checked(
     image_size: (height, width) in pixels.
     num_classes: Width of the head; labels must be below it.
     channels: Channels of an image.
+    is_regression: Whether labels are numbers of any sign.
     start_step: Number of the first batch.
     process_index: Number of this process.
     process_count: Number of processes.
@@ -120,7 +167,9 @@ def checked(
   step = start_step
   for batch in batches:
     shape = (*image_size, channels)
-    errors = _errors(batch, rows, shape, num_classes, step == start_step)
+    least = -np.inf if is_regression else 0
+    is_first = step == start_step
+    errors = _errors(batch, rows, shape, num_classes, is_first, least)
     if errors:
       lines = "\n".join(f"  - {error}" for error in errors)
       raise DataError(
@@ -151,6 +200,7 @@ def _errors(
   image_shape: tuple[int, int, int],
   num_classes: int,
   is_first: bool,
+  least: float,
 ) -> list[str]:
   if not isinstance(batch, dict):
     return [f"got a {_type(batch)}, expected a dict of numpy arrays."]
@@ -190,7 +240,7 @@ def _errors(
         f" {reasons[key]}."
       )
     elif key == "label":
-      errors += _label_errors(value, num_classes, is_first)
+      errors += _label_errors(value, num_classes, is_first, least)
   return errors
 
 
@@ -211,10 +261,10 @@ def _fits(
 
 
 def _label_errors(
-  label: np.ndarray, num_classes: int, is_first: bool
+  label: np.ndarray, num_classes: int, is_first: bool, least: float
 ) -> list[str]:
   if label.ndim == 2:
-    if is_first and not (np.isfinite(label).all() and label.min() >= 0):
+    if is_first and not (np.isfinite(label).all() and label.min() >= least):
       return ["label: got a number that is negative or not finite."]
     return []
   low, high = int(label.min()), int(label.max())

@@ -31,6 +31,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32
 
+from vit_jax.batch import Standardisation
+
 _FILE = pathlib.Path(__file__).parent / "wordnet.csv"
 # What lists of ImageNet-21k lack; see above.
 _NOT_IN_21K = {
@@ -159,10 +161,16 @@ class Head(NamedTuple):
 
   num_classes: Width of the head; 0: there is none.
   class_names: Names in the order of its columns; None where they are unknown.
+  loss: Loss of its training, one of `losses.HEADS`, which decides what its
+    outputs mean.
+  standardisation: That of the numbers which a regression predicts; None: the
+    outputs are the numbers.
   """
 
   num_classes: int
   class_names: tuple[str, ...] | None = None
+  loss: str = "softmax"
+  standardisation: Standardisation | None = None
 
 
 class Matching(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax import batch, missing_data, optim, sharding, weights
-from vit_jax.batch import Data
+from vit_jax.batch import Data, Standardisation
 from vit_jax.checkpointing import checkpointer, resume, resume_rules, retention
 from vit_jax.class_names import Head
 from vit_jax.config import HELD_OUT, Config, ConfigError, EvaluatorConfig
@@ -121,44 +121,87 @@ class Experiment:
     data = self.data_info
     return RunShape.of(self.config, data.num_classes, data.num_examples)
 
+  def _labels(self, whatever_the_cost: bool) -> np.ndarray | None:
+    """Returns the labels of the training data; None: unknown. Collective.
+
+    Args:
+      whatever_the_cost: Whether large files are read for them, too.
+    """
+    if self.given_data is not None:
+      labels = getattr(self.given_data, "labels", None)
+      return labels and np.asarray(labels())
+    source = self.data.source
+    is_cheap = source.knows_labels or (
+      source.is_by_number and source.file_bytes <= COUNTED_BYTES
+    )
+    return labels_of(source) if is_cheap or whatever_the_cost else None
+
   @functools.cached_property
   def class_counts(self) -> tuple[int, ...] | None:
     """Images of each class in the training data. Collective.
 
-    None: images have several classes, a loader was passed to the run, or the
-    files are large and the objective does not need the counts.
+    None: images have several classes or numbers, a loader without labels was
+    passed to the run, or the files are large and the objective does not need
+    the counts.
     """
-    source = getattr(self.data, "source", None)
-    if self.given_data is not None or source.is_multilabel:
+    info = self.data_info
+    if any(
+      getattr(info, f"is_{k}", False) for k in ("multilabel", "regression")
+    ):
       return None
-    is_cheap = source.knows_labels or (
-      source.is_by_number and source.file_bytes <= COUNTED_BYTES
-    )
-    if not (is_cheap or self.config.objective.counts_classes):
+    labels = self._labels(self.config.objective.counts_classes)
+    if labels is None:
       return None
-    labels = labels_of(source)
-    counts = np.bincount(labels[labels >= 0], minlength=source.num_classes)
+    counts = np.bincount(labels[labels >= 0], minlength=info.num_classes)
     return tuple(counts.tolist())
+
+  @functools.cached_property
+  def standardisation(self) -> Standardisation | None:
+    """That of the numbers to predict, with which the run began. Collective.
+
+    Raises:
+      DataError: A number is the same in all images.
+    """
+    if not (self.is_training and self.config.objective.standardises):
+      return None
+    if saved := self.resumed_metadata.get("standardisation"):
+      return Standardisation(tuple(saved["mean"]), tuple(saved["deviation"]))
+    names = self.head.class_names or range(self.run_shape.num_classes)
+    return Standardisation.of(
+      self._labels(whatever_the_cost=True), [*map(str, names)], self.data_name
+    )
 
   def counted_shape(self) -> RunShape:
     """Returns `run_shape` with what the objective needs of the labels.
 
     Collective; reads the labels, after `check`.
     """
-    if not self.config.objective.counts_classes:
-      return self.run_shape
-    return dataclasses.replace(self.run_shape, class_counts=self.class_counts)
+    counts = self.config.objective.counts_classes and self.class_counts or None
+    return dataclasses.replace(
+      self.run_shape,
+      class_counts=counts,
+      standardisation=self.standardisation,
+    )
 
   @functools.cached_property
   def head(self) -> Head:
-    """The classes of the logits; none if the objective trains no head."""
+    """What the logits are; nothing if the objective trains no head."""
     if self.is_training and not self.config.objective.trains_head:
       return Head(0, None)
     known = (
       self.data_info if self.scored_weights is None else self.scored_weights
     )
     names = known.class_names
-    return Head(self.run_shape.num_classes, tuple(names) if names else None)
+    loss = (
+      self.config.objective.head_loss
+      if self.scored_weights is None
+      else self.scored_weights.loss
+    )
+    return Head(
+      self.run_shape.num_classes,
+      tuple(names) if names else None,
+      loss or "softmax",
+    )
 
   @functools.cached_property
   def newest(self) -> tuple[int, list[str]]:
@@ -262,6 +305,7 @@ class Experiment:
       image_size=self.run_shape.image_size,
       num_classes=self.run_shape.num_classes,
       channels=self.config.model.channels,
+      is_regression=getattr(self.data_info, "is_regression", False),
       start_step=start,
       process_index=index,
       process_count=count,
@@ -292,6 +336,7 @@ class Experiment:
       on_batch: See `Context.on_batch`.
     """
     shared: dict[Any, Any] = {}
+    head = self.head._replace(standardisation=self.standardisation)
     return [
       e.make(
         RunContext(
@@ -304,7 +349,7 @@ class Experiment:
           predict=predict,
           mesh=mesh,
           random_params=random_params,
-          head=self.head,
+          head=head,
           workdir=self.workdir,
           shared=shared,
           on_batch=on_batch,
@@ -414,12 +459,14 @@ class Experiment:
         f"config.num_classes: got {self.run_shape.num_classes}, expected at"
         f" least the {info.num_classes} classes of {name!r}, or None."
       )
-    is_multilabel = getattr(info, "is_multilabel", False)
-    if is_multilabel and self.run_shape.num_classes > info.num_classes:
+    has_vector = any(
+      getattr(info, f"is_{k}", False) for k in ("multilabel", "regression")
+    )
+    if has_vector and self.run_shape.num_classes > info.num_classes:
       errors.append(
         f"config.num_classes: got {self.run_shape.num_classes}, expected the"
         f" {info.num_classes} of the data, whose labels are a number for each"
-        " class; or None."
+        " output; or None."
       )
     return [*errors, *self.config.objective.data_errors(info)]
 
@@ -447,7 +494,8 @@ class Experiment:
       option: self.sources.inspect(e.dataset, getattr(e, option))
       for option in e.SPLITS
     }
-    return list(e.check(where, splits, self.head, self.shapes[0]))
+    errors = list(e.kind_errors(where, splits, self.head))
+    return errors or list(e.check(where, splits, self.head, self.shapes[0]))
 
   def _weights_errors(self, are_shapes_known: bool) -> list[str]:
     """Returns errors of the weights to start from, or to score.
@@ -469,6 +517,9 @@ class Experiment:
       self.init_metadata = dict(read.metadata)
       if not are_shapes_known:
         return []
+      objective = self.config.objective
+      if self.is_training and "regression" in (read.loss, objective.head_loss):
+        read = weights.without_head(read)
       self._fitted = weights.adapt(
         read,
         self.shapes[1],

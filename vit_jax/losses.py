@@ -165,6 +165,10 @@ def balanced_weights(
 
 LOSSES = {"softmax": softmax_xent, "sigmoid": sigmoid_xent, "bce": binary_xent}
 
+REGRESSION = "regression"  # of a head whose outputs are numbers, not logits
+# What a model's metadata state as the loss of its head.
+HEADS = (*LOSSES, REGRESSION)
+
 # What the logits of a head mean, by the loss of its training: probabilities
 # that sum to 1 over the classes, or an independent one for each class.
 PROBABILITIES = {

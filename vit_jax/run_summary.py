@@ -1,5 +1,6 @@
 """What a run prints before its first step, and the metadata of its weights."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,9 @@ def metadata(experiment: Experiment, params) -> dict[str, Any]:
     },
     "num_classes": experiment.head.num_classes,
     "class_names": list(names) if names else None,
+    "loss": config.objective.head_loss,
+    "standardisation": experiment.standardisation
+    and experiment.standardisation._asdict(),
     "num_params": run_info.num_params(params),
     "num_examples": experiment.data.num_examples,
     "data_identity": agreement.identity(experiment.data),
@@ -122,6 +126,26 @@ def classes_lines(
   return [f"classes     {text}: {ratio}"]
 
 
+def _outputs(experiment: Experiment) -> str:
+  """Returns what the data have a number of."""
+  if experiment.standardisation is None:
+    return "classes"
+  plural = "s" * (experiment.data.num_classes > 1)
+  return f"number{plural} to predict"
+
+
+def _numbers_lines(experiment: Experiment) -> list[str]:
+  """Returns a line with mean and deviation of the numbers to predict, or []."""
+  if (of := experiment.standardisation) is None:
+    return []
+  names = experiment.head.class_names or itertools.count()
+  text = "; ".join(
+    f"{name} {mean:.4g} ± {deviation:.4g}"
+    for name, mean, deviation in zip(names, *of, strict=False)
+  )
+  return [f"numbers     {text} (mean and deviation)"]
+
+
 def eval_ops(config: Config) -> str:
   """Returns the preprocessing of images to be scored, that of training if no
   evaluator has one."""
@@ -156,8 +180,9 @@ def text(experiment: Experiment, mesh: Mesh, params) -> str:
     lines.append(f"attention   {choice}")
   lines += [
     f"data        {experiment.data_name}: {data.num_examples:,} images,"
-    f" {data.num_classes:,} classes",
+    f" {data.num_classes:,} {_outputs(experiment)}",
     *classes_lines(experiment.class_counts, experiment.head.class_names),
+    *_numbers_lines(experiment),
     f"length      {total_steps:,} steps of {batch:,} images,"
     f" {epochs:,.2f} epochs",
   ]

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, UInt8
 
 from vit_jax import collectives, optim, sharding
-from vit_jax.batch import normalise
+from vit_jax.batch import Standardisation, normalise
 from vit_jax.config import Config
 from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import compiler_options
@@ -58,12 +58,15 @@ class RunShape:
   image_size: (height, width) after preprocessing, pixels.
   total_steps: Length of the run in updates; None: nothing is trained.
   class_counts: Images of each class in the training split; None: not counted.
+  standardisation: That of the numbers to predict; None: there are none, or they
+    are not read.
   """
 
   num_classes: int
   image_size: tuple[int, int]
   total_steps: int | None = None
   class_counts: tuple[int, ...] | None = None
+  standardisation: Standardisation | None = None
 
   @classmethod
   def of(

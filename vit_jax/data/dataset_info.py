@@ -15,6 +15,8 @@ class Info(NamedTuple):
   image: str = "jpeg"  # or "png"
   size: tuple[int, int] = (256, 320)
   is_multilabel: bool = False  # any number of classes per image
+  is_regression: bool = False  # numbers to predict
+  names: tuple[str, ...] | None = None  # of these
 
 
 # By name in TFDS, or by prefix for all data sets with it. Sources: the TFDS

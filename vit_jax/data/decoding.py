@@ -321,25 +321,29 @@ def _with_labels_in_range(
 ) -> dict:
   """Returns a batch in which rows of impossible labels do not count."""
   label = batch["label"]
-  if label.ndim > 1:  # checked when the record was parsed
+  if source.is_regression:
+    outside = ~np.isfinite(label)
+  elif label.ndim > 1:  # checked when the record was parsed
     return batch
-  is_bad = batch["mask"] & ((label < -1) | (label >= source.num_classes))
+  else:
+    outside = ((label < -1) | (label >= source.num_classes))[:, None]
+  is_bad = batch["mask"] & outside.any(-1)
   if not is_bad.any():
     return batch
   expected = f"expected 0 to {source.num_classes - 1}"
   reasons = [
     b"has no label."
-    if n == NO_LABEL
+    if source.is_regression or n == NO_LABEL
     else f"has label {n}, {expected}.".encode()
     for n in label
   ]
   broken.add(batch["index"], is_bad, reasons)
-  image = batch["image"].copy()
-  image[is_bad] = 0
+  image, label = batch["image"].copy(), label.copy()
+  image[is_bad] = label[is_bad] = 0
   return {
     **batch,
     "image": image,
-    "label": np.where(is_bad, 0, label),
+    "label": label,
     "mask": batch["mask"] & ~is_bad,
   }
 

@@ -43,15 +43,22 @@ class FakeSource(Source):
     images = _images(self.num_classes, self.info.image, self.info.size)
     return {
       "image": tf.gather(images, base % len(images)),
-      "label": tf.cast(_label(base, self), self.label_spec.dtype),
+      "label": tf.cast(self._label(base), self.label_spec.dtype),
       "index": raw["index"],
     }
+
+  def _label(self, base):
+    """Returns the label of a record; the numbers of regression are 0, 1, ..."""
+    if not self.is_regression:
+      return _label(base, self)
+    numbers = tf.cast(base % _NUM_IMAGES, tf.float32)
+    return tf.repeat(numbers[..., None], self.num_classes, -1)
 
   def labels(self) -> np.ndarray:
     """See `Source`."""
     base = np.concatenate([np.arange(s.start, s.stop) for s in self.spans])
-    if self.is_multilabel:
-      return _label(base, self).numpy()
+    if self.is_multilabel or self.is_regression:
+      return self._label(base).numpy()
     return (base % self.num_classes).astype(np.int32)
 
 
@@ -69,6 +76,8 @@ def open_fake(dataset: str, split: str, data_dir: str | None) -> FakeSource:
     num_examples=splits.num_records(spans),
     num_classes=info.num_classes,
     is_multilabel=info.is_multilabel,
+    is_regression=info.is_regression,
+    class_names=info.names,
     spans=spans,
     info=info,
   )
@@ -97,7 +106,13 @@ def dataset_info(dataset: str, data_dir: str | None = None) -> Info:
   sizes = {k: v.num_examples for k, v in builder.info.splits.items()}
   # TFDS knows the sizes only once it has prepared the data.
   guess = {"train": 10_000, "validation": 1000, "test": 1000}
-  return Info(num_classes, sizes or guess, is_multilabel=label.is_multilabel)
+  return Info(
+    num_classes,
+    sizes or guess,
+    is_multilabel=label.is_multilabel,
+    is_regression=label.is_regression,
+    names=label.names if label.is_regression else None,
+  )
 
 
 def _label(base, source: FakeSource):

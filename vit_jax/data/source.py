@@ -60,6 +60,8 @@ class Source(abc.ABC):
     file_bytes: Bytes of the encoded records in files of TFDS, which may be kept
       in memory; 0 for all other sources.
     is_multilabel: Whether an image has any number of classes, none included.
+    is_regression: Whether a label has numbers to predict, one for each of
+      num_classes outputs, whose names are class_names.
     remark: What a user should know before training on it, or "".
   """
 
@@ -70,6 +72,7 @@ class Source(abc.ABC):
   class_names: tuple[str, ...] | None = None
   file_bytes: int = 0
   is_multilabel: bool = False
+  is_regression: bool = False
   remark: str = ""
   # Broken records so far, which the pipeline adds.
   undecodable: set[int] = dataclasses.field(default_factory=set, repr=False)
@@ -81,8 +84,9 @@ class Source(abc.ABC):
 
   @property
   def label_spec(self) -> tf.TensorSpec:
-    """A label: int32 [], or float32 [num_classes], 1 for each class."""
-    if self.is_multilabel:
+    """A label: int32 [], or float32 [num_classes]: 1 for each class, or, for
+    regression, the numbers, NaN where they are missing."""
+    if self.is_multilabel or self.is_regression:
       return tf.TensorSpec([self.num_classes], tf.float32)
     return tf.TensorSpec([], tf.int32)
 
@@ -144,7 +148,8 @@ class Source(abc.ABC):
     """Returns all labels without decoding an image.
 
     Returns:
-      int32 [num_examples]; with several per image bool [num_examples, classes].
+      int32 [num_examples]; with several per image bool [num_examples, classes],
+      for regression float32 [num_examples, outputs].
     """
 
   def record_name(self, index: int) -> str:

@@ -76,6 +76,7 @@ class Subset(Source):
       num_classes=base.num_classes,
       class_names=base.class_names,
       is_multilabel=base.is_multilabel,
+      is_regression=base.is_regression,
       remark=base.remark,
       file_bytes=base.file_bytes * len(indices) // base.num_examples,
       base=base,

@@ -80,16 +80,21 @@ class TfdsFiles(Source):
     Args:
       example: string [] or, without `parse`, [n].
       names: "image", which stays encoded, or "label", or both. Labels are int32
-        [] or [n]; with several per image bool [classes] or [n, classes].
+        [] or [n]; with several per image bool [classes] or [n, classes], for
+        regression float32 [outputs] or [n, outputs].
     """
     if self.parse:
       return self.parse(example, names)
     # Missing features get defaults, which the pipeline recognises.
     one = tf.io.FixedLenFeature([], tf.int64, NO_LABEL)
+    width = [self.num_classes]
+    numbers = tf.io.FixedLenFeature(width, tf.float32, width[0] * [np.nan])
     types = {
       "image": tf.io.FixedLenFeature([], tf.string, ""),
       self.label_key: tf.io.VarLenFeature(tf.int64)
       if self.is_multilabel
+      else numbers
+      if self.is_regression
       else one,
     }
     keys = {"image": "image", "label": self.label_key}
@@ -102,7 +107,7 @@ class TfdsFiles(Source):
       parsed["label"] = (
         _k_hot(label, self.num_classes)
         if self.is_multilabel
-        else tf.cast(label, tf.int32)
+        else tf.cast(label, self.label_spec.dtype)
       )
     return parsed
 
@@ -338,7 +343,7 @@ def columns_of(files: Source, *names: str) -> dict[str, tf.Tensor]:
     "image": np.full([files.num_examples], b"", object),
     "label": np.full(
       [files.num_examples, *spec.shape],
-      0 if files.is_multilabel else -1,
+      np.nan if files.is_regression else 0 if files.is_multilabel else -1,
       spec.dtype.as_numpy_dtype,
     ),
   }

@@ -31,6 +31,7 @@ MEMORY_LIMIT = 256 * 2**20  # Bytes of encoded records.
 _MANUAL_FILES = {
   "imagenet2012": ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")
 }
+_SEPARATOR = "\n"  # between names of numbers in a feature's documentation
 # Features that may have several classes of an image.
 _SEVERAL = ("real_label", "labels")
 
@@ -62,6 +63,7 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
     # Where the metadata have no names, TFDS invents "0", "1", ...
     class_names=label.names,
     is_multilabel=label.is_multilabel,
+    is_regression=label.is_regression,
     label_key=label.key,
     pieces=tuple(pieces),
     file_bytes=bytes_of(infos, spans),
@@ -81,7 +83,7 @@ def in_memory_if_small(source: Source) -> Source:
     _allow_open_files()
     return source
   copied = ("name", "split", "num_examples", "num_classes", "class_names")
-  copied += ("is_multilabel", "remark")
+  copied += ("is_multilabel", "is_regression", "remark")
   return TfdsMemory(files=source, **{k: getattr(source, k) for k in copied})
 
 
@@ -201,35 +203,66 @@ def check_features(dataset: str, builder) -> None:
   if not good:
     raise ValueError(
       f"got data set {dataset!r} with the features {named!r},"
-      " expected an 8-bit `image` and one class as `label`, or a sequence of"
-      f" classes as {' or '.join(f'`{key}`' for key in _SEVERAL)}. Import its"
+      " expected an 8-bit `image` and one class, or float32 numbers, as `label`,"
+      " or a sequence of classes as"
+      f" {' or '.join(f'`{key}`' for key in _SEVERAL)}. Import its"
       " images under these names: see vit-jax prepare --help."
     )
 
 
 class Label(NamedTuple):
-  """The feature that is the label: its name, classes, one or several."""
+  """The feature that is the label: its name, classes, one or several.
+
+  For regression `names` are those of the numbers.
+  """
 
   key: str
   names: tuple[str, ...]
-  is_multilabel: bool
+  is_multilabel: bool = False
+  is_regression: bool = False
 
 
 def find_label(features) -> Label | None:
   """Returns the feature that is the label; None if there is none.
 
-  It is `label` if that is one class; otherwise the first of `real_label`
+  It is `label` if that is one class, a real number or a vector of these, which
+  are to be predicted; otherwise the first of `real_label`
   (ImageNet's reassessed labels) and `labels` (VOC: classes of all objects, the
   difficult ones included) that is a sequence of classes.
   """
   classes = tfds.features.ClassLabel
   if "label" in features and isinstance(features["label"], classes):
-    return Label("label", _names(features["label"]), False)
+    return Label("label", _names(features["label"]))
+  if "label" in features and (names := _numbers(features["label"])):
+    return Label("label", names, is_regression=True)
   for key in _SEVERAL:
     of = getattr(features[key], "feature", None) if key in features else None
     if isinstance(of, classes):
       return Label(key, _names(of), True)
   return None
+
+
+def numbers_feature(names: Sequence[str]) -> tfds.features.Tensor:
+  """Returns the feature of some real numbers with names, for `find_label`."""
+  return tfds.features.Tensor(
+    shape=(len(names),),
+    dtype=np.float32,
+    doc=_SEPARATOR.join(names),
+  )
+
+
+def _numbers(feature) -> tuple[str, ...]:
+  """Returns the names of the numbers of a feature; () if it is another one."""
+  is_tensor = isinstance(feature, tfds.features.Tensor)
+  if not is_tensor or feature.np_dtype != np.float32:
+    return ()
+  if len(feature.shape) > 1 or not all(feature.shape):
+    return ()
+  count = feature.shape[0] if feature.shape else 1
+  names = tuple((feature.doc.desc or "").split(_SEPARATOR))
+  if len(names) == count and all(names):
+    return names
+  return ("label",) if count == 1 else tuple(f"label {i}" for i in range(count))
 
 
 def _names(feature: tfds.features.ClassLabel) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from vit_jax.evaluators.knn import KnnConfig
 from vit_jax.evaluators.linear import LinearConfig
 from vit_jax.evaluators.multilabel import MultilabelConfig
 from vit_jax.evaluators.per_class import PerClassConfig
+from vit_jax.evaluators.regression import RegressionConfig
 from vit_jax.evaluators.subset import SubsetConfig
 
 EVALUATORS: dict[str, type[EvaluatorConfig]] = {
@@ -23,6 +24,7 @@ EVALUATORS: dict[str, type[EvaluatorConfig]] = {
   "linear": LinearConfig,
   "multilabel": MultilabelConfig,
   "per_class": PerClassConfig,
+  "regression": RegressionConfig,
   "subset": SubsetConfig,
 }
 

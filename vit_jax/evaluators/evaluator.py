@@ -35,6 +35,7 @@ class Split(Protocol):
     num_classes: Number of classes.
     class_names: Names by label; None if the data set has none.
     is_multilabel: Whether an image has any number of classes.
+    is_regression: Whether an image has numbers to predict.
     knows_labels: Whether `labels` takes no reading of the whole split.
   """
 
@@ -44,6 +45,7 @@ class Split(Protocol):
   num_classes: int
   class_names: tuple[str, ...] | None
   is_multilabel: bool
+  is_regression: bool
   knows_labels: bool
 
   def labels(self) -> np.ndarray:
@@ -62,6 +64,8 @@ class EvaluatorConfig:
       opened once and shared.
     scores_head: Whether the logits are scored, so that a head is needed. The
       first of these evaluators represents the run in its summary.
+    scores_numbers: Whether the head's outputs are scored as numbers, and the
+      data's labels are such; otherwise as classes.
     LEFT_OUT_BY: An option of the config, and the value with which a run leaves
       this evaluator out if its data set is not on disk; None: never.
   """
@@ -83,6 +87,7 @@ class EvaluatorConfig:
 
   SPLITS: ClassVar[tuple[str, ...]] = ("split",)
   scores_head: ClassVar[bool] = False
+  scores_numbers: ClassVar[bool] = False
   LEFT_OUT_BY: ClassVar[tuple[str, str] | None] = None
 
   def resolved(
@@ -115,6 +120,30 @@ class EvaluatorConfig:
       yield (
         f"{where}.every_steps: got {self.every_steps}, expected 0 (only at the"
         " end) or more."
+      )
+
+  def kind_errors(
+    self, where: str, sources: Splits, head: Head
+  ) -> Iterator[str]:
+    """Yields an error if data or head have numbers instead of classes.
+
+    For an evaluator of numbers the other way round. The arguments are those of
+    `check`, which is called where there is no such error.
+    """
+    words = ("classes", "numbers to predict")
+    wanted, other = words[self.scores_numbers], words[not self.scores_numbers]
+    kind = "classification" if self.scores_numbers else "regression"
+    for source in sources.values():
+      if source.is_regression != self.scores_numbers:
+        yield (
+          f"{where}.dataset: got {source.name!r}, whose images have {other},"
+          f" expected {wanted}; {where}.kind={kind!r} scores these."
+        )
+    is_regression = head.loss == "regression"
+    if self.scores_head and is_regression != self.scores_numbers:
+      yield (
+        f"{where}.kind: got {self.kind!r}, which scores {wanted}, but the head"
+        f" was trained for {other}; {where}.kind={kind!r} scores these."
       )
 
   def check(

@@ -8,8 +8,10 @@ quick. See `vit_jax.objectives.objective`.
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.masked_patch import MaskedPatch
 from vit_jax.objectives.objective import Objective
+from vit_jax.objectives.regression import Regression
 
 OBJECTIVES: dict[str, type[Objective]] = {
   "classification": Classification,
   "masked_patch": MaskedPatch,
+  "regression": Regression,
 }

@@ -45,6 +45,11 @@ class Classification(Objective):
   )
 
   @property
+  def head_loss(self) -> str:
+    """See `Objective`."""
+    return self.loss
+
+  @property
   def counts_classes(self) -> bool:
     """See `Objective`."""
     return self.class_weights == "balanced"
@@ -65,6 +70,12 @@ class Classification(Objective):
 
   def data_errors(self, data) -> Iterator[str]:
     """See `Objective`."""
+    if getattr(data, "is_regression", False):
+      name = getattr(data, "name", type(data).__name__)
+      yield (
+        f"config.objective.kind: got {self.kind!r}, but images of {name!r} have"
+        " numbers to predict, and no classes; expected 'regression'."
+      )
     if self.counts_classes and not hasattr(data, "labels"):
       yield (
         "config.objective.class_weights: got 'balanced' beside data that were"

@@ -17,6 +17,7 @@ class Objective:
   Class attributes:
     trains_head: Whether the logits are those of the data's classes. Otherwise
       evaluators that score them are refused, and the checkpoint has no head.
+    standardises: Whether `make` needs `RunShape.standardisation`.
     own: Start of the paths of the objective's own parameters, such as
       "masked_patch/"; None: it has none. `config.init` and `vit_jax.load` leave
       them out for models without this objective.
@@ -25,7 +26,13 @@ class Objective:
   kind: str = ""  # the key of OBJECTIVES
 
   trains_head: ClassVar[bool] = True
+  standardises: ClassVar[bool] = False
   own: ClassVar[str | None] = None
+
+  @property
+  def head_loss(self) -> str | None:
+    """What metadata state as the loss of the head; None: it trains none."""
+    return None
 
   @property
   def counts_classes(self) -> bool:

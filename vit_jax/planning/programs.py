@@ -72,6 +72,7 @@ class Split:
   is_multilabel: bool
   class_names: None = None
   knows_labels: bool = False
+  is_regression: bool = False
 
   def labels(self) -> np.ndarray:
     raise NotImplementedError("the planner reads no data")

@@ -11,7 +11,7 @@ from vit_jax.weights.fitting import (
 )
 from vit_jax.weights.identify import describe, identify, num_classes
 from vit_jax.weights.reading import read
-from vit_jax.weights.weights_file import Weights
+from vit_jax.weights.weights_file import Weights, without_head
 
 __all__ = (
   "Report",
@@ -26,4 +26,5 @@ __all__ = (
   "replace_params",
   "table_grid",
   "trained_at",
+  "without_head",
 )

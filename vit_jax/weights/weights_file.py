@@ -9,7 +9,7 @@ import numpy as np
 
 from vit_jax.config import json_file, model_from_dict
 from vit_jax.config.from_dict import at_least
-from vit_jax.losses import PROBABILITIES
+from vit_jax.losses import HEADS
 from vit_jax.options import shown
 
 POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
@@ -89,6 +89,12 @@ class _Config:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Standardisation:
+  mean: tuple[float, ...] = ()
+  deviation: tuple[float, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Metadata:
   """What we write beside parameters, as far as it is read; sizes in pixels."""
 
@@ -99,6 +105,7 @@ class Metadata:
   grid: tuple[int, int] | None = at_least(1)
   preprocessing: _Preprocessing = _Preprocessing()
   loss: str | None = None
+  standardisation: _Standardisation | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +126,8 @@ class Weights:
     ops: Preprocessing, as `config.data.ops`, or None where it is unknown.
     crop_share: Side of its crop by the shorter side of the image, unrounded, or
       None where it is unknown.
-    loss: Loss of the head's training, as `config.objective.loss`; None:
-      unknown.
+    loss: Loss of the head's training, one of `losses.HEADS`; None: unknown. The
+      outputs of a regression are numbers in the data's units.
     pixels: How images were normalised; None: nothing states it.
     is_bare: Whether nothing beside the arrays states the model, in a format
       whose models differ.
@@ -145,6 +152,19 @@ class Weights:
   metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+def without_head(weights: Weights) -> Weights:
+  """Returns weights for a run whose head has outputs of another meaning."""
+  params = {k: v for k, v in weights.params.items() if "head/" not in k}
+  note = (
+    "the head is not loaded: a regression starts from the mean of its data, and"
+    " classes do not start from numbers."
+  )
+  notes = (*weights.notes, note) if len(params) < len(weights.params) else ()
+  return dataclasses.replace(
+    weights, params=params, notes=notes or weights.notes
+  )
+
+
 def height_and_width(sides: tuple[int, ...], where: str) -> tuple[int, int]:
   """Returns a size that is stated as one side or as two.
 
@@ -154,6 +174,20 @@ def height_and_width(sides: tuple[int, ...], where: str) -> tuple[int, int]:
   if len(sides) not in (1, 2):
     raise ValueError(f"{where}: got {shown(sides)}, expected one side or two.")
   return sides[0], sides[-1]
+
+
+def _in_units(
+  params: dict[str, LazyArray], of: _Standardisation | None
+) -> dict[str, LazyArray]:
+  """Returns parameters whose head predicts numbers, not standardised ones."""
+  if of is None or "head/kernel" not in params:
+    return params
+  mean, deviation = (np.array(v, np.float32) for v in (of.mean, of.deviation))
+  kernel, bias = params["head/kernel"], params["head/bias"]
+  return params | {
+    "head/kernel": kernel.then(kernel.shape, lambda a: a * deviation),
+    "head/bias": bias.then(bias.shape, lambda a: a * deviation + mean),
+  }
 
 
 def model_of(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -183,13 +217,13 @@ def with_metadata(weights: Weights, metadata: Mapping[str, Any]) -> Weights:
     )
     options |= {"posemb": "learn", "cls_row": False}
   loss = stated.loss or stated.config.objective.loss
-  if loss is not None and loss not in PROBABILITIES:
+  if loss is not None and loss not in HEADS:
     raise ValueError(
-      f"metadata: loss: got {shown(loss)}, expected one of"
-      f" {', '.join(PROBABILITIES)}."
+      f"metadata: loss: got {shown(loss)}, expected one of {', '.join(HEADS)}."
     )
   return dataclasses.replace(
     weights,
+    params=_in_units(weights.params, stated.standardisation),
     options=options,
     grid=stated.grid,
     image_size=stated.image_size,

@@ -1,0 +1,147 @@
+"""Errors of predicted numbers over a whole split, in the data's units."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Float64
+
+from vit_jax.batch import DataError
+from vit_jax.class_names import Head, by_name
+from vit_jax.evaluators.evaluator import (
+  Context,
+  Evaluator,
+  EvaluatorConfig,
+  Outputs,
+  Params,
+  Splits,
+)
+from vit_jax.options import option
+
+
+@dataclasses.dataclass(frozen=True)
+class RegressionConfig(EvaluatorConfig):
+  """Mean absolute error and R2 of predicted numbers."""
+
+  name: str = "val"
+  kind: str = "regression"
+  split: str = option("validation", "split to score, every example once")
+  ops: str = option("decode|resize(224)", "preprocessing")
+
+  scores_head: ClassVar[bool] = True
+  scores_numbers: ClassVar[bool] = True
+
+  def check(
+    self, where: str, sources: Splits, head: Head, out: Outputs
+  ) -> Iterator[str]:
+    """Yields an error if the outputs are not those of the head."""
+    source = sources["split"]
+    if _columns(source, head) is None:
+      yield (
+        f"{where}.dataset: got {source.name!r} with the numbers"
+        f" {', '.join(source.class_names)}, expected those of the head:"
+        f" {', '.join(head.class_names or ()) or head.num_classes}."
+      )
+
+  def make(self, context: Context) -> Evaluator:
+    """See `EvaluatorConfig`."""
+    return Regression(context)
+
+
+class Regression(Evaluator):
+  """Compares predicted numbers with those of a split.
+
+  Numbers are matched with the outputs of the head by name, where both have
+  names. With fake data two batches are scored.
+  """
+
+  def __init__(self, context: Context):
+    super().__init__(context)
+    source = context.sources["split"]
+    if context.config.fake_data:
+      few = min(source.num_examples, 2 * self.config.batch_size)
+      source = dataclasses.replace(source, num_examples=few)
+    self._source = source
+    columns = _columns(source, context.head)
+
+    def rows(params, batch):
+      outputs, _ = context.predict(params, batch["image"])
+      return {
+        "output": outputs[:, columns],
+        "number": batch["label"],
+        "mask": batch["mask"],
+      }
+
+    self._columns, self._rows = columns, context.jit(rows)
+
+  def programs(self) -> dict[str, Callable]:
+    """See `Evaluator`."""
+    return {"rows": self._rows}
+
+  def gather(self, params: Params) -> list[dict[str, np.ndarray]]:
+    """Returns outputs and numbers of all images, batch by batch."""
+    batches = self.context.batches(self._source)
+    return list(self.context.forward(self._rows, params, batches))
+
+  def score(self, gathered: list[dict[str, np.ndarray]]) -> dict[str, float]:
+    """Returns `<name>/mae` and `r2`, means over the outputs, and `count`.
+
+    With several outputs also `<name>/<output>/mae` and `r2` of each. The error
+    is in the data's units; R2 is a share of the variance within the split.
+
+    Raises:
+      DataError: No image counts.
+    """
+    rows = {k: np.concatenate([p[k] for p in gathered]) for k in gathered[0]}
+    rows = {k: v[rows["mask"]] for k, v in rows.items()}
+    number = rows["number"].astype(np.float64)
+    if not len(number):
+      raise DataError(
+        f"config.evals.{self.config.name}.split: got {self.config.split!r} of"
+        f" {self.config.dataset!r}, in which no image counts; expected another"
+        " split."
+      )
+    output = rows["output"].astype(np.float64)
+    if (of := self.context.head.standardisation) is not None:
+      mean, deviation = (np.array(v)[self._columns] for v in of)
+      output = output * deviation + mean
+    mae, r2 = np.abs(output - number).mean(0), r_squared(output, number)
+    name = self.config.name
+    scores = {f"{name}/mae": mae.mean(), f"{name}/r2": r2.mean()}
+    scores[f"{name}/count"] = len(number)
+    names = self._source.class_names
+    for i, output_name in enumerate(names if len(names) > 1 else ()):
+      key = f"{name}/{output_name.replace('/', '_')}"
+      scores |= {f"{key}/mae": mae[i], f"{key}/r2": r2[i]}
+    return {k: float(v) for k, v in scores.items()}
+
+
+def r_squared(
+  output: Float64[np.ndarray, "n outputs"],
+  number: Float64[np.ndarray, "n outputs"],
+) -> Float64[np.ndarray, " outputs"]:
+  """Returns R2 of each output: 1 - sum (y - f)^2 / sum (y - mean y)^2.
+
+  Where the numbers are all the same, it is 1 if they are predicted exactly, and
+  else 0, as in scikit-learn.
+
+  Example:
+    >>> y = np.array([[1.0], [2.0], [3.0]])
+    >>> r_squared(y, y).tolist(), r_squared(0 * y + 2, y).tolist()
+    ([1.0], [0.0])
+  """
+  residual = np.square(number - output).sum(0)
+  total = np.square(number - number.mean(0)).sum(0)
+  constant = np.where(residual == 0, 1.0, 0.0)
+  ratio = residual / np.where(total == 0, 1.0, total)
+  return np.where(total == 0, constant, 1 - ratio)
+
+
+def _columns(source, head: Head) -> np.ndarray | None:
+  """Returns the output of the head for each number; None: they differ."""
+  if source.num_classes != head.num_classes:
+    return None
+  if head.class_names is None or source.class_names is None:
+    return np.arange(head.num_classes)
+  return by_name(source.class_names, head.class_names)

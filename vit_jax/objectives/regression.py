@@ -1,0 +1,84 @@
+"""Numbers of images, such as an age, by squared error.
+
+The numbers are standardised by their mean and deviation over the training
+split, which are stored with the model, so that one learning rate suits numbers
+of any unit, and several numbers weigh the same. The squared error is the loss
+whose best prediction is the mean of what an image may have, and under which a
+head of zeros predicts the mean of the data.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import ClassVar
+
+from vit_jax.batch import Standardisation, normalise
+from vit_jax.objectives.objective import Objective
+
+
+@dataclasses.dataclass(frozen=True)
+class Regression(Objective):
+  """Numbers of images, standardised, by their mean squared error."""
+
+  kind: str = "regression"
+
+  standardises: ClassVar[bool] = True
+
+  @property
+  def head_loss(self) -> str:
+    """See `Objective`."""
+    return "regression"
+
+  def data_errors(self, data) -> Iterator[str]:
+    """See `Objective`."""
+    name = getattr(data, "name", type(data).__name__)
+    if not getattr(data, "is_regression", False):
+      yield (
+        f"config.objective.kind: got {self.kind!r}, but images of {name!r} have"
+        " classes; expected data with numbers, as `vit-jax prepare` imports"
+        " them from a column of real numbers, or 'classification'."
+      )
+    elif not hasattr(data, "labels"):
+      yield (
+        f"config.objective.kind: got {self.kind!r} beside data that were passed"
+        f" to the run ({name}), which lack labels(): float32 [num_examples,"
+        " num_classes], whose mean and deviation are needed."
+      )
+
+  def make(self, model, run_shape):
+    """Returns the network and its loss; see `Objective.make`.
+
+    The loss of an image is the mean over its numbers of ((number - mean) /
+    deviation - output)^2. A batch with one number a row has it for all outputs.
+
+    Args:
+      model: `config.model`.
+      run_shape: `step.RunShape`, of which num_classes is the number of outputs,
+        and standardisation has mean and deviation; None: they are 0 and 1.
+    """
+    import jax.numpy as jnp
+
+    from vit_jax.models import build
+
+    outputs = run_shape.num_classes
+    module = build(model, outputs)
+    mean, deviation = (
+      jnp.asarray(values, jnp.float32)[None]
+      for values in run_shape.standardisation
+      or Standardisation(outputs * (0.0,), outputs * (1.0,))
+    )
+
+    def loss_fn(params, batch, rng):
+      predicted, _ = module.apply(
+        {"params": params},
+        normalise(batch["image"]),
+        is_training=True,
+        records=batch["index"],
+        rngs={"dropout": rng},
+      )
+      label = batch["label"].reshape(len(batch["label"]), -1)
+      wanted = (label.astype(jnp.float32) - mean) / deviation
+      errors = jnp.square(wanted - predicted.astype(jnp.float32)).mean(-1)
+      loss = jnp.sum(errors * batch["mask"])
+      return loss, jnp.sum(batch["mask"], dtype=jnp.float32), {}
+
+    return module, loss_fn
