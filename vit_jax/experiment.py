@@ -145,9 +145,7 @@ class Experiment:
     the counts.
     """
     info = self.data_info
-    if any(
-      getattr(info, f"is_{k}", False) for k in ("multilabel", "regression")
-    ):
+    if batch.has_vectors(info):
       return None
     labels = self._labels(self.config.objective.counts_classes)
     if labels is None:
@@ -459,10 +457,9 @@ class Experiment:
         f"config.num_classes: got {self.run_shape.num_classes}, expected at"
         f" least the {info.num_classes} classes of {name!r}, or None."
       )
-    has_vector = any(
-      getattr(info, f"is_{k}", False) for k in ("multilabel", "regression")
-    )
-    if has_vector and self.run_shape.num_classes > info.num_classes:
+    if (
+      batch.has_vectors(info) and self.run_shape.num_classes > info.num_classes
+    ):
       errors.append(
         f"config.num_classes: got {self.run_shape.num_classes}, expected the"
         f" {info.num_classes} of the data, whose labels are a number for each"

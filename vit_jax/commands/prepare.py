@@ -64,6 +64,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   )
   parser.add_argument("--label", help="column of the labels (csv, parquet, hf)")
   parser.add_argument(
+    "--numbers",
+    metavar="COLUMNS",
+    help="columns of numbers to predict instead of classes, separated by commas"
+    " (csv, parquet); a label of real numbers needs no option",
+  )
+  parser.add_argument(
     "--classes",
     help="file with the names of the classes by label, one a line (all kinds"
     " but folder)",

@@ -18,10 +18,11 @@ from vit_jax.data import tfds_source
 from vit_jax.data.builders import imported
 from vit_jax.data.dataset_info import prefix_of
 from vit_jax.data.imports import KINDS, Options
-from vit_jax.data.imports.listing import read_names
+from vit_jax.data.imports.listing import check_unused, read_names
 from vit_jax.options import nearest
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+WITH_NUMBERS = ("csv:", "parquet:")  # kinds of sources with --numbers
 LEFT_OUT = "left_out.txt"  # in the data set's folder: records left out
 _SHOWN = 20  # of them in the output
 
@@ -36,12 +37,14 @@ class Prepared(NamedTuple):
   num_classes: Number of classes; None without a label, as in some data sets
     whose labels VTAB makes from other features.
   left_out: Number of records that were left out.
+  is_regression: Whether num_classes is that of the numbers to predict.
   """
 
   folder: str
   splits: dict[str, int]
   num_classes: int | None
   left_out: int
+  is_regression: bool = False
 
 
 def prepare(
@@ -166,11 +169,14 @@ def import_source(
   some = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
   for split, (count, _) in listing.splits.items():
     say(f"{split}: {count:,} records found")
-  say(f"{len(names):,} classes: {some}")
+  what = "numbers to predict" if listing.is_regression else "classes"
+  say(f"{len(names):,} {what}: {some}")
   for remark in listing.remarks:
     say(remark)
   if listing.is_multilabel:
     say("an image has any number of them: config.objective.loss=sigmoid")
+  if listing.is_regression:
+    say("an image has all of them: config.objective.kind=regression")
   _write(builder, say, tfds.download.DownloadConfig())
   return _finished(builder, say)
 
@@ -226,6 +232,7 @@ def _prepared(builder, left_out: int) -> Prepared:
     splits={k: v.num_examples for k, v in builder.info.splits.items()},
     num_classes=len(label.names) if label else None,
     left_out=left_out,
+    is_regression=bool(label) and label.is_regression,
   )
 
 
@@ -244,7 +251,8 @@ def main(args: argparse.Namespace) -> None:
   for split, count in done.splits.items():
     say(f"{split:<12}{count:>12,} records")
   if done.num_classes is not None:
-    say(f"{'classes':<12}{done.num_classes:>12,}")
+    what = "numbers" if done.is_regression else "classes"
+    say(f"{what:<12}{done.num_classes:>12,}")
   say(f"{'left out':<12}{done.left_out:>12,}")
   name = args.name or args.source
   where = f" --config.data.data_dir={args.data_dir}" if args.data_dir else ""
@@ -262,7 +270,15 @@ def _run(args: argparse.Namespace, say: Say) -> Prepared:
       args.image,
       args.label,
       read_names(args.classes) if args.classes else None,
+      tuple(c.strip() for c in args.numbers.split(",")) if args.numbers else (),
     )
+    if args.numbers:
+      if prefix not in WITH_NUMBERS:
+        raise ValueError(
+          f"--numbers: got {args.numbers!r} for {prefix}, expected it for"
+          f" {' and '.join(WITH_NUMBERS)}, which have columns."
+        )
+      check_unused(options, ("label", "classes"), "--numbers, the labels")
     return import_source(
       args.source, args.name, args.data_dir, options, say, args.file_format
     )
@@ -271,7 +287,7 @@ def _run(args: argparse.Namespace, say: Say) -> Prepared:
       f"SOURCE: got {args.source!r}, expected a name that TFDS knows, or one of"
       f" {', '.join(KINDS)} with what follows.{nearest(prefix, KINDS)}"
     )
-  only_imports = ("name", "splits", "image", "label", "classes")
+  only_imports = ("name", "splits", "image", "label", "classes", "numbers")
   if wrong := [f"--{k}" for k in only_imports if getattr(args, k)]:
     raise ValueError(
       f"{', '.join(wrong)}: only for imports, not for TFDS's names."

@@ -12,7 +12,7 @@ import tensorflow_datasets as tfds
 from absl import logging
 from etils import epath
 
-from vit_jax.data import builders, order, splits
+from vit_jax.data import builders, numbers, order, splits
 from vit_jax.data.source import NotOnDisk, Source
 from vit_jax.data.tf_cpu import tf
 from vit_jax.data.tfds_records import (
@@ -31,7 +31,6 @@ MEMORY_LIMIT = 256 * 2**20  # Bytes of encoded records.
 _MANUAL_FILES = {
   "imagenet2012": ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")
 }
-_SEPARATOR = "\n"  # between names of numbers in a feature's documentation
 # Features that may have several classes of an image.
 _SEVERAL = ("real_label", "labels")
 
@@ -203,8 +202,8 @@ def check_features(dataset: str, builder) -> None:
   if not good:
     raise ValueError(
       f"got data set {dataset!r} with the features {named!r},"
-      " expected an 8-bit `image` and one class, or float32 numbers, as `label`,"
-      " or a sequence of classes as"
+      " expected an 8-bit `image` and one class, or float32 numbers, as"
+      " `label`, or a sequence of classes as"
       f" {' or '.join(f'`{key}`' for key in _SEVERAL)}. Import its"
       " images under these names: see vit-jax prepare --help."
     )
@@ -233,36 +232,13 @@ def find_label(features) -> Label | None:
   classes = tfds.features.ClassLabel
   if "label" in features and isinstance(features["label"], classes):
     return Label("label", _names(features["label"]))
-  if "label" in features and (names := _numbers(features["label"])):
+  if "label" in features and (names := numbers.names_of(features["label"])):
     return Label("label", names, is_regression=True)
   for key in _SEVERAL:
     of = getattr(features[key], "feature", None) if key in features else None
     if isinstance(of, classes):
       return Label(key, _names(of), True)
   return None
-
-
-def numbers_feature(names: Sequence[str]) -> tfds.features.Tensor:
-  """Returns the feature of some real numbers with names, for `find_label`."""
-  return tfds.features.Tensor(
-    shape=(len(names),),
-    dtype=np.float32,
-    doc=_SEPARATOR.join(names),
-  )
-
-
-def _numbers(feature) -> tuple[str, ...]:
-  """Returns the names of the numbers of a feature; () if it is another one."""
-  is_tensor = isinstance(feature, tfds.features.Tensor)
-  if not is_tensor or feature.np_dtype != np.float32:
-    return ()
-  if len(feature.shape) > 1 or not all(feature.shape):
-    return ()
-  count = feature.shape[0] if feature.shape else 1
-  names = tuple((feature.doc.desc or "").split(_SEPARATOR))
-  if len(names) == count and all(names):
-    return names
-  return ("label",) if count == 1 else tuple(f"label {i}" for i in range(count))
 
 
 def _names(feature: tfds.features.ClassLabel) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Classes of images as a table, as JSON lines and as CSV."""
+"""Classes, or numbers, of images as a table, as JSON lines and as CSV."""
 
 import csv
 import io
@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable
 
 from tqdm.utils import disp_len, disp_trim
 
-from vit_jax.inference.pretrained import Answer
+from vit_jax.inference.pretrained import Answer, Prediction, Value
 
 Write = Callable[[Answer, pathlib.Path | None], None]
 
 SHARE = "100.0%"  # the widest share
+VALUE = 11  # columns of the widest number, -1.2346e-05
 GAP = "  "
 LONGEST_NAME = 40  # columns of an image's name where no terminal bounds them
 UNBOUNDED = 10_000
@@ -25,14 +26,17 @@ def as_json(out: io.TextIOBase) -> Write:
   """Prints an object a line: image, predictions, and attention if any.
 
   A prediction has the class's name, its index, a column of the head, and the
-  probability. `attention` is the path of the picture.
+  probability; that of a regression the name of the number, its index and value.
+  `attention` is the path of the picture.
   """
 
   def write(answer: Answer, picture: pathlib.Path | None) -> None:
     row = {
       "image": answer.name,
       "predictions": [
-        {
+        {"number": c.name, "index": c.index, "value": c.value}
+        if isinstance(c, Value)
+        else {
           "class": c.name,
           "index": c.index,
           "probability": round(c.probability, 6),
@@ -47,23 +51,37 @@ def as_json(out: io.TextIOBase) -> Write:
   return write
 
 
-def as_csv(out: io.TextIOBase, with_pictures: bool) -> Write:
-  """Prints a header, and a row for each class of each image, by rank from 1."""
+def as_csv(
+  out: io.TextIOBase, with_pictures: bool, is_regression: bool = False
+) -> Write:
+  """Prints a header, and a row for each class of each image, by rank from 1.
+
+  Of a regression a row for each number.
+  """
   rows = csv.writer(out, lineterminator="\n")
   header = ["image", "rank", "class", "index", "probability"]
+  if is_regression:
+    header = ["image", "number", "index", "value"]
   rows.writerow(header + ["attention"] * with_pictures)
 
   def write(answer: Answer, picture: pathlib.Path | None) -> None:
     more = [str(picture)] if with_pictures else []
     for rank, c in enumerate(answer.classes, 1):
-      values = [answer.name, rank, c.name, c.index, f"{c.probability:.6f}"]
+      values = (
+        [answer.name, c.name, c.index, c.value]
+        if isinstance(c, Value)
+        else [answer.name, rank, c.name, c.index, f"{c.probability:.6f}"]
+      )
       rows.writerow(values + more)
 
   return write
 
 
 def as_table(
-  out: io.TextIOBase, images: Iterable[str], classes: Iterable[str] | None
+  out: io.TextIOBase,
+  images: Iterable[str],
+  classes: Iterable[str] | None,
+  is_regression: bool = False,
 ) -> Write:
   """Prints a table, of the terminal's width if there is one.
 
@@ -75,10 +93,14 @@ def as_table(
     images: Names of the images, as far as they are known: the longest decides
       how wide their column is.
     classes: Names of the classes; None: numbers.
+    is_regression: Whether there are values instead of probabilities.
   """
+  cells_of, head, widest = _class_cells, ("prob.", "class"), len(SHARE)
+  if is_regression:
+    cells_of, head, widest = _value_cells, ("value", "number"), VALUE
   is_terminal = out.isatty()
   room = shutil.get_terminal_size().columns if is_terminal else UNBOUNDED
-  room -= len(GAP) + len(SHARE) + len(GAP)
+  room -= len(GAP) + widest + len(GAP)
   image_widths = [disp_len(printable(i)) for i in images] or [LONGEST_NAME]
   class_widths = [disp_len(printable(c)) for c in ("class", *(classes or ()))]
   least_class = min(max(class_widths), max(len("class"), room // 2))
@@ -87,7 +109,7 @@ def as_table(
 
   def line(image: str, probability: str, name: str) -> None:
     image += " " * (image_width - disp_len(image))
-    cells = image, f"{probability:>{len(SHARE)}}", name
+    cells = image, f"{probability:>{widest}}", name
     out.write(GAP.join(cells).rstrip() + "\n")
 
   has_head = False
@@ -95,17 +117,25 @@ def as_table(
   def write(answer: Answer, picture: pathlib.Path | None) -> None:
     nonlocal has_head
     if not has_head:
-      line("image", "prob.", "class")
+      line("image", *head)
       has_head = True
     image = cut(printable(answer.name), image_width, image_width // 3)
     for c in answer.classes:
-      name = cut(printable(c.name), class_width)
-      line(image, f"{100 * c.probability:.1f}%", name)
+      text, name = cells_of(c)
+      line(image, text, cut(printable(name), class_width))
       image = ""
     if is_terminal:
       out.flush()
 
   return write
+
+
+def _class_cells(c: Prediction) -> tuple[str, str]:
+  return f"{100 * c.probability:.1f}%", c.name
+
+
+def _value_cells(c: Value) -> tuple[str, str]:
+  return f"{c.value:.5g}", c.name
 
 
 class FileNames:

@@ -101,9 +101,10 @@ def _description(path: str, vit: Pretrained) -> str:
   """Returns a line about the model, and a report if loading changed it."""
   height, width = vit.image_size
   names = "" if vit.class_names else ", without names"
+  what = "numbers" if vit.is_regression else "classes"
   lines = [
     f"{path}: {vit.config.variant}, {height} x {width} pixels,"
-    f" {vit.num_classes:,} classes{names}, {vit.ops}, {vit.config.dtype}"
+    f" {vit.num_classes:,} {what}{names}, {vit.ops}, {vit.config.dtype}"
   ]
   if vit.report.resized or vit.report.ignored or vit.report.notes:
     lines.append(weights.format_report(vit.report))
@@ -117,9 +118,11 @@ def _writer(
   if args.json:
     return formats.as_json(sys.stdout)
   if args.csv:
-    return formats.as_csv(sys.stdout, with_pictures=args.attention)
+    return formats.as_csv(sys.stdout, args.attention, vit.is_regression)
   names = vit.class_names and map(class_names.in_words, vit.class_names)
-  return formats.as_table(sys.stdout, [named.name for named in images], names)
+  return formats.as_table(
+    sys.stdout, [named.name for named in images], names, vit.is_regression
+  )
 
 
 def _shown(answers: Iterator[Answer], total: int | None) -> Iterator[Answer]:

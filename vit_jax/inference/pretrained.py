@@ -30,7 +30,7 @@ from vit_jax.data import pixels
 from vit_jax.evaluators.features import intermediate
 from vit_jax.families import FAMILIES
 from vit_jax.inference import streaming
-from vit_jax.losses import PROBABILITIES
+from vit_jax.losses import HEADS, PROBABILITIES, REGRESSION
 from vit_jax.models import build, inspection
 from vit_jax.options import nearest
 from vit_jax.weights import eval_preprocessing, normalisation
@@ -66,12 +66,25 @@ class Prediction:
 
 
 @dataclasses.dataclass(frozen=True)
+class Value:
+  """A number that a regression predicts, in the data's units.
+
+  `index` is its output of the head.
+  """
+
+  name: str
+  value: float
+  index: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Answer:
   """A model's answer for an image.
 
   Attributes:
     name: Path of the image, or a name.
-    classes: The most probable first; empty where the image cannot be read.
+    classes: The most probable first; of a regression its numbers, in the order
+      of the outputs. Empty where the image cannot be read.
     pixels: uint8 [h, w, 3] as the model got them; None: it cannot be read.
     attention: Its `Pretrained.attention_map`, [rows, columns]; None: it was not
       asked for.
@@ -79,7 +92,7 @@ class Answer:
   """
 
   name: str
-  classes: list[Prediction]
+  classes: list[Prediction] | list[Value]
   pixels: np.ndarray | None = None
   attention: np.ndarray | None = None
   error: Exception | None = None
@@ -96,7 +109,8 @@ class Pretrained:
     image_size: (height, width) of its images, pixels.
     class_names: Names in the order of the logits; None where they are unknown.
     ops: Preprocessing that makes its images, as in `config.data.ops`.
-    loss: "softmax", "sigmoid" or "bce": the loss of the head's training.
+    loss: "softmax", "sigmoid", "bce" or "regression": the loss of the head's
+      training. The outputs of a regression are numbers in the data's units.
     report: What was done with the weights.
   """
 
@@ -132,13 +146,21 @@ class Pretrained:
   def _apply(self) -> Callable[..., tuple[jax.Array, dict[str, Any]]]:
     return jax.jit(lambda params, x: self.model.apply({"params": params}, x))
 
+  @property
+  def is_regression(self) -> bool:
+    """Whether the head predicts numbers."""
+    return self.loss == REGRESSION
+
   @functools.cached_property
   def probabilities(self) -> Callable[..., jax.Array]:
-    """(params, images uint8 [b, h, w, 3]) -> probabilities, jitted."""
+    """(params, images uint8 [b, h, w, 3]) -> probabilities, jitted.
+
+    Of a regression the numbers.
+    """
 
     def probabilities(params, images):
       logits, _ = self.model.apply({"params": params}, normalise(images))
-      return PROBABILITIES[self.loss](logits)
+      return logits if self.is_regression else PROBABILITIES[self.loss](logits)
 
     return jax.jit(probabilities)
 
@@ -157,8 +179,12 @@ class Pretrained:
     """
     return self._apply(self.params, self._checked(images))
 
-  def predict(self, images: Any, top: int = 5) -> list[list[Prediction]]:
-    """Classifies images, with the model's own preprocessing.
+  def predict(
+    self, images: Any, top: int = 5
+  ) -> list[list[Prediction]] | list[list[Value]]:
+    """Classifies images, or predicts their numbers.
+
+    The images get the model's own preprocessing.
 
     As in training, grey images become RGB, alpha is dropped, and EXIF
     orientations are applied. Pillow decodes and numpy resizes
@@ -172,14 +198,15 @@ class Pretrained:
         binary, a PIL image, or an array uint8 [h, w], [h, w, 1], [h, w, 3] or
         [h, w, 4]; or any number of these in a list, or as an array
         [b, h, w, c]. Files of `vit_jax.data.images.FORMATS`.
-      top: Number of classes returned for each image.
+      top: Number of classes returned for each image; a regression returns all
+        its numbers.
 
     Returns:
       One list per image, in the order of `images` (for a glob: of the names),
       the most probable class first. Probabilities are the softmax of the
       logits, or, if the model was trained with another `loss`, each logit's
       own sigmoid, which do not sum to 1. A class without a name is given by its
-      number.
+      number. Of a regression, all numbers in the order of its outputs.
 
     Raises:
       FileNotFoundError: A glob matches nothing; or images cannot be read, all
@@ -369,6 +396,9 @@ class Pretrained:
     """Yields answers; the device computes a batch while the next is read."""
     names = self.class_names or map(str, range(self.num_classes))
     names = [class_names.in_words(name) for name in names]
+    answer = functools.partial(
+      _values if self.is_regression else _most_probable, names=names, top=top
+    )
     running: tuple[list[streaming.Row], Any, Any] | None = None
     for batch in _batches(rows, batch_size):
       readable = [row.pixels for row in batch if row.error is None]
@@ -381,10 +411,10 @@ class Pretrained:
         probabilities = self.probabilities(self.params, images)
         maps = self.attention_map(normalise(images)) if attention else None
       if running is not None:
-        yield from _batch_answers(*running, names, top)
+        yield from _batch_answers(*running, answer)
       running = batch, probabilities, maps
     if running is not None:
-      yield from _batch_answers(*running, names, top)
+      yield from _batch_answers(*running, answer)
 
   def metadata(self) -> dict[str, Any]:
     """Returns the JSON that goes with the parameters."""
@@ -463,10 +493,11 @@ def load(
     posemb_filter: How positions are resampled: "zoom" (the paper's), or another
       of `vit_jax.models.resample.METHODS`.
     loss: Loss of the head's training, which decides the probabilities of
-      `predict`: "softmax", "sigmoid" or "bce" (a sigmoid, too). None: the loss
-      that our run or Hugging Face's config.json states; if none is stated,
-      sigmoid for the 21,843 classes of Google's ImageNet-21k files, and softmax
-      for all others. That is wrong for other heads trained with a sigmoid, such
+      `predict`: "softmax", "sigmoid" or "bce" (a sigmoid, too), or
+      "regression", which predicts numbers. None: the loss that our run or
+      Hugging Face's config.json states; if none is stated, sigmoid for the
+      21,843 classes of Google's ImageNet-21k files, and softmax for all others.
+      That is wrong for other heads trained with a sigmoid, such
       as AugReg's from ImageNet-1k alone, whose files do not state it.
     mean, std: How the images of its training were normalised, for a file that
       does not state it: mean="imagenet" (DINO, MAE, DeiT), "clip" or "half"
@@ -494,10 +525,8 @@ def load(
     >>> features = vit.features("photos/*.jpg")  # doctest: +SKIP
     >>> logits, out = vit(images)  # floats in [-1, 1]  # doctest: +SKIP
   """
-  if loss not in (None, *PROBABILITIES):
-    raise ValueError(
-      f"loss: got {loss!r}, expected one of {', '.join(PROBABILITIES)}."
-    )
+  if loss not in (None, *HEADS):
+    raise ValueError(f"loss: got {loss!r}, expected one of {', '.join(HEADS)}.")
   options = _checked_options(options)
   size = pair("image_size", image_size, "pixels: 224, or (height, width)")
   grid = pair("grid", grid, "patches: 14, or (rows, columns)")
@@ -694,8 +723,7 @@ def _batch_answers(
   batch: list[streaming.Row],
   probabilities: Float[Array, "b classes"] | None,
   maps: Float[np.ndarray, "b gh gw"] | None,
-  names: Sequence[str],
-  top: int,
+  answer: Callable[[np.ndarray], list],
 ) -> Iterator[Answer]:
   """Yields an answer for each image; unreadable ones have no probabilities."""
   probabilities = np.asarray(probabilities)  # waits for the device
@@ -705,13 +733,24 @@ def _batch_answers(
       yield Answer(row.name, [], error=row.error)
       continue
     i = next(numbers)
-    best = np.argsort(-probabilities[i], kind="stable")[:top].tolist()
     yield Answer(
       row.name,
-      [Prediction(names[k], float(probabilities[i, k]), k) for k in best],
+      answer(probabilities[i]),
       row.pixels,
       None if maps is None else maps[i],
     )
+
+
+def _most_probable(
+  probabilities: np.ndarray, names: Sequence[str], top: int
+) -> list[Prediction]:
+  best = np.argsort(-probabilities, kind="stable")[:top].tolist()
+  return [Prediction(names[k], float(probabilities[k]), k) for k in best]
+
+
+def _values(numbers: np.ndarray, names: Sequence[str], top: int) -> list[Value]:
+  del top  # all are of interest
+  return [Value(names[k], float(v), k) for k, v in enumerate(numbers)]
 
 
 def _to_device(tree: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from vit_jax.data import images as images_lib
 from vit_jax.data import pixels
 from vit_jax.distributed import processes
 from vit_jax.inference import overlay
-from vit_jax.inference.pretrained import Pretrained
+from vit_jax.inference.pretrained import Pretrained, Value
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 PAGE = pathlib.Path(__file__).parent / "try_page"
@@ -85,9 +85,10 @@ class Answers:
   def model(self, name: str) -> dict[str, Any]:
     """Returns what the page shows about the model."""
     height, width = self.vit.image_size
+    what = "numbers" if self.vit.is_regression else "classes"
     return {
       "name": name,
-      "text": f"{name}: {self.vit.num_classes:,} classes, images of"
+      "text": f"{name}: {self.vit.num_classes:,} {what}, images of"
       f" {height} x {width} pixels",
       "max_bytes": self.max_bytes,
     }
@@ -114,7 +115,10 @@ class Answers:
     return {
       "size": [image.shape[1], image.shape[0]],
       "classes": [
-        {"name": p.name, "probability": p.probability} for p in classes
+        {"name": p.name, "value": p.value}
+        if isinstance(p, Value)
+        else {"name": p.name, "probability": p.probability}
+        for p in classes
       ],
       "attention": attention,
       "attention_is": meaning,

@@ -40,6 +40,7 @@ FEATURES = {
 LABELS = {
   "softmax": "softmax",
   **dict.fromkeys(("sigmoid", "bce"), "each class on its own (sigmoid)"),
+  "regression": "none: the outputs are numbers",
 }
 
 

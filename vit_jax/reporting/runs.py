@@ -20,6 +20,7 @@ from vit_jax.writers.metric_writer import METRICS
 LOSS = "train/loss"
 PROBES = "probes"  # folder, by vit_jax.scoring.probes
 # Metrics by which evaluators of any kind are recognised.
+R2 = re.compile(r"(?P<name>[^/]+)/r2")
 TOP1 = re.compile(r"(?P<name>.+)/top1")
 SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>[0-9]{1,6})shot")
 # Splits on which the options of a task of VTAB are chosen.
@@ -165,7 +166,7 @@ class Run:
     """Returns names of evaluators, in the order of the config.
 
     Args:
-      metric: What they wrote, `TOP1` or `SHOT`.
+      metric: What they wrote, `TOP1`, `R2` or `SHOT`.
     """
     matches = [metric.fullmatch(n) for n in self.names]
     written = dict.fromkeys(m["name"] for m in matches if m)

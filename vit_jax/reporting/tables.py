@@ -31,6 +31,12 @@ def headlines(run: Run) -> list[tuple[float | None, str, str]]:
     (run.scores(n).get("top1"), f"{run.top1_title(n)}, top-1", "")
     for n in tests or names
   ]
+  names = run.evaluators(runs_lib.R2)
+  tests = [n for n in names if not run.is_training_part(n)]
+  scores += [
+    (run.scores(n).get("r2"), f"{run.split_title(n)}, R2", "")
+    for n in tests or names
+  ]
   if probe := run.linear_probe:
     text = f"its start; {beginnings.fine_tuned_text(probe)}"
     scores.append((probe.top1, "linear probe, held-out images, top-1", text))

@@ -433,7 +433,9 @@ def write(
     names = class_names or [f"LABEL_{i}" for i in range(num_classes)]
     config["id2label"] = {str(i): name for i, name in enumerate(names)}
     config["label2id"] = {name: i for i, name in enumerate(names)}
-    if loss != "softmax":
+    if loss == "regression":
+      config["problem_type"] = loss
+    elif loss != "softmax":
       config["problem_type"] = MULTI_LABEL
   return arrays, config
 

@@ -15,7 +15,7 @@ from concurrent import futures
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from vit_jax.data import images
+from vit_jax.data import images, numbers
 from vit_jax.data.builders import embedded
 from vit_jax.data.images import MAX_UNDECODABLE
 from vit_jax.data.imports.listing import Entry, Listing, Split
@@ -68,7 +68,7 @@ class RecordFilter:
         self.converted.update([format_name] if format_name else [])
         # The names of features that `tfds_source.find_label` looks for.
         key = "labels" if isinstance(entry.label, tuple) else "label"
-        self.num_without_class += entry.label == ()
+        self.num_without_class += key == "labels" and not entry.label
         yield entry.key, {"image": encoded, key: entry.label}
       if time.monotonic() - reported > _REPORT_EVERY:
         reported = time.monotonic()
@@ -120,7 +120,7 @@ class Importer(embedded.EmbeddedBuilder, skip_registration=True):
   def _info_of(
     self,
     description: str,
-    label: tfds.features.ClassLabel,
+    label: tfds.features.FeatureConnector,
     is_multilabel: bool = False,
   ):
     key = "labels" if is_multilabel else "label"
@@ -160,6 +160,8 @@ class Imported(Importer, skip_registration=True):
 
   def _info(self) -> tfds.core.DatasetInfo:
     names = list(self._listing.class_names)
+    if self._listing.is_regression:
+      return self._info_of(self._description, numbers.feature(names))
     label = tfds.features.ClassLabel(names=names)
     return self._info_of(self._description, label, self._listing.is_multilabel)
 

@@ -6,7 +6,8 @@
 
 Names are relative to the folder of the CSV. Several labels of an image are
 separated by `|`; where one line has that sign, an image of the data set has any
-number of classes, and one with an empty label has none of them.
+number of classes, and one with an empty label has none of them. Real numbers,
+and the columns that the user names as such, are numbers to predict.
 """
 
 import csv
@@ -20,8 +21,10 @@ from vit_jax.data.imports.listing import (
   Classes,
   Entry,
   Listing,
+  Numbers,
   Options,
   Split,
+  are_real,
   pick_column,
 )
 from vit_jax.paths import printable
@@ -32,9 +35,13 @@ _TRIED = 10  # lines of a file whose images must not all be missing
 
 
 class _Table(NamedTuple):
-  """A file: (name of an image, label) a line, and what was chosen of it."""
+  """A file: (name of an image, label) a line, and what was chosen of it.
+
+  labels: Columns of the labels; several are joined by `SEPARATOR`.
+  """
 
   rows: list[tuple[str, str]]
+  labels: tuple[str, ...]
   remarks: tuple[str, ...]
 
 
@@ -51,13 +58,20 @@ def scan(path: str, options: Options) -> Listing:
     file: _read(file, options) for paths in by_split.values() for file in paths
   }
   labels = [label for table in tables.values() for _, label in table.rows]
+  first = next(iter(tables.values()))
   is_multilabel = any(SEPARATOR in label for label in labels)
+  present = {*labels}
   if is_multilabel:
     present = {part for label in labels for part in label.split(SEPARATOR)}
+  is_regression = bool(options.numbers) or (
+    options.classes is None and are_real(map(str.strip, present))
+  )
+  if is_regression:
+    is_multilabel = False
+    count = max(len(label.split(SEPARATOR)) for label in labels)
+    classes = Numbers(first.labels, count, where)
   else:
-    present = {*labels}
-  classes = Classes(present, options.classes, where, is_multilabel)
-  first = next(iter(tables.values()))
+    classes = Classes(present, options.classes, where, is_multilabel)
 
   def split_of(paths: list[str]) -> Split:
     count = sum(len(tables[path].rows) for path in paths)
@@ -70,10 +84,13 @@ def scan(path: str, options: Options) -> Listing:
     {split: split_of(paths) for split, paths in by_split.items()},
     is_multilabel,
     first.remarks,
+    is_regression,
   )
 
 
-def _entries(tables: Mapping[str, _Table], classes: Classes) -> Iterator[Entry]:
+def _entries(
+  tables: Mapping[str, _Table], classes: Classes | Numbers
+) -> Iterator[Entry]:
   seen: dict[str, str] = {}
   for file, table in tables.items():
     for name, text in table.rows:
@@ -84,9 +101,13 @@ def _entries(tables: Mapping[str, _Table], classes: Classes) -> Iterator[Entry]:
         yield Entry(name, error="is listed twice" if is_same else error)
         continue
       seen[path] = text
-      label = classes.label(_value(text, classes.is_multilabel))
+      is_single = isinstance(classes, Classes) and not classes.is_multilabel
+      label = classes.label(text if is_single else text.split(SEPARATOR))
       if label is None:
-        yield Entry(name, error="has no label")
+        error = "has no label"
+        if text and isinstance(classes, Numbers):
+          error = f"has {text!r}, expected {' | '.join(classes.names)}"
+        yield Entry(name, error=error)
         continue
       try:
         with open(path, "rb") as stream:
@@ -94,10 +115,6 @@ def _entries(tables: Mapping[str, _Table], classes: Classes) -> Iterator[Entry]:
       except (OSError, ValueError) as e:  # ValueError for a zero byte
         reason = getattr(e, "strerror", None) or e
         yield Entry(name, error=f"cannot be read: {path}: {reason}")
-
-
-def _value(text: str, is_multilabel: bool) -> str | list[str]:
-  return text.split(SEPARATOR) if is_multilabel else text
 
 
 def _read(file: str, options: Options) -> _Table:
@@ -120,18 +137,32 @@ def _read(file: str, options: Options) -> _Table:
   images = kinds if options.image or not named else dict.fromkeys(named, "text")
   image, about_images = pick_column("image", images, kinds, options.image, file)
   labels = {k: v for k, v in kinds.items() if k != image}
-  label, about_labels = pick_column("label", labels, kinds, options.label, file)
-  places = columns.index(image), columns.index(label)
-  short = [line for line in lines if len(line) <= max(places)]
+  chosen, about_labels = options.numbers, ""
+  if missing := [c for c in chosen if c not in labels]:
+    raise ValueError(
+      f"--numbers: got {', '.join(missing)}, expected columns of {file}:"
+      f" {', '.join(labels)}."
+    )
+  if not chosen:
+    label, about_labels = pick_column(
+      "label", labels, kinds, options.label, file
+    )
+    chosen = (label,)
+  at, places = columns.index(image), [columns.index(c) for c in chosen]
+  short = [line for line in lines if len(line) <= max(at, *places)]
   if short:
     raise ValueError(
       f"got {file} with {len(short):,} lines without all of its"
       f" {len(columns)} columns, such as {','.join(short[0])!r}; expected"
-      f" {image} and {label} in each."
+      f" {image} and {' and '.join(chosen)} in each."
     )
-  rows = [(line[places[0]].strip(), line[places[1]].strip()) for line in lines]
+  rows = [
+    (line[at].strip(), SEPARATOR.join(line[i].strip() for i in places))
+    for line in lines
+  ]
   _check_files(file, [name for name, _ in rows[:_TRIED]])
-  return _Table(rows, tuple(filter(None, (about_images, about_labels))))
+  remarks = tuple(filter(None, (about_images, about_labels)))
+  return _Table(rows, chosen, remarks)
 
 
 def _lines(file: str) -> list[list[str]]:

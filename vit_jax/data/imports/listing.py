@@ -2,10 +2,20 @@
 
 import collections
 import dataclasses
+import math
 import pathlib
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import NamedTuple
+
+import numpy as np
 
 from vit_jax.data.splits import SPLIT_FOLDERS
 
@@ -29,16 +39,20 @@ class Options(NamedTuple):
   image: Column of the images; None: by its type.
   label: Column of the labels; None: by its name and type.
   classes: Names of the classes by label; None: those of the source.
+  numbers: Columns of numbers to predict, instead of classes; (): none, unless
+    the label is a real number.
   """
 
   splits: Mapping[str, str | None] = {}
   image: str | None = None
   label: str | None = None
   classes: tuple[str, ...] | None = None
+  numbers: tuple[str, ...] = ()
 
 
-# A class, or the classes of an image that may have any number of them.
-Label = int | tuple[int, ...]
+# A class; the classes of an image that may have any number of them; or numbers
+# to predict, float32 [outputs].
+Label = int | tuple[int, ...] | np.ndarray
 
 
 class Entry(NamedTuple):
@@ -61,14 +75,61 @@ class Split(NamedTuple):
 class Listing:
   """The names of the classes by label, and the splits by name.
 
+  class_names: Where `is_regression`, the names of the numbers.
   is_multilabel: Whether an image has any number of classes, none included.
   remarks: What was chosen for the user, a line each.
+  is_regression: Whether an image has numbers to predict.
   """
 
   class_names: tuple[str, ...]
   splits: dict[str, Split]
   is_multilabel: bool = False
   remarks: tuple[str, ...] = ()
+  is_regression: bool = False
+
+
+class Numbers:
+  """Numbers of an image to predict.
+
+  Args:
+    columns: Their columns; a single one may have several of them.
+    count: How many a single column has.
+    where: The source, for messages.
+
+  Raises:
+    ValueError: A name has several lines, or there are two of one name.
+  """
+
+  def __init__(self, columns: Sequence[str], count: int, where: str):
+    self.names = tuple(columns)
+    if len(columns) == 1 < count:
+      self.names = tuple(f"{columns[0]} {i}" for i in range(count))
+    check_names(self.names, where)
+
+  def label(self, values: Sequence | None) -> np.ndarray | None:
+    """Returns float32 [outputs]; None: one is missing, or is no number."""
+    try:
+      label = np.array([*map(float, values or ())], np.float32)
+    except (TypeError, ValueError):
+      return None
+    is_whole = len(label) == len(self.names) and np.isfinite(label).all()
+    return label if is_whole else None
+
+
+def are_real(texts: Iterable[str]) -> bool:
+  """Whether texts are numbers, and some of them are not whole.
+
+  Example:
+    >>> are_real(["1", "2.5", ""]), are_real(["1", "2"]), are_real(["1.5", "a"])
+    (True, False, False)
+  """
+  texts = [text for text in texts if text]
+  try:
+    numbers = [float(text) for text in texts]
+  except ValueError:
+    return False
+  is_whole = all(map(_NUMBER.fullmatch, texts))
+  return bool(texts) and not is_whole and all(map(math.isfinite, numbers))
 
 
 class Classes:

@@ -2,9 +2,11 @@
 
 The images are bytes, or a struct with a field `bytes`, as Hugging Face writes
 them; names of classes in Hugging Face's metadata are used. Where a label is a
-list, an image has any number of classes.
+list, an image has any number of classes. Real numbers, lists of them, and the
+columns that the user names as such, are numbers to predict.
 """
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from vit_jax.data.imports.listing import (
   Classes,
   Entry,
   Listing,
+  Numbers,
   Options,
   Split,
   common_names,
@@ -58,42 +61,34 @@ def scan(path: str, options: Options) -> Listing:
         f"got {file}, which is no whole parquet file ({e}); expected one."
       ) from None
   first, *rest = (f.schema_arrow for f in opened.values())
-  image, label, remarks = _columns(first, options, where)
-  is_multilabel = _element(first.field(label).type) is not None
+  image, labels, remarks = _columns(first, options, where)
+  kinds = [first.field(label).type for label in labels]
+  is_regression = bool(options.numbers) or _is_real(kinds[0])
   for file, schema in zip(list(opened)[1:], rest, strict=True):
-    lacks = [c for c in (image, label) if c not in schema.names]
+    lacks = [c for c in (image, *labels) if c not in schema.names]
     if lacks:
       raise ValueError(
         f"got {file} without the column {lacks[0]!r}, expected that of"
         f" {next(iter(opened))}."
       )
-  labels = set()
-  for path, file in opened.items():
-    try:
-      for batch in file.iter_batches(_LABELS, columns=[label]):
-        column = batch.column(0)
-        values = column.flatten() if is_multilabel else column
-        labels.update(values.unique().to_pylist())
-    except broken() as e:
-      raise ValueError(
-        f"got {path}, whose column {label!r} cannot be read ({e}); copy the"
-        " file again."
-      ) from None
-  class_names = common_names(
-    {p: _names(f.schema_arrow, label, p) for p, f in opened.items()}, where
-  )
-  class_names = options.classes or class_names
-  classes = Classes(labels, class_names, where, is_multilabel)
+  is_multilabel = not is_regression and _element(kinds[0]) is not None
+  if is_regression:
+    classes = Numbers(labels, _length(opened, labels[0]), where)
+  else:
+    classes = _classes(opened, labels[0], is_multilabel, options, where)
   root = os.path.commonpath(list(map(os.path.dirname, opened)))
 
   def split_of(paths: list[str]) -> Split:
     def entries() -> Iterator[Entry]:
       for path in paths:
         name, row = os.path.relpath(path, root or "."), 0
-        batches = opened[path].iter_batches(_ROWS, columns=[image, label])
+        batches = opened[path].iter_batches(_ROWS, columns=[image, *labels])
         try:
           for record in (r for batch in batches for r in batch.to_pylist()):
-            yield _entry(f"{name}:{row}", record[image], record[label], classes)
+            label = [record[column] for column in labels]
+            if not is_regression or isinstance(label[0], list):
+              (label,) = label
+            yield _entry(f"{name}:{row}", record[image], label, classes)
             row += 1
         except broken() as e:
           yield Entry(name, error=f"is broken after {row} records: {e}")
@@ -101,10 +96,58 @@ def scan(path: str, options: Options) -> Listing:
     return Split(sum(opened[p].metadata.num_rows for p in paths), entries)
 
   splits = {k: split_of(v) for k, v in by_split.items()}
-  return Listing(classes.names, splits, is_multilabel, remarks)
+  return Listing(classes.names, splits, is_multilabel, remarks, is_regression)
 
 
-def _entry(key: str, image, label, classes: Classes) -> Entry:
+def _classes(
+  opened: dict, label: str, is_multilabel: bool, options: Options, where: str
+) -> Classes:
+  """Returns the classes of the column of labels."""
+  labels = set()
+  for path, file in opened.items():
+    with _reading(path, label):
+      for batch in file.iter_batches(_LABELS, columns=[label]):
+        column = batch.column(0)
+        values = column.flatten() if is_multilabel else column
+        labels.update(values.unique().to_pylist())
+  class_names = common_names(
+    {p: _names(f.schema_arrow, label, p) for p, f in opened.items()}, where
+  )
+  class_names = options.classes or class_names
+  return Classes(labels, class_names, where, is_multilabel)
+
+
+def _length(opened: dict, label: str) -> int:
+  """Returns how many numbers a column has: those of its longest list."""
+  longest = 1
+  for path, file in opened.items():
+    with _reading(path, label):
+      for batch in file.iter_batches(_LABELS, columns=[label]):
+        lists = (v for v in batch.column(0).to_pylist() if isinstance(v, list))
+        longest = max(longest, *map(len, lists), 1)
+  return longest
+
+
+@contextlib.contextmanager
+def _reading(path: str, column: str) -> Iterator[None]:
+  """Names the file and the column in errors of the library."""
+  try:
+    yield
+  except broken() as e:
+    raise ValueError(
+      f"got {path}, whose column {column!r} cannot be read ({e}); copy the"
+      " file again."
+    ) from None
+
+
+def _is_real(kind) -> bool:
+  """Whether a type is that of real numbers, or of lists of them."""
+  from pyarrow import types
+
+  return types.is_floating(_element(kind) or kind)
+
+
+def _entry(key: str, image, label, classes: Classes | Numbers) -> Entry:
   if isinstance(image, dict):
     image = image["bytes"]
   known = classes.label(label)
@@ -123,11 +166,11 @@ def _element(kind):
 
 def _columns(
   schema, options: Options, where: str
-) -> tuple[str, str, tuple[str, ...]]:
-  """Returns the columns of the images and labels, and what to say of them."""
+) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+  """Returns the column of the images, those of the labels, and remarks."""
   from pyarrow import types
 
-  images, labels = {}, {}
+  images, labels, real = {}, {}, {}
   for field in schema:
     kind = field.type
     if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
@@ -142,10 +185,26 @@ def _columns(
       labels[field.name] = str(field.type)
     elif types.is_string(kind) or types.is_large_string(kind):
       labels[field.name] = str(field.type)
+    elif types.is_floating(kind):
+      real[field.name] = str(field.type)
   kinds = {field.name: str(field.type) for field in schema}
   image, *remarks = pick_column("image", images, kinds, options.image, where)
+  if options.numbers:
+    is_list = lambda column: _element(schema.field(column).type) is not None
+    wrong = [
+      c for c in options.numbers if c not in {**labels, **real} or is_list(c)
+    ]
+    if wrong:
+      listed = ", ".join(f"{k}: {v}" for k, v in kinds.items())
+      raise ValueError(
+        f"--numbers: got {', '.join(wrong)}, expected columns of numbers in"
+        f" {where}, of: {listed}."
+      )
+    return image, options.numbers, tuple(filter(None, remarks))
+  if options.label in real or not labels:
+    labels = real
   label, remark = pick_column("label", labels, kinds, options.label, where)
-  return image, label, tuple(filter(None, (*remarks, remark)))
+  return image, (label,), tuple(filter(None, (*remarks, remark)))
 
 
 def _names(schema, label: str, path: str) -> tuple[str, ...] | None:

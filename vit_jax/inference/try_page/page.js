@@ -17,12 +17,19 @@ function megabytes(bytes) {
 
 function showClasses(classes) {
   at("classes").replaceChildren(
-    ...classes.map(({ name, probability }) => {
+    ...classes.map(({ name, probability, value }) => {
       const row = document.createElement("div");
       const label = document.createElement("b");
       const chance = document.createElement("span");
       const bar = document.createElement("progress");
       label.textContent = name;
+      if (value !== undefined) {
+        chance.textContent = String(Number(value.toPrecision(5)));
+        row.append(label, chance);
+        const number = document.createElement("li");
+        number.append(row);
+        return number;
+      }
       chance.textContent = `${(100 * probability).toFixed(1)} %`;
       bar.value = probability;
       bar.setAttribute("aria-label", `${name}: ${chance.textContent}`);
