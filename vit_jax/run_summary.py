@@ -29,6 +29,7 @@ def metadata(experiment: Experiment, params) -> dict[str, Any]:
   config, size = experiment.config, experiment.run_shape.image_size
   names, given = experiment.head.class_names, experiment.given_data
   given = None if given is None else type(given).__name__
+  of = experiment.standardisation
   return {
     "config": to_dict(config),
     "image_size": list(size),
@@ -41,8 +42,6 @@ def metadata(experiment: Experiment, params) -> dict[str, Any]:
     "num_classes": experiment.head.num_classes,
     "class_names": list(names) if names else None,
     "loss": config.objective.head_loss,
-    "standardisation": experiment.standardisation
-    and experiment.standardisation._asdict(),
     "num_params": run_info.num_params(params),
     "num_examples": experiment.data.num_examples,
     "data_identity": agreement.identity(experiment.data),
@@ -55,6 +54,7 @@ def metadata(experiment: Experiment, params) -> dict[str, Any]:
     "mesh": sharding.shape_here(config.mesh),
     "versions": run_info.versions(),
     "commit": run_info.commit(),
+    **({} if of is None else {"standardisation": of._asdict()}),
   }
 
 

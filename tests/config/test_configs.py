@@ -47,6 +47,7 @@ ARGUMENTS = {
     for v in ("b16", "b32", "l16", "l32", "h14")
   },
   "vit": ["", "H/14,imagenet21k"],
+  "regression": ["dataset=ages,init=weights.npz", "dataset=ages,res=64"],
   "finetune": [
     "",
     "init=runs/vit_l16,model=L/16,dataset=imagenet2012,res=384",
@@ -239,6 +240,8 @@ def test_golden_text(name):
   [
     pytest.param(*c, marks=[pytest.mark.slow] * (not _is_quick(*c)))
     for c in CASES
+    if c[0]
+    != "regression"  # whose data tests/evaluators/test_regression.py has
   ],
 )
 def test_passes_preflight(name, argument):

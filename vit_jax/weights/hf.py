@@ -19,6 +19,7 @@ import numpy as np
 
 from vit_jax.config import ModelConfig, json_file
 from vit_jax.config.from_dict import at_least
+from vit_jax.losses import REGRESSION
 from vit_jax.models.posemb import sincos2d
 from vit_jax.options import shown
 from vit_jax.paths import file_in
@@ -55,12 +56,11 @@ GELUS = {
   "gelu_python_tanh": "tanh",
 }
 MULTI_LABEL = "multi_label_classification"
-REGRESSION = "regression"
 # problem_type -> loss of the head's training.
 LOSSES = {
   "single_label_classification": "softmax",
   MULTI_LABEL: "sigmoid",
-  REGRESSION: None,
+  REGRESSION: REGRESSION,
 }
 # Options of a ViT -> values that transformers' ViT supports.
 OPTIONS = {
@@ -173,9 +173,9 @@ class Statements(NamedTuple):
   patch: Side of a patch, pixels.
   num_heads: Number of attention heads.
   class_names: Names in the order of the logits; None: LABEL_0, LABEL_1, ...
-  loss: "softmax" or "sigmoid"; None: not stated, or a regression.
-  is_regression: Whether the head's outputs are numbers, not classes. As in
-    transformers, a single output is one unless config.json states otherwise.
+  loss: "softmax", "sigmoid" or "regression"; None: not stated. As in
+    transformers, a single output is a regression unless config.json states
+    otherwise.
   """
 
   image_size: tuple[int, int]
@@ -183,7 +183,6 @@ class Statements(NamedTuple):
   num_heads: int
   class_names: tuple[str, ...] | None
   loss: str | None
-  is_regression: bool = False
 
 
 def looks_like(names: Iterable[str]) -> bool:
@@ -224,11 +223,10 @@ def read(file: Safetensors) -> Weights:
   about = hf_preprocessing.complete(about)
   ops = hf_preprocessing.ops_of(about, size)
   notes = () if ops or not about else (hf_preprocessing.unlike(about, size),)
-  if stated.is_regression:
-    params = {k: v for k, v in params.items() if not k.startswith("head/")}
+  if stated.loss == REGRESSION:
     notes += (
-      "the head is left out: it is a regression (config.json: problem_type, or"
-      " a single output), whose numbers are no probabilities of classes.",
+      "the head is a regression (config.json: problem_type, or a single"
+      " output): its outputs are numbers, and no classes.",
     )
   return Weights(
     str(path),
@@ -237,7 +235,7 @@ def read(file: Safetensors) -> Weights:
     options,
     grid=(size[0] // stated.patch, size[1] // stated.patch),
     image_size=size,
-    class_names=None if stated.is_regression else stated.class_names,
+    class_names=stated.class_names,
     loss=stated.loss,
     ops=ops,
     pixels=hf_preprocessing.pixels(about),
@@ -328,8 +326,7 @@ def read_arrays(
     patch[0],
     read.num_attention_heads,
     _class_names(read.id2label),
-    LOSSES.get(kind),
-    kind == REGRESSION and outputs > 0,
+    LOSSES[kind] if kind and outputs else None,
   )
   return params, options, statements
 
@@ -433,7 +430,7 @@ def write(
     names = class_names or [f"LABEL_{i}" for i in range(num_classes)]
     config["id2label"] = {str(i): name for i, name in enumerate(names)}
     config["label2id"] = {name: i for i, name in enumerate(names)}
-    if loss == "regression":
+    if loss == REGRESSION:
       config["problem_type"] = loss
     elif loss != "softmax":
       config["problem_type"] = MULTI_LABEL

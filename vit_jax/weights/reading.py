@@ -19,6 +19,7 @@ from etils import epath
 from vit_jax import class_names
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import json_file
+from vit_jax.losses import REGRESSION
 from vit_jax.paths import file_in
 from vit_jax.weights import (
   assumed,
@@ -204,7 +205,8 @@ def _with_classes(weights: Weights) -> Weights:
   if names is not None and len(names) != width:
     note = f"got {len(names)} names for a head of {width} classes: left out."
     names, notes = None, (*notes, note)
-  if names is None and weights.format != "checkpoint":
+  is_ours = weights.format == "checkpoint"
+  if names is None and not is_ours and weights.loss != REGRESSION:
     names = class_names.known(width)
     if sentence := class_names.describe(width):
       notes = (*notes, sentence)

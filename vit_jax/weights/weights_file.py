@@ -105,7 +105,7 @@ class Metadata:
   grid: tuple[int, int] | None = at_least(1)
   preprocessing: _Preprocessing = _Preprocessing()
   loss: str | None = None
-  standardisation: _Standardisation | None = None
+  standardisation: _Standardisation = _Standardisation()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,10 +177,10 @@ def height_and_width(sides: tuple[int, ...], where: str) -> tuple[int, int]:
 
 
 def _in_units(
-  params: dict[str, LazyArray], of: _Standardisation | None
+  params: dict[str, LazyArray], of: _Standardisation
 ) -> dict[str, LazyArray]:
   """Returns parameters whose head predicts numbers, not standardised ones."""
-  if of is None or "head/kernel" not in params:
+  if not of.mean or "head/kernel" not in params:
     return params
   mean, deviation = (np.array(v, np.float32) for v in (of.mean, of.deviation))
   kernel, bias = params["head/kernel"], params["head/bias"]

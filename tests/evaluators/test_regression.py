@@ -1,0 +1,291 @@
+"""Numbers of images: loss, standardisation, scores, and what is refused."""
+
+import csv
+import dataclasses
+import doctest
+import io
+import json
+import pathlib
+
+import handmade
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import sklearn.metrics
+import tiny
+from PIL import Image
+
+import vit_jax
+from vit_jax import batch, class_names, experiment, step
+from vit_jax.config import ConfigError, cli
+from vit_jax.data import numbers
+from vit_jax.data.download_and_prepare import import_source
+from vit_jax.data.imports import KINDS, Options
+from vit_jax.data.sources import open_source
+from vit_jax.evaluators import regression
+from vit_jax.evaluators.regression import RegressionConfig
+from vit_jax.inference import answers as formats
+from vit_jax.inference.pretrained import Answer, Value
+from vit_jax.objectives import Regression
+from vit_jax.scoring.evaluate import evaluate
+from vit_jax.train import train_and_evaluate
+
+STANDARDISATION = batch.Standardisation((10.0, -3.0), (2.0, 0.5))
+
+
+def test_examples():
+  for module in (numbers, regression):
+    assert doctest.testmod(module).failed == 0
+
+
+def test_the_loss_in_closed_form():
+  """The mean over two numbers of their standardised squared error."""
+  shape = step.RunShape(2, (16, 16), 1, standardisation=STANDARDISATION)
+  module, loss_fn = Regression().make(tiny.config().model, shape)
+  images = jnp.zeros((3, 16, 16, 3))
+  params = module.init(jax.random.key(0), images)["params"]
+  # The head's kernel is zero: the outputs are its bias.
+  bias = np.array([0.5, -1.0])
+  params["head"]["bias"] = jnp.asarray(bias, "float32")
+  label = np.array([[11.0, -3.5], [8.0, -3.0], [1e6, 1e6]])
+  rows = {
+    "image": images.astype("uint8"),
+    "label": jnp.asarray(label, "float32"),
+    "mask": jnp.array([True, True, False]),
+    "index": jnp.arange(3),
+  }
+  loss, count, _ = tiny.in_step(lambda p: loss_fn(p, rows, jax.random.key(1)))(
+    params
+  )
+  wanted = (label - [10.0, -3.0]) / [2.0, 0.5]
+  want = np.square(wanted - bias).mean(1)[:2].sum()
+  assert float(loss) == pytest.approx(want, rel=1e-6) and count == 2
+
+
+def test_standardisation_is_that_of_all_images_with_numbers():
+  labels = np.array([[1.0, 5.0], [3.0, 9.0], [np.nan, 7.0]], np.float32)
+  got = batch.Standardisation.of(labels, ["a", "b"], "data")
+  assert got == ((2.0, 7.0), (1.0, 2.0))
+  with pytest.raises(batch.DataError, match="all of 2 images in b"):
+    batch.Standardisation.of(np.array([[1, 4], [2, 4.0]]), ["a", "b"], "data")
+
+
+NUMBERS = np.array([[1.0, 50.0], [2.0, 70.0], [4.0, 40.0], [8.0, 90.0]])
+OUTPUTS = np.array([[0.5, -1.0], [0.0, 1.0], [-2.0, 0.0], [1.0, 0.25]])
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_scores_are_scikit_learns(order):
+  """In the data's units, whatever the order of the head's outputs."""
+  source = handmade.Records(
+    name="handmade",
+    split="test",
+    num_examples=4,
+    num_classes=2,
+    class_names=("age", "size"),
+    is_regression=True,
+    table=NUMBERS.astype(np.float32),
+  )
+  options = RegressionConfig(name="v", split="test")
+  names = tuple(source.class_names[i] for i in order)
+  context = handmade.context(options, source, 2, names)
+  of = batch.Standardisation(
+    *(tuple(np.array(v)[list(order)]) for v in ((3.0, 60.0), (2.0, 20.0)))
+  )
+  head = class_names.Head(2, names, "regression", of)
+  context = dataclasses.replace(context, head=head)
+  logits = OUTPUTS[:, list(order)].astype(np.float32)
+  scores = options.make(context).run({"logits": logits})
+  predicted = OUTPUTS * [2.0, 20.0] + [3.0, 60.0]
+  for key, metric in (
+    ("mae", sklearn.metrics.mean_absolute_error),
+    ("r2", sklearn.metrics.r2_score),
+  ):
+    each = metric(NUMBERS, predicted, multioutput="raw_values")
+    assert scores[f"v/{key}"] == pytest.approx(each.mean(), rel=1e-6)
+    assert scores[f"v/age/{key}"] == pytest.approx(each[0], rel=1e-6)
+    assert scores[f"v/size/{key}"] == pytest.approx(each[1], rel=1e-6)
+  assert scores["v/count"] == 4
+
+
+def test_r2_of_numbers_that_do_not_vary():
+  same = np.full((3, 2), 7.0)
+  got = regression.r_squared(same + [0.0, 1.0], same)
+  assert (
+    got.tolist()
+    == sklearn.metrics.r2_score(
+      same, same + [0.0, 1.0], multioutput="raw_values"
+    ).tolist()
+    == [1.0, 0.0]
+  )
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+  """Grey images whose level is `level`; `far` is 1000 - 2 level."""
+  folder = tmp_path_factory.mktemp("numbers")
+  rng = np.random.default_rng(0)
+  rows = [["file", "level", "far"]]
+  for i in range(64):
+    level = int(rng.integers(20, 236))
+    Image.new("RGB", (16, 16), (level, level, level)).save(folder / f"{i}.png")
+    rows.append([f"{i}.png", level, 1000 - 2 * level])
+  with (folder / "labels.csv").open("w", newline="") as file:
+    csv.writer(file).writerows(rows)
+  import_source(
+    f"csv:{folder / 'labels.csv'}",
+    "levels",
+    str(folder / "tfds"),
+    Options(numbers=("level", "far")),
+  )
+  return str(folder / "tfds")
+
+
+def _config(data_dir, **changes):
+  score = {"kind": "regression", "ops": "decode|resize(16)"}
+  return tiny.config(
+    data__data_dir=data_dir,
+    data__split="train[:48]",
+    **{
+      "data__dataset": "levels",
+      "objective": {"kind": "regression"},
+      "evals": {"val": {**score, "split": "train[48:]"}},
+      **changes,
+    },
+  )
+
+
+def test_a_csv_of_whole_numbers_is_numbers_where_the_user_says_so(data_dir):
+  source = open_source("levels", "train", data_dir)
+  assert source.is_regression and source.class_names == ("level", "far")
+  labels = source.labels()
+  assert labels.shape == (64, 2) and labels.dtype == np.float32
+  np.testing.assert_array_equal(labels[:, 1], 1000 - 2 * labels[:, 0])
+  run = experiment.setup(_config(data_dir))
+  mean, deviation = run.counted_shape().standardisation
+  want = open_source("levels", "train[:48]", data_dir).labels()
+  np.testing.assert_allclose(mean, want.mean(0, dtype=np.float64), rtol=1e-12)
+  np.testing.assert_allclose(
+    deviation, want.std(0, dtype=np.float64), rtol=1e-12
+  )
+
+
+def test_a_run_predicts_in_the_units_of_its_data(data_dir, tmp_path, capsys):
+  """The loaded model has the scores of the run, and its numbers."""
+  config = _config(data_dir, total_steps=40)
+  train_and_evaluate(config, str(tmp_path))
+  printed = "".join(capsys.readouterr())
+  assert "2 numbers to predict" in printed and "numbers     level " in printed
+  rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
+  scores = [json.loads(r) for r in rows if "val/r2" in r][-1]
+  assert scores["val/level/r2"] > 0.5
+  vit = vit_jax.load(tmp_path, verbose=False)
+  assert vit.loss == "regression" and vit.class_names == ("level", "far")
+  source = open_source("levels", "train[48:]", data_dir)
+  images = [
+    np.full((16, 16, 3), int(level), np.uint8) for level, _ in source.labels()
+  ]
+  answers = vit.predict(images, top=1)
+  assert [type(v) for v in answers[0]] == [Value, Value]
+  got = np.array([[v.value for v in answer] for answer in answers])
+  mae = np.abs(got - source.labels()).mean(0)
+  want = [scores["val/level/mae"], scores["val/far/mae"]]
+  # Folding the deviation into the head rounds at 6e-8 of a thousand.
+  np.testing.assert_allclose(mae, want, rtol=1e-4)
+  again = evaluate(config, str(tmp_path))
+  assert again.keys() == scores.keys() - {"step", "time"}
+  for key, value in again.items():
+    assert value == pytest.approx(scores[key], rel=1e-4)
+
+
+def test_the_recipe_passes_its_checks(data_dir):
+  recipe = pathlib.Path(__file__).parents[2] / "configs/regression.py"
+  arguments = [f"--config={recipe}:dataset=levels,res=32"]
+  parsed = cli.parse(
+    "train", {}, [*arguments, f"--config.data.data_dir={data_dir}"]
+  )
+  run = experiment.setup(parsed.config, errors=parsed.errors)
+  assert run.head == class_names.Head(2, ("level", "far"), "regression")
+  # Beside a head's start that needs classes.
+  wrong = dataclasses.replace(parsed.config, init_head="linear_probe")
+  with pytest.raises(ConfigError, match="config.init_head: got 'linear_probe'"):
+    experiment.setup(wrong)
+
+
+def test_real_numbers_of_a_csv_and_of_parquet(tmp_path):
+  """A label of real numbers needs no option; lists have several."""
+  image = io.BytesIO()
+  Image.new("RGB", (8, 8)).save(image, "PNG")
+  for name in "abc":
+    (tmp_path / f"{name}.png").write_bytes(image.getvalue())
+  table = tmp_path / "labels.csv"
+  table.write_text("file,label\na.png,1.5\nb.png,-2\nc.png,x\n")
+  listing = KINDS["csv:"](str(table), Options())
+  assert not listing.is_regression  # x is a class, and so are the others
+  table.write_text("file,label\na.png,1.5|3\nb.png,-2|4\nc.png,5\n")
+  listing = KINDS["csv:"](str(table), Options())
+  assert listing.is_regression and listing.class_names == ("label 0", "label 1")
+  a, b, c = listing.splits["train"].entries()
+  assert a.label.tolist() == [1.5, 3] and b.label.tolist() == [-2, 4]
+  assert c.error == "has '5', expected label 0 | label 1"
+
+  images = [{"bytes": image.getvalue()}] * 3
+  columns = {"x": [1, 2, 3], "y": [0.5, None, 1.0], "z": [[1.0, 2.0]] * 3}
+  path = tmp_path / "train.parquet"
+  pq.write_table(pa.table({"image": images, **columns}), path)
+  for options, names, labels in (
+    (Options(numbers=("x", "y")), ("x", "y"), [[1, 0.5], None, [3, 1]]),
+    (Options(label="y"), ("y",), [[0.5], None, [1]]),
+    (Options(label="z"), ("z 0", "z 1"), [[1, 2]] * 3),
+  ):
+    listing = KINDS["parquet:"](str(path), options)
+    assert listing.is_regression and listing.class_names == names
+    entries = listing.splits["train"].entries()
+    got = [None if e.error else e.label.tolist() for e in entries]
+    assert got == labels
+  assert KINDS["parquet:"](str(path), Options()).class_names == tuple("0123")
+  for kind, where in (("csv:", table), ("parquet:", path)):
+    with pytest.raises(ValueError, match="--numbers: got q, expected columns"):
+      KINDS[kind](str(where), Options(numbers=("q",)))
+
+
+def test_the_prompt_has_values():
+  answer = Answer("a.png", [Value("age", 31.25, 0), Value("size", -2e-5, 1)])
+  out = io.StringIO()
+  formats.as_json(out)(answer, None)
+  assert json.loads(out.getvalue())["predictions"] == [
+    {"number": "age", "index": 0, "value": 31.25},
+    {"number": "size", "index": 1, "value": -2e-5},
+  ]
+  out = io.StringIO()
+  formats.as_csv(out, False, is_regression=True)(answer, None)
+  assert out.getvalue().splitlines() == [
+    "image,number,index,value",
+    "a.png,age,0,31.25",
+    "a.png,size,1,-2e-05",
+  ]
+  out = io.StringIO()
+  formats.as_table(out, ["a.png"], ["age", "size"], is_regression=True)(
+    answer, None
+  )
+  assert out.getvalue().splitlines() == [
+    "image        value  number",
+    "a.png        31.25  age",
+    "            -2e-05  size",
+  ]
+
+
+def test_what_cannot_be_is_refused(data_dir):
+  with pytest.raises(ConfigError) as e:
+    experiment.setup(_config(data_dir, objective={"kind": "classification"}))
+  text = str(e.value)
+  assert "config.objective.kind: got 'classification', but images of" in text
+  assert "config.evals.val.kind: got 'regression', which scores numbers" in text
+  with pytest.raises(ConfigError) as e:
+    experiment.setup(_config(None, data__dataset="digits"))
+  text = str(e.value)
+  assert "config.objective.kind: got 'regression', but images of" in text
+  assert "config.evals.val.dataset: got 'digits', whose images have cl" in text
