@@ -4,6 +4,7 @@ Dimension letters, the same everywhere: b images, h height and w width in
 pixels, c colour channels, n tokens, d width of a token.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import (
   Any,
@@ -167,7 +168,7 @@ def checked(
   step = start_step
   for batch in batches:
     shape = (*image_size, channels)
-    least = -np.inf if is_regression else 0
+    least = -math.inf if is_regression else 0.0
     is_first = step == start_step
     errors = _errors(batch, rows, shape, num_classes, is_first, least)
     if errors:
