@@ -2,6 +2,7 @@
 
 import collections
 import importlib.util
+import json
 import pathlib
 import re
 import types
@@ -12,10 +13,11 @@ import pytest
 import tiny
 from PIL import Image
 
+import vit_jax
 from vit_jax import experiment, train, weights
 from vit_jax.batch import DataError
 from vit_jax.config import ConfigError, defaults, freeze, to_dict
-from vit_jax.data import folder, sources
+from vit_jax.data import download_and_prepare, folder, sources
 from vit_jax.scoring import evaluate
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "train.md"
@@ -219,3 +221,47 @@ def test_nothing_is_opened_or_read_twice(counts, tmp_path):
   values = to_dict(config)
   train.train_and_evaluate(freeze({**values, "init": first}), second)
   assert counts == {"train": 1, "test": 1, "read": 1, "adapt": 1}
+
+
+@pytest.mark.slow
+def test_several_classes_an_image_from_a_csv_to_predict(tmp_path):
+  """Pictures that are red, green, both or neither, on a transparent ground."""
+  lines, classes = [], ("green", "red")
+  for i in range(48):
+    is_there = [i % 2, i // 2 % 2]
+    pixels = np.zeros([16, 16, 4], np.uint8)
+    pixels[:8, :, 1], pixels[8:, :, 0] = 255, 255
+    pixels[:8, :, 3], pixels[8:, :, 3] = np.multiply(255, is_there)
+    Image.fromarray(pixels).save(tmp_path / f"{i}.png")
+    names = [
+      name for name, there in zip(classes, is_there, strict=True) if there
+    ]
+    lines.append(f"{i}.png,{'|'.join(names)}")
+  (tmp_path / "labels.csv").write_text("\n".join(lines))
+  download_and_prepare.import_source(
+    f"csv:{tmp_path}/labels.csv", "own", str(tmp_path), say=lambda line: None
+  )
+  config = tiny.config(
+    total_steps=30,
+    data__dataset="own",
+    data__data_dir=str(tmp_path),
+    data__background="black",
+    objective__loss="sigmoid",
+    evals={
+      "val": {"kind": "multilabel", "split": "train", "ops": OPS},
+    },
+  )
+  run = tmp_path / "run"
+  train.train_and_evaluate(config, str(run))
+  text = (run / "metrics.jsonl").read_text()
+  rows = map(json.loads, text.splitlines())
+  (score,) = (row for row in rows if "val/map" in row)
+  assert score["val/map"] == 1 and score["val/count"] == 48
+  vit = vit_jax.load(run)
+  assert vit.ops == "decode(background='black')|resize(16)"
+  images = [tmp_path / f"{i}.png" for i in range(4)]
+  probable = [
+    {p.name for p in answers if p.probability > 0.5}
+    for answers in vit.predict(images)
+  ]
+  assert probable == [set(), {"green"}, {"red"}, {"green", "red"}]
