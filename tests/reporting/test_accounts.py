@@ -54,15 +54,17 @@ def test_means_stand_for_their_data_sets(tmp_path):
   assert run.fewshot_names() == ["few"]
   assert run.fewshot("few") == {"64": {"1": 0.125, "10": 0.375}}
   assert tables.headlines(run)[1:] == [
-    (0.375, "mean of 2 data sets, 10-shot, L2 64", "")
+    (0.375, "few (mean of 2 data sets), 10-shot, L2 64", "")
   ]
   report_command.main([str(tmp_path / "run")])
   text = (tmp_path / "run" / "report.html").read_text()
   text = re.sub("<wbr>", "", text)
   assert text.count("Few-shot accuracy, L2 64") == 1
   sets = text[text.index("<th>data set</th>") :]
-  assert "<th>dtd test</th><td>25.0%</td><td>50.0%</td>" in sets
-  assert "<th>cars196 test</th><td>0.0%</td><td>25.0%</td>" in sets
+  assert "<th>few_dtd (dtd test)</th><td>25.0%</td><td>50.0%</td>" in sets
+  assert (
+    "<th>few_cars196 (cars196 test)</th><td>0.0%</td><td>25.0%</td>" in sets
+  )
 
 
 def test_costs_are_facts_of_a_run(tmp_path):

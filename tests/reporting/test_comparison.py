@@ -154,7 +154,7 @@ def test_scores_without_a_tile_are_counted(tmp_path):
   for i in range(9):
     _write(tmp_path / f"a{i}")
   head = report.head("", runs.find_runs(tmp_path), None, {})
-  assert head.count("digits test, top-1") == 8
+  assert head.count("val (digits test), top-1") == 8
   assert "8 of 9 scores; all are below." in head
 
 

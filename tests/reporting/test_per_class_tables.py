@@ -81,8 +81,8 @@ def test_what_is_not_there_is_named(run):
 
 def test_scores_of_other_evaluators(run):
   assert _texts(tables.other_scores([run]))[1:] == [
-    ["digits train", "per_class", "ece 0.25"],
-    ["glyphs test", "knn", "20nn 0.875"],
+    ["all (digits train)", "per_class", "ece 0.25"],
+    ["near (glyphs test)", "knn", "20nn 0.875"],
   ]
   del run.evals["near"], run.evals["all"]
   assert tables.other_scores([run]) == ""

@@ -145,10 +145,10 @@ def test_pictures(demo):
 def test_tiles_say_data_set_and_metric(demo):
   page = Page((demo / "report.html").read_text())
   assert page.tiles == [
-    ["87.5%", "digits test, top-1", "finetune"],
-    ["75.0%", "glyphs validation, top-1", "pretrain"],
-    ["75.0%", "digits test, 10-shot, L2 16", "pretrain; L2 4: 37.5%"],
-    ["62.5%", "digits test, top-1", "scratch"],
+    ["87.5%", "test (digits test), top-1", "finetune"],
+    ["75.0%", "val (glyphs validation), top-1", "pretrain"],
+    ["75.0%", "digits (digits test), 10-shot, L2 16", "pretrain; L2 4: 37.5%"],
+    ["62.5%", "test (digits test), top-1", "scratch"],
     ["10s", "wall time", ""],
   ]
 
@@ -192,11 +192,11 @@ def test_several_data_sets(tmp_path):
   write_run(tmp_path / "a", "imagenet/x", evals, [row], (2, 2))
   page = Page(report.write_report(str(tmp_path)).read_text())
   assert page.tiles == [
-    ["0.0%", "imagenet validation (val), top-1", ""],
-    ["25.0%", "my_real validation, top-1", ""],
-    ["50.0%", "imagenet validation (again), top-1", ""],
-    ["50.0%", "oxford_pets test, 25-shot, L2 2", ""],
-    ["12.5%", "cars test, 5-shot, L2 2", ""],
+    ["0.0%", "val (imagenet validation), top-1", ""],
+    ["25.0%", "real (my_real validation), top-1", ""],
+    ["50.0%", "again (imagenet validation), top-1", ""],
+    ["50.0%", "pets (oxford_pets test), 25-shot, L2 2", ""],
+    ["12.5%", "cars (cars test), 5-shot, L2 2", ""],
   ]
   start = page.rows.index(["", "top-1", "balanced", "top-5", "loss", "images"])
   scores = [r[0] for r in page.rows[start + 1 : start + 4]]
@@ -218,9 +218,9 @@ def test_few_shot_of_all_examples():
   run = runs.Run("a", pathlib.Path("a"), config, {}, [row])
   assert Page(tables.other_scores([run])).rows == [
     ["", "evaluator", "last scores"],
-    ["pets test", "fewshot", "all 0.5, l2=4/all 0.75"],
-    ["cars test", "fewshot", "all 0.25"],
-    ["mean of 2 data sets", "fewshot", "all 0.375"],
+    ["pets (pets test)", "fewshot", "all 0.5, l2=4/all 0.75"],
+    ["cars (cars test)", "fewshot", "all 0.25"],
+    ["few (mean of 2 data sets)", "fewshot", "all 0.375"],
   ]
 
 

@@ -70,7 +70,7 @@ def test_data_are_what_was_trained_on(metadata, options, name, fact, score):
   assert list(curves.by_dataset([a_run])) == [name]
   assert tables.run_facts(a_run)["data"] == fact
   ((_, text, _),) = tables.headlines(a_run)
-  assert text == f"{score}, top-1"
+  assert text == f"head ({score}), top-1"
   assert a_run.is_training_part("head") == ("given" not in name)
 
 
@@ -83,9 +83,9 @@ def test_scores_of_other_kinds_are_told_apart():
   row = {"step": 1} | {f"{n}/top1": 0.5 for n in names}
   a_run = run("train", [row], **names)
   assert [text for _, text, _ in tables.headlines(a_run)] == [
-    "digits test, top-1",
-    "digits test, linear probe, top-1",
-    "imagenet2012 test, among the classes of imagenet_a, top-1",
+    "head (digits test), top-1",
+    "probe (digits test), linear probe, top-1",
+    "some (imagenet2012 test), among the classes of imagenet_a, top-1",
   ]
   chart_files = ChartFiles()
   curves.section("x", [a_run, a_run], chart_files)
@@ -126,7 +126,7 @@ def test_a_held_out_part_is_no_headline_beside_a_test():
   row = {"step": 1, "val/top1": 0.5}
   both = run("train[:90%]", [row | {"test/top1": 0.25}], **splits)
   headlines = lambda r: [text for _, text, _ in tables.headlines(r)]
-  assert headlines(both) == ["digits test, top-1"]
+  assert headlines(both) == ["test (digits test), top-1"]
   assert "digits train[90%:]" in tables.scores([both]).replace("<wbr>", "")
   alone = run("train[:90%]", [row], **splits)
-  assert headlines(alone) == ["digits train[90%:], top-1"]
+  assert headlines(alone) == ["val (digits train[90%:]), top-1"]

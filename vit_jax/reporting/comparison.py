@@ -51,7 +51,7 @@ def differences(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
   for name in dict.fromkeys(n for r in runs for n in r.evals):
     if name not in shared:
       differing[f"evals.{name}"] = {
-        r.name: f"{r.evals[name].kind} on {r.split_title(name)}"
+        r.name: f"{r.evals[name].kind} on {r.data_title(name)}"
         if name in r.evals
         else None
         for r in runs

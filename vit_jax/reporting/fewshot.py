@@ -25,7 +25,7 @@ def side_by_side(runs: Sequence[Run], chart_files: ChartFiles) -> str:
     for name in run.fewshot_names():
       if by_l2 := run.fewshot(name):
         first = next(iter(by_l2.items()))
-        sets.setdefault(run.split_title(name), {})[run.name] = first
+        sets.setdefault(run.data_title(name), {})[run.name] = first
   parts = []
   for text, by_run in sets.items():
     if len(by_run) < 2:

@@ -14,6 +14,7 @@ from vit_jax.callbacks import accounting, run_record
 from vit_jax.config import Config, EvaluatorConfig, build, json_file
 from vit_jax.data import splits
 from vit_jax.evaluators import groups
+from vit_jax.paths import place
 from vit_jax.writers import atomic_files, fine_tuning
 from vit_jax.writers.metric_writer import METRICS
 
@@ -190,23 +191,23 @@ class Run:
     return [n for n in self.evaluators(SHOT) if n not in members]
 
   def split_title(self, name: str) -> str:
-    """Returns data set and split of an evaluator; its name if unknown.
+    """Returns an evaluator's name with its data set and split, if known.
 
-    If several evaluators of one kind score the same split, the name follows.
+    The name is that of the log, of metrics.jsonl, TensorBoard and summary.json:
+    the key of `config.evals`.
     """
+    data = self.data_title(name)
+    return f"{name} ({data})" if data != name else name
+
+  def data_title(self, name: str) -> str:
+    """Returns data set and split of an evaluator; its name if unknown."""
     fake = ", fake" * self.is_fake
     if name in self.groups:
       num = len(self.groups[name])
       return f"mean of {num} data set{'s' * (num > 1)}{fake}"
-    kind = self.evals[name].kind if name in self.evals else None
-    texts = {
-      n: f"{short_name(e.dataset or n)} {e.split}{fake}"
-      for n, e in self.evals.items()
-      if e.kind == kind
-    }
-    text = texts.get(name, name)
-    same = [n for n, t in texts.items() if t == text]
-    return text if len(same) < 2 else f"{text} ({name})"
+    if (e := self.evals.get(name)) is None:
+      return name
+    return f"{short_name(e.dataset or name)} {e.split}{fake}"
 
   def top1_title(self, name: str) -> str:
     """Returns `split_title`, and the kind of classifier if not the head."""
@@ -221,7 +222,11 @@ class Run:
     """Whether an evaluator scores a part of the split that was trained on."""
     data, options = self.config.get("data", {}), self.evals.get(name)
     is_given = self.metadata.get("data_given")
-    if is_given or not options or options.dataset != data.get("dataset"):
+    if (
+      is_given
+      or not options
+      or place(options.dataset) != place(data.get("dataset"))
+    ):
       return False
     split = str(data.get("split"))
     base = options.split.partition("[")[0]
