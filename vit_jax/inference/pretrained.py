@@ -76,6 +76,18 @@ class Value:
   value: float
   index: int
 
+  @property
+  def probability(self) -> float:
+    """None that could be returned.
+
+    Raises:
+      ValueError: A regression has no probabilities.
+    """
+    raise ValueError(
+      f"{self.name}: got a question for its probability, but the head is a"
+      f" regression: expected one for its value, {self.value:g}."
+    )
+
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
