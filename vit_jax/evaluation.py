@@ -23,10 +23,11 @@ def labels_of(source: Any) -> np.ndarray:
     return source.labels()
   size = -(-num // count)  # of a part; the last ones may have fewer
   part = np.arange(num)[jax.process_index() * size :][:size]
-  mine = np.zeros(size, np.int32)
+  spec = source.label_spec
+  mine = np.zeros([size, *spec.shape], spec.dtype.as_numpy_dtype)
   if len(part):
     mine[: len(part)] = Subset.of(source, part, source.split).labels()
-  return multihost_utils.process_allgather(mine).reshape(-1)[:num]
+  return multihost_utils.process_allgather(mine).reshape(-1, *spec.shape)[:num]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -375,8 +375,11 @@ def test_features_that_are_not_finite_are_refused(options):
     evaluator.gather({"features": table})
 
 
+@pytest.mark.parametrize("is_regression", [False, True])
 @pytest.mark.parametrize("count", [3, 12])
-def test_processes_share_the_reading_of_labels(monkeypatch, count):
+def test_processes_share_the_reading_of_labels(
+  monkeypatch, count, is_regression
+):
   """More processes than records, too; -1 stays -1."""
 
   class InFiles(handmade.Records):
@@ -390,6 +393,10 @@ def test_processes_share_the_reading_of_labels(monkeypatch, count):
 
   labels = np.arange(10) - 1
   values = vars(handmade.records(labels, num_classes=9))
+  if is_regression:
+    labels = np.stack([labels, -labels / 2], 1).astype(np.float32)
+    more = {"table": labels, "num_classes": 2, "is_regression": True}
+    values = values | more
   source = InFiles(**values)
   context = handmade.context(_fewshot(), {"split": source})
   monkeypatch.setattr(jax, "process_count", lambda: count)
