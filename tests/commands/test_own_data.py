@@ -259,6 +259,10 @@ def test_several_classes_an_image_from_a_csv_to_predict(tmp_path):
   assert score["val/map"] == 1 and score["val/count"] == 48
   vit = vit_jax.load(run)
   assert vit.ops == "decode(background='black')|resize(16)"
+  other = vit_jax.load(run, background="white", image_size=16)
+  assert other.ops == "decode(background='white')|resize(16)"
+  with pytest.raises(ValueError, match="background: got 'no', expected a colo"):
+    vit_jax.load(run, background="no")
   images = [tmp_path / f"{i}.png" for i in range(4)]
   probable = [
     {p.name for p in answers if p.probability > 0.5}

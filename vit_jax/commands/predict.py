@@ -50,6 +50,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     help="of its training images, if unsaid: imagenet, clip or MEAN/STD",
   )
   parser.add_argument(
+    "--background",
+    metavar="COLOUR",
+    help="behind transparent images: white, black, '#ff8800' (default: that of"
+    " its training)",
+  )
+  parser.add_argument(
     "--dtype",
     choices=("float32", "bfloat16"),
     help="type of a Transformer's products (default: bfloat16 if this CPU has"

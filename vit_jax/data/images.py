@@ -170,7 +170,8 @@ def _say_ground() -> None:
   logging.warning(
     "Some images are transparent: where nothing is visible they become white,"
     " elsewhere their colours are taken without alpha;"
-    " --config.data.background=white (black, '#ff8800') puts them on a ground."
+    " --config.data.background=white (black, '#ff8800'), or --background of"
+    " predict, puts them on a ground."
   )
 
 

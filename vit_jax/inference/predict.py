@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     args.checkpoint,
     image_size=args.image_size,
     mean=args.mean,
+    background=args.background,
     verbose=False,
   )
   config = precision.with_fastest_dtype(vit.config)

@@ -19,6 +19,7 @@ from vit_jax import class_names, weights
 from vit_jax.batch import normalise
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
 from vit_jax.config.preprocessing import (
+  colour,
   decoding,
   for_channels,
   turns_upright,
@@ -39,7 +40,7 @@ from vit_jax.writers import run_info
 # Arguments of `load` that are no options of the model.
 ARGUMENTS = (
   "image_size", "patch", "grid", "posemb_filter", "loss", "mean", "std",
-  "verbose",
+  "background", "verbose",
 )  # fmt: skip
 BATCH = 16  # images in a forward pass
 FLOATS = (
@@ -482,6 +483,7 @@ def load(
   loss: str | None = None,
   mean: normalisation.Statement = None,
   std: normalisation.Statement = None,
+  background: str | None = None,
   verbose: bool = True,
   **options,
 ) -> Pretrained:
@@ -518,6 +520,9 @@ def load(
       images in [0, 255] mean=0, std=1/255. None: as the file states, or else
       "half", with a note. It becomes part of the patch embedding: the model
       gets images in [-1, 1] in any case.
+    background: Colour behind transparent images: "white", "black", "#ff8800".
+      None: that of the file, or else white where nothing is visible, and
+      colours without alpha elsewhere.
     verbose: Whether to print the result's `report`: a table of what was loaded,
       resized, re-initialised and ignored.
     **options: Options of the model that replace the file's, such as
@@ -539,6 +544,8 @@ def load(
   """
   if loss not in (None, *HEADS):
     raise ValueError(f"loss: got {loss!r}, expected one of {', '.join(HEADS)}.")
+  if background is not None:
+    colour(background)  # raises ValueError
   options = _checked_options(options)
   size = pair("image_size", image_size, "pixels: 224, or (height, width)")
   grid = pair("grid", grid, "patches: 14, or (rows, columns)")
@@ -547,6 +554,7 @@ def load(
     config = weights.identify(file.params, {**file.options, **options})
     height, width = size or weights.trained_at(file)
     ops, notes = preprocessing(file, (height, width))
+    ops = with_decoding(ops, background=background)
   except ValueError as e:
     raise ValueError(f"{path}: {e}") from None
   config = dataclasses.replace(config.for_inference(), **options)
