@@ -88,17 +88,17 @@ def no_device() -> str | None:
   else:
     return None
   wanted = os.environ.get("JAX_PLATFORMS", "")
+  place = f"JAX_PLATFORMS={wanted}: " if wanted else ""
   if "in use" in error or "lockfile" in error:
     pid = re.search(r"by process with pid (\d+)", error)
     who = f"process {pid[1]}" if pid else "another process"
     return (
-      f"the TPU is already in use by {who}, and one process has it at a time;"
-      " wait until that has ended, or put JAX_PLATFORMS=cpu before the command"
-      " to compute on the CPU."
+      f"{place}the TPU is already in use by {who}, and one process has it at a"
+      " time; wait until that has ended, or put JAX_PLATFORMS=cpu before the"
+      " command to compute on the CPU."
     )
   reason = re.sub(r"^Unable to initialize backend '\w+': ", "", error)
   reason = reason.partition("\n")[0].partition(" (")[0].rstrip(".")
-  place = f"JAX_PLATFORMS={wanted}: " if wanted else ""
   return (
     f"{place}jax has no such device here"
     f" ({reason or 'none is visible'}); take a machine that has one, with"

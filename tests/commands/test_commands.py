@@ -222,8 +222,8 @@ ABSENT = (
   [
     (
       RuntimeError(IN_USE),
-      "vit-jax: the TPU is already in use by process 4242, and one process has"
-      " it at a time; wait until that has ended, or put JAX_PLATFORMS=cpu"
+      "vit-jax: JAX_PLATFORMS=tpu: the TPU is already in use by process 4242,"
+      " and one process has it at a time; wait until that has ended, or put JAX_PLATFORMS=cpu"
       " before the command to compute on the CPU.\n",
     ),
     (

@@ -7,9 +7,9 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-MOST = 3  # see `brightest`
+MOST = 2  # see `brightest`
 SCALE = (
-  "brightest is the patch with the most, and each with 3 times the 95th"
+  "brightest is the patch with the most, and each with twice the 95th"
   " percentile of its map"
 )
 _SMALLEST = 192  # Longer side of a picture at least, pixels.
