@@ -223,8 +223,8 @@ ABSENT = (
     (
       RuntimeError(IN_USE),
       "vit-jax: JAX_PLATFORMS=tpu: the TPU is already in use by process 4242,"
-      " and one process has it at a time; wait until that has ended, or put JAX_PLATFORMS=cpu"
-      " before the command to compute on the CPU.\n",
+      " and one process has it at a time; wait until that has ended, or put"
+      " JAX_PLATFORMS=cpu before the command to compute on the CPU.\n",
     ),
     (
       RuntimeError(ABSENT),
