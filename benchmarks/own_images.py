@@ -33,7 +33,7 @@ from PIL import Image
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "docs/own_images.jsonl", ROOT / "docs/own_images.md"
 SEEDS = (0, 1, 2)
-BUDGET = 3000  # steps of the trials, so that any machine makes the same ones
+BUDGET = 8000  # steps of the trials, so that any machine makes the same ones
 ICONS = pathlib.Path("/usr/share/icons/Adwaita/48x48")
 
 # Split -> images with the names of their classes.

@@ -5,7 +5,8 @@ Run: vit-jax train --workdir=runs/cifar10 \
 Arguments: init (anything that vit_jax.load reads: a run, a .npz, a
 .safetensors, a Hugging Face folder), model (any that vit-jax models
 prints), dataset (of DATASETS; a folder as folder:/path), res (pixels: 224, 384
-or 512; for a patch of 14 the nearest multiple, 224, 378 or 518).
+or 512; for a patch of 14 the nearest multiple, 224, 378 or 518), budget (see
+below; 0 by default: none).
 A part of the training split is held out and scored every 500 steps as `val`:
 learning rate and length are chosen by it. The test split is scored once, at
 the end, as `test`.
@@ -13,6 +14,10 @@ As the paper does it, with every learning rate of its grid, the best by `val`
 trained once more on all of the training split, and scored once:
   vit-jax sweep --workdir=runs/cifar10 \
     --config=finetune:init=runs/vit_b16,model=B/16,dataset=cifar10
+Not the paper's, for a small data set such as Pets or Flowers: budget=10m starts
+from a linear probe, and first compares augmentations, learning rates and how
+much is trained in short trials on `val` within 10 minutes, as configs/folder.py
+does.
 Table 2 has means over 3 such trainings: --config.seed=1 is another.
 
 At 512 px on ImageNet, as in Table 2, the parameters are averaged (factor
@@ -44,7 +49,7 @@ Paper's, Table 2: mean of 3, ImageNet at 512 px (H/14: 518) and averaged:
   H/14  JFT      88.55     99.50      94.55  97.56    99.68
 """
 
-from vit_jax.config import arguments, defaults, whole_number
+from vit_jax.config import arguments, defaults, trial_candidates, whole_number
 from vit_jax.families import by_variant, family
 from vit_jax.options import nearest
 
@@ -68,17 +73,26 @@ DATASETS = {
 IMAGENET_GRID = (0.003, 0.01, 0.03)
 RESNETS_TOO = (0.06,)  # for ResNets and hybrids on ImageNet
 GRID = (0.001, 0.003, 0.01, 0.03)  # all other data sets
-ARGUMENTS = {"init": "", "model": "B/16", "dataset": "cifar10", "res": "384"}
+ARGUMENTS = {
+  "init": "",
+  "model": "B/16",
+  "dataset": "cifar10",
+  "res": "384",
+  "budget": "0",
+}
 
 
 def get_config(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
   share, test, steps, lr = DATASETS[_kind(args["dataset"])]
+  trial_candidates.check_budget(args["budget"])
   patch = getattr(by_variant(args["model"]), "patch", 1)
   res = max(1, round(whole_number(args, "res") / patch)) * patch
 
   c = defaults()
   c.init = args["init"] or None
+  if args["budget"] != "0":
+    c.init_head = "linear_probe"
   c.model.variant = args["model"]
   c.model.name = family(args["model"])
   c.model.dtype = "bfloat16"
@@ -112,6 +126,22 @@ def get_grid(arg: str = ""):
     return {"optim.lr": GRID}
   is_resnet = args["model"].startswith("R")
   return {"optim.lr": IMAGENET_GRID + RESNETS_TOO * is_resnet}
+
+
+def get_trials(arg: str = ""):
+  """What vit-jax train tries first where it has a budget for it."""
+  args = arguments(arg, ARGUMENTS)
+  if args["budget"] == "0":
+    return [], "0"
+  from vit_jax import weights
+  from vit_jax.data import sources
+
+  c = get_config(arg)
+  source = sources.open_source(c.data.dataset, c.data.split)
+  rounds = trial_candidates.rounds(
+    sources.typical_side(source), weights.read(c.init).params
+  )
+  return rounds, args["budget"]
 
 
 def _kind(dataset: str) -> str:
