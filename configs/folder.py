@@ -84,8 +84,8 @@ def get_config(arg: str = ""):
         " leave one of them out."
       )
     height, width = weights.trained_at(init)
-    # 20 passes over up to 5,000 images; fewer over more, but 5 at least.
-    num_epochs = min(20, max(5, 100_000 // num_images))
+    # 40 passes over up to 5,000 images; fewer over more, but 5 at least.
+    num_epochs = min(40, max(5, 200_000 // num_images))
     c.optim.name = "sgd"  # as Table 4 of arXiv:2010.11929
     c.optim.lr = 0.03
   else:
