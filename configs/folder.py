@@ -120,7 +120,7 @@ def get_config(arg: str = ""):
   c.checkpoint.every_steps = epoch
   score = {"kind": "classification", "ops": f"decode|resize({size})"}
   c.evals = {
-    "test": {**score, "split": test},
+    "test": {**score, "kind": "per_class", "split": test},
     "val": {**score, "split": val, "every_steps": epoch},
   }
   return c

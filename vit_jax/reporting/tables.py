@@ -55,7 +55,8 @@ def headlines(run: Run) -> list[tuple[float | None, str, str]]:
 def scores(runs: list[Run]) -> str:
   """Returns the scores of all runs' evaluators with a top-1, a row each.
 
-  Those of one kind and one split follow each other; the best is marked.
+  The linear probes with which runs began come first. Scores of one kind and one
+  split follow each other; the best is marked.
   """
   by_split: dict[str, list[tuple[Run, dict[str, float | None]]]] = {}
   for run in runs:
@@ -63,6 +64,11 @@ def scores(runs: list[Run]) -> str:
       of_split = by_split.setdefault(run.top1_title(name), [])
       of_split.append((run, run.scores(name)))
   rows = []
+  for run in runs:
+    if run.linear_probe:
+      who = f", {run.name}" if len(runs) > 1 else ""
+      name = f"linear probe, held-out images{who}"
+      rows.append([name, share(run.linear_probe.top1), *["—"] * 4])
   for text, of_split in by_split.items():
     best = max(values.get("top1") or 0.0 for _, values in of_split)
     for run, values in of_split:
