@@ -1,5 +1,6 @@
 """Short trials before a run: what they try, how they choose, resuming."""
 
+import dataclasses
 import json
 
 import pytest
@@ -108,6 +109,15 @@ def test_a_budget_too_small_for_any(config, tmp_path, capsys):
   assert trials.choose(config, ROUNDS, "50", str(tmp_path), fixed) == config
   text = "trials      none: 20 steps each are the fewest; they need a budget of"
   assert f"{text} 60 steps" in capsys.readouterr().out
+
+
+def test_a_run_too_short_for_trials(config, tmp_path, capsys):
+  short = dataclasses.replace(config, total_steps=2)
+  assert trials.choose(short, ROUNDS, BUDGET, str(tmp_path)) == short
+  assert (
+    "trials      none: the run itself has 2 steps" in capsys.readouterr().out
+  )
+  assert not (tmp_path / "trials").exists()
 
 
 def test_small_images_get_no_strong_crop(config):

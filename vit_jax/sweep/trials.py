@@ -73,6 +73,10 @@ def choose(
   num_trials = sum(map(len, changes))
   for options in (o for of_round in changes for o in of_round.values()):
     experiment.setup(_with(config, options))
+  longest = experiment.setup(config).run_shape.total_steps
+  if longest < FEWEST_STEPS:
+    _print(f"trials      none: the run itself has {longest} steps")
+    return config
   if (folder / TRIALS).exists():
     record = json_file.read_as(Trials, folder / TRIALS)
   else:
@@ -87,7 +91,6 @@ def choose(
       if budget.isdecimal()
       else _affordable_steps(config, folder / FOLDER, budget, num_trials)
     )
-    longest = experiment.setup(config).run_shape.total_steps
     record = Trials(min(longest, total // num_trials))
     _print(
       f"trials      of {record.steps:,} steps; budget={total} makes the same"
