@@ -125,11 +125,11 @@ class Experiment:
     """Returns the labels of the training data; None: unknown. Collective.
 
     Args:
-      whatever_the_cost: Whether large files are read for them, too.
+      whatever_the_cost: Whether large files are read for them, too, and a
+        loader that was passed to the run is asked.
     """
     if self.given_data is not None:
-      labels = getattr(self.given_data, "labels", None)
-      return labels and np.asarray(labels())
+      return self.given_data.labels() if whatever_the_cost else None
     source = self.data.source
     is_cheap = source.knows_labels or (
       source.is_by_number and source.file_bytes <= COUNTED_BYTES
@@ -140,9 +140,8 @@ class Experiment:
   def class_counts(self) -> tuple[int, ...] | None:
     """Images of each class in the training data. Collective.
 
-    None: images have several classes or numbers, a loader without labels was
-    passed to the run, or the files are large and the objective does not need
-    the counts.
+    None: images have several classes or numbers; or the objective does not need
+    the counts, and a loader was passed to the run or the files are large.
     """
     info = self.data_info
     if batch.has_vectors(info):

@@ -278,7 +278,7 @@ def test_wrong_arguments_are_explained(tmp_path):
     )
   where = f"webdataset:{tmp_path}", "--name=x", "--image=jpg", "--label=cls"
   text = error(*where)
-  assert text.startswith("--image, --label: got a value, expected none for web")
+  assert text.startswith("--label: got a value, expected none for web")
 
 
 def test_a_missing_library_comes_with_its_command(monkeypatch):

@@ -112,7 +112,7 @@ def test_a_model_that_was_trained_with_a_sigmoid(vit, tmp_path, china):
   with pytest.raises(ValueError) as e:
     vit_jax.load(TOKEN, loss="sigmoids")
   assert str(e.value) == (
-    "loss: got 'sigmoids', expected one of softmax, sigmoid, bce."
+    "loss: got 'sigmoids', expected one of softmax, sigmoid, bce, regression."
   )
 
 

@@ -76,12 +76,11 @@ class Classification(Objective):
         f"config.objective.kind: got {self.kind!r}, but images of {name!r} have"
         " numbers to predict, and no classes; expected 'regression'."
       )
-    if self.counts_classes and not hasattr(data, "labels"):
+    if self.counts_classes and not callable(getattr(data, "labels", None)):
       yield (
         "config.objective.class_weights: got 'balanced' beside data that were"
         f" passed to the run ({type(data).__name__}), whose classes cannot be"
-        " counted; expected 'none', and weights of your own in its labels, a"
-        " number for each class."
+        " counted; expected a method labels() -> int [num_examples], or 'none'."
       )
     if self.loss == "softmax" and getattr(data, "is_multilabel", False):
       name = getattr(data, "name", type(data).__name__)

@@ -37,7 +37,7 @@ class Regression(Objective):
         " classes; expected data with numbers, as `vit-jax prepare` imports"
         " them from a column of real numbers, or 'classification'."
       )
-    elif not hasattr(data, "labels"):
+    elif not callable(getattr(data, "labels", None)):
       yield (
         f"config.objective.kind: got {self.kind!r} beside data that were passed"
         f" to the run ({name}), which lack labels(): float32 [num_examples,"
