@@ -215,8 +215,8 @@ def test_the_recipe_passes_its_checks(data_dir):
     experiment.setup(wrong)
 
 
-def test_real_numbers_of_a_csv_and_of_parquet(tmp_path):
-  """A label of real numbers needs no option; lists have several."""
+def test_numbers_of_a_csv_and_of_parquet(tmp_path):
+  """Real numbers are no classes; lists have several."""
   image = io.BytesIO()
   Image.new("RGB", (8, 8)).save(image, "PNG")
   for name in "abc":
@@ -226,7 +226,9 @@ def test_real_numbers_of_a_csv_and_of_parquet(tmp_path):
   listing = KINDS["csv:"](str(table), Options())
   assert not listing.is_regression  # x is a class, and so are the others
   table.write_text("file,label\na.png,1.5|3\nb.png,-2|4\nc.png,5\n")
-  listing = KINDS["csv:"](str(table), Options())
+  with pytest.raises(ValueError, match="real numbers .* --numbers=label"):
+    KINDS["csv:"](str(table), Options())
+  listing = KINDS["csv:"](str(table), Options(numbers=("label",)))
   assert listing.is_regression and listing.class_names == ("label 0", "label 1")
   a, b, c = listing.splits["train"].entries()
   assert a.label.tolist() == [1.5, 3] and b.label.tolist() == [-2, 4]
@@ -238,8 +240,8 @@ def test_real_numbers_of_a_csv_and_of_parquet(tmp_path):
   pq.write_table(pa.table({"image": images, **columns}), path)
   for options, names, labels in (
     (Options(numbers=("x", "y")), ("x", "y"), [[1, 0.5], None, [3, 1]]),
-    (Options(label="y"), ("y",), [[0.5], None, [1]]),
-    (Options(label="z"), ("z 0", "z 1"), [[1, 2]] * 3),
+    (Options(numbers=("y",)), ("y",), [[0.5], None, [1]]),
+    (Options(numbers=("z",)), ("z 0", "z 1"), [[1, 2]] * 3),
   ):
     listing = KINDS["parquet:"](str(path), options)
     assert listing.is_regression and listing.class_names == names
@@ -247,6 +249,9 @@ def test_real_numbers_of_a_csv_and_of_parquet(tmp_path):
     got = [None if e.error else e.label.tolist() for e in entries]
     assert got == labels
   assert KINDS["parquet:"](str(path), Options()).class_names == tuple("0123")
+  for label in "yz":
+    with pytest.raises(ValueError, match=f"real numbers .* --numbers={label}"):
+      KINDS["parquet:"](str(path), Options(label=label))
   for kind, where in (("csv:", table), ("parquet:", path)):
     with pytest.raises(ValueError, match="--numbers: got q, expected columns"):
       KINDS[kind](str(where), Options(numbers=("q",)))

@@ -67,7 +67,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--numbers",
     metavar="COLUMNS",
     help="columns of numbers to predict instead of classes, separated by commas"
-    " (csv, parquet); a label of real numbers needs no option",
+    " (csv, parquet); a column of lists alone",
   )
   parser.add_argument(
     "--classes",

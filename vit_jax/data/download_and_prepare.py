@@ -176,7 +176,7 @@ def import_source(
   if listing.is_multilabel:
     say("an image has any number of them: config.objective.loss=sigmoid")
   if listing.is_regression:
-    say("an image has all of them: config.objective.kind=regression")
+    say("to learn them: config.objective.kind=regression")
   _write(builder, say, tfds.download.DownloadConfig())
   return _finished(builder, say)
 

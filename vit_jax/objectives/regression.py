@@ -35,7 +35,7 @@ class Regression(Objective):
       yield (
         f"config.objective.kind: got {self.kind!r}, but images of {name!r} have"
         " classes; expected data with numbers, as `vit-jax prepare` imports"
-        " them from a column of real numbers, or 'classification'."
+        " them with --numbers, or 'classification'."
       )
     elif not callable(getattr(data, "labels", None)):
       yield (

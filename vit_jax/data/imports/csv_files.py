@@ -6,8 +6,8 @@
 
 Names are relative to the folder of the CSV. Several labels of an image are
 separated by `|`; where one line has that sign, an image of the data set has any
-number of classes, and one with an empty label has none of them. Real numbers,
-and the columns that the user names as such, are numbers to predict.
+number of classes, and one with an empty label has none of them. Columns that
+the user names by `--numbers` are numbers to predict.
 """
 
 import csv
@@ -25,6 +25,7 @@ from vit_jax.data.imports.listing import (
   Options,
   Split,
   are_real,
+  numbers_error,
   pick_column,
 )
 from vit_jax.paths import printable
@@ -63,9 +64,9 @@ def scan(path: str, options: Options) -> Listing:
   present = {*labels}
   if is_multilabel:
     present = {part for label in labels for part in label.split(SEPARATOR)}
-  is_regression = bool(options.numbers) or (
-    options.classes is None and are_real(map(str.strip, present))
-  )
+  is_regression = bool(options.numbers)
+  if not is_regression and are_real(map(str.strip, present)):
+    raise ValueError(numbers_error(first.labels[0], where))
   if is_regression:
     is_multilabel = False
     count = max(len(label.split(SEPARATOR)) for label in labels)

@@ -39,8 +39,7 @@ class Options(NamedTuple):
   image: Column of the images; None: by its type.
   label: Column of the labels; None: by its name and type.
   classes: Names of the classes by label; None: those of the source.
-  numbers: Columns of numbers to predict, instead of classes; (): none, unless
-    the label is a real number.
+  numbers: Columns of numbers to predict, instead of classes; (): none.
   """
 
   splits: Mapping[str, str | None] = {}
@@ -114,6 +113,14 @@ class Numbers:
       return None
     is_whole = len(label) == len(self.names) and np.isfinite(label).all()
     return label if is_whole else None
+
+
+def numbers_error(column: str, where: str) -> str:
+  """Returns the error of labels that are real numbers, unless asked for."""
+  return (
+    f"got real numbers in the column {column!r} of {where}, expected classes."
+    f" To predict the numbers: --numbers={column}."
+  )
 
 
 def are_real(texts: Iterable[str]) -> bool:

@@ -2,8 +2,8 @@
 
 The images are bytes, or a struct with a field `bytes`, as Hugging Face writes
 them; names of classes in Hugging Face's metadata are used. Where a label is a
-list, an image has any number of classes. Real numbers, lists of them, and the
-columns that the user names as such, are numbers to predict.
+list, an image has any number of classes. Columns that the user names by
+`--numbers` are numbers to predict.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ from vit_jax.data.imports.listing import (
   Options,
   Split,
   common_names,
+  numbers_error,
   pick_column,
 )
 
@@ -63,7 +64,9 @@ def scan(path: str, options: Options) -> Listing:
   first, *rest = (f.schema_arrow for f in opened.values())
   image, labels, remarks = _columns(first, options, where)
   kinds = [first.field(label).type for label in labels]
-  is_regression = bool(options.numbers) or _is_real(kinds[0])
+  is_regression = bool(options.numbers)
+  if _is_real(kinds[0]) and not is_regression:
+    raise ValueError(numbers_error(labels[0], where))
   for file, schema in zip(list(opened)[1:], rest, strict=True):
     lacks = [c for c in (image, *labels) if c not in schema.names]
     if lacks:
@@ -191,8 +194,11 @@ def _columns(
   image, *remarks = pick_column("image", images, kinds, options.image, where)
   if options.numbers:
     is_list = lambda column: _element(schema.field(column).type) is not None
+    several = len(options.numbers) > 1  # a list is a column by itself
     wrong = [
-      c for c in options.numbers if c not in {**labels, **real} or is_list(c)
+      c
+      for c in options.numbers
+      if c not in {**labels, **real} or (several and is_list(c))
     ]
     if wrong:
       listed = ", ".join(f"{k}: {v}" for k, v in kinds.items())
