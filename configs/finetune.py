@@ -139,7 +139,7 @@ def get_trials(arg: str = ""):
   c = get_config(arg)
   source = sources.open_source(c.data.dataset, c.data.split)
   rounds = trial_candidates.rounds(
-    sources.typical_side(source), weights.read(c.init).params
+    sources.typical_side(source), weights.read(c.init).params, has_size=True
   )
   return rounds, args["budget"]
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import tiny
 
@@ -120,17 +121,37 @@ def test_a_run_too_short_for_trials(config, tmp_path, capsys):
   assert not (tmp_path / "trials").exists()
 
 
-def test_small_images_get_no_strong_crop(config):
+def test_what_is_tried(config):
   block = "Transformer/encoderblock_{}/LayerNorm_0/scale".format
-  names = ["embedding/kernel", "Transformer/encoder_norm/bias", "head/kernel"]
+  names = ["Transformer/encoder_norm/bias", "head/kernel"]
   names += map(block, range(12))
+  params = dict.fromkeys(names, np.zeros(8))
+  params["embedding/kernel"] = np.zeros((8, 8, 3, 4))
   of_small, of_large = (
-    [r(config) for r in rounds(side, names)] for side in (28, 300)
+    [r(config) for r in rounds(side, params)] for side in (28, 300)
   )
+  # Small images get no strong crop.
   assert {*of_large[0]} - {*of_small[0]} == {"crop of 5 to 100 %"}
   assert of_small[1:] == of_large[1:]
-  frozen = of_small[3]["the last half of the blocks"]["optim.freeze"]
+  _, mirrored, rates, parts, larger = of_small
+  assert mirrored["mirrored"] == {"data.ops": "decode|resize(16)|flip_lr"}
+  assert [o["optim.lr"] / config.optim.lr for o in rates.values()] == [
+    pytest.approx(1 / 3, rel=0.05),
+    pytest.approx(3, rel=0.05),
+  ]
+  frozen = parts["the last half of the blocks"]["optim.freeze"]
   assert {*frozen} == {"embedding/kernel", *map(block, range(6))}
+  assert {*parts["the head alone"]["optim.freeze"]} == {*params} - {
+    "head/kernel"
+  }
+  # 2 x 2 patches become 3 x 3, as scored as trained on.
+  assert larger == {
+    "24 x 24 pixels": dict.fromkeys(
+      ("data.ops", "evals.test.ops", "evals.val.ops"), "decode|resize(24)"
+    )
+  }
+  *_, larger = rounds(28, params, has_size=True)
+  assert larger(config) == {}
 
 
 @pytest.mark.parametrize("text", ["10", "0", "10m", "1.5m", "90s"])

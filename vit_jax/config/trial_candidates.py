@@ -1,7 +1,7 @@
 """What short trials compare before fine-tuning, see `vit_jax.sweep.trials`."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vit_jax.config.preprocessing import image_size
@@ -13,31 +13,36 @@ Round = Callable[[Config], dict[str, dict[str, Any]]]
 # Images with a shorter side below this get no crop of 5 to 100 % of the area:
 # of 32 pixels it leaves as few as 7 x 7.
 SMALL = 64
+# Models that see at most so many patches are tried at a higher resolution, too,
+# as arXiv:2010.11929 fine-tunes (section 3.2); more patches cost much more.
+FEW_PATCHES = 36
+
+_MIRRORED = "|flip_lr"
 
 
-def rounds(image_side: int, param_names: Iterable[str]) -> list[Round]:
+def rounds(
+  image_side: int, params: Mapping[str, Any], has_size: bool = False
+) -> list[Round]:
   """Returns the kinds of changes, in the order in which they are tried.
 
   Args:
     image_side: Shorter side of a typical image, in pixels.
-    param_names: Paths of the parameters, such as "head/kernel".
+    params: Arrays of the pre-trained model by path, such as "head/kernel".
+    has_size: Whether the user has stated the size of the images.
   """
-  frozen = _frozen(param_names)
+  frozen = _frozen(params)
+  kernel = params.get("embedding/kernel")
+  patch = None if kernel is None or has_size else kernel.shape[0]
 
   def augmentations(config):
     height, width = image_size(config.data.ops)
-    size = height if height == width else (height, width)
-    ops = {
-      "pad and crop": pad_and_crop(size),
-      "no augmentation": f"decode|resize({size})",
-      "crop of 50 to 100 %": f"decode_inception_crop({size}, 50)",
-    }
-    if image_side >= SMALL:
-      ops["crop of 5 to 100 %"] = f"decode_inception_crop({size})"
+    ops = _augmentations(height if height == width else (height, width))
+    if image_side < SMALL:
+      del ops["crop of 5 to 100 %"]
     return {name: {"data.ops": text} for name, text in ops.items()}
 
   def mirrored(config):
-    return {"mirrored": {"data.ops": config.data.ops + "|flip_lr"}}
+    return {"mirrored": {"data.ops": config.data.ops + _MIRRORED}}
 
   def rates(config):
     values = [float(f"{config.optim.lr * f:.2g}") for f in (1 / 3, 3)]
@@ -46,7 +51,30 @@ def rounds(image_side: int, param_names: Iterable[str]) -> list[Round]:
   def parts(config):
     return {k: {"optim.freeze": v} for k, v in frozen.items()}
 
-  return [augmentations, mirrored, rates, parts]
+  def larger(config):
+    height, width = image_size(config.data.ops)
+    few = patch and (height // patch) * (width // patch) <= FEW_PATCHES
+    ops = config.data.ops.removesuffix(_MIRRORED)
+    of_ops = {text: k for k, text in _augmentations(height).items()}
+    if height != width or not few or ops not in of_ops:
+      return {}
+    size = round(1.5 * height / patch) * patch
+    changed = _augmentations(size)[of_ops[ops]] + config.data.ops[len(ops) :]
+    whole = f"decode|resize({size})"
+    scored = {f"evals.{e.name}.ops": whole for e in config.evals}
+    return {f"{size} x {size} pixels": {"data.ops": changed, **scored}}
+
+  return [augmentations, mirrored, rates, parts, larger]
+
+
+def _augmentations(size: int | tuple[int, int]) -> dict[str, str]:
+  """Returns name -> operations, for images of a size."""
+  return {
+    "pad and crop": pad_and_crop(size),
+    "no augmentation": f"decode|resize({size})",
+    "crop of 50 to 100 %": f"decode_inception_crop({size}, 50)",
+    "crop of 5 to 100 %": f"decode_inception_crop({size})",
+  }
 
 
 def pad_and_crop(size: int | tuple[int, int]) -> str:
