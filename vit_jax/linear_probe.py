@@ -55,8 +55,8 @@ class LinearProbe:
 
   def __str__(self) -> str:
     return (
-      f"a linear probe names {self.accuracy:.2%} of the held-out images"
-      f" (L2 {self.l2:,g}); training begins with it"
+      f"linear probe: {self.accuracy:.2%} of the held-out images right (L2"
+      f" {self.l2:,g}); training starts from it"
     )
 
 
@@ -91,7 +91,8 @@ def start(
   new = {**none, "head": {"kernel": probe.kernel, "bias": probe.bias}}
   state = weights.replace_params(state, new)
   folder = epath.Path(experiment.workdir) / FOLDER
-  folder.rmtree(missing_ok=True)  # of a run that ended before its checkpoint
+  if jax.process_index() == 0:  # of a run that ended before its checkpoint
+    folder.rmtree(missing_ok=True)
   metadata = run_summary.metadata(experiment, state.params)
   write_params(str(folder), state.params, metadata)
   _write(experiment.workdir, fine_tuning.LinearProbe(probe.accuracy, probe.l2))

@@ -108,8 +108,33 @@ def test_wrong_options_are_refused_before_the_first_trial(config, tmp_path):
 def test_a_budget_too_small_for_any(config, tmp_path, capsys):
   fixed = {"optim.clip_norm"}
   assert trials.choose(config, ROUNDS, "50", str(tmp_path), fixed) == config
-  text = "trials      none: 20 steps each are the fewest; they need a budget of"
-  assert f"{text} 60 steps" in capsys.readouterr().out
+  text = "a trial needs 20 steps, all of them 60; the budget allows 50"
+  assert text in capsys.readouterr().out
+  assert not (tmp_path / "trials.json").exists()  # a larger one may follow
+
+
+def test_a_command_that_sets_all_that_is_tried(config, tmp_path, capsys):
+  fixed = {"optim.lr"}
+  assert trials.choose(config, ROUNDS, BUDGET, str(tmp_path), fixed) == config
+  assert "none: the command sets every option" in capsys.readouterr().out
+
+
+def test_later_rounds_are_compared_with_what_the_command_sets(
+  config, tmp_path, monkeypatch, capsys
+):
+  """A loss of 0 is a loss."""
+  losses = {"0_no change": 0.0, "1_other": 0.5}
+  monkeypatch.setattr(
+    trials,
+    "run",
+    lambda config, folder, keeps_weights: {
+      "scores": {"val/top1": 1.0, "val/loss": losses.get(folder.name)}
+    },
+  )
+  of_round = [rates, lambda config: {"other": {"optim.clip_norm": 1.0}}]
+  chosen = trials.choose(config, of_round, "40", str(tmp_path), {"optim.lr"})
+  assert chosen == config and record(tmp_path)["chosen"] == "no change"
+  assert "loss 0.0000, top-1 100.00%: no change" in capsys.readouterr().out
 
 
 def test_a_run_too_short_for_trials(config, tmp_path, capsys):

@@ -27,11 +27,11 @@ from vit_jax.config import (
   ConfigError,
   build,
   cli,
-  json_file,
   to_dict,
 )
 from vit_jax.config.trial_candidates import Round
-from vit_jax.sweep.sweep import run
+from vit_jax.distributed import agreement
+from vit_jax.sweep.sweep import read_by_first, run
 from vit_jax.writers import run_info
 from vit_jax.writers.fine_tuning import TRIALS, Trial, Trials
 from vit_jax.writers.metric_writer import read_metrics
@@ -41,6 +41,7 @@ LOG = "log.txt"  # in the folder of a trial: what it prints
 PROBE, TIMED = "probe", "timed"  # trials that come first
 TOP1, LOSS = f"{HELD_OUT}/top1", f"{HELD_OUT}/loss"
 FEWEST_STEPS = 20  # of a trial
+AS_GIVEN = "no change"  # the first trial where the command sets the first round
 
 Options = Mapping[str, Any]  # option without "config." -> value
 
@@ -54,7 +55,8 @@ def choose(
 ) -> Config:
   """Returns the config with the changes that the trials chose.
 
-  The same call after an interruption goes on with the trial that is missing.
+  The same call after an interruption goes on with the trial that is missing;
+  the length of a trial stays that of the first call. Collective.
 
   Args:
     config: The run.
@@ -73,36 +75,43 @@ def choose(
   num_trials = sum(map(len, changes))
   for options in (o for of_round in changes for o in of_round.values()):
     experiment.setup(_with(config, options))
+  if not num_trials:
+    _print("trials      none: the command sets every option that they compare")
+    return config
+  if not changes[0]:  # the others are compared with what the command sets
+    changes[0] = {AS_GIVEN: {}}
+    rounds = [lambda _: {AS_GIVEN: {}}, *rounds[1:]]
+    num_trials += 1
   longest = experiment.setup(config).run_shape.total_steps
   if longest < FEWEST_STEPS:
     _print(f"trials      none: the run itself has {longest} steps")
     return config
-  if (folder / TRIALS).exists():
-    record = json_file.read_as(Trials, folder / TRIALS)
+  if known := read_by_first(folder / TRIALS):
+    record = Trials(known["steps"])
+    _print(f"trials      {num_trials} of {record.steps:,} steps, as they began")
   else:
     names = [name for of_round in changes for name in of_round]
     _print(
       f"trials      {num_trials} within {_in_words(budget)} choose on held-out"
       f" images: {', '.join(names)}"
     )
-    _run(_short(config, 1), folder / FOLDER / PROBE, PROBE)
-    total = (
-      int(budget)
-      if budget.isdecimal()
-      else _affordable_steps(config, folder / FOLDER, budget, num_trials)
-    )
+    if budget.isdecimal():
+      total = int(budget)
+    else:
+      total = _affordable_steps(config, folder / FOLDER, budget, num_trials)
+    if total < FEWEST_STEPS * num_trials:
+      _print(
+        f"trials      none: a trial needs {FEWEST_STEPS} steps, all of them"
+        f" {FEWEST_STEPS * num_trials:,}; the budget allows {total:,}"
+      )
+      return config
     record = Trials(min(longest, total // num_trials))
     _print(
       f"trials      of {record.steps:,} steps; budget={total} makes the same"
       " ones again"
     )
     _write(folder, record)
-  if record.steps < FEWEST_STEPS:
-    _print(
-      f"trials      none: {FEWEST_STEPS} steps each are the fewest; they need a"
-      f" budget of {FEWEST_STEPS * num_trials:,} steps"
-    )
-    return config
+  _make_probe(config, folder / FOLDER)
 
   trials: list[Trial] = []
   best: dict[str, Any] | None = None  # name and result
@@ -115,9 +124,14 @@ def choose(
         _short(_with(config, options), record.steps), folder / FOLDER
       )
       text = ", ".join([*chosen, name])
-      result = _run(short, folder / FOLDER / f"{i}_{name}", text)
+      result = _run(short, folder / FOLDER / f"{i}_{name}")
+      top1, loss = _scores(result)
+      score = "diverged"
+      if loss is not None:
+        score = f"loss {loss:.4f}, top-1 {top1:.2%}"
+      _print(f"trial       {score}: {text}")
       results.append({"name": name, **result})
-      trials.append(Trial(text, record.steps, *_scores(result)))
+      trials.append(Trial(text, record.steps, top1, loss))
       _write(folder, dataclasses.replace(record, trials=tuple(trials)))
     finite = [r for r in results if _scores(r)[1] is not None]
     best = min(finite, key=lambda r: _scores(r)[1], default=None)
@@ -138,26 +152,37 @@ def _changes(
   return {k: o for k, o in changes.items() if not {*o} & {*fixed}}
 
 
+def _make_probe(config: Config, folder: epath.Path) -> None:
+  """Fits the linear probe with which all trials begin."""
+  if config.init_head == "linear_probe":
+    _run(_short(config, 1), folder / PROBE)
+
+
 def _affordable_steps(
   config: Config, folder: epath.Path, budget: str, num_trials: int
 ) -> int:
   """Returns the steps of all trials together that the time allows.
 
-  A trial of `FEWEST_STEPS` is timed for it.
+  A trial of `FEWEST_STEPS` is timed for it, by the clock of process 0.
   """
+  _make_probe(config, folder)
   began = time.monotonic()
   timed = _from_probe(_short(config, FEWEST_STEPS), folder)
-  _run(timed, folder / TIMED, TIMED)
+  _run(timed, folder / TIMED)
   total = time.monotonic() - began
-  rates = [
-    row["train/images_per_second"]
-    for row in read_metrics(str(folder / TIMED))
-    if "train/images_per_second" in row
-  ]
-  step = config.data.batch_size / rates[-1]
-  start = max(0.0, total - FEWEST_STEPS * step)  # of a trial
-  seconds = float(budget[:-1]) * (60 if budget.endswith("m") else 1)
-  return max(0, int((seconds - num_trials * start) / step))
+  text = ""
+  if jax.process_index() == 0:
+    rates = [
+      row["train/images_per_second"]
+      for row in read_metrics(str(folder / TIMED))
+      if "train/images_per_second" in row
+    ]
+    # It has no rate if it diverged.
+    step = config.data.batch_size / rates[-1] if rates else total / FEWEST_STEPS
+    start = max(0.0, total - FEWEST_STEPS * step)  # of a trial
+    seconds = float(budget[:-1]) * (60 if budget.endswith("m") else 1)
+    text = str(max(0, int((seconds - num_trials * start) / step)))
+  return int(agreement.broadcast_text(text))
 
 
 def _in_words(budget: str) -> str:
@@ -192,16 +217,12 @@ def _from_probe(config: Config, folder: epath.Path) -> Config:
   return dataclasses.replace(config, init=str(probe), init_head="zeros")
 
 
-def _run(config: Config, folder: epath.Path, name: str) -> dict[str, Any]:
+def _run(config: Config, folder: epath.Path) -> dict[str, Any]:
   """Trains a trial unless it has its result; see `sweep.run`."""
   folder.mkdir(parents=True, exist_ok=True)
   with (folder / LOG).open("a") as log, contextlib.redirect_stdout(log):
     with contextlib.redirect_stderr(log):
-      result = run(config, folder, keeps_weights=False)
-  top1, loss = _scores(result)
-  text = f"loss {loss:.4f}, top-1 {top1:.2%}" if loss else "diverged"
-  _print(f"trial       {text}: {name}")
-  return result
+      return run(config, folder, keeps_weights=False)
 
 
 def _scores(result: Mapping[str, Any]) -> tuple[float | None, float | None]:
