@@ -132,7 +132,10 @@ def test_other_files(tmp_path, content, reason):
     (flax.serialization.msgpack_serialize({"params": {"a": 1}}), "is msgpack"),
     (flax.serialization.msgpack_serialize({"embedding": {}}), "is msgpack"),
     (b"<!DOCTYPE html><html>404</html>", "is a web page (HTML)"),
-    (gzip.compress(bytes(99), mtime=0), "is an archive (tar, gzip, ...); unpack it"),
+    (
+      gzip.compress(bytes(99), mtime=0),
+      "is an archive (tar, gzip, ...); unpack it",
+    ),
     (bytes(257) + b"ustar" + bytes(99), "is an archive"),
     (b"\x08\x0a\x12\x08jax2onnx" + bytes(9), "looks like ONNX"),
     (b"GGUF" + bytes(99), "is GGUF"),

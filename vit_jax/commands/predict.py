@@ -47,13 +47,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   )
   parser.add_argument(
     "--mean",
-    help="of its training images, if unsaid: imagenet, clip or MEAN/STD",
+    help="of its training, if unsaid: imagenet, clip, MEAN/STD",
   )
   parser.add_argument(
     "--background",
     metavar="COLOUR",
-    help="behind transparent images: white, black, '#ff8800' (default: that of"
-    " its training)",
+    help="behind transparent images (default: as trained)",
   )
   parser.add_argument(
     "--dtype",

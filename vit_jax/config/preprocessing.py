@@ -11,8 +11,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from PIL import ImageColor
-
 from vit_jax.options import check_choice, nearest
 
 # Height times width of an image: a quarter of a GiB as RGB. Pillow warns above.
@@ -222,6 +220,8 @@ def colour(text: str) -> tuple[int, int, int]:
     >>> colour("white"), colour("#f80")
     ((255, 255, 255), (255, 136, 0))
   """
+  from PIL import ImageColor  # here, because --help does not need it
+
   try:
     return ImageColor.getrgb(text)[:3]
   except (ValueError, TypeError, AttributeError):
