@@ -9,6 +9,8 @@ import vit_jax
 from vit_jax import linear_probe, ridge
 from vit_jax.config import ConfigError, defaults, freeze
 from vit_jax.train import train_and_evaluate
+from vit_jax.writers.fine_tuning import LinearProbe
+from vit_jax.writers.metric_writer import read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,34 @@ def test_penalty_and_scale_are_the_best_on_what_is_held_out(clusters):
 
   np.testing.assert_allclose(probe.loss, loss(1.0), rtol=1e-5)
   assert probe.loss <= min(loss(0.5), loss(2.0))
+
+
+def test_an_image_counts_by_the_weight_of_its_class(clusters):
+  """Held-out images of a class of weight 0 choose nothing."""
+  features, labels, held_out, held_out_labels = clusters
+  of_class = np.array([1.0, 3.0, 0.0])
+  counts = held_out_labels < 2
+  probe = linear_probe.fit(*clusters, 3, of_class)
+  noise = np.where(counts[:, None], held_out, 1e3)
+  same = linear_probe.fit(features, labels, noise, held_out_labels, 3, of_class)
+  assert (probe.l2, probe.scale) == (same.l2, same.scale)
+  np.testing.assert_array_equal(probe.kernel, same.kernel)
+  (fitted,) = ridge.fit(features, labels, 3, [probe.l2], of_class)
+  _, best, _ = ridge.scores(fitted, held_out, np.zeros(15, int))
+  logits = held_out @ probe.kernel + probe.bias
+  np.testing.assert_allclose(
+    logits.max(-1), probe.scale * best, rtol=1e-4, atol=1e-4
+  )
+
+
+def test_balanced_accuracies_decide_where_classes_have_weights(tmp_path):
+  c = config(name="sgd", lr=100.0, momentum=0.0)
+  c.objective.class_weights = "balanced"
+  train_and_evaluate(freeze(c), str(tmp_path))
+  outcome = json.loads((tmp_path / "linear_probe.json").read_text())
+  last = [r for r in read_metrics(str(tmp_path)) if "val/top1" in r][-1]
+  assert outcome["balanced"] == last["val/balanced_accuracy"]
+  assert outcome["balanced"] > outcome["fine_tuned_balanced"]
 
 
 def config(**optim):
@@ -107,3 +137,13 @@ def test_it_needs_images_to_choose_by(tmp_path):
   c.evals = {}
   with pytest.raises(ConfigError, match="expected an evaluator `val`"):
     train_and_evaluate(freeze(c), str(tmp_path))
+
+
+def test_the_saved_model_is_the_better_one():
+  assert LinearProbe(0.9, fine_tuned=0.8).is_saved
+  assert not LinearProbe(0.9, fine_tuned=0.9).is_saved
+  assert not LinearProbe(0.9).is_saved  # training goes on
+  balanced = LinearProbe(
+    0.9, fine_tuned=0.8, balanced=0.5, fine_tuned_balanced=0.7
+  )
+  assert not balanced.is_saved

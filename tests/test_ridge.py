@@ -72,6 +72,20 @@ def test_normal_equations(sizes):
     np.testing.assert_allclose(model.weights, want, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("sizes", [(40, 12), (12, 40)])
+def test_errors_are_weighted_by_class(sizes):
+  """(X'DX + l2) W = X'DY, with D the weight of each shot."""
+  x, labels = _case(*sizes)[:2]
+  of_class = np.array([0.5, 1.0, 3.0])
+  (fitted,) = ridge.fit(x, labels, 3, [4.0], of_class)
+  z = (x - fitted.mean) / fitted.std
+  z = np.concatenate([z, np.full((len(z), 1), ridge.BIAS)], axis=1)
+  d = of_class[labels][:, None]
+  gram = z.T @ (d * z) + 4.0 * np.eye(z.shape[1])
+  want = np.linalg.solve(gram, z.T @ (d * (2.0 * np.eye(3)[labels] - 1.0)))
+  np.testing.assert_allclose(fitted.weights, want, rtol=1e-7, atol=1e-9)
+
+
 def test_both_gram_matrices_give_the_same():
   """Constant features are whitened to 0: more features than shots, no news."""
   x, y = _case(9, 8)

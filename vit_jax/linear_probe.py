@@ -26,6 +26,7 @@ from vit_jax.config import HELD_OUT, json_file
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.evaluators.features import extract, features_fn
 from vit_jax.experiment import Experiment
+from vit_jax.losses import balanced_weights
 from vit_jax.step import TrainState
 from vit_jax.writers import fine_tuning, run_info
 
@@ -43,7 +44,7 @@ class LinearProbe:
   l2: Its penalty.
   scale: Factor between ridge scores, whose targets are -1 and 1, and logits.
   accuracy: Share of the held-out images predicted right, 0 to 1.
-  loss: Their mean cross-entropy.
+  loss: Their mean cross-entropy, in which classes may have weights.
   """
 
   kernel: Float32[np.ndarray, "d classes"]
@@ -55,8 +56,8 @@ class LinearProbe:
 
   def __str__(self) -> str:
     return (
-      f"linear probe: {self.accuracy:.2%} of the held-out images right (L2"
-      f" {self.l2:,g}); training starts from it"
+      f"{self.accuracy:.2%} of the held-out images right (L2 {self.l2:,g});"
+      " training starts from this head"
     )
 
 
@@ -86,6 +87,7 @@ def start(
     held_out["x"],
     held_out["label"],
     experiment.run_shape.num_classes,
+    _class_weights(experiment),
   )
   none = jax.tree.map(lambda _: None, params)
   new = {**none, "head": {"kernel": probe.kernel, "bias": probe.bias}}
@@ -104,7 +106,8 @@ def better(
 ) -> tuple[TrainState, str]:
   """Returns the fine-tuned state, or the probe if that is better. Collective.
 
-  Better is a higher accuracy on the held-out images.
+  Better is a higher accuracy on the held-out images; the balanced accuracy
+  where the classes have weights in the loss.
 
   Args:
     workdir: Folder of the run.
@@ -117,17 +120,40 @@ def better(
   outcome = json_file.read_as(
     fine_tuning.LinearProbe, epath.Path(workdir) / fine_tuning.LINEAR_PROBE
   )
-  scores = _held_out(evaluators).run(state.eval_params)
+  evaluator = _held_out(evaluators)
+  scores = evaluator.run(state.eval_params)
   outcome = dataclasses.replace(outcome, fine_tuned=scores[f"{HELD_OUT}/top1"])
-  _write(workdir, outcome)
   text = (
     f"linear probe {outcome.top1:.2%}, fine-tuned {outcome.fine_tuned:.2%} of"
-    f" the held-out images: the"
+    f" the held-out images"
   )
-  if not outcome.is_saved:
-    return state, f"{text} fine-tuned model is saved"
-  params, _ = load_params(str(epath.Path(workdir) / FOLDER))
-  return weights.replace_params(state, params), f"{text} linear probe is saved"
+  is_balanced = evaluator.context.config.objective.counts_classes
+  if is_balanced or outcome.is_saved:
+    params, _ = load_params(str(epath.Path(workdir) / FOLDER))
+    begun = weights.replace_params(state, params)
+  if is_balanced:
+    key = f"{HELD_OUT}/balanced_accuracy"
+    outcome = dataclasses.replace(
+      outcome,
+      balanced=evaluator.run(begun.eval_params)[key],
+      fine_tuned_balanced=scores[key],
+    )
+    text += (
+      f", balanced {outcome.balanced:.2%} and {outcome.fine_tuned_balanced:.2%}"
+    )
+  _write(workdir, outcome)
+  if outcome.is_saved:
+    return begun, f"{text}: the linear probe is saved"
+  return state, f"{text}: the fine-tuned model is saved"
+
+
+def _class_weights(experiment: Experiment) -> np.ndarray | None:
+  """Returns the weights of the classes in the loss; None: they have none."""
+  shape = experiment.counted_shape()
+  if not shape.class_counts:
+    return None
+  weights_ = balanced_weights(shape.class_counts, shape.num_classes)
+  return np.asarray(weights_, np.float64)
 
 
 def _write(workdir: str, outcome: fine_tuning.LinearProbe) -> None:
@@ -148,11 +174,13 @@ def fit(
   held_out: Num[np.ndarray, "m d"],
   held_out_labels: Integer[np.ndarray, " m"],
   num_classes: int,
+  class_weights: Float64[np.ndarray, " classes"] | None = None,
 ) -> LinearProbe:
   """Fits a head on some images, and chooses penalty and scale on others.
 
   The penalty is that with the highest accuracy, among equal ones with the
-  lowest loss; the scale is that with the lowest loss.
+  lowest loss; the scale is that with the lowest loss. An image counts by the
+  weight of its class in all of them.
 
   Args:
     features: Features of the images to learn from.
@@ -160,6 +188,7 @@ def fit(
     held_out: Features of the images to choose by.
     held_out_labels: Their classes.
     num_classes: Columns of the head.
+    class_weights: None: 1.
 
   Raises:
     ValueError: See `ridge.fit`.
@@ -171,20 +200,28 @@ def fit(
     >>> probe.accuracy, (x @ probe.kernel + probe.bias).argmax(-1).tolist()
     (1.0, [0, 0, 1, 1])
   """
-  best, fits = None, ridge.fit(features, labels, num_classes, L2S)
+  of_held_out = np.ones(len(held_out_labels))
+  if class_weights is not None:
+    of_held_out = class_weights[held_out_labels]
+  fits = ridge.fit(features, labels, num_classes, L2S, class_weights)
+  best = best_key = None
   for l2, fitted in zip(L2S, fits, strict=True):
     kernel, bias = _kernel_and_bias(fitted)
     scores = held_out.astype(np.float64) @ kernel + bias
-    accuracy = float(np.mean(scores.argmax(-1) == held_out_labels))
-    losses = [_cross_entropy(s * scores, held_out_labels) for s in SCALES]
+    is_right = scores.argmax(-1) == held_out_labels
+    losses = [
+      _cross_entropy(s * scores, held_out_labels, of_held_out) for s in SCALES
+    ]
     loss, scale = min(zip(losses, SCALES, strict=True))
-    if best is None or (-accuracy, loss) < (-best.accuracy, best.loss):
+    key = (-np.sum(of_held_out * is_right), loss)
+    if best is None or key < best_key:
+      best_key = key
       best = LinearProbe(
         (scale * kernel).astype(np.float32),
         (scale * bias).astype(np.float32),
         l2,
         scale,
-        accuracy,
+        float(np.mean(is_right)),
         loss,
       )
   return best
@@ -199,7 +236,9 @@ def _kernel_and_bias(fitted: ridge.Ridge):
 def _cross_entropy(
   logits: Float64[np.ndarray, "m classes"],
   labels: Integer[np.ndarray, " m"],
+  image_weights: Float64[np.ndarray, " m"],
 ) -> float:
   logits = logits - logits.max(-1, keepdims=True)
   of_label = logits[np.arange(len(labels)), labels]
-  return float(np.mean(np.log(np.exp(logits).sum(-1)) - of_label))
+  losses = np.log(np.exp(logits).sum(-1)) - of_label
+  return float(np.mean(image_weights * losses))

@@ -111,6 +111,7 @@ def fit(
   labels: Integer[np.ndarray, " n"],
   num_classes: int,
   l2s: Sequence[float],
+  class_weights: Float64[np.ndarray, " classes"] | None = None,
 ) -> list[Ridge]:
   """Fits several penalties from one eigendecomposition.
 
@@ -126,6 +127,8 @@ def fit(
     num_classes: Columns of the targets; a class without shots gets -1 only.
     l2s: Weights of the penalty, more than 0; not divided by the number of
       shots.
+    class_weights: Factor of each squared error by the class of its shot; None:
+      1.
 
   Returns:
     One classifier per penalty, in their order.
@@ -159,13 +162,18 @@ def fit(
   mean = features.mean(axis=0)
   std = features.std(axis=0) + STD_FLOOR
   x = _whiten(features, mean, std)
+  weighted = lambda rows: rows
+  if class_weights is not None:
+    roots = np.sqrt(class_weights[labels])[:, None]
+    weighted = lambda rows: roots * rows
+  x = weighted(x)
   num_examples, num_features = x.shape
   if num_examples >= num_features:
     s, v = np.linalg.eigh(x.T @ x)
-    left, right = v, v.T @ _times_targets(x, labels, num_classes)
+    left, right = v, v.T @ _times_targets(weighted(x), labels, num_classes)
   else:
     s, u = np.linalg.eigh(x @ x.T)
-    left, right = x.T @ u, _times_targets(u, labels, num_classes)
+    left, right = x.T @ u, _times_targets(weighted(u), labels, num_classes)
   # Rounding may leave an eigenvalue of 0 slightly below it.
   s = np.maximum(s, 0.0)[:, None]
   return [Ridge(mean, std, left @ (right / (s + l2))) for l2 in l2s]

@@ -46,7 +46,14 @@ def test_the_probe_is_a_tile_the_first_score_and_in_the_summary(run):
   assert "fine-tuned: 92.0%; the linear probe is saved" in text
   summary = json.loads((run / "summary.json").read_text())
   assert summary["linear_probes"] == {
-    "mine": {"top1": 0.935, "l2": 64.0, "fine_tuned": 0.92, "is_saved": True}
+    "mine": {
+      "top1": 0.935,
+      "l2": 64.0,
+      "fine_tuned": 0.92,
+      "balanced": None,
+      "fine_tuned_balanced": None,
+      "is_saved": True,
+    }
   }
 
 

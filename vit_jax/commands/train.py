@@ -1,14 +1,16 @@
 """Trains a Vision Transformer: `vit-jax train --config=FILE`."""
 
 import signal
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vit_jax.callbacks import Callback, Stop, run_record, startup
 from vit_jax.callbacks.preemption import Preemption, StopSignals
 from vit_jax.callbacks.watchdog import Watchdog
 from vit_jax.config import Config, cli
 from vit_jax.distributed.signals import end_at_once
+from vit_jax.writers.console import write
 
 FLAGS = {
   "workdir": "folder of the run (default: runs/<config name>)",
@@ -78,7 +80,9 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
       from vit_jax.sweep import trials
 
       experiment.setup(config, workdir, allow_change=allowed)
+      signals.on_exit = _ends_trials()
       config = trials.choose(config, rounds, budget, workdir, args.overrides)
+      signals.on_exit = run_record.end
       began = time.time()  # the time of the trials is theirs
     train.train_and_evaluate(
       config,
@@ -96,6 +100,18 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
     raise
   finally:
     signals.close()
+
+
+def _ends_trials() -> Callable[[str], None]:
+  """Returns what tells the user of a stop, as trials log their stderr."""
+  terminal = sys.stderr
+
+  def end(text: str) -> None:
+    run_record.end(text)
+    if sys.stderr is not terminal:
+      write(terminal, "stopped; the same command goes on with the trials\n")
+
+  return end
 
 
 def _callbacks(

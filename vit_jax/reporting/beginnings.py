@@ -22,7 +22,15 @@ def fine_tuned_text(probe: LinearProbe) -> str:
   if probe.fine_tuned is None:
     return "fine-tuning goes on"
   saved = "linear probe" if probe.is_saved else "fine-tuned model"
-  return f"fine-tuned: {share(probe.fine_tuned)}; the {saved} is saved"
+  balanced = ""
+  if probe.balanced is not None:
+    balanced = (
+      f"; balanced accuracy: {share(probe.balanced)}, fine-tuned"
+      f" {share(probe.fine_tuned_balanced)}"
+    )
+  return (
+    f"fine-tuned: {share(probe.fine_tuned)}{balanced}; the {saved} is saved"
+  )
 
 
 def _text(run: Run, probe: LinearProbe) -> str:

@@ -38,7 +38,7 @@ def headlines(run: Run) -> list[tuple[float | None, str, str]]:
     for n in tests or names
   ]
   if probe := run.linear_probe:
-    text = f"its start; {beginnings.fine_tuned_text(probe)}"
+    text = f"before fine-tuning; {beginnings.fine_tuned_text(probe)}"
     scores.append((probe.top1, "linear probe, held-out images, top-1", text))
   for name in run.fewshot_names():
     by_l2 = run.fewshot(name)

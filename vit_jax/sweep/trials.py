@@ -88,7 +88,7 @@ def choose(
     return config
   if known := read_by_first(folder / TRIALS):
     record = Trials(known["steps"])
-    _print(f"trials      {num_trials} of {record.steps:,} steps, as they began")
+    _print(f"trials      {num_trials} of {record.steps:,} steps, begun before")
   else:
     names = [name for of_round in changes for name in of_round]
     _print(

@@ -12,15 +12,21 @@ class LinearProbe:
   top1: Share of the held-out images that the probe predicts right.
   l2: Its penalty.
   fine_tuned: The share of the fine-tuned model; None: training goes on.
+  balanced, fine_tuned_balanced: Their balanced accuracies, which decide where
+    the classes have weights in the loss; None: the shares decide.
   """
 
   top1: float = 0.0
   l2: float = 0.0
   fine_tuned: float | None = None
+  balanced: float | None = None
+  fine_tuned_balanced: float | None = None
 
   @property
   def is_saved(self) -> bool:
     """Whether the probe is the better one, and so the model of the run."""
+    if self.balanced is not None and self.fine_tuned_balanced is not None:
+      return self.fine_tuned_balanced < self.balanced
     return self.fine_tuned is not None and self.fine_tuned < self.top1
 
 
