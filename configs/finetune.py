@@ -92,6 +92,11 @@ def get_config(arg: str = ""):
   c = defaults()
   c.init = args["init"] or None
   if args["budget"] != "0":
+    if not c.init:
+      raise ValueError(
+        f"init: got none beside budget={args['budget']}, expected weights from"
+        " which the trials start, as init=ViT-B_16.npz."
+      )
     c.init_head = "linear_probe"
   c.model.variant = args["model"]
   c.model.name = family(args["model"])

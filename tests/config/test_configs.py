@@ -408,6 +408,7 @@ def test_tasks_of_vtab():
     ("vit_b16.py:imagnet2012", "Did you mean 'imagenet2012'?"),
     ("finetune.py:ini=x", "Did you mean 'init'?"),
     ("finetune.py:res=big", "res=big"),
+    ("finetune.py:budget=5m", "init: got none beside budget=5m"),
     ("finetune.py:model=C/16", "got size 'C'"),
     ("comparison.py:model=R50x3", "Did you mean 'R50x2'?"),
     (
