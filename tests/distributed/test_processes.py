@@ -261,6 +261,16 @@ def test_an_error_of_jax_is_passed_on(calls, monkeypatch):
   )
 
 
+def test_a_config_that_computes_before_processes_join(calls, monkeypatch):
+  def fails(**settings):
+    raise RuntimeError("initialize() must be called before any JAX calls")
+
+  monkeypatch.setattr(jax.distributed, "initialize", fails)
+  monkeypatch.setattr(tpu_slice, "lock", lambda: None)
+  _is_tpu(monkeypatch, HOSTS)
+  assert "vit-jax convert RUN RUN.npz --to=npz" in _errors()
+
+
 def _train(args: cli.Args) -> None:
   train.run(args, StopSignals(), time.time())
 

@@ -46,6 +46,13 @@ class Group(NamedTuple):
   is_tpu_slice: bool = False
 
 
+READS_EARLY = (
+  "--config: got an init= that is read by jax before the processes can join,"
+  " such as the folder of a run; expected a file: vit-jax convert RUN RUN.npz"
+  " --to=npz, then init=RUN.npz."
+)
+
+
 def initialise(
   flags: Mapping[str, str | None] | None = None,
   errors: Iterable[str] = (),
@@ -216,6 +223,8 @@ def _join(group: Group, timeout: float) -> None:
     error = f"waited {timeout:g} s in vain for the others"
   elif failed:
     reason = str(failed[0]).partition("\n")[0][:200]
+    if "before any JAX calls" in reason:
+      raise ConfigError([READS_EARLY])
     error = f"could not join ({type(failed[0]).__name__}: {reason})"
   else:
     return
