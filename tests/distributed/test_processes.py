@@ -268,7 +268,8 @@ def test_a_config_that_computes_before_processes_join(calls, monkeypatch):
   monkeypatch.setattr(jax.distributed, "initialize", fails)
   monkeypatch.setattr(tpu_slice, "lock", lambda: None)
   _is_tpu(monkeypatch, HOSTS)
-  assert "vit-jax convert RUN RUN.npz --to=npz" in _errors()
+  (error,) = _errors()
+  assert "vit-jax convert RUN RUN.npz --to=npz" in error
 
 
 def _train(args: cli.Args) -> None:
