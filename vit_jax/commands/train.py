@@ -79,7 +79,8 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
     if rounds:
       from vit_jax.sweep import trials
 
-      experiment.setup(config, workdir, allow_change=allowed)
+      # The workdir has a run with what the trials chose: it is compared later.
+      experiment.setup(config)
       signals.on_exit = _ends_trials()
       config = trials.choose(config, rounds, budget, workdir, args.overrides)
       signals.on_exit = run_record.end
