@@ -75,7 +75,10 @@ import json, pathlib, runpy, sys
 
 options, config, workdir = json.loads(sys.argv[1])
 sys.argv[1:] = options
-runpy.run_module("vit_jax.train", run_name="__main__")
+try:
+  runpy.run_module("vit_jax.train", run_name="__main__")
+except SystemExit as e:
+  assert not e.code, e.code
 
 import jax
 from vit_jax.scoring import evaluate
