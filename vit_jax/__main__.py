@@ -113,7 +113,7 @@ def discard_output() -> None:
 
 
 def run(argv: list[str] | None = None) -> None:
-  """Runs the command of the verb, and ends the process with its status."""
+  """Runs the command of the verb; a status other than 0 ends the process."""
   verb, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
   if verb in ("--help", "-h", "help"):
     print(help_text())
@@ -124,8 +124,8 @@ def run(argv: list[str] | None = None) -> None:
       f"vit-jax: got {verb!r}, expected a verb.{nearest(verb, COMMANDS)}\n\n"
       + help_text()
     )
-  else:
-    sys.exit(COMMANDS[verb].main(rest))
+  elif status := COMMANDS[verb].main(rest):
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -75,10 +75,7 @@ import json, pathlib, runpy, sys
 
 options, config, workdir = json.loads(sys.argv[1])
 sys.argv[1:] = options
-try:
-  runpy.run_module("vit_jax.train", run_name="__main__")
-except SystemExit as e:
-  assert not e.code, e.code
+runpy.run_module("vit_jax.train", run_name="__main__")
 
 import jax
 from vit_jax.scoring import evaluate
