@@ -162,6 +162,7 @@ def run(name: str, data: pathlib.Path, init: str, seed: int, runs) -> dict:
     "seconds": round(seconds),
     "machine": machine(),
     "versions": read("metadata.json")["versions"],
+    "commit": read("metadata.json")["commit"],
   }
 
 

@@ -110,6 +110,8 @@ def choose(
       f"trials      of {record.steps:,} steps; budget={total} makes the same"
       " ones again"
     )
+    if jax.process_index() == 0:
+      folder.mkdir(parents=True, exist_ok=True)
     _write(folder, record)
   _make_probe(config, folder / FOLDER)
 

@@ -1,0 +1,58 @@
+"""The command that most people run first, on their own images."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+WEIGHTS = pathlib.Path(__file__).parents[1] / "data/vit_token.weights.npz"
+
+
+@pytest.fixture
+def images(tmp_path):
+  """Three classes of noise with different means, 24 images each."""
+  rng = np.random.default_rng(0)
+  for label, mean in (("dark", 60), ("grey", 120), ("light", 180)):
+    folder = tmp_path / "images" / label
+    folder.mkdir(parents=True)
+    for i in range(24):
+      pixels = np.clip(rng.normal(mean, 40, (24, 24, 3)), 0, 255)
+      Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{i}.png")
+  return tmp_path / "images"
+
+
+@pytest.mark.slow
+def test_it_begins_with_trials_and_a_probe_and_resumes_with_their_choice(
+  images, tmp_path
+):
+  workdir = tmp_path / "run"
+  config = f"folder:path={images},init={WEIGHTS},res=16,budget=160"
+
+  def train():
+    command = [sys.executable, "-m", "vit_jax", "train", f"--config={config}"]
+    command += [f"--workdir={workdir}", "--config.total_steps=24"]
+    # Of two rates both are tried; the given augmentation is no candidate.
+    command += ["--config.data.ops=decode|resize(16)"]
+    command += ["--config.optim.warmup_steps=2"]
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+  first = train()
+  record = json.loads((workdir / "trials.json").read_text())
+  assert record["steps"] >= 20 and record["chosen"] is not None
+  assert {t["steps"] for t in record["trials"]} == {record["steps"]}
+  assert f"chosen      {record['chosen']}" in first
+  probe = json.loads((workdir / "linear_probe.json").read_text())
+  assert probe["fine_tuned"] is not None
+  rows = (workdir / "metrics.jsonl").read_text().splitlines()
+  tested = [row for row in map(json.loads, rows) if "test/top1" in row]
+  assert [row["step"] for row in tested] == [24]  # once, at the end
+  again = train()
+  assert "complete    all 24 steps were done before" in again
