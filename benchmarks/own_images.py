@@ -177,7 +177,7 @@ def table(rows: list[dict]) -> str:
     spread = lambda x: (
       f"{np.mean(x):.1f}" + f" ({min(x):.1f} to {max(x):.1f})" * (len(x) > 1)
     )
-    chosen = "; ".join(dict.fromkeys(str(row["chosen"]) for row in of_set))
+    chosen = "; ".join(dict.fromkeys(map(_choice, of_set)))
     first = of_set[0]
     lines.append(
       f"| {name} | {first['images']:,} | {first['tests']:,} | {spread(probe)}"
@@ -185,6 +185,12 @@ def table(rows: list[dict]) -> str:
       f" | {np.mean([row['seconds'] for row in of_set]) / 60:.1f} |"
     )
   return "\n".join(lines)
+
+
+def _choice(row: dict) -> str:
+  """Returns what was saved, in words."""
+  is_probe = row["saved"]["fine_tuned"] < row["saved"]["top1"]
+  return "the linear probe itself" if is_probe else row["chosen"]
 
 
 def main() -> None:
