@@ -309,8 +309,8 @@ def test_weights_without_a_head_have_features(run, tmp_path, monkeypatch):
   want = evaluate.evaluate(c, str(workdir))
   read = evaluate.weights.read
 
-  def headless(path):
-    file = read(path)
+  def headless(path, **options):
+    file = read(path, **options)
     params = {k: v for k, v in file.params.items() if k[:5] != "head/"}
     return dataclasses.replace(file, params=params)
 
