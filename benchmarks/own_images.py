@@ -83,8 +83,8 @@ def icons() -> Set:
   """Icons of 48 pixels, most of them transparent, by what they stand for."""
   files = sorted(p for p in ICONS.glob("*/*.png") if not p.is_symlink())
   names = [p.parent.name for p in files]
-  kept = [n for n in sorted({*names}) if names.count(n) >= 30]
-  files = [p for p in files if p.parent.name in kept]
+  frequent = [n for n in sorted({*names}) if names.count(n) >= 30]
+  files = [p for p in files if p.parent.name in frequent]
   images = [Image.open(p) for p in files]
   return _split(images, [p.parent.name for p in files], [1000] * 99, 10)
 

@@ -31,7 +31,7 @@ from vit_jax.step import Params, RunShape
 from vit_jax.writers import atomic_files, trackers
 from vit_jax.writers.metric_writer import METRICS, SCORES
 
-# Bytes of a split whose labels are read to be told; from a disk in seconds.
+# Bytes of a split whose labels are read to be counted; from a disk in seconds.
 COUNTED_BYTES = 2**31
 
 

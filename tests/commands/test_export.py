@@ -127,10 +127,10 @@ def test_opset_and_float16_of_an_onnx_file(tmp_path, capsys):
 
   dst = tmp_path / "vit.onnx"
   lines = run(capsys, TOKEN, dst, "--to=onnx", "--opset=17", "--fp16")
-  told = re.fullmatch(
+  stated = re.fullmatch(
     r"read again      largest difference of logits (\S+), of (\S+)", lines[-1]
   )
-  difference, largest = map(float, told.groups())
+  difference, largest = map(float, stated.groups())
   # Each of some 20 layers rounds at 2^-11 of its values.
   assert 2**-14 < difference / largest < 20 * 2**-11
   model = onnx_lib.load(dst)
