@@ -85,6 +85,7 @@ def test_channels_that_do_not_fit():
   assert "config.model.channels: got 1, expected 3: the colours" in error
 
 
+@pytest.mark.slow
 def test_a_run_on_grey_images(tmp_path):
   """From weights of three channels, by the built-in pipeline, to predict."""
   folder = tmp_path / "images"
@@ -136,6 +137,7 @@ class Bands:
       }
 
 
+@pytest.mark.slow
 def test_a_run_on_several_bands(tmp_path):
   config = tiny.config(
     init=TOKEN,

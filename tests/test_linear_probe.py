@@ -73,6 +73,7 @@ def test_an_image_counts_by_the_weight_of_its_class(clusters):
   )
 
 
+@pytest.mark.slow
 def test_balanced_accuracies_decide_where_classes_have_weights(tmp_path):
   c = config(name="sgd", lr=100.0, momentum=0.0)
   c.objective.class_weights = "balanced"
@@ -120,6 +121,7 @@ def test_a_run_starts_from_it(tmp_path):
   )
 
 
+@pytest.mark.slow
 def test_what_fine_tuning_spoils_is_not_kept(tmp_path):
   state = train_and_evaluate(
     freeze(config(name="sgd", lr=100.0, momentum=0.0)), str(tmp_path)

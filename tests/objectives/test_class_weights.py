@@ -54,6 +54,7 @@ def test_the_mean_over_images_in_closed_form():
   assert float(loss) == pytest.approx(float(again.sum()), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_smoothed_targets_have_the_weights_of_their_classes():
   loss, _, _ = _loss(label_smoothing=0.3)
   targets = 0.7 * np.eye(3)[LABELS[:3]] + 0.1
@@ -61,6 +62,7 @@ def test_smoothed_targets_have_the_weights_of_their_classes():
   assert float(loss) == pytest.approx(want, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_mixed_targets_have_the_weights_of_their_classes():
   """A row's share a is the same for all rows; the first has no partner."""
   loss, _, _ = _loss(mixup=1.0)
@@ -70,6 +72,7 @@ def test_mixed_targets_have_the_weights_of_their_classes():
   assert 0.5 <= a <= 1
 
 
+@pytest.mark.slow
 def test_counts_that_are_unknown_weigh_nothing():
   """As for the planner, which reads no labels."""
   loss, _, _ = _loss(counts=None)
