@@ -36,7 +36,7 @@ def test_it_begins_with_trials_and_a_probe_and_resumes_with_their_choice(
   def train():
     command = [sys.executable, "-m", "vit_jax", "train", f"--config={config}"]
     command += [f"--workdir={workdir}", "--config.total_steps=24"]
-    # Of two rates both are tried; the given augmentation is no candidate.
+    # The rates are tried; the given augmentation is no candidate.
     command += ["--config.data.ops=decode|resize(16)"]
     command += ["--config.optim.warmup_steps=2"]
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
