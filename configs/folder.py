@@ -52,7 +52,7 @@ def get_config(arg: str = ""):
       return False
     return True
 
-  # Of few images more are held out: 10 % of 100 would choose by chance.
+  # More is held out where images are few: 10 % of 100 choose by chance.
   few = opened.inspect(dataset, "train").num_examples < 1000
   share = "80%" if few else "90%"
   train, val = f"train[:{share}]", f"train[{share}:]"

@@ -42,7 +42,7 @@ def advice(config: Config, absent: Evals) -> list[str]:
   """
   needed: dict[tuple[str, str], list[str]] = {}
   for e in absent:
-    # Of the training data there is an error of its own.
+    # The training data have an error of their own.
     if e not in left_out(config, absent) and e.dataset != config.data.dataset:
       needed.setdefault(e.LEFT_OUT_BY, []).append(e.dataset)
   data_dir = config.data.data_dir

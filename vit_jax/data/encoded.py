@@ -159,7 +159,7 @@ def _is_jpeg_without_exif(data):
 
 def _is_bare_png(data, max_pixels: int):
   """Whether it is a PNG without alpha and EXIF, of sides that are no risk."""
-  # Of the colour types grey, colour, palette, grey and colour with alpha.
+  # The colour types are grey, colour, palette, grey and colour with alpha.
   is_opaque = tf.strings.substr(data, 25, 1)[..., None] == [b"\0", b"\2", b"\3"]
   sides = tf.strings.substr(data, 16, 8)
   sides = tf.io.decode_raw(sides, tf.int32, little_endian=False)

@@ -46,7 +46,7 @@ def scan(name: str, options: Options) -> Listing:
   images = {
     k: v for k, v in kinds.items() if isinstance(features[k], datasets.Image)
   }
-  # Of a list that of its elements, which are the classes of an image.
+  # A list has the type of its elements, which are the classes of an image.
   elements = {k: getattr(v, "feature", v) for k, v in features.items()}
   labels = {
     k: v
