@@ -1,5 +1,6 @@
 """The linear probe from which fine-tuning starts."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -21,6 +22,12 @@ def clusters():
   labels = np.arange(60) % 3
   features = centers[labels] + rng.normal(size=(60, 5))
   return features[:45], labels[:45], features[45:], labels[45:]
+
+
+def test_it_says_where_few_images_choose(clusters):
+  probe = linear_probe.fit(*clusters, num_classes=3)
+  assert "of the 15 held-out images right (6.7% each: they choose" in str(probe)
+  assert "by chance" not in str(dataclasses.replace(probe, num_held_out=50))
 
 
 def test_its_logits_are_the_scaled_scores_of_ridge(clusters):

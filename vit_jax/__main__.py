@@ -3,6 +3,7 @@
 import atexit
 import errno
 import gc
+import logging
 import os
 import re
 import signal
@@ -43,6 +44,7 @@ def main(argv: list[str] | None = None) -> None:
   # Without it Python collects garbage at exit, which takes 3 s after imports of
   # jax and TensorFlow (2 busy cores) in place of 0.3 s.
   atexit.register(gc.freeze)
+  logging.basicConfig(format="%(message)s")
   try:
     try:
       run(argv)

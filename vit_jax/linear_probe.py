@@ -34,6 +34,7 @@ FOLDER = "probe"  # of the workdir: the model with the probe as its head
 
 L2S = tuple(4.0**k for k in range(9))  # 1 to 65,536
 SCALES = tuple(2.0**k for k in range(-2, 8))
+FEW = 50  # held-out images: the standard error of 90 % is 4 % and more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,8 @@ class LinearProbe:
   kernel, bias: Parameters of the head.
   l2: Its penalty.
   scale: Factor between ridge scores, whose targets are -1 and 1, and logits.
-  accuracy: Share of the held-out images predicted right, 0 to 1.
+  num_held_out: Number of held-out images.
+  accuracy: Share of them predicted right, 0 to 1.
   loss: Their mean cross-entropy, in which classes may have weights.
   """
 
@@ -51,13 +53,16 @@ class LinearProbe:
   bias: Float32[np.ndarray, " classes"]
   l2: float
   scale: float
+  num_held_out: int
   accuracy: float
   loss: float
 
   def __str__(self) -> str:
+    n = self.num_held_out
+    few = f" ({1 / n:.1%} each: they choose by chance)" if n < FEW else ""
     return (
-      f"{self.accuracy:.2%} of the held-out images right (L2 {self.l2:,g});"
-      " training starts from this head"
+      f"{self.accuracy:.2%} of the {n:,} held-out images right{few}, L2"
+      f" {self.l2:,g}; training starts from this head"
     )
 
 
@@ -221,6 +226,7 @@ def fit(
         (scale * bias).astype(np.float32),
         l2,
         scale,
+        len(held_out_labels),
         float(np.mean(is_right)),
         loss,
       )

@@ -265,5 +265,8 @@ def test_a_run_and_an_evaluation_take_it_as_text(tmp_path):
   wrong = dataclasses.replace(config, init_mean="imagnet")
   with pytest.raises(ConfigError, match="config.init: mean, std: got 'imagnet"):
     experiment.setup(wrong, data=tiny.Data())
+  alone = dataclasses.replace(config, init=None)
+  with pytest.raises(ConfigError, match="init_mean: .* without config.init"):
+    experiment.setup(alone, data=tiny.Data())
   args = evaluate.parse([f"--checkpoint={path}", "--mean=clip", "--knn=digits"])
   assert args.flags["mean"] == "clip"

@@ -54,7 +54,7 @@ def option_errors(
   return [
     *(_optim_errors(config.optim) if is_training else ()),
     *_evaluator_errors(config),
-    *(_init_head_errors(config) if is_training else ()),
+    *(_init_errors(config) if is_training else ()),
     *_mesh_errors(config),
     *(config.objective.start_errors(config.model) if is_new else ()),
     *_seed_errors(config.seed),
@@ -163,7 +163,12 @@ def _head_errors(config: Config) -> Iterator[str]:
       )
 
 
-def _init_head_errors(config: Config) -> Iterator[str]:
+def _init_errors(config: Config) -> Iterator[str]:
+  if config.init_mean and not config.init:
+    yield (
+      f"config.init_mean: got {config.init_mean!r} without config.init, which"
+      " it is about; set both, or none."
+    )
   if config.init_head == "zeros":
     return
   kinds = {e.name: e.kind for e in config.evals}
