@@ -48,6 +48,7 @@ SLOW = (
   "From other Flax code",
   "The walk",
   "Classes of images",
+  "Features of a folder",
   "Files, folders, globs, standard input",
   "Where the model looks",
   "Few-shot and linear probes",

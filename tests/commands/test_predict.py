@@ -2,16 +2,20 @@
 
 import csv
 import dataclasses
+import importlib.util
 import io
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
 import jax
 import numpy as np
+import pyarrow
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 import vit_jax
 from vit_jax import class_names
@@ -220,6 +224,7 @@ def test_none_can_be_read(call, folder):
   [
     (["--top=0"], "argument --top: got '0', expected a number from 1."),
     (["--json", "--csv"], "not allowed with argument"),
+    (["--features=x.npz", "--attention"], "not allowed with argument"),
   ],
 )
 def test_wrong_flags(argv, message, capsys):
@@ -297,3 +302,76 @@ def test_attention_of_a_model_without(monkeypatch, folder):
   with pytest.raises(ValueError, match="no attention between patches"):
     predict.run(predict_command.parse(argv))
   assert not begun
+
+
+# Features.
+
+
+@pytest.mark.parametrize(
+  "suffix, layer", [("npz", "pre_logits"), ("parquet", "encoded")]
+)
+def test_features_by_the_names_of_files(
+  call, folder, vit, tmp_path, suffix, layer
+):
+  path = tmp_path / f"features.{suffix}"
+  argv = folder, f"--features={path}", f"--layer={layer}", "--batch_size=4"
+  status, out, err = call(*argv, "--dtype=float32")
+  names = [n.name for n in named(folder) if "_" not in n.name]
+  assert (status, out) == (0, "")
+  assert f"cannot read {folder}/07_text.jpg" in err
+  expected = vit.features(names, layer)
+  if suffix == "npz":
+    file = np.load(path)
+    result, images = file["features"], file["image"].tolist()
+  else:
+    table = parquet.read_table(path)
+    images = table["image"].to_pylist()
+    result = np.array(table["features"].to_pylist(), np.float32)
+    shape = table.schema.field("features").type
+    assert shape == pyarrow.list_(
+      pyarrow.list_(pyarrow.float32(), expected.shape[2]), expected.shape[1]
+    )
+  assert images == names and result.dtype == np.float32
+  # Another batch size is another order of sums.
+  np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+  assert f"{path}: {layer} of 17 images, float32 {[*expected.shape]}" in err
+
+
+def test_features_of_a_model_without_a_head(tmp_path, folder, vit):
+  with np.load(TOKEN) as file:
+    arrays = {k: v for k, v in file.items() if not k.startswith("head/")}
+  np.savez(tmp_path / "headless.npz", **arrays)
+  argv = [str(tmp_path / "headless.npz"), f"{folder}/00.png"]
+  argv += [f"--features={tmp_path}/x.npz", "--dtype=float32"]
+  assert predict.run(predict_command.parse(argv)) == 0
+  np.testing.assert_allclose(
+    np.load(tmp_path / "x.npz")["features"],
+    vit.features(folder / "00.png"),
+    rtol=1e-5,
+    atol=1e-6,
+  )
+
+
+@pytest.mark.parametrize(
+  "argv, error, message",
+  [
+    (["--features=x.csv"], ValueError, "got 'x.csv', expected a file on this"),
+    (["--features=no/x.npz"], FileNotFoundError, "'no' is no folder"),
+    (["--features=x.npz", "--layer=top"], ValueError, "got 'top', expected a"),
+    (["--features=x.parquet"], ImportError, "pip install pyarrow, or name a"),
+  ],
+)
+def test_features_that_cannot_be_written(
+  call, folder, monkeypatch, tmp_path, argv, error, message
+):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(error, match=re.escape(message)):
+    call(folder / "00.png", *argv)
+  assert not list(tmp_path.iterdir())
+
+
+def test_features_of_no_image_write_no_file(call, folder, tmp_path):
+  path = tmp_path / "x.npz"
+  assert call(folder / "07_text.jpg", f"--features={path}")[0] == 1
+  assert not path.exists()

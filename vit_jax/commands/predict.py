@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from vit_jax.config import cli
 
 DESCRIPTION = """\
-Names the most probable classes of images, by any checkpoint that vit_jax.load
-opens: a run, one of its steps, published weights. Images are preprocessed as
-the checkpoint states.
+Names the most probable classes of images, or writes their features, by any
+checkpoint that vit_jax.load opens: a run, one of its steps, published weights.
+Images are preprocessed as the checkpoint states.
 
 IMAGE is a file, a folder (with the folders in it), a glob in quotes, or - for
 the standard input: an image, or a list of files, folders and globs, one a line.
@@ -17,7 +17,8 @@ status is 0 if at least one was read, 1 if none was."""
 EXAMPLE = """\
 vit-jax predict runs/pets photos/cat.jpg
 vit-jax predict B_16.npz photos/ 'more/**/*.jpg' --json > classes.jsonl
-find . -name '*.jpg' | vit-jax predict runs/pets - --csv > classes.csv"""
+find . -name '*.jpg' | vit-jax predict runs/pets - --csv > classes.csv
+vit-jax predict B_16.npz photos/ --features=features.npz"""
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -57,8 +58,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "--dtype",
     choices=("float32", "bfloat16"),
-    help="type of a Transformer's products (default: bfloat16 if this CPU has"
-    " instructions for it and jax uses them, otherwise float32)",
+    metavar="TYPE",
+    help="float32 or bfloat16 (default: the faster one on this CPU)",
   )
   forms = parser.add_mutually_exclusive_group()
   forms.add_argument(
@@ -67,10 +68,21 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   forms.add_argument(
     "--csv", action="store_true", help="a row for each class of each image"
   )
+  forms.add_argument(
+    "--features",
+    metavar="FILE",
+    help="write features, to FILE.npz or FILE.parquet",
+  )
+  parser.add_argument(
+    "--layer",
+    default="pre_logits",
+    metavar="NAME",
+    help="the features' (default: pre_logits, what the head reads)",
+  )
   parser.add_argument(
     "--attention",
     action="store_true",
-    help="also write each image beside its attention map, a PNG",
+    help="also write images beside their attention maps",
   )
   parser.add_argument(
     "--out_dir",
@@ -79,7 +91,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     default="attention",
     help="folder of these (default: %(default)s)",
   )
-  return parser.parse_args(argv)
+  args = parser.parse_args(argv)
+  if args.attention and args.features is not None:
+    parser.error("argument --attention: not allowed with argument --features")
+  return args
 
 
 def main(argv: Sequence[str]) -> None:

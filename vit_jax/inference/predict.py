@@ -1,4 +1,4 @@
-"""Classifies images: `vit-jax predict CHECKPOINT IMAGE...`.
+"""Classifies images, or writes their features: `vit-jax predict`.
 
 The model, its preprocessing and the names of its classes are those of the
 checkpoint. Results go to the standard output as they come, all other lines to
@@ -13,7 +13,9 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
+import numpy as np
 from tqdm import tqdm
 
 import vit_jax
@@ -22,9 +24,11 @@ from vit_jax.callbacks import startup
 from vit_jax.callbacks.progress import note
 from vit_jax.distributed import processes
 from vit_jax.inference import answers as formats
-from vit_jax.inference import overlay, streaming
-from vit_jax.inference.pretrained import Answer, Pretrained
+from vit_jax.inference import features_file, overlay, streaming
+from vit_jax.inference.pretrained import Answer, FeatureRow, Pretrained
 from vit_jax.models import precision
+
+Row = TypeVar("Row", Answer, FeatureRow)
 
 LOG_SECONDS = 30.0  # between lines on the progress, where there is no terminal
 
@@ -37,9 +41,12 @@ def run(args: argparse.Namespace) -> int:
 
   Raises:
     FileNotFoundError, ValueError: The checkpoint is missing, is none, or has no
-      head; or no attention, which was asked for.
-    OSError: A picture cannot be written.
+      head; or no attention or layer that was asked for.
+    ImportError: What writes the file of features is not installed.
+    OSError: A picture or the file of features cannot be written.
   """
+  if args.features is not None:
+    features_file.check(args.features)
   vit = vit_jax.load(
     args.checkpoint,
     image_size=args.image_size,
@@ -53,12 +60,11 @@ def run(args: argparse.Namespace) -> int:
   vit = dataclasses.replace(vit, config=config)
   note(_description(args.checkpoint, vit))
   images: Iterable[streaming.Named] = streaming.find(args.images)
+  if args.features is not None:
+    return _write_features(args, vit, images)
   if args.attention:
     images = _refuse_own_folder(images, args.out_dir)
-  total = None
-  if streaming.STANDARD_INPUT not in args.images:
-    images = list(images)  # names only, to know how many there are
-    total = len(images)
+  images, total = _counted(args, images)
   answers = vit.predictions(
     images, args.top, batch_size=args.batch_size, attention=args.attention
   )
@@ -78,6 +84,45 @@ def run(args: argparse.Namespace) -> int:
   if num_bad:
     note(f"{num_read:,} images classified, {num_bad:,} could not be read")
   return 0 if num_read else 1
+
+
+def _counted(
+  args: argparse.Namespace, images: Iterable[streaming.Named]
+) -> tuple[Iterable[streaming.Named], int | None]:
+  """Returns the images, and how many; None: standard input names them."""
+  if streaming.STANDARD_INPUT in args.images:
+    return images, None
+  images = list(images)  # names only, to know how many there are
+  return images, len(images)
+
+
+def _write_features(
+  args: argparse.Namespace, vit: Pretrained, images: Iterable[streaming.Named]
+) -> int:
+  """Writes the features of the images; returns the exit status.
+
+  Raises:
+    ValueError: There is no such layer.
+    OSError: The file cannot be written.
+  """
+  images, total = _counted(args, images)
+  rows = vit.feature_rows(images, args.layer, batch_size=args.batch_size)
+  read, num_bad = [], 0
+  for row in _shown(rows, total):
+    if row.error is None:
+      read.append(row)
+    num_bad += row.error is not None
+  if num_bad:
+    note(f"{len(read):,} images read, {num_bad:,} could not be read")
+  if not read:
+    return 1
+  features = np.stack([row.features for row in read])
+  features_file.write(args.features, [row.name for row in read], features)
+  note(
+    f"{args.features}: {args.layer} of {len(read):,} images,"
+    f" {features.dtype} {list(features.shape)}"
+  )
+  return 0
 
 
 def _refuse_own_folder(
@@ -126,7 +171,7 @@ def _writer(
   )
 
 
-def _shown(answers: Iterator[Answer], total: int | None) -> Iterator[Answer]:
+def _shown(answers: Iterator[Row], total: int | None) -> Iterator[Row]:
   """Yields the answers; shows the progress, and images that cannot be read.
 
   The progress is a bar if the standard error is a terminal, the standard output
@@ -172,7 +217,7 @@ def main(args: argparse.Namespace) -> None:
   except BrokenPipeError:  # as of `| head`
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     status = 1
-  except (OSError, ValueError) as e:
+  except (OSError, ValueError, ImportError) as e:
     text = f"{e.filename}: {e.strerror}" if getattr(e, "filename", None) else e
     sys.exit(f"vit-jax predict: {text}")
   except KeyboardInterrupt:

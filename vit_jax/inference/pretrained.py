@@ -7,7 +7,7 @@ import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -109,6 +109,19 @@ class Answer:
   pixels: np.ndarray | None = None
   attention: np.ndarray | None = None
   error: Exception | None = None
+
+
+class FeatureRow(NamedTuple):
+  """The features of an image.
+
+  name: Path of the image, or a name.
+  features: A layer, float32; None: the image cannot be read.
+  error: Why the image cannot be read; None: it can.
+  """
+
+  name: str
+  features: np.ndarray | None
+  error: Exception | None
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -273,6 +286,37 @@ class Pretrained:
     ]
     return np.concatenate([np.asarray(p, np.float32) for p in parts])
 
+  def feature_rows(
+    self,
+    images: Iterable[streaming.Named],
+    layer: str = "pre_logits",
+    *,
+    batch_size: int = BATCH,
+  ) -> Iterator[FeatureRow]:
+    """Yields features of any number of images, in their order.
+
+    See `predictions` for what is in memory, and `features` for the layer.
+
+    Args:
+      images: Images with names; `streaming.find` finds those of a folder.
+      layer: Name of an intermediate.
+      batch_size: Images in a forward pass.
+
+    Raises:
+      ValueError: There is no such layer.
+    """
+
+    def compute(images):
+      return self._layer(self.params, normalise(images), layer)
+
+    for batch, result in self._computed(images, batch_size, compute):
+      values = iter(
+        np.asarray(result, np.float32) if result is not None else ()
+      )
+      for row in batch:
+        is_read = row.error is None
+        yield FeatureRow(row.name, next(values) if is_read else None, row.error)
+
   def forward_features(self, images: Any) -> Float[np.ndarray, "b ..."]:
     """Returns the encoded tokens [b, n, d], timm's method of that name.
 
@@ -395,39 +439,62 @@ class Pretrained:
       raise ValueError("got a model without a head, expected one; call it.")
     if attention:  # raises if the model has none
       inspection.batch_size(self.config, self.image_size)
-    ops = for_channels(self.ops, self.config.channels)
-    rows = streaming.read_all(images, ops, ahead=2 * batch_size)
-    return self._answers(rows, top, batch_size, attention)
+    return self._answers(images, top, batch_size, attention)
 
   def _answers(
     self,
-    rows: Iterator[streaming.Row],
+    images: Iterable[streaming.Named],
     top: int,
     batch_size: int,
     attention: bool,
   ) -> Iterator[Answer]:
-    """Yields answers; the device computes a batch while the next is read."""
     names = self.class_names or map(str, range(self.num_classes))
     names = [class_names.in_words(name) for name in names]
     answer = functools.partial(
       _values if self.is_regression else _most_probable, names=names, top=top
     )
-    running: tuple[list[streaming.Row], Any, Any] | None = None
+
+    def compute(images):
+      maps = self.attention_map(normalise(images)) if attention else None
+      return self.probabilities(self.params, images), maps
+
+    for batch, result in self._computed(images, batch_size, compute):
+      yield from _batch_answers(batch, *(result or (None, None)), answer)
+
+  def _computed(
+    self,
+    images: Iterable[streaming.Named],
+    batch_size: int,
+    compute: Callable[[np.ndarray], Any],
+  ) -> Iterator[tuple[list[streaming.Row], Any]]:
+    """Yields batches, and what the device computes of their readable images.
+
+    The device computes a batch while the next one is read.
+
+    Args:
+      images: Images with names.
+      batch_size: Readable images of a batch; the last has fewer.
+      compute: Maps images uint8 [batch_size, h, w, c], filled up with zeros, to
+        what is yielded, without a wait for the device. None is yielded for a
+        batch of which no image can be read.
+    """
+    ops = for_channels(self.ops, self.config.channels)
+    rows = streaming.read_all(images, ops, ahead=2 * batch_size)
+    running = None
     for batch in _batches(rows, batch_size):
       readable = [row.pixels for row in batch if row.error is None]
       if running is None and len(readable) < batch_size:  # the only batch
         batch_size = 1 << max(len(readable) - 1, 0).bit_length()
-      probabilities = maps = None
+      result = None
       if readable:
         images = np.zeros((batch_size, *self.image_shape), np.uint8)
         images[: len(readable)] = readable
-        probabilities = self.probabilities(self.params, images)
-        maps = self.attention_map(normalise(images)) if attention else None
+        result = compute(images)
       if running is not None:
-        yield from _batch_answers(*running, answer)
-      running = batch, probabilities, maps
+        yield running
+      running = batch, result
     if running is not None:
-      yield from _batch_answers(*running, answer)
+      yield running
 
   def metadata(self) -> dict[str, Any]:
     """Returns the JSON that goes with the parameters."""
