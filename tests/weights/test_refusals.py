@@ -262,8 +262,11 @@ def test_arrays_beside_a_wrapped_model():
   with pytest.raises(ValueError, match="got 1 arrays beside the model, whose"):
     unwrapped(*teacher, "fc.weight")
   student = [f"student.backbone.{n}" for n in names]
-  with pytest.raises(ValueError, match="p = 'teacher.backbone.'; safetensors"):
-    unwrapped(*teacher, *student)
+  _, (note,) = unwrapped(*teacher, *student, "student.dino_head.weight")
+  assert "'teacher.backbone.' was taken" in note and "'student.backbone" in note
+  others = [f"a.{n}" for n in names] + [f"b.{n}" for n in names]
+  with pytest.raises(ValueError, match="p = 'b.'; safetensors"):
+    unwrapped(*others)
   assert unwrapped(*names, "head.weight")[1] == ()
 
 
@@ -319,7 +322,8 @@ def test_pickles_in_other_files_are_never_run(tmp_path):
   with zipfile.ZipFile(path, "w") as archive:  # as torch.save writes it
     archive.writestr("model/data.pkl", pickle.dumps(Touch(trace)))
     archive.writestr("model/data/0", bytes(64))
-  assert f"got '{path}', which is a pickle of PyTorch" in message(path)
+  # The sentence depends on whether torch is installed.
+  assert f"got '{path}', " in message(path) and "orch" in message(path)
   objects = np.array([Touch(trace)], object)
   assert "'head/bias': pickled objects, expected numbers" in message(
     save(tmp_path / "x.npz", head__bias=objects)
@@ -329,7 +333,7 @@ def test_pickles_in_other_files_are_never_run(tmp_path):
   folder = hf_folder(tmp_path / "m")
   (folder / "model.safetensors").unlink()
   (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Touch(trace)))
-  assert f"got '{folder}' with pytorch_model.bin, a pickle" in message(folder)
+  assert "pytorch_model.bin', " in message(folder)
   assert not trace.exists()
 
 

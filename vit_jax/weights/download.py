@@ -173,7 +173,7 @@ def _from_hub(text: str) -> str:
   if not list(pathlib.Path(folder).glob("model*.safetensors")):
     raise FileNotFoundError(
       f"got {text!r}, which has no model.safetensors; pickles"
-      " (pytorch_model.bin) are never loaded."
+      " (pytorch_model.bin, *.pth) are not downloaded: give the path of one."
     )
   return folder
 

@@ -24,7 +24,6 @@ from vit_jax.models.posemb import sincos2d
 from vit_jax.options import shown
 from vit_jax.paths import file_in
 from vit_jax.weights import hf_preprocessing
-from vit_jax.weights.safetensors_file import Safetensors
 from vit_jax.weights.torch_layout import (
   Row,
   add_zero_biases,
@@ -40,6 +39,7 @@ from vit_jax.weights.torch_layout import (
 from vit_jax.weights.weights_file import (
   POS_EMBEDDING,
   LazyArray,
+  StateDict,
   Weights,
   height_and_width,
 )
@@ -203,7 +203,7 @@ def _name_in_file(name: str) -> str:
   return name
 
 
-def read(file: Safetensors) -> Weights:
+def read(file: StateDict) -> Weights:
   """Returns the weights of a folder: arrays, config.json, preprocessor.
 
   Raises:

@@ -35,11 +35,6 @@ def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
     raise
   weakref.finalize(file, closing.close)
   members = file.zip.infolist()
-  if any(member.filename.endswith("data.pkl") for member in members):
-    raise ValueError(
-      f"got {str(path)!r}, which is a pickle of PyTorch, may run any code and"
-      " is never loaded; save it as .safetensors with safetensors.torch."
-    )
   arrays = {}
   for member in members:
     if member.filename.endswith(".npy"):

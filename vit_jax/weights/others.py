@@ -59,12 +59,6 @@ _FILES = (
     " model.save_pretrained(DST)",
   ),
   (
-    "pytorch_model.bin",
-    "a pickle, which may run any code and is never loaded; expected"
-    " model.safetensors: save it with save_pretrained(...,"
-    " safe_serialization=True)",
-  ),
-  (
     "flax_model.msgpack",
     "msgpack of Flax; expected model.safetensors, with transformers 4:"
     " ViTModel.from_pretrained(SRC, from_flax=True).save_pretrained(DST)",

@@ -1,7 +1,7 @@
 """Reads weights of any known format, recognised by the content of the file.
 
 A new format is a module with `looks_like` and `read`, and a line in `NPZ` or
-`SAFETENSORS`.
+`STATE_DICTS`.
 """
 
 import dataclasses
@@ -31,19 +31,17 @@ from vit_jax.weights import (
   others,
   timm,
   timm_file,
+  torch_file,
   wrappers,
 )
 from vit_jax.weights.identify import NEEDED, identify
 from vit_jax.weights.npz_file import open_npz
-from vit_jax.weights.safetensors_file import (
-  INDEX,
-  Safetensors,
-  open_safetensors,
-)
+from vit_jax.weights.safetensors_file import INDEX, open_safetensors
 from vit_jax.weights.weights_file import (
   EXPECTED,
   POS_EMBEDDING,
   LazyArray,
+  StateDict,
   Weights,
   lazy,
   model_of,
@@ -69,15 +67,15 @@ class NpzFormat(NamedTuple):
   ]
 
 
-class SafetensorsFormat(NamedTuple):
-  """A set of names that the arrays of a `.safetensors` may have.
+class StateDictFormat(NamedTuple):
+  """A set of names that the arrays of a `.safetensors` or `.pth` may have.
 
   looks_like: Whether some names are such.
   read: A file with these names -> its weights.
   """
 
   looks_like: Callable[[Iterable[str]], bool]
-  read: Callable[[Safetensors], Weights]
+  read: Callable[[StateDict], Weights]
 
 
 # The first format that knows the names reads the file.
@@ -85,9 +83,9 @@ NPZ = {
   "bit": NpzFormat(bit.looks_like, _read_bit),
   "google": NpzFormat(google.looks_like, google.read),
 }
-SAFETENSORS = {
-  "timm": SafetensorsFormat(timm.looks_like, timm_file.read),
-  "hf": SafetensorsFormat(hf.looks_like, hf.read),
+STATE_DICTS = {
+  "timm": StateDictFormat(timm.looks_like, timm_file.read),
+  "hf": StateDictFormat(hf.looks_like, hf.read),
 }
 
 # Number of dimensions of the arrays whose shapes decide the model.
@@ -223,6 +221,8 @@ def _with_classes(weights: Weights) -> Weights:
 def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
   with file.open("rb") as stream:
     head = stream.read(512)
+  if torch_file.is_torch(file, head):
+    return _read_torch(file, file, options)
   if head[:2] == b"PK":
     arrays = open_npz(file)
     for name, (looks_like, read_arrays) in NPZ.items():
@@ -251,6 +251,9 @@ def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
   for name in ("model.safetensors", INDEX):
     if (folder / name).exists():
       return _read_safetensors(folder, file_in(folder, name), options)
+  for name in (torch_file.BIN, torch_file.INDEX):
+    if (folder / name).exists():
+      return _read_torch(folder, file_in(folder, name), options)
   files = sorted(p.name for p in folder.glob("*.safetensors"))
   if len(files) == 1 and files[0] != others.ADAPTER:  # model.fp16.safetensors
     return _read_safetensors(folder, file_in(folder, files[0]), options)
@@ -291,14 +294,27 @@ def _read_safetensors(
     options: Options that the user stated.
   """
   arrays, metadata = open_safetensors(file)
-  arrays, notes = wrappers.unwrapped(arrays)
   config = json_file.read(file_in(file.parent, "config.json"))
-  for looks_like, read_file in SAFETENSORS.values():
+  return _read_state_dict(StateDict(path, arrays, metadata, config, options))
+
+
+def _read_torch(
+  path: epath.Path, file: epath.Path, options: dict[str, Any]
+) -> Weights:
+  """Reads a file of torch.save, or several by their index; see above."""
+  arrays, notes = torch_file.open_torch(file)
+  config = json_file.read(file_in(file.parent, "config.json"))
+  weights = _read_state_dict(StateDict(path, arrays, {}, config, options))
+  return dataclasses.replace(weights, notes=(*notes, *weights.notes))
+
+
+def _read_state_dict(file: StateDict) -> Weights:
+  arrays, notes = wrappers.unwrapped(file.arrays)
+  for looks_like, read_file in STATE_DICTS.values():
     if looks_like(arrays):
-      file = Safetensors(path, arrays, metadata, config, options)
-      weights = read_file(file)
+      weights = read_file(file._replace(arrays=arrays))
       return dataclasses.replace(weights, notes=(*notes, *weights.notes))
-  raise ValueError(_unknown_names(path, arrays, config))
+  raise ValueError(_unknown_names(file.path, arrays, file.config))
 
 
 def _unknown_names(

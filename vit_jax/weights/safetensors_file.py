@@ -4,8 +4,7 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,23 +28,6 @@ TYPES = {
   "U8": np.uint8,
   "BOOL": np.bool_,
 }
-
-
-class Safetensors(NamedTuple):
-  """A file of weights, and what is known about it from elsewhere.
-
-  path: The file, or its folder.
-  arrays: The arrays by name.
-  metadata: Texts in the file's header.
-  config: Contents of the config.json beside it; {}: there is none.
-  options: Options of the model that the caller stated.
-  """
-
-  path: epath.Path
-  arrays: dict[str, LazyArray]
-  metadata: Mapping[str, str]
-  config: dict[str, Any]
-  options: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +54,7 @@ def open_safetensors(
   file = epath.Path(path)
   if file.name.endswith(".index.json"):
     arrays: dict[str, LazyArray] = {}
-    for part in _parts(file):
+    for part in parts_of(file):
       arrays |= open_safetensors(part)[0]
     return arrays, {}
   copy = None
@@ -104,7 +86,7 @@ def open_safetensors(
     ) from None
 
 
-def _parts(index: epath.Path) -> list[epath.Path]:
+def parts_of(index: epath.Path) -> list[epath.Path]:
   """Returns the files that an index names, all in its own folder."""
   names = sorted({*json_file.read_as(_Index, index).weight_map.values()})
   parts = [file_in(index.parent, name) for name in names]

@@ -14,12 +14,12 @@ from vit_jax.options import shown
 from vit_jax.weights import eval_preprocessing, timm
 from vit_jax.weights.assumed import LOST_POSITIONS
 from vit_jax.weights.identify import identify
-from vit_jax.weights.safetensors_file import Safetensors
 from vit_jax.weights.weights_file import (
   METADATA_KEY,
   POS_EMBEDDING,
   Metadata,
   Pixels,
+  StateDict,
   Weights,
   height_and_width,
   model_of,
@@ -164,7 +164,7 @@ class _Top:
   pretrained_cfg: dict = dataclasses.field(default_factory=dict)
 
 
-def read(file: Safetensors) -> Weights:
+def read(file: StateDict) -> Weights:
   """Returns the weights of a file, from its arrays, header and config.json.
 
   A file that we wrote has our own metadata in its header; then config.json is

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 
 from vit_jax.config import json_file, model_from_dict
 from vit_jax.config.from_dict import at_least
@@ -15,8 +16,8 @@ from vit_jax.options import shown
 POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
 EXPECTED = (
   "expected a .npz of Google's (ViT, AugReg, BiT, big_vision), a .safetensors"
-  " of timm, the folder of a Hugging Face model, or the folder of one of our"
-  " runs, of its checkpoints or of one step"
+  " or .pth of timm, the folder of a Hugging Face model, or the folder of one"
+  " of our runs, of its checkpoints or of one step"
 )
 METADATA_KEY = "vit_jax"  # in the header of .safetensors files that we write
 
@@ -59,6 +60,23 @@ class LazyArray:
 def lazy(array: np.ndarray) -> LazyArray:
   """Wraps an array that is in memory already."""
   return LazyArray(np.shape(array), array.dtype, lambda: array)
+
+
+class StateDict(NamedTuple):
+  """Arrays under a PyTorch library's names, and what is beside them.
+
+  path: The file, or its folder.
+  arrays: The arrays by name.
+  metadata: Texts in the file's header.
+  config: Contents of the config.json beside it; {}: there is none.
+  options: Options of the model that the caller stated.
+  """
+
+  path: epath.Path
+  arrays: dict[str, LazyArray]
+  metadata: Mapping[str, str]
+  config: dict[str, Any]
+  options: Mapping[str, Any]
 
 
 class Pixels(NamedTuple):

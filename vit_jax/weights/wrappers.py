@@ -1,26 +1,46 @@
 """Names that training programs put around those of a model."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from vit_jax.weights.torch_layout import shorten
 from vit_jax.weights.weights_file import LazyArray
 
-# Prefix and end of the names of a model's first convolution: timm's ViT,
-# Hugging Face's, whose other families have prefixes of their own, and BiT.
-_WRAPPERS = (
-  r"(?:module|model|encoder|backbone|teacher|student|net|network|_orig_mod)\."
+# Words before the names of a model; where there are several models, the one
+# whose word comes first is taken: averages are what their authors evaluate.
+CONTAINERS = (
+  "state_dict_ema",
+  "model_ema",
+  "ema",
+  "teacher",
+  "state_dict",
+  "model",
+  "module",
+  "_orig_mod",
+  "encoder",
+  "backbone",
+  "net",
+  "network",
+  "student",
 )
+# Prefix and end of the names of a model's first convolution: timm's ViT,
+# Hugging Face's, whose other families have prefixes of their own, and BiT; and
+# the first token of the images' tower of CLIP, beside that of texts.
+_WRAPPERS = rf"(?:{'|'.join(CONTAINERS)})\."
 _FIRST = (
   r"(|.+?\.)patch_embed\.proj\.weight",
   rf"((?:{_WRAPPERS})*)(?:vit\.)?embeddings\.patch_embeddings\.projection"
   r"\.weight",
   r"(|.+?\.)(?<!backbone\.)stem\.conv\.weight",
+  r"(|(?:.+\.)?visual\.)class_embedding",
 )
 # Arrays beside a model that only pre-training has, or that read texts.
 _BESIDE = re.compile(
-  r"text\.|text_model\.|logit_(scale|bias)$"
-  r"|((teacher|student)\.)?(dino_head|ibot_head|dino_loss|ibot_patch_loss)\."
+  rf"({_WRAPPERS})*(text\.|text_model\.|logit_(scale|bias)$"
+  r"|transformer\.resblocks\.|token_embedding\.|positional_embedding$"
+  r"|text_projection$|ln_final\.|attn_mask$|(input_resolution|context_length"
+  r"|vocab_size)$|dino_head\.|ibot_head\.|(dino|ibot_patch)_loss\."
+  r"|head\.(mlp|last_layer)\.)"
 )
 _CHUNKED = re.compile(r"blocks\.(\d{1,3})\.(\d{1,3})\.")
 
@@ -32,26 +52,31 @@ def unwrapped(
 
   A prefix such as `module.` or `teacher.backbone.` is taken off, and DINOv2's
   blocks in chunks (`blocks.1.6.`, chunk and block) lose the chunk. Other names
-  are not changed.
+  are not changed. Of several models the first by `CONTAINERS` is taken.
 
   Args:
     arrays: Name in the file -> array.
 
   Raises:
-    ValueError: There are several models, or arrays beside the model.
+    ValueError: There are several models and none comes first, or arrays beside
+      the model that belong to no pre-training.
   """
   notes: list[str] = []
   prefixes = _prefixes(arrays)
   if prefixes and "" not in prefixes:
-    if len(prefixes) > 1:
+    first, *others = sorted(prefixes, key=rank_of)
+    if others and rank_of(first) == rank_of(others[0]):
       names = " and ".join(map(repr, sorted(prefixes)))
       raise ValueError(
         f"got several models, under the prefixes {names}, expected one."
         f" Save it alone: {_line(max(prefixes))}"
       )
-    (prefix,) = prefixes
+    prefix = first
     beside = [n for n in arrays if not n.startswith(prefix)]
-    if unknown := [n for n in beside if not _BESIDE.match(n)]:
+    roots = tuple(other.split(".")[0] + "." for other in others)
+    if unknown := [
+      n for n in beside if not (_BESIDE.match(n) or n.startswith(roots))
+    ]:
       raise ValueError(
         f"got {len(unknown)} arrays beside the model, whose prefix is"
         f" {prefix!r}: {shorten(unknown)}; expected the model alone:"
@@ -74,8 +99,25 @@ def unwrapped(
   return dict(arrays), tuple(notes)
 
 
-def _prefixes(names: Mapping[str, LazyArray]) -> set[str]:
+def has_model(names: Iterable[str]) -> bool:
+  """Whether a model that we may know has such names, with a prefix or not."""
+  return bool(_prefixes(names))
+
+
+def rank(words: Iterable[str]) -> tuple[int, ...]:
+  """Returns the order in which models under several words are taken."""
+  known = {word: i for i, word in enumerate(CONTAINERS)}
+  return tuple(known.get(word, len(known)) for word in words)
+
+
+def rank_of(prefix: str) -> tuple[int, ...]:
+  """Returns the rank of a prefix such as "teacher.backbone."."""
+  return rank(prefix.split(".")[:-1])
+
+
+def _prefixes(names: Iterable[str]) -> set[str]:
   """Returns what is before the names of each model; "": nothing."""
+  names = list(names)
   for end in _FIRST:
     found = [re.fullmatch(end, name) for name in names]
     if prefixes := {m[1] for m in found if m}:

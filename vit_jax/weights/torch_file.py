@@ -1,0 +1,205 @@
+"""`.pth`, `.pt` and `.bin` files of torch.save, read without running code.
+
+torch is imported here alone, when such a file is read or written.
+"""
+
+import importlib.util
+import os
+import re
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from vit_jax.paths import is_remote
+from vit_jax.weights import wrappers
+from vit_jax.weights.safetensors_file import parts_of
+from vit_jax.weights.torch_layout import shorten
+from vit_jax.weights.weights_file import LazyArray
+
+BIN = "pytorch_model.bin"
+INDEX = f"{BIN}.index.json"
+# The number that torch.save wrote first before version 1.6.
+_OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+
+
+def is_torch(file: epath.Path, head: bytes) -> bool:
+  """Whether torch.save wrote a file.
+
+  Args:
+    file: The file.
+    head: Its first bytes.
+  """
+  if head.startswith(_OLD):
+    return True
+  if head[:2] != b"PK":
+    return False
+  try:
+    with file.open("rb") as stream, zipfile.ZipFile(stream) as archive:
+      return any(n.endswith("data.pkl") for n in archive.namelist())
+  except zipfile.BadZipFile:
+    return False
+
+
+def open_torch(
+  path: str | os.PathLike,
+) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
+  """Returns the arrays by name, each read on use, and notes.
+
+  Where the file is a checkpoint of training, the arrays are those of one of
+  `CONTAINERS`, and a note says which, and what is beside it.
+
+  Args:
+    path: A file; or the index of several in the same folder.
+
+  Raises:
+    ValueError: torch is not installed; the file would run code, or is damaged;
+      or it has no arrays.
+  """
+  file = epath.Path(path)
+  if file.name.endswith(".index.json"):
+    arrays: dict[str, LazyArray] = {}
+    for part in parts_of(file):
+      arrays |= open_torch(part)[0]
+    return arrays, ()
+  return _model_of(_load(path), path)
+
+
+def _load(path: str | os.PathLike) -> Any:
+  """Returns the contents; tensors of a file on disk are not read."""
+  if importlib.util.find_spec("torch") is None:
+    raise ValueError(
+      f"got {str(path)!r}, a file of PyTorch, which torch alone reads: install"
+      " it (pip install torch), or save the arrays as .safetensors where it is:"
+      f" {_line('weights_only=True')}"
+    )
+  import torch
+
+  local, copy = os.fspath(path), None
+  if is_remote(path):
+    copy = tempfile.NamedTemporaryFile(suffix=".pth")
+    epath.Path(path).copy(local := copy.name, overwrite=True)
+  try:
+    return torch.load(
+      local,
+      map_location="cpu",
+      weights_only=True,
+      # Before version 1.6 torch wrote no zip, which alone can be mapped.
+      mmap=zipfile.is_zipfile(local),
+    )
+  except Exception as e:  # whatever a damaged file makes of zip and tensors
+    raise ValueError(f"got {str(path)!r}, {_reason(e)}") from None
+
+
+def _reason(error: Exception) -> str:
+  """Returns why torch does not read a file, and what can be done."""
+  text = str(error).strip() or type(error).__name__
+  if type(error).__name__ == "UnpicklingError":
+    found = re.search(r"GLOBAL (\S+)|[Uu]nsupported \w+ (\S+)", text)
+    what = next(filter(None, found.groups()), "") if found else ""
+    return (
+      f"a pickle of PyTorch that would run code{f' ({what})' if what else ''}:"
+      " that is never done here; expected arrays in dicts. If you trust it,"
+      f" save its arrays: {_line('weights_only=False')}"
+    )
+  if "TorchScript" in text:
+    return (
+      "a program of TorchScript (as OpenAI's CLIP), expected arrays:"
+      " torch.save(torch.jit.load(SRC, 'cpu').state_dict(), DST)"
+    )
+  return (
+    f"which torch cannot read ({text.splitlines()[0][:200]}); expected a whole"
+    " file: copy it again, and compare its size."
+  )
+
+
+def _line(option: str) -> str:
+  """Returns Python that saves the arrays of a file alone."""
+  return (
+    f"d = torch.load(SRC, map_location='cpu', {option});"
+    " safetensors.torch.save_file({k: v.contiguous() for k, v in"
+    " d.get('model', d).items()}, DST)"
+  )
+
+
+def _model_of(
+  tree: Any, path: str | os.PathLike
+) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
+  """Returns the arrays of the model in a checkpoint, and notes."""
+  found = dict(_states(tree, ()))
+  if not found:
+    raise ValueError(
+      f"got {str(path)!r} without arrays by name (a {type(tree).__name__}),"
+      " expected the state_dict of a model, or a dict that has one under one of"
+      f" {', '.join(wrappers.CONTAINERS)}."
+    )
+  models = [k for k, v in found.items() if wrappers.has_model(v)] or [*found]
+  keys = min(models, key=wrappers.rank)
+  notes = ()
+  if keys:
+    beside = [k for k in tree if k != keys[0]]
+    if len(keys) > 1:
+      beside += [".".join(k) for k in models if k != keys and k[0] == keys[0]]
+    text = f"the arrays are those of {'.'.join(keys)!r} in the file"
+    if beside:
+      text += f", and not of {shorten([str(k) for k in beside])}"
+    notes = (f"{text}.",)
+  return {k: _lazy(k, v) for k, v in found[keys].items()}, notes
+
+
+def _states(
+  tree: Any, keys: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+  """Yields each dict of tensors in `CONTAINERS`, with the keys to it."""
+  if not isinstance(tree, Mapping):
+    return
+  tensors = {
+    k: v for k, v in tree.items() if isinstance(k, str) and _is_tensor(v)
+  }
+  if tensors:
+    yield keys, tensors
+  for key in wrappers.CONTAINERS:
+    yield from _states(tree.get(key), (*keys, key))
+
+
+def _is_tensor(value: Any) -> bool:
+  import torch
+
+  return isinstance(value, torch.Tensor)
+
+
+def _lazy(name: str, tensor) -> LazyArray:
+  """Returns a tensor that is read on use."""
+  import torch
+
+  if (
+    tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex()
+  ):
+    raise ValueError(
+      f"{name}: got a tensor of type {tensor.dtype}, {tensor.layout}, expected"
+      " a dense one of floating point: save the weights as such."
+    )
+  is_bfloat16 = tensor.dtype == torch.bfloat16
+  empty = torch.empty(0, dtype=torch.int16 if is_bfloat16 else tensor.dtype)
+  dtype = np.dtype(jnp.bfloat16) if is_bfloat16 else empty.numpy().dtype
+
+  def read() -> np.ndarray:
+    dense = tensor.detach().contiguous()
+    if is_bfloat16:
+      return dense.view(torch.int16).numpy().view(jnp.bfloat16)
+    return dense.numpy()
+
+  return LazyArray(tuple(tensor.shape), dtype, read)
+
+
+def write(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
+  """Writes a state_dict, which `torch.load(path)` returns."""
+  import torch
+
+  tensors = {k: torch.from_numpy(np.array(v)) for k, v in arrays.items()}
+  with epath.Path(path).open("wb") as stream:
+    torch.save(tensors, stream)
