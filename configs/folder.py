@@ -131,12 +131,6 @@ def get_trials(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
   if not args["init"] or args["budget"] == "0":
     return [], "0"
-  from vit_jax import weights
-  from vit_jax.data import sources
+  from vit_jax.sweep import trials
 
-  c = get_config(arg)
-  source = sources.open_source(c.data.dataset, c.data.split)
-  rounds = trial_candidates.rounds(
-    sources.typical_side(source), weights.read(c.init).params, bool(args["res"])
-  )
-  return rounds, args["budget"]
+  return trials.rounds_of(get_config(arg), bool(args["res"])), args["budget"]

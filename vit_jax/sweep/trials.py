@@ -20,7 +20,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax import experiment, linear_probe
+from vit_jax import experiment, linear_probe, weights
 from vit_jax.config import (
   HELD_OUT,
   Config,
@@ -28,8 +28,10 @@ from vit_jax.config import (
   build,
   cli,
   to_dict,
+  trial_candidates,
 )
 from vit_jax.config.trial_candidates import Round
+from vit_jax.data import sources
 from vit_jax.distributed import agreement
 from vit_jax.sweep.sweep import read_by_first, run
 from vit_jax.writers import run_info
@@ -44,6 +46,18 @@ FEWEST_STEPS = 20  # of a trial
 AS_GIVEN = "no change"  # the first trial where the command sets the first round
 
 Options = Mapping[str, Any]  # option without "config." -> value
+
+
+def rounds_of(config: Any, has_size: bool) -> list[Round]:
+  """Returns what suits a config's data and its weights to start from.
+
+  Args:
+    config: What a config file's `get_config` returns.
+    has_size: Whether the user has stated the size of the images.
+  """
+  source = sources.open_source(config.data.dataset, config.data.split)
+  params = weights.read(config.init).params
+  return trial_candidates.rounds(sources.typical_side(source), params, has_size)
 
 
 def choose(
