@@ -6,11 +6,13 @@ module is in `vit_jax.models`.
 """
 
 from vit_jax.families.base import ModelConfig
+from vit_jax.families.modern import ModernConfig
 from vit_jax.families.resnet import BiTConfig, BiTV1Config
 from vit_jax.families.vit import ViTConfig
 
 FAMILIES: dict[str, type[ModelConfig]] = {
   "vit": ViTConfig,
+  "modern": ModernConfig,
   "bit": BiTConfig,
   "bit_v1": BiTV1Config,
 }

@@ -61,6 +61,7 @@ class ModelConfig:
 
   # What families have that lack these options.
   channels = 3
+  patch_bias = True
   scan = False
   remat = "none"
 

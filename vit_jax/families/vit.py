@@ -10,7 +10,7 @@ e); section 4.1 of arXiv:2010.11929 for the hybrids.
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, NamedTuple
 
 from vit_jax.families import published, resnet
@@ -59,7 +59,7 @@ class Variant(NamedTuple):
   stages: Stages | None
 
 
-def parse_variant(variant: str) -> Variant:
+def parse_variant(variant: str, sizes: Mapping[str, Size] = SIZES) -> Variant:
   """Parses a name such as "B/16" or "R50+B/16".
 
   The number after the slash is the ratio of the image's side to that of the
@@ -67,6 +67,10 @@ def parse_variant(variant: str) -> Variant:
   "R50+B/16" the units of the fourth stage are moved to the third. "R+Ti/16" has
   only the root block and, as in the published code, patches of 8. The root
   shrinks an image by 4, so the grid is 32 times smaller, contrary to the name.
+
+  Args:
+    variant: The name.
+    sizes: The known sizes by name.
 
   Raises:
     ValueError: The text has another form, or a part of it is unknown.
@@ -78,25 +82,25 @@ def parse_variant(variant: str) -> Variant:
     Stages(blocks=(3, 4, 9), width=1.0)
   """
   match = re.fullmatch(
-    r"(?:R([0-9]*)\+)?([A-Za-z][A-Za-z0-9]*)/([1-9][0-9]*)", variant
+    r"(?:R([0-9]*)\+)?([A-Za-z0-9]+\+?)/([1-9][0-9]*)", variant
   )
   if not match:
     raise ValueError(
       f"got {variant!r}, expected '<size>/<patch in pixels>' such as 'B/16', or"
-      f" 'R50+B/16', with a size of {', '.join(SIZES)}."
+      f" 'R50+B/16', with a size of {', '.join(sizes)}."
     )
   depth, name, patch = match[1], match[2], int(match[3])
-  if name not in SIZES:
+  if name not in sizes:
     raise ValueError(
-      f"got size {name!r}, expected one of {', '.join(SIZES)}."
-      + nearest(name, SIZES)
+      f"got size {name!r}, expected one of {', '.join(sizes)}."
+      + nearest(name, sizes)
     )
   if depth is None:
-    return Variant(SIZES[name], patch, None)
+    return Variant(sizes[name], patch, None)
   if not depth:
     if patch % 2:
       raise ValueError(f"got {variant!r}, expected an even number after '/'.")
-    return Variant(SIZES[name], patch // 2, Stages(()))
+    return Variant(sizes[name], patch // 2, Stages(()))
   if patch not in (16, 32):
     raise ValueError(
       f"got {variant!r}, expected /16 or /32 behind a ResNet, such as"
@@ -105,7 +109,7 @@ def parse_variant(variant: str) -> Variant:
   blocks = resnet.units(int(depth))
   if patch == 16:
     blocks = (*blocks[:2], blocks[2] + blocks[3])
-  return Variant(SIZES[name], 1, Stages(blocks))
+  return Variant(sizes[name], 1, Stages(blocks))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,8 +321,15 @@ class ViTConfig(ModelConfig):
     )
 
   @property
+  def num_class_tokens(self) -> int:
+    """Number of tokens in front that may have rows of the position table."""
+    return int(self.pool == "token")
+
+  @property
   def has_cls_row(self) -> bool:
-    return self.pool == "token" and self.posemb == "learn" and self.cls_row
+    return (
+      self.num_class_tokens > 0 and self.posemb == "learn" and self.cls_row
+    )
 
   def feature_map(self, image_size: tuple[int, int]) -> tuple[int, int]:
     """Returns the sides of the map that is cut into patches."""
@@ -331,7 +342,7 @@ class ViTConfig(ModelConfig):
 
   def num_tokens(self, image_size: tuple[int, int]) -> int:
     rows, columns = self.grid(image_size)
-    return rows * columns + (self.pool == "token")
+    return rows * columns + self.num_class_tokens
 
   def attention(self, image_size: tuple[int, int]) -> Heads | None:
     if self.posemb == "relative":  # only XLA adds the scores of offsets
@@ -350,11 +361,11 @@ class ViTConfig(ModelConfig):
     block = tokens * (4 * d * d + 2 * d * mlp) + 2 * tokens * tokens * d
     if self.posemb == "relative":
       block += tokens * (2 * tokens - 1) * d
-    pool = 0
-    if self.pool == "map":  # one query attends to all tokens, then an MLP
-      pool = 2 * tokens * d * d + 2 * d * d + 2 * tokens * d + 2 * d * mlp
+    rows, columns = self.grid(image_size)
+    pool, patches = 0, rows * columns
+    if self.pool == "map":  # one query attends to all patches, then an MLP
+      pool = 2 * patches * d * d + 2 * d * d + 2 * patches * d + 2 * d * mlp
     head = d * num_classes + (d * d if self.pre_logits else 0)
-    patches = tokens - (self.pool == "token")
     stem = patches * patch * patch * channels * d
     return trunk + stem + size.depth * block + pool + head
 

@@ -17,11 +17,13 @@ def build(model: ModelConfig, num_classes: int) -> "nn.Module":
   Raises:
     ValueError: The variant is unknown.
   """
+  from vit_jax.models.modern import Modern
   from vit_jax.models.resnet import ResNet
   from vit_jax.models.vit import ViT
 
   modules = {
     "vit": ViT,
+    "modern": Modern,
     "bit": ResNet,
     "bit_v1": ResNet,
   }

@@ -210,16 +210,42 @@ class Encoder(nn.Module):
     grid: tuple[int, int],
     records: RECORDS,
   ) -> tuple[Float[Array, "b n d"], dict[str, Any]]:
-    out, options = {}, self.options
-    depth, positions = options.size.depth, None
+    options, positions = self.options, None
     if options.posemb_at != "blocks":
       positions = learned_positions(options, grid)
     if options.posemb_at == "stem" and positions is not None:
       x, positions = (x + positions).astype(x.dtype), None
-    out["with_posemb"] = x
+    out = {"with_posemb": x}
     x = Dropout(options.dropout)(x, records)
+    x, blocks = self._apply(EncoderBlock, x, grid, records, positions)
+    # From here on float32: the norm's output feeds pooling and head.
+    out["encoded"] = x = nn.LayerNorm(
+      options.ln_eps, dtype=at_least_float32(options.dtype), name="encoder_norm"
+    )(x)
+    return x, out | blocks
 
-    block, policy = EncoderBlock, remat_policy(options)
+  def _apply(
+    self,
+    block: type[nn.Module],
+    x: Float[Array, "b n d"],
+    grid: tuple[int, int],
+    records: RECORDS,
+    positions: Any,
+  ) -> tuple[Float[Array, "b n d"], dict[str, Any]]:
+    """Applies blocks of a class in a loop or a scan.
+
+    Args:
+      block: A class with the attributes and arguments of `EncoderBlock`.
+      x: Tokens.
+      grid: Rows and columns of patches.
+      records: A number for each image; None: nothing is random.
+      positions: What every block gets.
+
+    Returns:
+      The tokens, and the intermediates of each encoderblock_{i}.
+    """
+    options, out, policy = self.options, {}, remat_policy(self.options)
+    depth = options.size.depth
     if options.scan and not self.is_initializing():
       block = nn.map_variables(block, "params", gather_parts)
     if policy is not None:
@@ -242,10 +268,6 @@ class Encoder(nn.Module):
         x, out[name] = block(options, grid, name=name)(
           x, rate, drawn, positions
         )
-    # From here on float32: the norm's output feeds pooling and head.
-    out["encoded"] = x = nn.LayerNorm(
-      options.ln_eps, dtype=at_least_float32(options.dtype), name="encoder_norm"
-    )(x)
     return x, out
 
   def _draw(
@@ -258,12 +280,12 @@ class Encoder(nn.Module):
       records: A number for each image; None: nothing is random.
 
     Returns:
-      The rates of stochastic depth, from 0 in the first block, None without;
-      and the draws for dropout and stochastic depth.
+      The rates of stochastic depth, None without; and the draws for dropout
+      and stochastic depth.
     """
     options, rates, shapes = self.options, None, {}
     if records is not None and options.stochastic_depth:
-      rates = jnp.linspace(0, options.stochastic_depth, options.size.depth)
+      rates = self._rates()
       shapes = {"skip_attention": (1, 1), "skip_mlp": (1, 1)}
     if records is not None and options.dropout:
       shapes["attention"] = shapes["mlp"] = shape
@@ -272,6 +294,11 @@ class Encoder(nn.Module):
       return None, {}
     keys = jax.random.split(self.make_rng("dropout"), options.size.depth)
     return rates, draw_all(keys, records, PLACES, shapes)
+
+  def _rates(self) -> Float[Array, " depth"]:
+    """Returns the rates of stochastic depth, from 0 in the first block."""
+    options = self.options
+    return jnp.linspace(0, options.stochastic_depth, options.size.depth)
 
 
 class MAPHead(nn.Module):

@@ -132,6 +132,7 @@ class ViT(nn.Module):
       (options.patch,) * 2,
       (options.patch,) * 2,
       "VALID",
+      use_bias=options.patch_bias,
       dtype=options.dtype,
       conv_general_dilated=product_of_patches,
       promote_dtype=bias_in_float32,
