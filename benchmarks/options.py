@@ -119,7 +119,7 @@ def table(fields: Iterable[dataclasses.Field], where: str) -> list[str]:
 
 def _differing(cls, other) -> list[dataclasses.Field]:
   """Returns the options of a class that another lacks or has otherwise."""
-  facts = lambda f: (f.name, f.default, f.metadata.get("doc"))
+  facts = lambda f: (f.name, f.default, str(dict(f.metadata)))
   known = {facts(f) for f in dataclasses.fields(other)}
   return [f for f in dataclasses.fields(cls) if facts(f) not in known]
 

@@ -54,23 +54,24 @@ def _assert_equal_but_for_positions(got, expected, table, old, new):
     ((1, 4), (3, 4)),
   ],
 )
-@pytest.mark.parametrize("has_cls_row", [False, True])
-def test_equals_scipy(old, new, has_cls_row):
+@pytest.mark.parametrize("num_class_rows", [0, 1, 2])
+def test_equals_scipy(old, new, num_class_rows):
   rng = np.random.default_rng(0)
-  num_rows = old[0] * old[1] + has_cls_row
+  num_rows = old[0] * old[1] + num_class_rows
   table = rng.normal(size=(1, num_rows, 8)).astype("f")
-  got = resample_posemb(table, old, new, has_cls_row)
-  grid = table[0, int(has_cls_row) :].reshape(*old, 8)
+  got = resample_posemb(table, old, new, num_class_rows)
+  grid = table[0, num_class_rows:].reshape(*old, 8)
   zoom = (new[0] / old[0], new[1] / old[1], 1)
   expected = scipy.ndimage.zoom(grid, zoom, order=1).reshape(-1, 8)
   assert got.dtype == np.float32
-  assert got.shape == (1, new[0] * new[1] + has_cls_row, 8)
+  assert got.shape == (1, new[0] * new[1] + num_class_rows, 8)
   # Both interpolate in float64; what is left is one rounding to float32.
   np.testing.assert_allclose(
-    got[0, int(has_cls_row) :], expected, rtol=2e-7, atol=2e-7
+    got[0, num_class_rows:], expected, rtol=2e-7, atol=2e-7
   )
-  if has_cls_row:
-    np.testing.assert_array_equal(got[0, 0], table[0, 0])
+  np.testing.assert_array_equal(
+    got[0, :num_class_rows], table[0, :num_class_rows]
+  )
 
 
 @pytest.mark.parametrize(
@@ -89,22 +90,22 @@ def test_equals_the_original_code(kind, old, new):
 
 def test_equal_grids_change_nothing():
   table = np.random.default_rng(0).normal(size=(1, 13, 4)).astype("f")
-  assert resample_posemb(table, (3, 4), (3, 4), has_cls_row=True) is table
+  assert resample_posemb(table, (3, 4), (3, 4), 1) is table
 
 
 def test_rows_are_counted_and_not_guessed():
   # 16 rows: a square, but the caller says 15 patches and a class token.
   table = np.zeros((1, 16, 4), "f")
-  assert resample_posemb(table, (3, 5), (1, 2), True).shape == (1, 3, 4)
+  assert resample_posemb(table, (3, 5), (1, 2), 1).shape == (1, 3, 4)
   with pytest.raises(
     ValueError, match="got 16 rows, expected 17: 4 x 4 patches and a class"
   ):
-    resample_posemb(table, (4, 4), (6, 6), has_cls_row=True)
+    resample_posemb(table, (4, 4), (6, 6), 1)
 
 
 def test_unknown_method():
   with pytest.raises(ValueError) as e:
-    resample_posemb(np.zeros((1, 4, 4)), (2, 2), (3, 3), False, "bicubik")
+    resample_posemb(np.zeros((1, 4, 4)), (2, 2), (3, 3), 0, "bicubik")
   assert str(e.value) == (
     "position table: got method 'bicubik', expected one of zoom, bilinear,"
     " bicubic, timm, hf. Did you mean 'bicubic'?"
@@ -172,17 +173,17 @@ def test_equals_jax(method, theirs, antialias, old, new):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("old, new", GRIDS + OBLONG_GRIDS)
-@pytest.mark.parametrize("has_cls_row", [False, True])
-def test_equals_timm(old, new, has_cls_row):
+@pytest.mark.parametrize("num_class_rows", [0, 1, 2])
+def test_equals_timm(old, new, num_class_rows):
   import torch
 
   layers = torch_libraries.load("timm.layers")
   rng = np.random.default_rng(0)
-  num_rows = old[0] * old[1] + has_cls_row
+  num_rows = old[0] * old[1] + num_class_rows
   table = rng.normal(size=(1, num_rows, 8)).astype("f")
-  got = resample_posemb(table, old, new, has_cls_row, "timm")
+  got = resample_posemb(table, old, new, num_class_rows, "timm")
   expected = layers.resample_abs_pos_embed(
-    torch.tensor(table), list(new), list(old), int(has_cls_row)
+    torch.tensor(table), list(new), list(old), num_class_rows
   )
   _assert_equal_but_for_positions(got, expected.numpy(), table, old, new)
 

@@ -48,7 +48,7 @@ def test_positions_are_resampled_to_the_grid(image, grid, method):
   table = np.asarray(file.params[POS_EMBEDDING], np.float32)
   np.testing.assert_array_equal(
     params[POS_EMBEDDING],
-    resample_posemb(table, (4, 4), grid, has_cls_row=True, method=method),
+    resample_posemb(table, (4, 4), grid, 1, method),
   )
 
 
@@ -150,7 +150,7 @@ def test_the_table_of_every_block_is_resized():
   assert report.resized == dict.fromkeys(IN_BLOCKS, ((3, 4), (5, 2)))
   for path in IN_BLOCKS:
     table = np.asarray(file.params[path])
-    expected = resample_posemb(table, (3, 4), (5, 2), True)
+    expected = resample_posemb(table, (3, 4), (5, 2), 1)
     np.testing.assert_array_equal(params[path], expected)
 
 

@@ -9,7 +9,8 @@ are sizes with parts:
 - DINOv3: layer_scale, registers=4, rope=dinov3, posemb=none, ln_eps=1e-5,
   gelu=erf, qkv_bias=no_key. S+, L+, H+ and 7B have mlp=swiglu, with mlp_dim
   1536, 4096, 5120 and 8192; 7B has qkv_bias=none.
-- DeiT III: layer_scale, cls_row=False, stochastic_depth_rule=constant, gelu=erf.
+- DeiT III: layer_scale, cls_row=False, gelu=erf, and
+  stochastic_depth_rule=constant in training.
 - CLIP: pre_norm, patch_bias=False, ln_eps=1e-5, projection; gelu=quick in
   OpenAI's files, erf in OpenCLIP's.
 - EVA-02: mlp=swiglu, rope=eva02, qkv_bias=no_key, pool=gap, final_norm=pooled;

@@ -327,9 +327,12 @@ class ViTConfig(ModelConfig):
 
   @property
   def has_cls_row(self) -> bool:
-    return (
-      self.num_class_tokens > 0 and self.posemb == "learn" and self.cls_row
-    )
+    return self.num_class_tokens > 0 and self.posemb == "learn" and self.cls_row
+
+  @property
+  def num_class_rows(self) -> int:
+    """Number of rows of the position table in front of those of patches."""
+    return self.num_class_tokens * self.has_cls_row
 
   def feature_map(self, image_size: tuple[int, int]) -> tuple[int, int]:
     """Returns the sides of the map that is cut into patches."""

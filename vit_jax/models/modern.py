@@ -117,9 +117,9 @@ class MlpBlock(nn.Module):
     else:
       y = gelu_dropout(y, draws, options.dropout, options.gelu == "tanh")
     if options.mlp_norm:
-      y = nn.LayerNorm(
-        options.ln_eps, dtype=options.dtype, name="LayerNorm_0"
-      )(y)
+      y = nn.LayerNorm(options.ln_eps, dtype=options.dtype, name="LayerNorm_0")(
+        y
+      )
     y = dense("Dense_1", width, y)
     return drop_at("mlp", y, draws, options.dropout).astype(y.dtype)
 

@@ -26,12 +26,11 @@ def learned_positions(
   tables = {"learn": PositionEmbedding, "learn2d": PositionEmbedding2D}
   if options.posemb not in tables:
     return None
-  in_front = options.num_class_tokens
-  num_rows = grid[0] * grid[1] + in_front * options.has_cls_row
+  num_rows = grid[0] * grid[1] + options.num_class_rows
   table = tables[options.posemb](
     grid, num_rows, options.size.width, name="posembed_input"
   )()
-  num_zeros = in_front * (not options.has_cls_row)
+  num_zeros = options.num_class_tokens - options.num_class_rows
   return jnp.pad(table, ((0, 0), (num_zeros, 0), (0, 0)))
 
 

@@ -17,7 +17,7 @@ def resample_posemb(
   table: Float[np.ndarray, "1 n d"],
   old_grid: tuple[int, int],
   new_grid: tuple[int, int],
-  has_cls_row: bool,
+  num_class_rows: int,
   method: str = "zoom",
 ) -> Float[np.ndarray, "1 m d"]:
   """Interpolates a learned table to another grid of patches.
@@ -46,7 +46,7 @@ def resample_posemb(
     table: One row per token, in raster order.
     old_grid: Rows and columns of patches of the table.
     new_grid: Rows and columns wanted.
-    has_cls_row: Whether row 0 belongs to the class token; it is not changed.
+    num_class_rows: Rows in front, of class tokens; they are not changed.
     method: A name of `METHODS`.
 
   Returns:
@@ -62,7 +62,7 @@ def resample_posemb(
 
   Example:
     >>> line = np.array([0.0, 2.0]).reshape(1, 2, 1)
-    >>> resample_posemb(line, (1, 2), (1, 3), has_cls_row=False).ravel()
+    >>> resample_posemb(line, (1, 2), (1, 3), 0).ravel()
     array([0., 1., 2.])
   """
   if method not in METHODS:
@@ -70,18 +70,17 @@ def resample_posemb(
       f"position table: got method {method!r}, expected one of"
       f" {', '.join(METHODS)}.{nearest(method, METHODS)}"
     )
-  num_extra = int(has_cls_row)
-  expected = old_grid[0] * old_grid[1] + num_extra
+  expected = old_grid[0] * old_grid[1] + num_class_rows
   if table.shape[1] != expected:
     raise ValueError(
       f"position table: got {table.shape[1]} rows, expected {expected}:"
       f" {old_grid[0]} x {old_grid[1]} patches"
-      f" {'and' if has_cls_row else 'without'} a class token. State the grid"
+      f" {'and' if num_class_rows else 'without'} a class token. State the grid"
       " that the table was trained for."
     )
   if old_grid == new_grid:
     return table
-  extra, patches = table[0, :num_extra], table[0, num_extra:]
+  extra, patches = np.split(table[0], [num_class_rows])
   patches = np.einsum(
     "yh,xw,hwd->yxd",
     METHODS[method](old_grid[0], new_grid[0]),

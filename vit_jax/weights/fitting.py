@@ -28,7 +28,7 @@ from vit_jax.weights.identify import describe, identify
 from vit_jax.weights.weights_file import LazyArray, Weights
 
 # Trained for one set of classes: loaded as a whole or not at all.
-HEAD = ("head/", "pre_logits/")
+HEAD = ("head/", "head_dist/", "pre_logits/")
 KERNEL = "embedding/kernel"
 # Before the first block, or in each of them; whole, or for columns and rows.
 _TABLE = re.compile(r"posembed_input/pos_embedding(_[xy])?$")
@@ -204,7 +204,7 @@ class _Fit:
     """Puts the head's columns in the order of the data's classes."""
     if np.array_equal(columns, np.arange(len(columns))):
       return
-    for path in ("head/kernel", "head/bias"):
+    for path in filter(re.compile("head(_dist)?/").match, self.params):
       array = self.params[path]
       self.params[path] = array.then(
         array.shape, lambda a: np.asarray(a)[..., columns]
@@ -261,29 +261,31 @@ class _Fit:
   def _resample_table(
     self, path: str, grid: tuple[int, int], method: str
   ) -> None:
-    has_row, wants_row = self.weights.has_cls_row, self.model.has_cls_row
+    num_rows, wanted = self.weights.num_class_rows, self.model.num_class_rows
     old_grid = table_grid(self.weights, grid)
     if note := _grid_note(self.weights, old_grid, grid):
       self.notes.append(note)
-    if ("cls" in self.params) != ("cls" in self.expected):
+    tokens = ("cls", "dist")[: self.model.num_class_tokens]
+    if any((t in self.params) != (t in self.expected) for t in ("cls", "dist")):
       return  # an error in any case
     table = np.asarray(self.params[path], np.float32)
-    table = resample_posemb(table, old_grid, grid, has_row, method)
+    table = resample_posemb(table, old_grid, grid, num_rows, method)
     if old_grid != grid:
       self.resized[path] = (old_grid, grid)
-    if wants_row and not has_row:
-      table = np.pad(table, ((0, 0), (1, 0), (0, 0)))
+    if wanted and not num_rows:
+      table = np.pad(table, ((0, 0), (wanted, 0), (0, 0)))
       self.notes.append("the position table got a row of zeros for cls.")
-    if has_row and not wants_row:
+    if num_rows and not wanted:
       if self.model.posemb_at != "stem":
         raise ValueError(
           "got a row for the class token, which is added in every block"
           f" (config.model.posemb_at={self.model.posemb_at!r}) and cannot"
           " become part of cls; expected config.model.cls_row=True."
         )
-      cls = np.asarray(self.params["cls"], np.float32)
-      self.params["cls"] = cls + table[:, :1]
-      table = table[:, 1:]
+      for i, token in enumerate(tokens):
+        array = np.asarray(self.params[token], np.float32)
+        self.params[token] = array + table[:, i : i + 1]
+      table = table[:, num_rows:]
       self.notes.append("row 0 of the position table was added to cls.")
     self.params[path] = table
 
@@ -403,7 +405,7 @@ def table_grid(
   if not tables or weights.grid:
     return weights.grid
   num_rows = next(iter(tables.values())).shape[1]
-  num_patches = num_rows - int(weights.has_cls_row)
+  num_patches = num_rows - weights.num_class_rows
   side = math.isqrt(num_patches)
   is_square = side * side == num_patches
   if wanted is not None and weights.format not in PUBLISHED:

@@ -6,21 +6,34 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vit_jax.config import ConfigError, ModelConfig, model_from_dict
-from vit_jax.families import model_config
+from vit_jax.families import model_config, modern
 from vit_jax.families.resnet import RESNETS
-from vit_jax.families.vit import SIZES, Size
+from vit_jax.families.vit import SIZES, Size, ViTConfig
 from vit_jax.options import shown
 from vit_jax.weights.weights_file import POS_EMBEDDING
 
 _BLOCK = "Transformer/encoderblock_0/"
 _ATTENTION = _BLOCK + "MultiHeadDotProductAttention_0/"
 _QUERY = _ATTENTION + "query/kernel"
-_DENSE = _BLOCK + "MlpBlock_0/Dense_0/kernel"
+_MLP = _BLOCK + "MlpBlock_0/"
+_DENSE = _MLP + "Dense_0/kernel"
 # The arrays of a Transformer that state its size -> number of dimensions.
 NEEDED = {_QUERY: 3, _DENSE: 2}
 # Families whose parameters are recognised by their names; a file with those of
 # another family has to state the family.
-RECOGNISED = ("vit", "bit", "bit_v1")
+RECOGNISED = ("vit", "modern", "bit", "bit_v1")
+# Parameters, one of which every model of the family `modern` has that is not
+# said to be one.
+PARTS = (
+  "registers",
+  "dist",
+  "projection/kernel",
+  "pooled_norm/scale",
+  "Transformer/pre_norm/scale",
+  _BLOCK + "LayerScale_0/scale",
+  _MLP + "Gate/kernel",
+  _MLP + "LayerNorm_0/scale",
+)
 
 
 def identify(
@@ -39,7 +52,12 @@ def identify(
   if options.get("name", "vit") not in RECOGNISED:
     return _config(options)
   if "embedding/kernel" in names:
-    inferred = _transformer(params)
+    is_modern = options.get("name") == "modern" or any(
+      p in names for p in PARTS
+    )
+    inferred = _transformer(params, modern.SIZES if is_modern else SIZES)
+    if is_modern:
+      inferred |= _parts(params)
   elif "conv_root/kernel" in names and _blocks(names):
     inferred = _resnet(params)
   else:
@@ -66,7 +84,7 @@ def _contradictions(model: ModelConfig, own: ModelConfig) -> list[str]:
   if model.name != own.name:
     return [f"name: got {model.name!r}, expected {own.name!r} by the arrays."]
   pairs = {"stage_blocks": [m.stages and m.stages.blocks for m in (model, own)]}
-  if model.name == "vit":
+  if isinstance(model, ViTConfig):
     pairs["depth"] = [m.size.depth for m in (model, own)]
   return [
     f"{key}: got {shown(stated)}, expected {shown(has)} by the arrays."
@@ -110,8 +128,15 @@ def describe(model: ModelConfig, base: ModelConfig | None = None) -> str:
   return " ".join(flags)
 
 
-def _transformer(params: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the options of a ViT or a hybrid that its arrays state."""
+def _transformer(
+  params: Mapping[str, Any], sizes: Mapping[str, Size]
+) -> dict[str, Any]:
+  """Returns the options of a ViT or a hybrid that its arrays state.
+
+  Args:
+    params: As for `identify`.
+    sizes: The sizes that have a name.
+  """
   missing = [n for n in NEEDED if n not in params]
   if missing:
     raise ValueError(
@@ -127,10 +152,10 @@ def _transformer(params: Mapping[str, Any]) -> dict[str, Any]:
     )
   depth = len({m[1] for n in params if (m := _BLOCK_NAME.match(n))})
   size = Size(kernel[-1], depth, dense[1], query[1])
-  name = next((k for k, v in SIZES.items() if v == size), "B")
+  name = next((k for k, v in sizes.items() if v == size), "B")
   options: dict[str, Any] = {"variant": f"{name}/{kernel[0]}"}
   for field, value in dataclasses.asdict(size).items():
-    if value != getattr(SIZES[name], field):
+    if value != getattr(sizes[name], field):
       options[field] = value
   if "conv_root/kernel" in params:
     options |= _hybrid(params, name, kernel[0])
@@ -157,6 +182,53 @@ def _transformer(params: Mapping[str, Any]) -> dict[str, Any]:
   else:
     options["posemb"] = "sincos2d"  # as in all published files without a table
   options["pre_logits"] = "pre_logits/kernel" in params
+  return options
+
+
+def _parts(params: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the options of the family `modern` that arrays state.
+
+  What no array states is as in most published files: positions are rotations
+  as DINOv3's where there is no table, the pooled vector that has a norm of its
+  own is a mean, and only CLIP's patches have no bias. Factors of the branches
+  begin at DINOv2's 1e-5, if they are trained anew.
+  """
+  pooled, query = "pooled_norm/scale" in params, _ATTENTION + "query/bias"
+  has_cls, pre_norm = "cls" in params, "Transformer/pre_norm/scale" in params
+  options: dict[str, Any] = {
+    "name": "modern",
+    "class_token": has_cls,
+    "distilled": "dist" in params,
+    "patch_bias": "embedding/bias" in params or not pre_norm,
+    "pre_norm": pre_norm,
+    "final_norm": "pooled" if pooled else "tokens",
+    "mlp_norm": _MLP + "LayerNorm_0/scale" in params,
+    "qkv_bias": (
+      "all"
+      if _ATTENTION + "key/bias" in params
+      else "no_key"
+      if query in params
+      else "none"
+    ),
+  }
+  if "registers" in params:
+    options["registers"] = params["registers"].shape[1]
+  if "projection/kernel" in params:
+    options["projection"] = params["projection/kernel"].shape[1]
+  if _BLOCK + "LayerScale_0/scale" in params:
+    options["layer_scale"] = 1e-5
+  if _MLP + "Gate/kernel" in params:
+    options["mlp"] = "swiglu"
+  if not any("/posembed_input/" in name for name in params):
+    options |= {"posemb": "none", "rope": "dinov3"}
+  if "MAPHead_0/probe" in params:
+    options["pool"] = "map"
+  elif has_cls and pooled:
+    options["pool"] = "gap"
+  elif has_cls and "projection/kernel" not in params:
+    head, width = params.get("head/kernel"), params[_QUERY].shape[0]
+    if head is not None and head.shape[0] == 2 * width:
+      options["pool"] = "token_gap"
   return options
 
 

@@ -167,6 +167,12 @@ class Weights:
   pixels: Pixels | None = None
   is_bare: bool = False
   notes: tuple[str, ...] = ()
+
+  @property
+  def num_class_rows(self) -> int:
+    """Number of the table's rows of class and distillation token, in front."""
+    return self.has_cls_row * (1 + ("dist" in self.params))
+
   metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
