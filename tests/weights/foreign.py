@@ -48,7 +48,7 @@ def randomise(module, seed=0):
       x = x * np.prod(x.shape[1:]) ** -0.5
     else:
       x = 0.3 * x
-    leaf.data = torch.from_numpy(np.float32(x)).to(leaf.dtype)
+    leaf.data = torch.from_numpy(np.asarray(x, np.float32)).to(leaf.dtype)
 
 
 def state(module):

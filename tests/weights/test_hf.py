@@ -14,7 +14,12 @@ import vit_jax
 from vit_jax.config import model_config
 from vit_jax.data import pixels
 from vit_jax.models.posemb import sincos2d
-from vit_jax.weights import hf, hf_preprocessing, safetensors_file
+from vit_jax.weights import (
+  hf,
+  hf_names,
+  hf_preprocessing,
+  safetensors_file,
+)
 from vit_jax.weights.weights_file import lazy
 
 TINY = dict(variant="B/8", width=24, depth=2, mlp_dim=40, num_heads=3)
@@ -44,7 +49,7 @@ def test_a_vit_comes_back_as_it_was(name):
   params = foreign.random_params(model, 5, SIZE)
   given = _without_head(params) if model.pre_logits else params
   arrays, config = _write(model, given, class_names="abcde")
-  assert hf.looks_like(arrays)
+  assert hf_names.looks_like(arrays)
   assert all(a.flags.c_contiguous for a in arrays.values())
   read, options, stated = hf.read_arrays(
     _arrays(arrays), json.loads(json.dumps(config))
@@ -103,13 +108,15 @@ def test_the_names_of_transformers_5_in_memory_are_read():
     kernel = np.asarray(read[f"{attention}/out/kernel"])
     assert kernel.shape == (heads, hd, d) and kernel[1, 2, 4] == out[4, 5]
     assert not np.asarray(read[f"{attention}/query/bias"]).any()
-  assert hf.looks_like(
+  assert hf_names.looks_like(
     [
       "vit.layers.0.mlp.fc1.weight",
       "vit.embeddings.patch_embeddings.projection.weight",
     ]
   )
-  assert not hf.looks_like(["patch_embed.proj.weight", "blocks.0.norm1.bias"])
+  assert not hf_names.looks_like(
+    ["patch_embed.proj.weight", "blocks.0.norm1.bias"]
+  )
 
 
 def test_labels_without_names_are_none():
@@ -127,14 +134,14 @@ def test_labels_without_names_are_none():
 def test_all_that_cannot_be_read_is_one_error():
   square = np.zeros((4, 4), np.float32)
   arrays = {
-    "vit.embeddings.mask_token": square[:1, None],
+    "vit.encoder.layer.0.layer_scale1.lambda1": square[0],
     "vit.encoder.layer.0.attention.attention.query.weight": square,
     "vit.encoder.layer.0.output.dense.weight": square[0],
     "vit.pooler.dense.weight": square,
     "classifier.weight": square,
   }
   config = {
-    "model_type": "deit",
+    "model_type": "swin",
     "hidden_act": "quick_gelu",
     "patch_size": [16, 8],
     "num_attention_heads": 3,
@@ -143,7 +150,9 @@ def test_all_that_cannot_be_read_is_one_error():
   with pytest.raises(ValueError) as e:
     hf.read_arrays(_arrays(arrays), config)
   assert str(e.value) == (
-    "weights of Hugging Face: model_type: got 'deit', expected 'vit'.\n"
+    "weights of Hugging Face: model_type: got 'swin', expected one of vit,"
+    " vit_mae, vit_msn, ijepa, siglip_vision_model, siglip2_vision_model,"
+    " siglip, siglip2.\n"
     "hidden_act: got 'quick_gelu', expected one of gelu, gelu_python, gelu_new,"
     " gelu_accurate, gelu_fast, gelu_pytorch_tanh, gelu_python_tanh.\n"
     "patch_size: got [16, 8], expected a square: our patches are.\n"
@@ -152,9 +161,9 @@ def test_all_that_cannot_be_read_is_one_error():
     " of heads.\n"
     "encoder.layer.0.output.dense.weight: got shape (4,), expected [out,"
     " in].\n"
-    "got 1 array without a place in our models: 'embeddings.mask_token'. They"
-    " belong to masked image modelling: no such part in vit_jax. Take weights"
-    " of a ViTModel or a ViTForImageClassification.\n"
+    "got 1 array without a place in our models:"
+    " 'encoder.layer.0.layer_scale1.lambda1'. They belong to LayerScale: no"
+    " such part in vit_jax. Take weights of a model of the type 'swin'.\n"
     "pooler_act: got 'relu', expected 'tanh'.\n"
     "got both pooler and classifier, expected one of them: in transformers the"
     " classifier does not see the pooler's output. Remove pooler.dense."
@@ -167,8 +176,9 @@ def test_all_that_cannot_be_read_is_one_error():
     (
       dict(variant="R26+S/32", pool="map", posemb="relative", pre_logits=True),
       {"pre_logits/kernel": 0, "head/kernel": 0},
-      ["variant: got the hybrid 'R26+S/32'", "pool: got 'map'"]
+      ["variant: got the hybrid 'R26+S/32'", "pre_logits: got True, expe"]
       + ["posemb: got 'relative', expected learn", "pre_logits: got a tanh"]
+      + ["head: got one, expected none: SiglipVisionModel has none"]
       + ["class_names: got 1, expected 5"],
     ),
     (dict(name="bit", variant="R50x1"), {}, ["name: got 'bit', expected 'vit"]),
@@ -184,7 +194,7 @@ def test_all_that_cannot_be_written_is_one_error(model, params, expected):
   model = model_config(**model)
   if model.variant == "B/8":
     params = foreign.random_params(model, 5, SIZE) | params
-  with pytest.raises(ValueError, match="transformers' ViT cannot hold") as e:
+  with pytest.raises(ValueError, match="transformers' models cannot hold") as e:
     _write(model, params, class_names="a" if len(params) == 2 else "abcde")
   for text in expected:
     assert f"\n  - config.model.{text}" in str(e.value) or (

@@ -193,14 +193,6 @@ def test_a_file_of_another_name_is_read_where_it_is_alone(tmp_path):
       ["vision_model.embeddings.class_embedding", "v.pre_layrnorm.weight"],
       "CLIP of Hugging Face",
     ),
-    (
-      [
-        "vision_model.embeddings.patch_embedding.weight",
-        "vision_model.encoder.layers.0.self_attn.q_proj.weight",
-        "text_model.x",
-      ],
-      "SigLIP of Hugging Face",
-    ),
     (["layer.0.attention.q_proj.weight"], "DINOv3"),
   ],
 )

@@ -1,18 +1,12 @@
-"""Weights and configs of Hugging Face's transformers: ViT.
+"""Weights and configs of Hugging Face's transformers.
 
-A family of transformers is a line in `MODEL_TYPES` with a key table, such as
-`vit_rows`. What it computes otherwise than our ViT becomes an option in
-`vit_jax/families/`, which `read_arrays` returns.
-
-Names in the table are those of the files, without the prefix of a model with a
-head (`vit.encoder.layer.0...`). transformers 5 has other names in memory
-(`vit.layers.0.attention.q_proj`); both are read.
+`hf_names.py` has the families and their names.
 """
 
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,13 +17,16 @@ from vit_jax.losses import REGRESSION
 from vit_jax.models.posemb import sincos2d
 from vit_jax.options import shown
 from vit_jax.paths import file_in
-from vit_jax.weights import hf_preprocessing
+from vit_jax.weights import hf_names, hf_preprocessing
+from vit_jax.weights.hf_names import (
+  LEFT_OUT,
+  MODEL_TYPES,
+  PARTS,
+  TWO_TOWERS,
+)
 from vit_jax.weights.torch_layout import (
-  Row,
   add_zero_biases,
   count_blocks,
-  dense_rows,
-  norm_rows,
   option_errors,
   shorten,
   to_ours,
@@ -62,96 +59,52 @@ LOSSES = {
   MULTI_LABEL: "sigmoid",
   REGRESSION: REGRESSION,
 }
-# Options of a ViT -> values that transformers' ViT supports.
-OPTIONS = {
-  "pool": ("token",),
-  "posemb": ("learn", "sincos2d", "none"),
-  "posemb_at": ("stem",),
-}
 HIDDEN_ACTS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
 
-# A name of transformers 5 in memory -> the name in its files.
-_LAYER = r"^((?:vit\.)?)layers\.(\d+)\."
-NAMES = (
-  (_LAYER + r"attention\.q_proj\.", "attention.attention.query."),
-  (_LAYER + r"attention\.k_proj\.", "attention.attention.key."),
-  (_LAYER + r"attention\.v_proj\.", "attention.attention.value."),
-  (_LAYER + r"attention\.o_proj\.", "attention.output.dense."),
-  (_LAYER + r"mlp\.fc1\.", "intermediate.dense."),
-  (_LAYER + r"mlp\.fc2\.", "output.dense."),
-  (_LAYER, ""),
-)
+_POSITIONS = {"posemb": ("learn", "sincos2d", "none"), "posemb_at": ("stem",)}
 
 
-def vit_rows(depth: int) -> list[Row]:
-  """Returns the key table of `model_type` "vit"."""
-  rows = [
-    Row("embeddings.cls_token", "cls"),
-    Row("embeddings.position_embeddings", POS_EMBEDDING),
-    *dense_rows("embeddings.patch_embeddings.projection", "embedding", "conv"),
-  ]
-  for i in range(depth):
-    theirs, ours = f"encoder.layer.{i}", f"Transformer/encoderblock_{i}"
-    attention = f"{ours}/MultiHeadDotProductAttention_0"
-    rows += norm_rows(f"{theirs}.layernorm_before", f"{ours}/LayerNorm_0")
-    for name in ("query", "key", "value"):
-      rows += dense_rows(
-        f"{theirs}.attention.attention.{name}",
-        f"{attention}/{name}",
-        "to_heads",
-        "heads_bias",
-      )
-    output = f"{theirs}.attention.output.dense"
-    rows += [
-      *dense_rows(output, f"{attention}/out", "from_heads"),
-      *norm_rows(f"{theirs}.layernorm_after", f"{ours}/LayerNorm_1"),
-      *dense_rows(f"{theirs}.intermediate.dense", f"{ours}/MlpBlock_0/Dense_0"),
-      *dense_rows(f"{theirs}.output.dense", f"{ours}/MlpBlock_0/Dense_1"),
-    ]
-  return [
-    *rows,
-    *norm_rows("layernorm", "Transformer/encoder_norm"),
-    *dense_rows("pooler.dense", "pre_logits"),
-    *dense_rows("classifier", "head"),
-  ]
+class Written(NamedTuple):
+  """How a model becomes one of a `model_type`.
 
-
-class ModelType(NamedTuple):
-  """How transformers names the arrays of a family.
-
-  prefix: Beginning of the names in files of a model with a head, except the
-    head's own; files of the bare model lack it.
-  block: Regular expression of the beginning of a block's names; the first group
-    is its number, of few digits.
-  rows: Number of blocks -> key table, without the prefix.
+  classes: Class of the bare model, and of the one with a head; None: there is
+    none that computes as ours.
+  options: Options of our model -> values that the classes compute.
+  config: What config.json has beside `_written_config`.
   """
 
-  prefix: str
-  block: str
-  rows: Callable[[int], list[Row]]
+  classes: tuple[str, str | None]
+  options: Mapping[str, tuple]
+  config: Mapping[str, Any]
 
 
-# `model_type` of config.json -> the family.
-MODEL_TYPES = {
-  "vit": ModelType("vit.", r"encoder\.layer\.(\d{1,3})\.", vit_rows),
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_OF_VIT = {"qkv_bias": True, "pooler_act": "tanh", **_NO_DROPOUT}
+WRITTEN = {
+  "vit": Written(
+    ("ViTModel", "ViTForImageClassification"),
+    {"pool": ("token",), **_POSITIONS},
+    _OF_VIT,
+  ),
+  "ijepa": Written(
+    ("IJepaModel", "IJepaForImageClassification"),
+    {"pool": ("gap",), "pre_logits": (False,), **_POSITIONS},
+    _OF_VIT,
+  ),
+  "siglip_vision_model": Written(
+    ("SiglipVisionModel", None),
+    {"pool": ("map",), "pre_logits": (False,), **_POSITIONS},
+    {"attention_dropout": 0.0, "vision_use_head": True},
+  ),
 }
-
-# Names of arrays that our models have no place for -> what they are part of.
-PARTS = (
-  (r"distillation_token|cls_classifier|distillation_class", "DeiT distilled"),
-  (r"mask_token|^decoder\.", "masked image modelling"),
-  (r"layer_scale|lambda_[12]", "LayerScale"),
-  (r"register_tokens", "register tokens"),
-  (r"weights_in|weights_out", "a gated MLP (SwiGLU)"),
-  (r"relative_position", "relative positions in BEiT's form"),
-)
 
 
 @dataclasses.dataclass(frozen=True)
 class HFConfig:
   """What is read of config.json, with the defaults of transformers' ViTConfig.
 
-  Sizes are pixels, one number or (height, width).
+  Sizes are pixels, one number or (height, width). `num_patches` is SigLIP 2's:
+  its images have any size, and a square table has so many positions.
   """
 
   model_type: str = "vit"
@@ -161,6 +114,7 @@ class HFConfig:
   num_hidden_layers: int | None = None
   image_size: tuple[int, ...] = at_least(1, (224,))
   patch_size: tuple[int, ...] = at_least(1, (16,))
+  num_patches: int | None = at_least(1)
   id2label: dict[str, str] = dataclasses.field(default_factory=dict)
   problem_type: str | None = None
   pooler_act: str = "tanh"
@@ -176,6 +130,9 @@ class Statements(NamedTuple):
   loss: "softmax", "sigmoid" or "regression"; None: not stated. As in
     transformers, a single output is a regression unless config.json states
     otherwise.
+  pixels: How publishers of the family normalise images, a name in
+    `normalisation.NAMED`; None: in several ways.
+  notes: Facts that a user should know.
   """
 
   image_size: tuple[int, int]
@@ -183,24 +140,8 @@ class Statements(NamedTuple):
   num_heads: int
   class_names: tuple[str, ...] | None
   loss: str | None
-
-
-def looks_like(names: Iterable[str]) -> bool:
-  """Whether these are names of a ViTModel, with a head or without.
-
-  A relative with parts that `read` refuses may have such names, too.
-  """
-  published = {_name_in_file(n).removeprefix("vit.") for n in names}
-  return "embeddings.patch_embeddings.projection.weight" in published and any(
-    n.startswith("encoder.layer.0.") for n in published
-  )
-
-
-def _name_in_file(name: str) -> str:
-  for regex, end in NAMES:
-    if re.match(regex, name):
-      return re.sub(regex, rf"\g<1>encoder.layer.\g<2>.{end}", name)
-  return name
+  pixels: str | None = None
+  notes: tuple[str, ...] = ()
 
 
 def read(file: StateDict) -> Weights:
@@ -222,7 +163,9 @@ def read(file: StateDict) -> Weights:
   about = json_file.read(file_in(folder, hf_preprocessing.FILE))
   about = hf_preprocessing.complete(about)
   ops = hf_preprocessing.ops_of(about, size)
-  notes = () if ops or not about else (hf_preprocessing.unlike(about, size),)
+  notes = stated.notes
+  if about and not ops:
+    notes += (hf_preprocessing.unlike(about, size),)
   if stated.loss == REGRESSION:
     notes += (
       "the head is a regression (config.json: problem_type, or a single"
@@ -239,6 +182,7 @@ def read(file: StateDict) -> Weights:
     loss=stated.loss,
     ops=ops,
     pixels=hf_preprocessing.pixels(about),
+    published_pixels=stated.pixels,
     notes=notes,
   )
 
@@ -263,11 +207,14 @@ def read_arrays(
       config asks for something that our models lack. All errors at once.
   """
   errors: list[str] = []
-  where = "weights of Hugging Face: config.json"
-  read = json_file.build(HFConfig, config, where)
-  if read.model_type not in MODEL_TYPES:
-    known = " or ".join(map(repr, MODEL_TYPES))
-    errors.append(f"model_type: got {read.model_type!r}, expected {known}.")
+  read = _config(config)
+  family = hf_names.known(read.model_type)
+  if family is None:
+    family = MODEL_TYPES["vit"]
+    errors.append(
+      f"model_type: got {read.model_type!r}, expected one of"
+      f" {', '.join((*MODEL_TYPES, *TWO_TOWERS))}."
+    )
   if read.hidden_act not in GELUS:
     errors.append(
       f"hidden_act: got {shown(read.hidden_act)}, expected one of"
@@ -279,25 +226,21 @@ def read_arrays(
       f"patch_size: got {list(patch)}, expected a square: our patches are."
     )
   options = {"gelu": GELUS.get(read.hidden_act), "ln_eps": read.layer_norm_eps}
-  family = MODEL_TYPES.get(read.model_type, MODEL_TYPES["vit"])
-  named = {
-    _name_in_file(name).removeprefix(family.prefix): array
-    for name, array in arrays.items()
-  }
-  depth = count_blocks(named, family.block)
+  named, notes = _of_the_model(arrays, family)
+  depth = count_blocks(named, family.names.number)
   if read.num_hidden_layers not in (None, depth):
     errors.append(
       f"num_hidden_layers: got {read.num_hidden_layers}, expected the {depth}"
       " blocks that the file has: take a whole file."
     )
-  rows = family.rows(depth)
+  rows = family.names.table(depth)
   params, shape_errors = to_ours(rows, named, read.num_attention_heads)
   errors += shape_errors
   add_zero_biases(params)
   known = {row.theirs for row in rows}
   if unknown := [n for n in named if n not in known]:
     errors.append(
-      unplaced(unknown, PARTS, "a ViTModel or a ViTForImageClassification")
+      unplaced(unknown, PARTS, f"a model of the type {read.model_type!r}")
     )
   if "pooler.dense.weight" in named and read.pooler_act != "tanh":
     errors.append(f"pooler_act: got {read.pooler_act!r}, expected 'tanh'.")
@@ -311,24 +254,88 @@ def read_arrays(
       f"problem_type: got {read.problem_type!r}, expected one of"
       f" {', '.join(LOSSES)}."
     )
-  if len(errors) == 1 and read.model_type not in MODEL_TYPES:
-    errors.append(
-      "All its arrays have a place in a ViT. Where that class computes as a ViT"
-      " does (vit_msn, ijepa, a vit_mae without its decoder), write model_type"
-      " 'vit' into a copy of config.json."
-    )
   if errors:
     raise ValueError("weights of Hugging Face: " + "\n".join(errors))
   outputs = params["head/kernel"].shape[1] if "head/kernel" in params else 0
   kind = read.problem_type or (REGRESSION if outputs == 1 else None)
+  size, size_notes = _image_size(read, patch[0])
   statements = Statements(
-    height_and_width(read.image_size, "config.json: image_size"),
+    size,
     patch[0],
     read.num_attention_heads,
     _class_names(read.id2label),
     LOSSES[kind] if kind and outputs else None,
+    family.pixels,
+    notes + size_notes,
   )
   return params, options, statements
+
+
+def _config(config: Mapping[str, Any]) -> HFConfig:
+  """Returns config.json with its types, and with its family's defaults.
+
+  A model of texts and images states its images' tower in `vision_config`.
+
+  Raises:
+    ValueError: Values are of other types.
+  """
+  family = hf_names.known(config.get("model_type", "vit"))
+  defaults = dict(family.defaults) if family else {}
+  vision = config.get("vision_config")
+  # The tower repeats these, where they are not those of the head.
+  top = ("model_type", "id2label", "problem_type")
+  return json_file.build(
+    HFConfig,
+    defaults
+    | config
+    | (vision if isinstance(vision, dict) else {})
+    | {key: config[key] for key in top if key in config},
+    "weights of Hugging Face: config.json",
+  )
+
+
+def _of_the_model(
+  arrays: Mapping[str, LazyArray], family: hf_names.ModelType
+) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
+  """Returns a model's arrays without prefixes, and notes on the others."""
+  named = {
+    hf_names.without_prefix(name, family.prefixes): array
+    for name, array in arrays.items()
+  }
+  left_out = [name for name in named if LEFT_OUT.match(name)]
+  notes: tuple[str, ...] = ()
+  if left_out:
+    notes += (
+      f"left out: {shorten(left_out)}, which only pre-training or texts need.",
+    )
+  if "classifier.weight" in named and family.unclassified:
+    unseen = [n for n in named if re.match(family.unclassified, n)]
+    left_out += unseen
+    notes += (
+      f"left out: {shorten(unseen)}, which the classifier does not see: it gets"
+      " the mean of the patches.",
+    )
+  return {n: a for n, a in named.items() if n not in set(left_out)}, notes
+
+
+def _image_size(
+  read: HFConfig, patch: int
+) -> tuple[tuple[int, int], tuple[str, ...]]:
+  """Returns (height, width), multiples of the patch, and notes."""
+  if read.num_patches:
+    side = math.isqrt(read.num_patches) * patch
+    return (side, side), (
+      f"its images have any size there, with up to {read.num_patches} patches;"
+      f" here they are {side} x {side}, the size of the position table.",
+    )
+  size = height_and_width(read.image_size, "config.json: image_size")
+  whole = tuple(side // patch * patch for side in size)
+  if whole == size or not all(whole):
+    return size, ()
+  return whole, (
+    f"config.json: image_size: got {list(read.image_size)}, whose last pixels"
+    f" no patch of {patch} covers; here images are {whole[0]} x {whole[1]}.",
+  )
 
 
 def _class_names(id2label: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -360,12 +367,12 @@ def write(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Returns arrays and config.json.
 
-  `ViTForImageClassification.from_pretrained` loads a folder of the two and of
-  what `hf_preprocessing.write` makes. Without a head
-  `ViTModel.from_pretrained` does, whose pooler is then our pre_logits. A
-  position table without a row for the class token gets one of zeros, which
-  changes nothing; fixed positions, or none, become a learned table. The
-  safetensors file needs the metadata {"format": "pt"}.
+  The class that config.json names loads a folder of the two and of what
+  `hf_preprocessing.write` makes with `from_pretrained`. A ViT without a head is
+  a `ViTModel`, whose pooler is our pre_logits. A position table without a row
+  for the class token gets one of zeros, which changes nothing; fixed positions,
+  or none, become a learned table. The safetensors file needs the metadata
+  {"format": "pt"}.
 
   Args:
     params: Our flat names -> arrays; blocks not stacked.
@@ -378,8 +385,8 @@ def write(
       probabilities accordingly.
 
   Raises:
-    ValueError: The model has parts that transformers' ViT lacks. All errors at
-      once.
+    ValueError: The model has parts that transformers' models lack. All errors
+      at once.
   """
   params = dict(params)
   has_head = "head/kernel" in params
@@ -390,10 +397,11 @@ def write(
     )
   if errors:
     raise ValueError(_cannot(errors))
-  sizes, patch = model.size, model.patch
+  model_type = _model_type(model)
+  family, written = MODEL_TYPES[model_type], WRITTEN[model_type]
   grid = grid or model.grid(image_size)
-  params[POS_EMBEDDING] = _table(params, model, grid, sizes.width)
-  rows = vit_rows(sizes.depth)
+  params[POS_EMBEDDING] = _table(params, model, grid)
+  rows = family.names.in_files(model.size.depth)
   arrays, errors = to_theirs(rows, params)
   known = {row.ours for row in rows}
   if unknown := [n for n in params if n not in known]:
@@ -405,26 +413,17 @@ def write(
     raise ValueError(_cannot(errors))
   if has_head:
     arrays = {
-      name if name.startswith("classifier.") else f"vit.{name}": array
+      name
+      if name.startswith("classifier.")
+      else f"{family.prefixes[0]}{name}": array
       for name, array in arrays.items()
     }
   config = {
-    "architectures": ["ViTForImageClassification" if has_head else "ViTModel"],
-    "model_type": "vit",
-    "hidden_size": sizes.width,
-    "num_hidden_layers": sizes.depth,
-    "num_attention_heads": sizes.num_heads,
-    "intermediate_size": sizes.mlp_dim,
-    "hidden_act": HIDDEN_ACTS[model.gelu],
-    "layer_norm_eps": model.ln_eps,
+    "architectures": [written.classes[has_head]],
+    "model_type": model_type,
+    **_sizes(params, model),
     "image_size": _square(image_size),
-    "patch_size": patch,
-    "num_channels": int(params["embedding/kernel"].shape[2]),
-    "encoder_stride": patch,
-    "qkv_bias": True,
-    "pooler_act": "tanh",
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
+    **written.config,
   }
   if has_head:
     names = class_names or [f"LABEL_{i}" for i in range(num_classes)]
@@ -437,13 +436,35 @@ def write(
   return arrays, config
 
 
+def _sizes(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
+  """Returns the part of config.json that all families have."""
+  sizes = model.size
+  return {
+    "hidden_size": sizes.width,
+    "num_hidden_layers": sizes.depth,
+    "num_attention_heads": sizes.num_heads,
+    "intermediate_size": sizes.mlp_dim,
+    "hidden_act": HIDDEN_ACTS[model.gelu],
+    "layer_norm_eps": model.ln_eps,
+    "patch_size": model.patch,
+    "num_channels": int(params["embedding/kernel"].shape[2]),
+    "encoder_stride": model.patch,
+  }
+
+
+def _model_type(model: ModelConfig) -> str:
+  """Returns the family of transformers that a ViT is nearest to."""
+  by_pool = {"gap": "ijepa", "map": "siglip_vision_model"}
+  return by_pool.get(model.pool, "vit")
+
+
 def _cannot(errors: list[str]) -> str:
   lines = "\n".join(f"  - {error}" for error in errors)
-  return f"transformers' ViT cannot hold this model:\n{lines}"
+  return f"transformers' models cannot hold this model:\n{lines}"
 
 
 def _errors(params, model: ModelConfig) -> list[str]:
-  """Returns the parts that transformers' ViT lacks."""
+  """Returns the parts that transformers' models lack."""
   if model.name != "vit":
     return [f"config.model.name: got {model.name!r}, expected 'vit'."]
   errors = []
@@ -452,29 +473,35 @@ def _errors(params, model: ModelConfig) -> list[str]:
       f"config.model.variant: got the hybrid {model.variant!r}, expected a ViT"
       " on pixels such as 'B/16'."
     )
-  errors += option_errors(model, OPTIONS)
-  if any(n.startswith("pre_logits/") for n in params) and (
-    "head/kernel" in params
-  ):
+  has_head = "head/kernel" in params
+  written = WRITTEN[_model_type(model)]
+  errors += option_errors(model, written.options)
+  if any(n.startswith("pre_logits/") for n in params) and has_head:
     errors.append(
       "pre_logits: got a tanh layer before the head, expected none, since the"
       " classifier does not see the pooler's output. Leave out the head, and"
       " the tanh layer becomes the pooler of a ViTModel: --drop_head."
     )
+  if has_head and written.classes[1] is None:
+    errors.append(
+      f"head: got one, expected none: {written.classes[0]} has none, and the"
+      " classifier of its family does not see the pooling by attention. Leave"
+      " out the head: --drop_head."
+    )
   return errors
 
 
-def _table(params, model: ModelConfig, grid, width: int) -> np.ndarray:
-  """Returns the position table, with a row for the class token."""
-  if model.posemb == "learn" and model.cls_row:
-    return np.asarray(params[POS_EMBEDDING])
+def _table(params, model: ModelConfig, grid) -> np.ndarray:
+  """Returns the position table; beside a class token it has a row for it."""
+  width = model.size.width
   if model.posemb == "learn":
     table = np.asarray(params[POS_EMBEDDING])
   elif model.posemb == "sincos2d":
     table = sincos2d(*grid, width)[None]
   else:
     table = np.zeros((1, math.prod(grid), width), np.float32)
-  return np.pad(table, ((0, 0), (1, 0), (0, 0)))
+  lacks_row = "cls" in params and not model.has_cls_row
+  return np.pad(table, ((0, 0), (int(lacks_row), 0), (0, 0)))
 
 
 def _square(image_size: tuple[int, int]) -> int | list[int]:

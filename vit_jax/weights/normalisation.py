@@ -37,6 +37,12 @@ UNSTATED = (
   " training --config.init_mean=..."
 )
 
+ASSUMED = (
+  "nothing states how images were normalised: mean={!r} is assumed, which the"
+  " publishers of such models have. Others are stated by mean='half',"
+  " 'imagenet', 'clip' or numbers: vit_jax.load(..., mean=...), --mean=..., for"
+  " training --config.init_mean=..."
+)
 
 # As a user states a mean or a deviation.
 Statement = str | float | int | Sequence[float] | None
@@ -101,15 +107,20 @@ def fold(weights: Weights) -> Weights:
   scaled, and the bias moved.
 
   Args:
-    weights: Weights of the model; where they state no normalisation, 0.5 and
-      0.5 are assumed, and a note says so.
+    weights: Weights of the model; where they state no normalisation, that of
+      their publishers or else 0.5 and 0.5 is assumed, and a note says so.
 
   Raises:
     ValueError: The model has no patch embedding that could take it.
   """
-  if weights.pixels is None:
+  pixels, name = weights.pixels, weights.published_pixels
+  if pixels is None and name is None:
     return dataclasses.replace(weights, notes=(*weights.notes, UNSTATED))
-  mean, std = map(np.asarray, weights.pixels)
+  if pixels is None:
+    pixels = NAMED[name].pixels
+    notes = (*weights.notes, ASSUMED.format(name))
+    weights = dataclasses.replace(weights, pixels=pixels, notes=notes)
+  mean, std = map(np.asarray, pixels)
   if np.allclose(mean, 0.5) and np.allclose(std, 0.5):
     return weights
   if not np.all(std > 0):

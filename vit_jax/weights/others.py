@@ -161,12 +161,6 @@ FAMILIES = (
     "Its image tower has a norm before the blocks, which no model here has",
   ),
   Family(
-    "SigLIP of Hugging Face",
-    (r"(^|\.)embeddings\.patch_embedding\.weight$", r"self_attn\.q_proj\."),
-    "Take the same model from timm (vit_base_patch16_siglip_224, ...), or"
-    " big_vision's .npz: both are read",
-  ),
-  Family(
     "DINOv3",
     (r"(storage_tokens|rope_embed|layer\.0\.attention\.q_proj)",),
     "It has rotary positions, registers and LayerScale: no model here does",

@@ -27,6 +27,7 @@ from vit_jax.weights import (
   download,
   google,
   hf,
+  hf_names,
   normalisation,
   others,
   timm,
@@ -85,7 +86,7 @@ NPZ = {
 }
 STATE_DICTS = {
   "timm": StateDictFormat(timm.looks_like, timm_file.read),
-  "hf": StateDictFormat(hf.looks_like, hf.read),
+  "hf": StateDictFormat(hf_names.looks_like, hf.read),
 }
 
 # Number of dimensions of the arrays whose shapes decide the model.

@@ -1,10 +1,11 @@
 """Key tables of PyTorch's models: their arrays, and ours of the same numbers.
 
 A key table is a list of `Row`s, each for one of our arrays: the name of theirs,
-our name, and how the layouts differ. `timm.py` and `hf.py` have such tables.
+our name, and how the layouts differ. `timm.py` and `hf_names.py` have them.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -44,6 +45,20 @@ KINDS = {
     lambda s, _: (s[2], s[3], s[1], s[0]),
     lambda a, _: a.transpose(2, 3, 1, 0),
     lambda a: a.transpose(3, 2, 0, 1),
+  ),
+  # Ours: [side, side, 3, out]; theirs is of flat patches, channels last.
+  "patches": Kind(
+    "[out, side * side * 3]",
+    lambda s, _: (*(math.isqrt(s[1] // 3),) * 2, 3, s[0]),
+    lambda a, shape: a.T.reshape(shape),
+    lambda a: a.reshape(-1, a.shape[-1]).T,
+  ),
+  # Ours: [1, n, width].
+  "table": Kind(
+    "[n, width]",
+    lambda s, _: (1, *s),
+    lambda a, _: a[None],
+    lambda a: a[0],
   ),
   # Ours: [in, out].
   "conv1x1": Kind(

@@ -147,6 +147,9 @@ class Weights:
     loss: Loss of the head's training, one of `losses.HEADS`; None: unknown. The
       outputs of a regression are numbers in the data's units.
     pixels: How images were normalised; None: nothing states it.
+    published_pixels: The name in `normalisation.NAMED` of what is assumed then,
+      and says a note: the publishers of such arrays normalise so. None: the
+      arrays do not tell their family.
     is_bare: Whether nothing beside the arrays states the model, in a format
       whose models differ.
     notes: Facts that a user should know.
@@ -165,6 +168,7 @@ class Weights:
   crop_share: float | None = None
   loss: str | None = None
   pixels: Pixels | None = None
+  published_pixels: str | None = None
   is_bare: bool = False
   notes: tuple[str, ...] = ()
 
