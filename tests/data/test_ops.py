@@ -286,3 +286,23 @@ def test_fused_decode_draws_for_the_area_asked(china):
   out = ops.decode_inception_crop(tf.constant(china), KEY, 64, 100, 100)
   # 427 x 640 is 2:3: no box of at most 4:3 has the whole area.
   np.testing.assert_array_equal(out, ops.resize(whole, KEY, 64))
+
+
+def test_a_crop_of_mirrored_borders():
+  image = noise(6, 5)
+  padded = ops.pad(image, KEY, 4, "reflect").numpy()
+  np.testing.assert_array_equal(
+    padded, np.pad(image, ((4, 4), (4, 4), (0, 0)), "reflect")
+  )
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_crops_are_resized_by_any_filter(fused):
+  """The whole image is taken, whose sides have no allowed ratio."""
+  image = noise(60, 20)
+  crop = ops.decode_inception_crop if fused else ops.inception_crop
+  data = tf.constant(encoded(image)) if fused else image
+  options = dict(method="bicubic", antialias=True)
+  result = crop(data, KEY, 16, 99, 100, **options).numpy()
+  expected = ops.resize(image, KEY, 16, "bicubic", True).numpy()
+  np.testing.assert_array_equal(result, expected)

@@ -77,9 +77,11 @@ def _decode_inception_crop(
   area_max: Percent = 100,
   background: str | None = None,
   max_pixels: int = MAX_PIXELS,
+  method: str = "bilinear",
+  antialias: bool = False,
 ) -> Shape:
   check_decoding(background, max_pixels)
-  return _inception_crop(shape, size, area_min, area_max)
+  return _inception_crop(shape, size, area_min, area_max, method, antialias)
 
 
 def check_decoding(background: str | None, max_pixels: int) -> None:
@@ -91,8 +93,14 @@ def check_decoding(background: str | None, max_pixels: int) -> None:
 
 
 def _inception_crop(
-  shape: Shape, size: Side, area_min: Percent = 5, area_max: Percent = 100
+  shape: Shape,
+  size: Side,
+  area_min: Percent = 5,
+  area_max: Percent = 100,
+  method: str = "bilinear",
+  antialias: bool = False,
 ) -> Shape:
+  check_choice(method, RESIZE_METHODS, "method")
   if not 0 < area_min <= area_max <= 100:
     raise ValueError(
       f"got area_min={area_min}, area_max={area_max}, expected percent of the"
@@ -147,7 +155,8 @@ def _grey(shape: Shape) -> Shape:
   return shape
 
 
-def _pad(shape: Shape, pixels: int) -> Shape:
+def _pad(shape: Shape, pixels: int, mode: str = "black") -> Shape:
+  check_choice(mode, PAD_MODES, "mode")
   if not isinstance(pixels, int) or pixels < 0:
     raise ValueError(f"got {pixels!r}, expected pixels to add on each side.")
   return None if shape is None else tuple(s + 2 * pixels for s in shape)
@@ -172,6 +181,40 @@ def _randaug(shape: Shape, num_layers: int, magnitude: int) -> Shape:
   return shape
 
 
+def _three_augment(shape: Shape) -> Shape:
+  return shape
+
+
+def _color_jitter(shape: Shape, strength: float) -> Shape:
+  if not 0 <= strength <= 1:
+    raise ValueError(f"strength: got {strength!r}, expected 0 to 1, as 0.3.")
+  return shape
+
+
+def _randaug_timm(shape: Shape, magnitude: float, noise: float = 0.5) -> Shape:
+  if not 0 <= magnitude <= 10 or noise < 0:
+    raise ValueError(
+      f"got magnitude={magnitude!r}, noise={noise!r}, expected a mean from 0 to"
+      " 10 and a deviation from 0, such as 9 and 0.5."
+    )
+  return shape
+
+
+def _random_erase(shape: Shape, share: float) -> Shape:
+  if shape is None:
+    raise ValueError(
+      "got images of differing size, expected one size, as after"
+      " decode_inception_crop(224)."
+    )
+  if not 0 <= share <= 1:
+    raise ValueError(
+      f"share: got {share!r}, expected the share of images that are erased in,"
+      " 0 to 1, such as 0.25."
+    )
+  return shape
+
+
+PAD_MODES = ("black", "reflect")
 RESIZE_METHODS = ("bilinear", "bicubic", "area", "nearest")
 TORCH_FILTERS = ("bicubic", "bilinear")
 
@@ -189,6 +232,10 @@ SHAPE_FNS: dict[str, Callable[..., Shape]] = {
   "flip_lr": _flip_lr,
   "pad": _pad,
   "randaug": _randaug,
+  "three_augment": _three_augment,
+  "color_jitter": _color_jitter,
+  "randaug_timm": _randaug_timm,
+  "random_erase": _random_erase,
   "grey": _grey,
 }
 

@@ -12,11 +12,14 @@ That is how the published checkpoints were trained and scored with big_vision
 in Pillow, with which PyTorch's models were trained and scored.
 """
 
+import functools
 from collections.abc import Callable
+
+import numpy as np
 
 from vit_jax.config import preprocessing
 from vit_jax.config.preprocessing import MAX_PIXELS
-from vit_jax.data import encoded, pixels
+from vit_jax.data import encoded, pillow_augment, pixels
 from vit_jax.data.randaugment import randaug
 from vit_jax.data.tf_cpu import tf
 
@@ -25,6 +28,12 @@ BoundOp = Callable[..., tf.Tensor]
 # Parameters of an inception crop: TensorFlow's defaults, and so big_vision's.
 ASPECT_RATIOS = (0.75, 1.33)  # Width over height.
 MAX_ATTEMPTS = 100  # After these the whole image is taken.
+
+ERASE_ATTEMPTS = 10
+# Of pixels in [0, 1]: red, green, blue.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+_NORMAL = 2**60  # beside the keys of epochs, which are roots of 56 bits
 
 
 def decode(
@@ -85,6 +94,8 @@ def decode_inception_crop(
   area_max=100,
   background=None,
   max_pixels=MAX_PIXELS,
+  method="bilinear",
+  antialias=False,
 ):
   """Does `decode` and `inception_crop`, but decodes little outside the crop.
 
@@ -96,7 +107,9 @@ def decode_inception_crop(
   """
   if image.dtype != tf.string:
     image = _as_rgb(image)
-    return inception_crop(image, key, size, area_min, area_max)
+    return inception_crop(
+      image, key, size, area_min, area_max, method, antialias
+    )
 
   def plain():
     shape = encoded.jpeg_shape(image, max_pixels)
@@ -123,10 +136,18 @@ def decode_inception_crop(
     background=background,
     max_pixels=max_pixels,
   )
-  return resize(crop, key, size)
+  return resize(crop, key, size, method, antialias)
 
 
-def inception_crop(image, key, size, area_min=5, area_max=100):
+def inception_crop(
+  image,
+  key,
+  size,
+  area_min=5,
+  area_max=100,
+  method="bilinear",
+  antialias=False,
+):
   """Crops a random box and resizes it.
 
   The box covers `area_min` to `area_max` percent of the image, and its width is
@@ -136,7 +157,7 @@ def inception_crop(image, key, size, area_min=5, area_max=100):
   Source: Szegedy et al., arXiv:1409.4842; the sampling is TensorFlow's.
   """
   begin, extent = _inception_box(tf.shape(image), key, area_min, area_max)
-  return resize(_crop(image, begin, extent), key, size)
+  return resize(_crop(image, begin, extent), key, size, method, antialias)
 
 
 def resize(image, key, size, method="bilinear", antialias=False):
@@ -216,10 +237,84 @@ def flip_lr(image, key):
   return tf.cond(is_flipped, lambda: tf.reverse(image, [1]), lambda: image)
 
 
-def pad(image, key, pixels):
-  """Adds `pixels` black pixels on each side; a random crop then shifts."""
+def pad(image, key, pixels, mode="black"):
+  """Adds `pixels` pixels on each side; a random crop then shifts.
+
+  They are black, or with the mode "reflect" the image's own, mirrored at its
+  outermost ones.
+  """
   del key
-  return tf.pad(image, [[pixels, pixels], [pixels, pixels], [0, 0]])
+  mode = "CONSTANT" if mode == "black" else "REFLECT"
+  return tf.pad(image, [[pixels, pixels], [pixels, pixels], [0, 0]], mode)
+
+
+def three_augment(image, key):
+  """Does one of DeiT III's three; see `pillow_augment`."""
+  draws = tf.random.stateless_uniform([2], key)
+  return _by_pillow(pillow_augment.three_augment, image, draws)
+
+
+def color_jitter(image, key, strength):
+  """Changes brightness, contrast and saturation; see `pillow_augment`."""
+  draws = tf.random.stateless_uniform([6], key)
+  jitter = functools.partial(
+    pillow_augment.color_jitter, strength=float(strength)
+  )
+  return _by_pillow(jitter, image, draws)
+
+
+def randaug_timm(image, key, magnitude, noise=0.5):
+  """Does timm's `rand-m<magnitude>-mstd<noise>-inc1`; see `pillow_augment`."""
+  layers = pillow_augment.LAYERS
+  draws = tf.random.stateless_uniform([3 * layers], key)
+  # Another key: the two functions turn the same bits into their numbers.
+  normals = tf.random.stateless_normal([layers], key + [_NORMAL, 0])
+  distort = functools.partial(
+    pillow_augment.randaug_timm, magnitude=float(magnitude), noise=float(noise)
+  )
+  return _by_pillow(distort, image, draws, normals)
+
+
+def random_erase(image, key, share):
+  """Replaces a box by noise, in a share of the images.
+
+  The box covers 2 % to a third of the image, and its height is 0.3 to 1 / 0.3
+  times its width, by a uniform logarithm; the image stays as it is if ten
+  attempts find none that is smaller than it. The noise of a pixel is normal,
+  with ImageNet's mean and deviation, and cut off at 0 and 255.
+
+  Source: arXiv:1708.04896; timm's RandomErasing of mode "pixel", which erases
+    after the normalisation, so that nothing is cut off.
+  """
+  height, width, _ = image.shape
+  draws = tf.random.stateless_uniform([1 + 4 * ERASE_ATTEMPTS], key)
+  area, aspect, y, x = tf.split(draws[1:], 4)
+  area = (0.02 + (1 / 3 - 0.02) * area) * height * width
+  aspect = tf.exp(np.float32(np.log(0.3)) * (1 - 2 * aspect))
+  heights = tf.cast(tf.round(tf.sqrt(area * aspect)), tf.int32)
+  widths = tf.cast(tf.round(tf.sqrt(area / aspect)), tf.int32)
+  fits = (heights < height) & (widths < width)
+  first = tf.argmax(
+    tf.cast(fits, tf.int32)
+  )  # the first that fits; 0 if none does
+
+  def span(lengths, size, draws):
+    length = lengths[first]
+    begin = tf.cast(
+      draws[first] * tf.cast(size - length + 1, tf.float32), tf.int32
+    )
+    places = tf.range(size)
+    return (places >= begin) & (places < begin + length)
+
+  def erased():
+    rows, columns = span(heights, height, y), span(widths, width, x)
+    normal = tf.random.stateless_normal(image.shape, key + [_NORMAL, 0])
+    noise = tf.constant(IMAGENET_MEAN) + tf.constant(IMAGENET_STD) * normal
+    noise = tf.cast(tf.clip_by_value(tf.round(noise * 255), 0, 255), tf.uint8)
+    return tf.where((rows[:, None] & columns)[..., None], noise, image)
+
+  is_erased = (draws[0] < share) & tf.reduce_any(fits)
+  return tf.cond(is_erased, erased, lambda: image)
 
 
 def grey(image, key):
@@ -244,6 +339,10 @@ OPS: dict[str, Callable[..., tf.Tensor]] = {
   "flip_lr": flip_lr,
   "pad": pad,
   "randaug": randaug,
+  "three_augment": three_augment,
+  "color_jitter": color_jitter,
+  "randaug_timm": randaug_timm,
+  "random_erase": random_erase,
   "grey": grey,
 }
 
@@ -292,6 +391,11 @@ def _bound(
     return OPS[op.name](image, key, *op.args, **op.kwargs)
 
   return fn
+
+
+def _by_pillow(fn, image, *draws):
+  distorted = tf.numpy_function(fn, [image, *draws], tf.uint8, stateful=False)
+  return tf.ensure_shape(distorted, image.shape)
 
 
 def _by_numpy(fn, image, *args):

@@ -1,0 +1,196 @@
+"""Distortions of DeiT III and timm: closed forms, timm's code, and keys."""
+
+import importlib.util
+import pathlib
+import random
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.data import ops, pillow_augment
+from vit_jax.data.tf_cpu import tf
+
+# timm's names, in its order, which a drawn number is an index of.
+NAMES = (
+  *("AutoContrast", "Equalize", "Invert", "Rotate", "PosterizeIncreasing"),
+  *("SolarizeIncreasing", "SolarizeAdd", "ColorIncreasing"),
+  *("ContrastIncreasing", "BrightnessIncreasing", "SharpnessIncreasing"),
+  *("ShearX", "ShearY", "TranslateXRel", "TranslateYRel"),
+)
+
+
+def noise(height, width, seed=0):
+  rng = np.random.default_rng(seed)
+  return rng.integers(0, 256, (height, width, 3), np.uint8)
+
+
+def keys(num):
+  return [tf.constant([7, i], tf.int64) for i in range(num)]
+
+
+# 3-Augment.
+
+
+def test_one_of_three():
+  image = noise(9, 7)
+  grey = pillow_augment.three_augment(image, [0.3, 0.5])
+  luma = image @ np.array([299, 587, 114]) / 1000
+  assert (grey == grey[..., :1]).all()
+  assert abs(grey[..., 0] - luma).max() <= 0.501  # integers of 2^-16 per weight
+  solarized = pillow_augment.three_augment(image, [0.5, 0.5])
+  assert (solarized == np.where(image < 128, image, 255 - image)).all()
+
+
+def test_the_radius_of_the_blur():
+  """The variance of a blurred point is the square of the radius.
+
+  Pillow's Gaussian is three boxes, which have its variance.
+  """
+  point = np.zeros((41, 41, 3), np.uint8)
+  point[20, 20] = 255
+  point[20, 18:23] = 255  # a row of five, whose variance is 2
+  for draw, radius in ((0.0, 0.1), (0.999, 2.0)):
+    blurred = pillow_augment.three_augment(point, [0.9, draw])
+    column = blurred[..., 0].astype(float).sum(1)
+    spread = (column * (np.arange(41) - 20) ** 2).sum() / column.sum()
+    assert spread == pytest.approx(radius**2, rel=0.06, abs=0.011)  # of levels
+
+
+def test_each_of_three_has_a_third_of_the_keys():
+  image = noise(6, 6)
+  grey, solarized = (
+    pillow_augment.three_augment(image, [u, 0.0]) for u in (0.0, 0.5)
+  )
+  results = [ops.three_augment(image, key).numpy() for key in keys(300)]
+  is_grey = np.array([(r == grey).all() for r in results])
+  is_solarized = np.array([(r == solarized).all() for r in results])
+  # Standard deviation of a third of 300: 8.2.
+  assert 75 < is_grey.sum() < 125 and 75 < is_solarized.sum() < 125
+  rest = [
+    r
+    for r, a, b in zip(results, is_grey, is_solarized, strict=True)
+    if not a | b
+  ]
+  assert len({r.tobytes() for r in rest}) > 0.8 * len(rest)
+
+
+def test_factors_and_order_of_the_colours():
+  flat = np.full((4, 4, 3), 100, np.uint8)  # contrast, saturation: no effect
+  for u, level in ((0.0, 70), (0.5, 100), (0.75, 115)):
+    jittered = pillow_augment.color_jitter(
+      flat, [u, 0.1, 0.9, 0.1, 0.2, 0.3], 0.3
+    )
+    assert (jittered == level).all()
+  image = noise(5, 5)
+
+  def result(*order):
+    draws = np.array([0.9, 0.1, 0.2, *order], np.float32)
+    return pillow_augment.color_jitter(image, draws, 0.3).tobytes()
+
+  assert result(0.1, 0.2, 0.3) != result(0.2, 0.1, 0.3)
+  again = [ops.color_jitter(image, key, 0.3).numpy() for key in keys(2) * 2]
+  assert (again[0] == again[2]).all() and (again[0] != again[1]).any()
+  assert (ops.color_jitter(image, keys(1)[0], 0.0).numpy() == image).all()
+
+
+# timm's RandAugment.
+
+
+@pytest.fixture(scope="module")
+def timm():
+  """timm's data/auto_augment.py, which imports neither torch nor timm."""
+  package = importlib.util.find_spec("timm")
+  if package is None:
+    pytest.skip("timm is not installed")
+  path = pathlib.Path(package.origin).parent / "data" / "auto_augment.py"
+  spec = importlib.util.spec_from_file_location("auto_augment", path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module
+
+
+@pytest.mark.parametrize("level", [0.0, 3.3, 9.0, 10.0])
+@pytest.mark.parametrize("sign", [0.2, 0.7])
+def test_operations_are_timms(timm, level, sign, monkeypatch):
+  assert timm._RAND_INCREASING_TRANSFORMS == [*NAMES]
+  image = noise(20, 31)
+  monkeypatch.setattr(random, "random", lambda: sign)
+  hparams = dict(
+    interpolation=Image.Resampling.BICUBIC, img_mean=pillow_augment.FILL
+  )
+  for i, name in enumerate(NAMES):
+    op = timm.AugmentOp(name, prob=1.0, magnitude=level, hparams=hparams)
+    expected = np.asarray(op(Image.fromarray(image)))
+    draws = [(i + 0.5) / 15, 0.2, sign, 0.0, 0.9, 0.0]
+    result = pillow_augment.randaug_timm(image, draws, [0.0, 0.0], level, 0.5)
+    assert (result == expected).all(), name
+
+
+@pytest.mark.parametrize(
+  "normal, magnitude", [(0.0, 9.0), (1.0, 9.5), (9.0, 10.0), (-19.0, 0.0)]
+)
+def test_magnitudes_are_drawn_and_held(normal, magnitude):
+  levels = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(16, 16, 3)
+  draws = [5.5 / 15, 0.2, 0.2, 0.0, 0.9, 0.0]  # solarize, and no second layer
+  args = draws, [normal, 0.0], 9.0, 0.5
+  result = pillow_augment.randaug_timm(levels, *args)
+  inverted = levels >= 256 - int(magnitude / 10 * 256)
+  assert (result == np.where(inverted, 255 - levels, levels)).all()
+
+
+def test_half_of_the_layers_are_applied():
+  image = noise(12, 12)
+  results = [ops.randaug_timm(image, key, 9).numpy() for key in keys(400)]
+  same = np.mean([(r == image).all() for r in results])
+  # A quarter has no layer; some layers do nothing to noise, such as
+  # autocontrast. Standard deviation 0.022.
+  assert 0.25 - 0.05 < same < 0.25 + 0.5 * 2 / 15 + 0.1
+  assert (ops.randaug_timm(image, keys(2)[1], 9).numpy() == results[1]).all()
+
+
+# Random erasing.
+
+
+def test_a_box_of_noise():
+  image = np.full((40, 60, 3), 255, np.uint8)
+  shares, boxes = [], 0
+  for key in keys(300):
+    erased = (ops.random_erase(image, key, 1.0).numpy() != 255).any(-1)
+    rows, columns = np.flatnonzero(erased.any(1)), np.flatnonzero(erased.any(0))
+    if len(rows):
+      boxes += 1
+      box = np.ptp(rows) + 1, np.ptp(columns) + 1
+      shares.append(box[0] * box[1] / (40 * 60))
+      # Noise is below 255 in one of three channels but for 1 in 100,000.
+      assert erased[rows[0] :, columns[0] :][: box[0], : box[1]].mean() > 0.95
+      assert 0.25 < box[0] / box[1] < 4
+  assert boxes == 300
+  # Sides are rounded to pixels: half of one in 6 is 8 %.
+  assert min(shares) > 0.015 and max(shares) < 1 / 3 + 0.04
+  assert np.mean(shares) == pytest.approx((0.02 + 1 / 3) / 2, abs=0.02)
+
+
+def test_the_noise_is_that_of_normalised_images():
+  image = np.zeros((200, 200, 3), np.uint8)
+  erased = ops.random_erase(image, keys(1)[0], 1.0).numpy()
+  pixels = erased[erased.any(-1)] / 255
+  is_whole = (0 < pixels) & (pixels < 1)
+  # Cut off at 0, 2.1 deviations below the mean, and at 1, 2.2 above it.
+  median = np.median(pixels, 0)
+  np.testing.assert_allclose(median, ops.IMAGENET_MEAN, atol=0.015)
+  assert is_whole.mean() > 0.95
+  lower, upper = np.quantile(pixels, [0.1587, 0.8413], axis=0)
+  np.testing.assert_allclose(
+    upper - lower, 2 * np.array(ops.IMAGENET_STD), atol=0.03
+  )
+
+
+def test_the_share_of_images_that_are_erased():
+  image = tf.constant(before := noise(16, 16))
+  num = sum(
+    (ops.random_erase(image, key, 0.25).numpy() != before).any()
+    for key in keys(400)
+  )
+  assert 70 < num < 130  # standard deviation 8.7
+  assert (ops.random_erase(image, keys(1)[0], 0.0).numpy() == before).all()

@@ -1,0 +1,164 @@
+"""Distortions of DeiT III's and of timm's recipes, by Pillow itself.
+
+Every function takes an image uint8 [h, w, 3] and uniform draws in [0, 1), and
+returns an image of the same shape; it draws nothing itself. The operations are
+those that PyTorch's transforms call, so the pixels are the same to the bit; the
+sequence of random numbers is not.
+
+Source: arXiv:2204.07118, section 3.2 (facebookresearch/deit, augment.py);
+torchvision's ColorJitter; timm's RandAugment, data/auto_augment.py.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+Draws = Sequence[float] | np.ndarray
+
+RADIUS = (0.1, 2.0)  # of the blur, pixels
+SOLARIZED = 128  # levels from here on are inverted
+MOST = 10.0  # the strongest magnitude
+FILL = (124, 116, 104)  # ImageNet's mean, where a movement leaves nothing
+LAYERS = 2  # of RandAugment
+
+
+def three_augment(image: np.ndarray, draws: Draws) -> np.ndarray:
+  """Does one of three: grey, solarized, or blurred by a Gaussian.
+
+  Args:
+    image: See this file.
+    draws: Which one; where the radius is between the ends of `RADIUS`.
+  """
+  picture = Image.fromarray(image)
+  which = int(draws[0] * 3)
+  if which == 0:
+    picture = picture.convert("L").convert("RGB")
+  elif which == 1:
+    picture = ImageOps.solarize(picture, SOLARIZED)
+  else:
+    low, high = RADIUS
+    radius = low + (high - low) * float(draws[1])
+    picture = picture.filter(ImageFilter.GaussianBlur(radius))
+  return np.asarray(picture)
+
+
+def color_jitter(
+  image: np.ndarray, draws: Draws, strength: float
+) -> np.ndarray:
+  """Changes brightness, contrast and saturation, in a random order.
+
+  The factor of each is between 1 - strength and 1 + strength.
+
+  Args:
+    image: See this file.
+    draws: Three for the factors, three whose order is that of the changes.
+    strength: 0 to 1.
+  """
+  picture = Image.fromarray(image)
+  enhancers = (
+    ImageEnhance.Brightness,
+    ImageEnhance.Contrast,
+    ImageEnhance.Color,
+  )
+  for i in np.argsort(draws[3:6]):
+    factor = 1 - strength + 2 * strength * float(draws[i])
+    picture = enhancers[i](picture).enhance(factor)
+  return np.asarray(picture)
+
+
+def randaug_timm(
+  image: np.ndarray,
+  draws: Draws,
+  normals: Draws,
+  magnitude: float,
+  noise: float,
+) -> np.ndarray:
+  """Does timm's `rand-m<magnitude>-mstd<noise>-inc1`.
+
+  Two layers; each applies, for every second image, one operation of
+  `DISTORTIONS`, drawn with replacement. Its magnitude is drawn from a normal
+  distribution and held between 0 and 10.
+
+  Args:
+    image: See this file.
+    draws: For each layer: which operation, whether it is applied, its sign.
+    normals: For each layer one of the standard normal distribution.
+    magnitude: Mean of the magnitudes.
+    noise: Their deviation.
+  """
+  picture = Image.fromarray(image)
+  for layer in range(LAYERS):
+    which, applied, sign = draws[3 * layer : 3 * layer + 3]
+    if applied >= 0.5:
+      continue
+    level = magnitude + noise * float(normals[layer])
+    level = min(max(level, 0.0), MOST) / MOST
+    distort = DISTORTIONS[int(which * len(DISTORTIONS))]
+    picture = distort(picture, level, 1 if sign < 0.5 else -1)
+  return np.asarray(picture)
+
+
+# Each takes a picture, a level from 0 to 1, and a sign, 1 or -1.
+Distortion = Callable[[Image.Image, float, int], Image.Image]
+
+
+def _enhanced(enhancer) -> Distortion:
+  def distort(picture, level, sign):
+    return enhancer(picture).enhance(max(0.1, 1 + sign * 0.9 * level))
+
+  return distort
+
+
+def _moved(matrix: Callable[..., tuple[float, ...]]) -> Distortion:
+  def distort(picture, level, sign):
+    return picture.transform(
+      picture.size,
+      Image.Transform.AFFINE,
+      matrix(sign * level, *picture.size),
+      Image.Resampling.BICUBIC,
+      fillcolor=FILL,
+    )
+
+  return distort
+
+
+def _rotate(picture, level, sign):
+  bicubic = Image.Resampling.BICUBIC
+  return picture.rotate(sign * 30 * level, bicubic, fillcolor=FILL)
+
+
+def _posterize(picture, level, sign):
+  del sign
+  return ImageOps.posterize(picture, 4 - int(level * 4))
+
+
+def _solarize(picture, level, sign):
+  del sign
+  return ImageOps.solarize(picture, 256 - int(level * 256))
+
+
+def _solarize_add(picture, level, sign):
+  del sign
+  levels = np.arange(256)
+  added = np.minimum(levels + min(128, int(level * 110)), 255)
+  return picture.point([*np.where(levels < 128, added, levels).tolist()] * 3)
+
+
+DISTORTIONS: tuple[Distortion, ...] = (
+  lambda picture, level, sign: ImageOps.autocontrast(picture),
+  lambda picture, level, sign: ImageOps.equalize(picture),
+  lambda picture, level, sign: ImageOps.invert(picture),
+  _rotate,
+  _posterize,
+  _solarize,
+  _solarize_add,
+  _enhanced(ImageEnhance.Color),
+  _enhanced(ImageEnhance.Contrast),
+  _enhanced(ImageEnhance.Brightness),
+  _enhanced(ImageEnhance.Sharpness),
+  _moved(lambda x, width, height: (1, 0.3 * x, 0, 0, 1, 0)),
+  _moved(lambda x, width, height: (1, 0, 0, 0.3 * x, 1, 0)),
+  _moved(lambda x, width, height: (1, 0, 0.45 * x * width, 0, 1, 0)),
+  _moved(lambda x, width, height: (1, 0, 0, 0, 1, 0.45 * x * height)),
+)
