@@ -450,6 +450,13 @@ class Experiment:
     errors, info = [], self.data_info
     if self.config.total_steps is None:
       errors += warmup_errors(self.config, self.run_shape.total_steps)
+    repeats = self.config.data.repeats
+    if repeats > 1 and not getattr(info, "is_by_number", True):
+      errors.append(
+        f"config.data.repeats: got {repeats}, but records of {info.name!r} are"
+        " streamed from files, whose copies would not meet in a batch; expected"
+        " 1, or files of format array_record, as vit-jax prepare writes them."
+      )
     if self.run_shape.num_classes < info.num_classes:
       name = getattr(info, "name", "the data")
       errors.append(

@@ -126,8 +126,8 @@ def binary_xent(
 
   `sigmoid_xent` divided by the number of classes, as in PyTorch and timm. An
   update of Adam does not depend on that factor, but the norm that gradients are
-  clipped to does. Targets are used as they are; DeiT III's code sets those
-  above 0 to 1 before.
+  clipped to does. Targets are used as they are; with
+  config.objective.binary_targets those above 0 are 1.
 
   Source: arXiv:2110.00476, section 3; arXiv:2204.07118, section 3.
 

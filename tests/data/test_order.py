@@ -250,3 +250,48 @@ def test_neighbours_in_the_order_are_not_correlated():
   for lag in (1, 2, 3, 64, 4096):
     r = np.corrcoef(draws[:-lag], draws[lag:])[0, 1]
     assert abs(r) * np.sqrt(len(draws)) < 4
+
+
+# Repeated augmentation.
+
+
+@pytest.mark.parametrize("num_examples, batch_size", [(300, 7), (50, 64)])
+@pytest.mark.parametrize("repeats", [2, 3])
+def test_copies_meet_in_a_batch_but_are_no_neighbours(
+  num_examples, batch_size, repeats
+):
+  """Over `repeats` epochs every record has every copy once."""
+  steps = repeats * num_examples // batch_size * 2
+  options = dict(batch_size=batch_size, repeats=repeats)
+  index, epoch = rows(numbered.Numbers, num_examples, steps, **options)
+  whole = np.stack([index.ravel(), epoch.ravel()], 1)
+  # In the order of the copies, not of the rows of a batch.
+  order_of_rows = np.argsort(np.arange(batch_size) % repeats, kind="stable")
+  copies = whole.reshape(steps, batch_size, 2)[:, np.argsort(order_of_rows)]
+  copies = copies.reshape(-1, 2)
+  once = copies[: repeats * num_examples]
+  assert len({*map(tuple, once.tolist())}) == len(once)
+  assert {*once[:, 1].tolist()} == {*range(repeats)}
+  np.testing.assert_array_equal(
+    once[::repeats, 0],
+    order.shuffled(tf.range(num_examples, dtype=tf.int64), num_examples, 0),
+  )
+  if num_examples > batch_size:  # otherwise epochs meet in a batch
+    num = [len({*row}) for row in index.tolist()]
+    assert max(num) <= -(-batch_size // repeats) + 1
+    assert (index != np.roll(index, 1, axis=1)).all()
+
+
+def test_copies_do_not_depend_on_history_and_processes():
+  options = dict(batch_size=12, repeats=3)
+  index, epoch = rows(numbered.Numbers, 100, 9, **options)
+  parts = rows(numbered.Numbers, 100, 9, processes=4, **options)
+  later = rows(numbered.Numbers, 100, 4, start_step=5, **options)
+  for whole, part, end in zip((index, epoch), parts, later, strict=True):
+    np.testing.assert_array_equal(whole, part)
+    np.testing.assert_array_equal(whole[5:], end)
+
+
+def test_copies_of_streamed_records_are_refused():
+  with pytest.raises(ValueError, match="got 3 copies of records"):
+    rows(Streamed, 100, 1, batch_size=12, repeats=3)

@@ -91,21 +91,23 @@ def test_partners_are_the_rows_before():
 
 
 @pytest.mark.parametrize(
-  "loss",
+  "loss, is_binary",
   [
-    "softmax",
-    pytest.param("sigmoid", marks=pytest.mark.slow),
-    pytest.param("bce", marks=pytest.mark.slow),
+    ("softmax", False),
+    pytest.param("sigmoid", False, marks=pytest.mark.slow),
+    pytest.param("bce", False, marks=pytest.mark.slow),
+    pytest.param("bce", True),
   ],
 )
-def test_the_loss_is_that_of_the_mixed_rows(loss):
+def test_the_loss_is_that_of_the_mixed_rows(loss, is_binary):
   """Written out with big_vision's formula; the masked row is no partner."""
   config = tiny.config(
     **SGD,
     model__depth=1,
     objective__mixup=0.4,
     objective__loss=loss,
-    objective__label_smoothing=0.2,
+    objective__label_smoothing=0.0 if is_binary else 0.2,
+    objective__binary_targets=is_binary,
   )
   parts = tiny.Parts(config, ONE)
   state, _ = parts.run(1)  # a head that is not zero
@@ -117,8 +119,12 @@ def test_the_loss_is_that_of_the_mixed_rows(loss):
   a[0] = 1.0  # its partner is the last row, which is masked
   images = normalise(batch["image"])
   images = (a * images.T + (1 - a) * np.roll(images, 1, 0).T).T
-  targets = 0.8 * np.eye(10)[batch["label"]] + 0.02
+  targets = np.eye(10)[batch["label"]]
+  if not is_binary:
+    targets = 0.8 * targets + 0.02
   targets = (a * targets.T + (1 - a) * np.roll(targets, 1, 0).T).T
+  if is_binary:  # both classes are whole, as in DeiT III
+    targets = targets > 0
   logits, _ = jax.jit(parts.model.apply)(
     {"params": state.params}, jnp.asarray(images, jnp.float32)
   )
@@ -173,8 +179,15 @@ def test_nothing_is_added_to_a_batch_where_both_are_off():
 
 
 def test_options_that_are_wrong():
-  messages = errors(tiny.config(objective__mixup=-0.1, objective__cutmix=-1.0))
+  messages = errors(
+    tiny.config(
+      objective__mixup=-0.1,
+      objective__cutmix=-1.0,
+      objective__binary_targets=True,
+    )
+  )
   assert [f.split(":")[0] for f in messages] == [
+    "config.objective.binary_targets",
     "config.objective.mixup",
     "config.objective.cutmix",
   ]

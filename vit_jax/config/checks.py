@@ -124,6 +124,12 @@ def _batch_errors(config: Config) -> Iterator[str]:
   batch, micro = config.data.batch_size, config.optim.microbatch
   if batch < 1:
     yield f"config.data.batch_size: got {batch}, expected 1 or more."
+  repeats = config.data.repeats
+  if not 1 <= repeats <= max(1, batch // 2):
+    yield (
+      f"config.data.repeats: got {repeats}, expected 1 or more copies of an"
+      f" image, of which a batch of {batch} has two or more."
+    )
   if micro is not None and micro < 1:
     yield (
       f"config.optim.microbatch: got {micro}, expected 1 or more images, or"

@@ -43,6 +43,12 @@ class DataConfig:
     MAX_PIXELS, "height x width of the largest image; larger ones are not read"
   )
   batch_size: int = option(4096, "images per step, over all devices")
+  repeats: int = option(
+    1,
+    "copies of an image in a batch, each augmented by itself (repeated"
+    " augmentation); epochs count rows: with 3 copies, one has a third of the"
+    " images",
+  )
   shuffle_buffer: int = option(
     50_000,
     "encoded records in memory to shuffle streamed files, over all processes;"

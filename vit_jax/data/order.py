@@ -13,6 +13,8 @@ part of every batch (`Lanes`).
 import dataclasses
 import hashlib
 
+import numpy as np
+
 from vit_jax.data.tf_cpu import tf
 
 MAX_LANES = 256
@@ -57,6 +59,36 @@ def shuffled(positions: tf.Tensor, num_examples: int, seed: int) -> tf.Tensor:
     max_index=tf.constant(num_examples - 1, tf.int64),
     rounds=_ROUNDS,
   )
+
+
+def repeated(positions: tf.Tensor, batch_size: int, repeats: int):
+  """Returns places of records, and numbers of copies, of repeated augmentation.
+
+  A place stands for `repeats` positions in a row, its copies, which come into
+  one batch, or two neighbouring ones. In a batch the first copies come before
+  the second ones, so that neighbours, which mixup mixes, are other records.
+  Augmentation draws anew for each copy; dropout and stochastic depth, which
+  depend on the number of the record, are the same for its copies in a batch.
+
+  Args:
+    positions: int64 [n], see this file.
+    batch_size: Rows of a batch.
+    repeats: Copies of each record.
+
+  Source: arXiv:1902.05509; the copies of facebookresearch/deit, samplers.py,
+    are on different devices.
+
+  Example: batches of 6 rows with 3 copies, the first and the second batch.
+    >>> place, copy = repeated(tf.range(12), 6, 3)
+    >>> place.numpy().tolist()
+    [0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3]
+    >>> copy.numpy().tolist()
+    [0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2]
+  """
+  rows = np.argsort(np.arange(batch_size) % repeats, kind="stable")
+  row = positions % batch_size
+  positions = positions - row + tf.gather(tf.cast(rows, positions.dtype), row)
+  return positions // repeats, positions % repeats
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,13 +66,12 @@ class TrainingData:
   def most_unusable(self, step: int) -> int:
     """Returns how many rows up to a step may have broken records.
 
-    A record has one row in an epoch, so more rows mean more broken records than
-    `decoding.most_unusable` allows.
+    A record has one row in an epoch, or `repeats` rows in as many epochs, so
+    more rows mean more broken records than `decoding.most_unusable` allows.
     """
-    rows = step * self.config.data.batch_size
-    epochs = -(-rows // self.num_examples)
-    num = self.num_examples
-    return epochs * decoding.most_unusable(num, num)
+    data, num = self.config.data, self.num_examples
+    passes = -(-step * data.batch_size // (num * data.repeats))
+    return passes * data.repeats * decoding.most_unusable(num, num)
 
   def batches(
     self, start_step: int, process_index: int, process_count: int
@@ -86,6 +85,7 @@ class TrainingData:
       seed=self.config.seed,
       start_step=start_step,
       shuffle_buffer=data.shuffle_buffer,
+      repeats=data.repeats,
       process_index=process_index,
       process_count=process_count,
     )
@@ -99,6 +99,7 @@ def train_batches(
   seed: int,
   start_step: int = 0,
   shuffle_buffer: int = 50_000,
+  repeats: int = 1,
   process_index: int = 0,
   process_count: int = 1,
 ) -> Iterator[Batch]:
@@ -112,11 +113,13 @@ def train_batches(
     start_step: Number of the first batch.
     shuffle_buffer: Encoded records in memory for shuffling, over all processes,
       if they are streamed from files. The buffer is filled anew in every epoch.
+    repeats: Copies of each record, see `order.repeated`.
     process_index: Number of this process.
     process_count: Number of processes; must divide the batch size.
 
   Raises:
-    ValueError: Malformed `ops`, or numbers that do not fit each other.
+    ValueError: Malformed `ops`, or numbers that do not fit each other; or
+      copies of records that are streamed.
   """
   _check_processes(batch_size, process_index, process_count)
   row_fns = decoding.row_fns(source, ops, order.root(seed))
@@ -128,6 +131,7 @@ def train_batches(
       seed=seed,
       start_step=step,
       shuffle_buffer=shuffle_buffer,
+      repeats=repeats,
       process_index=process_index,
       process_count=process_count,
     )
@@ -145,6 +149,7 @@ def train_records(
   seed: int,
   start_step: int = 0,
   shuffle_buffer: int = 50_000,
+  repeats: int = 1,
   process_index: int = 0,
   process_count: int = 1,
 ) -> tf.data.Dataset:
@@ -157,7 +162,13 @@ def train_records(
   rows = batch_size // process_count
   first_row = process_index * rows
   if source.is_by_number:
-    return _permuted(source, seed, batch_size, start_step, first_row, rows)
+    return _permuted(
+      source, seed, batch_size, start_step, first_row, rows, repeats
+    )
+  if repeats > 1:
+    raise ValueError(
+      f"got {repeats} copies of records that are streamed, expected 1."
+    )
   return _streamed(
     source, seed, batch_size, start_step, first_row, rows, shuffle_buffer
   )
@@ -178,16 +189,21 @@ def _permuted(
   start_step: int,
   first_row: int,
   rows: int,
+  repeats: int,
 ) -> tf.data.Dataset:
-  """Streams {"raw", "epoch"} for the rows of each batch from `first_row` on."""
+  """Streams {"raw", "epoch"} for the rows of each batch from `first_row` on.
+
+  Every copy of a record has an epoch of its own, of which its key is made.
+  """
 
   def fetch(counts):
     step, row = counts // rows, counts % rows
     positions = step * batch_size + first_row + row
-    indices = order.shuffled(positions, source.num_examples, seed)
+    places, copies = order.repeated(positions, batch_size, repeats)
+    indices = order.shuffled(places, source.num_examples, seed)
     return {
       "raw": source.fetch(indices),
-      "epoch": positions // source.num_examples,
+      "epoch": places // source.num_examples * repeats + copies,
     }
 
   counts = tf.data.Dataset.range(start_step * rows, _FOREVER)

@@ -34,6 +34,11 @@ class Classification(Objective):
     "the same for cutmix; with both, half of the steps have either; DeiT: 1.0",
   )
 
+  binary_targets: bool = option(
+    False,
+    "targets above 0 become 1 after mixing, so that both classes of a mixed"
+    " image are whole: DeiT III, for the losses sigmoid and bce",
+  )
   class_weights: str = option(
     "none",
     "weights of the classes in the loss of a softmax",
@@ -60,6 +65,13 @@ class Classification(Objective):
         f"config.objective.class_weights: got 'balanced' beside"
         f" config.objective.loss={self.loss!r}, which learns from every image"
         " for every class; expected 'softmax', or 'none'."
+      )
+    if self.binary_targets and (self.loss == "softmax" or self.label_smoothing):
+      yield (
+        "config.objective.binary_targets: got true beside"
+        f" config.objective.loss={self.loss!r} and label_smoothing"
+        f" {self.label_smoothing}, with which targets of 1 are no distribution,"
+        " or all are above 0; expected 'sigmoid' or 'bce', and 0."
       )
     if not 0 <= self.label_smoothing < 1:
       yield (
@@ -130,6 +142,8 @@ class Classification(Objective):
           *(images, targets, examples(partner), partner["mask"]),
           *(rng, self.mixup, self.cutmix),
         )
+      if self.binary_targets:
+        targets = jnp.asarray(targets > 0, targets.dtype)
       logits, _ = module.apply(
         {"params": params},
         images,
