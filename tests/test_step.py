@@ -1,6 +1,7 @@
 """The train step: one device or eight, whole batches or microbatches."""
 
 import dataclasses
+import math
 import re
 
 import jax
@@ -417,6 +418,33 @@ def test_frozen_parameters_keep_their_bits(one_device):
   )
 
 
+def _products(fn, *arguments):
+  """Multiply-adds of a function, those of a loop's body once."""
+  return sum(
+    math.prod(equation.outvars[0].aval.shape)
+    * math.prod(
+      equation.invars[0].aval.shape[i]
+      for i in equation.params["dimension_numbers"][0][0]
+    )
+    for equation, _ in tiny.equations(jax.make_jaxpr(fn)(*arguments))
+    if equation.primitive.name == "dot_general"
+  )
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_no_gradient_of_frozen_parameters_is_computed(scan):
+  """A step that trains the head alone has a forward pass and one product."""
+  changes = dict(model__scan=scan, optim__freeze=BELOW_HEAD)
+  parts = tiny.Parts(tiny.config(**changes), ONE)
+  batch = tiny.batch(0, parts.config)
+  forward = _products(
+    parts.trainer.predict, parts.shapes.params, batch["image"]
+  )
+  of_head = 16 * 32 * tiny.NUM_CLASSES  # images, width, classes
+  step = _products(parts.train_step, parts.shapes, batch)
+  assert step == forward + of_head
+
+
 def test_frozen_parameters_on_eight_devices():
   changes = dict(optim__freeze=BELOW_HEAD, optim__microbatch=1)
   one = tiny.Parts(tiny.config(**changes), ONE)
@@ -425,3 +453,58 @@ def test_frozen_parameters_on_eight_devices():
   np.testing.assert_allclose(
     _losses(many.run(3)[1]), _losses(one.run(3)[1]), rtol=1e-5
   )
+
+
+@pytest.mark.parametrize(
+  "name, scan",
+  [
+    ("muon", True),
+    *(
+      pytest.param(name, scan, marks=pytest.mark.slow)
+      for name in ("muon", "lamb", "lion", "adafactor")
+      for scan in (False, True)
+      if (name, scan) != ("muon", True)
+    ),
+  ],
+)
+def test_optimizers_are_equal_on_a_mesh(name, scan):
+  """Norms, means and products of parts are those of whole parameters."""
+  changes = dict(
+    optim__name=name, optim__weight_decay=0.1, model__scan=scan, optim__lr=1e-3
+  )
+  changes["optim__layer_decay"] = 0.75
+  _, metrics = tiny.Parts(tiny.config(**changes), ONE).run(3)
+  mesh = dict(mesh__fsdp=2, mesh__tensor=2, mesh__data=2)
+  parts = tiny.Parts(tiny.config(**changes, **mesh))
+  _, others = parts.run(3)
+  # Sums in another order. lion takes the sign of numbers near 0, too.
+  rtol = 1e-3 if name == "lion" else 1e-5
+  np.testing.assert_allclose(_losses(others), _losses(metrics), rtol=rtol)
+  assert _losses(metrics)[2] < _losses(metrics)[0]
+
+
+@pytest.mark.parametrize("name", ["muon", "adafactor"])
+def test_the_state_of_an_optimizer_is_split(name):
+  """All but what adafactor has of rows and columns lies as its parameter."""
+  mesh = dict(mesh__fsdp=4, mesh__data=2)
+  parts = tiny.Parts(tiny.config(optim__name=name, model__scan=True, **mesh))
+  of = {
+    sharding.path_of(path): x
+    for path, x in jax.tree_util.tree_leaves_with_path(parts.shapes)
+  }
+  params = {k.removeprefix("params/"): x for k, x in of.items()}
+  seen = []
+  for path, x in of.items():
+    if not path.startswith("opt_state/"):
+      continue
+    owner = next((k for k in params if path.endswith(f"/{k}")), None)
+    if owner is None:
+      assert x.size <= 3, path  # counts and constants
+    elif x.shape == params[owner].shape:
+      assert x.sharding == params[owner].sharding, path
+      seen.append(owner)
+    else:
+      assert "/v_" in path or "/v/" in path
+      assert x.sharding.is_fully_replicated, path
+  kernel = "Transformer/encoderblock/MlpBlock_0/Dense_0/kernel"
+  assert kernel in seen

@@ -19,9 +19,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from vit_jax.families import FAMILIES
+from vit_jax.families import FAMILIES, SCANNED
 from vit_jax.models.stacking import Part
-from vit_jax.sharding import AXES, BATCH_AXES, SCANNED, path_of
+from vit_jax.sharding import AXES, BATCH_AXES, path_of
 
 # Kernels that are used only in the type of the matrix products, and so are cast
 # to it before the all-gather.

@@ -390,7 +390,8 @@ class Experiment:
     is_known = not sizes and not data[""]
     if is_known and self.is_training:
       every += self.length_and_head_errors() + self._resume_errors()
-      every += optim.freeze_errors(config.optim.freeze, self.shapes[1])
+      if not any(error.startswith("config.optim.") for error in every):
+        every += optim.errors(config.optim, self.shapes[1])
     for e in self.evals if is_known else ():
       where = f"config.evals.{e.name}"
       has_errors = any(error.startswith(where) for error in every)

@@ -1,21 +1,46 @@
 """The update rule (clip, scale, decay) and the learning rate's schedule."""
 
 import fnmatch
+import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import ArrayLike, PyTree
+from optax import contrib
 
 from vit_jax.config import OptimConfig
+from vit_jax.families import SCANNED
 from vit_jax.options import nearest
 
 # Number of updates applied -> learning rate, float32.
 Schedule = Callable[[ArrayLike], jax.Array]
 
 RSQRT_TIMESCALE = 10_000  # steps; big_vision's default
+
+LION_DECAY = 0.99  # of the accumulator; arXiv:2302.06675, section 3.2
+MUON_MOMENTUM = 0.95  # https://github.com/KellerJordan/Muon
+# Root mean square of Muon's updates, about that of Adam's: arXiv:2502.16982,
+# section 2.2. So one learning rate serves both.
+MUON_RMS = 0.2
+
+# Paths of the kernels that Muon takes for matrices -> their inputs and outputs.
+MATRICES = {
+  r"(query|key|value)/kernel": contrib.MuonDimensionNumbers(0, (1, 2)),
+  r"out/kernel": contrib.MuonDimensionNumbers((0, 1), 2),
+  r"MlpBlock_0/\w+/kernel": contrib.MuonDimensionNumbers(0, 1),
+}
+
+BLOCKS = r"Transformer/encoderblock(_(\d+))?/"
+# Paths of what comes before the first block, the layer 0.
+STEM = (
+  r"(embedding|conv_root|gn_root|block\d+)/.*|cls|dist|registers"
+  r"|Transformer/(posembed_input|pre_norm)/.*"
+)
 
 
 def make_optimizer(
@@ -26,23 +51,29 @@ def make_optimizer(
   The update of a parameter w with gradient g, after s updates:
 
     g <- g min(1, clip_norm / |g|)            |g| over all parameters
-    u = momentum-and-scale(g)                 adamw, or sgd's accumulator
-    w <- w - lr(s) (u + weight_decay w)       decay only where decay_mask says
+    u = momentum-and-scale(g)                 see OPTIMIZERS
+    u <- u + weight_decay w                   decay only where decay_mask says
+    u <- u |w| / |u|                          lamb alone, and only kernels
+    w <- w - lr(s) f u                        f of `rate_factors`
 
   Weight decay is decoupled (never in the moments) and multiplied by the
-  learning rate, for adamw and sgd alike, as in the ViT paper, AugReg, optax
+  learning rate, whatever the optimizer, as in the ViT paper, AugReg, optax
   and PyTorch. big_vision's `wd` is not multiplied by it: its 1e-4 at lr 1e-3
   is 0.1 here.
 
+  What an optimizer computes of a whole array it computes of each block by
+  itself, also where a scan stacks them.
+
   The state is a plain tree: the moments repeat the tree of the parameters
   below them (so a sharding is found by the end of the path), the rest are
-  scalar counts.
+  counts and constants. adafactor's `v_row` and `v_col` do so, too, with fewer
+  dimensions.
 
   Args:
-    config: `accumulator_dtype` is the type in which sgd's accumulator or
-      adamw's first moment is stored between steps, rounded to nearest; it is
-      decayed and added to in float32, and this step's update is not rounded.
-      adamw's second moment always stays in float32.
+    config: `accumulator_dtype` is the type in which the accumulator or first
+      moment is stored between steps, rounded to nearest; it is decayed and
+      added to in float32, and this step's update is not rounded. Second moments
+      always stay in float32.
     total_steps: Length of the run, in updates.
 
   Why to nearest: over 200 steps, against float32 accumulators, the sum of the
@@ -71,7 +102,20 @@ def make_optimizer(
   parts.append(_reads_float32(OPTIMIZERS[config.name](config)))
   if config.weight_decay:
     parts.append(optax.add_decayed_weights(config.weight_decay, decay_mask))
+  if config.name == "lamb":
+    # Kernels alone, as in apex and timm: of what does not decay, such as a
+    # LayerScale of 1e-6, a small norm would make a small rate.
+    ratio = optax.masked(optax.scale_by_trust_ratio(), decay_mask)
+    parts.append(_by_blocks(ratio))
   parts.append(optax.scale_by_learning_rate(schedule))
+  if config.layer_decay is not None or config.lr_scale:
+    parts.append(
+      optax.stateless(
+        lambda updates, _: jax.tree.map(
+          lambda u, f: u * f, updates, rate_factors(config, updates)
+        )
+      )
+    )
   return optax.chain(*parts), schedule
 
 
@@ -87,11 +131,130 @@ def _sgd(config: OptimConfig) -> optax.GradientTransformation:
   )
 
 
+def _lion(config: OptimConfig) -> optax.GradientTransformation:
+  """sign(beta1 m + (1 - beta1) g). Source: arXiv:2302.06675, algorithm 2."""
+  return optax.scale_by_lion(
+    config.beta1, LION_DECAY, mu_dtype=config.accumulator_dtype
+  )
+
+
+def _adafactor(config: OptimConfig) -> optax.GradientTransformation:
+  """Adam without the first moment, its second factored; then momentum.
+
+  The second moment of a kernel is that of its rows times that of its columns,
+  for its two largest dimensions if both are 32 or more. Its decay is 1 -
+  t^-0.8 in step t, up to beta2.
+
+  Source: arXiv:2106.04560, section 3.4; big_vision, optax.py,
+    `scale_by_adafactor`.
+  """
+
+  def decay(step, exponent):
+    return jnp.minimum(config.beta2, 1.0 - (step + 1.0) ** -exponent)
+
+  factored = optax.scale_by_factored_rms(
+    min_dim_size_to_factor=32, decay_rate_fn=decay
+  )
+  momentum = optax.ema(
+    config.momentum, debias=False, accumulator_dtype=config.accumulator_dtype
+  )
+  return _by_blocks(optax.chain(factored, momentum))
+
+
+def _muon(config: OptimConfig) -> optax.GradientTransformation:
+  """Orthogonalised momentum for `MATRICES`, Adam for all other parameters.
+
+    m <- 0.95 m + 0.05 g                      bias-corrected, Nesterov's
+    u = 0.2 sqrt(max(inputs, outputs)) NS(m)  its root mean square is about 0.2
+
+  NS are five steps of Newton and Schulz's iteration, X <- 3.4445 X - 4.7750 A X
+  + 2.0315 A A X with A = X X^T, from m / |m|: near U V^T of m = U S V^T.
+
+  Source: https://kellerjordan.github.io/posts/muon; arXiv:2502.16982.
+  """
+
+  def dimensions(tree):
+    return jax.tree_util.tree_map_with_path(
+      lambda path, _: _matrix(_path_name(path)), tree
+    )
+
+  def scaled(updates, _):
+    def scale(update, numbers):
+      sizes = [
+        math.prod(update.shape[i] for i in np.atleast_1d(axes))
+        for axes in numbers
+      ]
+      return MUON_RMS * math.sqrt(max(sizes)) * update
+
+    return jax.tree.map(scale, updates, dimensions(updates))
+
+  orthogonal = contrib.scale_by_muon(
+    beta=MUON_MOMENTUM,
+    mu_dtype=config.accumulator_dtype,
+    weight_dimension_numbers=dimensions,
+  )
+  of_kind = {
+    "matrix": optax.chain(orthogonal, optax.stateless(scaled)),
+    "other": _adamw(config),
+  }
+
+  def kinds(tree):
+    return jax.tree_util.tree_map_with_path(
+      lambda path, _: "matrix" if _matrix(_path_name(path)) else "other", tree
+    )
+
+  return _by_blocks(optax.partition(of_kind, kinds))
+
+
+def _matrix(name: str) -> contrib.MuonDimensionNumbers | None:
+  """Returns inputs and outputs of a kernel that Muon orthogonalises, of one
+  block; None for other parameters."""
+  found = (v for k, v in MATRICES.items() if re.search(rf"(^|/){k}$", name))
+  return next(found, None)
+
+
 # What a gradient becomes before weight decay and learning rate.
 OPTIMIZERS = {
   "adamw": _adamw,
   "sgd": _sgd,
+  "lamb": _adamw,
+  "lion": _lion,
+  "adafactor": _adafactor,
+  "muon": _muon,
 }
+
+
+def _by_blocks(
+  tx: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+  """Applies tx to every block of a scan by itself, as it would be in a loop.
+
+  Args:
+    tx: Treats each parameter by itself.
+  """
+
+  def axes(tree):
+    # Those of the state have the paths of their parameters at the end.
+    return jax.tree_util.tree_map_with_path(
+      lambda path, _: 0 if re.search(SCANNED, _path_name(path)) else None, tree
+    )
+
+  def over_blocks(fn, out_axes, *arguments):
+    in_axes = tuple(map(axes, arguments))
+    if not jax.tree.leaves(in_axes):  # of None alone
+      return fn(*arguments)
+    return jax.vmap(fn, in_axes, out_axes)(*arguments)
+
+  def init(params):
+    shapes = jax.eval_shape(tx.init, params)
+    return over_blocks(tx.init, axes(shapes), params)
+
+  def update(updates, state, params):
+    return over_blocks(
+      tx.update, (axes(updates), axes(state)), updates, state, params
+    )
+
+  return optax.GradientTransformation(init, update)
 
 
 def _reads_float32(
@@ -155,29 +318,131 @@ def is_frozen(name: str, patterns: Sequence[str]) -> bool:
   return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def freeze_errors(patterns: Sequence[str], params: PyTree) -> list[str]:
-  """Returns errors of config.optim.freeze.
+def errors(config: OptimConfig, params: PyTree) -> list[str]:
+  """Returns errors of the options that name parameters or their layers.
 
   Args:
-    patterns: The option.
+    config: The options.
     params: Parameters, or their shapes.
   """
   names = [
     _path_name(path)
     for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]
   ]
+  patterns = {
+    "freeze": config.freeze,
+    "lr_scale": tuple(pattern for pattern, _ in config.lr_scales()),
+  }
   errors = [
-    f"config.optim.freeze: got {pattern!r}, which no parameter matches;"
+    f"config.optim.{key}: got {pattern!r}, which no parameter matches;"
     f" expected a pattern of paths such as {names[0]}.{nearest(pattern, names)}"
-    for pattern in patterns
+    for key in patterns
+    for pattern in patterns[key]
     if not any(is_frozen(name, [pattern]) for name in names)
   ]
-  if all(is_frozen(name, patterns) for name in names):
+  if all(is_frozen(name, config.freeze) for name in names):
     errors.append(
-      f"config.optim.freeze: got {', '.join(patterns)}, which leaves nothing to"
-      " train; expected patterns that leave some parameters."
+      f"config.optim.freeze: got {', '.join(config.freeze)}, which leaves"
+      " nothing to train; expected patterns that leave some parameters."
+    )
+  blocks = [name for name in names if re.match(BLOCKS, name)]
+  if config.layer_decay is not None and all(
+    is_frozen(name, config.freeze) for name in blocks
+  ):
+    errors.append(
+      f"config.optim.layer_decay: got {config.layer_decay}, expected None where"
+      " no block of a Transformer is trained; config.optim.lr_scale gives"
+      " parameters other rates."
+    )
+  if config.name == "muon" and not any(map(_matrix, names)):
+    errors.append(
+      "config.optim.name: got 'muon', expected another one for a model without"
+      f" kernels such as {', '.join(MATRICES)}."
     )
   return errors
+
+
+def num_blocks(params: PyTree) -> int:
+  """Returns the number of blocks, in a loop or in a scan; 0: there are none."""
+  blocks = params.get("Transformer", {})
+  if stacked := jax.tree.leaves(blocks.get("encoderblock")):
+    return stacked[0].shape[0]
+  return sum(name.startswith("encoderblock_") for name in blocks)
+
+
+def layers(params: PyTree) -> PyTree:
+  """Returns the layer of each parameter, by which its rate decays.
+
+  With L blocks: 0 for all before the first block (patch embedding or ResNet,
+  class, distillation and register tokens, positions, the norm before the
+  blocks), i + 1 for block i, L + 1 for all behind the last (norms, pooling,
+  heads) and what an objective adds. For blocks in a scan it is a vector.
+
+  Source: BEiT, `get_num_layer_for_vit`; MAE, util/lr_decay.py. (timm has the
+    norm behind the last block in layer L.)
+
+  Example:
+    >>> block = {"LayerNorm_0": {"scale": 0.0}}
+    >>> params = {"cls": 0.0, "Transformer": {"encoderblock_0": block}}
+    >>> layers(params | {"head": {"bias": 0.0}})["Transformer"]
+    {'encoderblock_0': {'LayerNorm_0': {'scale': 1}}}
+  """
+  depth = num_blocks(params)
+
+  def layer(path, _):
+    name = _path_name(path)
+    if match := re.match(BLOCKS, name):
+      return int(match[2]) + 1 if match[2] else np.arange(1, depth + 1)
+    return 0 if re.fullmatch(STEM, name) else depth + 1
+
+  return jax.tree_util.tree_map_with_path(layer, params)
+
+
+def rate_factors(config: OptimConfig, params: PyTree) -> PyTree:
+  """Returns by what the rate of each parameter is multiplied.
+
+  layer_decay^(L + 1 - layer), see `layers`, times the factors of all patterns
+  of lr_scale that its path matches.
+
+  Args:
+    config: The options.
+    params: Parameters, their shapes, or a tree of the same form, with all
+      blocks.
+
+  Returns:
+    Numbers, or arrays that broadcast over blocks in a scan.
+  """
+  last = num_blocks(params) + 1
+
+  def factor(path, x, layer):
+    decay = 1.0 if config.layer_decay is None else config.layer_decay
+    result = decay ** np.asarray(last - layer, np.float64)
+    for pattern, scale in config.lr_scales():
+      if is_frozen(_path_name(path), [pattern]):
+        result = result * scale
+    shape = result.shape + (1,) * (len(x.shape) - 1)
+    return result.reshape(shape) if result.ndim else float(result)
+
+  return jax.tree_util.tree_map_with_path(factor, params, layers(params))
+
+
+def rates(
+  config: OptimConfig, params: PyTree
+) -> dict[str, tuple[np.ndarray, np.ndarray] | None]:
+  """Returns path -> layers and factors of the rate, of each block in a scan a
+  number; None where a parameter is frozen."""
+  factors, of_layers = rate_factors(config, params), layers(params)
+  leaves, _ = jax.tree_util.tree_flatten_with_path(of_layers)
+  return {
+    name: None
+    if is_frozen(name, config.freeze)
+    else (np.ravel(layer), np.ravel(factor))
+    for (name, layer), factor in zip(
+      ((_path_name(path), layer) for path, layer in leaves),
+      jax.tree.leaves(factors),
+      strict=True,
+    )
+  }
 
 
 def replaced(tree: PyTree, part: PyTree) -> PyTree:

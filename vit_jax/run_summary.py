@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from vit_jax import sharding
+from vit_jax import optim, sharding
 from vit_jax.config import Config, to_dict
 from vit_jax.devices import unknown_peak
 from vit_jax.distributed import agreement
@@ -166,13 +166,18 @@ def text(experiment: Experiment, mesh: Mesh, params) -> str:
   epochs = total_steps * batch / data.num_examples
   axes = " x ".join(f"{axis}={n}" for axis, n in mesh.shape.items())
   device, size = mesh.devices.flat[0], experiment.run_shape.image_size
+  options = config.optim
+  has_rates = options.freeze or options.lr_scale or options.layer_decay
+  rates = optim.rates(options, params) if has_rates else None
+  trained = run_info.num_params(optim.trained(params, options.freeze))
   lines = [
-    run_info.parameter_table(params),
+    run_info.parameter_table(params, rates),
     f"devices     {jax.device_count()} x {jax.devices()[0].device_kind},"
     f" {jax.process_count()} process(es); mesh {axes};"
     f" {sharding.describe(config, params, mesh)}",
     f"model       {config.model.variant} ({config.model.name}),"
-    f" {run_info.num_params(params):,} parameters, {config.model.dtype}",
+    f" {run_info.num_params(params):,} parameters"
+    f"{f' ({trained:,} trained)' * bool(options.freeze)}, {config.model.dtype}",
   ]
   if choice := efficient_attention.describe_implementation(
     config.model, size, device.platform

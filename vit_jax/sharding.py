@@ -25,7 +25,7 @@ from vit_jax.devices import (
   SPLIT_BY_HEADS,
   generation,
 )
-from vit_jax.families import FAMILIES
+from vit_jax.families import FAMILIES, SCANNED
 
 Device = Any  # a jax.Device, or a description with its attributes
 
@@ -41,15 +41,13 @@ MAX_FSDP = 16
 # "Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel", so that the
 # optimizer's moments are split like their parameters. The first match counts.
 PARAM_RULES: tuple[tuple[str, P], ...] = (
+  # Means of adafactor's second moments over rows and columns: small, and with
+  # fewer dimensions than their parameters.
+  (r"v_(row|col)/.*", P()),
   *dict.fromkeys(
     (rule, P(*axes)) for cls in FAMILIES.values() for rule, axes in cls.SHARDING
   ),
   (r".*", P()),
-)
-
-# Parameters of all blocks of a scan, of all families.
-SCANNED = "|".join(
-  f"({cls.SCANNED})" for cls in FAMILIES.values() if cls.SCANNED is not None
 )
 
 # Before these on chips of `SPLIT_BY_HEADS`.

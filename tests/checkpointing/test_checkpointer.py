@@ -63,6 +63,33 @@ def test_restores_the_same_bits(saved):
   assert jax.tree.leaves(got) == jax.tree.leaves(shardings)
 
 
+@pytest.mark.parametrize(
+  "name",
+  [
+    "muon",
+    *(
+      pytest.param(name, marks=pytest.mark.slow)
+      for name in ("lamb", "lion", "adafactor")
+    ),
+  ],
+)
+def test_a_restored_optimizer_goes_on_to_the_same_bits(name, tmp_path):
+  config = tiny.config(
+    optim__name=name,
+    optim__accumulator_dtype="bfloat16",
+    model__scan=name == "muon",
+    mesh__fsdp=2,
+    mesh__data=4,
+  )
+  parts = tiny.Parts(config)
+  state, _ = parts.run(2)
+  saver = checkpointer.Checkpointer(str(tmp_path), CheckpointConfig())
+  saver.save_now(2, state, META)
+  restored = saver.restore(2, parts.shapes)
+  saver.close()
+  _equal(parts.run(2, state)[0], parts.run(2, restored)[0])
+
+
 def test_restores_on_another_mesh(saved):
   folder, parts, state = saved
   ema_decay = parts.config.optim.ema_decay

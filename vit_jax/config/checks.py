@@ -203,6 +203,15 @@ def _optim_errors(optim: OptimConfig) -> Iterator[str]:
     value = getattr(optim, key)
     if value is not None and not 0 <= value < ONE:
       yield f"config.optim.{key}: got {value}, expected 0 to below 1 (float32)."
+  if optim.layer_decay is not None and not 0 < optim.layer_decay <= 1:
+    yield (
+      f"config.optim.layer_decay: got {optim.layer_decay}, expected a factor"
+      " above 0 to 1, such as 0.75, or None."
+    )
+  try:
+    optim.lr_scales()
+  except ValueError as e:
+    yield f"config.optim.lr_scale: {e}"
   at = optim.decay_at
   if (optim.schedule == "step") != bool(at) or any(not 0 < s < 1 for s in at):
     yield (

@@ -5,7 +5,9 @@ program sees nothing else. Neither jax nor TensorFlow is imported, so that a
 misspelt option is reported at once.
 """
 
+import contextlib
 import dataclasses
+import math
 
 from vit_jax.config.preprocessing import MAX_PIXELS
 from vit_jax.evaluators import EvaluatorConfig
@@ -66,6 +68,14 @@ class OptimConfig:
     {
       "adamw": "Adam with decoupled weight decay",
       "sgd": "gradient descent with momentum",
+      "lamb": "adamw, each kernel's update made as long as lr times the kernel"
+      " (DeiT III)",
+      "lion": "sign of the accumulator; decays beta1 and 0.99. Its lr is a"
+      " third to a tenth of adamw's, its weight_decay as much larger",
+      "adafactor": "adamw's second moment, from means of rows and columns, then"
+      " momentum; as in big_vision",
+      "muon": "orthogonalised momentum (0.95) for kernels of attention and MLP;"
+      " adamw for all others. lr and weight_decay as for adamw",
     },
   )
   lr: float = option(1e-3, "peak learning rate, per step")
@@ -92,13 +102,18 @@ class OptimConfig:
     0.0, "decay of kernels per step, multiplied by the learning rate"
   )
   beta1: float = option(
-    0.9, "adamw: decay of the first moment; recipes of others set it"
+    0.9,
+    "adamw, lamb, muon: decay of the first moment; lion: share of the"
+    " accumulator; recipes of others set it",
   )
-  beta2: float = option(0.999, "adamw: decay of the second moment")
-  momentum: float = option(0.9, "sgd: decay of the accumulator")
+  beta2: float = option(
+    0.999,
+    "adamw, lamb, muon: decay of the second moment; adafactor: its highest",
+  )
+  momentum: float = option(0.9, "sgd, adafactor: decay of the accumulator")
   accumulator_dtype: str = option(
     "float32",
-    "type of sgd's accumulator and of adamw's first moment",
+    "type of the accumulator, or of the first moment",
     {
       "float32": "24 bits of mantissa",
       "bfloat16": "8 bits of mantissa, the range of float32",
@@ -112,6 +127,18 @@ class OptimConfig:
     "parameters that stay as they are: patterns of their paths, such as"
     " embedding/*,Transformer/encoderblock_?/*",
   )
+  layer_decay: float | None = option(
+    None,
+    "the rate of a layer divided by that of the layer above it, above 0 to 1."
+    " Layer 0: patch embedding, class token, registers, positions; 1 to L: the"
+    " blocks; L + 1, at the full rate: norm, pooling, head. MAE's ViT-L: 0.75."
+    " None: 1",
+  )
+  lr_scale: tuple[str, ...] = option(
+    (),
+    "factors of the rates of some parameters: PATTERN=FACTOR, patterns as in"
+    " freeze, such as head/*=10,embedding/*=0.2; all that match are multiplied",
+  )
   microbatch: int | None = option(
     None,
     "most images that a device computes at once, to save memory; it sums the"
@@ -122,6 +149,25 @@ class OptimConfig:
     None,
     "decay per step of the averaged parameters; it rises to this value as"
     " (1 + step) / (10 + step); None: no average",
+  )
+
+  def lr_scales(self) -> tuple[tuple[str, float], ...]:
+    """Returns the patterns and factors of lr_scale.
+
+    Raises:
+      ValueError: One has another form, or is no factor above 0.
+    """
+    return tuple(map(_pattern_and_factor, self.lr_scale))
+
+
+def _pattern_and_factor(text: str) -> tuple[str, float]:
+  pattern, _, factor = text.rpartition("=")
+  with contextlib.suppress(ValueError):
+    if pattern and 0 < float(factor) < math.inf:
+      return pattern, float(factor)
+  raise ValueError(
+    f"got {text!r}, expected PATTERN=FACTOR, a factor above 0, such as"
+    " head/*=10; config.optim.freeze has what is not trained."
   )
 
 

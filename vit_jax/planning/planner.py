@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from vit_jax import sharding
+from vit_jax import optim, sharding
 from vit_jax import step as step_lib
 from vit_jax.config import Config, ConfigError, checks
 from vit_jax.data import dataset_info, splits
@@ -100,6 +100,8 @@ def plan(
     raise ConfigError(texts)
   mesh = sharding.make_mesh(config.mesh, devices)
   step, arguments = lower(config, mesh)
+  if texts := optim.errors(config.optim, arguments[0].params):
+    raise ConfigError(texts)
   run_shape = run_shape_of(config)
   steps, num_chips = run_shape.total_steps, int(len(devices) * chip.share)
   result: dict[str, Any] = {

@@ -7,7 +7,7 @@ import pathlib
 import platform
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -73,20 +73,52 @@ class _Row:
   size: int  # of all blocks together
 
 
-def parameter_table(params) -> str:
+@dataclasses.dataclass
+class _RowWithRate(_Row):
+  """The same where parameters have different rates."""
+
+  rate: str  # by what it is multiplied, and the layer of its decay
+
+
+def parameter_table(
+  params,
+  rates: Mapping[str, tuple[np.ndarray, np.ndarray] | None] | None = None,
+) -> str:
   """Returns clu's table of parameters; those of equal blocks share a row.
 
   Args:
     params: Nested dict of arrays or shapes.
+    rates: What `optim.rates` returns; None: all are trained at one rate.
   """
   rows: dict[tuple, _Row] = {}
+  of_row: dict[tuple, list] = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
     name = re.sub(r"encoderblock_\d+", "encoderblock_*", path_of(path))
     shape, dtype = tuple(leaf.shape), str(leaf.dtype)
-    row = rows.setdefault((name, shape), _Row(name, shape, dtype, 0, 0))
+    rate = None if rates is None else rates[path_of(path)]
+    key = name, shape, rate is None
+    row = rows.setdefault(key, _Row(name, shape, dtype, 0, 0))
     row.blocks += 1
     row.size += int(np.prod(shape))
+    of_row.setdefault(key, []).append(rate)
+  if rates is not None:
+    rows = {
+      key: _RowWithRate(**dataclasses.asdict(row), rate=_rate_text(of_row[key]))
+      for key, row in rows.items()
+    }
   return parameter_overview.make_table(list(rows.values()))
+
+
+def _rate_text(rates: list[tuple[np.ndarray, np.ndarray] | None]) -> str:
+  """Returns "0.3 (layer 0)", "0.4 to 0.7 (layers 1 to 3)" or "frozen"."""
+  if None in rates:
+    return "frozen"
+  layers, factors = map(np.concatenate, zip(*rates, strict=True))
+  ends = lambda x: dict.fromkeys(f"{end:.3g}" for end in (x.min(), x.max()))
+  plural = "s" * (layers.min() != layers.max())
+  return (
+    f"{' to '.join(ends(factors))} (layer{plural} {' to '.join(ends(layers))})"
+  )
 
 
 def write_json(
