@@ -255,7 +255,7 @@ def test_neighbours_in_the_order_are_not_correlated():
 # Repeated augmentation.
 
 
-@pytest.mark.parametrize("num_examples, batch_size", [(300, 7), (50, 64)])
+@pytest.mark.parametrize("num_examples, batch_size", [(300, 10), (50, 64)])
 @pytest.mark.parametrize("repeats", [2, 3])
 def test_copies_meet_in_a_batch_but_are_no_neighbours(
   num_examples, batch_size, repeats

@@ -125,10 +125,11 @@ def _batch_errors(config: Config) -> Iterator[str]:
   if batch < 1:
     yield f"config.data.batch_size: got {batch}, expected 1 or more."
   repeats = config.data.repeats
-  if not 1 <= repeats <= max(1, batch // 2):
+  if repeats != 1 and not 1 < repeats <= batch // 3:
     yield (
       f"config.data.repeats: got {repeats}, expected 1 or more copies of an"
-      f" image, of which a batch of {batch} has two or more."
+      f" image, at most a third of the batch of {batch}, so that no neighbours"
+      " are copies."
     )
   if micro is not None and micro < 1:
     yield (
