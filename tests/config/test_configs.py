@@ -79,6 +79,15 @@ ARGUMENTS = {
     "model=R26+S/32,aug=strong2,reg=0.1,dataset=imagenet2012",
   ],
   "vit_s16": ["", "epochs=300,head=linear"],
+  "mae_finetune": ["init=weights.npz", "model=L/16", "model=H/14"],
+  "deit3": [
+    "model=S/16",
+    "stage=i1k",
+    "stage=i1k_224,model=H/14",
+    "stage=i1k_384,model=L/16,init=weights.npz",
+    "stage=i21k,model=H/14",
+    "stage=i21k_i1k,model=L/16",
+  ],
   "glyphs": [""],
   "masked_patch": [
     "imagenet21k",
@@ -193,6 +202,10 @@ def _advertised():
       for value in values
       if name != "dataset"
     )
+  for stage, models in _module("deit3").STAGES.items():
+    yield from (("deit3", f"stage={stage},model={model}") for model in models)
+  for model in _module("mae_finetune").MODELS:
+    yield "mae_finetune", f"model={model}"
   for head, epochs in itertools.product(_module("vit_s16").HEADS, (90, 300)):
     yield "vit_s16", f"head={head},epochs={epochs}"
   yield from (("folder", argument) for argument in ARGUMENTS["folder"])
@@ -286,7 +299,8 @@ def test_all_that_is_advertised_passes_preflight(name, argument):
 
 @pytest.mark.parametrize(
   "name",
-  "ablation augreg comparison finetune folder study vit_s16 vtab".split(),
+  "ablation augreg comparison deit3 finetune folder mae_finetune study vit_s16"
+  " vtab".split(),
 )
 def test_every_argument_is_explained(name):
   module = _module(name)
@@ -419,6 +433,9 @@ def test_tasks_of_vtab():
     ("augreg.py:aug=light0", "got aug=light0, expected one of none, light1"),
     ("augreg.py:epochs=ten", "got epochs=ten, expected a number above 0"),
     ("ablation.py:lr=high", "got lr=high, expected a number above 0"),
+    ("deit3.py:stage=i1k_224,model=S/16", "expected one of B/16, L/16, H/14"),
+    ("deit3.py:init=x", "init: got x for i1k, expected none."),
+    ("mae_finetune.py:model=S/16", "model=S/16, expected one of B/16"),
     ("vit_s16.py:head=mlp", "got head=mlp, expected one of linear, tanh"),
     ("folder.py:init=weights.npz", "expected path=/path/to/images"),
     ("folder.py:path=nothing", "is no folder"),

@@ -37,6 +37,10 @@ RECIPES = (
   "augreg.py:model=B/16,aug=medium1,reg=0.1,dataset=imagenet21k",
   "augreg.py:model=Ti/16,aug=strong2,dataset=imagenet2012",
   "vit_s16.py:epochs=300",
+  "deit3.py:stage=i1k,model=S/16",
+  "deit3.py:stage=i1k_384,model=B/16",
+  "deit3.py:stage=i21k,model=B/16",
+  "mae_finetune.py:model=B/16",
   "comparison.py:model=L/16,dataset=imagenet2012",
   "masked_patch.py:imagenet2012,target=small,steps=100000",
 )

@@ -141,7 +141,7 @@ def test_values_of_another_type(annotation, value):
     ({"log_steps": 0}, "config.log_steps: got 0, expected 1 or more"),
     ({"checkpoint__every_steps": -1}, "config.checkpoint.every_steps: got -1"),
     ({"data__batch_size": 0}, "config.data.batch_size: got 0, expected 1"),
-    ({"data__repeats": 6}, "config.data.repeats: got 6, expected 1 or more"),
+    ({"data__repeats": 0}, "config.data.repeats: got 0, expected 1 or more"),
     (
       {"optim__microbatch": 0},
       "config.optim.microbatch: got 0, expected 1 or more images",
