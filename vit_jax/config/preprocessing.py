@@ -19,6 +19,7 @@ MAX_PIXELS = 2**28 // 3
 Shape = tuple[int, int] | None  # (height, width); None: different sizes
 Side = int | tuple[int, int]  # one number stands for a square
 Percent = int | float
+Number = int | float
 
 
 class Op(NamedTuple):
@@ -185,13 +186,15 @@ def _three_augment(shape: Shape) -> Shape:
   return shape
 
 
-def _color_jitter(shape: Shape, strength: float) -> Shape:
+def _color_jitter(shape: Shape, strength: Number) -> Shape:
   if not 0 <= strength <= 1:
     raise ValueError(f"strength: got {strength!r}, expected 0 to 1, as 0.3.")
   return shape
 
 
-def _randaug_timm(shape: Shape, magnitude: float, noise: float = 0.5) -> Shape:
+def _randaug_timm(
+  shape: Shape, magnitude: Number, noise: Number = 0.5
+) -> Shape:
   if not 0 <= magnitude <= 10 or noise < 0:
     raise ValueError(
       f"got magnitude={magnitude!r}, noise={noise!r}, expected a mean from 0 to"
@@ -200,7 +203,7 @@ def _randaug_timm(shape: Shape, magnitude: float, noise: float = 0.5) -> Shape:
   return shape
 
 
-def _random_erase(shape: Shape, share: float) -> Shape:
+def _random_erase(shape: Shape, share: Number) -> Shape:
   if shape is None:
     raise ValueError(
       "got images of differing size, expected one size, as after"

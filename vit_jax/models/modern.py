@@ -39,7 +39,7 @@ class LayerScale(nn.Module):
   @nn.compact
   def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
     init = nn.initializers.constant(self.initial)
-    return x * self.param("scale", init, (x.shape[-1],))
+    return x * self.param("scale", init, (x.shape[-1],))[None, None]
 
 
 class Attention(nn.Module):
