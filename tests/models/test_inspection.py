@@ -9,6 +9,7 @@ import pytest
 import tiny
 from tiny import ViT
 
+from vit_jax.families import model_config
 from vit_jax.families.resnet import BiTConfig
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models import build, inspection
@@ -23,6 +24,18 @@ MODELS = {
   "shared": dict(posemb="learn2d", posemb_at="shared"),
   "half the bits": dict(dtype="bfloat16", posemb="sincos2d"),
   "scan, positions in blocks": dict(scan=True, posemb_at="blocks"),
+  "rotated": dict(
+    name="modern",
+    rope="dinov3",
+    posemb="none",
+    registers=3,
+    qkv_bias="none",
+    layer_scale=0.5,
+    scan=True,
+  ),
+  "rotated neighbours": dict(
+    name="modern", rope="eva02", qkv_bias="no_key", mlp="swiglu", distilled=True
+  ),
 }
 
 
@@ -33,7 +46,12 @@ def random_params(model, images=IMAGES):
 
 
 def made(**options):
-  model = ViT(**{**TINY, **options})
+  if "name" in options:
+    sizes = {k: v for k, v in TINY.items() if k not in ("num_classes", "patch")}
+    options = {"variant": f"B/{TINY['patch']}"} | sizes | options
+    model = build(model_config(**options), TINY["num_classes"])
+  else:
+    model = ViT(**{**TINY, **options})
   return model, random_params(model)
 
 
@@ -69,10 +87,11 @@ def branch(model, params, weights, out, i):
   x = normed(x, block["LayerNorm_0"], options.ln_eps)
   attention = block["MultiHeadDotProductAttention_0"]
   value = np.einsum("bkd,dhe->bkhe", x, attention["value"]["kernel"])
-  value = value + attention["value"]["bias"]
+  value = value + attention["value"].get("bias", 0)
   mixed = np.einsum("bhqk,bkhe->bqhe", weights[i], value)
   got = np.einsum("bqhe,hed->bqd", mixed, attention["out"]["kernel"])
-  return got + attention["out"]["bias"]
+  got = got + attention["out"]["bias"]
+  return got * block.get("LayerScale_0", {"scale": 1})["scale"]
 
 
 @pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
@@ -81,7 +100,7 @@ def test_weights_times_values_are_the_branch_of_the_model(options):
   with jax.default_matmul_precision("highest"):
     _, out = jax.jit(model.apply)({"params": params}, IMAGES)
     weights = np.asarray(inspection.attention_of(model.options, params, IMAGES))
-  num_tokens = 6 + (model.options.pool == "token")
+  num_tokens = model.options.num_tokens((8, 12))
   assert weights.shape == (2, 2, 2, num_tokens, num_tokens)
   np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
   # bfloat16 has 8 bits, and the branch reaches 8.
@@ -89,7 +108,7 @@ def test_weights_times_values_are_the_branch_of_the_model(options):
   for i in range(2):
     got = np.asarray(out[f"encoderblock_{i}"]["attention"], np.float32)
     expected = branch(model, params, weights, out, i)
-    assert np.abs(got).max() > 0.5
+    assert np.abs(got).max() > 0.1
     np.testing.assert_allclose(got, expected, rtol=0, atol=atol)
 
 
@@ -191,6 +210,46 @@ def test_the_map_is_the_row_that_the_head_reads(pool):
   got = inspection.attention_map(model.options, params, IMAGES)
   np.testing.assert_allclose(got, expected.reshape(2, 2, 3), atol=1e-6)
   assert np.ptp(got[0]) > 0.01
+
+
+@pytest.mark.parametrize(
+  "parts",
+  [
+    dict(registers=2),
+    dict(registers=1, pool="gap"),
+    dict(registers=1, pool="token_gap"),
+    dict(distilled=True, registers=1),
+    dict(registers=1, pool="map"),
+  ],
+  ids=lambda p: p.get("pool", "token") + " distilled" * ("distilled" in p),
+)
+def test_the_map_leaves_out_registers_and_class_tokens(parts):
+  model, params = made(name="modern", **parts)
+  options = model.options
+  weights = inspection.attention_of(options, params, IMAGES)
+  rolled = np.asarray(inspection.rollout(weights))
+  class_tokens = rolled[:, : 1 + options.distilled].mean(1)
+  patches = rolled[:, -6:].mean(1)
+  if options.pool == "map":  # a probe that attends to all patches alike
+    probe = params["MAPHead_0"]["MultiHeadDotProductAttention_0"]
+    probe["key"] = jax.tree.map(np.zeros_like, probe["key"])
+  row = {
+    "token": class_tokens,
+    "gap": patches,
+    "map": patches,
+    "token_gap": class_tokens + patches,
+  }[options.pool][:, -6:]
+  expected = row / row.sum(-1, keepdims=True)
+  got = inspection.attention_map(options, params, IMAGES)
+  np.testing.assert_allclose(got, expected.reshape(2, 2, 3), atol=1e-6)
+  survey = inspection.survey(options, params, IMAGES)
+  np.testing.assert_allclose(survey.maps, got, atol=1e-6)
+  among = np.asarray(weights)[..., -6:, -6:]
+  among = among / among.sum(-1, keepdims=True)
+  apart = inspection.distances((2, 3), (4, 4))
+  np.testing.assert_allclose(
+    survey.distances, (among * apart).sum(-1).mean(-1), rtol=1e-5
+  )
 
 
 # Distances.
@@ -309,10 +368,17 @@ def test_positions_in_blocks_are_of_the_first_block():
 
 
 @pytest.mark.parametrize(
-  "posemb, why",
-  [("relative", "are offsets"), ("none", "the model has no positions")],
+  "options, why",
+  [
+    (dict(posemb="relative"), "are offsets"),
+    (dict(posemb="none"), "the model has no positions"),
+    (
+      dict(name="modern", posemb="none", rope="dinov3"),
+      "positions rotate queries and keys",
+    ),
+  ],
 )
-def test_why_there_is_no_table(posemb, why):
-  model, params = made(posemb=posemb)
+def test_why_there_is_no_table(options, why):
+  model, params = made(**options)
   with pytest.raises(ValueError, match=why):
     inspection.position_table(model.options, params, (8, 12))

@@ -1,20 +1,61 @@
 """The family `modern`: each part by its formula, and the plain ViT without."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
 import pytest
+import scipy.special
+from flax.traverse_util import flatten_dict
 
 from vit_jax.families import model_config
-from vit_jax.models import build
+from vit_jax.families.modern import ModernConfig
+from vit_jax.models import build, rope
+from vit_jax.models.stacking import stack_blocks, unstack_blocks
 
-TINY = dict(variant="B/4", width=32, depth=3, mlp_dim=64, num_heads=2)
-IMAGES = jax.ShapeDtypeStruct((2, 16, 24, 3), "float32")
+TINY = dict(variant="B/4", width=32, depth=2, mlp_dim=24, num_heads=2)
+IMAGES = jnp.asarray(
+  np.random.default_rng(0).uniform(-1, 1, (2, 16, 24, 3)), "float32"
+)
+
+
+def modern(**options) -> ModernConfig:
+  return model_config("modern", **TINY | options)
+
+
+def shapes(options, num_classes=5, images=IMAGES):
+  model = build(options, num_classes)
+  images = jax.ShapeDtypeStruct(images.shape, "float32")
+  return jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+
+
+def random_params(options, num_classes=5):
+  """Parameters without zeros; factors and scales of norms are around 1."""
+  rng = np.random.default_rng(1)
+
+  def draw(path, leaf):
+    mean = float(path[-1].key == "scale")
+    return rng.normal(mean, 0.2, leaf.shape).astype("f")
+
+  return jax.tree_util.tree_map_with_path(draw, shapes(options, num_classes))
+
+
+def run(options, params, num_classes=5, images=IMAGES, **others):
+  model = build(options, num_classes)
+  apply = jax.jit(lambda p, x: model.apply({"params": p}, x, **others))
+  with jax.default_matmul_precision("highest"):
+    return apply(params, images)
+
+
+# The plain ViT.
 
 
 def lowered(name: str, **options) -> str:
   """Text of the gradient of a train step's forward pass."""
-  model = build(model_config(name, **TINY | options), 5)
-  params = jax.eval_shape(model.init, jax.random.key(0), IMAGES)["params"]
+  options = model_config(name, **TINY | options)
+  model = build(options, 5)
 
   def loss(params, images, key):
     logits, _ = model.apply(
@@ -22,8 +63,9 @@ def lowered(name: str, **options) -> str:
     )
     return jnp.sum(logits)
 
+  images = jax.ShapeDtypeStruct(IMAGES.shape, "float32")
   step = jax.jit(jax.value_and_grad(loss))
-  return step.lower(params, IMAGES, jax.random.key(0)).as_text()
+  return step.lower(shapes(options), images, jax.random.key(0)).as_text()
 
 
 @pytest.mark.parametrize(
@@ -43,5 +85,402 @@ def test_without_parts_the_program_is_that_of_the_plain_vit(options):
 
 @pytest.mark.parametrize("pool", ["gap", "map"])
 def test_without_class_token_the_program_is_that_of_the_plain_vit(pool):
-  modern = lowered("modern", pool=pool, class_token=False)
-  assert lowered("vit", pool=pool) == modern
+  parts = dict(pool=pool, class_token=False)
+  assert lowered("vit", pool=pool) == lowered("modern", **parts)
+
+
+# The formulas, in numpy.
+
+
+def normed(x, norm, eps):
+  mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+  return (x - mean) / np.sqrt(variance + eps) * norm["scale"] + norm["bias"]
+
+
+def sigmoid(x):
+  return 1 / (1 + np.exp(-x))
+
+
+def softmax(x):
+  x = np.exp(x - x.max(-1, keepdims=True))
+  return x / x.sum(-1, keepdims=True)
+
+
+ACTIVATIONS = {
+  "tanh": lambda x: (
+    x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+  ),
+  "erf": lambda x: x / 2 * (1 + scipy.special.erf(x / 2**0.5)),
+  "quick": lambda x: x * sigmoid(1.702 * x),
+}
+
+
+def turned(x, kind, grid):
+  """Rotates patches [n, heads, d] as complex numbers, one by one."""
+  n = x.shape[-1]
+  x = np.array(x)
+  for i, j in np.ndindex(grid):
+    if kind == "dinov3":
+      periods = 100 ** (np.arange(n // 4) / (n / 4))
+      y, c = (2 * (k + 0.5) / m - 1 for k, m in zip((i, j), grid, strict=True))
+      angle = 2 * np.pi * np.concatenate([y / periods, c / periods])
+    else:
+      frequencies = 10_000 ** (-np.arange(n // 4) / (n / 4))
+      y, c = (16 * k / m for k, m in zip((i, j), grid, strict=True))
+      angle = np.concatenate([y * frequencies, c * frequencies])
+    token = x[:, i * grid[1] + j]
+    halves = kind == "dinov3"
+    a = token[..., : n // 2] if halves else token[..., ::2]
+    b = token[..., n // 2 :] if halves else token[..., 1::2]
+    pairs = (a + 1j * b) * np.exp(1j * angle)
+    if halves:
+      both = np.concatenate([pairs.real, pairs.imag], -1)
+    else:
+      both = np.stack([pairs.real, pairs.imag], -1).reshape(token.shape)
+    x[:, i * grid[1] + j] = both
+  return x
+
+
+def linear(x, layer, dims="d,de->e"):
+  left, right = dims.split(",")
+  y = np.einsum(f"bn{left},{right.replace('->', '->bn')}", x, layer["kernel"])
+  return y + layer.get("bias", 0)
+
+
+def attended(x, layer, options, grid):
+  num_patches = grid[0] * grid[1]
+  query, key, value = (
+    linear(x, layer[name], "d,dhe->he") for name in ("query", "key", "value")
+  )
+  if options.rope:
+    for heads in (query, key):
+      patches = turned(heads[:, -num_patches:], options.rope, grid)
+      heads[:, -num_patches:] = patches
+  scores = np.einsum("bqhe,bkhe->bhqk", query, key) / query.shape[-1] ** 0.5
+  mixed = np.einsum("bhqk,bkhe->bqhe", softmax(scores), value)
+  return linear(mixed, layer["out"], "he,hed->d")
+
+
+def mlp_of(x, layer, options):
+  hidden = linear(x, layer["Dense_0"])
+  if options.mlp == "swiglu":
+    gate = linear(x, layer["Gate"])
+    hidden = gate * sigmoid(gate) * hidden
+  else:
+    hidden = ACTIVATIONS[options.gelu](hidden)
+  if options.mlp_norm:
+    hidden = normed(hidden, layer["LayerNorm_0"], options.ln_eps)
+  return linear(hidden, layer["Dense_1"])
+
+
+def reference(options, params):
+  """Logits and intermediates of IMAGES, in float64."""
+  p = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+  images = np.asarray(IMAGES, np.float64)
+  b, h, w, _ = images.shape
+  grid, encoder, out = (h // 4, w // 4), p["Transformer"], {}
+  x = images.reshape(b, grid[0], 4, grid[1], 4, 3).transpose(0, 1, 3, 2, 4, 5)
+  x = np.einsum(
+    "bnyxc,yxcd->bnd", x.reshape(b, -1, 4, 4, 3), p["embedding"]["kernel"]
+  )
+  x = x + p["embedding"].get("bias", 0)
+  front = [np.tile(p[k], (b, 1, 1)) for k in ("cls", "dist") if k in p]
+  if options.posemb == "learn":
+    table = encoder["posembed_input"]["pos_embedding"]
+    if options.cls_row:
+      x = np.concatenate([*front, x], 1) + table
+      front, x = [x[:, : len(front)]], x[:, len(front) :]
+    else:
+      x = x + table
+  if "registers" in p:
+    front.append(np.tile(p["registers"], (b, 1, 1)))
+  x = np.concatenate([*front, x], 1)
+  if options.pre_norm:
+    x = normed(x, encoder["pre_norm"], options.ln_eps)
+  out["with_posemb"] = x
+  for i in range(options.size.depth):
+    block = encoder[f"encoderblock_{i}"]
+    scales = [
+      block.get(f"LayerScale_{k}", {"scale": 1})["scale"] for k in (0, 1)
+    ]
+    y = normed(x, block["LayerNorm_0"], options.ln_eps)
+    y = attended(y, block["MultiHeadDotProductAttention_0"], options, grid)
+    x = x + scales[0] * y
+    y = normed(x, block["LayerNorm_1"], options.ln_eps)
+    x = x + scales[1] * mlp_of(y, block["MlpBlock_0"], options)
+    out[f"block {i}"] = x
+  if options.final_norm == "tokens":
+    x = normed(x, encoder["encoder_norm"], options.ln_eps)
+  out["encoded"] = x
+  mean = x[:, -grid[0] * grid[1] :].mean(1)
+  pooled = {"token": x[:, 0], "gap": mean}
+  pooled["token_gap"] = np.concatenate([x[:, 0], mean], -1)
+  y = pooled[options.pool]
+  if options.final_norm == "pooled":
+    y = normed(y, p["pooled_norm"], options.ln_eps)
+  if options.projection:
+    y = y @ p["projection"]["kernel"]
+  out["pooled"] = y
+  out["logits"] = y @ p["head"]["kernel"] + p["head"]["bias"]
+  if options.distilled:
+    second = x[:, 1] @ p["head_dist"]["kernel"] + p["head_dist"]["bias"]
+    out["logits"] = (out["logits"] + second) / 2
+  return out
+
+
+PARTS = {
+  "DINOv2": dict(layer_scale=1e-5, gelu="erf"),
+  "DINOv2 with registers, its linear head": dict(
+    layer_scale=1e-5, registers=4, cls_row=False, pool="token_gap", mlp="swiglu"
+  ),
+  "DINOv3": dict(
+    layer_scale=1.0,
+    registers=4,
+    rope="dinov3",
+    posemb="none",
+    qkv_bias="no_key",
+    ln_eps=1e-5,
+    gelu="erf",
+  ),
+  "DINOv3 7B": dict(
+    layer_scale=1.0,
+    registers=4,
+    rope="dinov3",
+    posemb="none",
+    qkv_bias="none",
+    mlp="swiglu",
+  ),
+  "DeiT distilled": dict(distilled=True, gelu="erf"),
+  "DeiT III": dict(layer_scale=1e-4, cls_row=False, gelu="erf"),
+  "CLIP": dict(pre_norm=True, patch_bias=False, gelu="quick", projection=12),
+  "EVA-02": dict(
+    rope="eva02",
+    qkv_bias="no_key",
+    mlp="swiglu",
+    mlp_norm=True,
+    pool="gap",
+    final_norm="pooled",
+  ),
+  "no norm": dict(pool="gap", class_token=False, final_norm="none"),
+  "norm and GELU": dict(mlp_norm=True, registers=1, pool="gap"),
+}
+
+
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_the_formulas(parts):
+  options = modern(**parts)
+  params = random_params(options)
+  logits, out = run(options, params)
+  expected = reference(options, params)
+  got = {"logits": logits, "with_posemb": out["with_posemb"]}
+  got |= {f"block {i}": out[f"encoderblock_{i}"]["after_mlp"] for i in range(2)}
+  got |= {k: out[k] for k in ("encoded", "pooled")}
+  assert got.keys() == expected.keys()
+  for name, value in expected.items():
+    # Sums of float32, of values up to some units.
+    np.testing.assert_allclose(
+      got[name], value, rtol=0, atol=1e-5 * np.abs(value).max(), err_msg=name
+    )
+
+
+def test_with_distillation_the_features_are_the_mean_of_both_tokens():
+  options = modern(distilled=True)
+  _, out = run(options, random_params(options))
+  np.testing.assert_allclose(
+    out["pre_logits"], out["encoded"][:, :2].mean(1), rtol=1e-5, atol=1e-6
+  )
+  _, out = run(options, random_params(options, 0), 0)
+  np.testing.assert_array_equal(out["logits"], out["pre_logits"])
+
+
+def test_attention_pooling_reads_patches_alone():
+  options = modern(pool="map", registers=2)
+  params = random_params(options)
+  _, out = run(options, params)
+  probe = {k: v for k, v in params["MAPHead_0"].items()}
+  layer = probe["MultiHeadDotProductAttention_0"]
+  patches = np.asarray(out["encoded"][:, 3:], np.float64)
+  query = linear(probe["probe"], layer["query"], "d,dhe->he")[0, 0]
+  key, value = (
+    linear(patches, layer[k], "d,dhe->he") for k in ("key", "value")
+  )
+  scores = np.einsum("he,bkhe->bhk", query, key) / 4
+  mixed = np.einsum("bhk,bkhe->bhe", softmax(scores), value)[:, None]
+  x = linear(mixed, layer["out"], "he,hed->d")
+  y = normed(x, probe["LayerNorm_0"], options.ln_eps)
+  expected = (x + mlp_of(y, probe["MlpBlock_0"], modern()))[:, 0]
+  np.testing.assert_allclose(out["pooled"], expected, rtol=0, atol=2e-5)
+
+
+# Rotary positions.
+
+
+def test_a_product_depends_on_the_offset_alone():
+  """(1, 2) to (0, 4), row and column, is as far as (3, 1) to (2, 3)."""
+  rng = np.random.default_rng(0)
+  query, key = rng.normal(size=(2, 1, 1, 1, 16)).astype("f")
+  for kind in ("dinov3", "eva02"):
+    by = rope.rotation(modern(rope=kind), (4, 6), 25)
+    queries, keys = (
+      np.asarray(rope.rotate(jnp.tile(x, (1, 25, 1, 1)), kind, by))[0, :, 0]
+      for x in (query, key)
+    )
+    products = queries @ keys.T
+    place = lambda row, column: 1 + 6 * row + column
+    near = products[place(1, 2), place(0, 4)]
+    assert near == pytest.approx(products[place(3, 1), place(2, 3)], abs=1e-5)
+    assert abs(near - products[place(1, 2), place(1, 2)]) > 0.1
+    np.testing.assert_array_equal(queries[0], query.ravel())  # class token
+
+
+def test_periods_may_be_rounded_as_they_are_stored():
+  exact, rounded = (
+    rope.angles("dinov3", (1, 1), 64, t) for t in ("float32", "bfloat16")
+  )
+  np.testing.assert_array_equal(exact, 0)  # the centre
+  np.testing.assert_array_equal(rounded, 0)
+  exact, rounded = (
+    rope.angles("dinov3", (2, 1), 64, t)[0, :16]
+    for t in ("float32", "bfloat16")
+  )
+  periods = -np.pi / rounded  # y = -1/2
+  stored = (100 ** (np.arange(16) / 16)).astype(ml_dtypes.bfloat16)
+  np.testing.assert_allclose(periods, stored.astype("f"), rtol=1e-12)
+  assert 1e-3 < np.abs(exact / rounded - 1).max() < 2**-8
+
+
+# Training.
+
+
+EVERYTHING = dict(
+  layer_scale=0.5,
+  registers=2,
+  rope="dinov3",
+  qkv_bias="no_key",
+  pre_norm=True,
+  patch_bias=False,
+  mlp="swiglu",
+  mlp_norm=True,
+  pool="token_gap",
+  final_norm="pooled",
+  projection=8,
+)
+
+
+def logits_and_gradients(**options):
+  parts = EVERYTHING | options
+  options = modern(**parts)
+  model, params = build(options, 5), random_params(modern(**EVERYTHING))
+  params = stack_blocks(params) if options.scan else params
+
+  def loss(params):
+    logits, _ = model.apply({"params": params}, IMAGES, is_training=True)
+    return jnp.sum(logits**2), logits
+
+  with jax.default_matmul_precision("highest"):
+    grads, logits = jax.jit(jax.grad(loss, has_aux=True))(params)
+  return np.asarray(logits), unstack_blocks(jax.device_get(grads))
+
+
+@pytest.mark.parametrize("scan, remat", [(True, "none"), (False, "full")])
+def test_scan_and_remat_change_no_number(scan, remat):
+  logits, grads = logits_and_gradients(scan=scan, remat=remat)
+  expected_logits, expected = logits_and_gradients()
+  # The same sums, maybe in another order: some units of float32 rounding.
+  np.testing.assert_allclose(logits, expected_logits, rtol=1e-5, atol=1e-5)
+  got, expected = (flatten_dict(g, sep="/") for g in (grads, expected))
+  assert got.keys() == expected.keys()
+  assert all(np.abs(v).max() > 0 for v in expected.values())
+  largest = max(np.abs(v).max() for v in expected.values())
+  for path in expected:
+    np.testing.assert_allclose(
+      got[path], expected[path], rtol=1e-4, atol=1e-6 * largest, err_msg=path
+    )
+
+
+def dropped(images, **options):
+  """The intermediates of a training pass, and those of evaluation."""
+  small = dict(width=8, mlp_dim=8, posemb="none")
+  options = modern(**EVERYTHING | small | options)
+  model, params = build(options, 5), random_params(options)
+  apply = jax.jit(
+    lambda p, x, key: model.apply(
+      {"params": p}, x, is_training=True, rngs={"dropout": key}
+    )[1]
+  )
+  return apply(params, images, jax.random.key(1)), run(
+    options, params, images=images
+  )[1]
+
+
+@pytest.mark.parametrize(
+  "rule, rates", [("linear", (0, 0.5)), ("constant", (0.5, 0.5))]
+)
+def test_rules_of_stochastic_depth(rule, rates):
+  noise = np.random.default_rng(0).uniform(-1, 1, (1000, 4, 8, 3))
+  images = jnp.asarray(noise, "float32")
+  options = dict(stochastic_depth=0.5, stochastic_depth_rule=rule)
+  out, plain = dropped(images, **options)
+  for i, rate in enumerate(rates):
+    block = out[f"encoderblock_{i}"]
+    for branch in ("attention", "mlp"):
+      is_dropped = np.all(block[branch] == 0, (1, 2))
+      # Standard deviation sqrt(0.25 / 1000) = 0.016; 4 of them.
+      assert np.mean(is_dropped) == pytest.approx(rate, abs=0.064 * (rate > 0))
+  first = out["encoderblock_0"]["attention"]
+  is_kept = ~np.all(first == 0, (1, 2))
+  np.testing.assert_allclose(
+    first[is_kept],
+    plain["encoderblock_0"]["attention"][is_kept] / (1 - rates[0]),
+    rtol=1e-5,
+    atol=1e-5,
+  )
+
+
+def test_dropout_has_the_places_of_the_plain_vit():
+  options = modern(**EVERYTHING, dropout=0.25)
+  model, params = build(options, 5), random_params(options)
+
+  def fn(key):
+    return model.apply(
+      {"params": params}, IMAGES, is_training=True, rngs={"dropout": key}
+    )
+
+  text = str(jax.make_jaxpr(fn)(jax.random.key(0)))
+  # After the positions; and in each of 2 blocks after attention, GELU and MLP.
+  assert text.count(" = ge ") == 1 + 2 * 3
+
+
+def test_half_the_bits():
+  for kind in ("dinov3", "eva02"):
+    parts = EVERYTHING | dict(rope=kind)
+    params = random_params(modern(**parts))
+    exact, _ = run(modern(**parts), params)
+    got, out = run(modern(**parts, dtype="bfloat16"), params)
+    assert got.dtype == out["encoded"].dtype == "float32"
+    assert out["with_posemb"].dtype == "bfloat16"
+    error = np.abs(got - exact).max() / np.abs(exact).max()
+    assert 1e-4 < error < 0.05  # 2^-8, of some dozens of operations
+
+
+def test_initial_values_of_the_parts():
+  options = modern(
+    width=128, layer_scale=1e-5, registers=64, projection=256, distilled=False
+  )
+  init = jax.jit(build(options, 5).init)
+  params = init(jax.random.key(0), IMAGES)["params"]
+  block = params["Transformer"]["encoderblock_1"]
+  for name in ("LayerScale_0", "LayerScale_1"):
+    assert (block[name]["scale"] == np.float32(1e-5)).all()
+  assert not params["cls"].any()
+  # 8,192 and 32,768 numbers: 4 deviations of the spread.
+  assert np.std(params["registers"]) == pytest.approx(0.02, rel=0.032)
+  kernel = params["projection"]["kernel"]
+  assert np.std(kernel) == pytest.approx(128**-0.5, rel=0.016)
+  init = jax.jit(
+    build(dataclasses.replace(options, projection=None, distilled=True), 5).init
+  )
+  params = init(jax.random.key(0), IMAGES)["params"]
+  assert np.std(params["dist"]) == pytest.approx(0.02, rel=0.25)
+  for name in ("head", "head_dist"):
+    assert not params[name]["kernel"].any()

@@ -62,6 +62,7 @@ class ModelConfig:
   # What families have that lack these options.
   channels = 3
   patch_bias = True
+  rope = None
   scan = False
   remat = "none"
 

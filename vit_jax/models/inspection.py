@@ -21,6 +21,7 @@ from vit_jax.families.vit import ViTConfig
 from vit_jax.models import build
 from vit_jax.models.attention import attention_weights
 from vit_jax.models.posemb import learned_positions, sincos2d
+from vit_jax.models.rope import Rotation, rotate, rotation
 from vit_jax.models.stacking import unstack_blocks
 
 Sides = tuple[float | int, float | int]
@@ -32,13 +33,19 @@ def _attention(
   params: dict[str, Any],
   queries: Float[Array, "b q d"],
   tokens: Float[Array, "b k d"],
+  turn: Rotation | None = None,
 ) -> Float[Array, "b heads q k"]:
-  """Returns the weights of a `MultiHeadDotProductAttention`."""
+  """Returns the weights of a `MultiHeadDotProductAttention` or `Attention`."""
   size, offsets = options.size, params.get("offsets")
   heads = (size.num_heads, size.width // size.num_heads)
-  dense = nn.DenseGeneral(heads, dtype=options.dtype)
-  query = dense.apply({"params": params["query"]}, queries)
-  key = dense.apply({"params": params["key"]}, tokens)
+
+  def project(name, x):
+    has_bias = "bias" in params[name]
+    dense = nn.DenseGeneral(heads, use_bias=has_bias, dtype=options.dtype)
+    x = dense.apply({"params": params[name]}, x)
+    return x if turn is None else rotate(x, options.rope, turn)
+
+  query, key = project("query", queries), project("key", tokens)
   if offsets is not None:
     offsets = jnp.asarray(offsets, options.dtype)
   return attention_weights(query, key, jnp.float32, offsets)
@@ -62,20 +69,22 @@ def _block_attention(
   params: dict[str, Any],
   x: Float[Array, "b n d"],
 ) -> Float[Array, "b heads n n"]:
-  """Returns the weights of an `EncoderBlock` whose input is x."""
+  """Returns the weights of a block whose input is x."""
   if options.posemb_at != "stem":
     table = _Positions(options, grid).apply({"params": params})
     x = x + table.astype(x.dtype)
   norm = nn.LayerNorm(options.ln_eps, dtype=options.dtype)
   x = norm.apply({"params": params["LayerNorm_0"]}, x)
-  return _attention(options, params["MultiHeadDotProductAttention_0"], x, x)
+  turn = rotation(options, grid, x.shape[1])
+  params = params["MultiHeadDotProductAttention_0"]
+  return _attention(options, params, x, x, turn)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _probe_attention(
   options: ViTConfig, params: dict[str, Any], x: Float[Array, "b n d"]
 ) -> Float[Array, "b heads 1 n"]:
-  """Returns the weights of a `MAPHead` on the encoded tokens x."""
+  """Returns the weights of a `MAPHead` on the encoded patches x."""
   probe = jnp.broadcast_to(params["probe"], (len(x), 1, x.shape[-1]))
   return _attention(options, params["MultiHeadDotProductAttention_0"], probe, x)
 
@@ -111,8 +120,9 @@ def attention_of(
   """Returns the attention weights of every block, float32.
 
   Row q holds the weights with which token q takes the values of all tokens; it
-  sums to 1. Tokens are the patches, row by row, behind the class token where
-  there is one. Weights are those before they are cast to `config.dtype`.
+  sums to 1. Tokens are the patches, row by row, behind class token and
+  registers where there are some. Weights are those before they are cast to
+  `config.dtype`.
 
   Args:
     config: The model's options; those of training (dropout, remat, scan) have
@@ -162,11 +172,12 @@ def attention_map(
 ) -> Float[Array, "b gh gw"]:
   """Returns how much of the model's answer each patch contributes, by rollout.
 
-  It is the row of the rollout that the head reads: the row of the class token;
-  the mean of all rows if the model averages the tokens; or, with attention
-  pooling (MAP), the mean of the rows with the weights of the probe, averaged
-  over its heads. The weight on the class token is left out, and the map is
-  scaled to sum to 1.
+  It is the row of the rollout that the head reads: the row of the class token,
+  or the mean of those of both class tokens; the mean of the patches' rows if
+  the model averages the patches; the mean of these two if it does both; or,
+  with attention pooling (MAP), the mean of the rows with the weights of the
+  probe, averaged over its heads. The weights on class tokens and registers are
+  left out, and the map is scaled to sum to 1.
 
   Args: See `attention_of`.
 
@@ -260,10 +271,10 @@ def mean_distance(
   """Returns the attention distance of each head, as the mean over patches.
 
   The distance of patch q is sum_k A_qk |q - k|, with the Euclidean distance
-  between the centres of patches q and k. The class token has no position: its
-  row is left out, and so is the weight on it; the other weights are scaled to
-  sum to 1. (The paper does not say how it treats the class token.) A patch
-  without any weight on patches does not count.
+  between the centres of patches q and k. Class token and registers have no
+  position: their rows are left out, and so are the weights on them; the other
+  weights are scaled to sum to 1. (The paper does not say how it treats the
+  class token.) A patch without any weight on patches does not count.
 
   Args:
     attention: Weights of all tokens.
@@ -329,6 +340,8 @@ def position_table(
       "relative": "positions are offsets, learned in every attention",
       "none": "the model has no positions",
     }
+    if config.rope:
+      raise ValueError("positions rotate queries and keys, in every attention")
     raise ValueError(reasons[config.posemb])
   return np.asarray(table, np.float32)[0, -grid[0] * grid[1] :]
 
@@ -378,14 +391,21 @@ def _map(
   grid: tuple[int, int],
 ) -> Float[Array, "b gh gw"]:
   """Returns the row of the rollout that the head reads, on the grid."""
-  if config.pool == "token":
-    row = rolled[:, 0]
-  elif config.pool == "gap":
-    row = rolled.mean(axis=1)
+  num_patches = grid[0] * grid[1]
+  of_class = rolled[:, : config.num_class_tokens]
+  of_patches = rolled[:, -num_patches:]
+  if config.pool == "map":
+    options, patches = config.unstacked(), encoded[:, -num_patches:]
+    probe = _probe_attention(options, params["MAPHead_0"], patches)
+    row = jnp.einsum("bq,bqk->bk", probe[:, :, 0].mean(axis=1), of_patches)
   else:
-    probe = _probe_attention(config.unstacked(), params["MAPHead_0"], encoded)
-    row = jnp.einsum("bq,bqk->bk", probe[:, :, 0].mean(axis=1), rolled)
-  row = row[:, -grid[0] * grid[1] :]
+    read = {
+      "token": [of_class],
+      "gap": [of_patches],
+      "token_gap": [of_class, of_patches],
+    }[config.pool]
+    row = sum(rows.mean(axis=1) for rows in read)
+  row = row[:, -num_patches:]
   return (row / row.sum(-1, keepdims=True)).reshape(-1, *grid)
 
 

@@ -13,6 +13,7 @@ class token are those of `ViT`.
 import einops
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
@@ -26,6 +27,8 @@ from vit_jax.models.posemb import learned_positions, sincos2d
 from vit_jax.models.precision import at_least_float32
 from vit_jax.models.rope import Rotation, rotate, rotation
 from vit_jax.models.vit import ViT
+
+TOKENS = Float[Array, "1 k d"] | Float[np.ndarray, "1 k d"]
 
 
 class LayerScale(nn.Module):
@@ -193,9 +196,9 @@ class ModernEncoder(Encoder):
     x: Float[Array, "b n d"],
     grid: tuple[int, int],
     records: RECORDS,
-    registers: Float[Array, "1 r d"] | None = None,
+    registers: TOKENS | None = None,
   ) -> tuple[Float[Array, "b m d"], dict[str, Array]]:
-    """Returns the encoded tokens, m = n + r, and the intermediates."""
+    """Returns the encoded tokens, m = n + k, and the intermediates."""
     options = self.options
     positions = learned_positions(options, grid)
     if positions is not None:
@@ -222,7 +225,7 @@ class ModernEncoder(Encoder):
 
 
 def insert(
-  tokens: Float[Array, "1 k d"], x: Float[Array, "b n d"], place: int = 0
+  tokens: TOKENS, x: Float[Array, "b n d"], place: int = 0
 ) -> Float[Array, "b m d"]:
   """Returns x with the same tokens inserted in every image.
 
@@ -311,7 +314,7 @@ class Modern(ViT):
     registers = self.registers if options.registers else None
     return self.Transformer(x, (grid_h, grid_w), records, registers)
 
-  def pool(self, encoded: Float[Array, "b n d"]) -> Float[Array, "b d"]:
+  def pool(self, encoded: Float[Array, "b n d"]) -> Float[Array, "b e"]:
     """Returns one vector per image, with its norm and projection."""
     options = self.options
     patches = encoded[:, options.num_class_tokens + options.registers :]

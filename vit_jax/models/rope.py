@@ -23,7 +23,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax.families.modern import ModernConfig
+from vit_jax.families.vit import ViTConfig
 
 EVA02_GRID = 16  # rows and columns of the pre-training's patches
 
@@ -34,12 +34,12 @@ class Rotation(NamedTuple):
   A token without a position has angles of 0.
   """
 
-  cos: Float[Array, "n 1 d"]
-  sin: Float[Array, "n 1 d"]
+  cos: Float[Array, "1 n 1 d"]
+  sin: Float[Array, "1 n 1 d"]
 
 
 def rotation(
-  options: ModernConfig, grid: tuple[int, int], num_tokens: int
+  options: ViTConfig, grid: tuple[int, int], num_tokens: int
 ) -> Rotation | None:
   """Returns the rotation of the tokens of an image; None without `rope`.
 
@@ -52,7 +52,7 @@ def rotation(
     return None
   head_dim = options.size.width // options.size.num_heads
   table = angles(options.rope, grid, head_dim, options.rope_periods)
-  table = np.pad(table, ((num_tokens - len(table), 0), (0, 0)))[:, None]
+  table = np.pad(table, ((num_tokens - len(table), 0), (0, 0)))[None, :, None]
   return Rotation(
     jnp.asarray(np.cos(table), "float32"), jnp.asarray(np.sin(table), "float32")
   )

@@ -448,8 +448,9 @@ def pictures(
 def _read_by(pool: str) -> str:
   return {
     "token": "the class token",
-    "gap": "the mean over all tokens",
+    "gap": "the mean over the patches",
     "map": "the probe that pools the tokens",
+    "token_gap": "the class token and the mean over the patches",
   }[pool]
 
 

@@ -271,9 +271,9 @@ def model_facts(path: str, vit: Pretrained) -> dict[str, str]:
     "model": f"{config.variant}, {size:,} parameters",
     "images": f"{height} × {width} px{patches}",
   }
-  for key in ("posemb", "posemb_at", "pool"):
-    if hasattr(config, key):
-      facts[f"model.{key}"] = getattr(config, key)
+  for key in ("posemb", "posemb_at", "rope", "pool"):
+    if value := getattr(config, key, None):
+      facts[f"model.{key}"] = value
   folder = config_files.run_of(path)
   if folder is not None and "://" not in str(folder):  # see find_runs
     (run,) = runs_lib.find_runs(str(folder))
