@@ -22,6 +22,20 @@ MODELS = {
   "odd": dict(  # 3 heads, width 36, 10 classes: hardly anything divides
     model__width=36, model__num_heads=3, model__mlp_dim=54, model__dropout=0.1
   ),
+  "parts in a scan": dict(
+    model__name="modern",
+    model__scan=True,
+    model__registers=2,
+    model__rope="dinov3",
+    model__posemb="none",
+    model__layer_scale=0.5,
+    model__mlp="swiglu",
+    model__mlp_norm=True,
+    model__qkv_bias="no_key",
+    model__pool="token_gap",
+    model__projection=16,
+    model__dropout=0.1,
+  ),
   "hybrid in a scan": tiny.HYBRID | dict(model__scan=True),
   # At a higher rate its losses rise and fall, and rounding grows with them.
   "resnet": tiny.RESNET | dict(optim__lr=0.01),

@@ -235,6 +235,10 @@ def test_specs_of_a_block():
   assert specs[attention + "out/kernel"][1] == P("tensor", None, "fsdp")
   assert specs[block + "MlpBlock_0/Dense_0/kernel"][1] == P("fsdp", "tensor")
   assert not any(specs[block + "LayerNorm_0/scale"][1])
+  specs = _specs(model_config("modern", variant="S/16", **SWIGLU))
+  for leaf, spec in (("kernel", P("fsdp", "tensor")), ("bias", P("tensor"))):
+    for name in ("Gate", "Dense_0"):  # so that their product needs no link
+      assert specs[f"{block}MlpBlock_0/{name}/{leaf}"][1] == spec
 
 
 @pytest.mark.parametrize(
@@ -271,6 +275,7 @@ def test_stacked_blocks_keep_their_leading_axis_whole():
   assert shape.shape == (16, 72, 24) and spec == P(None, None, None)
 
 
+SWIGLU = dict(mlp="swiglu", registers=4, layer_scale=1e-5, rope="dinov3")
 EIGHT = jax.sharding.AbstractMesh((1, 8, 1), sharding.AXES)
 
 
@@ -282,6 +287,8 @@ EIGHT = jax.sharding.AbstractMesh((1, 8, 1), sharding.AXES)
     model_config(variant="S/16", pool="map", posemb="relative"),
     model_config(variant="B/16", pool="gap", scan=True),
     model_config(variant="R50+B/16"),
+    model_config("modern", variant="S/8", projection=512, **SWIGLU),
+    model_config("modern", variant="S/8", distilled=True),
     model_config(name="bit_v1", variant="R26x1"),
   ],
   ids=lambda m: m.variant,

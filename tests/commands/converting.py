@@ -55,6 +55,30 @@ MODELS = {
     **AS_TIMM,
   ),
   "bit_v1": dict(name="bit_v1", variant="R50x0.5", stage_blocks=(1, 1)),
+  # Every part of the family `modern`, in two models.
+  "swiglu": dict(
+    TINY,
+    name="modern",
+    registers=2,
+    rope="dinov3",
+    posemb="none",
+    layer_scale=1e-5,
+    mlp="swiglu",
+    mlp_norm=True,
+    qkv_bias="no_key",
+    pool="token_gap",
+    final_norm="pooled",
+  ),
+  "distilled": dict(
+    TINY,
+    name="modern",
+    rope="eva02",
+    distilled=True,
+    pre_norm=True,
+    patch_bias=False,
+    gelu="quick",
+    qkv_bias="none",
+  ),
 }
 
 

@@ -84,6 +84,17 @@ def test_there_and_back(tmp_path, name):
     assert_same(again, vit)
 
 
+@pytest.mark.parametrize("name", ["swiglu", "distilled"])
+def test_parts_there_and_back(tmp_path, name):
+  vit = make(**MODELS[name])
+  convert.convert(vit, str(tmp_path / "orbax"), "orbax")
+  again = vit_jax.load(tmp_path / "orbax", verbose=False)
+  assert again.config == vit.config
+  assert_same(again, vit)
+  with pytest.raises(ValueError, match="got 'modern', expected 'vit' or a Res"):
+    convert.convert(vit, str(tmp_path / "x.npz"), "npz")
+
+
 @pytest.mark.parametrize(
   "name, to, notes",
   [

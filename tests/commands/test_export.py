@@ -9,6 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from converting import MODELS, make
 from etils import epath
 
 import vit_jax
@@ -119,6 +120,17 @@ def test_onnx_gives_the_same_logits(tmp_path, name):
   for count in (1, 3):
     images = random_images(vit, count)
     assert_close(again(images), logits(vit, images))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("name", ["swiglu", "distilled"])
+def test_onnx_of_every_part(tmp_path, name):
+  vit = make(**MODELS[name])
+  dst = tmp_path / "vit.onnx"
+  convert.convert(vit, str(dst), "onnx")
+  images = random_images(vit, 3)
+  assert_close(onnx.read(dst)(images), logits(vit, images))
 
 
 @pytest.mark.usefixtures("libraries")

@@ -14,7 +14,7 @@ import vit_jax
 from vit_jax import experiment, models, train, weights
 from vit_jax.batch import normalise
 from vit_jax.checkpointing import checkpointer
-from vit_jax.config import ConfigError, checks, to_dict
+from vit_jax.config import ConfigError, checks, model_config, to_dict
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models import build
 from vit_jax.models import masked_patch as lib
@@ -171,6 +171,24 @@ def test_what_is_left_is_predicted_from_its_own_encoding():
   want = encoded @ own["kernel"] + own["bias"]
   # One product of 32 terms, maybe in another order.
   np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_left_is_behind_registers_and_class_token():
+  changed = dict(name="modern", variant="B/8", registers=3, rope="dinov3")
+  model = model_config(**changed, width=32, depth=1, mlp_dim=32, num_heads=2)
+  module, _ = MaskedPatch().make(model, RunShape(10, (16, 16)))
+  images = normalise(jnp.asarray(tiny.batch(0, tiny.config())["image"]))
+  params = jax.jit(module.init)(jax.random.key(0), images)["params"]
+  own = jax.random.normal(jax.random.key(1), (32, 512))
+  params["masked_patch"]["head"]["kernel"] = own
+  places = jnp.tile(jnp.array([[2, 0]]), (len(images), 1))
+  plan = lib.Plan(places, places, jnp.zeros(places.shape, bool))
+  apply = jax.jit(module.apply, static_argnames="method")
+  got = apply({"params": params}, images, plan, None, method="predict_patches")
+  _, out = apply({"params": params}, images)
+  want = out["encoded"][:, jnp.array([1 + 3 + 2, 1 + 3])] @ own
+  # One product of 32 terms, maybe in another order.
+  np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -337,13 +355,21 @@ def test_it_starts_from_any_weights(run):
     ),
     (dict(model__pre_logits=True), "config.model.pre_logits: got True, which"),
     (
+      dict(model__name="modern", model__projection=8),
+      "config.model.projection: got 8, which adds layers",
+    ),
+    (
+      dict(model__name="modern", model__final_norm="pooled"),
+      "config.model.final_norm: got 'pooled', which adds layers",
+    ),
+    (
       dict(
         model__variant="Ti/6", data__ops="decode|resize(12)", target="small"
       ),
       "config.objective.target: got 'small', which divides",
     ),
   ],
-  ids=["resnet", "one patch", "map", "pre_logits", "no cells"],
+  ids=lambda v: None if isinstance(v, str) else next(iter(v)),
 )
 def test_models_that_it_cannot_train(changes, text):
   (error,) = errors_of(**changes)

@@ -154,6 +154,32 @@ def test_the_table_of_every_block_is_resized():
     np.testing.assert_array_equal(params[path], expected)
 
 
+@pytest.mark.parametrize("has_rows, wants_rows", [(1, 1), (1, 0), (0, 1)])
+def test_rows_of_both_class_tokens(has_rows, wants_rows):
+  """They stay, become part of the tokens, or are rows of zeros."""
+  parts = dict(name="modern", distilled=True, registers=2)
+  model = model_config(**SIZE, **parts, cls_row=bool(has_rows))
+  file = random_weights(
+    model, (24, 32), grid=(3, 4), has_cls_row=bool(has_rows)
+  )
+  params, report = adapt(file, (40, 16), **parts, cls_row=bool(wants_rows))
+  assert report.resized == {POS_EMBEDDING: ((3, 4), (5, 2))}
+  table, tokens = np.asarray(file.params[POS_EMBEDDING]), {}
+  resized = resample_posemb(table, (3, 4), (5, 2), 2 * has_rows)
+  for i, token in enumerate(("cls", "dist")):
+    tokens[token] = np.asarray(file.params[token])
+    if has_rows and not wants_rows:
+      tokens[token] = tokens[token] + table[:, i : i + 1]
+    np.testing.assert_array_equal(params[token], tokens[token])
+  np.testing.assert_array_equal(
+    params[POS_EMBEDDING][:, -10:], resized[:, -10:]
+  )
+  rows = params[POS_EMBEDDING][:, :-10]
+  assert rows.shape[1] == 2 * wants_rows
+  assert not wants_rows or np.array_equal(rows, table[:, :2] * has_rows)
+  np.testing.assert_array_equal(params["registers"], file.params["registers"])
+
+
 @pytest.mark.parametrize(
   "at, path", [("shared", POS_EMBEDDING), ("blocks", IN_BLOCKS[0])]
 )

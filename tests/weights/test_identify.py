@@ -85,6 +85,28 @@ def test_fine_tuning_keeps_size_and_numerics(name):
     dict(variant="Ti/16", posemb="relative", pre_logits=True),
     dict(variant="B/16", num_heads=16),  # as vit_base_patch16_gap_224 of timm
     dict(variant="Ti/16", posemb="learn2d", posemb_at="blocks"),
+    *(
+      dict(name="modern") | fields
+      for fields in (
+        # DINOv2 and v3, DeiT, CLIP, EVA-02, SigLIP's size with registers
+        dict(variant="g2/14", layer_scale=1e-5, mlp="swiglu"),
+        dict(variant="M/16", registers=4, posemb="none", rope="dinov3"),
+        dict(variant="H+/16", layer_scale=1e-5, qkv_bias="no_key"),
+        dict(variant="Ti/16", distilled=True),
+        dict(variant="B/16", pre_norm=True, patch_bias=False, projection=9),
+        dict(
+          variant="Ti/16",
+          mlp="swiglu",
+          mlp_norm=True,
+          pool="gap",
+          final_norm="pooled",
+          qkv_bias="no_key",
+        ),
+        dict(variant="gopt/16", pool="map", class_token=False, registers=1),
+        dict(variant="Ti/16", registers=2, pool="token_gap"),
+        dict(variant="R+Ti/16", registers=1),
+      )
+    ),
   ],
   ids=lambda fields: "-".join(map(str, fields.values())),
 )
@@ -95,7 +117,7 @@ def test_shapes_decide_the_model(fields):
   params = shapes(model)
   assert weights.identify(params, options) == model
   assert weights.num_classes(params) == 5
-  without_head = {k: v for k, v in params.items() if "head/" not in k}
+  without_head = {k: v for k, v in params.items() if "head" not in k}
   assert weights.num_classes(without_head) == 0
 
 
@@ -124,6 +146,31 @@ def test_the_description_is_a_command_line_that_makes_the_model(name):
   args = cli.parse("train", {}, [f"--config={config}", *reset, *flags])
   assert not args.errors
   assert args.config.model == model
+
+
+def test_a_plain_vit_is_of_another_family_if_it_is_said():
+  model = model_config("modern", variant="Ti/16", pool="gap")
+  params = shapes(model)
+  assert weights.identify(params, {}).name == "vit"
+  options = {"name": "modern", "pool": "gap"}
+  assert weights.identify(params, options) == model
+  with pytest.raises(ValueError, match="name: got 'vit', expected 'modern'"):
+    params |= {"registers": jax.ShapeDtypeStruct((1, 4, 192), np.float32)}
+    weights.identify(params, {"name": "vit"})
+
+
+@pytest.mark.parametrize(
+  "lost",
+  [
+    "Transformer/encoder_norm/scale",
+    "Transformer/encoderblock_1/LayerScale_0/scale",
+    "embedding/bias",
+  ],
+)
+def test_what_a_cut_file_lacks_is_no_option(lost):
+  model = model_config("modern", variant="Ti/16", layer_scale=1e-5)
+  params = {k: v for k, v in shapes(model).items() if k != lost}
+  assert weights.identify(params, {}) == model
 
 
 @pytest.mark.parametrize(

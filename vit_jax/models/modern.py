@@ -234,7 +234,7 @@ def insert(
     x: Those of the images.
     place: Number of tokens of x that are before them.
   """
-  tokens = jnp.broadcast_to(tokens, (len(x), *tokens.shape[1:]))
+  tokens = jnp.broadcast_to(tokens, (x.shape[0], *tokens.shape[1:]))
   parts = [x[:, :place], tokens.astype(x.dtype), x[:, place:]]
   return jnp.concatenate(parts[place == 0 :], axis=1)
 

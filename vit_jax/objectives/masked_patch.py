@@ -70,11 +70,16 @@ class MaskedPatch(Objective):
       )
 
   def start_errors(self, model) -> Iterator[str]:
-    for key in ("pool='map'", "pre_logits=True"):
-      name, value = key.split("=")
-      if repr(getattr(model, name, None)) == value:
+    for name, adds_layers in (
+      ("pool", lambda v: v == "map"),
+      ("pre_logits", lambda v: v),
+      ("final_norm", lambda v: v == "pooled"),
+      ("projection", lambda v: v is not None),
+    ):
+      value = getattr(model, name, None)
+      if adds_layers(value):
         yield (
-          f"config.model.{name}: got {value}, which adds layers that"
+          f"config.model.{name}: got {value!r}, which adds layers that"
           f" config.objective.kind={self.kind!r} does not train, since it"
           " predicts from the tokens; leave it out, and set it to fine-tune."
         )

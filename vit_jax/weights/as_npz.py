@@ -33,6 +33,12 @@ def write(
       " read Google's names add positions once. Write a checkpoint of ours:"
       " --to=orbax."
     )
+  if model.name == "modern":
+    raise ValueError(
+      "config.model.name: got 'modern', expected 'vit' or a ResNet: no code"
+      " that reads Google's names has these parts. Write a checkpoint of ours:"
+      " --to=orbax."
+    )
   if model.name == "bit":
     return bit.write(params), "BiT's own code, big_vision and timm"
   if model.name == "bit_v1":

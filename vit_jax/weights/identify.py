@@ -67,8 +67,12 @@ def identify(
       " Transformer (embedding/kernel, Transformer/encoderblock_0/...), of a"
       " hybrid, or of a BiT ResNet (conv_root/kernel, block1/unit1/...)."
     )
-  model = _config({"name": "vit", **inferred, **options})
   own = _config({"name": "vit", **inferred})
+  if (name := options.get("name", own.name)) != own.name:
+    raise ValueError(
+      f"name: got {name!r}, expected {own.name!r} by the arrays."
+    )
+  model = _config({"name": "vit", **inferred, **options})
   if errors := _contradictions(model, own) or list(model.errors()):
     raise ValueError(" ".join(errors))
   return model
@@ -81,8 +85,6 @@ def _contradictions(model: ModelConfig, own: ModelConfig) -> list[str]:
     model: The model by options and arrays.
     own: The model by the arrays alone.
   """
-  if model.name != own.name:
-    return [f"name: got {model.name!r}, expected {own.name!r} by the arrays."]
   pairs = {"stage_blocks": [m.stages and m.stages.blocks for m in (model, own)]}
   if isinstance(model, ViTConfig):
     pairs["depth"] = [m.size.depth for m in (model, own)]
