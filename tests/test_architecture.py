@@ -19,7 +19,7 @@ LAYERS = (
   "losses metrics ridge malloc models",
   "objectives evaluators",
   "config",
-  "optim data",
+  "optim data lora",
   "sharding collectives digests",
   "step",
   "distributed writers",

@@ -112,7 +112,9 @@ def make_optimizer(
     parts.append(
       optax.stateless(
         lambda updates, _: jax.tree.map(
-          lambda u, f: u * f, updates, rate_factors(config, updates)
+          lambda u, f: u * jnp.asarray(f, u.dtype),
+          updates,
+          rate_factors(config, updates),
         )
       )
     )
@@ -276,7 +278,8 @@ def _reads_float32(
 
 
 def decay_mask(params: PyTree) -> PyTree:
-  """Returns True where weight decay acts: the leaves named `kernel`.
+  """Returns True where weight decay acts: the leaves named `kernel`, and the
+  factors that stand for one, `lora_a` and `lora_b`.
 
   So kernels of products and convolutions decay; biases, scales and offsets of
   normalisations, class token, position embedding and probe do not.
@@ -289,7 +292,7 @@ def decay_mask(params: PyTree) -> PyTree:
     {'cls': False, 'head': {'bias': False, 'kernel': True}}
   """
   return jax.tree_util.tree_map_with_path(
-    lambda path, _: _name(path[-1]) == "kernel", params
+    lambda path, _: _name(path[-1]) in ("kernel", "lora_a", "lora_b"), params
   )
 
 

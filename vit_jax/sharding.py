@@ -44,6 +44,13 @@ PARAM_RULES: tuple[tuple[str, P], ...] = (
   # Means of adafactor's second moments over rows and columns: small, and with
   # fewer dimensions than their parameters.
   (r"v_(row|col)/.*", P()),
+  # Factors of adapters, with the inputs or the outputs of their kernels.
+  (r"(query|key|value)/lora_b", P(None, "tensor", "fsdp")),
+  (r"out/lora_a", P("tensor", "fsdp", None)),
+  (r"(Dense_0|Gate)/lora_b", P(None, ("fsdp", "tensor"))),
+  (r"Dense_1/lora_a", P(("fsdp", "tensor"), None)),
+  (r"lora_a", P("fsdp", None)),
+  (r"lora_b", P(None, "fsdp")),
   *dict.fromkeys(
     (rule, P(*axes)) for cls in FAMILIES.values() for rule, axes in cls.SHARDING
   ),

@@ -18,9 +18,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, UInt8
 
-from vit_jax import collectives, optim, sharding
+from vit_jax import collectives, lora, optim, sharding
 from vit_jax.batch import Standardisation, normalise
-from vit_jax.config import Config
+from vit_jax.config import Config, LoRAConfig
 from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import compiler_options
 
@@ -37,17 +37,26 @@ class TrainState:
   params: Nested dict, float32.
   opt_state: State of the optimizer.
   ema: Averaged parameters, or None where config.optim.ema_decay is.
+  base: With config.lora the parameters that stay as they are, which no
+    checkpoint has; `params`, opt_state and ema are then of the adapters and the
+    head alone. None without.
   """
 
   step: Any
   params: Any
   opt_state: Any
   ema: Any = None
+  base: Any = None
 
   @property
   def eval_params(self):
-    """The averaged parameters where there are some."""
-    return self.params if self.ema is None else self.ema
+    """The model's parameters, the averaged ones where there are some."""
+    return lora.joined(self.base, self.params if self.ema is None else self.ema)
+
+  @property
+  def model_params(self):
+    """The model's parameters as they are trained."""
+    return lora.joined(self.base, self.params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +107,7 @@ class Trainer:
   state: The state, of `jax.ShapeDtypeStruct` with shardings.
   schedule: Updates applied so far -> learning rate; None without training.
   train_step: See `make_train_step`; None without training.
+  lora: Adapters that are trained.
   """
 
   seed: int
@@ -106,6 +116,7 @@ class Trainer:
   state: TrainState
   schedule: optim.Schedule | None
   train_step: Callable[[TrainState, dict], tuple[TrainState, dict]] | None
+  lora: LoRAConfig = LoRAConfig()
 
   def init_state(self) -> TrainState:
     """Returns the state before the first step, every array made in place."""
@@ -113,7 +124,7 @@ class Trainer:
 
   def init_params(self) -> Any:
     """Returns only the parameters of the fresh state."""
-    return self.maker(lambda state: state.params)()
+    return self.maker(lambda state: state.model_params)()
 
   def maker(self, part: Callable[[TrainState], Any]) -> Callable[[], Any]:
     """Returns the jitted function that makes a part of the fresh state."""
@@ -130,7 +141,8 @@ class Trainer:
 
     The caller jits it and takes what it needs of `out`; XLA drops the rest.
     """
-    return self.module.apply({"params": params}, normalise(images))
+    with lora.added(self.lora):
+      return self.module.apply({"params": params}, normalise(images))
 
 
 def assemble(
@@ -152,19 +164,25 @@ def assemble(
       beforehand.
   """
   module, loss_fn = config.objective.make(config.model, run_shape)
-  tx, schedule = optax.identity(), None
+  tx, schedule, adapters = optax.identity(), None, LoRAConfig()
   if run_shape.total_steps is not None:
+    adapters = config.lora
     tx, schedule = optim.make_optimizer(config.optim, run_shape.total_steps)
 
   def init(rng: jax.Array) -> TrainState:
     shape = (1, *run_shape.image_size, config.model.channels)
     images = jnp.zeros(shape, jnp.float32)
     params = optax.tree.cast(module.init(rng, images)["params"], "float32")
+    base = None
+    if adapters.rank:
+      key = jax.random.fold_in(rng, 1)
+      params, base = lora.split(params, adapters, key, config.objective.own)
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
       opt_state=tx.init(optim.trained(params, config.optim.freeze)),
       ema=None if config.optim.ema_decay is None else params,
+      base=base,
     )
 
   shapes = jax.eval_shape(lambda: init(jax.random.key(config.seed)))
@@ -177,7 +195,13 @@ def assemble(
   if run_shape.total_steps is not None:
     train_step = make_train_step(config, loss_fn, tx, state, mesh, step_metrics)
   return Trainer(
-    config.seed, module, init, state, schedule and jax.jit(schedule), train_step
+    config.seed,
+    module,
+    init,
+    state,
+    schedule and jax.jit(schedule),
+    train_step,
+    adapters,
   )
 
 
@@ -217,19 +241,22 @@ def make_train_step(
   """
   shardings = sharding.shardings_of(state)
   specs = collectives.manual_specs(shardings.params)
+  base_specs = collectives.manual_specs(shardings.base)
   trained = functools.partial(optim.trained, patterns=config.optim.freeze)
   most, fast = config.optim.microbatch, sharding.fast_microbatch(config, mesh)
 
   def summed(trained_params, params, batch, rng):
     """Sums over the rows, so that microbatches and devices add up."""
-    params = optim.replaced(params, trained_params)
-    loss, count, named = loss_fn(params, batch, rng)
+    params, base = params
+    params = lora.joined(base, optim.replaced(params, trained_params))
+    with lora.added(config.lora):
+      loss, count, named = loss_fn(params, batch, rng)
     return loss, (count, named)
 
   def sums_and_grads(params, batch, rng):
     """Returns sums and gradients of a device's rows, from its parameters."""
-    whole = collectives.gather(params, specs, config.model.dtype)
-    trained_whole = trained(whole)
+    whole = collectives.gather(params, (specs, base_specs), config.model.dtype)
+    trained_whole = trained(whole[0])
     grad_fn = jax.value_and_grad(summed, has_aux=True)
     num_rows = len(jax.tree.leaves(batch)[0])
     number = sharding.num_microbatches(num_rows, most, fast)
@@ -258,7 +285,7 @@ def make_train_step(
   sums_and_grads = jax.shard_map(
     sums_and_grads,
     mesh=mesh,
-    in_specs=(specs, sharding.BATCH_SPEC, P()),
+    in_specs=((specs, base_specs), sharding.BATCH_SPEC, P()),
     out_specs=(P(), trained(specs)),
     axis_names=collectives.manual_axes(mesh),
     check_vma=False,
@@ -268,7 +295,9 @@ def make_train_step(
     root = jax.random.fold_in(jax.random.key(config.seed), 1)
     rng = jax.random.fold_in(root, state.step)
     rows = config.objective.paired(batch)
-    (loss, (count, named)), grads = sums_and_grads(state.params, rows, rng)
+    (loss, (count, named)), grads = sums_and_grads(
+      (state.params, state.base), rows, rng
+    )
     loss, named, grads = jax.tree.map(
       lambda x: x / jnp.maximum(count, 1.0), (loss, named, grads)
     )
@@ -298,7 +327,9 @@ def make_train_step(
       "skipped": 1.0 - is_finite,
       "undecodable": (~batch["mask"]).sum(dtype=jnp.float32),
     }
-    return TrainState(state.step + 1, params, opt_state, ema), metrics
+    return TrainState(
+      state.step + 1, params, opt_state, ema, state.base
+    ), metrics
 
   return jax.jit(
     train_step,

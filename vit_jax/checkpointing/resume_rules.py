@@ -48,6 +48,7 @@ RULES = {
   "data": Rule(True, "other batches from here on"),
   "data.data_dir": Rule(False, "the same records in another place"),
   "optim": Rule(True, "other updates"),
+  "lora": Rule(True, "other adapters"),
   "optim.microbatch": Rule(False, "the same sum of gradients, in other parts"),
   "mesh": Rule(False, "the same sums on other devices"),
   "log_steps": Rule(False, "what is logged"),

@@ -23,6 +23,7 @@ from vit_jax.config.schema import (
   CheckpointConfig,
   Config,
   DataConfig,
+  LoRAConfig,
   MeshConfig,
   OptimConfig,
 )
@@ -44,6 +45,7 @@ __all__ = (
   "DataConfig",
   "EvaluatorConfig",
   "FewshotConfig",
+  "LoRAConfig",
   "MeshConfig",
   "ModelConfig",
   "OptimConfig",

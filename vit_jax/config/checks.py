@@ -6,7 +6,7 @@ Checks that need the machine or the disk (devices, data sets, weights) are in
 
 from collections.abc import Iterator
 
-from vit_jax.config import HELD_OUT, Config, OptimConfig
+from vit_jax.config import HELD_OUT, Config, LoRAConfig, OptimConfig
 from vit_jax.config.preprocessing import for_channels, image_size
 
 # Larger decays are 1 in float32: nothing would be learned.
@@ -53,6 +53,7 @@ def option_errors(
   """Returns the other errors of the options, see `errors`."""
   return [
     *(_optim_errors(config.optim) if is_training else ()),
+    *(_lora_errors(config.lora) if is_training else ()),
     *_evaluator_errors(config),
     *(_init_errors(config) if is_training else ()),
     *_mesh_errors(config),
@@ -220,6 +221,13 @@ def _optim_errors(optim: OptimConfig) -> Iterator[str]:
       " and 1, such as 0.3,0.6,0.9, for config.optim.schedule='step', and none"
       " for others."
     )
+
+
+def _lora_errors(lora: LoRAConfig) -> Iterator[str]:
+  if lora.rank < 0:
+    yield f"config.lora.rank: got {lora.rank}, expected 0 (off) or more."
+  if lora.alpha is not None and lora.alpha <= 0:
+    yield f"config.lora.alpha: got {lora.alpha}, expected more than 0, or None."
 
 
 def _mesh_errors(config: Config) -> Iterator[str]:

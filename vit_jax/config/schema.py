@@ -172,6 +172,29 @@ def _pattern_and_factor(text: str) -> tuple[str, float]:
 
 
 @dataclasses.dataclass(frozen=True)
+class LoRAConfig:
+  """Low-rank adapters: they and the head are trained, the rest is frozen."""
+
+  rank: int = option(0, "columns of a factor; 0: no adapters")
+  alpha: float | None = option(
+    None, "the adapters' products are multiplied by alpha / rank; None: by 1"
+  )
+  targets: tuple[str, ...] = option(
+    ("query", "value"),
+    "linear maps of the blocks that get adapters",
+    {
+      "query": "of attention",
+      "key": "of attention",
+      "value": "of attention",
+      "out": "behind attention",
+      "Dense_0": "first of the MLP",
+      "Dense_1": "last of the MLP",
+      "Gate": "of a SwiGLU",
+    },
+  )
+
+
+@dataclasses.dataclass(frozen=True)
 class MeshConfig:
   """How devices are arranged; the product is the number of devices."""
 
@@ -284,6 +307,7 @@ class Config:
   objective: Objective = Classification()
   data: DataConfig = DataConfig()
   optim: OptimConfig = OptimConfig()
+  lora: LoRAConfig = LoRAConfig()
   mesh: MeshConfig = MeshConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
   evals: tuple[EvaluatorConfig, ...] = ()

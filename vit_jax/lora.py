@@ -1,0 +1,180 @@
+"""Low-rank adapters: a frozen kernel W, and the trained product of two factors.
+
+A linear map y = x W + b becomes y = x W + b + s (x A) B, where A [in, r] and
+B [r, out] are trained, r is small and s = alpha / r. A starts uniformly between
+-1 / sqrt(in) and 1 / sqrt(in), as PyTorch's `kaiming_uniform_(a=sqrt(5))`, B
+with zeros: the model starts as its base. The product A B is only formed where
+it is merged into W.
+
+The factors are the parameters `lora_a` and `lora_b` beside the kernel. The
+modules know nothing of them: flax lets `added` intercept their calls.
+
+Source: arXiv:2106.09685, section 4.1; peft, tuners/lora/layer.py.
+"""
+
+import contextlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import Float
+
+from vit_jax.config import LoRAConfig
+from vit_jax.families import SCANNED
+from vit_jax.optim import BLOCKS
+
+A, B = "lora_a", "lora_b"
+# Trained as a whole: they are new in most runs. peft's `modules_to_save`.
+HEADS = r"head(_dist)?/"
+
+# Linear maps that may have factors, by the end of their paths in a block ->
+# number of dimensions of the kernel that are summed.
+MAPS = {
+  r"MultiHeadDotProductAttention_0/(query|key|value)": 1,
+  r"MultiHeadDotProductAttention_0/out": 2,
+  r"MlpBlock_0/(Dense_0|Dense_1|Gate)": 1,
+}
+
+
+def num_inputs(path: str) -> int | None:
+  """Returns how many dimensions of a map's kernel are summed; None: it is none
+  of `MAPS`.
+
+  Example:
+    >>> block = "Transformer/encoderblock_0/"
+    >>> num_inputs(block + "MultiHeadDotProductAttention_0/out")
+    2
+    >>> num_inputs("head")
+  """
+  if not (block := re.match(BLOCKS, path)):
+    return None
+  inner = path[block.end() :]
+  return next(
+    (n for name, n in MAPS.items() if re.fullmatch(name, inner)), None
+  )
+
+
+def split(
+  params: dict[str, Any],
+  options: LoRAConfig,
+  key: jax.Array,
+  own: str | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Returns what is trained, and the base, which is not.
+
+  Args:
+    params: All parameters of a model, a nested dict of arrays.
+    options: `targets` names the maps that get factors.
+    key: The factors A are drawn from it.
+    own: Prefix of the parameters that an objective adds; None: there are none.
+
+  Returns:
+    The new factors with the head and the objective's own parameters; and the
+    rest.
+
+  Raises:
+    ValueError: No map has one of these names.
+  """
+  flat = flatten_dict(params, sep="/")
+  trained = {k: v for k, v in flat.items() if is_trained(k, own)}
+  base = {k: v for k, v in flat.items() if k not in trained}
+  kernels = [k for k in base if k.endswith("/kernel")]
+  for i, name in enumerate(sorted(kernels)):
+    path = name.removesuffix("/kernel")
+    summed = num_inputs(path)
+    if summed is None or path.rpartition("/")[2] not in options.targets:
+      continue
+    shape = base[name].shape
+    start = int(bool(re.search(SCANNED, name)))
+    blocks, end = shape[:start], start + summed
+    bound = np.prod(shape[start:end]) ** -0.5
+    trained[f"{path}/{A}"] = jax.random.uniform(
+      jax.random.fold_in(key, i),
+      (*blocks, *shape[start:end], options.rank),
+      minval=-bound,
+      maxval=bound,
+    )
+    trained[f"{path}/{B}"] = jnp.zeros((*blocks, options.rank, *shape[end:]))
+  if not any(k.endswith(A) for k in trained):
+    raise ValueError(
+      f"config.lora.targets: got {', '.join(options.targets) or 'none'}, which"
+      " the model does not have in its blocks, expected some of"
+      f" {', '.join(LoRAConfig().targets)}."
+    )
+  return unflatten_dict(trained, sep="/"), unflatten_dict(base, sep="/")
+
+
+def is_trained(name: str, own: str | None = None) -> bool:
+  """Whether a parameter is trained as a whole: of a head, or an objective's."""
+  return bool(re.match(HEADS, name) or (own and name.startswith(own)))
+
+
+def joined(base: Mapping | None, params: Mapping) -> dict[str, Any]:
+  """Returns one tree of two that have no leaf in common.
+
+  Args:
+    base: Nested dict, or None: there is nothing to join.
+    params: Nested dict.
+
+  Example:
+    >>> joined({"a": {"x": 1}}, {"a": {"y": 2}, "b": 3})
+    {'a': {'x': 1, 'y': 2}, 'b': 3}
+  """
+  if base is None:
+    return params
+  result = {**base, **params}
+  for key in base.keys() & params.keys():
+    result[key] = joined(base[key], params[key])
+  return result
+
+
+def without_factors(params: Mapping) -> dict[str, Any]:
+  """Returns parameters without factors, as if they were merged."""
+  flat = flatten_dict(params, sep="/")
+  kept = {k: v for k, v in flat.items() if not k.endswith((A, B))}
+  return unflatten_dict(kept, sep="/")
+
+
+def added(options: LoRAConfig) -> contextlib.AbstractContextManager:
+  """In its body, linear maps with factors among their parameters add s (x A) B.
+
+  The products have the type of the map's inputs, their sum that of its output.
+
+  Args:
+    options: `alpha`; the rank is that of the factors.
+  """
+
+  def add(apply, args, kwargs, context):
+    y, module = apply(*args, **kwargs), context.module
+    is_map = isinstance(module, nn.Dense | nn.DenseGeneral)
+    if not is_map or not module.has_variable("params", A):
+      return y
+    (x,) = args
+    a, b = (module.get_variable("params", name) for name in (A, B))
+    x = x.astype(module.dtype or x.dtype)
+    low = jnp.tensordot(x, a.astype(x.dtype), a.ndim - 1)
+    more = jnp.tensordot(low, b.astype(x.dtype), 1)
+    return (y + scale(options, a.shape[-1]) * more).astype(y.dtype)
+
+  return nn.intercept_methods(add) if options.rank else contextlib.nullcontext()
+
+
+def scale(options: LoRAConfig, rank: int) -> float:
+  """Returns s = alpha / r; 1 where alpha is None."""
+  return 1.0 if options.alpha is None else options.alpha / rank
+
+
+def merged(
+  kernel: Float[np.ndarray, "..."],
+  a: Float[np.ndarray, "... r"],
+  b: Float[np.ndarray, "r ..."],
+  scale: float,
+) -> Float[np.ndarray, "..."]:
+  """Returns W + s A B of one block, computed in float64, in W's type."""
+  product = np.tensordot(np.asarray(a, "d"), np.asarray(b, "d"), 1)
+  return (kernel + scale * product).astype(kernel.dtype)
