@@ -15,7 +15,7 @@ def _text(config, **changes):
   run = experiment.Experiment(config, "runs/x", data=DATA)
   for key, value in changes.items():
     setattr(run, key, value)
-  return run_summary.text(run, parts.mesh, parts.shapes.params)
+  return run_summary.text(run, parts.mesh, parts.shapes)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,29 @@ def test_no_average_no_line():
   assert "average" not in _text(tiny.config())
 
 
+def test_the_table_has_rates_where_they_differ():
+  rows = lambda **options: {
+    cells[1].strip(): cells[-2].strip()
+    for line in _text(tiny.config(**options)).splitlines()
+    if line.startswith("|") and (cells := line.split("|"))
+  }
+  assert rows()["Name"] == "Size"
+  got = rows(
+    optim__layer_decay=0.5,
+    optim__lr_scale=("head/*=10",),
+    optim__freeze=("embedding/*",),
+  )
+  assert got["Name"] == "Rate"
+  assert got["embedding/kernel"] == "frozen"
+  assert got["cls"] == "0.125 (layer 0)"
+  block = "Transformer/encoderblock_*/"
+  assert got[block + "LayerNorm_0/scale"] == "0.25 to 0.5 (layers 1 to 2)"
+  assert got["head/kernel"] == "10 (layer 3)"
+  scanned = rows(optim__layer_decay=0.5, model__scan=True)
+  name = "Transformer/encoderblock/LayerNorm_0/scale"
+  assert scanned[name] == "0.25 to 0.5 (layers 1 to 2)"
+
+
 def test_images_of_each_class():
   assert doctest.testmod(run_summary).failed == 0
   lines = run_summary.classes_lines
@@ -62,7 +85,7 @@ def test_a_loader_is_named_in_the_metadata(tmp_path):
   """The options of the data, which it replaces, keep their defaults."""
   config = tiny.config()
   run = experiment.Experiment(config, str(tmp_path), data=DATA)
-  metadata = run_summary.metadata(run, tiny.Parts(config).shapes.params)
+  metadata = run_summary.metadata(run, tiny.Parts(config).shapes)
   assert metadata["data_given"] == "Data"
 
 

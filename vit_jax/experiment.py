@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import batch, missing_data, optim, sharding, weights
+from vit_jax import batch, lora, missing_data, optim, sharding, weights
 from vit_jax.batch import Data, Standardisation
 from vit_jax.checkpointing import checkpointer, resume, resume_rules, retention
 from vit_jax.class_names import Head
@@ -28,6 +28,7 @@ from vit_jax.distributed import agreement
 from vit_jax.evaluation import RunContext, labels_of
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.step import Params, RunShape
+from vit_jax.weights import adapters
 from vit_jax.writers import atomic_files, trackers
 from vit_jax.writers.metric_writer import METRICS, SCORES
 
@@ -69,6 +70,7 @@ class Experiment:
     self.given_data = data
     self._fitted: tuple[Params, weights.Report] | None = None
     self.init_metadata: dict[str, Any] = {}  # of config.init, once checked
+    self.base: adapters.Base | None = None  # of config.lora, once checked
     # Options of the evaluators; data set and batch size may be config.data's.
     self._configured: tuple[EvaluatorConfig, ...] = tuple(
       e.resolved(config.data.dataset, config.data.batch_size)
@@ -391,7 +393,7 @@ class Experiment:
     if is_known and self.is_training:
       every += self.length_and_head_errors() + self._resume_errors()
       if not any(error.startswith("config.optim.") for error in every):
-        every += optim.errors(config.optim, self.shapes[1])
+        every += self._parameter_errors()
     for e in self.evals if is_known else ():
       where = f"config.evals.{e.name}"
       has_errors = any(error.startswith(where) for error in every)
@@ -412,6 +414,19 @@ class Experiment:
     )
     if jax.process_count() > 1:
       self._agree()
+
+  def _parameter_errors(self) -> list[str]:
+    """Returns errors of options that name parameters, or linear maps."""
+    params, options = self.shapes[1], self.config.lora
+    if options.rank:
+      own = self.config.objective.own
+      try:
+        params, _ = jax.eval_shape(
+          lambda x: lora.split(x, options, jax.random.key(0), own), params
+        )
+      except ValueError as e:
+        return [str(e)]
+    return optim.errors(self.config.optim, params)
 
   def data_errors(self) -> dict[str, list[str]]:
     """Returns errors of missing splits; prepares no data set.
@@ -511,7 +526,16 @@ class Experiment:
     Args:
       are_shapes_known: Whether the weights can be fitted to the model.
     """
-    if self.is_training and (self.start or not self.config.init):
+    adapts = self.is_training and bool(self.config.lora.rank)
+    if adapts and not self.config.init and self.workdir is not None:
+      return [
+        "config.init: got None beside config.lora.rank="
+        f"{self.config.lora.rank}, expected the weights to adapt, which"
+        " checkpoints do not have."
+      ]
+    if self.is_training and not self.config.init:
+      return []
+    if self.is_training and self.start and not adapts:
       return []
     key = "config.init" if self.is_training else "--checkpoint"
     try:
@@ -519,6 +543,11 @@ class Experiment:
         self.config.init, mean=self.config.init_mean
       )
       self.init_metadata = dict(read.metadata)
+      if adapts:
+        self.base = adapters.base_of(read, self.config.init_mean)
+        began = self.resumed_metadata.get("base", self.base._asdict())
+        if error := adapters.difference(self.base, began["digest"]):
+          return [f"{key}: {error}"]
       if not are_shapes_known:
         return []
       objective = self.config.objective
@@ -534,6 +563,12 @@ class Experiment:
     except (OSError, ValueError) as e:
       return [f"{key}: {e}"]
     new = self._fitted[1].reinitialised
+    own = self.config.objective.own
+    if frozen := [k for k in new if adapts and not lora.is_trained(k, own)]:
+      return [
+        f"{key}: got no {', '.join(frozen)}, which config.lora would leave at"
+        " random; expected weights that have it, or a model without."
+      ]
     if new and not self.is_training:
       return [
         f"{key}: got a head other than {', '.join(new)}; set"

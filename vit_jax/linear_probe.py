@@ -80,10 +80,9 @@ def start(
     state: A state at step 0.
   """
   context = _held_out(evaluators).context
-  params = state.params
   fn = features_fn(context, "pre_logits")
   rows, held_out = (
-    extract(context, source, fn, params)
+    extract(context, source, fn, state.model_params)
     for source in (experiment.data.source, context.sources["split"])
   )
   probe = fit(
@@ -94,13 +93,12 @@ def start(
     experiment.run_shape.num_classes,
     _class_weights(experiment),
   )
-  none = jax.tree.map(lambda _: None, params)
-  new = {**none, "head": {"kernel": probe.kernel, "bias": probe.bias}}
-  state = weights.replace_params(state, new)
+  head = {"head": {"kernel": probe.kernel, "bias": probe.bias}}
+  state = weights.replace_params(state, head)
   folder = epath.Path(experiment.workdir) / FOLDER
   if jax.process_index() == 0:  # of a run that ended before its checkpoint
     folder.rmtree(missing_ok=True)
-  metadata = run_summary.metadata(experiment, state.params)
+  metadata = run_summary.metadata(experiment, state)
   write_params(str(folder), state.params, metadata)
   _write(experiment.workdir, fine_tuning.LinearProbe(probe.accuracy, probe.l2))
   return state, probe

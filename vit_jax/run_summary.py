@@ -7,25 +7,27 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from vit_jax import optim, sharding
+from vit_jax import lora, optim, sharding
 from vit_jax.config import Config, to_dict
 from vit_jax.devices import unknown_peak
 from vit_jax.distributed import agreement
 from vit_jax.evaluators import groups
 from vit_jax.experiment import Experiment
 from vit_jax.models import efficient_attention
+from vit_jax.step import TrainState
 from vit_jax.writers import run_info
 
 FEW_CLASSES = 10  # whose counts are all printed
 
 
-def metadata(experiment: Experiment, params) -> dict[str, Any]:
+def metadata(experiment: Experiment, state: TrainState) -> dict[str, Any]:
   """Returns the JSON that must stay with the weights.
 
   Args:
     experiment: The run.
-    params: Arrays or shapes.
+    state: Arrays or shapes.
   """
+  params = lora.without_factors(state.model_params)
   config, size = experiment.config, experiment.run_shape.image_size
   names, given = experiment.head.class_names, experiment.given_data
   given = None if given is None else type(given).__name__
@@ -55,6 +57,7 @@ def metadata(experiment: Experiment, params) -> dict[str, Any]:
     "versions": run_info.versions(),
     "commit": run_info.commit(),
     **({} if of is None else {"standardisation": of._asdict()}),
+    **({} if state.base is None else {"base": experiment.base._asdict()}),
   }
 
 
@@ -153,13 +156,13 @@ def eval_ops(config: Config) -> str:
   return [*of_head, *(e.ops for e in config.evals), config.data.ops][0]
 
 
-def text(experiment: Experiment, mesh: Mesh, params) -> str:
+def text(experiment: Experiment, mesh: Mesh, state: TrainState) -> str:
   """Returns the lines shown before the first step.
 
   Args:
     experiment: The run.
     mesh: Mesh of the run.
-    params: Arrays or shapes.
+    state: Arrays or shapes.
   """
   config, data = experiment.config, experiment.data
   total_steps, batch = experiment.run_shape.total_steps, config.data.batch_size
@@ -168,16 +171,20 @@ def text(experiment: Experiment, mesh: Mesh, params) -> str:
   device, size = mesh.devices.flat[0], experiment.run_shape.image_size
   options = config.optim
   has_rates = options.freeze or options.lr_scale or options.layer_decay
-  rates = optim.rates(options, params) if has_rates else None
-  trained = run_info.num_params(optim.trained(params, options.freeze))
+  has_rates = has_rates or config.lora.rank
+  params, rates = state.model_params, None
+  if has_rates:
+    rates = optim.rates(options, state.params)
+  trained = run_info.num_params(optim.trained(state.params, options.freeze))
+  count = run_info.num_params(params)
   lines = [
     run_info.parameter_table(params, rates),
     f"devices     {jax.device_count()} x {jax.devices()[0].device_kind},"
     f" {jax.process_count()} process(es); mesh {axes};"
     f" {sharding.describe(config, params, mesh)}",
     f"model       {config.model.variant} ({config.model.name}),"
-    f" {run_info.num_params(params):,} parameters"
-    f"{f' ({trained:,} trained)' * bool(options.freeze)}, {config.model.dtype}",
+    f" {count:,} parameters"
+    f"{f' ({trained:,} trained)' * (trained < count)}, {config.model.dtype}",
   ]
   if choice := efficient_attention.describe_implementation(
     config.model, size, device.platform

@@ -122,11 +122,15 @@ def train_and_evaluate(
     # 2. from the weights of config.init, or 3. from scratch.
     form = convert_state.form_of(config, run_shape, trainer, mesh)
     start, state, saved = checkpointer.restore_newest(
-      experiment.start, trainer.state, form
+      experiment.start, trainer.state.replace(base=None), form
     )
-    note(run_summary.text(experiment, mesh, trainer.state.params))
+    note(run_summary.text(experiment, mesh, trainer.state))
     if start:
       note(f"resumes     step {start:,} of {workdir}")
+      if config.lora.rank:  # a checkpoint has the adapters and the head alone
+        state = weights.with_base(
+          state, experiment.fitted_weights()[0], trainer.state.base
+        )
     else:
       state = trainer.init_state()
       if config.init:
@@ -138,7 +142,7 @@ def train_and_evaluate(
         state, probe = linear_probe.start(experiment, evaluators, state)
         note(f"probe       {probe}")
     hooks.on_start(start, state, saved)
-    metadata = run_summary.metadata(experiment, trainer.state.params)
+    metadata = run_summary.metadata(experiment, trainer.state)
     metadata["changes"] = []  # of options, since the run began
     if start:
       note("\n".join(experiment.resumed.notes()))

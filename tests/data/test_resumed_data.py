@@ -9,6 +9,7 @@ from importable import write_folder
 from vit_jax import experiment, run_summary
 from vit_jax.config import to_dict
 from vit_jax.data import download_and_prepare
+from vit_jax.step import TrainState
 from vit_jax.writers import run_info
 
 CONFIG = "config.json"
@@ -19,7 +20,7 @@ def begun(config, workdir):
   workdir.mkdir()
   run_info.write_json(str(workdir), CONFIG, to_dict(config))
   run = experiment.Experiment(config, str(workdir))
-  return run_summary.metadata(run, {})
+  return run_summary.metadata(run, TrainState(0, {}, None))
 
 
 def errors(config, workdir, metadata, monkeypatch, allowed=()):

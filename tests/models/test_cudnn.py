@@ -151,10 +151,9 @@ def test_the_model_takes_it_on_a_gpu(monkeypatch, dtype):
 def test_a_run_says_which(monkeypatch):
   config = tiny.config(model__dtype="bfloat16")
   parts = tiny.Parts(config, jax.devices()[:1])
-  params = jax.eval_shape(parts.init, jax.random.key(0)).params
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
   run = experiment.Experiment(config, "runs/x", data=tiny.Data())
-  text = functools.partial(run_summary.text, run, mesh, params)
+  text = functools.partial(run_summary.text, run, mesh, parts.shapes)
   assert "attention   " not in text()
   monkeypatch.setattr(cudnn, "PLATFORMS", ("cpu",))
   assert "\nattention   XLA (" in text()

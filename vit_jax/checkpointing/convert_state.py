@@ -44,10 +44,10 @@ def form_of(
 
   def form(written: dict[str, Any]) -> Form:
     other = _as_written(config, written.get("config", {}))
+    like = trainer.state.replace(base=None)
     if other == config:
-      return trainer.state, lambda state: state
-    state = assemble(other, run_shape, mesh).state
-    like = trainer.state
+      return like, lambda state: state
+    state = assemble(other, run_shape, mesh).state.replace(base=None)
     if jax.tree.flatten(state) == jax.tree.flatten(like):
       return like, lambda state: state  # only values of options differ
     is_restacked = other.model != config.model

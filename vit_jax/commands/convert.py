@@ -12,6 +12,7 @@ FORMATS = {
   "npz": "under Google's names",
   "timm": "a .safetensors for timm",
   "hf": "a folder for Hugging Face's transformers",
+  "peft": "the adapters of a run with config.lora, and its head, for peft",
   "onnx": "the forward pass for onnxruntime and others",
   "stablehlo": "the forward pass for jax alone, on any of its platforms",
 }
@@ -39,7 +40,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "src", metavar="SRC", help="anything that vit_jax.load reads"
   )
   parser.add_argument(
-    "dst", metavar="DST", help="a new file, or a new folder (orbax, hf)"
+    "dst", metavar="DST", help="a new file, or a new folder (orbax, hf, peft)"
   )
   parser.add_argument(
     "--to", required=True, choices=FORMATS, help=_listed(FORMATS)

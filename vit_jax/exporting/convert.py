@@ -26,17 +26,21 @@ from vit_jax.checkpointing import checkpointer
 from vit_jax.distributed import processes
 from vit_jax.exporting import onnx
 from vit_jax.inference.pretrained import Pretrained
+from vit_jax.lora import is_trained
 from vit_jax.models.stacking import unstack_blocks
 from vit_jax.options import not_installed
 from vit_jax.paths import is_remote
 from vit_jax.reporting import model_card
 from vit_jax.weights import (
+  adapters,
   as_npz,
   hf,
   hf_preprocessing,
+  peft,
   safetensors_file,
   timm,
 )
+from vit_jax.weights.reading import read_checkpoint
 from vit_jax.weights.weights_file import METADATA_KEY
 
 # Share of the largest logit. Float32 sums in another order differ by 1e-5 in
@@ -55,7 +59,7 @@ def convert(vit: Pretrained, path: str, to: str, **options) -> list[str]:
 
   Args:
     vit: A model from `vit_jax.load`.
-    path: A new folder for "orbax" and "hf", a new file for the others.
+    path: A new folder for "orbax", "hf" and "peft", a new file for the others.
     to: A name of `WRITERS`.
     **options: Of "onnx": opset, fp16; see `exporting.onnx.write`.
 
@@ -231,6 +235,35 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
   return notes
 
 
+def _write_peft(vit: Pretrained, params, target: epath.Path) -> list[str]:
+  del params  # of the merged model
+  folder = epath.Path(vit.report.path)
+  run = read_checkpoint(folder) if folder.is_dir() else None
+  if run is None or not adapters.is_on_base(run.metadata):
+    raise ValueError(
+      f"--to=peft: got {vit.report.path!r}, expected a run with"
+      " config.lora.rank, which has adapters."
+    )
+  if vit.config.name != "vit":
+    raise ValueError(
+      f"--to=peft: got a model of the family {vit.config.name!r}, expected"
+      " 'vit': the adapter has the names of transformers' ViT. --to=hf and"
+      " --to=timm write the merged model."
+    )
+  base = run.metadata["base"]["path"]
+  head = {k: np.asarray(v) for k, v in run.params.items() if is_trained(k)}
+  arrays, config = peft.write(adapters.factors_of(run), head, base)
+  target.mkdir(parents=True)
+  safetensors_file.write(target / peft.ARRAYS, arrays, {})
+  text = json.dumps(config, indent=2)
+  (target / peft.CONFIG).write_text(text + "\n")
+  call = f"peft.PeftModel.from_pretrained(model, {str(target)!r})"
+  model = "transformers.ViTForImageClassification of the base"
+  if not (epath.Path(base) / "config.json").exists():
+    model += f", which `vit-jax convert {base} DST --to=hf` writes"
+  return [call, f"model: {model}, with {vit.num_classes} labels"]
+
+
 def _write_onnx(
   vit: Pretrained, params, target: epath.Path, **options
 ) -> list[str]:
@@ -322,6 +355,7 @@ WRITERS = {
   "npz": Writer(_write_npz, ".npz"),
   "timm": Writer(_write_timm, ".safetensors"),
   "hf": Writer(_write_hf),
+  "peft": Writer(_write_peft),
   "onnx": Writer(_write_onnx, ".onnx", _load_onnx, onnx.PACKAGES, "onnx"),
   "stablehlo": Writer(_write_stablehlo, ".stablehlo", _load_stablehlo),
 }

@@ -8,6 +8,7 @@ from vit_jax.weights.fitting import (
   replace_params,
   table_grid,
   trained_at,
+  with_base,
 )
 from vit_jax.weights.identify import describe, identify, num_classes
 from vit_jax.weights.reading import read
@@ -26,5 +27,6 @@ __all__ = (
   "replace_params",
   "table_grid",
   "trained_at",
+  "with_base",
   "without_head",
 )

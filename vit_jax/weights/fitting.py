@@ -23,6 +23,7 @@ from vit_jax.models.resample import (
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 from vit_jax.objectives import OBJECTIVES
 from vit_jax.options import nearest
+from vit_jax.sharding import path_of
 from vit_jax.step import TrainState
 from vit_jax.weights.identify import describe, identify
 from vit_jax.weights.weights_file import LazyArray, Weights
@@ -573,15 +574,36 @@ def replace_params(state: TrainState, params: dict[str, Any]) -> TrainState:
 
   Args:
     state: A state at step 0.
-    params: Nested dict like that of the state; None where a parameter keeps its
-      initial value, such as the head for other classes.
+    params: Nested dict like `state.model_params`; None, or nothing, where a
+      parameter keeps its initial value, such as the head for other classes.
   """
-  params = jax.tree.map(
-    lambda fresh, new: (
-      fresh if new is None else jax.device_put(new, fresh.sharding)
-    ),
-    state.params,
-    params,
+  new = flax.traverse_util.flatten_dict(params, sep="/")
+
+  def replace(path, fresh):
+    value = new.get(path_of(path))
+    return fresh if value is None else jax.device_put(value, fresh.sharding)
+
+  params, base = (
+    jax.tree_util.tree_map_with_path(replace, tree)
+    for tree in (state.params, state.base)
   )
   ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
-  return state.replace(params=params, ema=ema)
+  return state.replace(params=params, ema=ema, base=base)
+
+
+def with_base(
+  state: TrainState, params: dict[str, Any], like: Any
+) -> TrainState:
+  """Returns a state that was restored, with the base of its adapters.
+
+  Args:
+    state: Without a base.
+    params: Nested dict of arrays, which has the base's.
+    like: The base, of `jax.ShapeDtypeStruct` with shardings.
+  """
+  new = flax.traverse_util.flatten_dict(params, sep="/")
+  return state.replace(
+    base=jax.tree_util.tree_map_with_path(
+      lambda path, x: jax.device_put(new[path_of(path)], x.sharding), like
+    )
+  )

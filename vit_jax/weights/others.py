@@ -54,9 +54,7 @@ ADAPTER = "adapter_model.safetensors"
 _FILES = (
   (
     ADAPTER,
-    "an adapter (LoRA of peft) without its model; merge it: model ="
-    " PeftModel.from_pretrained(...).merge_and_unload();"
-    " model.save_pretrained(DST)",
+    "an adapter (of peft) without its adapter_config.json; put that beside it",
   ),
   (
     "flax_model.msgpack",

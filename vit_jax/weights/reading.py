@@ -22,6 +22,7 @@ from vit_jax.config import json_file
 from vit_jax.losses import REGRESSION
 from vit_jax.paths import file_in
 from vit_jax.weights import (
+  adapters,
   assumed,
   bit,
   download,
@@ -30,6 +31,7 @@ from vit_jax.weights import (
   hf_names,
   normalisation,
   others,
+  peft,
   timm,
   timm_file,
   torch_file,
@@ -249,6 +251,8 @@ def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
 
 
 def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
+  if peft.is_adapter(folder):
+    return peft.read(folder, read)
   for name in ("model.safetensors", INDEX):
     if (folder / name).exists():
       return _read_safetensors(folder, file_in(folder, name), options)
@@ -265,6 +269,20 @@ def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
       f"got {str(folder)!r} with {', '.join(files[:9])}, expected the path of"
       " one of them, or model.safetensors."
     )
+  weights = read_checkpoint(folder)
+  if adapters.is_on_base(weights.metadata):
+    return adapters.on_base(weights, read)
+  return weights
+
+
+def read_checkpoint(folder: epath.Path) -> Weights:
+  """Reads a tree of arrays as Orbax wrote it, with our metadata if it has some.
+
+  Adapters are not merged.
+
+  Raises:
+    FileNotFoundError, ValueError: As `read`.
+  """
   nested, metadata = checkpointer.load_tree(str(folder))
   for key in ("state", "model"):  # of a training state
     if isinstance(nested.get(key), dict) and "params" in nested[key]:

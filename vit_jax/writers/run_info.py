@@ -88,14 +88,15 @@ def parameter_table(
 
   Args:
     params: Nested dict of arrays or shapes.
-    rates: What `optim.rates` returns; None: all are trained at one rate.
+    rates: What `optim.rates` returns; those that it lacks are frozen. None: all
+      are trained at one rate.
   """
   rows: dict[tuple, _Row] = {}
   of_row: dict[tuple, list] = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
     name = re.sub(r"encoderblock_\d+", "encoderblock_*", path_of(path))
     shape, dtype = tuple(leaf.shape), str(leaf.dtype)
-    rate = None if rates is None else rates[path_of(path)]
+    rate = None if rates is None else rates.get(path_of(path))
     key = name, shape, rate is None
     row = rows.setdefault(key, _Row(name, shape, dtype, 0, 0))
     row.blocks += 1
@@ -115,7 +116,7 @@ def _rate_text(rates: list[tuple[np.ndarray, np.ndarray] | None]) -> str:
     return "frozen"
   layers, factors = map(np.concatenate, zip(*rates, strict=True))
   ends = lambda x: dict.fromkeys(f"{end:.3g}" for end in (x.min(), x.max()))
-  plural = "s" * (layers.min() != layers.max())
+  plural = "s" * bool(layers.min() != layers.max())
   return (
     f"{' to '.join(ends(factors))} (layer{plural} {' to '.join(ends(layers))})"
   )

@@ -1,0 +1,170 @@
+"""Adapters of a run: where their base is from, and the model they make of it.
+
+A checkpoint of a run with config.lora has the factors and the head. What else
+the model has is read from the file that config.init named, which must be the
+same one: `Base` has its digest.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils import epath
+
+from vit_jax import digests, lora
+from vit_jax.config import LoRAConfig, json_file
+from vit_jax.paths import absolute
+from vit_jax.weights import download
+from vit_jax.weights.weights_file import LazyArray, Weights
+
+
+class Base(NamedTuple):
+  """Where the frozen parameters of a run are from.
+
+  path: Path or address, that of a disk absolute.
+  mean: config.init_mean.
+  digest: Of all arrays, as they were read.
+  """
+
+  path: str
+  mean: str | None
+  digest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _StatedBase:
+  path: str = ""
+  mean: str | None = None
+  digest: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _StatedConfig:
+  lora: dict = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stated:
+  base: _StatedBase = _StatedBase()
+  config: _StatedConfig = _StatedConfig()
+
+
+class Factors(NamedTuple):
+  """The product of a linear map's factors, A [in..., r] and B [r, out...]."""
+
+  a: np.ndarray
+  b: np.ndarray
+  scale: float
+
+
+def base_of(weights: Weights, mean: str | None) -> Base:
+  """Returns where weights are from; reads all arrays.
+
+  Args:
+    weights: Weights of config.init.
+    mean: config.init_mean.
+  """
+  path = weights.path
+  if not download.is_remote(path):
+    path = str(absolute(epath.Path(path)))
+  sums = digests.of_numpy(dict(weights.params))
+  digest = digests.of_json({k: [d.dtype, d.sums] for k, d in sums.items()})
+  return Base(path, mean, digest)
+
+
+def is_on_base(metadata: Mapping[str, Any]) -> bool:
+  """Whether a checkpoint has adapters, by its metadata."""
+  return isinstance(metadata, Mapping) and "base" in metadata
+
+
+def factors_of(weights: Weights) -> dict[str, Factors]:
+  """Returns path of a linear map -> its factors, of a run's checkpoint."""
+  where = f"{weights.path}: metadata"
+  stated = json_file.build(_Stated, weights.metadata, where)
+  options = json_file.build(LoRAConfig, stated.config.lora, where)
+  params = weights.params
+  result = {}
+  for name in [k for k in params if k.endswith(f"/{lora.A}")]:
+    path = name.removesuffix(f"/{lora.A}")
+    a, b = (np.asarray(params[f"{path}/{x}"]) for x in (lora.A, lora.B))
+    result[path] = Factors(a, b, lora.scale(options, a.shape[-1]))
+  return result
+
+
+def on_base(weights: Weights, read: Callable[..., Weights]) -> Weights:
+  """Returns a run's adapters merged into their base, in float32.
+
+  Args:
+    weights: A run's checkpoint: factors, head and metadata.
+    read: `weights.read`.
+
+  Raises:
+    FileNotFoundError: The base is gone.
+    ValueError: It is another one, or no model.
+  """
+  stated = json_file.build(
+    _Stated, weights.metadata, f"{weights.path}: metadata"
+  ).base
+  begin = f"got {weights.path!r}, the adapters of {stated.path!r}"
+  try:
+    base = read(stated.path, mean=stated.mean)
+  except FileNotFoundError:
+    raise FileNotFoundError(
+      f"{begin}, which does not exist; expected the weights from which the run"
+      " began. Put them back there."
+    ) from None
+  if error := difference(base_of(base, stated.mean), stated.digest):
+    raise ValueError(f"{begin}: {error}")
+  heads = {k: v for k, v in weights.params.items() if lora.is_trained(k)}
+  options = weights.options
+  if "cls" in base.params:
+    options = {**options, "cls_row": base.has_cls_row}
+  return dataclasses.replace(
+    weights,
+    params=merged(base.params, factors_of(weights)) | heads,
+    options=options,
+    grid=base.grid,
+    has_cls_row=base.has_cls_row,
+    notes=(*weights.notes, f"adapters are merged into {stated.path}."),
+  )
+
+
+def difference(base: Base, digest: str) -> str | None:
+  """Returns an error if a base is not that with which a run began."""
+  if base.digest == digest:
+    return None
+  return (
+    f"got other arrays ({base.digest[:8]}) at {base.path!r} than those from"
+    f" which the run began ({digest[:8]}); expected these, put them back there."
+  )
+
+
+def merged(
+  params: Mapping[str, LazyArray], factors: Mapping[str, Factors]
+) -> dict[str, LazyArray]:
+  """Returns parameters without heads, with products added to their kernels.
+
+  Raises:
+    ValueError: A kernel is missing, or of another shape.
+  """
+  result = {k: v for k, v in params.items() if not lora.is_trained(k)}
+  for path, (a, b, scale) in factors.items():
+    name, shape = f"{path}/kernel", (*a.shape[:-1], *b.shape[1:])
+    kernel = result.get(name)
+    if kernel is None or tuple(kernel.shape) != shape:
+      got = "none" if kernel is None else tuple(kernel.shape)
+      raise ValueError(
+        f"{name}: got {got} in the base, expected {shape}, the shape of its"
+        " adapter."
+      )
+    add = functools.partial(_add, kernel, a, b, scale)
+    result[name] = LazyArray(shape, np.dtype(np.float32), add)
+  return result
+
+
+def _add(
+  kernel: LazyArray, a: np.ndarray, b: np.ndarray, scale: float
+) -> np.ndarray:
+  return lora.merged(np.asarray(kernel, np.float32), a, b, scale)

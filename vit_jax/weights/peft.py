@@ -1,0 +1,256 @@
+"""Adapters of peft: adapter_model.safetensors and adapter_config.json.
+
+The arrays of a linear map are `<module>.lora_A.weight` [r, in] and
+`<module>.lora_B.weight` [out, r], behind "base_model.model.". Modules have the
+names that they have in memory: since transformers 5 these differ from those of
+its files, and adapters of transformers 4 have the older ones. timm's fused
+`qkv` has one A, and a B of three parts.
+
+Source: peft 0.21, tuners/lora/config.py, utils/save_and_load.py.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from vit_jax import lora
+from vit_jax.config import json_file
+from vit_jax.paths import file_in, is_remote
+from vit_jax.weights import adapters, download
+from vit_jax.weights.adapters import Factors
+from vit_jax.weights.safetensors_file import open_safetensors
+from vit_jax.weights.torch_layout import shorten
+from vit_jax.weights.weights_file import LazyArray, Weights
+
+ARRAYS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+PREFIX = "base_model.model."
+HEADS = r"(?:classifier|head)\.(weight|bias)"
+_BLOCK = (
+  r"(?:.*\.)?(?:layers?|blocks|resblocks)\.(\d+)\.(.+)\.lora_([AB])\.weight"
+)
+_IN = "(attention|self_attn|attn)."
+_ATTENTION, _MLP = "MultiHeadDotProductAttention_0", "MlpBlock_0"
+# Modules of a block -> ours; transformers 5, transformers 4, SigLIP and CLIP,
+# timm, DINOv3.
+MODULES = {
+  f"{_IN}q_proj|attention.attention.query": f"{_ATTENTION}/query",
+  f"{_IN}k_proj|attention.attention.key": f"{_ATTENTION}/key",
+  f"{_IN}v_proj|attention.attention.value": f"{_ATTENTION}/value",
+  f"{_IN}(o_proj|out_proj|proj|output.dense)": f"{_ATTENTION}/out",
+  "mlp.(fc1|up_proj)|intermediate.dense": f"{_MLP}/Dense_0",
+  "mlp.(fc2|down_proj)|output.dense": f"{_MLP}/Dense_1",
+  "mlp.gate_proj": f"{_MLP}/Gate",
+}
+FUSED = r"attn\.qkv"
+# Ours -> the names of transformers 5 in memory.
+WRITTEN = {
+  f"{_ATTENTION}/query": "attention.q_proj",
+  f"{_ATTENTION}/key": "attention.k_proj",
+  f"{_ATTENTION}/value": "attention.v_proj",
+  f"{_ATTENTION}/out": "attention.o_proj",
+  f"{_MLP}/Dense_0": "mlp.fc1",
+  f"{_MLP}/Dense_1": "mlp.fc2",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class AdapterConfig:
+  """What is read of adapter_config.json, with peft's defaults."""
+
+  peft_type: str = "LORA"
+  base_model_name_or_path: str | None = None
+  r: int = 8
+  lora_alpha: float = 8.0
+  use_rslora: bool = False
+  use_dora: bool = False
+  lora_bias: bool = False
+  fan_in_fan_out: bool = False
+  alpha_pattern: dict = dataclasses.field(default_factory=dict)
+
+
+def is_adapter(folder: epath.Path) -> bool:
+  """Whether a folder is that of an adapter."""
+  return (folder / ARRAYS).exists() and (folder / CONFIG).exists()
+
+
+def read(folder: epath.Path, read_base: Callable[[str], Weights]) -> Weights:
+  """Reads an adapter and its base, and merges them in float32.
+
+  Args:
+    folder: Its folder.
+    read_base: `weights.read`.
+
+  Raises:
+    FileNotFoundError: The base is not there.
+    ValueError: It is no LoRA of linear maps of the blocks, or of another base.
+  """
+  where = str(folder / CONFIG)
+  config = json_file.build(
+    AdapterConfig, json_file.read(file_in(folder, CONFIG)), where
+  )
+  _check(config, where)
+  arrays, _ = open_safetensors(file_in(folder, ARRAYS))
+  name = _base(folder, config.base_model_name_or_path)
+  try:
+    base = read_base(name)
+  except FileNotFoundError:
+    raise FileNotFoundError(
+      f"got {str(folder)!r}, an adapter whose base {name!r} does not exist;"
+      f" expected the path or the name of a model as base_model_name_or_path of"
+      f" {CONFIG}."
+    ) from None
+  factors, heads = _ours(arrays, config, base)
+  params = adapters.merged(base.params, factors)
+  if not heads:
+    params |= {k: v for k, v in base.params.items() if lora.is_trained(k)}
+  note = f"the adapter {folder} is merged into {name}."
+  return dataclasses.replace(
+    base,
+    path=str(folder),
+    params=params | heads,
+    notes=(*base.notes, note),
+  )
+
+
+def _check(config: AdapterConfig, where: str) -> None:
+  others = {
+    "peft_type": config.peft_type != "LORA",
+    "use_dora": config.use_dora,
+    "lora_bias": config.lora_bias,
+    "fan_in_fan_out": config.fan_in_fan_out,
+    "alpha_pattern": bool(config.alpha_pattern),
+  }
+  if wrong := [
+    f"{k}={getattr(config, k)!r}" for k, is_other in others.items() if is_other
+  ]:
+    raise ValueError(
+      f"{where}: got {', '.join(wrong)}, expected a plain LoRA; merge it with"
+      " peft: model.merge_and_unload().save_pretrained(DST)."
+    )
+
+
+def _base(folder: epath.Path, name: str | None) -> str:
+  """Returns the path or the address of a base."""
+  if not name:
+    raise ValueError(
+      f"{folder / CONFIG}: got no base_model_name_or_path, expected the path or"
+      " the name of the model that was adapted; write it there."
+    )
+  if is_remote(name) or download.is_remote(name) or epath.Path(name).exists():
+    return name
+  if (folder / name).exists():
+    return str(folder / name)
+  return (
+    f"{download.HUB}{name}" if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else name
+  )
+
+
+def _ours(
+  arrays: Mapping[str, LazyArray], config: AdapterConfig, base: Weights
+) -> tuple[dict[str, Factors], dict[str, LazyArray]]:
+  """Returns path of a linear map -> its factors; and the arrays of a head.
+
+  Raises:
+    ValueError: Arrays are of other modules.
+  """
+  found: dict[str, dict[str, np.ndarray]] = {}
+  heads, unknown = {}, []
+  for name, array in arrays.items():
+    theirs = name.removeprefix(PREFIX)
+    if match := re.fullmatch(rf"(?:.*\.)?{HEADS}", theirs):
+      if match[1] == "weight":
+        array = array.then(array.shape[::-1], np.transpose)
+      heads[{"weight": "head/kernel", "bias": "head/bias"}[match[1]]] = array
+    elif (match := re.fullmatch(_BLOCK, theirs)) and (maps := _maps(match[2])):
+      value, kind = np.asarray(array, np.float32), match[3]
+      parts = np.split(value, len(maps)) if kind == "B" else [value] * len(maps)
+      for ours, part in zip(maps, parts, strict=True):
+        path = f"Transformer/encoderblock_{match[1]}/{ours}"
+        found.setdefault(path, {})[kind] = part
+    else:
+      unknown.append(name)
+  unpaired = [path for path, part in found.items() if len(part) < 2]
+  if unknown or unpaired or not found:
+    raise ValueError(
+      f"{ARRAYS}: got {shorten(sorted(unknown or unpaired) or ['no factors'])},"
+      " expected lora_A and lora_B of query, key, value, out and MLP of blocks,"
+      " and a head; merge it with peft: model.merge_and_unload()."
+    )
+  factors = {}
+  for path, part in found.items():
+    rank = len(part["A"])
+    scale = config.lora_alpha / (rank**0.5 if config.use_rslora else rank)
+    kernel = base.params.get(f"{path}/kernel")
+    if kernel is None:
+      raise ValueError(f"{ARRAYS}: got {path}, which the base does not have.")
+    inputs = lora.num_inputs(path)
+    a = part["A"].T.reshape(*kernel.shape[:inputs], rank)
+    b = part["B"].T.reshape(rank, *kernel.shape[inputs:])
+    factors[path] = Factors(a, b, scale)
+  return factors, heads
+
+
+def _maps(module: str) -> list[str]:
+  """Returns the linear maps of ours that are in a module of a block."""
+  if re.fullmatch(FUSED, module):
+    return [f"{_ATTENTION}/{name}" for name in ("query", "key", "value")]
+  return [ours for name, ours in MODULES.items() if re.fullmatch(name, module)]
+
+
+def write(
+  factors: Mapping[str, Factors],
+  head: Mapping[str, np.ndarray],
+  base: str,
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """Returns the arrays of an adapter of transformers' ViT, and its config.
+
+  Args:
+    factors: Path of a linear map -> its factors.
+    head: Its arrays by our names; {}: there is none.
+    base: Path or name of the base.
+
+  Raises:
+    ValueError: transformers has no such linear map.
+  """
+  arrays, targets = {}, set()
+  for path, (a, b, _) in factors.items():
+    _, block, ours = path.split("/", 2)
+    if ours not in WRITTEN:
+      raise ValueError(
+        f"{path}: got an adapter, expected one of {', '.join(WRITTEN)}: the"
+        " others have other names in every model of transformers."
+      )
+    number, rank = block.removeprefix("encoderblock_"), a.shape[-1]
+    targets.add(WRITTEN[ours].rpartition(".")[2])
+    prefix = "vit." if head else ""
+    name = f"{PREFIX}{prefix}layers.{number}.{WRITTEN[ours]}"
+    arrays[f"{name}.lora_A.weight"] = np.ascontiguousarray(
+      a.reshape(-1, rank).T
+    )
+    arrays[f"{name}.lora_B.weight"] = np.ascontiguousarray(
+      b.reshape(rank, -1).T
+    )
+  if head:
+    kernel = np.ascontiguousarray(np.transpose(head["head/kernel"]))
+    arrays[f"{PREFIX}classifier.weight"] = kernel
+    arrays[f"{PREFIX}classifier.bias"] = np.asarray(head["head/bias"])
+  some = next(iter(factors.values()))
+  rank = some.a.shape[-1]
+  config = {
+    "peft_type": "LORA",
+    "task_type": None,
+    "base_model_name_or_path": base.removeprefix(download.HUB),
+    "r": rank,
+    "lora_alpha": some.scale * rank,
+    "target_modules": sorted(targets),
+    "modules_to_save": ["classifier"] if head else None,
+    "bias": "none",
+    "lora_dropout": 0.0,
+    "use_rslora": False,
+    "inference_mode": True,
+  }
+  return arrays, config
