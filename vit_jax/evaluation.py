@@ -64,6 +64,21 @@ class RunContext(Context):
     )
     return reader()
 
+  def augmented(
+    self, source: Any, indices: np.ndarray, ops: str, seed: int
+  ) -> Iterator[Batch]:
+    from vit_jax.data.pipeline import train_batches
+    from vit_jax.data.subsets import Subset
+
+    return train_batches(
+      Subset.of(source, indices, source.split),
+      for_channels(ops, self.config.model.channels),
+      batch_size=self.options.batch_size,
+      seed=seed,
+      process_index=jax.process_index(),
+      process_count=jax.process_count(),
+    )
+
   def forward(
     self, fn: Callable, params: Any, batches: Iterable[Batch]
   ) -> Iterator[Any]:

@@ -514,6 +514,7 @@ class Experiment:
       for option in e.SPLITS
     }
     errors = list(e.kind_errors(where, splits, self.head))
+    errors += e.model_errors(where, self.config.model)
     return errors or list(e.check(where, splits, self.head, self.shapes[0]))
 
   def _weights_errors(self, are_shapes_known: bool) -> list[str]:

@@ -80,7 +80,7 @@ def start(
     state: A state at step 0.
   """
   context = _held_out(evaluators).context
-  fn = features_fn(context, "pre_logits")
+  fn = features_fn(context, ("pre_logits",))
   rows, held_out = (
     extract(context, source, fn, state.model_params)
     for source in (experiment.data.source, context.sources["split"])

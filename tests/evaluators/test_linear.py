@@ -187,8 +187,88 @@ def test_errors():
 
   assert not check(_options())
   wrong = {"lrs": (0.1, 0.0), "weight_decays": (), "steps": 0, "seed": -1}
+  both = _options(train_ops="decode|resize(4)")
+  assert "whiten: got true beside train_ops" in check(both)[0]
   errors = check(_options(**wrong, layer="x"))
   for key in (*wrong, "layer"):
     assert any(e.startswith(f"config.evals.l.{key}: got ") for e in errors), key
   (error,) = check(_options(), num_images=9)
   assert "train_split: got 9 images, of which a tenth is held out" in error
+
+
+# DINOv2's protocol.
+
+
+def test_a_head_of_a_layer_is_that_of_its_features():
+  """Also without whitening, whose statistics would be those of all rows."""
+  rng = np.random.default_rng(0)
+  x = rng.normal(2, 3, (50, 6)).astype(np.float32)
+  y = rng.integers(0, 3, 50).astype(np.int32)
+  layers = np.array([[1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1]], np.float32)
+  rates = [(0.1, 0.01), (0.05, 0.0)]
+  for whiten in (True, False):
+    both = _train(x, y, rates, layers=layers, whiten=whiten)
+    for i, part in enumerate((slice(0, 2), slice(2, 6))):
+      alone = _train(x[:, part], y, [rates[i]], whiten=whiten)
+      np.testing.assert_allclose(
+        both.kernels[i, part], alone.kernels[0], rtol=1e-4, atol=1e-5
+      )
+      assert not both.kernels[i, layers[i] == 0].any()
+    assert (both.mean == 0).all() != whiten
+
+
+def test_images_that_do_not_count_have_no_loss():
+  x, y = _separable(64)
+  x = x / [1000, 0.001]
+  wrong = np.where(np.arange(64) % 2, y, -1).astype(np.int32)
+  few = _train(x[1::2], y[1::2], steps=1, step_images=32)
+  half = linear.train_heads(
+    x, wrong, 3, [(0.1, 0.0)], steps=1, seed=0, step_images=64, whiten=False
+  )
+  whole = linear.train_heads(
+    x[1::2], y[1::2], 3, [(0.1, 0.0)], steps=1, seed=0, whiten=False
+  )
+  assert few.kernels.any()
+  np.testing.assert_allclose(half.kernels, whole.kernels, rtol=1e-4, atol=1e-5)
+
+
+def test_augmented_images_are_drawn_in_each_pass_and_none_is_held_out():
+  """The features of the model are looked up by the image's number."""
+  x, y = _separable(200)
+  x = (x - x.mean(0)) / x.std(0)
+  held_out = linear.is_held_out(200, 0)
+  wrong = np.where(held_out, (y + 1) % 3, y)
+  options = _options(
+    train_ops=handmade.OPS + "|flip_lr", whiten=False, steps=90
+  )
+  scores = _run(options, x, wrong, y)
+  assert scores["l/held_out"] == 0.0 and scores["l/top1"] == 1.0
+  assert scores == _run(options, x, wrong, y)
+  source = handmade.records(y, 3)
+  context = handmade.context(options, {"train_split": source, "split": source})
+  batches = context.augmented(
+    source, np.flatnonzero(~held_out), options.train_ops, 0
+  )
+  seen = np.concatenate([next(batches)["index"] for _ in range(45)])
+  assert sorted(seen[:180].tolist()) == sorted(seen[180:].tolist())
+  assert (seen[:180] != seen[180:]).any()
+
+
+def test_steps_are_cut_from_batches():
+  """Whatever the sizes of both; the last rows of a batch begin a step."""
+  x = np.arange(40, dtype=np.float32).reshape(20, 2)
+  mask = np.arange(20) != 3
+  batches = [
+    {
+      "x": x[i : i + 8],
+      "label": np.arange(20)[i : i + 8],
+      "mask": mask[i : i + 8],
+    }
+    for i in (0, 8, 16)
+  ]
+  steps = list(linear._steps_of(batches, steps=6, rows=3, width=2))
+  np.testing.assert_array_equal(
+    np.concatenate([s for s, _ in steps]).reshape(18, 2), x[:18]
+  )
+  labels = np.concatenate([s for _, s in steps]).ravel()
+  assert labels.tolist() == [0, 1, 2, -1, *range(4, 18)]

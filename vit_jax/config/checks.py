@@ -248,7 +248,10 @@ def _mesh_errors(config: Config) -> Iterator[str]:
 def _image_errors(config: Config) -> Iterator[str]:
   sizes = {}
   ops = {"data.ops": config.data.ops}
-  ops |= {f"evals.{e.name}.ops": e.ops for e in config.evals}
+  for e in config.evals:
+    ops[f"evals.{e.name}.ops"] = e.ops
+    if getattr(e, "train_ops", None) is not None:
+      ops[f"evals.{e.name}.train_ops"] = e.train_ops
   for key, text in ops.items():
     try:
       sizes[key] = image_size(text)

@@ -20,6 +20,8 @@ from vit_jax.options import option
 if TYPE_CHECKING:
   import jax
 
+  from vit_jax.families import ModelConfig
+
 Params = dict[str, Any]  # nested, of arrays
 Outputs = dict[str, Any]  # a model's intermediates by name, nested
 
@@ -146,6 +148,15 @@ class EvaluatorConfig:
         f" was trained for {other}; {where}.kind={kind!r} scores these."
       )
 
+  def model_errors(self, where: str, model: "ModelConfig") -> Iterator[str]:
+    """Yields errors that the options of the model show.
+
+    Args:
+      where: Path of these options, "config.evals.<name>".
+      model: config.model.
+    """
+    return iter(())
+
   def check(
     self, where: str, sources: Splits, head: Head, out: Outputs
   ) -> Iterator[str]:
@@ -235,6 +246,19 @@ class Context:
     Args:
       source: One of `sources`.
       indices: The records to read, in rising order; None: all.
+    """
+    raise NotImplementedError
+
+  def augmented(
+    self, source: Split, indices: np.ndarray, ops: str, seed: int
+  ) -> Iterator[Batch]:
+    """Returns this process's rows of endless batches, as of training.
+
+    Args:
+      source: One of `sources`.
+      indices: The records that are read, in rising order.
+      ops: Preprocessing, drawn anew in every pass.
+      seed: Seed of order and augmentation.
     """
     raise NotImplementedError
 

@@ -1,6 +1,16 @@
-"""Frozen features of two splits, from which probes learn and are scored."""
+"""Frozen features of two splits, from which probes learn and are scored.
+
+A layer is an intermediate of the model by its path, of which tokens are
+averaged, or what DINOv2 and DINOv3 are scored by: "cls", the class token behind
+the last norm; "cls*4", those of the last four blocks, each behind that norm,
+side by side; "cls+patches" and "cls*4+patches", the same beside the mean of the
+patches (registers are left out) behind it.
+
+Source: facebookresearch/dinov2 and dinov3, eval/linear.py.
+"""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
@@ -23,6 +33,9 @@ from vit_jax.options import option
 if TYPE_CHECKING:
   import jax
 
+  from vit_jax.families import ModelConfig
+
+TOKENS = re.compile(r"cls(\*(?P<blocks>\d+))?(?P<patches>\+patches)?")
 Rows = dict[str, np.ndarray]  # x float [n, d]; label, index int [n]
 
 
@@ -31,9 +44,24 @@ class FeaturesConfig(EvaluatorConfig):
   """Options of evaluators that learn from one split and score another."""
 
   train_split: str = option("train", "split that is learned from")
-  layer: str = option("pre_logits", "which intermediate is the feature")
+  layer: str = option(
+    "pre_logits",
+    "which intermediate is the feature; or cls, cls*4 (class tokens of the last"
+    " four blocks), and either with +patches (their mean)",
+  )
 
   SPLITS: ClassVar[tuple[str, ...]] = ("train_split", "split")
+
+  @property
+  def alternatives(self) -> tuple[str, ...]:
+    """The layers that are computed."""
+    return (self.layer,)
+
+  def model_errors(self, where: str, model: "ModelConfig") -> Iterator[str]:
+    """Yields an error for a model without the tokens of a layer."""
+    for layer in self.alternatives:
+      if error := tokens_error(layer, model):
+        yield f"{where}.layer: {error}"
 
   def check(
     self, where: str, sources: Splits, head: Head, out: Outputs
@@ -41,10 +69,12 @@ class FeaturesConfig(EvaluatorConfig):
     """Yields an error for an unknown layer, or for several classes."""
     import jax
 
-    try:
-      jax.eval_shape(lambda out: layer_of(out, self.layer), out)
-    except ValueError as e:
-      yield f"{where}.layer: {e}"
+    for layer in self.alternatives:
+      try:
+        if not TOKENS.fullmatch(layer):
+          jax.eval_shape(lambda out, layer=layer: layer_of(out, layer), out)
+      except ValueError as e:
+        yield f"{where}.layer: {e}"
     if sources["split"].is_multilabel:
       yield multilabel_error(where, sources["split"])
 
@@ -72,7 +102,7 @@ class Features(Evaluator):
       )
     self.num_classes = train.num_classes
     self._train, self._test = train, test
-    self._features = features_fn(context, self.config.layer)
+    self._features = features_fn(context, self.config.alternatives)
 
   def programs(self) -> dict[str, Callable]:
     """See `Evaluator`."""
@@ -90,18 +120,24 @@ class Features(Evaluator):
     )
 
 
-def features_fn(context: Context, layer: str) -> Callable:
+def features_fn(context: Context, layers: tuple[str, ...]) -> Callable:
   """Returns (params, global batch) -> what `extract` needs, jitted.
 
-  The evaluators of a run that extract the same layer share it.
+  The evaluators of a run that extract the same layers share it.
+
+  Args:
+    context: Context of the evaluator.
+    layers: Layers; every part of `parts` that one of them has is in the
+      features once, in the order of the first to have it.
   """
+  model = context.config.model
 
   def features(params, batch):
     _, out = context.predict(params, batch["image"])
     rows = {k: batch[k] for k in ("label", "mask", "index")}
-    return {"x": layer_of(out, layer), **rows}
+    return {"x": joined(out, params, model, layers), **rows}
 
-  return context.once(("features", layer), lambda: context.jit(features))
+  return context.once(("features", *layers), lambda: context.jit(features))
 
 
 def learns_from(options: FeaturesConfig, train: Split, test: Split) -> str:
@@ -159,6 +195,79 @@ def extract(
       " its dtype overflows."
     )
   return rows
+
+
+def joined(
+  out: Outputs, params: Params, model: "ModelConfig", layers: tuple[str, ...]
+) -> "jax.Array":
+  """Returns the parts of some layers side by side, [b, d].
+
+  Args:
+    out: Intermediates of the model.
+    params: Its parameters, whose last norm is applied to inner class tokens.
+    model: Its options.
+    layers: See `features_fn`.
+
+  Raises:
+    ValueError: See `intermediate`.
+  """
+  import flax.linen as nn
+  import jax.numpy as jnp
+
+  def value(part):
+    if part == "patches":
+      first = model.num_class_tokens + getattr(model, "registers", 0)
+      return out["encoded"][:, first:].mean(axis=1)
+    if not (block := re.fullmatch(r"cls of (\d+)", part)):
+      return layer_of(out, part)
+    if int(block[1]) == model.size.depth - 1:
+      return out["encoded"][:, 0]
+    x = out[f"encoderblock_{block[1]}"]["after_mlp"][:, 0]
+    norm = nn.LayerNorm(model.ln_eps, dtype=jnp.float32)
+    return norm.apply({"params": params["Transformer"]["encoder_norm"]}, x)
+
+  depth = getattr(model, "size", None) and model.size.depth
+  every = dict.fromkeys(p for layer in layers for p in parts(layer, depth))
+  values = [value(part) for part in every]
+  return values[0] if len(values) == 1 else jnp.concatenate(values, axis=-1)
+
+
+def tokens_error(layer: str, model: "ModelConfig") -> str | None:
+  """Returns why a model has not the tokens of a layer; None: it has."""
+  if not (match := TOKENS.fullmatch(layer)):
+    return None
+  if not getattr(model, "num_class_tokens", 0):
+    what = f"{model.variant} with pool={getattr(model, 'pool', None)!r}"
+    return (
+      f"got {layer!r}, but {what} has no class token; expected an intermediate,"
+      " such as pre_logits."
+    )
+  if not 1 <= int(match["blocks"] or 1) <= (depth := model.size.depth):
+    return f"got {layer!r}, expected 1 to {depth} blocks."
+  if getattr(model, "final_norm", "tokens") != "tokens":
+    return (
+      f"got {layer!r}, but {model.variant} with final_norm={model.final_norm!r}"
+      " has no norm of its tokens; expected an intermediate: pre_logits."
+    )
+  return None
+
+
+def parts(layer: str, depth: int | None) -> tuple[str, ...]:
+  """Returns what a layer is put together of.
+
+  Args:
+    layer: See this file.
+    depth: Number of blocks; None where there are none, and no class tokens.
+
+  Example:
+    >>> parts("cls*2+patches", depth=12), parts("pre_logits", depth=12)
+    (('cls of 10', 'cls of 11', 'patches'), ('pre_logits',))
+  """
+  if not (match := TOKENS.fullmatch(layer)):
+    return (layer,)
+  blocks = range(depth - int(match["blocks"] or 1), depth)
+  patches = ("patches",) if match["patches"] else ()
+  return (*(f"cls of {i}" for i in blocks), *patches)
 
 
 def layer_of(out: Outputs, path: str) -> "jax.Array":

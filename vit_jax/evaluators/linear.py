@@ -1,9 +1,10 @@
 """Linear probe: heads trained by gradient on frozen features.
 
-The features of both splits are computed once, without augmentation. A tenth of
-the training split is held out. On the rest, one head for each pair of a
-learning rate and a weight decay is trained, all at once on the same batches.
-The head that is best on the held-out tenth is scored on the test split, once.
+The features of both splits are computed once, without augmentation; with
+`train_ops`, those to learn from anew in each pass. A tenth of the training
+split is held out. On the rest, one head for each layer, learning rate and
+weight decay is trained, all at once on the same batches. The head that is best
+on the held-out tenth is scored on the test split, once.
 
   x = (feature - mean) / (std + 1e-5), logits = x W + b
   loss = cross-entropy + weight_decay / 2 |W|^2
@@ -13,15 +14,16 @@ and the learning rate falls to zero along a cosine.
 
 Source: DINOv2's protocol (arXiv:2304.07193, appendix B.3; facebookresearch/
 dinov2, eval/linear.py: 12,500 steps of 1,024 images, this optimizer and
-schedule, the grid's best on the validation split). Other than there, images are
-not augmented, features are whitened, which makes one grid suit all models, and
-the head is chosen on held-out training images.
+schedule, the grid's best on the validation split). Other than there, features
+are whitened by default, which makes one grid suit all models, images are not
+augmented by default, and the head is chosen on held-out training images.
+configs/dino.py has DINOv2's and DINOv3's grids.
 """
 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +37,13 @@ from vit_jax.evaluators.evaluator import (
   Params,
   Splits,
 )
-from vit_jax.evaluators.features import Features, FeaturesConfig, Rows
+from vit_jax.evaluators.features import (
+  Features,
+  FeaturesConfig,
+  Rows,
+  extract,
+  parts,
+)
 from vit_jax.options import option
 
 HELD_OUT = 0.1  # share of train_split that chooses a head
@@ -60,6 +68,19 @@ class LinearConfig(FeaturesConfig):
     (0.0, 0.001),
     "weights of half the squared norm of the kernel, each with each rate",
   )
+  layers: tuple[str, ...] = option(
+    (),
+    "layers of one width each, such as cls,cls*4+patches, each with every rate"
+    " and decay; none: layer alone",
+  )
+  whiten: bool = option(
+    True, "whether features get the mean 0 and the deviation 1"
+  )
+  train_ops: str | None = option(
+    None,
+    "random preprocessing of the images to learn from, drawn anew in each pass;"
+    " None: ops, once",
+  )
   steps: int = option(12_500, "steps that train a head")
   seed: int = option(0, "root of what is held out, and of the order of images")
 
@@ -73,10 +94,20 @@ class LinearConfig(FeaturesConfig):
         f"{where}.weight_decays: got {self.weight_decays}, expected numbers"
         " such as 0,0.001."
       )
+    if self.train_ops is not None and self.whiten:
+      yield (
+        f"{where}.whiten: got true beside train_ops, whose features are not"
+        " there before all steps; expected false."
+      )
     if self.steps < 1:
       yield f"{where}.steps: got {self.steps}, expected 1 or more."
     if self.seed < 0:
       yield f"{where}.seed: got {self.seed}, expected 0 or more."
+
+  @property
+  def alternatives(self) -> tuple[str, ...]:
+    """See `FeaturesConfig`."""
+    return self.layers or (self.layer,)
 
   def check(
     self, where: str, sources: Splits, head: Head, out: Outputs
@@ -96,7 +127,10 @@ class LinearConfig(FeaturesConfig):
 
 
 class Heads(NamedTuple):
-  """Heads of a grid, and how features are whitened for them."""
+  """Heads of a grid, and how features are whitened for them.
+
+  A head of a layer has zeros where the features are of other layers.
+  """
 
   mean: np.ndarray  # float32 [d]
   std: np.ndarray  # float32 [d]
@@ -142,16 +176,46 @@ class LinearProbe(Features):
 
     Each process trains the same heads, on one of its devices.
     """
-    train, test = self.splits(params)
-    options = self.config
-    learned, held_out = divided(train, options.seed)
-    heads = train_heads(
-      learned["x"],
-      learned["label"],
+    options, source = self.config, self._train
+    if options.train_ops is None:
+      train, test = self.splits(params)
+      learned, held_out = divided(train, options.seed)
+      heads = train_heads(
+        learned["x"],
+        learned["label"],
+        self.num_classes,
+        self._rates,
+        steps=self._steps,
+        seed=options.seed,
+        layers=self._layers(learned["x"].shape[1]),
+        whiten=options.whiten,
+      )
+      return heads, held_out, test
+    is_chosen = ~is_held_out(source.num_examples, options.seed)
+    held_out, test = (
+      extract(self.context, split, self._features, params, records)
+      for split, records in (
+        (source, np.flatnonzero(~is_chosen)),
+        (self._test, None),
+      )
+    )
+    chosen = np.flatnonzero(is_chosen)
+    rows = min(STEP_IMAGES, len(chosen))
+    batches = self.context.augmented(
+      source, chosen, options.train_ops, options.seed
+    )
+    needed = -(-self._steps * rows // options.batch_size)
+    features = self.context.forward(
+      self._features, params, itertools.islice(batches, needed)
+    )
+    width = test["x"].shape[1]
+    heads = _fitted(
+      _steps_of(features, self._steps, rows, width),
+      (np.zeros(width, np.float32), np.ones(width, np.float32)),
       self.num_classes,
-      grid(options),
-      steps=self._steps,
-      seed=options.seed,
+      self._rates,
+      self._steps,
+      self._layers(width),
     )
     return heads, held_out, test
 
@@ -159,8 +223,9 @@ class LinearProbe(Features):
     """Returns `<name>/top1`, the accuracy of the chosen head on the test split.
 
     Also `held_out`, its accuracy on the images that chose it, its `lr` and
-    `weight_decay`, and `count`, the number of test images. All but the last are
-    NaN if all heads have diverged.
+    `weight_decay`, `layer`, its place among several layers, from 0, and
+    `count`, the number of test images. All but the last two are NaN if all
+    heads have diverged.
     """
     heads, held_out, test = gathered
     accuracies = [
@@ -169,13 +234,16 @@ class LinearProbe(Features):
     # The first of equals; one that has diverged only if all have.
     best = int(np.nan_to_num(accuracies, nan=-1.0).argmax())
     top1 = heads.accuracy(test, best)
-    lr, weight_decay = grid(self.config)[best]
+    layer, lr, weight_decay = grid(self.config)[best]
+    layers = self.config.alternatives
     if np.isnan(accuracies[best]):
       lr = weight_decay = np.nan
     self.answers = None
     if np.isfinite(top1):
+      of_layer = f" of {layers[layer]}" if len(layers) > 1 else ""
       self.answers = Answers(
-        f"the head with learning rate {lr:g}, weight decay {weight_decay:g}",
+        f"the head{of_layer} with learning rate {lr:g}, weight decay"
+        f" {weight_decay:g}",
         "probability",
         test["index"],
         test["label"],
@@ -188,7 +256,28 @@ class LinearProbe(Features):
       "weight_decay": weight_decay,
       "count": len(test["label"]),
     }
+    if len(layers) > 1:
+      scores["layer"] = layer
     return {f"{self.config.name}/{k}": float(v) for k, v in scores.items()}
+
+  @property
+  def _rates(self) -> list[tuple[float, float]]:
+    return [(lr, decay) for _, lr, decay in grid(self.config)]
+
+  def _layers(self, width: int) -> np.ndarray:
+    """Returns 1 where a head reads a feature, and 0 elsewhere, [grid, width].
+
+    The features are the parts of all layers, of one width each.
+    """
+    layers = self.config.alternatives
+    if len(layers) == 1:
+      return np.ones((len(self._rates), width), np.float32)
+    depth = self.context.config.model.size.depth
+    parts_of = [parts(layer, depth) for layer in layers]
+    every = dict.fromkeys(itertools.chain(*parts_of))
+    reads = [[part in some for part in every] for some in parts_of]
+    reads = np.repeat(np.array(reads, np.float32), width // len(every), axis=1)
+    return reads[[layer for layer, _, _ in grid(self.config)]]
 
   @property
   def _steps(self) -> int:
@@ -200,7 +289,7 @@ class LinearProbe(Features):
     """See `Evaluator`."""
     import jax
 
-    pairs, num = grid(self.config), self._train.num_examples
+    pairs, num = self._rates, self._train.num_examples
     rows = min(STEP_IMAGES, num - num_held_out(num))
     array = lambda *shape: jax.ShapeDtypeStruct(shape, np.float32)
     heads = (
@@ -216,14 +305,19 @@ class LinearProbe(Features):
       )
       programs[f"heads of {steps} steps"] = (
         training(tuple(pairs), self._steps),
-        ((heads, heads), batches, array(width), array(width)),
+        (
+          (heads, heads),
+          batches,
+          *(array(width), array(width), array(len(pairs), width)),
+        ),
       )
     return programs
 
 
-def grid(options: LinearConfig) -> list[tuple[float, float]]:
-  """Returns the pairs (learning rate, weight decay) of the grid."""
-  return list(itertools.product(options.lrs, options.weight_decays))
+def grid(options: LinearConfig) -> list[tuple[int, float, float]]:
+  """Returns the grid: place of a layer, learning rate, weight decay."""
+  layers = range(len(options.alternatives))
+  return list(itertools.product(layers, options.lrs, options.weight_decays))
 
 
 def num_held_out(num: int) -> int:
@@ -231,18 +325,17 @@ def num_held_out(num: int) -> int:
   return round(num * HELD_OUT)
 
 
-def divided(rows: Rows, seed: int) -> tuple[Rows, Rows]:
-  """Returns the rows to learn from, and those that are held out.
-
-  The division is a function of the number of rows and of the seed.
-  """
-  num = len(rows["label"])
+def is_held_out(num: int, seed: int) -> np.ndarray:
+  """Returns True for what is held out of `num` rows, a function of the seed."""
   order = np.random.default_rng(seed).permutation(num)
-  held_out = order[: num_held_out(num)]
-  is_held_out = np.isin(np.arange(num), held_out)
+  return np.isin(np.arange(num), order[: num_held_out(num)])
+
+
+def divided(rows: Rows, seed: int) -> tuple[Rows, Rows]:
+  """Returns the rows to learn from, and those that are held out."""
+  is_out = is_held_out(len(rows["label"]), seed)
   return tuple(
-    {k: v[chosen] for k, v in rows.items()}
-    for chosen in (~is_held_out, is_held_out)
+    {k: v[chosen] for k, v in rows.items()} for chosen in (~is_out, is_out)
   )
 
 
@@ -255,6 +348,8 @@ def train_heads(
   steps: int,
   seed: int,
   step_images: int = STEP_IMAGES,
+  layers: np.ndarray | None = None,
+  whiten: bool = True,
 ) -> Heads:
   """Trains a linear head for every pair of the grid, at once, on one device.
 
@@ -269,29 +364,84 @@ def train_heads(
     steps: Steps.
     seed: Root of the permutations.
     step_images: Images per step; at most n are taken.
+    layers: 1 where a head reads a feature, and 0 elsewhere, [grid, d]; None:
+      all read all.
+    whiten: Whether features are whitened.
+  """
+  width = x.shape[1]
+  mean, std = np.zeros(width, np.float32), np.ones(width, np.float32)
+  if whiten:
+    mean = x.mean(axis=0, dtype=np.float64).astype(np.float32)
+    std = x.std(axis=0, dtype=np.float64).astype(np.float32) + STD_FLOOR
+  if layers is None:
+    layers = np.ones((len(grid), width), np.float32)
+  rows, order = min(step_images, len(x)), _order(len(x), seed)
+
+  def batches():
+    for start, count in chunks(steps, rows, width):
+      at = [order(i * rows, rows) for i in range(start, start + count)]
+      yield x[np.stack(at)].astype(np.float32), labels[np.stack(at)]
+
+  return _fitted(batches(), (mean, std), num_classes, grid, steps, layers)
+
+
+def _steps_of(
+  features: Iterable[Rows], steps: int, rows: int, width: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """Yields features and labels of steps, `chunks` of them, from batches.
+
+  Labels of images that could not be decoded, and do not count, are -1.
+  """
+  x, labels = np.zeros((0, width), np.float32), np.zeros(0, np.int32)
+  batches = iter(features)
+  for _, count in chunks(steps, rows, width):
+    read = [(x, labels)]
+    num = len(x)
+    while num < count * rows:
+      batch = next(batches)
+      num += len(batch["x"])
+      label = np.where(batch["mask"], batch["label"], -1)
+      read.append((batch["x"].astype(np.float32), label.astype(np.int32)))
+    x, labels = (np.concatenate(part) for part in zip(*read, strict=True))
+    end = count * rows
+    yield x[:end].reshape(count, rows, width), labels[:end].reshape(count, rows)
+    x, labels = x[end:], labels[end:]
+
+
+def _fitted(
+  batches: Iterable[tuple[np.ndarray, np.ndarray]],
+  whitening: tuple[np.ndarray, np.ndarray],
+  num_classes: int,
+  grid: list[tuple[float, float]],
+  steps: int,
+  layers: np.ndarray,
+) -> Heads:
+  """Returns heads trained on one device; see `train_heads`.
+
+  Args:
+    batches: Features [n, rows, d] and labels [n, rows] of the next n steps.
+    whitening: Mean and deviation.
+    num_classes: Number of classes.
+    grid: (learning rate, weight decay) of each head.
+    steps: Steps.
+    layers: See `train_heads`.
   """
   import jax
 
-  mean = x.mean(axis=0, dtype=np.float64).astype(np.float32)
-  std = x.std(axis=0, dtype=np.float64).astype(np.float32) + STD_FLOOR
-  rows, trained = min(step_images, len(x)), training(tuple(grid), steps)
+  trained = training(tuple(grid), steps)
   with jax.default_device(jax.local_devices()[0]):
     heads = (
-      np.zeros((len(grid), x.shape[1], num_classes), np.float32),
+      np.zeros((*layers.shape, num_classes), np.float32),
       np.zeros((len(grid), num_classes), np.float32),
     )
-    state, order = jax.device_put((heads, heads)), _order(len(x), seed)
-    for start, count in chunks(steps, rows, x.shape[1]):
-      numbers = np.arange(start, start + count)
-      at = np.stack([order(i * rows, rows) for i in numbers.tolist()])
-      batches = (
-        x[at].astype(np.float32),
-        labels[at].astype(np.int32),
-        numbers.astype(np.float32),
-      )
-      before, state = state, trained(state, batches, mean, std)
+    state, start = jax.device_put((heads, heads)), 0
+    for x, labels in batches:
+      numbers = np.arange(start, start + len(x), dtype=np.float32)
+      batch = x, labels.astype(np.int32), numbers
+      before, state = state, trained(state, batch, *whitening, layers)
       jax.block_until_ready(before)  # so that few batches are on the device
-  return Heads(mean, std, *jax.device_get(state[0]))
+      start += len(x)
+  return Heads(*whitening, *jax.device_get(state[0]))
 
 
 def chunks(steps: int, rows: int, width: int) -> Iterator[tuple[int, int]]:
@@ -313,7 +463,7 @@ def chunks(steps: int, rows: int, width: int) -> Iterator[tuple[int, int]]:
 
 @functools.cache
 def training(grid: tuple[tuple[float, float], ...], steps: int) -> Callable:
-  """Returns fn(state, batches, mean, std) -> state, jitted, for some steps.
+  """Returns fn(state, batches, mean, std, layers) -> state, jitted.
 
   Args:
     grid: (learning rate, weight decay) of each head.
@@ -321,8 +471,8 @@ def training(grid: tuple[tuple[float, float], ...], steps: int) -> Callable:
 
   The state is (heads, velocity), each kernels float32 [grid, d, classes] and
   biases float32 [grid, classes]. Batches have the features float32 [n, rows,
-  d], labels int32 [n, rows] and numbers float32 [n] of n steps; mean and std
-  are float32 [d].
+  d], labels int32 [n, rows], of which -1 does not count, and numbers float32
+  [n] of n steps; mean and std are float32 [d], layers [grid, d].
   """
   import jax
   import jax.numpy as jnp
@@ -333,24 +483,26 @@ def training(grid: tuple[tuple[float, float], ...], steps: int) -> Callable:
     kernel, bias = head
     logits = jnp.matmul(x, kernel, precision="highest") + bias[None]
     at = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
-    losses = jax.nn.logsumexp(logits, axis=1) - at
-    return losses.mean() + decay / 2 * jnp.sum(kernel**2)
+    losses = (jax.nn.logsumexp(logits, axis=1) - at) * (labels >= 0)
+    num = jnp.maximum(jnp.sum(labels >= 0), 1)
+    return losses.sum() / num + decay / 2 * jnp.sum(kernel**2)
 
-  def update(head, velocity, x, labels, rate, decay):
-    grads = jax.grad(loss_of)(head, x, labels, decay)
+  def update(head, velocity, x, labels, rate, decay, layer):
+    kernel, bias = jax.grad(loss_of)(head, x, labels, decay)
+    grads = kernel * layer[:, None], bias
     velocity = jax.tree.map(lambda v, g: MOMENTUM * v + g, velocity, grads)
     head = jax.tree.map(lambda w, v: w - rate * v, head, velocity)
     return head, velocity
 
-  updates = jax.vmap(update, in_axes=(0, 0, None, None, 0, 0))
+  updates = jax.vmap(update, in_axes=(0, 0, None, None, 0, 0, 0))
 
   @jax.jit
-  def trained(state, batches, mean, std):
+  def trained(state, batches, mean, std, layers):
     def step(state, batch):
       x, labels, number = batch
       fall = (1 + jnp.cos(jnp.pi * number / steps)) / 2
       x = (x - mean[None]) / std[None]
-      return updates(*state, x, labels, rates * fall, decays), None
+      return updates(*state, x, labels, rates * fall, decays, layers), None
 
     return jax.lax.scan(step, state, batches)[0]
 

@@ -28,7 +28,12 @@ from vit_jax.config.preprocessing import (
 from vit_jax.config.preprocessing import image_size as size_after
 from vit_jax.data import images as images_lib
 from vit_jax.data import pixels
-from vit_jax.evaluators.features import intermediate
+from vit_jax.evaluators.features import (
+  TOKENS,
+  intermediate,
+  joined,
+  tokens_error,
+)
 from vit_jax.families import FAMILIES
 from vit_jax.inference import streaming
 from vit_jax.losses import HEADS, PROBABILITIES, REGRESSION
@@ -267,7 +272,9 @@ class Pretrained:
       layer: A name among those of the intermediates that a call of the model
         returns: "pre_logits" [b, d]; "encoded", the tokens behind the last
         norm; "encoderblock_3/after_mlp", those behind the fourth block. Tokens
-        [b, n, d] are not averaged; the class token, if any, is the first.
+        [b, n, d] are not averaged; the class token, if any, is the first. Or
+        "cls+patches", the class token beside the mean of the patches, and so on
+        (`vit_jax.evaluators.features`).
 
     Returns:
       The layer, float32.
@@ -334,6 +341,10 @@ class Pretrained:
   def _layer(self) -> Callable[..., jax.Array]:
     def layer_of(params, images, layer):
       _, out = self.model.apply({"params": params}, images)
+      if TOKENS.fullmatch(layer):
+        if error := tokens_error(layer, self.config):
+          raise ValueError(f"layer: {error}")
+        return joined(out, params, self.config, (layer,))
       return intermediate(out, layer)
 
     return jax.jit(layer_of, static_argnums=2)
