@@ -188,6 +188,12 @@ def _ours(
     if kernel is None:
       raise ValueError(f"{ARRAYS}: got {path}, which the base does not have.")
     inputs = lora.num_inputs(path)
+    want = np.prod(kernel.shape[:inputs]), np.prod(kernel.shape[inputs:])
+    if (part["A"].shape[1], part["B"].shape[0]) != want:
+      raise ValueError(
+        f"{ARRAYS}: got factors {part['A'].shape} and {part['B'].shape} of"
+        f" {path}, expected ({rank}, {want[0]}) and ({want[1]}, {rank})."
+      )
     a = part["A"].T.reshape(*kernel.shape[:inputs], rank)
     b = part["B"].T.reshape(rank, *kernel.shape[inputs:])
     factors[path] = Factors(a, b, scale)

@@ -5,6 +5,7 @@ A new format is a module with `looks_like` and `read`, and a line in `NPZ` or
 """
 
 import dataclasses
+import functools
 import math
 import os
 import re
@@ -137,11 +138,15 @@ def read(
     )
   read_path = _read_folder if file.is_dir() else _read_file
   try:
-    weights = read_path(file, options)
-    _check_arrays(weights.params)
-    if stated is not None:
-      weights = dataclasses.replace(weights, pixels=stated)
-    weights = _whole(normalisation.fold(weights), grid, options)
+    if peft.is_adapter(file):
+      about_base = dict(grid=grid, options=options, mean=mean, std=std)
+      weights = peft.read(file, functools.partial(read, **about_base))
+    else:
+      weights = read_path(file, options)
+      _check_arrays(weights.params)
+      if stated is not None:
+        weights = dataclasses.replace(weights, pixels=stated)
+      weights = _whole(normalisation.fold(weights), grid, options)
   except ValueError as e:
     if download.is_remote(path):
       raise ValueError(
@@ -251,8 +256,6 @@ def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
 
 
 def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
-  if peft.is_adapter(folder):
-    return peft.read(folder, read)
   for name in ("model.safetensors", INDEX):
     if (folder / name).exists():
       return _read_safetensors(folder, file_in(folder, name), options)
