@@ -16,9 +16,11 @@ from vit_jax.data import pixels
 from vit_jax.models.posemb import sincos2d
 from vit_jax.weights import (
   hf,
+  hf_classes,
   hf_names,
   hf_preprocessing,
   safetensors_file,
+  weights_file,
 )
 from vit_jax.weights.weights_file import lazy
 
@@ -40,7 +42,7 @@ def _arrays(arrays):
 
 def _write(model, params, **options):
   options = dict(num_classes=5, image_size=SIZE) | options
-  return hf.write(params, model, **options)
+  return hf_classes.write(params, model, **options)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -62,12 +64,14 @@ def test_a_vit_comes_back_as_it_was(name):
     num_heads=3,
     loss=None,
   )
-  table = np.asarray(read.pop(hf.POS_EMBEDDING))
+  table = np.asarray(read.pop(weights_file.POS_EMBEDDING))
   expected = np.zeros_like(table)
   if model.posemb == "sincos2d":
     expected[0, 1:] = sincos2d(3, 4, 24)
   elif model.posemb == "learn":
-    expected[0, int(not model.cls_row) :] = params.pop(hf.POS_EMBEDDING)
+    expected[0, int(not model.cls_row) :] = params.pop(
+      weights_file.POS_EMBEDDING
+    )
   np.testing.assert_array_equal(table, expected)
   if model.pre_logits:
     del params["head/kernel"], params["head/bias"]
@@ -251,7 +255,7 @@ def _compare(transformers, folder, model, image_size, drop_head=False):
   params = foreign.random_params(model, 11, image_size)
   _save(
     folder,
-    *hf.write(
+    *hf_classes.write(
       _without_head(params) if drop_head else params,
       model,
       num_classes=11,
@@ -479,7 +483,7 @@ def test_our_pixels_are_those_of_the_processor(transformers, name, about):
 )
 def test_a_head_is_read_as_it_was_trained(tmp_path, problem, outputs, loss):
   params = foreign.random_params(model_config(**TINY), outputs, (32, 32))
-  arrays, config = hf.write(
+  arrays, config = hf_classes.write(
     params, model_config(**TINY), num_classes=outputs, image_size=(32, 32)
   )
   safetensors_file.write(tmp_path / "model.safetensors", arrays, {})

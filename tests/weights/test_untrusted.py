@@ -23,7 +23,7 @@ from vit_jax import paths, weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import json_file, model_config, to_dict
 from vit_jax.data.imports import KINDS, Options
-from vit_jax.weights import google, hf, safetensors_file
+from vit_jax.weights import google, hf_classes, safetensors_file
 
 PACKAGE = pathlib.Path(__file__).parents[2] / "vit_jax"
 # What runs code from a file, or writes members of an archive where they say.
@@ -146,7 +146,7 @@ def params():
 
 
 def write_hf(folder):
-  arrays, config = hf.write(
+  arrays, config = hf_classes.write(
     params(), MODEL, num_classes=3, image_size=(8, 8), class_names=["x"] * 3
   )
   safetensors_file.write(folder / "model.safetensors", arrays, {})

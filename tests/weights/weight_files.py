@@ -12,7 +12,7 @@ from flax.traverse_util import unflatten_dict
 
 import vit_jax
 from vit_jax.config import model_config
-from vit_jax.weights import hf, hf_preprocessing, safetensors_file
+from vit_jax.weights import hf_classes, hf_preprocessing, safetensors_file
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 SIZE = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
@@ -49,7 +49,7 @@ def message(path, **options):
 
 
 def hf_folder(folder, image=(32, 48), **changes):
-  arrays, config = hf.write(
+  arrays, config = hf_classes.write(
     our_params(image), MODEL, num_classes=11, image_size=image
   )
   about, _ = hf_preprocessing.write(f"decode|resize({image})", image)

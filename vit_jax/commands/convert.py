@@ -49,9 +49,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--image_size", type=_sides, help="pixels, 384 or 384x512; resamples"
   )
   parser.add_argument("--patch", type=int, help="pixels; resizes the embedding")
-  parser.add_argument(
-    "--posemb_filter", default="zoom", choices=FILTERS, help=_listed(FILTERS)
-  )
+  parser.add_argument("--posemb_filter", choices=FILTERS, help=_listed(FILTERS))
   parser.add_argument(
     "--grid", type=_sides, help="rows x columns of patches, if SRC states none"
   )

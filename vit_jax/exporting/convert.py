@@ -34,7 +34,7 @@ from vit_jax.reporting import model_card
 from vit_jax.weights import (
   adapters,
   as_npz,
-  hf,
+  hf_classes,
   hf_preprocessing,
   peft,
   safetensors_file,
@@ -207,7 +207,7 @@ def _write_timm(vit: Pretrained, params, target: epath.Path) -> list[str]:
 
 
 def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
-  arrays, config = hf.write(
+  arrays, config = hf_classes.write(
     params,
     vit.config,
     num_classes=vit.num_classes,

@@ -557,7 +557,7 @@ def load(
   image_size: int | tuple[int, int] | None = None,
   patch: int | None = None,
   grid: int | tuple[int, int] | None = None,
-  posemb_filter: str = "zoom",
+  posemb_filter: str | None = None,
   loss: str | None = None,
   mean: normalisation.Statement = None,
   std: normalisation.Statement = None,
@@ -583,7 +583,8 @@ def load(
     grid: Rows and columns of patches of the position table, for a file that
       does not state them and whose grid is not square.
     posemb_filter: How positions are resampled: "zoom" (the paper's), or another
-      of `vit_jax.models.resample.METHODS`.
+      of `vit_jax.models.resample.METHODS`. None: "zoom", except for files of
+      transformers' DINOv2, whose classes always resample them.
     loss: Loss of the head's training, which decides the probabilities of
       `predict`: "softmax", "sigmoid" or "bce" (a sigmoid, too), or
       "regression", which predicts numbers. None: the loss that our run or
@@ -650,7 +651,7 @@ def load(
     target,
     config,
     (height, width),
-    posemb_filter=posemb_filter,
+    posemb_filter=posemb_filter or file.posemb_filter,
     resize_patch=patch is not None,
     stated=options | ({"grid": grid} if grid else {}),
   )

@@ -1,20 +1,19 @@
 """Weights and configs of Hugging Face's transformers.
 
-`hf_names.py` has the families and their names.
+`hf_names.py` has the families and their names, `hf_classes.py` writes them.
 """
 
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.config import ModelConfig, json_file
+from vit_jax.config import json_file
 from vit_jax.config.from_dict import at_least
 from vit_jax.losses import REGRESSION
-from vit_jax.models.posemb import sincos2d
 from vit_jax.options import shown
 from vit_jax.paths import file_in
 from vit_jax.weights import hf_names, hf_preprocessing
@@ -27,10 +26,8 @@ from vit_jax.weights.hf_names import (
 from vit_jax.weights.torch_layout import (
   add_zero_biases,
   count_blocks,
-  option_errors,
   shorten,
   to_ours,
-  to_theirs,
   unplaced,
 )
 from vit_jax.weights.weights_file import (
@@ -51,6 +48,7 @@ GELUS = {
   "gelu_fast": "tanh",
   "gelu_pytorch_tanh": "tanh",
   "gelu_python_tanh": "tanh",
+  "quick_gelu": "quick",
 }
 MULTI_LABEL = "multi_label_classification"
 # problem_type -> loss of the head's training.
@@ -58,44 +56,6 @@ LOSSES = {
   "single_label_classification": "softmax",
   MULTI_LABEL: "sigmoid",
   REGRESSION: REGRESSION,
-}
-HIDDEN_ACTS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
-
-_POSITIONS = {"posemb": ("learn", "sincos2d", "none"), "posemb_at": ("stem",)}
-
-
-class Written(NamedTuple):
-  """How a model becomes one of a `model_type`.
-
-  classes: Class of the bare model, and of the one with a head; None: there is
-    none that computes as ours.
-  options: Options of our model -> values that the classes compute.
-  config: What config.json has beside `_written_config`.
-  """
-
-  classes: tuple[str, str | None]
-  options: Mapping[str, tuple]
-  config: Mapping[str, Any]
-
-
-_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-_OF_VIT = {"qkv_bias": True, "pooler_act": "tanh", **_NO_DROPOUT}
-WRITTEN = {
-  "vit": Written(
-    ("ViTModel", "ViTForImageClassification"),
-    {"pool": ("token",), **_POSITIONS},
-    _OF_VIT,
-  ),
-  "ijepa": Written(
-    ("IJepaModel", "IJepaForImageClassification"),
-    {"pool": ("gap",), "pre_logits": (False,), **_POSITIONS},
-    _OF_VIT,
-  ),
-  "siglip_vision_model": Written(
-    ("SiglipVisionModel", None),
-    {"pool": ("map",), "pre_logits": (False,), **_POSITIONS},
-    {"attention_dropout": 0.0, "vision_use_head": True},
-  ),
 }
 
 
@@ -118,6 +78,7 @@ class HFConfig:
   id2label: dict[str, str] = dataclasses.field(default_factory=dict)
   problem_type: str | None = None
   pooler_act: str = "tanh"
+  rope_theta: float = 100.0
 
 
 class Statements(NamedTuple):
@@ -130,8 +91,6 @@ class Statements(NamedTuple):
   loss: "softmax", "sigmoid" or "regression"; None: not stated. As in
     transformers, a single output is a regression unless config.json states
     otherwise.
-  pixels: How publishers of the family normalise images, a name in
-    `normalisation.NAMED`; None: in several ways.
   notes: Facts that a user should know.
   """
 
@@ -140,7 +99,6 @@ class Statements(NamedTuple):
   num_heads: int
   class_names: tuple[str, ...] | None
   loss: str | None
-  pixels: str | None = None
   notes: tuple[str, ...] = ()
 
 
@@ -158,10 +116,15 @@ def read(file: StateDict) -> Weights:
       " model."
     )
   params, options, stated = read_arrays(file.arrays, file.config)
-  size = stated.image_size
+  family = hf_names.known(file.config.get("model_type", "vit"))
   folder = path if path.is_dir() else path.parent
   about = json_file.read(file_in(folder, hf_preprocessing.FILE))
   about = hf_preprocessing.complete(about)
+  grid = tuple(side // stated.patch for side in stated.image_size)
+  size = stated.image_size
+  if family.posemb_filter:  # its images may have another size than its table
+    made = hf_preprocessing.image_size(about) or size
+    size = made if not any(side % stated.patch for side in made) else size
   ops = hf_preprocessing.ops_of(about, size)
   notes = stated.notes
   if about and not ops:
@@ -176,13 +139,14 @@ def read(file: StateDict) -> Weights:
     "hf",
     params,
     options,
-    grid=(size[0] // stated.patch, size[1] // stated.patch),
+    grid=grid,
     image_size=size,
     class_names=stated.class_names,
     loss=stated.loss,
     ops=ops,
     pixels=hf_preprocessing.pixels(about),
-    published_pixels=stated.pixels,
+    published_pixels=family.pixels,
+    posemb_filter=family.posemb_filter or "zoom",
     notes=notes,
   )
 
@@ -200,7 +164,8 @@ def read_arrays(
     config: Contents of config.json.
 
   Returns:
-    Parameters; the options gelu and ln_eps; and what else config.json states.
+    Parameters; options that no array states, such as gelu and ln_eps; and what
+    else config.json states.
 
   Raises:
     ValueError: Arrays have no place in our models, or unexpected shapes; or the
@@ -215,33 +180,46 @@ def read_arrays(
       f"model_type: got {read.model_type!r}, expected one of"
       f" {', '.join((*MODEL_TYPES, *TWO_TOWERS))}."
     )
-  if read.hidden_act not in GELUS:
-    errors.append(
-      f"hidden_act: got {shown(read.hidden_act)}, expected one of"
-      f" {', '.join(GELUS)}."
-    )
   patch = height_and_width(read.patch_size, "config.json: patch_size")
   if patch[0] != patch[1]:
     errors.append(
       f"patch_size: got {list(patch)}, expected a square: our patches are."
     )
-  options = {"gelu": GELUS.get(read.hidden_act), "ln_eps": read.layer_norm_eps}
   named, notes = _of_the_model(arrays, family)
-  depth = count_blocks(named, family.names.number)
+  names = max(family.names, key=lambda n: _num_placed(n, named))
+  depth = count_blocks(named, names.number)
   if read.num_hidden_layers not in (None, depth):
     errors.append(
       f"num_hidden_layers: got {read.num_hidden_layers}, expected the {depth}"
       " blocks that the file has: take a whole file."
     )
-  rows = family.names.table(depth)
+  rows = names.table(depth)
   params, shape_errors = to_ours(rows, named, read.num_attention_heads)
   errors += shape_errors
-  add_zero_biases(params)
+  if "rope" not in family.options:  # keys of DINOv3 have none
+    add_zero_biases(params)
   known = {row.theirs for row in rows}
   if unknown := [n for n in named if n not in known]:
     errors.append(
       unplaced(unknown, PARTS, f"a model of the type {read.model_type!r}")
     )
+  options = dict(family.options) | {"ln_eps": read.layer_norm_eps}
+  if "classifier.weight" in named:
+    options |= family.options_of_classifier
+  is_gated = any("/Gate/" in name for name in params)
+  if not is_gated:
+    options["gelu"] = GELUS.get(read.hidden_act)
+  if options.get("gelu") == "quick":
+    options["name"] = "modern"
+  # DINOv2's gate is SiLU, whatever its config says.
+  acts = ("silu",) if is_gated and "rope" in family.options else tuple(GELUS)
+  if read.hidden_act not in acts and (acts == ("silu",) or not is_gated):
+    errors.append(
+      f"hidden_act: got {shown(read.hidden_act)}, expected one of"
+      f" {', '.join(acts)}."
+    )
+  if read.rope_theta != 100 and "rope" in family.options:
+    errors.append(f"rope_theta: got {read.rope_theta:g}, expected 100.")
   if "pooler.dense.weight" in named and read.pooler_act != "tanh":
     errors.append(f"pooler_act: got {read.pooler_act!r}, expected 'tanh'.")
   if {"pooler.dense.weight", "classifier.weight"} <= named.keys():
@@ -256,6 +234,7 @@ def read_arrays(
     )
   if errors:
     raise ValueError("weights of Hugging Face: " + "\n".join(errors))
+  _fold_second_token(params)
   outputs = params["head/kernel"].shape[1] if "head/kernel" in params else 0
   kind = read.problem_type or (REGRESSION if outputs == 1 else None)
   size, size_notes = _image_size(read, patch[0])
@@ -265,10 +244,35 @@ def read_arrays(
     read.num_attention_heads,
     _class_names(read.id2label),
     LOSSES[kind] if kind and outputs else None,
-    family.pixels,
     notes + size_notes,
   )
   return params, options, statements
+
+
+def _num_placed(names: hf_names.Names, arrays: Mapping[str, Any]) -> int:
+  """Returns the number of arrays that a key table has a place for."""
+  rows = names.table(count_blocks(arrays, names.number))
+  return len({row.theirs for row in rows} & arrays.keys())
+
+
+def _fold_second_token(params: dict[str, LazyArray]) -> None:
+  """Makes a distillation token without a head a register, in place.
+
+  It is among the tokens of DeiT's classes with one head, which do not read it:
+  so is a register that has the token's position added. DINOv3's empty array of
+  no registers is removed.
+  """
+  if "dist" in params and "head_dist/kernel" not in params:
+    token, table = params.pop("dist"), params[POS_EMBEDDING]
+    params["registers"] = token.then(
+      token.shape, lambda a: a + np.asarray(table)[:, 1:2]
+    )
+    num_rows, width = table.shape[1:]
+    params[POS_EMBEDDING] = table.then(
+      (1, num_rows - 1, width), lambda a: np.delete(a, 1, axis=1)
+    )
+  if "registers" in params and not params["registers"].size:
+    del params["registers"]
 
 
 def _config(config: Mapping[str, Any]) -> HFConfig:
@@ -287,11 +291,15 @@ def _config(config: Mapping[str, Any]) -> HFConfig:
   return json_file.build(
     HFConfig,
     defaults
-    | config
-    | (vision if isinstance(vision, dict) else {})
-    | {key: config[key] for key in top if key in config},
+    | _stated(config)
+    | _stated(vision if isinstance(vision, dict) else {})
+    | _stated({key: config.get(key) for key in top}),
     "weights of Hugging Face: config.json",
   )
+
+
+def _stated(config: Mapping[str, Any]) -> dict[str, Any]:
+  return {key: value for key, value in config.items() if value is not None}
 
 
 def _of_the_model(
@@ -353,157 +361,3 @@ def _class_names(id2label: Mapping[str, str]) -> tuple[str, ...] | None:
   names = tuple(by_number[k] for k in sorted(by_number))
   is_named = any(name != f"LABEL_{i}" for i, name in enumerate(names))
   return names if is_named else None
-
-
-def write(
-  params: Mapping[str, Any],
-  model: ModelConfig,
-  *,
-  num_classes: int,
-  image_size: tuple[int, int],
-  class_names: Sequence[str] | None = None,
-  grid: tuple[int, int] | None = None,
-  loss: str = "softmax",
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """Returns arrays and config.json.
-
-  The class that config.json names loads a folder of the two and of what
-  `hf_preprocessing.write` makes with `from_pretrained`. A ViT without a head is
-  a `ViTModel`, whose pooler is our pre_logits. A position table without a row
-  for the class token gets one of zeros, which changes nothing; fixed positions,
-  or none, become a learned table. The safetensors file needs the metadata
-  {"format": "pt"}.
-
-  Args:
-    params: Our flat names -> arrays; blocks not stacked.
-    model: Model of the parameters.
-    num_classes: Width of the head, if `params` has one.
-    image_size: Height and width in pixels.
-    class_names: Names in the order of the logits; None: LABEL_0, LABEL_1 ...
-    grid: Rows and columns of patches; None: those of `image_size`.
-    loss: Loss that the head was trained with; transformers turns logits into
-      probabilities accordingly.
-
-  Raises:
-    ValueError: The model has parts that transformers' models lack. All errors
-      at once.
-  """
-  params = dict(params)
-  has_head = "head/kernel" in params
-  errors = _errors(params, model)
-  if class_names is not None and len(class_names) != num_classes:
-    errors.append(
-      f"class_names: got {len(class_names)}, expected {num_classes}."
-    )
-  if errors:
-    raise ValueError(_cannot(errors))
-  model_type = _model_type(model)
-  family, written = MODEL_TYPES[model_type], WRITTEN[model_type]
-  grid = grid or model.grid(image_size)
-  params[POS_EMBEDDING] = _table(params, model, grid)
-  rows = family.names.in_files(model.size.depth)
-  arrays, errors = to_theirs(rows, params)
-  known = {row.ours for row in rows}
-  if unknown := [n for n in params if n not in known]:
-    errors.append(
-      f"got {shorten(unknown)}, which transformers has no place for. Write the"
-      " parameters of a ViT, blocks one by one."
-    )
-  if errors:
-    raise ValueError(_cannot(errors))
-  if has_head:
-    arrays = {
-      name
-      if name.startswith("classifier.")
-      else f"{family.prefixes[0]}{name}": array
-      for name, array in arrays.items()
-    }
-  config = {
-    "architectures": [written.classes[has_head]],
-    "model_type": model_type,
-    **_sizes(params, model),
-    "image_size": _square(image_size),
-    **written.config,
-  }
-  if has_head:
-    names = class_names or [f"LABEL_{i}" for i in range(num_classes)]
-    config["id2label"] = {str(i): name for i, name in enumerate(names)}
-    config["label2id"] = {name: i for i, name in enumerate(names)}
-    if loss == REGRESSION:
-      config["problem_type"] = loss
-    elif loss != "softmax":
-      config["problem_type"] = MULTI_LABEL
-  return arrays, config
-
-
-def _sizes(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
-  """Returns the part of config.json that all families have."""
-  sizes = model.size
-  return {
-    "hidden_size": sizes.width,
-    "num_hidden_layers": sizes.depth,
-    "num_attention_heads": sizes.num_heads,
-    "intermediate_size": sizes.mlp_dim,
-    "hidden_act": HIDDEN_ACTS[model.gelu],
-    "layer_norm_eps": model.ln_eps,
-    "patch_size": model.patch,
-    "num_channels": int(params["embedding/kernel"].shape[2]),
-    "encoder_stride": model.patch,
-  }
-
-
-def _model_type(model: ModelConfig) -> str:
-  """Returns the family of transformers that a ViT is nearest to."""
-  by_pool = {"gap": "ijepa", "map": "siglip_vision_model"}
-  return by_pool.get(model.pool, "vit")
-
-
-def _cannot(errors: list[str]) -> str:
-  lines = "\n".join(f"  - {error}" for error in errors)
-  return f"transformers' models cannot hold this model:\n{lines}"
-
-
-def _errors(params, model: ModelConfig) -> list[str]:
-  """Returns the parts that transformers' models lack."""
-  if model.name != "vit":
-    return [f"config.model.name: got {model.name!r}, expected 'vit'."]
-  errors = []
-  if model.stages is not None:
-    errors.append(
-      f"config.model.variant: got the hybrid {model.variant!r}, expected a ViT"
-      " on pixels such as 'B/16'."
-    )
-  has_head = "head/kernel" in params
-  written = WRITTEN[_model_type(model)]
-  errors += option_errors(model, written.options)
-  if any(n.startswith("pre_logits/") for n in params) and has_head:
-    errors.append(
-      "pre_logits: got a tanh layer before the head, expected none, since the"
-      " classifier does not see the pooler's output. Leave out the head, and"
-      " the tanh layer becomes the pooler of a ViTModel: --drop_head."
-    )
-  if has_head and written.classes[1] is None:
-    errors.append(
-      f"head: got one, expected none: {written.classes[0]} has none, and the"
-      " classifier of its family does not see the pooling by attention. Leave"
-      " out the head: --drop_head."
-    )
-  return errors
-
-
-def _table(params, model: ModelConfig, grid) -> np.ndarray:
-  """Returns the position table; beside a class token it has a row for it."""
-  width = model.size.width
-  if model.posemb == "learn":
-    table = np.asarray(params[POS_EMBEDDING])
-  elif model.posemb == "sincos2d":
-    table = sincos2d(*grid, width)[None]
-  else:
-    table = np.zeros((1, math.prod(grid), width), np.float32)
-  lacks_row = "cls" in params and not model.has_cls_row
-  return np.pad(table, ((0, 0), (int(lacks_row), 0), (0, 0)))
-
-
-def _square(image_size: tuple[int, int]) -> int | list[int]:
-  height, width = image_size
-  return height if height == width else [height, width]

@@ -5,11 +5,12 @@ computes otherwise than our ViT becomes an option in `vit_jax/families/`.
 
 A key table has the names in files. transformers 5 has other names in memory
 (`vit.layers.0.attention.q_proj` for `vit.encoder.layer.0.attention.attention.
-query`); they stand behind those of files, and both are read.
+query`); both are read.
 
 Source: transformers 5.24, models/*/modeling_*.py and configuration_*.py.
 """
 
+import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -17,49 +18,60 @@ from typing import Any, NamedTuple
 from vit_jax.weights.torch_layout import Row, dense_rows, norm_rows
 from vit_jax.weights.weights_file import POS_EMBEDDING
 
+_OUR_BLOCK = "Transformer/encoderblock_{i}/"
+
 
 class Names(NamedTuple):
-  """The key table of a family.
+  """A key table.
 
-  blocks: Beginnings of the names of block {i}.
-  block: Our module in a block -> its names behind the beginning.
-  other: Our module or array -> its names.
-  rows: Rows that no name of ours tells the layout of.
+  start: Beginning of the names of block {i}.
+  block: Our module or array in a block -> its name behind the beginning.
+  other: Our module or array -> its name.
+  rows: Further rows, for each block if {i} is in their names.
+  in_memory: `start` in the memory of transformers 5; "": the same.
+  block_in_memory: As `block`, where memory has other names than files.
   """
 
-  blocks: tuple[str, ...]
-  block: Mapping[str, tuple[str, ...]]
-  other: Mapping[str, tuple[str, ...]]
+  start: str
+  block: Mapping[str, str]
+  other: Mapping[str, str]
   rows: tuple[Row, ...] = ()
-
-  def table(self, depth: int) -> list[Row]:
-    """Returns the rows of a model, those with names in memory included."""
-    rows = [
-      row
-      for ours, names in self.other.items()
-      for name in names
-      for row in _rows(name, ours)
-    ]
-    for i in range(depth):
-      for start in self.blocks:
-        for ours, names in self.block.items():
-          for name in names:
-            rows += _rows(
-              start.format(i=i) + name, f"Transformer/encoderblock_{i}/{ours}"
-            )
-    return [*rows, *self.rows]
+  in_memory: str = ""
+  block_in_memory: Mapping[str, str] = {}
 
   def in_files(self, depth: int) -> list[Row]:
-    """Returns the rows of a model with the names in files alone."""
-    first = {k: v[:1] for k, v in self.block.items()}
-    other = {k: v[:1] for k, v in self.other.items()}
-    return Names(self.blocks[:1], first, other, self.rows).table(depth)
+    """Returns the rows of a model with that number of blocks."""
+    rows = [r for ours, name in self.other.items() for r in _rows(name, ours)]
+    for i in range(depth):
+      for ours, name in self.block.items():
+        rows += _rows(self.start.format(i=i) + name, _our(i) + ours)
+    for row in self.rows:
+      numbers = range(depth if "{i}" in row.theirs else 1)
+      rows += [
+        dataclasses.replace(
+          row, theirs=row.theirs.format(i=i), ours=row.ours.format(i=i)
+        )
+        for i in numbers
+      ]
+    return rows
+
+  def table(self, depth: int) -> list[Row]:
+    """Returns the rows with names in files, and those with names in memory."""
+    in_memory = Names(
+      self.in_memory or self.start, self.block | self.block_in_memory, {}
+    )
+    return self.in_files(depth) + in_memory.in_files(depth)
 
   @property
   def number(self) -> str:
     """Regular expression of the beginning of a block's name, for its number."""
-    starts = (re.escape(start.partition("{i}")[0]) for start in self.blocks)
+    starts = (self.start, self.in_memory or self.start)
+    starts = (re.escape(start.partition("{i}")[0]) for start in starts)
     return rf"(?:{'|'.join(starts)})(\d{{1,3}})\."
+
+
+def _our(block: int) -> str:
+  return _OUR_BLOCK.format(i=block)
 
 
 def _rows(theirs: str, ours: str) -> list[Row]:
@@ -69,33 +81,110 @@ def _rows(theirs: str, ours: str) -> list[Row]:
     return dense_rows(theirs, ours, "to_heads", "heads_bias")
   if re.search("(?i)norm", name):
     return norm_rows(theirs, ours)
-  if name in ("cls", "pos_embedding", "probe"):
+  if name in ("cls", "dist", "registers", "pos_embedding", "probe", "scale"):
     return [Row(theirs, ours)]
   kinds = {"out": "from_heads", "embedding": "conv"}
   return dense_rows(theirs, ours, kinds.get(name, "linear"))
 
 
 _ATTENTION = "MultiHeadDotProductAttention_0"
+_PROJECTIONS = {
+  f"{_ATTENTION}/query": "attention.q_proj",
+  f"{_ATTENTION}/key": "attention.k_proj",
+  f"{_ATTENTION}/value": "attention.v_proj",
+  f"{_ATTENTION}/out": "attention.o_proj",
+}
+_OLD_PROJECTIONS = {
+  f"{_ATTENTION}/query": "attention.attention.query",
+  f"{_ATTENTION}/key": "attention.attention.key",
+  f"{_ATTENTION}/value": "attention.attention.value",
+  f"{_ATTENTION}/out": "attention.output.dense",
+}
+_MLP = {"MlpBlock_0/Dense_0": "mlp.fc1", "MlpBlock_0/Dense_1": "mlp.fc2"}
+_SCALES = {
+  "LayerScale_0/scale": "layer_scale1.lambda1",
+  "LayerScale_1/scale": "layer_scale2.lambda1",
+}
+_GATED = {
+  "MlpBlock_0/Gate": "mlp.gate_proj",
+  "MlpBlock_0/Dense_0": "mlp.up_proj",
+  "MlpBlock_0/Dense_1": "mlp.down_proj",
+}
+
 VIT = Names(
-  blocks=("encoder.layer.{i}.", "layers.{i}."),
+  start="encoder.layer.{i}.",
   block={
-    "LayerNorm_0": ("layernorm_before",),
-    f"{_ATTENTION}/query": ("attention.attention.query", "attention.q_proj"),
-    f"{_ATTENTION}/key": ("attention.attention.key", "attention.k_proj"),
-    f"{_ATTENTION}/value": ("attention.attention.value", "attention.v_proj"),
-    f"{_ATTENTION}/out": ("attention.output.dense", "attention.o_proj"),
-    "LayerNorm_1": ("layernorm_after",),
-    "MlpBlock_0/Dense_0": ("intermediate.dense", "mlp.fc1"),
-    "MlpBlock_0/Dense_1": ("output.dense", "mlp.fc2"),
+    "LayerNorm_0": "layernorm_before",
+    **_OLD_PROJECTIONS,
+    "LayerNorm_1": "layernorm_after",
+    "MlpBlock_0/Dense_0": "intermediate.dense",
+    "MlpBlock_0/Dense_1": "output.dense",
   },
   other={
-    "cls": ("embeddings.cls_token",),
-    POS_EMBEDDING: ("embeddings.position_embeddings",),
-    "embedding": ("embeddings.patch_embeddings.projection",),
-    "Transformer/encoder_norm": ("layernorm",),
-    "pre_logits": ("pooler.dense",),
-    "head": ("classifier",),
+    "cls": "embeddings.cls_token",
+    POS_EMBEDDING: "embeddings.position_embeddings",
+    "embedding": "embeddings.patch_embeddings.projection",
+    "Transformer/encoder_norm": "layernorm",
+    "pre_logits": "pooler.dense",
+    "head": "classifier",
   },
+  in_memory="layers.{i}.",
+  block_in_memory=_PROJECTIONS | _MLP,
+)
+DEIT = VIT._replace(other=VIT.other | {"dist": "embeddings.distillation_token"})
+_HEADS = {"head": "cls_classifier", "head_dist": "distillation_classifier"}
+DEIT_OF_TEACHER = DEIT._replace(other=DEIT.other | _HEADS)
+
+DINOV2 = VIT._replace(
+  block={
+    "LayerNorm_0": "norm1",
+    **_OLD_PROJECTIONS,
+    "LayerNorm_1": "norm2",
+    **_SCALES,
+    **_MLP,
+  },
+  other=VIT.other | {"registers": "embeddings.register_tokens"},
+  in_memory="",
+  block_in_memory=_PROJECTIONS,
+)
+
+
+def _packed(theirs: str, *ours: str) -> Iterator[Row]:
+  """Yields the rows of dense layers whose outputs are side by side."""
+  for i, name in enumerate(ours):
+    yield from dense_rows(theirs, name, part=(i, len(ours)))
+
+
+_OUR_MLP = _OUR_BLOCK + "MlpBlock_0"
+DINOV2_GATED = DINOV2._replace(
+  block={k: v for k, v in DINOV2.block.items() if k not in _MLP}
+  | {"MlpBlock_0/Dense_1": "mlp.weights_out"},
+  rows=tuple(
+    _packed(
+      "encoder.layer.{i}.mlp.weights_in",
+      f"{_OUR_MLP}/Gate",
+      f"{_OUR_MLP}/Dense_0",
+    )
+  ),
+  block_in_memory=_PROJECTIONS | _GATED,
+)
+
+DINOV3 = Names(
+  start="layer.{i}.",
+  block={
+    "LayerNorm_0": "norm1",
+    **_PROJECTIONS,
+    "LayerNorm_1": "norm2",
+    **_SCALES,
+    **_GATED,
+  },
+  other={
+    "cls": "embeddings.cls_token",
+    "registers": "embeddings.register_tokens",
+    "embedding": "embeddings.patch_embeddings",
+    "Transformer/encoder_norm": "norm",
+  },
+  in_memory="model.layer.{i}.",
 )
 
 
@@ -107,35 +196,44 @@ def _in_proj(theirs: str, ours: str) -> Iterator[Row]:
       yield Row(f"{theirs}_{leaf}", f"{ours}/{name}/{our_leaf}", kind, (i, 3))
 
 
-_POOLING = f"MAPHead_0/{_ATTENTION}"
-SIGLIP = Names(
-  blocks=("encoder.layers.{i}.",),
+_EMBEDDING = "embeddings.patch_embedding"
+CLIP = Names(
+  start="encoder.layers.{i}.",
   block={
-    "LayerNorm_0": ("layer_norm1",),
-    f"{_ATTENTION}/query": ("self_attn.q_proj",),
-    f"{_ATTENTION}/key": ("self_attn.k_proj",),
-    f"{_ATTENTION}/value": ("self_attn.v_proj",),
-    f"{_ATTENTION}/out": ("self_attn.out_proj",),
-    "LayerNorm_1": ("layer_norm2",),
-    "MlpBlock_0/Dense_0": ("mlp.fc1",),
-    "MlpBlock_0/Dense_1": ("mlp.fc2",),
+    "LayerNorm_0": "layer_norm1",
+    f"{_ATTENTION}/query": "self_attn.q_proj",
+    f"{_ATTENTION}/key": "self_attn.k_proj",
+    f"{_ATTENTION}/value": "self_attn.v_proj",
+    f"{_ATTENTION}/out": "self_attn.out_proj",
+    "LayerNorm_1": "layer_norm2",
+    **_MLP,
   },
   other={
-    "embedding": ("embeddings.patch_embedding",),
-    "Transformer/encoder_norm": ("post_layernorm",),
-    "MAPHead_0/probe": ("head.probe",),
-    f"{_POOLING}/out": ("head.attention.out_proj",),
-    "MAPHead_0/LayerNorm_0": ("head.layernorm",),
-    "MAPHead_0/MlpBlock_0/Dense_0": ("head.mlp.fc1",),
-    "MAPHead_0/MlpBlock_0/Dense_1": ("head.mlp.fc2",),
-    "head": ("classifier",),
+    "embedding": _EMBEDDING,
+    "Transformer/pre_norm": "pre_layrnorm",
+    "Transformer/encoder_norm": "post_layernorm",
+    "projection": "visual_projection",
+    "head": "classifier",
   },
   rows=(
+    Row("embeddings.class_embedding", "cls", "token"),
     Row("embeddings.position_embedding.weight", POS_EMBEDDING, "table"),
-    *_in_proj("head.attention.in_proj", _POOLING),
   ),
 )
-_EMBEDDING = "embeddings.patch_embedding"
+_POOLING = f"MAPHead_0/{_ATTENTION}"
+SIGLIP = CLIP._replace(
+  other={
+    "embedding": _EMBEDDING,
+    "Transformer/encoder_norm": "post_layernorm",
+    "MAPHead_0/probe": "head.probe",
+    f"{_POOLING}/out": "head.attention.out_proj",
+    "MAPHead_0/LayerNorm_0": "head.layernorm",
+    "MAPHead_0/MlpBlock_0/Dense_0": "head.mlp.fc1",
+    "MAPHead_0/MlpBlock_0/Dense_1": "head.mlp.fc2",
+    "head": "classifier",
+  },
+  rows=(CLIP.rows[1], *_in_proj("head.attention.in_proj", _POOLING)),
+)
 # Patches come flat, row by row, so that their embedding is a linear map.
 SIGLIP2 = SIGLIP._replace(
   other={k: v for k, v in SIGLIP.other.items() if k != "embedding"},
@@ -146,7 +244,7 @@ SIGLIP2 = SIGLIP._replace(
 class ModelType(NamedTuple):
   """A family of transformers.
 
-  names: Its key table, without prefixes.
+  names: Its key tables, without prefixes; a file has the names of one.
   prefixes: Beginnings of the names in files of a model with a head, which files
     of the bare model may lack.
   defaults: Values of config.json that files need not state, where they are not
@@ -154,31 +252,79 @@ class ModelType(NamedTuple):
   pixels: Name in `normalisation.NAMED` of what its publishers' images are
     normalised with, for a folder without preprocessor_config.json; None:
     publishers differ.
+  options: Options of our model that no array states.
   unclassified: Regular expression of arrays that a classifier does not see.
+  options_of_classifier: As `options`, of a model with a classifier.
+  posemb_filter: How the family resizes positions, a name of
+    `models.resample.METHODS`, if it does so for images of any size without
+    being asked; None: if it is asked.
   """
 
-  names: Names
+  names: tuple[Names, ...]
   prefixes: tuple[str, ...]
   defaults: Mapping[str, Any] = {}
   pixels: str | None = None
+  options: Mapping[str, Any] = {}
   unclassified: str | None = None
+  options_of_classifier: Mapping[str, Any] = {}
+  posemb_filter: str | None = None
 
 
-_SIGLIP = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
-_VISION = ("vision_model.",)
+_EPS = {"layer_norm_eps": 1e-6}
+_OF_SIGLIP = (
+  ("vision_model.",),
+  {"hidden_act": "gelu_pytorch_tanh", **_EPS},
+  "half",
+  {},
+  r"head\.",
+)
+_OF_CLIP = {
+  "hidden_act": "quick_gelu",
+  "layer_norm_eps": 1e-5,
+  "patch_size": 32,
+}
+_OF_DINOV3 = {"layer_norm_eps": 1e-5, "num_attention_heads": 6}
+_ROTATED = {"name": "modern", "posemb": "none", "rope": "dinov3"}
 # `model_type` of config.json -> the family.
 MODEL_TYPES = {
-  "vit": ModelType(VIT, ("vit.",)),
-  "vit_mae": ModelType(VIT, ("vit.",), pixels="imagenet"),
-  "vit_msn": ModelType(VIT, ("vit.",), {"layer_norm_eps": 1e-6}, "imagenet"),
-  "ijepa": ModelType(VIT, ("ijepa.",), pixels="imagenet"),
-  "siglip_vision_model": ModelType(SIGLIP, _VISION, _SIGLIP, "half", r"head\."),
-  "siglip2_vision_model": ModelType(
-    SIGLIP2, _VISION, _SIGLIP, "half", r"head\."
+  "vit": ModelType((VIT,), ("vit.",)),
+  "vit_mae": ModelType((VIT,), ("vit.",), pixels="imagenet"),
+  "vit_msn": ModelType((VIT,), ("vit.",), _EPS, "imagenet"),
+  "ijepa": ModelType((VIT,), ("ijepa.",), pixels="imagenet"),
+  "deit": ModelType((DEIT, DEIT_OF_TEACHER), ("deit.",), pixels="imagenet"),
+  "dinov2": ModelType(
+    (DINOV2, DINOV2_GATED),
+    ("dinov2.",),
+    _EPS | {"patch_size": 14},
+    "imagenet",
+    posemb_filter="hf",
   ),
+  "dinov2_with_registers": ModelType(
+    (DINOV2, DINOV2_GATED),
+    ("dinov2_with_registers.",),
+    _EPS,
+    "imagenet",
+    posemb_filter="bicubic",
+  ),
+  "dinov3_vit": ModelType((DINOV3,), (), _OF_DINOV3, "imagenet", _ROTATED),
+  "clip_vision_model": ModelType(
+    (CLIP,),
+    ("vision_model.",),
+    _OF_CLIP,
+    "clip",
+    unclassified="post_layernorm",
+    options_of_classifier={
+      "name": "modern",
+      "pool": "gap",
+      "final_norm": "none",
+    },
+  ),
+  "siglip_vision_model": ModelType((SIGLIP,), *_OF_SIGLIP),
+  "siglip2_vision_model": ModelType((SIGLIP2,), *_OF_SIGLIP),
 }
-# `model_type` of two towers, or of their images' -> that of the images' tower.
+# `model_type` of two towers -> that of the images' tower.
 TWO_TOWERS = {
+  "clip": "clip_vision_model",
   "siglip": "siglip_vision_model",
   "siglip2": "siglip2_vision_model",
 }
@@ -190,12 +336,8 @@ LEFT_OUT = re.compile(
 )
 # Names of arrays that our models have no place for -> what they are part of.
 PARTS = (
-  (r"distillation_token|cls_classifier|distillation_class", "DeiT distilled"),
-  (r"layer_scale|lambda_[12]", "LayerScale"),
-  (r"register_tokens", "register tokens"),
-  (r"weights_in|weights_out", "a gated MLP (SwiGLU)"),
   (r"relative_position", "relative positions in BEiT's form"),
-  (r"pre_layrnorm|class_embedding", "CLIP"),
+  (r"lambda_[12]", "LayerScale in BEiT's form"),
 )
 
 
@@ -221,5 +363,6 @@ def looks_like(names: Iterable[str]) -> bool:
 def _has_names(names: list[str], family: ModelType) -> bool:
   """Whether a patch embedding and a first block have a family's names."""
   published = {without_prefix(name, family.prefixes) for name in names}
-  ours = {r.ours for r in family.names.table(1) if r.theirs in published}
+  rows = [row for table in family.names for row in table.table(1)]
+  ours = {row.ours for row in rows if row.theirs in published}
   return "embedding/kernel" in ours and any("block_0/" in name for name in ours)

@@ -35,7 +35,13 @@ DEFAULTS = {
     "crop_size": 224,
   },
   "CLIP": _CLIP,
-  "Bit": _CLIP,
+  "Bit": _CLIP,  # DINOv2's
+  "Siglip": {"resample": 3},
+  "Beit": {"resample": 3},
+  "DINOv3ViT": {
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225],
+  },
 }
 # What decides on the pixels: a processor of another type has to state it all.
 _DECISIVE = {
@@ -145,6 +151,23 @@ def ops_of(about: Mapping[str, Any], size: tuple[int, int]) -> str | None:
   if first == size:
     return whole.ops
   return eval_preprocessing.centre_of(whole, first)
+
+
+def image_size(about: Mapping[str, Any]) -> tuple[int, int] | None:
+  """Returns the (height, width) that a processor makes, pixels.
+
+  Args:
+    about: As `complete` returns it.
+
+  Returns:
+    None if it states none, or none that all images have.
+  """
+  stated = typed(about)
+  key = "crop_size" if stated.do_center_crop else "size"
+  if (value := about.get(key)) is None:
+    return None
+  sides = _sides(value, key, (0, 0))
+  return sides if isinstance(sides, tuple) else None
 
 
 def _sides(

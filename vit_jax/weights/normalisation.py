@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.options import nearest
-from vit_jax.weights.weights_file import LazyArray, Pixels, Weights
+from vit_jax.weights.weights_file import LazyArray, Pixels, Weights, lazy
 
 
 # What publishers' images are normalised with, by the name that `mean` takes.
@@ -130,6 +130,9 @@ def fold(weights: Weights) -> Weights:
     )
   params = dict(weights.params)
   kernel, bias = (params.get(f"embedding/{k}") for k in ("kernel", "bias"))
+  if kernel is not None and "Transformer/pre_norm/scale" in params:
+    # CLIP's patches have none: they get one.
+    bias = bias or lazy(np.zeros(kernel.shape[-1:], np.float32))
   if kernel is None or bias is None or "conv_root/kernel" in params:
     raise ValueError(
       f"got images normalised with mean {mean.tolist()} and deviation"

@@ -53,6 +53,13 @@ KINDS = {
     lambda a, shape: a.T.reshape(shape),
     lambda a: a.reshape(-1, a.shape[-1]).T,
   ),
+  # Ours: [1, 1, width].
+  "token": Kind(
+    "[width]",
+    lambda s, _: (1, 1, *s),
+    lambda a, _: a[None, None],
+    lambda a: a[0, 0],
+  ),
   # Ours: [1, n, width].
   "table": Kind(
     "[n, width]",

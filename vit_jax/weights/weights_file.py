@@ -150,6 +150,8 @@ class Weights:
     published_pixels: The name in `normalisation.NAMED` of what is assumed then,
       and says a note: the publishers of such arrays normalise so. None: the
       arrays do not tell their family.
+    posemb_filter: How positions are resized for images of another size, a name
+      of `models.resample.METHODS`, if the user states none.
     is_bare: Whether nothing beside the arrays states the model, in a format
       whose models differ.
     notes: Facts that a user should know.
@@ -169,6 +171,7 @@ class Weights:
   loss: str | None = None
   pixels: Pixels | None = None
   published_pixels: str | None = None
+  posemb_filter: str = "zoom"
   is_bare: bool = False
   notes: tuple[str, ...] = ()
 
