@@ -138,7 +138,7 @@ def test_labels_without_names_are_none():
 def test_all_that_cannot_be_read_is_one_error():
   square = np.zeros((4, 4), np.float32)
   arrays = {
-    "vit.encoder.layer.0.layer_scale1.lambda1": square[0],
+    "vit.encoder.layer.0.lambda_1": square[0],
     "vit.encoder.layer.0.attention.attention.query.weight": square,
     "vit.encoder.layer.0.output.dense.weight": square[0],
     "vit.pooler.dense.weight": square,
@@ -146,7 +146,7 @@ def test_all_that_cannot_be_read_is_one_error():
   }
   config = {
     "model_type": "swin",
-    "hidden_act": "quick_gelu",
+    "hidden_act": "relu",
     "patch_size": [16, 8],
     "num_attention_heads": 3,
     "pooler_act": "relu",
@@ -155,19 +155,21 @@ def test_all_that_cannot_be_read_is_one_error():
     hf.read_arrays(_arrays(arrays), config)
   assert str(e.value) == (
     "weights of Hugging Face: model_type: got 'swin', expected one of vit,"
-    " vit_mae, vit_msn, ijepa, siglip_vision_model, siglip2_vision_model,"
+    " vit_mae, vit_msn, ijepa, deit, dinov2, dinov2_with_registers, dinov3_vit,"
+    " clip_vision_model, siglip_vision_model, siglip2_vision_model, clip,"
     " siglip, siglip2.\n"
-    "hidden_act: got 'quick_gelu', expected one of gelu, gelu_python, gelu_new,"
-    " gelu_accurate, gelu_fast, gelu_pytorch_tanh, gelu_python_tanh.\n"
     "patch_size: got [16, 8], expected a square: our patches are.\n"
     "encoder.layer.0.attention.attention.query.weight: got shape (4, 4),"
     " expected [D, in] with D a multiple of the 3 heads. State the right number"
     " of heads.\n"
     "encoder.layer.0.output.dense.weight: got shape (4,), expected [out,"
     " in].\n"
-    "got 1 array without a place in our models:"
-    " 'encoder.layer.0.layer_scale1.lambda1'. They belong to LayerScale: no"
-    " such part in vit_jax. Take weights of a model of the type 'swin'.\n"
+    "got 1 array without a place in our models: 'encoder.layer.0.lambda_1'."
+    " They belong to LayerScale in BEiT's form: no such part in vit_jax. Take"
+    " weights of a model of the type 'swin'.\n"
+    "hidden_act: got 'relu', expected one of gelu, gelu_python, gelu_new,"
+    " gelu_accurate, gelu_fast, gelu_pytorch_tanh, gelu_python_tanh,"
+    " quick_gelu.\n"
     "pooler_act: got 'relu', expected 'tanh'.\n"
     "got both pooler and classifier, expected one of them: in transformers the"
     " classifier does not see the pooler's output. Remove pooler.dense."
@@ -182,7 +184,7 @@ def test_all_that_cannot_be_read_is_one_error():
       {"pre_logits/kernel": 0, "head/kernel": 0},
       ["variant: got the hybrid 'R26+S/32'", "pre_logits: got True, expe"]
       + ["posemb: got 'relative', expected learn", "pre_logits: got a tanh"]
-      + ["head: got one, expected none: SiglipVisionModel has none"]
+      + ["head: got one, expected none: transformers has SiglipV"]
       + ["class_names: got 1, expected 5"],
     ),
     (dict(name="bit", variant="R50x1"), {}, ["name: got 'bit', expected 'vit"]),
