@@ -1,5 +1,6 @@
 """Families of transformers beside ViT; the slow ones against the library."""
 
+import dataclasses
 import json
 
 import foreign
@@ -10,7 +11,10 @@ import torch_libraries
 import vit_jax
 from vit_jax import weights
 from vit_jax.config import model_config
+from vit_jax.exporting import convert
+from vit_jax.models.resample import resample_posemb
 from vit_jax.weights import hf, hf_classes, normalisation, safetensors_file
+from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray
 
 TINY = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
 MODERN = TINY | dict(name="modern", gelu="erf")
@@ -37,6 +41,11 @@ WRITTEN = {
   ),
   "CLIPVisionModel": (
     MODERN | dict(pre_norm=True, patch_bias=False, gelu="quick", ln_eps=1e-5)
+  ),
+  "CLIPForImageClassification": (
+    MODERN
+    | dict(pre_norm=True, patch_bias=False, pool="gap")
+    | dict(final_norm="none")
   ),
   "CLIPVisionModelWithProjection": (
     MODERN | dict(pre_norm=True, patch_bias=False, projection=16)
@@ -79,8 +88,8 @@ def test_a_head_on_the_mean_comes_back(tmp_path):
   assert read.grid == (2, 4) and read.image_size == (16, 32)
 
 
-def _add_arrays(folder, config=None, **more):
-  """Adds arrays to a folder of weights; "__" is a dot."""
+def _add_arrays(folder, config=None, is_change=False, **more):
+  """Adds arrays to a folder of weights, "__" is a dot; and another config."""
   from safetensors.numpy import load_file
 
   file = folder / "model.safetensors"
@@ -88,7 +97,8 @@ def _add_arrays(folder, config=None, **more):
   more = {k.replace("__", "."): np.ones(v, "f") for k, v in more.items()}
   safetensors_file.write(file, arrays | more, {})
   old = json.loads((folder / "config.json").read_text())
-  (folder / "config.json").write_text(json.dumps(config or old))
+  config = old | config if is_change else config or old
+  (folder / "config.json").write_text(json.dumps(config))
 
 
 def test_what_texts_and_pre_training_need_is_listed(tmp_path):
@@ -136,6 +146,72 @@ def test_images_are_multiples_of_the_patch(tmp_path):
     "config.json: image_size: got [37], whose last pixels no patch of 8"
     " covers; here images are 32 x 32."
   )
+
+
+def test_clip_s_patches_get_the_normalisation(tmp_path):
+  """A bias for the patches takes the mean; written, positions have it."""
+  model = model_config(**WRITTEN["CLIPVisionModel"])
+  params = _written(tmp_path, model)
+  vit = vit_jax.load(tmp_path, verbose=False)  # CLIP's mean is assumed
+  assert vit.config == dataclasses.replace(model, patch_bias=True)
+  images = foreign.image((32, 32))
+  mean, std = (np.array(v) for v in normalisation.NAMED["clip"].pixels)
+  normalised = ((images + 1) / 2 - mean) / std
+  expected = foreign.our_logits(model, 0, params, normalised, "pooled")
+  assert foreign.error(vit(images)[0], expected) < 1e-5
+  again = tmp_path / "again"
+  convert.convert(vit, str(again), "hf")
+  assert "embedding/bias" not in weights.read(again).params
+  result = vit_jax.load(again, verbose=False)(images)[0]
+  assert foreign.error(result, expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["Dinov2Model", "Dinov2WithRegistersModel"])
+def test_dinov2_resizes_positions_to_its_processor_s_images(tmp_path, name):
+  """Published tables are of 37 x 37 patches, images of 16 x 16."""
+  params = _written(tmp_path, model_config(**WRITTEN[name]))
+  about = {"image_processor_type": "BitImageProcessor", "crop_size": 16}
+  about["size"] = {"shortest_edge": 18}
+  (tmp_path / "preprocessor_config.json").write_text(json.dumps(about))
+  vit = vit_jax.load(tmp_path, mean="half", verbose=False)
+  assert vit.image_size == (16, 16)
+  assert vit.ops.endswith("resize_small_torch(18)|central_crop(16)")
+  method = "hf" if name == "Dinov2Model" else "bicubic"
+  table = resample_posemb(params[POS_EMBEDDING], (4, 4), (2, 2), 1, method)
+  got = vit.params["Transformer"]["posembed_input"]["pos_embedding"]
+  np.testing.assert_array_equal(got, table)
+  assert np.abs(table).max() > 0
+
+
+def test_a_head_that_no_class_has_is_refused():
+  model = model_config(**WRITTEN["DINOv3ViTModel"])
+  params = foreign.random_params(model, 3, (32, 32))
+  with pytest.raises(ValueError, match="head: got one, expected none: transfo"):
+    hf_classes.write(params, model, num_classes=3, image_size=(32, 32))
+  model = dataclasses.replace(model, rope="eva02", mlp_norm=True)
+  with pytest.raises(ValueError) as e:
+    hf_classes.write({}, model, num_classes=0, image_size=(32, 32))
+  assert "config.model.rope: got 'eva02', expected 'dinov3'" in str(e.value)
+  assert "config.model.mlp_norm: got True, expected False" in str(e.value)
+
+
+@pytest.mark.parametrize(
+  "name, config, error",
+  [
+    ("Dinov2Model", {"model_type": "dinov5"}, "model_type: got 'dinov5', exp"),
+    ("DINOv3ViTModel", {"rope_theta": 10000}, "rope_theta: got 10000, expect"),
+    ("Dinov2Model", {"hidden_act": "relu"}, "hidden_act: got 'relu', expected"),
+    ("Dinov2WithRegistersModel", {"hidden_act": "relu"}, None),  # SiLU there
+  ],
+)
+def test_configs_of_other_models_are_refused(tmp_path, name, config, error):
+  _written(tmp_path, model_config(**WRITTEN[name]))
+  _add_arrays(tmp_path, config, is_change=True)
+  if error is None:
+    weights.read(tmp_path)
+    return
+  with pytest.raises(ValueError, match=error):
+    weights.read(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -311,3 +387,92 @@ def test_what_we_write_is_loaded(transformers, tmp_path, name):
   output = "encoded" if name == "IJepaModel" else output
   ours = foreign.our_logits(model, num_classes, params, images, output)
   assert foreign.error(ours, end) < 1e-5
+
+
+S, B, L = (384, 12, 6), (768, 12, 12), (1024, 24, 16)
+# Class, (width, depth, heads), other options of its config, size in our table,
+# and transformers' number of parameters.
+PUBLISHED = [
+  ("Dinov2Model", S, dict(image_size=518), "S/14", 22_056_576),
+  ("Dinov2Model", B, dict(image_size=518), "B/14", 86_580_480),
+  ("Dinov2Model", L, dict(image_size=518), "L/14", 304_368_640),
+  (
+    "Dinov2Model",
+    (1536, 40, 24),
+    dict(image_size=518, use_swiglu_ffn=True),
+    "g2/14",
+    1_136_480_768,
+  ),
+  (
+    "Dinov2WithRegistersModel",
+    L,
+    dict(image_size=518, patch_size=14),
+    "L/14",
+    304_372_736,
+  ),
+  ("DINOv3ViTModel", S, dict(intermediate_size=1536), "S/16", 21_596_544),
+  (
+    "DINOv3ViTModel",
+    (1280, 32, 20),
+    dict(intermediate_size=5120, use_gated_mlp=True, hidden_act="silu"),
+    "H+/16",
+    840_592_640,
+  ),
+  (
+    "DINOv3ViTModel",
+    (4096, 40, 32),
+    dict(intermediate_size=8192, use_gated_mlp=True, hidden_act="silu")
+    | dict(query_bias=False, value_bias=False),
+    "7B/16",
+    6_716_035_072,
+  ),
+  (
+    "DeiTForImageClassificationWithTeacher",
+    B,
+    dict(num_labels=1000),
+    "B/16",
+    87_338_192,
+  ),
+  (
+    "CLIPVisionModelWithProjection",
+    (1024, 24, 16),
+    dict(intermediate_size=4096, patch_size=14, projection_dim=768),
+    "L/14",
+    303_966_208,
+  ),
+  (
+    "SiglipVisionModel",
+    (1152, 27, 16),
+    dict(intermediate_size=4304, image_size=384, patch_size=14),
+    "So400m/14",
+    428_225_600,
+  ),
+  ("ViTMAEModel", L, dict(intermediate_size=4096), "L/16", 303_301_632),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, size, options, variant, expected", PUBLISHED)
+def test_published_sizes_are_named(
+  transformers, name, size, options, variant, expected
+):
+  """Every array of transformers' is read; its classes exist without memory."""
+  import torch
+
+  keys = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+  cls = getattr(transformers, name)
+  if "DINOv3" in name:
+    options = options | {"num_register_tokens": 4}
+  config = cls.config_class(**dict(zip(keys, size, strict=True)), **options)
+  with torch.device("meta"):
+    theirs = cls(config).state_dict()
+  arrays = {
+    k: LazyArray(tuple(v.shape), np.dtype("f"), lambda: None)
+    for k, v in theirs.items()
+  }
+  assert sum(a.size for a in arrays.values()) == expected
+  params, read, _ = hf.read_arrays(arrays, json.loads(config.to_json_string()))
+  model = weights.identify(params, read)
+  assert model.variant == variant
+  mask = size[0] * ("mask_token" in str(list(arrays)))
+  assert sum(a.size for a in params.values()) == expected - mask

@@ -189,11 +189,7 @@ def test_a_file_of_another_name_is_read_where_it_is_alone(tmp_path):
     (["conv_proj.weight", "encoder.layers.encoder_layer_0.x"], "torchvision's"),
     (["layer1.0.conv1.weight", "bn1.running_mean"], "a ResNet of torchvision"),
     (["visual.conv1.weight", "transformer.resblocks.0.x"], "a CLIP of OpenAI"),
-    (
-      ["vision_model.embeddings.class_embedding", "v.pre_layrnorm.weight"],
-      "CLIP of Hugging Face",
-    ),
-    (["layer.0.attention.q_proj.weight"], "DINOv3"),
+    (["storage_tokens"], "DINOv3"),
   ],
 )
 def test_models_of_other_libraries_are_named(tmp_path, names, family):

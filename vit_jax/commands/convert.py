@@ -18,7 +18,7 @@ FORMATS = {
 }
 # The choices of resample.METHODS.
 FILTERS = {
-  "zoom": "the ViT paper's (default)",
+  "zoom": "the ViT paper's (default, but for DINOv2)",
   "bilinear": "FlexiViT's",
   "bicubic": "timm's",
   "timm": "the same",

@@ -297,7 +297,11 @@ def _training(run: Run, has_scores: bool) -> str:
 
 def _details(vit: Pretrained, has_scores: bool) -> str:
   _, ops = hf_preprocessing.write(vit.ops, vit.image_size)
-  gelu = {"tanh": "the tanh form of GELU", "erf": "GELU by erf"}
+  gelu = {
+    "tanh": "the tanh form of GELU",
+    "erf": "GELU by erf",
+    "quick": "quick GELU",
+  }
   items = [
     f"preprocessing, by preprocessor_config.json: `{ops}`, then 0 to 255 become"
     " -1 to 1"

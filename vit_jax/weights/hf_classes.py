@@ -55,12 +55,15 @@ class Class(NamedTuple):
   options: Our options -> values that it computes; others are free.
   config: Model -> what config.json has beside `_sizes`.
   names: Number of the family's key table.
+  two_towers: The `model_type` of a class whose config.json states the tower in
+    `vision_config`.
   """
 
   model_type: str
   options: Mapping[str, tuple]
   config: Callable[[ModelConfig], dict[str, Any]]
   names: int = 0
+  two_towers: str | None = None
 
 
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -161,6 +164,13 @@ CLASSES = {
     _plain("patch_bias", "projection", pre_norm=(True,)),
     _of_clip,
   ),
+  "CLIPForImageClassification": Class(
+    "clip_vision_model",
+    _plain("patch_bias", pre_norm=(True,), pool=("gap",))
+    | {"final_norm": ("none",)},
+    _of_clip,
+    two_towers="clip",
+  ),
 }
 
 
@@ -177,7 +187,7 @@ def class_of(model: ModelConfig, has_head: bool) -> str | None:
     return None if has_head else "DINOv3ViTModel"
   if option["pre_norm"]:
     end = "WithProjection" if option["projection"] else ""
-    return None if has_head else f"CLIPVisionModel{end}"
+    return f"CLIP{head}" if has_head else f"CLIPVisionModel{end}"
   if option["distilled"]:
     return "DeiTForImageClassificationWithTeacher" if has_head else None
   if option["layer_scale"] is not None or option["mlp"] != "gelu":
@@ -253,7 +263,7 @@ def write(
     )
   if errors:
     raise ValueError(_cannot(errors))
-  arrays = _blank(written.model_type, model.size.width) | arrays
+  arrays = _blank(name, model.size.width) | arrays
   if has_head or "visual_projection.weight" in arrays:
     arrays = {_with_prefix(n, family): array for n, array in arrays.items()}
   config = {
@@ -263,6 +273,10 @@ def write(
     "image_size": _square(image_size),
     **written.config(model),
   }
+  if written.two_towers:
+    tower = {k: v for k, v in config.items() if k != "architectures"}
+    config = {"architectures": [name], "model_type": written.two_towers}
+    config["vision_config"] = tower
   if has_head:
     labels = class_names or [f"LABEL_{i}" for i in range(num_classes)]
     config["id2label"] = {str(i): label for i, label in enumerate(labels)}
@@ -352,15 +366,19 @@ def _move_to_theirs(params: dict[str, Any], name: str) -> None:
     params[POS_EMBEDDING] = np.insert(params[POS_EMBEDDING], 1, 0, axis=1)
 
 
-def _blank(model_type: str, width: int) -> dict[str, np.ndarray]:
-  """Returns arrays that transformers expects of DINO without reading them."""
-  shapes = {
-    "dinov2_with_registers": {"mask_token": (1, width)},
-    "dinov3_vit": {
-      "mask_token": (1, 1, width),
-      "register_tokens": (1, 0, width),
-    },
-  }.get(model_type, {})
+def _blank(name: str, width: int) -> dict[str, np.ndarray]:
+  """Returns arrays that a class expects, and does not read for its output."""
+  if name == "CLIPForImageClassification":
+    leaves = {"weight": np.ones, "bias": np.zeros}
+    return {
+      f"post_layernorm.{leaf}": make(width, np.float32)
+      for leaf, make in leaves.items()
+    }
+  shapes = {}
+  if name.startswith("Dinov2WithRegisters"):
+    shapes = {"mask_token": (1, width)}
+  if name.startswith("DINOv3"):
+    shapes = {"mask_token": (1, 1, width), "register_tokens": (1, 0, width)}
   return {f"embeddings.{k}": np.zeros(v, np.float32) for k, v in shapes.items()}
 
 

@@ -154,22 +154,12 @@ FAMILIES = (
     "It has a norm before the blocks, which no model here has",
   ),
   Family(
-    "CLIP of Hugging Face",
-    (r"class_embedding$", r"pre_layrnorm\."),
-    "Its image tower has a norm before the blocks, which no model here has",
-  ),
-  Family(
     "DINOv3",
-    (r"(storage_tokens|rope_embed|layer\.0\.attention\.q_proj)",),
+    (r"(storage_tokens|rope_embed)",),
     "It has rotary positions, registers and LayerScale: no model here does",
   ),
   Family("Swin", (r"relative_position_bias_table$", r"layers\.0\.blocks\.0\.")),
   Family("ConvNeXt", (r"(dwconv|conv_dw|depthwise)\w*\.weight$",)),
-  Family(
-    "DeiT of Hugging Face",
-    (r"^(deit\.)?embeddings\.distillation_token$",),
-    "It has a distillation token, which no model here has",
-  ),
   Family("Keras or TensorFlow", (r":0$|/kernel:0",)),
 )
 
