@@ -13,7 +13,6 @@ from vit_jax.models.stacking import stack_blocks
 
 # What becomes of a model: {} as it was; a dict: these options are others then;
 # a text: refused so.
-NO_POOL = "config.model.pool: got {!r}, expected 'token':"
 NO_TABLE = "config.model.posemb: got {!r}, expected learn, sincos2d or none"
 TO_LEARN = dict(posemb="learn", cls_row=False)
 CASES = {
@@ -23,9 +22,9 @@ CASES = {
   "no_row": ({}, {"cls_row": True}),
   "sincos2d": (TO_LEARN, {"posemb": "learn"}),
   "none": ({}, {"posemb": "learn"}),
-  "gap": ({}, NO_POOL.format("gap")),
-  "gap_sincos2d": (TO_LEARN, NO_POOL.format("gap")),
-  "map": ({}, NO_POOL.format("map")),
+  "gap": ({}, {}),
+  "gap_sincos2d": (TO_LEARN, {"posemb": "learn"}),
+  "map": ({}, "head: got one, expected none: transformers has SiglipVision"),
   "learn2d": (NO_TABLE.format("learn2d"), NO_TABLE.format("learn2d")),
   "relative": (NO_TABLE.format("relative"), NO_TABLE.format("relative")),
   "pre_logits": (
@@ -39,11 +38,11 @@ CASES = {
     "config.model.variant: got the hybrid 'R50+B/16', expected a ViT on pixels",
   ),
   "hybrid_of_timm": ({}, "got the hybrid 'R+B/8'"),
-  "bit": ({}, "config.model.name: got 'bit', expected 'vit'."),
+  "bit": ({}, "config.model.name: got 'bit', expected 'vit' or"),
   "bit_v1": (
     "config.model.name: got 'bit_v1', expected 'bit' or 'vit': timm has no"
     " ResNet with weight standardisation after activation on its own.",
-    "config.model.name: got 'bit_v1', expected 'vit'.",
+    "config.model.name: got 'bit_v1', expected 'vit' or",
   ),
 }
 

@@ -296,7 +296,9 @@ def _cannot(errors: list[str]) -> str:
 def _errors(params: Mapping[str, Any], model: ModelConfig) -> list[str]:
   """Returns the parts that transformers' models lack."""
   if model.name not in ("vit", "modern"):
-    return [f"config.model.name: got {model.name!r}, expected 'vit', 'modern'."]
+    return [
+      f"config.model.name: got {model.name!r}, expected 'vit' or 'modern'."
+    ]
   errors = []
   if model.stages is not None:
     errors.append(
