@@ -1,32 +1,43 @@
-"""Weights under timm's names: ViT, its hybrids, and BiT (`resnetv2_*_bit`).
+"""Weights under timm's names, and Meta's: ViT and later ones, hybrids, BiT.
 
-The key tables are `vit_rows`, `stem_rows` and `bit_rows`. A new family gets
-rows in one of them or a table of its own, loses its line in `PARTS`, and what
-it computes otherwise becomes an option in `vit_jax/families/`.
+`timm_rows` has the key tables and the layouts of blocks, `timm_names` the names
+of timm's models. A new family gets a layout, or a table of its own, and what it
+computes otherwise becomes an option in `vit_jax/families/`.
 
 Names, layouts and numbers are those of timm 1.0.31. Its GELU is the exact one,
-except for the architectures `timm_file.TANH`; LayerNorm and GroupNorm add 1e-6
-and 1e-5 to the variance, and weight standardisation adds 1e-8 to the variance.
+except for the architectures `timm_file.TANH` and `timm_file.QUICK`; LayerNorm
+adds 1e-6 to the variance, that of CLIP and DINOv3 1e-5, and GroupNorm 1e-5.
+Weight standardisation adds 1e-8 to the variance. Meta's files of DeiT, DINOv2,
+DINOv3 and MAE differ in names alone.
 """
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from vit_jax.config import ModelConfig
-from vit_jax.families.vit import SIZES, Size
+from vit_jax.families.modern import SIZES
 from vit_jax.models.posemb import sincos2d
 from vit_jax.options import shown
+from vit_jax.weights import timm_names
+from vit_jax.weights.timm_names import CLIP_LN_EPS, LN_EPS, RESNET
+from vit_jax.weights.timm_rows import (
+  META_APART,
+  META_PACKED,
+  TIMM_APART,
+  Layout,
+  bit_rows,
+  count_units,
+  layout_of,
+  stem_rows,
+  vit_rows,
+)
 from vit_jax.weights.torch_layout import (
-  Row,
   add_zero_biases,
   count_blocks,
-  dense_rows,
-  norm_rows,
-  option_errors,
   shorten,
   to_ours,
   to_theirs,
@@ -34,182 +45,28 @@ from vit_jax.weights.torch_layout import (
 )
 from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray
 
-LN_EPS = 1e-6
-# Options of a ViT -> values that timm's ViT supports.
-OPTIONS = {"posemb": ("learn", "sincos2d", "none"), "posemb_at": ("stem",)}
-RESNET = {"gn_eps": 1e-5, "ws_eps": 1e-8, "ws_eps_on": "var"}
+# timm's act_layer -> our GELU.
+GELUS = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 
-
-def vit_rows(depth: int) -> list[Row]:
-  """Returns the key table of a ViT; a hybrid has `stem_rows`, too."""
-  rows = [
-    Row("cls_token", "cls"),
-    Row("pos_embed", POS_EMBEDDING),
-    *dense_rows("patch_embed.proj", "embedding", "conv"),
-  ]
-  for i in range(depth):
-    theirs, ours = f"blocks.{i}", f"Transformer/encoderblock_{i}"
-    attention = f"{ours}/MultiHeadDotProductAttention_0"
-    rows += [
-      *norm_rows(f"{theirs}.norm1", f"{ours}/LayerNorm_0"),
-      *_projections(f"{theirs}.attn.qkv", attention, ("query", "key", "value")),
-      *dense_rows(f"{theirs}.attn.proj", f"{attention}/out", "from_heads"),
-      *norm_rows(f"{theirs}.norm2", f"{ours}/LayerNorm_1"),
-      *_mlp(f"{theirs}.mlp", f"{ours}/MlpBlock_0"),
-    ]
-  attention = "MAPHead_0/MultiHeadDotProductAttention_0"
-  return [
-    *rows,
-    *norm_rows("norm", "Transformer/encoder_norm"),
-    Row("attn_pool.latent", "MAPHead_0/probe"),
-    *_projections("attn_pool.q", attention, ("query",)),
-    *_projections("attn_pool.kv", attention, ("key", "value")),
-    *dense_rows("attn_pool.proj", f"{attention}/out", "from_heads"),
-    *norm_rows("attn_pool.norm", "MAPHead_0/LayerNorm_0"),
-    *_mlp("attn_pool.mlp", "MAPHead_0/MlpBlock_0"),
-    *dense_rows("head", "head"),
-  ]
-
-
-def stem_rows(units: list[int], has_stages: bool) -> list[Row]:
-  """Returns the key table of a hybrid's ResNet (activation after norm)."""
-  prefix = "patch_embed.backbone."
-  stem = prefix + "stem." * has_stages
-  rows = [
-    Row(f"{stem}conv.weight", "conv_root/kernel", "conv"),
-    *norm_rows(f"{stem}norm", "gn_root"),
-  ]
-  for theirs, ours in _each_unit(units):
-    rows += _unit_rows(prefix + theirs, ours)
-    rows += norm_rows(f"{prefix}{theirs}.downsample.norm", f"{ours}/gn_proj")
-  return rows
-
-
-def bit_rows(units: list[int]) -> list[Row]:
-  """Returns the key table of a ResNet V2 (norm, activation, convolution)."""
-  rows = [Row("stem.conv.weight", "conv_root/kernel", "conv")]
-  for theirs, ours in _each_unit(units):
-    rows += _unit_rows(theirs, ours)
-  return [
-    *rows,
-    *norm_rows("norm", "norm-pre-head"),
-    *dense_rows("head.fc", "head", "conv1x1"),
-  ]
-
-
-def _each_unit(units: list[int]) -> list[tuple[str, str]]:
-  return [
-    (f"stages.{s}.blocks.{u}", f"block{s + 1}/unit{u + 1}")
-    for s, count in enumerate(units)
-    for u in range(count)
-  ]
-
-
-def _unit_rows(theirs: str, ours: str) -> list[Row]:
-  rows = []
-  for i in (1, 2, 3):
-    kernel = f"{ours}/conv{i}/kernel"
-    rows += [
-      Row(f"{theirs}.conv{i}.weight", kernel, "conv"),
-      *norm_rows(f"{theirs}.norm{i}", f"{ours}/gn{i}"),
-    ]
-  kernel = f"{ours}/conv_proj/kernel"
-  return [*rows, Row(f"{theirs}.downsample.conv.weight", kernel, "conv")]
-
-
-def _projections(theirs: str, ours: str, names: tuple[str, ...]) -> list[Row]:
-  """Returns rows of projections that are stacked in one array."""
-  rows = []
-  for i, name in enumerate(names):
-    part = (i, len(names))
-    rows += dense_rows(theirs, f"{ours}/{name}", "to_heads", "heads_bias", part)
-  return rows
-
-
-def _mlp(theirs: str, ours: str) -> list[Row]:
-  return [
-    *dense_rows(f"{theirs}.fc1", f"{ours}/Dense_0"),
-    *dense_rows(f"{theirs}.fc2", f"{ours}/Dense_1"),
-  ]
-
-
-def _count_units(names: Iterable[str], regex: str, first: int) -> list[int]:
-  """Returns the number of units of each stage; `first` is the first number."""
-  units: dict[int, list[int]] = {}
-  for name in names:
-    if m := re.match(regex, name):
-      units.setdefault(int(m[1]) - first, []).append(int(m[2]) - first)
-  num_stages = max(units, default=-1) + 1
-  return [max(units.get(s, [-1])) + 1 for s in range(num_stages)]
-
+# Arrays that pre-training alone has.
+PRETRAINING = re.compile(
+  r"mask_token$|decoder_|local_cls_norm\.|lm_head\.|projectors\."
+  r"|(dino|ibot)_head\.|head\.(mlp|last_layer)\."
+)
+# Constants in files of Meta and of EVA-02, which are computed here.
+CONSTANTS = re.compile(
+  r"rope(_embed)?\.|blocks\.\d+\.attn\.(rope\.|qkv\.bias_mask$)"
+  r"|blocks\.\d+\.attn\.relative_position_index$"
+)
+PERIODS = "rope_embed.periods"
 
 # Names of arrays that our models have no place for -> what they are part of.
 PARTS = (
-  (r"dist_token|head_dist", "the distillation token of DeiT"),
-  (r"\.ls[12]\.|\.gamma_[12]$", "LayerScale (DINOv2, DeiT III)"),
-  (r"mask_token", "masked image modelling"),
-  (r"reg(ister)?_token|storage_token", "register tokens (DINOv2, DINOv3)"),
-  (r"[qk]_norm\.", "norms of queries and keys"),
-  (r"rope|freqs", "rotary positions (DINOv3, EVA-02)"),
-  (r"rel_pos|relative_position", "relative positions in timm's form"),
-  (r"\.[qkv]_bias$", "biases of queries and values (BEiT, EVA)"),
-  (r"mlp\.(w12|w[123]|fc1_[gx]|norm)\.", "a gated MLP (SwiGLU)"),
-  (r"^fc_norm\.", "the norm after pooling, timm's form of average pooling"),
-  (r"^norm_pre\.", "the norm before the blocks (CLIP)"),
+  (r"[qk]_norm\.|attn\.norm\.", "norms in attention"),
+  (r"freqs", "rotary positions that are learned"),
+  (r"rel_pos|relative_position", "relative positions in the form of BEiT"),
   (r"running_(mean|var)$|num_batches_tracked$", "BatchNorm"),
 )
-
-# timm's act_layer -> our GELU.
-GELUS = {"gelu": "erf", "gelu_tanh": "tanh"}
-
-# Size -> names at 224 pixels, by the side of the patch; the first one stands
-# for other patches.
-_SIZES = {
-  (192, 12, 768, 3): {16: "vit_tiny_patch16_224"},
-  (384, 12, 1536, 6): {
-    16: "vit_small_patch16_224",
-    32: "vit_small_patch32_224",
-    8: "vit_small_patch8_224",
-  },
-  (768, 12, 3072, 12): {
-    16: "vit_base_patch16_224",
-    32: "vit_base_patch32_224",
-    8: "vit_base_patch8_224",
-  },
-  (1024, 24, 4096, 16): {
-    16: "vit_large_patch16_224",
-    32: "vit_large_patch32_224",
-    14: "vit_large_patch14_224",
-  },
-  (1280, 32, 5120, 16): {14: "vit_huge_patch14_224"},
-  (1408, 40, 6144, 16): {14: "vit_giant_patch14_224"},
-  (1664, 48, 8192, 16): {14: "vit_gigantic_patch14_224"},
-  (1152, 27, 4304, 16): {14: "vit_so400m_patch14_siglip_224"},
-}
-NAMES = {Size(*size): names for size, names in _SIZES.items()}
-
-# Names whose defaults differ from those of the class VisionTransformer.
-POOLS = {"vit_so400m_patch14_siglip_224": "map"}
-
-# (units of each stage, size, side of the patch on the stages' output) -> name;
-# the first one of the same stages stands for other sizes.
-HYBRIDS = (
-  ((), Size(192, 12, 768, 3), 8, "vit_tiny_r_s16_p8_224"),
-  ((2, 2, 2, 2), Size(384, 12, 1536, 6), 1, "vit_small_r26_s32_224"),
-  ((2, 2, 2, 2), Size(768, 12, 3072, 12), 1, "vit_base_r26_s32_224"),
-  ((3, 4, 9), Size(768, 12, 3072, 12), 1, "vit_base_r50_s16_224"),
-  ((3, 4, 6, 3), Size(1024, 24, 4096, 16), 1, "vit_large_r50_s32_224"),
-)
-
-# (units of each stage, factor of the width) -> name.
-BITS = {
-  ((3, 4, 6, 3), 1): "resnetv2_50x1_bit",
-  ((3, 4, 6, 3), 3): "resnetv2_50x3_bit",
-  ((3, 4, 23, 3), 1): "resnetv2_101x1_bit",
-  ((3, 4, 23, 3), 3): "resnetv2_101x3_bit",
-  ((3, 8, 36, 3), 2): "resnetv2_152x2_bit",
-  ((3, 8, 36, 3), 4): "resnetv2_152x4_bit",
-}
 
 
 def looks_like(names: Iterable[str]) -> bool:
@@ -231,75 +88,156 @@ def read(
   arrays: Mapping[str, LazyArray],
   num_heads: int | None = None,
   act_layer: str = "gelu",
+  pool: str | None = None,
 ) -> tuple[dict[str, LazyArray], dict[str, Any]]:
   """Returns parameters by our flat names, and options of the model.
 
-  No array is read before its use. Attention without biases gets biases of zero.
+  No array is read before its use. A ViT's attention without biases gets biases
+  of zero. What only pre-training has (`PRETRAINING`) is left out.
 
   Args:
-    arrays: timm's name -> array.
+    arrays: Name -> array.
     num_heads: Attention heads, which no array states; None: those of the known
       size of the same width, depth and mlp_dim.
-    act_layer: Activation of a ViT's MLPs, a key of `GELUS`; not read for a
-      ResNet.
+    act_layer: Activation of a Transformer's MLPs, a key of `GELUS`; not read
+      for a ResNet.
+    pool: timm's global_pool; None: it follows from the arrays.
 
   Returns:
     Parameters; and options of the model that follow from timm's code, not from
-    the arrays: gelu and ln_eps of a ViT, and posemb of one without a table;
-    gn_eps, ws_eps and ws_eps_on of a ResNet; root_pad of BiT.
+    the arrays: gelu and ln_eps, pool where there is a choice, rotary positions
+    and their periods, and posemb without a table; gn_eps, ws_eps and ws_eps_on
+    of a ResNet; root_pad of BiT.
 
   Raises:
     ValueError: Arrays have no place in our models, or unexpected shapes; the
       number of heads is not known; or the activation is no GELU.
   """
-  is_resnet = _is_resnet(arrays)
-  errors = []
-  options: dict[str, Any] = {}
-  if is_resnet:
-    num_heads = 1  # there is no attention
+  arrays = {n: a for n, a in arrays.items() if not PRETRAINING.match(n)}
+  if _is_resnet(arrays):
     rows = bit_rows(
-      _count_units(arrays, r"stages\.(\d)\.blocks\.(\d{1,3})\.", 0)
+      count_units(arrays, r"stages\.(\d)\.blocks\.(\d{1,3})\.", 0)
     )
-    options |= RESNET | {"root_pad": "zero"}
+    options, errors = RESNET | {"root_pad": "zero"}, []
+    num_heads = 1  # there is no attention
   else:
     depth = count_blocks(arrays, r"blocks\.(\d{1,3})\.")
-    units = _count_units(
+    units = count_units(
       arrays, r"\w+\.backbone\.stages\.(\d)\.blocks\.(\d{1,3})\.", 0
     )
     has_stages = "patch_embed.backbone.stem.conv.weight" in arrays
-    rows = vit_rows(depth) + stem_rows(units, has_stages)
-    options |= {"gelu": GELUS.get(act_layer), "ln_eps": LN_EPS}
-    if act_layer not in GELUS:
-      errors.append(
-        f"config.json: model_args.act_layer: got {shown(act_layer)}, expected"
-        f" {' or '.join(GELUS)}: no other activation is here. Take other"
-        " weights."
-      )
-    if any(n.startswith("patch_embed.backbone.") for n in arrays):
-      options |= RESNET
+    layout = layout_of(arrays)
+    rows = vit_rows(depth, layout) + stem_rows(units, has_stages)
+    options, errors = _options(arrays, layout, act_layer, pool)
     if num_heads is None:
-      num_heads, error = _known_heads(arrays, depth)
+      num_heads, error = _known_heads(arrays, depth, layout)
       errors += [error] if error else []
   params, shape_errors = to_ours(rows, arrays, num_heads or 1)
   errors += shape_errors
-  add_zero_biases(params)
+  if not _is_modern(params, options):
+    add_zero_biases(params)
   known = {row.theirs for row in rows}
-  if unknown := [n for n in arrays if n not in known]:
-    errors.append(
-      unplaced(unknown, PARTS, "a plain ViT, of its hybrids, or of BiT")
-    )
+  unknown = [n for n in arrays if n not in known and not CONSTANTS.match(n)]
+  if unknown:
+    takes = "a ViT with the parts of vit_jax/families/modern.py, a hybrid, BiT"
+    errors.append(unplaced(unknown, PARTS, takes))
   if errors:
     raise ValueError("weights of timm: " + "\n".join(errors))
-  if not is_resnet and POS_EMBEDDING not in params:
-    options["posemb"] = "none"  # timm computes no positions
+  if "posemb" not in options and POS_EMBEDDING not in params:
+    if not _is_resnet(arrays):
+      options["posemb"] = "none"  # timm computes no positions
   return params, options
 
 
-def _known_heads(arrays, depth: int) -> tuple[int | None, str | None]:
+def only_pretraining(arrays: Iterable[str]) -> list[str]:
+  """Returns the names of arrays that `read` leaves out."""
+  return [name for name in arrays if PRETRAINING.match(name)]
+
+
+def _is_modern(params: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+  """Whether other parts than biases make the model one of the later ones."""
+  parts = r"LayerScale_|pre_norm/|pooled_norm/|/Gate/|MlpBlock_0/LayerNorm_0/"
+  return bool(options.get("rope")) or any(
+    name in ("dist", "registers") or re.search(parts, name) for name in params
+  )
+
+
+def _options(
+  arrays: Mapping[str, LazyArray],
+  layout: Layout,
+  act_layer: str,
+  pool: str | None,
+) -> tuple[dict[str, Any], list[str]]:
+  """Returns the options of a Transformer, and errors."""
+  errors = []
+  options: dict[str, Any] = {"gelu": GELUS.get(act_layer), "ln_eps": LN_EPS}
+  if act_layer not in GELUS:
+    errors.append(
+      f"config.json: model_args.act_layer: got {shown(act_layer)}, expected"
+      f" {' or '.join(GELUS)}: no other activation is here. Take other weights."
+    )
+  if any(n.startswith("patch_embed.backbone.") for n in arrays):
+    options |= RESNET
+  is_eva = layout.qkv in ("own", "apart") or layout.scale == "gamma_{}"
+  has_scales = f"blocks.0.{layout.scale.format(1)}" in arrays
+  if "pos_embed" not in arrays and layout.registers in arrays and has_scales:
+    options |= {"rope": "dinov3", "posemb": "none", "ln_eps": CLIP_LN_EPS}
+    options |= _periods(arrays, errors)
+  elif is_eva and layout.mlp != "gelu" and layout.registers not in arrays:
+    options |= {"rope": "eva02"}
+  elif is_eva and (layout.qkv != "fused" or layout.registers in arrays):
+    errors.append(
+      "got the names of timm's class Eva, whose positions no array tells,"
+      " expected those of DINOv3 or EVA-02."
+    )
+  if "norm_pre.weight" in arrays:
+    options["ln_eps"] = CLIP_LN_EPS
+    if "attn_pool.latent" in arrays or has_scales:
+      errors.append(
+        "got the arrays of a Perception Encoder (a norm before the blocks, and"
+        " attention pooling or LayerScale), whose rotary positions are not"
+        " here; expected those of CLIP, DINOv3 or EVA-02."
+      )
+  if pool in ("avg", "token") and "cls_token" in arrays:
+    options["pool"] = {"avg": "gap"}.get(pool, pool)
+  elif "fc_norm.weight" in arrays:
+    options["pool"] = "gap"
+  return options, errors
+
+
+def _periods(
+  arrays: Mapping[str, LazyArray], errors: list[str]
+) -> dict[str, Any]:
+  """Returns the type of the periods in a file of Meta's; others have none."""
+  if PERIODS not in arrays:
+    return {}
+  periods = np.asarray(arrays[PERIODS], np.float32)
+  expected = np.float32(100.0 ** (np.arange(len(periods)) / len(periods)))
+  for name in ("float32", "bfloat16"):
+    rounded = expected.astype(getattr(ml_dtypes, name, name)).astype("float32")
+    if np.allclose(periods, rounded, rtol=1e-5, atol=0):
+      return {"rope_periods": name}
+  errors.append(
+    f"{PERIODS}: got {shown(periods.tolist())}, expected the powers of 100 from"
+    f" 1 to {expected[-1]:.4g}: other rotary positions are not here."
+  )
+  return {}
+
+
+def _known_heads(
+  arrays, depth: int, layout: Layout
+) -> tuple[int | None, str | None]:
   """Returns the heads of the known size that these arrays have, or an error."""
-  names = ("patch_embed.proj.weight", "blocks.0.mlp.fc1.weight")
-  width, mlp_dim = (arrays[n].shape[0] if n in arrays else 0 for n in names)
-  for size in SIZES.values():
+  width, mlp_dim = 0, 0
+  if (norm := arrays.get("blocks.0.norm1.weight")) is not None:
+    width = norm.shape[0]
+  if (out := arrays.get(f"blocks.0.mlp.{layout.swiglu[2]}.weight")) is not None:
+    mlp_dim = out.shape[-1]
+  known = [*SIZES.values()]
+  known += [n.size for series in timm_names.ALL for n in series.names]
+  if layout.registers in arrays and "pos_embed" not in arrays:
+    known.reverse()  # DINOv3's H+ has another number of heads than H
+  for size in known:
     if (size.width, size.depth, size.mlp_dim) == (width, depth, mlp_dim):
       return size.num_heads, None
   return None, (
@@ -307,6 +245,41 @@ def _known_heads(arrays, depth: int) -> tuple[int | None, str | None]:
     f" the sizes {', '.join(SIZES)}, so that the number of"
     " attention heads is unknown. State it: num_heads."
   )
+
+
+# Libraries whose names `write` writes -> layout of (rope, form of the MLP).
+LAYOUTS = {
+  "timm": {
+    ("dinov3", "gelu"): Layout("own", "gelu", "gamma_{}"),
+    ("dinov3", "swiglu"): Layout("own", "apart", "gamma_{}", swiglu=TIMM_APART),
+    ("eva02", "swiglu"): Layout("own", "packed", "gamma_{}"),
+    (None, "swiglu"): Layout(mlp="packed"),
+    (None, "gelu"): Layout(),
+  },
+  "meta": {
+    ("dinov3", "gelu"): Layout("no_key", registers="storage_tokens"),
+    ("dinov3", "swiglu"): Layout(
+      "no_key", "apart", registers="storage_tokens", swiglu=META_APART
+    ),
+    (None, "swiglu"): Layout(
+      mlp="packed", registers="register_tokens", swiglu=META_PACKED
+    ),
+    (None, "gelu"): Layout(registers="register_tokens"),
+  },
+}
+
+
+def _layout_for(model: ModelConfig, library: str) -> Layout | None:
+  """Returns how a library stores the blocks of a model; None: it cannot."""
+  if model.name == "vit":
+    return Layout()
+  if model.rope == "eva02" and model.mlp_norm and library == "timm":
+    return Layout("apart", "apart", "gamma_{}", swiglu=TIMM_APART)
+  layout = LAYOUTS[library].get((model.rope, model.mlp))
+  is_deit3 = model.layer_scale and not (model.cls_row or model.registers)
+  if layout and library == "meta" and not model.rope and is_deit3:
+    return layout._replace(scale="gamma_{}")
+  return layout
 
 
 def write(
@@ -317,8 +290,9 @@ def write(
 ) -> dict[str, np.ndarray]:
   """Returns the arrays of timm's model, by its names.
 
-  `create_call` returns the call that makes the model. A fixed position table is
-  written as a learned one.
+  `timm_names.create_call` returns the call that makes the model. A fixed
+  position table is written as a learned one. Beside registers timm has no row
+  of the table for the class token: it becomes part of the class token.
 
   Args:
     params: Our flat names -> arrays; blocks not stacked.
@@ -328,7 +302,7 @@ def write(
   Raises:
     ValueError: timm's models lack a part of the model.
   """
-  if model.name not in ("bit", "vit"):
+  if model.name not in ("bit", "vit", "modern"):
     what = "such model"
     if model.name == "bit_v1":
       what = "ResNet with weight standardisation after activation on its own"
@@ -340,12 +314,17 @@ def write(
   params = dict(params)
   stages = model.stages
   if model.name == "bit":
-    rows = bit_rows(_count_units(params, r"block(\d+)/unit(\d+)/", 1))
+    rows = bit_rows(count_units(params, r"block(\d+)/unit(\d+)/", 1))
   else:
-    units = _count_units(params, r"block(\d+)/unit(\d+)/", 1)
-    rows = vit_rows(count_blocks(params, r"Transformer/encoderblock_(\d+)/"))
+    units = count_units(params, r"block(\d+)/unit(\d+)/", 1)
+    depth = count_blocks(params, r"Transformer/encoderblock_(\d+)/")
+    rows = vit_rows(depth, _layout_for(model, "timm") or Layout())
     rows += stem_rows(units, bool(stages and stages.blocks))
     errors += _vit_errors(params, model)
+    if "registers" in params and model.has_cls_row:
+      table = np.asarray(params[POS_EMBEDDING])
+      params["cls"] = np.asarray(params["cls"]) + table[:, :1]
+      params[POS_EMBEDDING] = table[:, 1:]
     if model.posemb == "sincos2d" and grid is None:
       errors.append(
         "grid: got None, expected (rows, columns) of patches, which the fixed"
@@ -368,129 +347,11 @@ def write(
 
 
 def _vit_errors(params, model: ModelConfig) -> list[str]:
-  """Returns the parts that timm's ViT lacks."""
+  """Returns the parts that timm's models lack."""
   errors = []
   if any(n.startswith("pre_logits/") for n in params):
     errors.append(
       "pre_logits: got a tanh layer before the head, expected none: timm has no"
       " place for it. Write the model without it and the head: --drop_head."
     )
-  return errors + option_errors(model, OPTIONS)
-
-
-def create_call(
-  model: ModelConfig, num_classes: int, image_size: tuple[int, int]
-) -> tuple[str | None, dict[str, Any]]:
-  """Returns the arguments of `timm.create_model` for what `write` made.
-
-  Args:
-    model: A model that `write` takes.
-    num_classes: Width of the head, 0 for none. It is always among the
-      arguments, since timm's default depends on the name.
-    image_size: Height and width in pixels.
-
-  Returns:
-    A name, and keyword arguments that JSON can represent; (None, {}) if timm
-    has no name for the model.
-
-  Example:
-    >>> create_call(model_config(variant="B/16"), 10, (224, 224))
-    ('vit_base_patch16_224', {'num_classes': 10, 'act_layer': 'gelu_tanh'})
-  """
-  stages = model.stages
-  kwargs: dict[str, Any] = {"num_classes": num_classes}
-  if model.name == "bit":
-    name = BITS.get((tuple(stages.blocks), stages.width))
-    return (name, kwargs) if name else (None, {})
-  if model.name != "vit" or _vit_errors({}, model):
-    return None, {}
-  sizes, patch = model.size, model.patch
-  if stages is not None:
-    name, name_size, name_patch = _hybrid_name(stages, sizes)
-    if name is None:
-      return None, {}
-  else:
-    name_size = sizes if sizes in NAMES else Size(768, 12, 3072, 12)
-    names = NAMES[name_size]
-    name_patch = patch if patch in names else next(iter(names))
-    name = names[name_patch]
-  if tuple(image_size) != (224, 224):
-    kwargs["img_size"] = list(image_size)
-  if patch != name_patch:
-    kwargs["patch_size"] = patch
-  kwargs |= _size_kwargs(sizes, name_size)
-  if model.pool != POOLS.get(name, "token"):
-    kwargs["class_token"] = model.pool == "token"
-    kwargs["global_pool"] = {"gap": "avg"}.get(model.pool, model.pool)
-    if model.pool == "gap":
-      kwargs["fc_norm"] = False
-  if model.posemb == "none":
-    kwargs["pos_embed"] = "none"
-  elif model.pool == "token" and not (
-    model.posemb == "learn" and model.cls_row
-  ):
-    kwargs["no_embed_class"] = True
-  if model.channels != 3:
-    kwargs["in_chans"] = model.channels
-  if model.gelu == "tanh":
-    kwargs["act_layer"] = "gelu_tanh"
-  return name, kwargs
-
-
-def _hybrid_name(stages, sizes: Size):
-  rows = [row for row in HYBRIDS if row[0] == tuple(stages.blocks)]
-  if not rows or stages.width != 1:
-    return None, None, None
-  row = next((r for r in rows if r[1] == sizes), rows[0])
-  return row[3], row[1], row[2]
-
-
-def _size_kwargs(sizes: Size, name_size: Size) -> dict[str, Any]:
-  kwargs = {}
-  for keyword, field in (
-    ("embed_dim", "width"),
-    ("depth", "depth"),
-    ("num_heads", "num_heads"),
-  ):
-    if getattr(sizes, field) != getattr(name_size, field):
-      kwargs[keyword] = getattr(sizes, field)
-  ratio = sizes.mlp_dim / sizes.width
-  if ratio != name_size.mlp_dim / name_size.width:
-    # timm rounds width * ratio down.
-    if int(sizes.width * ratio) < sizes.mlp_dim:
-      ratio = math.nextafter(ratio, math.inf)
-    kwargs["mlp_ratio"] = ratio
-  return kwargs
-
-
-def differences(model: ModelConfig) -> list[str]:
-  """Returns a text for each difference to timm's model of `create_call`.
-
-  Without any, both compute the same numbers, up to rounding.
-  """
-  texts = []
-  if model.name == "vit" and model.ln_eps != LN_EPS:
-    texts.append(
-      f"LayerNorm adds {LN_EPS} to the variance, this model {model.ln_eps}; the"
-      " argument norm_layer=functools.partial(timm.layers.LayerNorm,"
-      f" eps={model.ln_eps}) makes it equal."
-    )
-  if model.stages is None:
-    return texts
-  if model.name == "bit" and model.root_pad != "zero":
-    texts.append(
-      "the maximum after the first convolution sees zeros beyond the border,"
-      f" this model {model.root_pad}."
-    )
-  gn_eps, ws_eps, ws_eps_on = model.norms
-  if gn_eps != RESNET["gn_eps"]:
-    texts.append(
-      f"GroupNorm adds {RESNET['gn_eps']} to the variance, this model {gn_eps}."
-    )
-  if (ws_eps, ws_eps_on) != (RESNET["ws_eps"], RESNET["ws_eps_on"]):
-    to = {"std": "the standard deviation", "var": "the variance"}
-    texts.append(
-      f"weight standardisation adds {RESNET['ws_eps']} to the variance, this"
-      f" model {ws_eps} to {to[ws_eps_on]}."
-    )
-  return texts
+  return errors + timm_names.errors(model)
