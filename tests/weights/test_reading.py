@@ -184,13 +184,13 @@ GAP = {"architecture": "vit_base_patch16_gap_224"}
   "config, error",
   [
     (
-      {"model_args": {"num_heads": 4, "act_layer": "quick_gelu"}},
-      "model_args.act_layer: got 'quick_gelu', expected gelu or gelu_tanh",
+      {"model_args": {"num_heads": 4, "act_layer": "silu"}},
+      "model_args.act_layer: got 'silu', expected gelu or gelu_tanh or quick",
     ),
     (
-      GAP | {"global_pool": "avg"},
-      "global_pool: got 'avg', expected 'token', which is what a model of"
-      " these arrays computes here.",
+      GAP | {"global_pool": "avgmax"},
+      "global_pool: got 'avgmax', expected 'token' or 'avg', which is what a"
+      " model of these arrays computes here.",
     ),
     (
       {"model_args": {"num_heads": 4, "attn_layer": "diff", "norm": None}},
@@ -272,7 +272,7 @@ def test_a_standardised_convolution_cannot_take_it(tmp_path):
   assert message(path) == (
     f"{path}: got images normalised with mean [0.4, 0.4, 0.4] and deviation"
     " [0.5, 0.5, 0.5], expected 0.5 and 0.5 for a model that does not begin"
-    " with a patch embedding, kernel and bias."
+    " with a patch embedding, and a bias or a table of positions."
   )
 
 

@@ -9,6 +9,7 @@ from timm_models import AS_TIMM, RESNETS, SIZE, TINY, VIT
 
 from vit_jax.config import model_config
 from vit_jax.weights import timm as weights
+from vit_jax.weights import timm_names
 from vit_jax.weights.weights_file import lazy
 
 
@@ -95,15 +96,16 @@ def test_attention_without_biases_gets_zeros():
   "names, error",
   [
     (
-      [f"blocks.{i}.ls1.gamma" for i in range(7)] + ["reg_token"],
+      [f"blocks.{i}.attn.q_norm.weight" for i in range(7)] + ["x_token"],
       "weights of timm: got 8 arrays without a place in our models:"
-      " 'blocks.0.ls1.gamma', 'blocks.1.ls1.gamma', 'blocks.2.ls1.gamma',"
-      " 'blocks.3.ls1.gamma', 'blocks.4.ls1.gamma', 'blocks.5.ls1.gamma' and 2"
-      " more. They belong to LayerScale (DINOv2, DeiT III); register tokens"
-      " (DINOv2, DINOv3): no such part in vit_jax. Take weights of a plain ViT,"
-      " of its hybrids, or of BiT.",
+      " 'blocks.0.attn.q_norm.weight', 'blocks.1.attn.q_norm.weight',"
+      " 'blocks.2.attn.q_norm.weight', 'blocks.3.attn.q_norm.weight',"
+      " 'blocks.4.attn.q_norm.weight', 'blocks.5.attn.q_norm.weight' and 2"
+      " more. They belong to norms in attention: no such part in vit_jax. Take"
+      " weights of a ViT with the parts of config.model.name=modern, a hybrid,"
+      " BiT.",
     ),
-    (["dist_token"], "the distillation token of DeiT"),
+    (["rope.freqs"], "rotary positions that are learned"),
   ],
 )
 def test_arrays_without_a_place_are_named(names, error):
@@ -120,8 +122,8 @@ def test_heads_must_be_known():
     weights.read(_arrays(written))
   assert str(e.value) == (
     "weights of timm: got width 24, depth 2 and mlp_dim 40, which is none of"
-    " the sizes Ti, S, B, L, H, g, G, e, So400m, so that the number of"
-    " attention heads is unknown. State it: num_heads."
+    " the sizes Ti, S, B, L, H, g, G, e, So400m, M, H+, 7B, g2, gopt, so that"
+    " the number of attention heads is unknown. State it: num_heads."
   )
   with pytest.raises(ValueError, match="D a multiple of the 7 heads. State"):
     weights.read(_arrays(written), num_heads=7)
@@ -153,7 +155,7 @@ def test_what_timm_cannot_hold(fields, error, has_call):
     params = foreign.random_params(model, 5, SIZE)
   with pytest.raises(ValueError, match=f"(?s){error}"):
     weights.write(params, model)
-  assert bool(weights.create_call(model, 5, SIZE)[0]) == bool(has_call)
+  assert bool(timm_names.create_call(model, 5, SIZE)[0]) == bool(has_call)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,6 @@ def test_what_timm_cannot_hold(fields, error, has_call):
       "vit_so400m_patch14_siglip_224",
       dict(
         img_size=[384, 384],
-        class_token=False,
         global_pool="avg",
         fc_norm=False,
       ),
@@ -221,31 +222,31 @@ def test_what_timm_cannot_hold(fields, error, has_call):
 def test_the_call_that_makes_the_model(fields, image_size, name, kwargs):
   gelu = {} if "name" in fields else dict(gelu="erf")
   model = model_config(**fields, **gelu)
-  call = weights.create_call(model, 7, (image_size, image_size))
+  call = timm_names.create_call(model, 7, (image_size, image_size))
   expected = {} if kwargs is None else {"num_classes": 7} | kwargs
   assert call == (name, expected)
   if gelu and name:
     tanh = dataclasses.replace(model, gelu="tanh")
-    _, kwargs = weights.create_call(tanh, 7, (image_size, image_size))
+    _, kwargs = timm_names.create_call(tanh, 7, (image_size, image_size))
     assert kwargs == expected | {"act_layer": "gelu_tanh"}
 
 
 def test_differences():
-  assert weights.differences(model_config()) == []
-  assert weights.differences(model_config(ln_eps=1e-12)) == [
+  assert timm_names.differences(model_config()) == []
+  assert timm_names.differences(model_config(ln_eps=1e-12)) == [
     "LayerNorm adds 1e-06 to the variance, this model 1e-12; the argument"
     " norm_layer=functools.partial(timm.layers.LayerNorm, eps=1e-12) makes it"
     " equal."
   ]
-  assert weights.differences(model_config(variant="R50+B/16")) == [
+  assert timm_names.differences(model_config(variant="R50+B/16")) == [
     "GroupNorm adds 1e-05 to the variance, this model 1e-06.",
     "weight standardisation adds 1e-08 to the variance, this model 1e-05 to"
     " the standard deviation.",
   ]
   model = model_config(variant="R50+B/16", **AS_TIMM)
-  assert weights.differences(model) == []
+  assert timm_names.differences(model) == []
   model = model_config(name="bit", variant="R50x1", root_pad="nothing")
-  assert weights.differences(model) == [
+  assert timm_names.differences(model) == [
     "the maximum after the first convolution sees zeros beyond the border, this"
     " model nothing.",
     "weight standardisation adds 1e-08 to the variance, this model 1e-10 to"

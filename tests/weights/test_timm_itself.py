@@ -1,6 +1,7 @@
 """What timm makes of our weights: the same logits, under its own names."""
 
 import dataclasses
+import math
 
 import foreign
 import numpy as np
@@ -10,8 +11,8 @@ from timm_models import AS_TIMM, RESNETS, SIZE, TINY, VIT
 
 import vit_jax
 from vit_jax.config import model_config
+from vit_jax.weights import identify, timm_file, timm_names
 from vit_jax.weights import timm as weights
-from vit_jax.weights import timm_file
 from vit_jax.weights.weights_file import lazy
 
 FULL = {
@@ -28,7 +29,7 @@ def timm():
 
 def _compare(timm, model, image_size, num_heads=None):
   """Checks both directions; returns errors by type."""
-  name, kwargs = weights.create_call(model, 11, image_size)
+  name, kwargs = timm_names.create_call(model, 11, image_size)
   theirs = timm.create_model(name, **kwargs)
   foreign.randomise(theirs)
   grid = None
@@ -42,7 +43,7 @@ def _compare(timm, model, image_size, num_heads=None):
   assert options.items() <= dataclasses.asdict(model).items()
   if getattr(model, "posemb", None) == "sincos2d":
     params.pop(weights.POS_EMBEDDING)
-  assert not weights.differences(model)
+  assert not timm_names.differences(model)
 
   written = weights.write(
     {k: np.asarray(v) for k, v in params.items()}, model, grid=grid
@@ -106,7 +107,7 @@ def test_the_stated_norm_makes_other_eps_equal(timm):
   import functools
 
   model = model_config(**TINY, ln_eps=0.1, dtype="float64")
-  name, kwargs = weights.create_call(model, 11, SIZE)
+  name, kwargs = timm_names.create_call(model, 11, SIZE)
   norm = functools.partial(timm.layers.LayerNorm, eps=0.1)
   theirs = timm.create_model(name, **kwargs, norm_layer=norm)
   foreign.randomise(theirs)
@@ -119,38 +120,57 @@ def test_the_stated_norm_makes_other_eps_equal(timm):
 
 @pytest.mark.slow
 def test_timm_has_the_names(timm):
-  names = [n for by_patch in weights.NAMES.values() for n in by_patch.values()]
-  names += [row[-1] for row in weights.HYBRIDS] + list(weights.BITS.values())
+  names = [n.name for series in timm_names.ALL for n in series.names]
+  names += [row[-1] for row in timm_names.HYBRIDS] + list(
+    timm_names.BITS.values()
+  )
   assert set(names) <= set(timm.list_models())
+
+
+GELUS = {"GELU": "erf", "GELUTanh": "tanh", "QuickGELU": "quick"}
+MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva")
 
 
 @pytest.mark.slow
 def test_architectures_tell_heads_and_gelu(timm):
   read = set()
-  for module in ("vision_transformer", "vision_transformer_hybrid", "deit"):
-    for name in timm.list_models(module=module):
-      theirs = _without_memory(timm, name)
-      try:
-        params, options = weights.read(
-          _meta(theirs),
-          **timm_file.read_arguments(
-            timm_file.TimmConfig(architecture=f"{name}.tag")
-          ),
-        )
-      except ValueError:
-        continue  # it has parts of its own, or is of no known size
-      read.add(name)
-      block = theirs.blocks[0]
-      act = {"GELU": "erf", "GELUTanh": "tanh"}[type(block.mlp.act).__name__]
-      assert options["gelu"] == act, name
-      query = "encoderblock_0/MultiHeadDotProductAttention_0/query/kernel"
-      heads = params[f"Transformer/{query}"].shape[1]
-      assert heads == block.attn.num_heads, name
-      # The pool of these follows from their arrays.
-      timm_file.options_of(
-        timm_file.TimmConfig(global_pool=theirs.global_pool), params
+  for name in [n for m in MODULES for n in timm.list_models(module=m)]:
+    theirs = _without_memory(timm, name)
+    try:
+      params, options = weights.read(
+        _meta(theirs),
+        **timm_file.read_arguments(
+          timm_file.TimmConfig(architecture=f"{name}.tag")
+        ),
       )
+    except ValueError:
+      continue  # it has parts of its own, or is of no known size
+    read.add(name)
+    block = theirs.blocks[0]
+    if act := GELUS.get(type(getattr(block.mlp, "act", None)).__name__):
+      assert options["gelu"] == act, name
+    assert options["ln_eps"] == theirs.blocks[0].norm1.eps, name
+    query = "encoderblock_0/MultiHeadDotProductAttention_0/query/kernel"
+    heads = params[f"Transformer/{query}"].shape[1]
+    assert heads == block.attn.num_heads, name
+    # The pool of these follows from their arrays.
+    timm_file.options_of(
+      timm_file.TimmConfig(global_pool=theirs.global_pool), params, options
+    )
+    rope = getattr(theirs, "rope", None)
+    assert bool(options.get("rope")) == (rope is not None), name
+    sizes = {k: v.shape for k, v in params.items()}
+    table = sizes.get(weights.POS_EMBEDDING, (1, 2))
+    if "cls" in sizes and math.isqrt(table[1]) ** 2 == table[1]:
+      options["cls_row"] = False  # as `reading` finds it by the same rule
+    model = identify(params, options)
+    count = sum(x.numel() for x in theirs.parameters())
+    assert sum(map(math.prod, sizes.values())) == count, name
+    side = theirs.default_cfg["input_size"][-1]
+    assert foreign.shapes(model, theirs.num_classes, (side, side)) == sizes
   assert {*timm_file.TANH, *timm_file.HEADS} <= read
+  named = {n.name for series in timm_names.ALL for n in series.names}
+  assert named <= read
 
 
 def _without_memory(timm, name, **kwargs):
@@ -173,7 +193,7 @@ def _meta(module):
 )
 def test_timm_s_large_sizes_are_ours(timm, variant):
   model = model_config(variant=variant, gelu="erf")
-  name, kwargs = weights.create_call(model, 3, (224, 224))
+  name, kwargs = timm_names.create_call(model, 3, (224, 224))
   theirs = _without_memory(timm, name, weight_init="skip", **kwargs)
   params, _ = weights.read(_meta(theirs))
   shapes = foreign.shapes(model, 3, (224, 224))
@@ -226,7 +246,7 @@ def test_a_folder_of_timm_s(timm, tmp_path, kwargs):
 @pytest.mark.parametrize(
   "name, kwargs, key",
   [
-    ("vit", {"global_pool": "avg", "fc_norm": False}, "global_pool"),
+    ("vit", {"global_pool": "avgmax", "fc_norm": False}, "global_pool"),
     ("resnetv2_50x1_bit", {"output_stride": 16}, "output_stride"),
     ("resnetv2_50x1_bit", {"act_layer": "silu"}, "act_layer"),
   ],

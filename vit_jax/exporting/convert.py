@@ -39,6 +39,7 @@ from vit_jax.weights import (
   peft,
   safetensors_file,
   timm,
+  timm_names,
 )
 from vit_jax.weights.reading import read_checkpoint
 from vit_jax.weights.weights_file import METADATA_KEY
@@ -198,12 +199,14 @@ def _write_timm(vit: Pretrained, params, target: epath.Path) -> list[str]:
   target.parent.mkdir(parents=True, exist_ok=True)
   metadata = vit.metadata()
   safetensors_file.write(target, arrays, {METADATA_KEY: metadata})
-  name, kwargs = timm.create_call(vit.config, vit.num_classes, vit.image_size)
+  name, kwargs = timm_names.create_call(
+    vit.config, vit.num_classes, vit.image_size
+  )
   call = "timm has no name for this model; the arrays have the names of its own"
   if name is not None:
     text = "".join(f", {k}={v!r}" for k, v in kwargs.items())
     call = f"timm.create_model({name!r}, checkpoint_path={str(target)!r}{text})"
-  return [call, *timm.differences(vit.config)]
+  return [call, *timm_names.differences(vit.config)]
 
 
 def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:

@@ -7,7 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.options import nearest
-from vit_jax.weights.weights_file import LazyArray, Pixels, Weights, lazy
+from vit_jax.weights.weights_file import (
+  POS_EMBEDDING,
+  LazyArray,
+  Pixels,
+  Weights,
+)
 
 
 # What publishers' images are normalised with, by the name that `mean` takes.
@@ -104,7 +109,8 @@ def fold(weights: Weights) -> Weights:
 
   The model was trained on (p - mean) / std of pixels p in [0, 1]; it will get
   x = 2 p - 1. The old input is (x + 1 - 2 mean) / (2 std): the kernel is
-  scaled, and the bias moved.
+  scaled, and the bias moved. Where there is no bias, the learned positions of
+  the patches are: both are added to a patch, and resampling keeps constants.
 
   Args:
     weights: Weights of the model; where they state no normalisation, that of
@@ -129,15 +135,16 @@ def fold(weights: Weights) -> Weights:
       " than 0; correct the file beside the weights."
     )
   params = dict(weights.params)
-  kernel, bias = (params.get(f"embedding/{k}") for k in ("kernel", "bias"))
-  if kernel is not None and "Transformer/pre_norm/scale" in params:
-    # CLIP's patches have none: they get one.
-    bias = bias or lazy(np.zeros(kernel.shape[-1:], np.float32))
+  kernel, bias = params.get("embedding/kernel"), params.get("embedding/bias")
+  place, in_front = "embedding/bias", 0
+  if bias is None:  # as in CLIP: the table is added to what the kernel makes
+    place, in_front = POS_EMBEDDING, weights.num_class_rows
+    bias = params.get(place)
   if kernel is None or bias is None or "conv_root/kernel" in params:
     raise ValueError(
       f"got images normalised with mean {mean.tolist()} and deviation"
       f" {std.tolist()}, expected 0.5 and 0.5 for a model that does not begin"
-      " with a patch embedding, kernel and bias."
+      " with a patch embedding, and a bias or a table of positions."
     )
   channels = kernel.shape[2]
   if channels != 3 and (np.ptp(mean) or np.ptp(std)):
@@ -155,12 +162,15 @@ def fold(weights: Weights) -> Weights:
 
   def moved():
     added = np.einsum("hwio,i->o", np.asarray(kernel, np.float64), shift)
+    if place == POS_EMBEDDING:
+      rows = np.arange(bias.shape[1]) >= in_front
+      added = rows[:, None] * added
     return (np.asarray(bias) + added).astype(np.float32)
 
   # float32, whatever the file has: half precision would round once more.
   float32 = np.dtype(np.float32)
   params["embedding/kernel"] = LazyArray(kernel.shape, float32, scaled)
-  params["embedding/bias"] = LazyArray(bias.shape, float32, moved)
+  params[place] = LazyArray(bias.shape, float32, moved)
   note = (
     f"images were normalised with mean {mean.tolist()} and deviation"
     f" {std.tolist()}; this is now part of the patch embedding, which gets"

@@ -146,7 +146,8 @@ def read(
       _check_arrays(weights.params)
       if stated is not None:
         weights = dataclasses.replace(weights, pixels=stated)
-      weights = _whole(normalisation.fold(weights), grid, options)
+      weights = _with_grid(weights, grid, options)
+      weights = _with_assumptions(normalisation.fold(weights), options)
   except ValueError as e:
     if download.is_remote(path):
       raise ValueError(
@@ -158,20 +159,17 @@ def read(
   return _with_classes(dataclasses.replace(weights, path=str(path)))
 
 
-def _whole(
+def _with_grid(
   weights: Weights,
   grid: tuple[int, int] | None,
   given: Mapping[str, Any],
 ) -> Weights:
-  """Adds what the caller states, and what is assumed.
+  """Adds what the caller states, and whether the table has a row for cls.
 
   Args:
     weights: Weights as their format states them.
     grid: Rows and columns of the position table, if the caller states them.
     given: Options that the caller states.
-
-  Raises:
-    ValueError: The arrays are of no model, or what they lack may be lost.
   """
   params, options = weights.params, weights.options | given
   grid = grid or weights.grid
@@ -181,9 +179,22 @@ def _whole(
     if not _has_row_of_class(tables[POS_EMBEDDING][1], grid):
       options["cls_row"] = False
   has_cls_row = has_cls_row and options.get("cls_row", True)
-  weights = dataclasses.replace(
+  return dataclasses.replace(
     weights, grid=grid, options=options, has_cls_row=has_cls_row
   )
+
+
+def _with_assumptions(weights: Weights, given: Mapping[str, Any]) -> Weights:
+  """Adds notes on what is assumed.
+
+  Args:
+    weights: Weights with what the caller states.
+    given: Options that the caller states.
+
+  Raises:
+    ValueError: The arrays are of no model, or what they lack may be lost.
+  """
+  params, options = weights.params, weights.options
   if "embedding/kernel" not in params or not NEEDED.keys() <= params.keys():
     return weights  # no Transformer, or none that is whole
   assumed.check_positions(weights, options)

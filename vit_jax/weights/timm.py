@@ -55,7 +55,7 @@ PRETRAINING = re.compile(
 )
 # Constants in files of Meta and of EVA-02, which are computed here.
 CONSTANTS = re.compile(
-  r"rope(_embed)?\.|blocks\.\d+\.attn\.(rope\.|qkv\.bias_mask$)"
+  r"rope(_embed)?\.(?!freqs$)|blocks\.\d+\.attn\.(rope\.|qkv\.bias_mask$)"
   r"|blocks\.\d+\.attn\.relative_position_index$"
 )
 PERIODS = "rope_embed.periods"
@@ -139,10 +139,13 @@ def read(
   known = {row.theirs for row in rows}
   unknown = [n for n in arrays if n not in known and not CONSTANTS.match(n)]
   if unknown:
-    takes = "a ViT with the parts of vit_jax/families/modern.py, a hybrid, BiT"
+    takes = "a ViT with the parts of config.model.name=modern, a hybrid, BiT"
     errors.append(unplaced(unknown, PARTS, takes))
   if errors:
     raise ValueError("weights of timm: " + "\n".join(errors))
+  is_mean = options.get("pool") == "gap" and "cls" in params
+  if is_mean or options.get("gelu") == "quick":
+    options["name"] = "modern"  # no array tells
   if "posemb" not in options and POS_EMBEDDING not in params:
     if not _is_resnet(arrays):
       options["posemb"] = "none"  # timm computes no positions

@@ -10,10 +10,12 @@ from typing import Any
 
 from vit_jax.config import json_file, model_from_dict
 from vit_jax.config.from_dict import at_least
+from vit_jax.families.vit import ViTConfig
 from vit_jax.options import shown
 from vit_jax.weights import eval_preprocessing, timm
 from vit_jax.weights.assumed import LOST_POSITIONS
 from vit_jax.weights.identify import identify
+from vit_jax.weights.torch_layout import shorten
 from vit_jax.weights.weights_file import (
   METADATA_KEY,
   POS_EMBEDDING,
@@ -36,10 +38,13 @@ TANH = frozenset(
     ("so400m_patch16", 512),
     ("large_patch16", 512),
     ("base_patch32", 256),
+    ("giantopt_patch16", 256),
+    ("giantopt_patch16", 384),
   )
   for gap in ("", "_gap")
 )
 HEADS = {"vit_base_patch16_gap_224": 16}
+QUICK = "_clip_quickgelu_"  # in the names of those with OpenAI's GELU
 
 # Arguments of timm's models that are read here, that follow from the arrays,
 # that only training uses, or that change nothing at the size of the weights.
@@ -52,6 +57,9 @@ KNOWN = frozenset(
   attn_drop_rate drop_path_rate drop_rate fix_init patch_drop_rate
   pos_drop_rate proj_drop_rate weight_init zero_init_last
   dynamic_img_pad dynamic_img_size pool_include_prefix strict_img_size
+  num_reg_tokens qkv_fused swiglu_mlp swiglu_align_to scale_mlp use_abs_pos_emb
+  use_rot_pos_emb use_fc_norm rope_rescale_coords rope_shift_coords
+  rope_jitter_coords head_init_scale
   """.split()
 )
 # The arguments of timm's ResNets that ours agree with.
@@ -62,6 +70,25 @@ RESNET = {
   "output_stride": (32,),
   "preact": (True,),
   "stem_type": ("fixed",),
+}
+
+
+# Form of rotary positions -> the arguments of timm's Eva that ours agrees with.
+ROPES = {
+  "dinov3": {
+    "rope_type": ("dinov3",),
+    "rope_temperature": (100, 100.0),
+    "rope_rotate_half": (True,),
+  },
+  "eva02": {
+    "rope_type": ("cat",),
+    "ref_feat_shape": ([16, 16], 16),
+    "rope_temperature": (10000, 10000.0),
+    "rope_rotate_half": (False,),
+    "rope_grid_offset": (0, 0.0),
+    "rope_grid_indexing": ("ij",),
+    "scale_attn_inner": (False,),
+  },
 }
 
 
@@ -185,12 +212,16 @@ def read(file: StateDict) -> Weights:
   if num_heads := file.options.get("num_heads"):
     arguments["num_heads"] = num_heads
   params, options = timm.read(file.arrays, **arguments)
-  weights = Weights(str(file.path), "timm", params, options)
+  notes = ()
+  if beside := timm.only_pretraining(file.arrays):
+    notes = (f"pre-training alone has {shorten(beside)}: left out.",)
+  weights = Weights(str(file.path), "timm", params, options, notes=notes)
   if ours:
-    return with_metadata(weights, ours)
-  options |= options_of(config, params)
+    return _of_ours(with_metadata(weights, ours))
+  options |= options_of(config, params, options)
   states_none = config.model_args.get("pos_embed") in ("none", "")
-  if "posemb" in options and not (states_none or "posemb" in file.options):
+  is_lost = options.get("posemb") == "none" and not options.get("rope")
+  if is_lost and not (states_none or "posemb" in file.options):
     raise ValueError(LOST_POSITIONS)  # timm's models have a table
   size, grid = config.image_size, None
   if size and size[0] != size[1] and POS_EMBEDDING in params:
@@ -212,7 +243,15 @@ def _num_heads(metadata: Mapping[str, Any]) -> int | None:
   if not model_of(metadata):
     return None
   model = model_from_dict(model_of(metadata))
-  return model.size.num_heads if model.name == "vit" else None
+  return model.size.num_heads if isinstance(model, ViTConfig) else None
+
+
+def _of_ours(weights: Weights) -> Weights:
+  """Returns a file of ours: beside registers timm has no row for cls."""
+  if "registers" in weights.params and weights.options.get("cls_row"):
+    options = {k: v for k, v in weights.options.items() if k != "cls_row"}
+    return dataclasses.replace(weights, options=options)
+  return weights
 
 
 def _with_preprocessing(weights: Weights, config: TimmConfig) -> Weights:
@@ -247,24 +286,33 @@ def _with_preprocessing(weights: Weights, config: TimmConfig) -> Weights:
 
 
 def read_arguments(config: TimmConfig) -> dict[str, Any]:
-  """Returns the arguments of `timm.read`: num_heads and act_layer.
+  """Returns the arguments of `timm.read`: num_heads, act_layer and pool.
 
   Arguments of the model have precedence over its architecture.
   """
   name = config.architecture.partition(".")[0]  # NAME.TAG
   act_layer = "gelu_tanh" if name in TANH else "gelu"
+  if QUICK in name:
+    act_layer = "quick_gelu"
+  pool = config.model_args.get("global_pool") or config.global_pool
+  if pool is None and "dinov3" in name:
+    pool = "avg"  # and not the class token, as Meta's
   return {
     "num_heads": config.args.num_heads or HEADS.get(name),
     "act_layer": config.args.act_layer or act_layer,
+    "pool": pool,
   }
 
 
-def options_of(config: TimmConfig, params: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(
+  config: TimmConfig, params: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
   """Returns options of the model that follow from config.json and arrays.
 
   Args:
     config: As `TimmConfig.of` returns it.
     params: Our flat names -> anything.
+    options: As `timm.read` returns them.
 
   Returns:
     cls_row=False where the table has no row for the class token.
@@ -272,19 +320,21 @@ def options_of(config: TimmConfig, params: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: timm's model computes something else than ours.
   """
-  if errors := list(_errors(config, params)):
+  if errors := list(_errors(config, params, options)):
     raise ValueError("\n".join(errors))
   if config.model_args.get("no_embed_class") is True and "cls" in params:
     return {"cls_row": False}
   return {}
 
 
-def _errors(config: TimmConfig, params: Mapping[str, Any]) -> Iterator[str]:
+def _errors(
+  config: TimmConfig, params: Mapping[str, Any], options: Mapping[str, Any]
+) -> Iterator[str]:
   args = config.model_args
   stated = {f"model_args.{k}": v for k, v in args.items() if v is not None}
   if config.global_pool is not None:
     stated["global_pool"] = config.global_pool
-  ours = _our_arguments(params)
+  ours = _our_arguments(params, options)
   for key, value in stated.items():
     name = key.removeprefix("model_args.")
     # By type as well: 1 is not True.
@@ -305,19 +355,20 @@ def _errors(config: TimmConfig, params: Mapping[str, Any]) -> Iterator[str]:
       )
 
 
-def _our_arguments(params: Mapping[str, Any]) -> dict[str, tuple]:
+def _our_arguments(
+  params: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, tuple]:
   """Returns the values of timm's arguments that our model agrees with."""
   if "embedding/kernel" not in params:
     return RESNET
-  pool = (
-    "token"
-    if "cls" in params
-    else "map"
-    if "MAPHead_0/probe" in params
-    else "avg"
-  )
+  pools = ("map",) if "MAPHead_0/probe" in params else ("avg",)
+  if "dist" in params:
+    pools = ("token",)
+  elif "cls" in params:
+    pools = ("token", "avg")
   has_table = POS_EMBEDDING in params
   return {
-    "global_pool": (pool,),
+    "global_pool": pools,
     "pos_embed": ("learn",) if has_table else ("none", ""),
+    **ROPES.get(options.get("rope"), {}),
   }

@@ -261,13 +261,16 @@ def create_call(
   if model.name == "bit":
     name = BITS.get((tuple(stages.blocks), stages.width))
     return (name, kwargs) if name else (None, {})
-  if errors(model):
+  if model.name not in ("vit", "modern") or errors(model):
     return None, {}
   series, sizes, patch = series_of(model), model.size, model.patch
   if stages is not None:
     named = _hybrid_name(stages, sizes)
   else:
-    same = [n for n in series.names if n.size == sizes] or series.names
+    names, first = series.names, series.names[0]
+    same = [n for n in names if n.size == sizes] or [
+      n for n in names if n.size == first.size
+    ]
     named = next((n for n in same if n.patch == patch), same[0])
   if named is None:
     return None, {}
