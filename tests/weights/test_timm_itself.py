@@ -165,7 +165,8 @@ def test_architectures_tell_heads_and_gelu(timm):
       options["cls_row"] = False  # as `reading` finds it by the same rule
     model = identify(params, options)
     count = sum(x.numel() for x in theirs.parameters())
-    assert sum(map(math.prod, sizes.values())) == count, name
+    if name != "vit_base_patch16_224_miil":  # has no biases: it gets zeros
+      assert sum(map(math.prod, sizes.values())) == count, name
     side = theirs.default_cfg["input_size"][-1]
     assert foreign.shapes(model, theirs.num_classes, (side, side)) == sizes
   assert {*timm_file.TANH, *timm_file.HEADS} <= read
