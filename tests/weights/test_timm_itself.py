@@ -1,7 +1,6 @@
 """What timm makes of our weights: the same logits, under its own names."""
 
 import dataclasses
-import math
 
 import foreign
 import numpy as np
@@ -147,6 +146,8 @@ def test_architectures_tell_heads_and_gelu(timm):
       )
     except ValueError:
       continue  # it has parts of its own, or is of no known size
+    if options.get("posemb") == "none" and "rope" not in options:
+      continue  # without a table `timm_file.read` refuses it
     read.add(name)
     block = theirs.blocks[0]
     if act := GELUS.get(type(getattr(block.mlp, "act", None)).__name__):
@@ -161,9 +162,9 @@ def test_architectures_tell_heads_and_gelu(timm):
     )
     rope = getattr(theirs, "rope", None)
     assert bool(options.get("rope")) == (rope is not None), name
-    sizes = {k: v.shape for k, v in params.items()}
+    count = sum(x.numel() for x in theirs.parameters())
     if name != "vit_base_patch16_224_miil":  # has no biases: it gets zeros
-      assert sum(map(math.prod, sizes.values())) == count, name
+      assert sum(x.size for x in params.values()) == count, name
   assert {*timm_file.TANH, *timm_file.HEADS} <= read
   named = {n.name for series in timm_names.ALL for n in series.names}
   assert named <= read
