@@ -134,8 +134,8 @@ MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva")
 def test_architectures_tell_heads_and_gelu(timm):
   read = set()
   for name in [n for m in MODULES for n in timm.list_models(module=m)]:
-    if "radio" in name:
-      continue  # it has no last norm, which `load` says is missing
+    if "radio" in name or "_rope_" in name:
+      continue  # without the last norm, or refused by their names
     theirs = _without_memory(timm, name)
     try:
       params, options = weights.read(

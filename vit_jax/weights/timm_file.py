@@ -330,6 +330,11 @@ def options_of(
 def _errors(
   config: TimmConfig, params: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Iterator[str]:
+  if "_rope_" in config.architecture and not options.get("rope"):
+    yield (
+      f"config.json: architecture: got {shown(config.architecture)}, whose"
+      " rotary positions are not here; expected DINOv3 or EVA-02."
+    )
   args = config.model_args
   stated = {f"model_args.{k}": v for k, v in args.items() if v is not None}
   if config.global_pool is not None:
