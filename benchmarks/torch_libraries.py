@@ -37,7 +37,7 @@ def load(name: str) -> types.ModuleType:
     ImportError: The library itself is not installed.
   """
   library = name.split(".")[0]
-  if _torchvision_works() or library != "timm" or library in sys.modules:
+  if torchvision_works() or library != "timm" or library in sys.modules:
     return importlib.import_module(name)
   sys.modules.update((m, _Module(m)) for m in MODULES)
   try:
@@ -46,7 +46,8 @@ def load(name: str) -> types.ModuleType:
     _hide()
 
 
-def _torchvision_works() -> bool:
+def torchvision_works() -> bool:
+  """Whether torchvision can be imported; otherwise it is hidden."""
   if sys.modules.get("torchvision", "") is None:
     return False  # hidden before
   try:

@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from vit_jax import weights
 from vit_jax.weights import google
 from vit_jax.weights.npz_file import open_npz
 from vit_jax.weights.weights_file import lazy
@@ -66,6 +67,25 @@ def test_linen_names_become_those_of_the_paper_s_files():
   params, _ = google.read(published("vit_linen_names"))
   expected = {n for n in published("vit_token") if "encoderblock_2" not in n}
   assert written(params).keys() == expected
+
+
+def test_the_tower_of_images_is_found_beside_that_of_texts(tmp_path):
+  """SigLIP of big_vision has both: img, txt, temperature t, bias b."""
+  file, path = published("bv_map"), tmp_path / "siglip.npz"
+  two_towers = {
+    n.replace("params/", "params/img/"): np.asarray(a) for n, a in file.items()
+  }
+  texts = {"params/b": 0.0, "params/t": 1.0, "params/txt/head/bias": [0.0]}
+  np.savez(path, **two_towers, **texts)
+  expected, result = google.read(file)[0], weights.read(path)
+  assert result.params.keys() == expected.keys()
+  for name, array in expected.items():
+    np.testing.assert_array_equal(result.params[name], array, name)
+  assert weights.identify(result.params, result.options).pool == "map"
+  assert result.notes[0] == (
+    "left out: 'params/b', 'params/t', 'params/txt/head/bias', which only texts"
+    " need."
+  )
 
 
 def test_stacked_blocks_are_taken_apart():

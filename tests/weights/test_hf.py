@@ -393,12 +393,23 @@ def test_the_preprocessor_is_ours(transformers, tmp_path, ops):
     ("CLIP", {}),
     ("Bit", {}),
     ("Bit", {"size": 256, "resample": 2}),
+    (  # DINOv2's
+      "Bit",
+      {"size": {"shortest_edge": 256}, "image_mean": [0.485, 0.456, 0.406]},
+    ),
+    ("Siglip", {}),
+    ("Siglip", {"size": {"height": 224, "width": 224}, "resample": 2}),
+    ("DINOv3ViT", {}),
+    ("DINOv3ViT", {"size": {"height": 224, "width": 224}, "resample": 3}),
+    ("Beit", {}),
     ("DeiT", {"size": 230, "do_normalize": False}),
   ],
 )
 def test_defaults_are_those_of_the_processor(
   transformers, tmp_path, name, about
 ):
+  if name == "DINOv3ViT" and not torch_libraries.torchvision_works():
+    pytest.skip("its processor needs torchvision")
   about = {"image_processor_type": f"{name}ImageProcessor", **about}
   (tmp_path / hf_preprocessing.FILE).write_text(json.dumps(about))
   processor = transformers.AutoImageProcessor.from_pretrained(

@@ -16,8 +16,11 @@ import numpy as np
 from vit_jax.families import ModelConfig
 from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray
 
-# Training states have the parameters under one of these, besides moments.
-PREFIXES = ("opt/target/", "params/params/", "params/")
+# Training states have the parameters under one of these, besides moments; a
+# SigLIP has its images' tower, besides the texts', under the last but one.
+_OF_STATES = ("opt/target/", "params/params/")
+_IMAGES = "params/img/"
+PREFIXES = (*_OF_STATES, _IMAGES, "params/")
 
 # Regular expression of all names of an array; our name; the name in the ViT
 # paper's files; the name in big_vision's. The first match counts, and a name
@@ -73,13 +76,25 @@ def looks_like(names: Iterable[str]) -> bool:
   )
 
 
+def left_out(names: Iterable[str]) -> list[str]:
+  """Returns the arrays of texts, and of their comparison with images."""
+  names = list(names)
+  if not any(name.startswith(_IMAGES) for name in names):
+    return []
+  return [
+    name
+    for name in names
+    if name.startswith("params/") and not name.startswith(_IMAGES)
+  ]
+
+
 def read(
   arrays: Mapping[str, LazyArray],
 ) -> tuple[dict[str, LazyArray], dict[str, Any]]:
   """Returns the parameters by our flat names ("a/b/c"), and options.
 
-  Moments and steps of a training state are left out. Stacked blocks are
-  separated.
+  Moments and steps of a training state are left out, and what `left_out` names.
+  Stacked blocks are separated.
 
   Returns:
     The arrays, unread; and options of the model that follow from the names:

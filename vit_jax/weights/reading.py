@@ -41,6 +41,7 @@ from vit_jax.weights import (
 from vit_jax.weights.identify import NEEDED, identify
 from vit_jax.weights.npz_file import open_npz
 from vit_jax.weights.safetensors_file import INDEX, open_safetensors
+from vit_jax.weights.torch_layout import shorten
 from vit_jax.weights.weights_file import (
   EXPECTED,
   POS_EMBEDDING,
@@ -248,8 +249,15 @@ def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
       if looks_like(arrays):
         params, stated = read_arrays(arrays)
         # Publishers of these formats have images in [-1, 1].
-        pixels = normalisation.HALF
-        return Weights(str(file), name, params, stated, pixels=pixels)
+        pixels, texts = normalisation.HALF, google.left_out(arrays)
+        notes = (
+          (f"left out: {shorten(texts)}, which only texts need.",)
+          if texts
+          else ()
+        )
+        return Weights(
+          str(file), name, params, stated, pixels=pixels, notes=notes
+        )
     if not arrays:
       raise ValueError(
         f"got {str(file)!r}, a zip without arrays (.npy) in it; unpack it, and"
