@@ -88,6 +88,7 @@ ARGUMENTS = {
     "stage=i21k,model=H/14",
     "stage=i21k_i1k,model=L/16",
   ],
+  "dino": ["weights=deep.npz", "weights=deep.npz,version=3,dataset=cifar10"],
   "glyphs": [""],
   "masked_patch": [
     "imagenet21k",
@@ -158,11 +159,12 @@ def _make_files(folder):
       (folder / name / label).mkdir(parents=True)
       for i in range(count):
         (folder / name / label / f"{i}.jpg").touch()
-  model = tiny.config().model
-  images = jax.numpy.zeros((1, 48, 48, 3))
-  params = build(model, 10).init(jax.random.key(0), images)["params"]
-  flat = flax.traverse_util.flatten_dict(params, sep="/")
-  np.savez(folder / "weights.npz", **flat)
+  for name, depth in (("weights", 2), ("deep", 4)):
+    model = tiny.config(model__depth=depth).model
+    images = jax.numpy.zeros((1, 48, 48, 3))
+    params = build(model, 10).init(jax.random.key(0), images)["params"]
+    flat = flax.traverse_util.flatten_dict(params, sep="/")
+    np.savez(folder / f"{name}.npz", **flat)
 
 
 @contextlib.contextmanager
@@ -210,7 +212,7 @@ def _advertised():
     yield "vit_s16", f"head={head},epochs={epochs}"
   yield from (("folder", argument) for argument in ARGUMENTS["folder"])
   yield from (("glyphs", ""), ("digits_finetune", ""))
-  for name in ("masked_patch", "ablation", "study"):
+  for name in ("dino", "masked_patch", "ablation", "study"):
     yield from ((name, argument) for argument in ARGUMENTS[name])
 
 
@@ -299,8 +301,8 @@ def test_all_that_is_advertised_passes_preflight(name, argument):
 
 @pytest.mark.parametrize(
   "name",
-  "ablation augreg comparison deit3 finetune folder mae_finetune study vit_s16"
-  " vtab".split(),
+  "ablation augreg comparison deit3 dino finetune folder mae_finetune study"
+  " vit_s16 vtab".split(),
 )
 def test_every_argument_is_explained(name):
   module = _module(name)
@@ -434,6 +436,8 @@ def test_tasks_of_vtab():
     ("augreg.py:epochs=ten", "got epochs=ten, expected a number above 0"),
     ("ablation.py:lr=high", "got lr=high, expected a number above 0"),
     ("deit3.py:stage=i1k_224,model=S/16", "expected one of B/16, L/16, H/14"),
+    ("dino.py:version=3", "expected weights=FILE"),
+    ("dino.py:weights=none.npz", "weights: got 'none.npz', which does"),
     ("deit3.py:init=x", "init: got x for i1k, expected none."),
     ("mae_finetune.py:model=S/16", "model=S/16, expected one of B/16"),
     ("vit_s16.py:head=mlp", "got head=mlp, expected one of linear, tanh"),
