@@ -125,13 +125,8 @@ def _batch_errors(config: Config) -> Iterator[str]:
   batch, micro = config.data.batch_size, config.optim.microbatch
   if batch < 1:
     yield f"config.data.batch_size: got {batch}, expected 1 or more."
-  repeats = config.data.repeats
-  if repeats != 1 and not 1 < repeats <= batch // 3:
-    yield (
-      f"config.data.repeats: got {repeats}, expected 1 or more copies of an"
-      f" image, at most a third of the batch of {batch}, so that no neighbours"
-      " are copies."
-    )
+  if config.data.repeats < 1:
+    yield f"config.data.repeats: got {config.data.repeats}, expected 1 or more."
   if micro is not None and micro < 1:
     yield (
       f"config.optim.microbatch: got {micro}, expected 1 or more images, or"

@@ -66,7 +66,8 @@ def repeated(positions: tf.Tensor, batch_size: int, repeats: int):
 
   A place stands for `repeats` positions in a row, its copies, which come into
   one batch, or two neighbouring ones. In a batch the first copies come before
-  the second ones, so that neighbours, which mixup mixes, are other records.
+  the second ones, so that neighbours, which mixup mixes, are other records if
+  the batch has three rows or more for each copy.
   Augmentation draws anew for each copy; dropout and stochastic depth, which
   depend on the number of the record, are the same for its copies in a batch.
 
