@@ -52,10 +52,16 @@ def outputs(model: torch.nn.Module, images: np.ndarray, pixels) -> Outputs:
   return Outputs(blocks, last)
 
 
-def theirs(name: str, pixels, **kwargs: Any) -> Theirs:
-  """Returns a model of timm's, which is saved as timm pushes it to the hub."""
+def created(name: str, **kwargs: Any) -> torch.nn.Module:
+  """Returns a model of timm's with random weights."""
   model = timm.create_model(name, **kwargs)
   randomise(model)
+  return model
+
+
+def theirs(name: str, pixels, **kwargs: Any) -> Theirs:
+  """Returns a model of timm's, which is saved as timm pushes it to the hub."""
+  model = created(name, **kwargs)
   model.pretrained_cfg = model.pretrained_cfg | {
     "mean": pixels[0], "std": pixels[1],
   }  # fmt: skip
@@ -70,11 +76,11 @@ def theirs(name: str, pixels, **kwargs: Any) -> Theirs:
     return folder
 
   return Theirs(
-    save, functools.partial(_at_any_size, model, name, kwargs, pixels), reload
+    save, functools.partial(at_any_size, model, name, kwargs, pixels), reload
   )
 
 
-def _at_any_size(model, name, kwargs, pixels, images) -> Outputs:
+def at_any_size(model, name, kwargs, pixels, images) -> Outputs:
   """Applies a model to images of any size; timm resizes its positions."""
   dynamic = timm.create_model(name, **{**kwargs, "dynamic_img_size": True})
   dynamic.load_state_dict(model.state_dict())
@@ -101,7 +107,8 @@ SIZES = (SIZE, (48, 48), (32, 48))
 P8 = {"patch_size": 8, "img_size": 32}
 
 
-def _sizes(**kwargs):
+def small(**kwargs: Any) -> dict[str, Any]:
+  """Returns arguments that make a model of timm's small."""
   return SMALL | P8 | kwargs
 
 
@@ -153,7 +160,7 @@ def cases() -> list[Case]:
       family,
       "timm",
       name,
-      functools.partial(theirs, name, pixels, **_sizes(**kwargs)),
+      functools.partial(theirs, name, pixels, **small(**kwargs)),
       SIZES,
       "timm",
       "timm",

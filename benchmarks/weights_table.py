@@ -63,6 +63,7 @@ class Case(NamedTuple):
   filter: How the library resizes positions, of `resample.METHODS`.
   to: Format that it is written in; None: it is not written.
   options: Further arguments of `vit_jax.load`.
+  written: The same for what we wrote.
   """
 
   family: str
@@ -73,6 +74,7 @@ class Case(NamedTuple):
   filter: str
   to: str | None
   options: dict[str, Any] = {}
+  written: dict[str, Any] = {}
 
 
 def error(got: np.ndarray, expected: np.ndarray) -> float:
@@ -127,7 +129,7 @@ def write(case: Case, vit, theirs: Theirs, folder: pathlib.Path) -> float:
   """Writes and reads back; returns the library's error with what we wrote."""
   path = str(folder / "written") + (convert.WRITERS[case.to].suffix or "")
   convert.convert(vit, path, case.to)
-  again = vit_jax.load(path, verbose=False)
+  again = vit_jax.load(path, verbose=False, **case.written)
   assert again.config == vit.config, (again.config, vit.config)
   first, second = (flatten_dict(v.params, sep="/") for v in (vit, again))
   assert first.keys() == second.keys()
@@ -143,9 +145,10 @@ def write(case: Case, vit, theirs: Theirs, folder: pathlib.Path) -> float:
 
 def cases() -> list[Case]:
   """Returns all cases, of the libraries that are installed."""
+  import weights_cases_meta
   import weights_cases_timm
 
-  return weights_cases_timm.cases()
+  return weights_cases_timm.cases() + weights_cases_meta.cases()
 
 
 def main() -> None:

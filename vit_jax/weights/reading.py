@@ -33,6 +33,7 @@ from vit_jax.weights import (
   normalisation,
   others,
   peft,
+  publishers,
   timm,
   timm_file,
   torch_file,
@@ -145,9 +146,12 @@ def read(
     else:
       weights = read_path(file, options)
       _check_arrays(weights.params)
+      is_unstated = weights.pixels is None
       if stated is not None:
         weights = dataclasses.replace(weights, pixels=stated)
       weights = _with_grid(weights, grid, options)
+      if is_unstated:
+        weights = publishers.assume(weights)
       weights = _with_assumptions(normalisation.fold(weights), options)
   except ValueError as e:
     if download.is_remote(path):

@@ -45,8 +45,8 @@ def layout_of(arrays: Mapping[str, LazyArray]) -> Layout:
     qkv = "apart"
   elif first + "attn.q_bias" in arrays:
     qkv = "own"
-  elif first + "attn.qkv.bias_mask" in arrays:
-    qkv = "no_key"
+  elif "storage_tokens" in arrays:
+    qkv = "no_key"  # whatever the array has: `qkv.bias_mask` is zero there
   scale = "gamma_{}" if first + "gamma_1" in arrays else "ls{}.gamma"
   names = ("reg_token", "register_tokens", "storage_tokens")
   registers = next((n for n in names if n in arrays), "reg_token")

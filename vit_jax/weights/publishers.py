@@ -1,0 +1,129 @@
+"""How publishers prepare images, for files that state nothing but arrays."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.families.modern import ModernConfig
+from vit_jax.families.vit import ViTConfig
+from vit_jax.weights import eval_preprocessing, normalisation
+from vit_jax.weights.fitting import trained_at
+from vit_jax.weights.identify import identify
+from vit_jax.weights.weights_file import POS_EMBEDDING, Pixels, Weights
+
+IMAGENET = normalisation.NAMED["imagenet"].pixels
+CLIP = normalisation.NAMED["clip"].pixels
+
+
+class Publisher(NamedTuple):
+  """A family whose arrays name it.
+
+  name: Its name.
+  fits: Whether weights are of the family; the model is what `identify` finds.
+  pixels: Normalisation of the images.
+  share: Side of the crop / shorter side of the image; None: the whole image is
+    resized to a square.
+  filter: Filter of the resizing.
+  size: Side of the images, pixels, where no table of positions tells.
+  also: What else the user should know.
+  """
+
+  name: str
+  fits: Callable[[Weights, ModernConfig], bool]
+  pixels: Pixels
+  share: float | None = 0.875
+  filter: str = "bicubic"
+  size: int = 224
+  also: str = ""
+
+
+# The first one that fits counts.
+# Source: the evaluation in the repositories of each.
+PUBLISHERS = (
+  Publisher("DeiT", lambda w, m: m.distilled, IMAGENET),
+  Publisher(
+    "DINOv3",
+    lambda w, m: m.rope == "dinov3",
+    IMAGENET,
+    share=None,
+    filter="bilinear",
+    size=256,
+    also="; those trained on satellites have"
+    " mean='0.430,0.411,0.296/0.213,0.156,0.143'",
+  ),
+  Publisher("EVA-02", lambda w, m: m.rope == "eva02", CLIP, share=1.0),
+  Publisher("CLIP", lambda w, m: m.pre_norm, CLIP, share=1.0),
+  Publisher(
+    "DINOv2",
+    lambda w, m: (
+      m.layer_scale is not None and (w.has_cls_row or m.registers > 0)
+    ),
+    IMAGENET,
+  ),
+  Publisher(
+    "DeiT III",
+    lambda w, m: m.layer_scale is not None and m.class_token,
+    IMAGENET,
+    share=1.0,
+  ),
+)
+MAE = Publisher("MAE", lambda w, m: _has_zero_row(w), IMAGENET)
+
+
+def _has_zero_row(weights: Weights) -> bool:
+  """Whether the class token's position is zero: MAE's are fixed sines."""
+  if not weights.has_cls_row:
+    return False
+  return not np.asarray(weights.params[POS_EMBEDDING])[0, 0].any()
+
+
+def assume(weights: Weights) -> Weights:
+  """Returns weights with the images of their publisher, and a note.
+
+  They are unchanged if their arrays name no family.
+
+  Args:
+    weights: Weights whose file states nothing of images; a normalisation is
+      what the user states.
+  """
+  if "embedding/kernel" not in weights.params:
+    return weights
+  model = identify(weights.params, weights.options)
+  if isinstance(model, ModernConfig):
+    known = PUBLISHERS
+  elif isinstance(model, ViTConfig) and weights.format == "timm":
+    known = (MAE,)
+  else:
+    return weights
+  found = next((p for p in known if p.fits(weights, model)), None)
+  if found is None:
+    return weights
+  size = weights.image_size
+  if size is None:
+    has_table = POS_EMBEDDING in weights.params
+    size = trained_at(weights) if has_table else (found.size,) * 2
+  path = eval_preprocessing.timm(
+    size,
+    found.share or 1.0,
+    found.filter,
+    "squash" if found.share is None else "center",
+  )
+  ops = weights.ops or path.ops
+  mean, std = (list(x) for x in found.pixels)
+  normalised = f"mean {mean}, deviation {std}, "
+  note = (
+    f"nothing states how images were prepared: {found.name}'s are assumed,"
+    f" {'' if weights.pixels else normalised}{ops}{found.also}. Others are"
+    " stated by vit_jax.load(..., mean='half' or numbers, std=...),"
+    " --mean=MEAN/STD, for training --config.init_mean=MEAN/STD."
+  )
+  return dataclasses.replace(
+    weights,
+    image_size=size,
+    pixels=weights.pixels or found.pixels,
+    ops=ops,
+    crop_share=weights.crop_share or (found.share if path.short else None),
+    notes=(*weights.notes, note),
+  )
