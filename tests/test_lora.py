@@ -9,8 +9,10 @@ import pytest
 import tiny
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from vit_jax import lora
+from vit_jax import lora, sharding
 from vit_jax.batch import normalise
+from vit_jax.config import LoRAConfig
+from vit_jax.config.checks import errors as config_errors
 from vit_jax.models import build
 from vit_jax.models.stacking import unstack_blocks
 
@@ -39,10 +41,10 @@ def test_examples():
 @pytest.mark.parametrize(
   "options",
   [
-    {},
+    pytest.param({}, marks=pytest.mark.slow),
     {"model__scan": True, "model__remat": "full"},
-    MODERN,
-    {**MODERN, "model__scan": True},
+    pytest.param(MODERN, marks=pytest.mark.slow),
+    pytest.param({**MODERN, "model__scan": True}, marks=pytest.mark.slow),
   ],
   ids=str,
 )
@@ -87,3 +89,95 @@ def test_it_starts_as_its_base_and_is_merged_exactly(options):
     normalise(batch),
   )[0]
   assert np.abs(unmerged - want).max() > 1e-3
+
+
+@pytest.mark.slow
+def test_on_a_mesh_in_microbatches():
+  """Sums of eight devices in another order; the factors are split."""
+  changes = {**LORA, "optim__microbatch": 1, "model__scan": True}
+  one = tiny.Parts(tiny.config(**changes), ONE)
+  mesh = dict(mesh__data=2, mesh__fsdp=2, mesh__tensor=2)
+  many = tiny.Parts(tiny.config(**changes, **mesh))
+  losses = lambda parts: [m["loss"] for m in parts.run(3)[1]]
+  np.testing.assert_allclose(losses(many), losses(one), rtol=1e-5)
+  shapes = _flat(many.shapes.params)
+  factors = {k: v for k, v in shapes.items() if "/lora_" in k}
+  for name, x in factors.items():
+    part = x.sharding.shard_shape(x.shape)
+    assert part[0] == x.shape[0] and np.prod(part) < np.prod(x.shape), name
+  moments = [
+    (sharding.path_of(path), x)
+    for path, x in jax.tree_util.tree_leaves_with_path(many.shapes.opt_state)
+    if x.ndim
+  ]
+  assert len(moments) == 2 * len(shapes)
+  for path, x in moments:
+    (owner,) = (k for k in shapes if path.endswith(k))
+    assert x.sharding == shapes[owner].sharding, path
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_the_step_forms_no_product_of_factors_and_no_gradient_of_the_base(scan):
+  """Per token and map: the forward pass, the gradient of the inputs, and for
+  the factors three times their size each; nothing of a kernel's shape."""
+  parts = tiny.Parts(tiny.config(model__scan=scan, **LORA), ONE)
+  batch = tiny.batch(0, parts.config)
+  jaxpr = jax.make_jaxpr(parts.train_step)(parts.shapes, batch)
+  results = [
+    equation.outvars[0].aval.shape
+    for equation, _ in tiny.equations(jaxpr)
+    if equation.primitive.name == "dot_general"
+  ]
+  kernels = {
+    x.shape[int(scan) :]
+    for name, x in _flat(parts.shapes.base).items()
+    if name.endswith("kernel") and "block" in name
+  }
+  # by_rows multiplies matrices.
+  matrices = {(32, 32), (32, 64), (64, 32)}
+  sizes = {int(np.prod(k)) for k in kernels}
+  assert sizes == {32 * 32, 32 * 64}
+  assert not {*results} & (kernels | matrices)
+  full = tiny.Parts(tiny.config(model__scan=scan), ONE)
+  found = [
+    equation.outvars[0].aval.shape
+    for equation, _ in tiny.equations(
+      jax.make_jaxpr(full.train_step)(full.shapes, batch)
+    )
+    if equation.primitive.name == "dot_general"
+  ]
+  assert {*found} & (kernels | matrices)  # what is looked for
+
+
+def test_an_option_without_effect_is_an_error():
+  config = tiny.config(lora__rank=2, lora__targets=("Gate",))
+  with pytest.raises(ValueError, match="lora.targets: got Gate, which the"):
+    tiny.Parts(config, ONE)
+  errors = config_errors(tiny.config(lora__rank=-1, lora__alpha=0.0))
+  assert [e.split(":")[0] for e in errors] == [
+    "config.lora.rank",
+    "config.lora.alpha",
+  ]
+
+
+def test_factors_start_as_in_pytorch():
+  """Uniform within 1 / sqrt(inputs), whose deviation is 1 / sqrt(3 inputs)."""
+  path = "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/"
+  kernels = {
+    f"{path}query/kernel": np.zeros((64, 4, 16)),
+    f"{path}out/kernel": np.zeros((4, 16, 64)),
+    "Transformer/encoderblock_0/MlpBlock_0/Dense_1/kernel": np.zeros((256, 64)),
+  }
+  options = LoRAConfig(rank=64, targets=ALL)
+  trained, base = lora.split(
+    unflatten_dict(kernels, sep="/"), options, jax.random.key(0)
+  )
+  assert _flat(base).keys() == kernels.keys()
+  for name, x in _flat(trained).items():
+    if name.endswith("lora_b"):
+      assert not np.any(x), name
+      continue
+    bound = np.prod(x.shape[:-1]) ** -0.5
+    assert 0.98 * bound < np.abs(x).max() <= bound, name
+    # 4,096 draws or more: their deviation is off by 1 % in the mean.
+    np.testing.assert_allclose(np.std(x), bound / 3**0.5, rtol=0.03)

@@ -77,6 +77,7 @@ def test_it_is_loaded_with_its_base(run):
   assert any("merged into" in note for note in vit.report.notes)
 
 
+@pytest.mark.slow
 def test_it_resumes_to_the_same_bits(run, tmp_path):
   folder, state = run
   shutil.copytree(folder / "run", tmp_path / "run")
@@ -87,6 +88,7 @@ def test_it_resumes_to_the_same_bits(run, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, state, again)
 
 
+@pytest.mark.slow
 def test_another_base_or_none_is_an_error(run, tmp_path):
   folder, _ = run
   shutil.copytree(folder / "run", tmp_path / "run")

@@ -65,7 +65,14 @@ def _merged(base, factors, head):
   return vit.model.apply({"params": weight_files.nested(flat)}, images)[0]
 
 
-@pytest.mark.parametrize("form", ["new", "old", "fused", "rslora"])
+@pytest.mark.parametrize(
+  "form",
+  [
+    "old",
+    "fused",
+    *(pytest.param(form, marks=pytest.mark.slow) for form in ("new", "rslora")),
+  ],
+)
 def test_adapters_are_read_and_merged(tmp_path, form):
   base = weight_files.hf_folder(tmp_path / "base")
   factors = _factors()

@@ -209,8 +209,9 @@ def _write_timm(vit: Pretrained, params, target: epath.Path) -> list[str]:
   return [call, *timm_names.differences(vit.config)]
 
 
-def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
-  arrays, config = hf_classes.write(
+def _of_hf(vit: Pretrained, params) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Returns arrays and config.json; raises ValueError if there is no class."""
+  return hf_classes.write(
     params,
     vit.config,
     num_classes=vit.num_classes,
@@ -219,6 +220,10 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
     grid=vit.config.grid(vit.image_size),
     loss=vit.loss,
   )
+
+
+def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
+  arrays, config = _of_hf(vit, params)
   preprocessor, ops = hf_preprocessing.write(vit.ops, vit.image_size)
   target.mkdir(parents=True)
   safetensors_file.write(target / "model.safetensors", arrays, {})
@@ -239,7 +244,6 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
 
 
 def _write_peft(vit: Pretrained, params, target: epath.Path) -> list[str]:
-  del params  # of the merged model
   folder = epath.Path(vit.report.path)
   run = read_checkpoint(folder) if folder.is_dir() else None
   if run is None or not adapters.is_on_base(run.metadata):
@@ -247,11 +251,11 @@ def _write_peft(vit: Pretrained, params, target: epath.Path) -> list[str]:
       f"--to=peft: got {vit.report.path!r}, expected a run with"
       " config.lora.rank, which has adapters."
     )
-  if vit.config.name != "vit":
+  (kind,) = _of_hf(vit, params)[1]["architectures"]
+  if kind != peft.CLASS:
     raise ValueError(
-      f"--to=peft: got a model of the family {vit.config.name!r}, expected"
-      " 'vit': the adapter has the names of transformers' ViT. --to=hf and"
-      " --to=timm write the merged model."
+      f"--to=peft: got a model that is {kind} in transformers, expected"
+      f" {peft.CLASS}; --to=hf writes the merged model."
     )
   base = run.metadata["base"]["path"]
   head = {k: np.asarray(v) for k, v in run.params.items() if is_trained(k)}
@@ -261,7 +265,7 @@ def _write_peft(vit: Pretrained, params, target: epath.Path) -> list[str]:
   text = json.dumps(config, indent=2)
   (target / peft.CONFIG).write_text(text + "\n")
   call = f"peft.PeftModel.from_pretrained(model, {str(target)!r})"
-  model = "transformers.ViTForImageClassification of the base"
+  model = f"transformers.{kind} of the base"
   if not (epath.Path(base) / "config.json").exists():
     model += f", which `vit-jax convert {base} DST --to=hf` writes"
   return [call, f"model: {model}, with {vit.num_classes} labels"]

@@ -569,9 +569,9 @@ def load(
 
   The format is recognised by the content of the file: `.npz` of Google's ViT,
   AugReg, BiT or big_vision, `.safetensors` of timm (ViT, hybrids, BiT), the
-  folder of a Hugging Face ViT, the folder of one of our runs, of one step, or
-  of a plain tree of arrays saved with Orbax. The model is known by the
-  parameters' names and shapes; nothing is unpickled.
+  folder of a Hugging Face ViT or of an adapter of peft, the folder of one of
+  our runs, of one step, or of a plain tree of arrays saved with Orbax. The
+  model is known by the parameters' names and shapes; nothing is unpickled.
 
   Args:
     path: A path on disk, or wherever the file layer reads (gs://); or what is

@@ -46,7 +46,8 @@ MODULES = {
   "mlp.gate_proj": f"{_MLP}/Gate",
 }
 FUSED = r"attn\.qkv"
-# Ours -> the names of transformers 5 in memory.
+CLASS = "ViTForImageClassification"
+# Ours -> the names of `CLASS` in memory, in transformers 5.
 WRITTEN = {
   f"{_ATTENTION}/query": "attention.q_proj",
   f"{_ATTENTION}/key": "attention.k_proj",
@@ -232,8 +233,7 @@ def write(
       )
     number, rank = block.removeprefix("encoderblock_"), a.shape[-1]
     targets.add(WRITTEN[ours].rpartition(".")[2])
-    prefix = "vit." if head else ""
-    name = f"{PREFIX}{prefix}layers.{number}.{WRITTEN[ours]}"
+    name = f"{PREFIX}vit.layers.{number}.{WRITTEN[ours]}"
     arrays[f"{name}.lora_A.weight"] = np.ascontiguousarray(
       a.reshape(-1, rank).T
     )
