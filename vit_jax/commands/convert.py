@@ -18,11 +18,12 @@ FORMATS = {
 }
 # The choices of resample.METHODS.
 FILTERS = {
-  "zoom": "the ViT paper's (default, but for DINOv2)",
+  "zoom": "the ViT paper's (default, but for later models)",
   "bilinear": "FlexiViT's",
   "bicubic": "timm's",
   "timm": "the same",
   "hf": "Hugging Face's",
+  "dinov2": "Meta's of DINOv2",
 }
 DESCRIPTION = """\
 Writes weights in another format, reads the file again and compares logits."""

@@ -41,6 +41,9 @@ def resample_posemb(
   - "hf": Keys' filter with a = -3/4, never widened; a point outside the grid
     counts for the nearest point of the edge. interpolate_pos_encoding of
     Hugging Face's ViT: torch's bicubic without antialiasing.
+  - "dinov2": as "hf", but row i of the new grid is at (i + 1/2) old / (new +
+    1/10) - 1/2 of the old one: Meta's code of DINOv2 without registers. Its
+    models with registers are resized as "timm" does.
 
   Args:
     table: One row per token, in raster order.
@@ -147,6 +150,7 @@ def _weights(
   new: int,
   kernel: Callable[[np.ndarray], np.ndarray],
   antialias: bool,
+  more: float = 0.0,
 ) -> Float[np.ndarray, "new old"]:
   """Returns weights of old points in new ones, centre against centre.
 
@@ -157,8 +161,9 @@ def _weights(
     antialias: Whether the kernel is widened by old / new, if that is above 1,
       and weights outside are dropped. Otherwise a weight outside counts for the
       point at that edge.
+    more: What is added to `new` before the old points are divided by it.
   """
-  centres = (np.arange(new)[:, None] + 0.5) * old / new - 0.5
+  centres = (np.arange(new)[:, None] + 0.5) * old / (new + more) - 0.5
   if antialias:
     weights = kernel((centres - np.arange(old)) / max(1, old / new))
     return weights / weights.sum(axis=1, keepdims=True)
@@ -183,13 +188,16 @@ _bicubic = functools.partial(
   _weights, kernel=functools.partial(_keys, a=-0.5), antialias=True
 )
 
+_sharp = functools.partial(
+  _weights, kernel=functools.partial(_keys, a=-0.75), antialias=False
+)
+
 # Name -> function of (old, new) that returns the weights [new, old].
 METHODS: dict[str, Callable[[int, int], np.ndarray]] = {
   "zoom": _zoom,
   "bilinear": functools.partial(_weights, kernel=_triangle, antialias=True),
   "bicubic": _bicubic,
   "timm": _bicubic,
-  "hf": functools.partial(
-    _weights, kernel=functools.partial(_keys, a=-0.75), antialias=False
-  ),
+  "hf": _sharp,
+  "dinov2": functools.partial(_sharp, more=0.1),
 }

@@ -26,7 +26,7 @@ class Publisher(NamedTuple):
   share: Side of the crop / shorter side of the image; None: the whole image is
     resized to a square.
   filter: Filter of the resizing.
-  size: Side of the images, pixels, where no table of positions tells.
+  size: Side of the images in pixels, if the trained one is unknown or larger.
   also: What else the user should know.
   """
 
@@ -35,7 +35,7 @@ class Publisher(NamedTuple):
   pixels: Pixels
   share: float | None = 0.875
   filter: str = "bicubic"
-  size: int = 224
+  size: int | None = None
   also: str = ""
 
 
@@ -61,6 +61,7 @@ PUBLISHERS = (
       m.layer_scale is not None and (w.has_cls_row or m.registers > 0)
     ),
     IMAGENET,
+    size=224,
   ),
   Publisher(
     "DeiT III",
@@ -103,7 +104,10 @@ def assume(weights: Weights) -> Weights:
   size = weights.image_size
   if size is None:
     has_table = POS_EMBEDDING in weights.params
-    size = trained_at(weights) if has_table else (found.size,) * 2
+    side = found.size or 224
+    size = trained_at(weights) if has_table else (side, side)
+    if found.size and min(size) > found.size:
+      size = (side, side)
   path = eval_preprocessing.timm(
     size,
     found.share or 1.0,

@@ -234,6 +234,12 @@ def read(file: StateDict) -> Weights:
     pixels=config.images.pixels,
     is_bare=not file.config,
   )
+  model = identify(params, options)
+  if model.name == "modern":
+    is_metas = "mask_token" in file.arrays and model.layer_scale is not None
+    has_table = POS_EMBEDDING in params and not model.registers
+    name = "dinov2" if is_metas and has_table else "timm"
+    weights = dataclasses.replace(weights, posemb_filter=name)
   if size:
     weights = _with_preprocessing(weights, config)
   return weights
