@@ -33,7 +33,7 @@ def randomise(module: torch.nn.Module, seed: int = 0) -> None:
       x = x * np.prod(x.shape[1:]) ** -0.5
     else:
       x = 0.3 * x
-    leaf.data = torch.from_numpy(np.float32(x))
+    leaf.data = torch.from_numpy(np.asarray(x, np.float32))
 
 
 def outputs(model: torch.nn.Module, images: np.ndarray, pixels) -> Outputs:

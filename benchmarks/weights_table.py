@@ -145,10 +145,12 @@ def write(case: Case, vit, theirs: Theirs, folder: pathlib.Path) -> float:
 
 def cases() -> list[Case]:
   """Returns all cases, of the libraries that are installed."""
+  import weights_cases_hf
   import weights_cases_meta
   import weights_cases_timm
 
-  return weights_cases_timm.cases() + weights_cases_meta.cases()
+  modules = weights_cases_timm, weights_cases_meta, weights_cases_hf
+  return [case for module in modules for case in module.cases()]
 
 
 def main() -> None:

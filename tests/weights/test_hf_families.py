@@ -219,174 +219,18 @@ def transformers():
   return torch_libraries.load("transformers")
 
 
-SIZES = dict(
-  hidden_size=48,
-  num_hidden_layers=2,
-  num_attention_heads=4,
-  intermediate_size=96,
-  patch_size=8,
-)
-SQUARE = SIZES | dict(image_size=32)
-TEXT = {k: v for k, v in SIZES.items() if k != "patch_size"} | dict(
-  num_hidden_layers=1, vocab_size=64, max_position_embeddings=16
-)
-DECODER = dict(
-  decoder_hidden_size=24,
-  decoder_num_hidden_layers=1,
-  decoder_num_attention_heads=3,
-  decoder_intermediate_size=48,
-)
-DINOV2 = {k: v for k, v in SQUARE.items() if k != "intermediate_size"}
-DINOV3 = SQUARE | dict(num_register_tokens=4)
-TOWERS = dict(text_config=TEXT, vision_config=SQUARE)
-CLIP = TOWERS | dict(projection_dim=16)
-# Case -> class, options of its config, and our name of its output.
-CASES = {
-  "mae": ("ViTMAEModel", SQUARE | {"mask_ratio": 0.0}, "encoded"),
-  "mae_pre-training": ("ViTMAEForPreTraining", SQUARE | DECODER, None),
-  "msn": ("ViTMSNModel", SQUARE, "encoded"),
-  "msn_head": ("ViTMSNForImageClassification", SQUARE, "logits"),
-  "ijepa": ("IJepaModel", SQUARE, "encoded"),
-  "ijepa_head": ("IJepaForImageClassification", SQUARE, "logits"),
-  "deit": ("DeiTModel", SQUARE, "pre_logits"),
-  "deit_head": ("DeiTForImageClassification", SQUARE, "logits"),
-  "deit_heads": ("DeiTForImageClassificationWithTeacher", SQUARE, "logits"),
-  "dinov2": ("Dinov2Model", DINOV2, "pooled"),
-  "dinov2_head": ("Dinov2ForImageClassification", DINOV2, "logits"),
-  "dinov2_gated": ("Dinov2Model", DINOV2 | {"use_swiglu_ffn": True}, "pooled"),
-  "registers": ("Dinov2WithRegistersModel", DINOV2, "pooled"),
-  "registers_head": (
-    "Dinov2WithRegistersForImageClassification",
-    DINOV2,
-    "logits",
-  ),
-  "dinov3": ("DINOv3ViTModel", DINOV3, "pooled"),
-  "dinov3_gated": (
-    "DINOv3ViTModel",
-    DINOV3 | dict(use_gated_mlp=True, hidden_act="silu"),
-    "pooled",
-  ),
-  "dinov3_no_bias": (
-    "DINOv3ViTModel",
-    SQUARE | dict(query_bias=False, value_bias=False),
-    "pooled",
-  ),
-  "clip": ("CLIPVisionModel", SQUARE, "pooled"),
-  "clip_projection": (
-    "CLIPVisionModelWithProjection",
-    SQUARE | dict(projection_dim=16, hidden_act="gelu"),
-    "pooled",
-  ),
-  "clip_towers": ("CLIPModel", CLIP, "pooled"),
-  "clip_head": ("CLIPForImageClassification", CLIP, "logits"),
-  "siglip": ("SiglipVisionModel", SQUARE, "pooled"),
-  "siglip_towers": ("SiglipModel", TOWERS, "pooled"),
-  "siglip_head": ("SiglipForImageClassification", TOWERS, "logits"),
-  "siglip2": ("Siglip2VisionModel", SIZES | {"num_patches": 16}, "pooled"),
-}
-
-
-def _make(transformers, case):
-  name, options, output = CASES[case]
-  cls = getattr(transformers, name)
-  if "ForImage" in name:
-    options = options | {"num_labels": 3}
-  model = cls(cls.config_class(**options))
-  foreign.randomise(model)
-  return model.eval(), output
-
-
-def _theirs(model, images):
-  """Returns the blocks' outputs and what the model returns at the end."""
-  import torch
-
-  x = torch.from_numpy(images).permute(0, 3, 1, 2)
-  name, options = type(model).__name__, {"output_hidden_states": True}
-  height, width = images.shape[1] // 8, images.shape[2] // 8
-  if name.startswith("Siglip2"):
-    patches = x.unfold(2, 8, 8).unfold(3, 8, 8)  # b c h w 8 8
-    x = patches.permute(0, 2, 3, 4, 5, 1).reshape(len(images), -1, 192)
-    options["pixel_attention_mask"] = torch.ones(x.shape[:2])
-    options["spatial_shapes"] = torch.tensor([[height, width]])
-  else:
-    options["interpolate_pos_encoding"] = True
-  if name.startswith("ViTMAE"):  # random patches stay in their order
-    options["noise"] = torch.arange(height * width)[None].float()
-  projection = None
-  if name in ("SiglipModel", "CLIPModel"):
-    projection = getattr(model, "visual_projection", lambda x: x)
-    model = model.vision_model
-  if name.startswith(("Dinov2", "DINOv3")) or "CLIPFor" in name:
-    del options["interpolate_pos_encoding"]
-  with torch.no_grad():
-    out = model(x, **options)
-    end = next(
-      out[key]
-      for key in (
-        "logits",
-        "image_embeds",
-        "pooler_output",
-        "last_hidden_state",
-      )
-      if out.get(key) is not None
-    )
-    end = projection(end) if projection else end
-  return [h.numpy() for h in out.hidden_states], end.numpy()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("image_size", [(32, 32), (48, 48), (24, 40)])
-@pytest.mark.parametrize("case", [k for k, v in CASES.items() if v[2]])
-def test_every_block_is_theirs(transformers, tmp_path, case, image_size):
-  if case == "clip_head" and image_size != (32, 32):
-    pytest.skip("its class takes images of one size")
-  model, output = _make(transformers, case)
-  model.save_pretrained(tmp_path)
-  filters = {"siglip2": "bilinear", "registers": None, "registers_head": None}
-  vit = vit_jax.load(
-    tmp_path,
-    image_size=image_size,
-    posemb_filter=filters.get(case, "hf"),
-    mean="half",
-    verbose=False,
-  )
-  images = foreign.image(image_size)
-  blocks, end = _theirs(model, images)
-  _, out = vit(images)
-  ours = [out[f"encoderblock_{i}"]["after_mlp"] for i in range(2)]
-  for got, expected in zip(
-    [out["with_posemb"], *ours, out[output]], [*blocks[:3], end], strict=True
-  ):
-    assert foreign.error(got, expected) < 1e-5
+def test_names_in_memory_are_read(transformers, tmp_path):
+  import weights_cases_hf
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_names_in_memory_are_read(transformers, tmp_path, case):
-  model, _ = _make(transformers, case)
-  model.save_pretrained(tmp_path)
-  config = json.loads((tmp_path / "config.json").read_text())
-  read = weights.read(tmp_path, mean="half").params
-  in_memory, _, _ = hf.read_arrays(foreign.state(model), config)
-  _assert_equal(in_memory, read)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", WRITTEN)
-def test_what_we_write_is_loaded(transformers, tmp_path, name):
-  model = model_config(**WRITTEN[name])
-  num_classes = 3 * ("ForImageClass" in name)
-  params = _written(tmp_path, model, num_classes)
-  theirs, report = getattr(transformers, name).from_pretrained(
-    tmp_path, local_files_only=True, output_loading_info=True
-  )
-  assert not any(report[k] for k in ("missing_keys", "unexpected_keys"))
-  images = foreign.image((32, 32))
-  _, end = _theirs(theirs.eval(), images)
-  output = "logits" if num_classes else "pre_logits"
-  output = "encoded" if name == "IJepaModel" else output
-  ours = foreign.our_logits(model, num_classes, params, images, output)
-  assert foreign.error(ours, end) < 1e-5
+  models = [m for ms in weights_cases_hf.MODELS.values() for m in ms]
+  for i, (name, options) in enumerate(models):
+    model, folder = weights_cases_hf.make(name, options), tmp_path / str(i)
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    read = weights.read(folder, mean="half").params
+    in_memory, _, _ = hf.read_arrays(foreign.state(model), config)
+    _assert_equal(in_memory, read)
 
 
 S, B, L = (384, 12, 6), (768, 12, 12), (1024, 24, 16)

@@ -1,0 +1,220 @@
+"""Small models of transformers with random weights; big_vision's SigLIP."""
+
+import functools
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import torch
+import torch_libraries
+from safetensors.numpy import load_file
+from weights_cases_timm import randomise
+from weights_table import Case, Outputs, Theirs
+
+from vit_jax.weights import google, hf, hf_names, normalisation
+from vit_jax.weights.weights_file import lazy
+
+transformers = torch_libraries.load("transformers")
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+SIZES = {
+  "hidden_size": 32,
+  "num_hidden_layers": 2,
+  "num_attention_heads": 2,
+  "intermediate_size": 64,
+  "patch_size": 8,
+}
+SQUARE = SIZES | {"image_size": 32}
+TEXT = {k: v for k, v in SIZES.items() if k != "patch_size"} | {
+  "num_hidden_layers": 1, "vocab_size": 64, "max_position_embeddings": 16
+}  # fmt: skip
+TOWERS = {"text_config": TEXT, "vision_config": SQUARE}
+CLIP = TOWERS | {"projection_dim": 16}
+DINOV2 = {k: v for k, v in SQUARE.items() if k != "intermediate_size"}
+DINOV3 = SQUARE | {"num_register_tokens": 4}
+GATED = {"use_gated_mlp": True, "hidden_act": "silu"}
+DECODER = {
+  "decoder_hidden_size": 24,
+  "decoder_num_hidden_layers": 1,
+  "decoder_num_attention_heads": 3,
+  "decoder_intermediate_size": 48,
+}
+# Family -> class, options of its config.
+MODELS = {
+  "ViT": (
+    ("ViTModel", SQUARE),
+    ("ViTForImageClassification", SQUARE | {"qkv_bias": False}),
+    ("ViTMSNModel", SQUARE),
+    ("ViTMSNForImageClassification", SQUARE),
+    ("IJepaModel", SQUARE),
+    ("IJepaForImageClassification", SQUARE),
+  ),
+  "DeiT, distilled": (
+    ("DeiTModel", SQUARE),
+    ("DeiTForImageClassification", SQUARE),
+    ("DeiTForImageClassificationWithTeacher", SQUARE),
+  ),
+  "DINOv2": (
+    ("Dinov2Model", DINOV2),
+    ("Dinov2Model", DINOV2 | {"use_swiglu_ffn": True}),
+    ("Dinov2ForImageClassification", DINOV2),
+  ),
+  "DINOv2 with registers": (
+    ("Dinov2WithRegistersModel", DINOV2),
+    ("Dinov2WithRegistersForImageClassification", DINOV2),
+  ),
+  "DINOv3": (
+    ("DINOv3ViTModel", DINOV3),
+    ("DINOv3ViTModel", DINOV3 | GATED),
+    (
+      "DINOv3ViTModel",
+      SQUARE | GATED | {"query_bias": False, "value_bias": False},
+    ),
+  ),
+  "SigLIP, SigLIP 2": (
+    ("SiglipVisionModel", SQUARE),
+    ("SiglipModel", TOWERS),
+    ("SiglipForImageClassification", TOWERS),
+    ("Siglip2VisionModel", SIZES | {"num_patches": 16}),
+  ),
+  "CLIP, OpenCLIP": (
+    ("CLIPVisionModel", SQUARE),
+    (
+      "CLIPVisionModelWithProjection",
+      SQUARE | {"projection_dim": 16, "hidden_act": "gelu"},
+    ),
+    ("CLIPModel", CLIP),
+    ("CLIPForImageClassification", CLIP),
+  ),
+  "MAE": (
+    ("ViTMAEModel", SQUARE | {"mask_ratio": 0.0}),
+    ("ViTMAEForPreTraining", SQUARE | DECODER | {"mask_ratio": 0.0}),
+  ),
+}
+# Classes that resize positions otherwise than ViT.
+FILTERS = {"Dinov2With": "bicubic", "Siglip2": "bilinear"}
+
+
+def make(name: str, options: dict[str, Any]) -> torch.nn.Module:
+  """Returns a model with random weights; MAE's table, too, is random."""
+  cls = getattr(transformers, name)
+  if "ForImage" in name:
+    options = options | {"num_labels": 3}
+  kwargs = {"add_pooling_layer": False} if name == "ViTModel" else {}
+  model = cls(cls.config_class(**options), **kwargs)
+  randomise(model)
+  return model.eval()
+
+
+def theirs(name: str, options: dict[str, Any]) -> Theirs:
+  """Returns a model, saved as transformers does, without a processor."""
+  model = make(name, options)
+
+  def save(folder: pathlib.Path) -> pathlib.Path:
+    model.save_pretrained(folder / "theirs")
+    return folder / "theirs"
+
+  family = hf_names.known(model.config.model_type)
+  pixels = normalisation.NAMED[family.pixels or "half"].pixels
+  return Theirs(save, functools.partial(outputs, model, pixels), reload)
+
+
+def reload(path: str) -> Theirs:
+  """Returns transformers' model of a folder of ours, which lacks nothing."""
+  config = json.loads((pathlib.Path(path) / "config.json").read_text())
+  (name,) = config["architectures"]
+  model, report = getattr(transformers, name).from_pretrained(
+    path, local_files_only=True, output_loading_info=True
+  )
+  lacking = {*report["missing_keys"], *report["unexpected_keys"]}
+  # A ViT without a pooler gets a random one, which is not read here.
+  assert not {n for n in lacking if not n.startswith("pooler.")}, lacking
+  half = normalisation.HALF
+  return Theirs(None, functools.partial(outputs, model.eval(), half))
+
+
+def outputs(model: torch.nn.Module, pixels, images: np.ndarray) -> Outputs:
+  """Returns what a model computes of images in [-1, 1]."""
+  mean, std = (np.float32(x) for x in pixels)
+  x = torch.from_numpy(((images + 1) / 2 - mean) / std).permute(0, 3, 1, 2)
+  name, options = type(model).__name__, {"output_hidden_states": True}
+  height, width = images.shape[1] // 8, images.shape[2] // 8
+  if name.startswith("Siglip2"):  # its processor cuts patches
+    patches = x.unfold(2, 8, 8).unfold(3, 8, 8)  # b c h w 8 8
+    x = patches.permute(0, 2, 3, 4, 5, 1).reshape(len(images), -1, 192)
+    options["pixel_attention_mask"] = torch.ones(x.shape[:2])
+    options["spatial_shapes"] = torch.tensor([[height, width]] * len(images))
+  elif not name.startswith(("Dinov2", "DINOv3", "CLIPFor")):
+    options["interpolate_pos_encoding"] = True
+  if name.startswith("ViTMAE"):  # patches stay in their order
+    noise = torch.arange(height * width).float()
+    options["noise"] = noise.tile(len(images), 1)
+    model = getattr(model, "vit", model)
+  projection = getattr(model, "visual_projection", lambda x: x)
+  if name in ("SiglipModel", "CLIPModel"):
+    model = model.vision_model
+  with torch.no_grad():
+    out = model(x, **options)
+    last = out.get("logits")
+    if name in ("ViTModel", "ViTMSNModel") or name.startswith("ViTMAE"):
+      last = out.last_hidden_state[:, 0]
+    elif name == "IJepaModel":
+      last = out.last_hidden_state.mean(1)
+    elif last is None:
+      last = out.get("image_embeds")
+    if last is None:
+      last = out.pooler_output
+      last = projection(last) if name == "CLIPModel" else last
+  blocks = [h.numpy() for h in out.hidden_states[1:3]]
+  return Outputs(blocks, last.numpy())
+
+
+def big_vision() -> Theirs:
+  """Returns SigLIP's two towers under big_vision's names.
+
+  No code of big_vision runs here: transformers' model of the same weights says
+  what they compute, and the file is made by renaming.
+  """
+  model = theirs("SiglipVisionModel", SQUARE)
+
+  def save(folder: pathlib.Path) -> pathlib.Path:
+    saved = model.save(folder)
+    config = json.loads((saved / "config.json").read_text())
+    arrays = load_file(saved / "model.safetensors")
+    params, _, _ = hf.read_arrays(
+      {name: lazy(array) for name, array in arrays.items()}, config
+    )
+    named = google.write(
+      {name: np.asarray(array) for name, array in params.items()},
+      is_big_vision=True,
+    )
+    tower = {n.replace("params/", "params/img/"): a for n, a in named.items()}
+    file = folder / "siglip.npz"
+    np.savez(file, **tower, **{"params/t": 1.0, "params/txt/x": np.ones(3)})
+    return file
+
+  return Theirs(save, model.outputs)
+
+
+def cases() -> list[Case]:
+  """Returns a case for each class, and big_vision's."""
+  sizes = ((32, 32), (48, 48), (24, 40))
+  found = [
+    Case(
+      family,
+      "transformers",
+      name,
+      functools.partial(theirs, name, options),
+      sizes[:1] if name == "CLIPForImageClassification" else sizes,
+      next((f for k, f in FILTERS.items() if name.startswith(k)), "hf"),
+      "hf",
+    )
+    for family, models in MODELS.items()
+    for name, options in models
+  ]
+  siglip = Case(
+    "SigLIP, SigLIP 2", "big_vision", "npz", big_vision, sizes, "hf", "npz"
+  )
+  return [*found, siglip]
