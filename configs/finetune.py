@@ -3,10 +3,11 @@
 Run: vit-jax train --workdir=runs/cifar10 \
   --config=finetune:init=runs/vit_b16,model=B/16,dataset=cifar10
 Arguments: init (anything that vit_jax.load reads: a run, a .npz, a
-.safetensors, a Hugging Face folder), model (any that vit-jax models
-prints), dataset (of DATASETS; a folder as folder:/path), res (pixels: 224, 384
-or 512; for a patch of 14 the nearest multiple, 224, 378 or 518), budget (see
-below; 0 by default: none).
+.safetensors, a Hugging Face folder), model (any that vit-jax models prints;
+left out: that of init, as needed for DINOv2, CLIP and others with parts that no
+name states, or else B/16), dataset (of DATASETS; a folder as folder:/path), res
+(pixels: 224, 384 or 512; for a patch of 14 the nearest multiple, 224, 378 or
+518), budget (see below; 0 by default: none).
 A part of the training split is held out and scored every 500 steps as `val`:
 learning rate and length are chosen by it. The test split is scored once, at
 the end, as `test`.
@@ -49,8 +50,10 @@ Paper's, Table 2: mean of 3, ImageNet at 512 px (H/14: 518) and averaged:
   H/14  JFT      88.55     99.50      94.55  97.56    99.68
 """
 
+import dataclasses
+
 from vit_jax.config import arguments, defaults, trial_candidates, whole_number
-from vit_jax.families import by_variant, family
+from vit_jax.families import by_variant
 from vit_jax.options import nearest
 
 # Share of `train` to train on, split to test on, steps, learning rate. Steps
@@ -75,7 +78,7 @@ RESNETS_TOO = (0.06,)  # for ResNets and hybrids on ImageNet
 GRID = (0.001, 0.003, 0.01, 0.03)  # all other data sets
 ARGUMENTS = {
   "init": "",
-  "model": "B/16",
+  "model": "",
   "dataset": "cifar10",
   "res": "384",
   "budget": "0",
@@ -86,7 +89,8 @@ def get_config(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
   share, test, steps, lr = DATASETS[_kind(args["dataset"])]
   trial_candidates.check_budget(args["budget"])
-  patch = getattr(by_variant(args["model"]), "patch", 1)
+  model = _model(args)
+  patch = getattr(model, "patch", 1)
   res = max(1, round(whole_number(args, "res") / patch)) * patch
 
   c = defaults()
@@ -98,8 +102,8 @@ def get_config(arg: str = ""):
         " which the trials start, as init=ViT-B_16.npz."
       )
     c.init_head = "linear_probe"
-  c.model.variant = args["model"]
-  c.model.name = family(args["model"])
+  values = dataclasses.asdict(model)
+  c.model.update({k: v for k, v in values.items() if v is not None})
   c.model.dtype = "bfloat16"
   c.data.dataset, c.data.split = args["dataset"], f"train[:{share}]"
   c.data.batch_size = 512
@@ -129,7 +133,7 @@ def get_grid(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
   if _kind(args["dataset"]) != "imagenet2012":
     return {"optim.lr": GRID}
-  is_resnet = args["model"].startswith("R")
+  is_resnet = _model(args).variant.startswith("R")
   return {"optim.lr": IMAGENET_GRID + RESNETS_TOO * is_resnet}
 
 
@@ -141,6 +145,18 @@ def get_trials(arg: str = ""):
   from vit_jax.sweep import trials
 
   return trials.rounds_of(get_config(arg), has_size=True), args["budget"]
+
+
+def _model(args: dict[str, str]):
+  """Returns the model by its name, or that of the weights, to be fine-tuned."""
+  if args["model"] or not args["init"]:
+    return by_variant(args["model"] or "B/16")
+  from vit_jax import weights
+
+  try:
+    return weights.model_to_finetune(weights.read(args["init"]))
+  except FileNotFoundError as e:
+    raise ValueError(f"init: {e}") from None
 
 
 def _kind(dataset: str) -> str:

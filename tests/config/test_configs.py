@@ -24,7 +24,7 @@ import pytest
 import tiny
 from PIL import Image
 
-from vit_jax import experiment, families
+from vit_jax import experiment, families, weights
 from vit_jax.config import (
   checks,
   cli,
@@ -33,7 +33,9 @@ from vit_jax.config import (
   to_dict,
 )
 from vit_jax.config.preprocessing import image_size
+from vit_jax.exporting import convert
 from vit_jax.families import published, resnet, vit
+from vit_jax.inference import pretrained
 from vit_jax.models import build
 from vit_jax.weights import eval_preprocessing
 
@@ -395,6 +397,41 @@ def test_finetune_takes_a_multiple_of_the_patch(model, res, pixels):
     assert config.optim.ema_decay == (0.9999 if averaged else None)
 
 
+def test_finetune_takes_the_model_from_the_weights(tmp_path):
+  """A DINOv2 of timm's, of which no name states the parts."""
+  size = dict(width=32, depth=2, mlp_dim=64, num_heads=4)
+  model = families.model_config(
+    "modern", variant="S/14", registers=2, layer_scale=0.1, **size
+  )
+  params = build(model, 0).init(
+    jax.random.key(0), jax.numpy.zeros((1, 70, 70, 3))
+  )
+  vit = pretrained.Pretrained(
+    config=model,
+    params=params["params"],
+    num_classes=0,
+    image_size=(70, 70),
+    class_names=None,
+    ops="decode|resize(70)",
+    loss="softmax",
+    report=weights.Report("random", {}, {}, (), ()),
+  )
+  path = tmp_path / "model.safetensors"
+  convert.convert(vit, str(path), "timm")
+  args = _load("finetune", f"init={path},dataset=cifar10")
+  config = args.config
+  assert dataclasses.replace(config.model, dtype="float32") == (
+    weights.model_to_finetune(weights.read(path))
+  )
+  assert config.model.name == "modern" and config.model.registers == 2
+  assert image_size(config.data.ops) == (378, 378)
+  config = dataclasses.replace(config, fake_data=True)
+  run = experiment.setup(config, errors=args.errors)
+  _, report = run.fitted_weights()
+  assert not report.ignored
+  assert {*report.reinitialised} == {"head/kernel", "head/bias"}
+
+
 def test_grids_of_table_4():
   get_grid, args = _module("finetune").get_grid, "dataset=imagenet2012,model="
   assert get_grid() == {"optim.lr": (0.001, 0.003, 0.01, 0.03)}
@@ -425,6 +462,7 @@ def test_tasks_of_vtab():
     ("finetune.py:ini=x", "Did you mean 'init'?"),
     ("finetune.py:res=big", "res=big"),
     ("finetune.py:budget=5m", "init: got none beside budget=5m"),
+    ("finetune.py:init=none.npz", "init: got 'none.npz', which does not"),
     ("finetune.py:model=C/16", "got size 'C'"),
     ("comparison.py:model=R50x3", "Did you mean 'R50x2'?"),
     (
