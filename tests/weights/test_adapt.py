@@ -25,6 +25,22 @@ def changed(params, name="vit_token_prelogits"):
   return dataclasses.replace(file, params=file.params | new)
 
 
+def test_a_pooled_vector_has_a_norm_of_its_own():
+  """MAE's fine-tuning drops the norm of the tokens."""
+  file = published("vit_linen_names")
+  options = dict(name="modern", pool="gap", final_norm="pooled")
+  params, report = adapt(file, **options)
+  assert report.reinitialised == ("pooled_norm/bias", "pooled_norm/scale")
+  assert report.ignored == (
+    "Transformer/encoder_norm/bias",
+    "Transformer/encoder_norm/scale",
+  )
+  assert any("MAE's fine-tuning" in note for note in report.notes)
+  assert params["pooled_norm/scale"] is None
+  assert not any("encoder_norm" in path for path in params)
+  np.testing.assert_array_equal(params["cls"], file.params["cls"])
+
+
 @pytest.mark.parametrize(
   "source, options, reinitialised, ignored",
   [

@@ -89,6 +89,8 @@ def adapt(
     model's classes. Otherwise the model keeps its initial ones.
   - The parameters that an objective adds to the network are loaded together, if
     all their shapes agree.
+  - A norm of the tokens is not loaded where the model has one of the pooled
+    vector, which keeps its initial values: MAE's fine-tuning.
   - Blocks are stacked or not, as in the model.
 
   All other arrays must agree.
@@ -125,6 +127,7 @@ def adapt(
   fit = _Fit(weights, model, _shapes(_flatten(unstacked)))
   fit.choose_head(class_names)
   fit.choose_parameters_of_objectives()
+  fit.choose_last_norm()
   fit.resample_positions(image_size, posemb_filter)
   fit.fold_channels()
   if resize_patch:
@@ -220,6 +223,17 @@ class _Fit:
       shapes, expected = self._shapes_under(own)
       if shapes != expected:
         self._reinitialise(shapes, expected)
+
+  def choose_last_norm(self) -> None:
+    """Loads no norm of the tokens where the pooled vector has one instead."""
+    tokens, is_left = self._shapes_under("Transformer/encoder_norm/")
+    pooled, expected = self._shapes_under("pooled_norm/")
+    if tokens and expected and not pooled and not is_left:
+      self._reinitialise(tokens, expected)
+      self.notes.append(
+        "the norm of the tokens is not loaded: the model has one of the pooled"
+        " vector instead, as MAE's fine-tuning has, with initial values."
+      )
 
   def _shapes_under(
     self, prefix: str | tuple[str, ...]
