@@ -235,7 +235,7 @@ def test_options(vit):
       {"posemb_filter": "bicubik"},
       ValueError,
       "posemb_filter: got 'bicubik', expected one of zoom, bilinear, bicubic,"
-      " timm, hf. Did you mean 'bicubic'?",
+      " timm, hf, dinov2. Did you mean 'bicubic'?",
     ),
   ],
 )

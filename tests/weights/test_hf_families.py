@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import torch_libraries
+from safetensors.numpy import load_file
 
 import vit_jax
 from vit_jax import weights
@@ -81,6 +82,17 @@ def test_a_model_comes_back_as_it_was(tmp_path, name):
   assert weights.identify(read.params, read.options) == model
 
 
+@pytest.mark.parametrize("name", ["DINOv3ViTModel", "DeiTModel"])
+def test_prefixes_of_training_programs_are_taken_off(tmp_path, name):
+  params = _written(tmp_path, model_config(**WRITTEN[name]))
+  file = tmp_path / "model.safetensors"
+  arrays = {f"module.{k}": v for k, v in load_file(file).items()}
+  safetensors_file.write(file, arrays, {})
+  read = weights.read(tmp_path, mean="half")
+  assert "the prefix 'module.' was taken off the names." in read.notes
+  _assert_equal(read.params, params)
+
+
 def test_a_head_on_the_mean_comes_back(tmp_path):
   model = model_config(**TINY, pool="gap")
   params = _written(tmp_path, model, num_classes=3, image_size=(16, 32))
@@ -91,8 +103,6 @@ def test_a_head_on_the_mean_comes_back(tmp_path):
 
 def _add_arrays(folder, config=None, is_change=False, **more):
   """Adds arrays to a folder of weights, "__" is a dot; and another config."""
-  from safetensors.numpy import load_file
-
   file = folder / "model.safetensors"
   arrays = load_file(file)
   more = {k.replace("__", "."): np.ones(v, "f") for k, v in more.items()}

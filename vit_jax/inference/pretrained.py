@@ -583,8 +583,8 @@ def load(
     grid: Rows and columns of patches of the position table, for a file that
       does not state them and whose grid is not square.
     posemb_filter: How positions are resampled: "zoom" (the paper's), or another
-      of `vit_jax.models.resample.METHODS`. None: "zoom", except for files of
-      transformers' DINOv2, whose classes always resample them.
+      of `vit_jax.models.resample.METHODS`. None: "zoom" for ViT, and for later
+      models as the library of the file does.
     loss: Loss of the head's training, which decides the probabilities of
       `predict`: "softmax", "sigmoid" or "bce" (a sigmoid, too), or
       "regression", which predicts numbers. None: the loss that our run or

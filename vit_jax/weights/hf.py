@@ -122,7 +122,7 @@ def read(file: StateDict) -> Weights:
   about = hf_preprocessing.complete(about)
   grid = tuple(side // stated.patch for side in stated.image_size)
   size = stated.image_size
-  if family.posemb_filter:  # its images may have another size than its table
+  if family.takes_any_size:  # its images may have another size than its table
     made = hf_preprocessing.image_size(about) or size
     size = made if not any(side % stated.patch for side in made) else size
   ops = hf_preprocessing.ops_of(about, size)
@@ -146,7 +146,7 @@ def read(file: StateDict) -> Weights:
     ops=ops,
     pixels=hf_preprocessing.pixels(about),
     published_pixels=family.pixels,
-    posemb_filter=family.posemb_filter or "zoom",
+    posemb_filter=family.posemb_filter,
     notes=notes,
   )
 

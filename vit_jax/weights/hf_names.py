@@ -255,9 +255,9 @@ class ModelType(NamedTuple):
   options: Options of our model that no array states.
   unclassified: Regular expression of arrays that a classifier does not see.
   options_of_classifier: As `options`, of a model with a classifier.
-  posemb_filter: How the family resizes positions, a name of
-    `models.resample.METHODS`, if it does so for images of any size without
-    being asked; None: if it is asked.
+  posemb_filter: How positions are resized, a name of `models.resample.METHODS`;
+    as the family does, except for ViT, which are fine-tuned as in the paper.
+  takes_any_size: Whether the family resizes positions without being asked.
   """
 
   names: tuple[Names, ...]
@@ -267,7 +267,8 @@ class ModelType(NamedTuple):
   options: Mapping[str, Any] = {}
   unclassified: str | None = None
   options_of_classifier: Mapping[str, Any] = {}
-  posemb_filter: str | None = None
+  posemb_filter: str = "hf"
+  takes_any_size: bool = False
 
 
 _EPS = {"layer_norm_eps": 1e-6}
@@ -287,7 +288,7 @@ _OF_DINOV3 = {"layer_norm_eps": 1e-5, "num_attention_heads": 6}
 _ROTATED = {"name": "modern", "posemb": "none", "rope": "dinov3"}
 # `model_type` of config.json -> the family.
 MODEL_TYPES = {
-  "vit": ModelType((VIT,), ("vit.",)),
+  "vit": ModelType((VIT,), ("vit.",), posemb_filter="zoom"),
   "vit_mae": ModelType((VIT,), ("vit.",), pixels="imagenet"),
   "vit_msn": ModelType((VIT,), ("vit.",), _EPS, "imagenet"),
   "ijepa": ModelType((VIT,), ("ijepa.",), pixels="imagenet"),
@@ -297,7 +298,7 @@ MODEL_TYPES = {
     ("dinov2.",),
     _EPS | {"patch_size": 14},
     "imagenet",
-    posemb_filter="hf",
+    takes_any_size=True,
   ),
   "dinov2_with_registers": ModelType(
     (DINOV2, DINOV2_GATED),
@@ -305,6 +306,7 @@ MODEL_TYPES = {
     _EPS,
     "imagenet",
     posemb_filter="bicubic",
+    takes_any_size=True,
   ),
   "dinov3_vit": ModelType((DINOV3,), (), _OF_DINOV3, "imagenet", _ROTATED),
   "clip_vision_model": ModelType(
@@ -320,7 +322,9 @@ MODEL_TYPES = {
     },
   ),
   "siglip_vision_model": ModelType((SIGLIP,), *_OF_SIGLIP),
-  "siglip2_vision_model": ModelType((SIGLIP2,), *_OF_SIGLIP),
+  "siglip2_vision_model": ModelType(
+    (SIGLIP2,), *_OF_SIGLIP, posemb_filter="bilinear"
+  ),
 }
 # `model_type` of two towers -> that of the images' tower.
 TWO_TOWERS = {

@@ -29,8 +29,8 @@ CONTAINERS = (
 _WRAPPERS = rf"(?:{'|'.join(CONTAINERS)})\."
 _FIRST = (
   r"(|.+?\.)patch_embed\.proj\.weight",
-  rf"((?:{_WRAPPERS})*)(?:vit\.)?embeddings\.patch_embeddings\.projection"
-  r"\.weight",
+  rf"((?:{_WRAPPERS})*)(?:\w+\.)?embeddings\.patch_embeddings?"
+  r"(?:\.projection)?\.weight",
   r"(|.+?\.)(?<!backbone\.)stem\.conv\.weight",
   r"(|(?:.+\.)?visual\.)class_embedding",
 )
