@@ -153,7 +153,10 @@ def test_files_of_other_programs(tmp_path, content, reason):
   [
     (["flax_model.msgpack"], "from_flax=True"),
     (["tf_model.h5"], "from_tf=True"),
-    (["adapter_model.safetensors"], "an adapter (of peft) without its adapter_config"),
+    (
+      ["adapter_model.safetensors"],
+      "an adapter (of peft) without its adapter_config",
+    ),
     (
       ["snapshots/abc/config.json"],
       "expected one of its snapshots: ",
