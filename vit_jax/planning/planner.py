@@ -99,7 +99,10 @@ def plan(
   if texts := errors(config, devices):
     raise ConfigError(texts)
   mesh = sharding.make_mesh(config.mesh, devices)
-  step, arguments = lower(config, mesh)
+  try:
+    step, arguments = lower(config, mesh)
+  except ValueError as e:  # config.lora.targets
+    raise ConfigError([str(e)]) from None
   if texts := optim.errors(config.optim, arguments[0].params):
     raise ConfigError(texts)
   run_shape = run_shape_of(config)
