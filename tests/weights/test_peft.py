@@ -17,6 +17,16 @@ from vit_jax import train
 from vit_jax.weights import peft as ours
 from vit_jax.weights.adapters import Factors
 
+IMAGE = foreign.image((16, 16))
+SMALL = {
+  "hidden_size": 32,
+  "num_hidden_layers": 2,
+  "num_attention_heads": 4,
+  "intermediate_size": 64,
+  "image_size": 16,
+  "patch_size": 8,
+  "num_labels": tiny.NUM_CLASSES,
+}
 NAMES = ("query", "key", "value", "out")
 ATTENTION = "Transformer/encoderblock_{}/MultiHeadDotProductAttention_0/"
 MLP = "Transformer/encoderblock_{}/MlpBlock_0/"
@@ -168,18 +178,7 @@ def transformers():
 
 def _model(transformers, folder, **options):
   """A ViT of transformers with random weights, read from a folder."""
-  config = transformers.ViTConfig(
-    **{
-      "hidden_size": 32,
-      "num_hidden_layers": 2,
-      "num_attention_heads": 4,
-      "intermediate_size": 64,
-      "image_size": 16,
-      "patch_size": 8,
-      "num_labels": tiny.NUM_CLASSES,
-    }
-    | options
-  )
+  config = transformers.ViTConfig(**SMALL | options)
   theirs = transformers.ViTForImageClassification(config)
   foreign.randomise(theirs)
   theirs.save_pretrained(folder)
@@ -237,6 +236,61 @@ def test_what_a_run_writes_is_loaded_by_peft(transformers, tmp_path):
   # And back.
   again = vit_jax.load(adapter, verbose=False)
   np.testing.assert_array_equal(again(images)[0], ours_(images)[0])
+
+
+MODERN = dict(model__name="modern", model__layer_scale=1.0, model__gelu="erf")
+DINO = {
+  "Dinov2WithRegistersForImageClassification": dict(
+    **MODERN,
+    model__registers=4,
+    model__pool="token_gap",
+    model__ln_eps=1e-6,
+  ),
+  "DINOv3ViTModel": dict(
+    **MODERN,
+    model__registers=4,
+    model__rope="dinov3",
+    model__posemb="none",
+    model__ln_eps=1e-5,
+    model__qkv_bias="no_key",
+    model__mlp="swiglu",
+  ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", DINO)
+def test_dinov2_and_dinov3(transformers, tmp_path, kind):
+  import peft
+
+  from vit_jax.__main__ import main
+
+  is_v3 = kind == "DINOv3ViTModel"
+  gated = {"use_gated_mlp": True, "hidden_act": "silu"}
+  options = {"num_register_tokens": 4, **gated} if is_v3 else {}
+  config = getattr(
+    transformers, "DINOv3ViTConfig" if is_v3 else "Dinov2WithRegistersConfig"
+  )(**SMALL, **options, mlp_ratio=2)
+  theirs = getattr(transformers, kind)(config)
+  foreign.randomise(theirs)
+  theirs.save_pretrained(tmp_path / "base")
+  config = tiny.config(
+    init=str(tmp_path / "base"),
+    init_mean="half",
+    lora__rank=2,
+    lora__targets=("query", "out", "Dense_0", "Dense_1"),
+    **DINO[kind],
+  )
+  train.train_and_evaluate(config, str(tmp_path / "run"), tiny.Data())
+  adapter = str(tmp_path / "adapter")
+  flags = ["--to=peft"] + ["--drop_head"] * is_v3
+  main(["convert", str(tmp_path / "run"), adapter, *flags])
+  vit, images = vit_jax.load(tmp_path / "run", verbose=False), IMAGE
+  model = peft.PeftModel.from_pretrained(theirs, adapter)
+  out = foreign.torch_logits(model, images, "float32")
+  want = out.pooler_output if is_v3 else out.logits
+  got = vit(images)[1]["pre_logits" if is_v3 else "logits"]
+  assert foreign.error(got, want) < 1e-5
 
 
 @pytest.mark.slow

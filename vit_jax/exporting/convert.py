@@ -252,23 +252,38 @@ def _write_peft(vit: Pretrained, params, target: epath.Path) -> list[str]:
       " config.lora.rank, which has adapters."
     )
   (kind,) = _of_hf(vit, params)[1]["architectures"]
-  if kind != peft.CLASS:
+  if kind not in peft.CLASSES:
     raise ValueError(
-      f"--to=peft: got a model that is {kind} in transformers, expected"
-      f" {peft.CLASS}; --to=hf writes the merged model."
+      f"--to=peft: got a model that is {kind} in transformers, expected one of"
+      f" {', '.join(peft.CLASSES)}; --to=hf writes the merged model."
     )
-  base = run.metadata["base"]["path"]
-  head = {k: np.asarray(v) for k, v in run.params.items() if is_trained(k)}
-  arrays, config = peft.write(adapters.factors_of(run), head, base)
+  head = {
+    k: np.asarray(v)
+    for k, v in run.params.items()
+    if is_trained(k) and vit.num_classes
+  }
+  base, has_gate = (
+    run.metadata["base"]["path"],
+    getattr(vit.config, "mlp", "gelu") == "swiglu",
+  )
+  arrays, config = peft.write(
+    adapters.factors_of(run), head, base, kind, has_gate
+  )
   target.mkdir(parents=True)
   safetensors_file.write(target / peft.ARRAYS, arrays, {})
-  text = json.dumps(config, indent=2)
-  (target / peft.CONFIG).write_text(text + "\n")
-  call = f"peft.PeftModel.from_pretrained(model, {str(target)!r})"
+  (target / peft.CONFIG).write_text(json.dumps(config, indent=2) + "\n")
   model = f"transformers.{kind} of the base"
   if not (epath.Path(base) / "config.json").exists():
     model += f", which `vit-jax convert {base} DST --to=hf` writes"
-  return [call, f"model: {model}, with {vit.num_classes} labels"]
+  if head:
+    model += f", with {vit.num_classes} labels"
+  notes = [
+    f"peft.PeftModel.from_pretrained(model, {str(target)!r})",
+    f"model: {model}",
+  ]
+  if mean := run.metadata["base"]["mean"]:
+    notes.append(f"vit_jax.load({str(target)!r}, mean={mean!r})")
+  return notes
 
 
 def _write_onnx(
@@ -330,6 +345,14 @@ def _load(vit: Pretrained, path: str) -> Apply:
   return lambda images: again(images)[0]
 
 
+def _load_peft(vit: Pretrained, path: str) -> Apply:
+  run = read_checkpoint(epath.Path(vit.report.path))
+  size, mean = vit.image_size, run.metadata["base"]["mean"]
+  again = vit_jax.load(path, verbose=False, image_size=size, mean=mean)
+  # A base may have a head that the adapter does not have.
+  return lambda images: again(images)[1][_layer(vit)]
+
+
 def _load_onnx(vit: Pretrained, path: str) -> Apply:
   del vit
   return onnx.read(path)
@@ -362,7 +385,7 @@ WRITERS = {
   "npz": Writer(_write_npz, ".npz"),
   "timm": Writer(_write_timm, ".safetensors"),
   "hf": Writer(_write_hf),
-  "peft": Writer(_write_peft),
+  "peft": Writer(_write_peft, read=_load_peft),
   "onnx": Writer(_write_onnx, ".onnx", _load_onnx, onnx.PACKAGES, "onnx"),
   "stablehlo": Writer(_write_stablehlo, ".stablehlo", _load_stablehlo),
 }

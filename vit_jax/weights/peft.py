@@ -46,8 +46,18 @@ MODULES = {
   "mlp.gate_proj": f"{_MLP}/Gate",
 }
 FUSED = r"attn\.qkv"
-CLASS = "ViTForImageClassification"
-# Ours -> the names of `CLASS` in memory, in transformers 5.
+# Class of transformers 5 -> its blocks, as they are named in memory.
+CLASSES = {
+  "ViTForImageClassification": "vit.layers",
+  "IJepaForImageClassification": "ijepa.layers",
+  "DeiTForImageClassification": "deit.layers",
+  "Dinov2ForImageClassification": "dinov2.encoder.layer",
+  "Dinov2WithRegistersForImageClassification": (
+    "dinov2_with_registers.encoder.layer"
+  ),
+  "DINOv3ViTModel": "model.layer",
+}
+# Ours -> modules of a block there.
 WRITTEN = {
   f"{_ATTENTION}/query": "attention.q_proj",
   f"{_ATTENTION}/key": "attention.k_proj",
@@ -55,6 +65,12 @@ WRITTEN = {
   f"{_ATTENTION}/out": "attention.o_proj",
   f"{_MLP}/Dense_0": "mlp.fc1",
   f"{_MLP}/Dense_1": "mlp.fc2",
+}
+# The same of an MLP with a gate, and of DINOv3's.
+PROJECTIONS = {
+  f"{_MLP}/Dense_0": "mlp.up_proj",
+  f"{_MLP}/Dense_1": "mlp.down_proj",
+  f"{_MLP}/Gate": "mlp.gate_proj",
 }
 
 
@@ -212,34 +228,32 @@ def write(
   factors: Mapping[str, Factors],
   head: Mapping[str, np.ndarray],
   base: str,
+  kind: str = "ViTForImageClassification",
+  has_gate: bool = False,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """Returns the arrays of an adapter of transformers' ViT, and its config.
+  """Returns the arrays of an adapter of transformers 5, and its config.
 
   Args:
     factors: Path of a linear map -> its factors.
     head: Its arrays by our names; {}: there is none.
     base: Path or name of the base.
-
-  Raises:
-    ValueError: transformers has no such linear map.
+    kind: A name of `CLASSES`.
+    has_gate: Whether its MLP has a gate.
   """
+  names = WRITTEN
+  if has_gate or kind == "DINOv3ViTModel":
+    names = WRITTEN | PROJECTIONS
   arrays, targets = {}, set()
   for path, (a, b, _) in factors.items():
     _, block, ours = path.split("/", 2)
-    if ours not in WRITTEN:
-      raise ValueError(
-        f"{path}: got an adapter, expected one of {', '.join(WRITTEN)}: the"
-        " others have other names in every model of transformers."
-      )
     number, rank = block.removeprefix("encoderblock_"), a.shape[-1]
-    targets.add(WRITTEN[ours].rpartition(".")[2])
-    name = f"{PREFIX}vit.layers.{number}.{WRITTEN[ours]}"
-    arrays[f"{name}.lora_A.weight"] = np.ascontiguousarray(
-      a.reshape(-1, rank).T
-    )
-    arrays[f"{name}.lora_B.weight"] = np.ascontiguousarray(
-      b.reshape(rank, -1).T
-    )
+    targets.add(names[ours].rpartition(".")[2])
+    name = f"{PREFIX}{CLASSES[kind]}.{number}.{names[ours]}"
+    for key, matrix in (
+      ("A", a.reshape(-1, rank).T),
+      ("B", b.reshape(rank, -1).T),
+    ):
+      arrays[f"{name}.lora_{key}.weight"] = np.ascontiguousarray(matrix)
   if head:
     kernel = np.ascontiguousarray(np.transpose(head["head/kernel"]))
     arrays[f"{PREFIX}classifier.weight"] = kernel
