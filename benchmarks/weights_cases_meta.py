@@ -1,17 +1,20 @@
-"""Meta's files: timm's models with random weights, renamed as Meta saves them.
+"""Files of Meta and OpenCLIP: timm's models with random weights, renamed.
 
-timm's outputs are those of Meta's code; the arrays are in the form of the
-published files, with what pre-training alone has beside them.
+timm's outputs are those of the publishers' code; the arrays are in the form of
+the published files, with what pre-training alone has beside them, or the tower
+of texts.
 """
 
 import functools
+import json
 import pathlib
 import re
 from collections.abc import Callable
 
 import torch
 import weights_cases_timm
-from weights_cases_timm import IMAGENET, SIZES, small
+from safetensors.torch import save_file
+from weights_cases_timm import CLIP, IMAGENET, SIZES, small
 from weights_table import Case, Theirs
 
 Arrays = dict[str, torch.Tensor]
@@ -137,6 +140,58 @@ def _theirs(name, kwargs, rename, containers) -> Theirs:
   return Theirs(save, outputs)
 
 
+def _openclip(name: str, kwargs, is_quick: bool) -> Theirs:
+  """Returns CLIP's image tower among arrays of texts."""
+  model = weights_cases_timm.created(name, **kwargs)
+  model.head.bias.data[:] = 0  # the projection of images has none
+  names = {
+    "cls_token": "class_embedding",
+    "pos_embed": "positional_embedding",
+    "patch_embed.proj.weight": "conv1.weight",
+    "head.weight": "proj",
+  }
+  parts = (
+    *((r"^norm_pre\.", "ln_pre."), (r"^norm\.", "ln_post.")),
+    *((r"\.norm(\d)\.", r".ln_\1."), (r"attn\.qkv\.", "attn.in_proj_")),
+    *((r"attn\.proj\.", "attn.out_proj."), (r"mlp\.fc1\.", "mlp.c_fc.")),
+    *((r"mlp\.fc2\.", "mlp.c_proj."), (r"^blocks\.", "transformer.resblocks.")),
+  )
+
+  def save(folder: pathlib.Path) -> pathlib.Path:
+    arrays = {}
+    for key, array in model.state_dict().items():
+      if key == "head.bias":
+        continue
+      for regex, text in parts:
+        key = re.sub(regex, text, key)
+      array = array.T if key == "head.weight" else array
+      array = array.reshape(-1) if key == "cls_token" else array
+      array = array[0] if key == "pos_embed" else array
+      arrays[f"visual.{names.get(key, key)}"] = array.contiguous()
+    texts = ("token_embedding.weight", "transformer.resblocks.0.ln_1.weight")
+    arrays |= {n: torch.ones(2, 2) for n in (*texts, "logit_scale")}
+    folder = folder / "openclip"
+    folder.mkdir()
+    save_file(arrays, folder / "open_clip_model.safetensors")
+    config = {
+      "model_cfg": {"quick_gelu": is_quick},
+      "preprocess_cfg": {"size": 32, "mean": CLIP[0], "std": CLIP[1]},
+    }
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    return folder
+
+  outputs = functools.partial(
+    weights_cases_timm.at_any_size, model, name, kwargs, CLIP
+  )
+  return Theirs(save, outputs)
+
+
+OPENCLIP = {
+  "vit_base_patch16_clip_224": False,
+  "vit_base_patch32_clip_quickgelu_224": True,
+}
+
+
 def cases() -> list[Case]:
   """Returns a case for each model."""
   return [
@@ -147,9 +202,21 @@ def cases() -> list[Case]:
       functools.partial(_theirs, name, small(**kwargs), rename, containers),
       SIZES,
       "timm",
-      None,
+      "meta",
       {"num_heads": 2},
     )
     for family, models in MODELS.items()
     for name, kwargs, rename, containers in models
+  ] + [
+    Case(
+      "CLIP, OpenCLIP",
+      "OpenCLIP",
+      name,
+      functools.partial(_openclip, name, small(), is_quick),
+      SIZES,
+      "timm",
+      "openclip",
+      {"num_heads": 2},
+    )
+    for name, is_quick in OPENCLIP.items()
   ]

@@ -15,7 +15,9 @@ def _cases():
   return weights_table
 
 
-@pytest.mark.parametrize("library", ["timm", "transformers", "big_vision"])
+@pytest.mark.parametrize(
+  "library", ["timm", "transformers", "Meta", "OpenCLIP", "big_vision"]
+)
 def test_outputs_are_the_library_s(tmp_path, library):
   table = _cases()
   found = [case for case in table.cases() if case.library == library]

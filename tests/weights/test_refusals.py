@@ -191,8 +191,9 @@ def test_a_file_of_another_name_is_read_where_it_is_alone(tmp_path):
   [
     (["conv_proj.weight", "encoder.layers.encoder_layer_0.x"], "torchvision's"),
     (["layer1.0.conv1.weight", "bn1.running_mean"], "a ResNet of torchvision"),
-    (["visual.conv1.weight", "transformer.resblocks.0.x"], "a CLIP of OpenAI"),
-    (["storage_tokens"], "DINOv3"),
+    (["visual.layer1.0.conv1.weight", "x"], "a CLIP whose tower of images is"),
+    (["layer.0.x", "a.relative_position_bias_table"], "BEiT"),
+    (["image_encoder.blocks.0.attn.rel_pos_h"], "SAM"),
   ],
 )
 def test_models_of_other_libraries_are_named(tmp_path, names, family):

@@ -121,7 +121,8 @@ def test_a_folder_of_transformers_with_pickles(torch, tmp_path):
 
 @pytest.mark.slow
 def test_written_and_read_to_the_bit(torch, tmp_path):
-  torch_file.write(tmp_path / "x.pth", timm.write(our_params(), MODEL))
+  arrays = timm.write(our_params(), MODEL)
+  torch_file.write(tmp_path / "x.pth", arrays, {"a": 1})
   assert_ours(load(tmp_path / "x.pth"))
 
 

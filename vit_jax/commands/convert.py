@@ -11,6 +11,8 @@ FORMATS = {
   "orbax": "a checkpoint of ours",
   "npz": "under Google's names",
   "timm": "a .safetensors for timm",
+  "meta": "a .pth under the names of Meta's DeiT, DINOv2, DINOv3, MAE",
+  "openclip": "a .safetensors of CLIP's image tower for OpenCLIP",
   "hf": "a folder for Hugging Face's transformers",
   "peft": "the adapters of a run with config.lora, and its head, for peft",
   "onnx": "the forward pass for onnxruntime and others",

@@ -36,10 +36,12 @@ from vit_jax.weights import (
   as_npz,
   hf_classes,
   hf_preprocessing,
+  openclip,
   peft,
   safetensors_file,
   timm,
   timm_names,
+  torch_file,
 )
 from vit_jax.weights.reading import read_checkpoint
 from vit_jax.weights.weights_file import METADATA_KEY
@@ -222,6 +224,23 @@ def _of_hf(vit: Pretrained, params) -> tuple[dict[str, Any], dict[str, Any]]:
   )
 
 
+def _write_meta(vit: Pretrained, params, target: epath.Path) -> list[str]:
+  arrays = timm.write_meta(params, vit.config)
+  target.parent.mkdir(parents=True, exist_ok=True)
+  torch_file.write(target, arrays, {METADATA_KEY: vit.metadata()})
+  return [
+    f"torch.load({str(target)!r})['model']",
+    "images are in [-1, 1]: mean 0.5, deviation 0.5",
+  ]
+
+
+def _write_openclip(vit: Pretrained, params, target: epath.Path) -> list[str]:
+  arrays = openclip.write(params, vit.config)
+  target.parent.mkdir(parents=True, exist_ok=True)
+  safetensors_file.write(target, arrays, {METADATA_KEY: vit.metadata()})
+  return ["the image tower alone; images are in [-1, 1]: mean and std 0.5"]
+
+
 def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
   arrays, config = _of_hf(vit, params)
   preprocessor, ops = hf_preprocessing.write(vit.ops, vit.image_size)
@@ -384,6 +403,8 @@ WRITERS = {
   "orbax": Writer(_write_orbax),
   "npz": Writer(_write_npz, ".npz"),
   "timm": Writer(_write_timm, ".safetensors"),
+  "meta": Writer(_write_meta, ".pth"),
+  "openclip": Writer(_write_openclip, ".safetensors"),
   "hf": Writer(_write_hf),
   "peft": Writer(_write_peft, read=_load_peft),
   "onnx": Writer(_write_onnx, ".onnx", _load_onnx, onnx.PACKAGES, "onnx"),

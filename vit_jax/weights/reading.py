@@ -31,6 +31,7 @@ from vit_jax.weights import (
   hf,
   hf_names,
   normalisation,
+  openclip,
   others,
   peft,
   publishers,
@@ -92,6 +93,7 @@ NPZ = {
 STATE_DICTS = {
   "timm": StateDictFormat(timm.looks_like, timm_file.read),
   "hf": StateDictFormat(hf_names.looks_like, hf.read),
+  "openclip": StateDictFormat(openclip.looks_like, openclip.read),
 }
 
 # Number of dimensions of the arrays whose shapes decide the model.
@@ -347,9 +349,9 @@ def _read_torch(
   path: epath.Path, file: epath.Path, options: dict[str, Any]
 ) -> Weights:
   """Reads a file of torch.save, or several by their index; see above."""
-  arrays, notes = torch_file.open_torch(file)
+  arrays, metadata, notes = torch_file.open_torch(file)
   config = json_file.read(file_in(file.parent, "config.json"))
-  weights = _read_state_dict(StateDict(path, arrays, {}, config, options))
+  weights = _read_state_dict(StateDict(path, arrays, metadata, config, options))
   return dataclasses.replace(weights, notes=(*notes, *weights.notes))
 
 

@@ -19,7 +19,6 @@ import ml_dtypes
 import numpy as np
 
 from vit_jax.config import ModelConfig
-from vit_jax.families.modern import SIZES
 from vit_jax.models.posemb import sincos2d
 from vit_jax.options import shown
 from vit_jax.weights import timm_names
@@ -38,6 +37,7 @@ from vit_jax.weights.timm_rows import (
 from vit_jax.weights.torch_layout import (
   add_zero_biases,
   count_blocks,
+  option_errors,
   shorten,
   to_ours,
   to_theirs,
@@ -134,7 +134,7 @@ def read(
       errors += [error] if error else []
   params, shape_errors = to_ours(rows, arrays, num_heads or 1)
   errors += shape_errors
-  if not _is_modern(params, options):
+  if not is_modern(params, options):
     add_zero_biases(params)
   known = {row.theirs for row in rows}
   unknown = [n for n in arrays if n not in known and not CONSTANTS.match(n)]
@@ -157,7 +157,7 @@ def only_pretraining(arrays: Iterable[str]) -> list[str]:
   return [name for name in arrays if PRETRAINING.match(name)]
 
 
-def _is_modern(params: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+def is_modern(params: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
   """Whether other parts than biases make the model one of the later ones."""
   parts = r"LayerScale_|pre_norm/|pooled_norm/|/Gate/|MlpBlock_0/LayerNorm_0/"
   return bool(options.get("rope")) or any(
@@ -236,18 +236,8 @@ def _known_heads(
     width = norm.shape[0]
   if (out := arrays.get(f"blocks.0.mlp.{layout.swiglu[2]}.weight")) is not None:
     mlp_dim = out.shape[-1]
-  known = [*SIZES.values()]
-  known += [n.size for series in timm_names.ALL for n in series.names]
-  if layout.registers in arrays and "pos_embed" not in arrays:
-    known.reverse()  # DINOv3's H+ has another number of heads than H
-  for size in known:
-    if (size.width, size.depth, size.mlp_dim) == (width, depth, mlp_dim):
-      return size.num_heads, None
-  return None, (
-    f"got width {width}, depth {depth} and mlp_dim {mlp_dim}, which is none of"
-    f" the sizes {', '.join(SIZES)}, so that the number of"
-    " attention heads is unknown. State it: num_heads."
-  )
+  is_dinov3 = layout.registers in arrays and "pos_embed" not in arrays
+  return timm_names.known_heads(width, depth, mlp_dim, is_dinov3)
 
 
 # Libraries whose names `write` writes -> layout of (rope, form of the MLP).
@@ -346,6 +336,75 @@ def write(
     )
   if errors:
     raise ValueError("timm cannot hold this model:\n" + "\n".join(errors))
+  return arrays
+
+
+# Options -> values of Meta's models, beside those of `LAYOUTS`.
+META_OPTIONS = {
+  "pool": ("token",),
+  "posemb": ("learn", "none"),
+  "posemb_at": ("stem",),
+  "gelu": ("erf",),
+}
+META_MODERN = {
+  "class_token": (True,),
+  "patch_bias": (True,),
+  "pre_norm": (False,),
+  "final_norm": ("tokens",),
+  "mlp_norm": (False,),
+  "projection": (None,),
+}
+
+
+def write_meta(
+  params: Mapping[str, Any], model: ModelConfig
+) -> dict[str, np.ndarray]:
+  """Returns the arrays of Meta's model: DeiT, DeiT III, DINOv2, DINOv3, MAE.
+
+  DINOv3's key has biases of zero there, and a mask; its periods are written.
+  The mask token that strict loading wants is zero.
+
+  Args:
+    params: Our flat names -> arrays; blocks not stacked.
+    model: Model of the parameters.
+
+  Raises:
+    ValueError: Meta's models lack a part of the model.
+  """
+  layout, errors = None, []
+  if model.name in ("vit", "modern"):
+    layout = _layout_for(model, "meta")
+    options = META_OPTIONS | (META_MODERN if model.name == "modern" else {})
+    errors += option_errors(model, options)
+  if layout is None or model.stages:
+    errors.append(
+      f"config.model: got {model.name} {model.variant}, expected DeiT, DINOv2,"
+      " DINOv3 or MAE."
+    )
+  params, rope = dict(params), getattr(model, "rope", None)
+  depth = count_blocks(params, r"Transformer/encoderblock_(\d+)/")
+  if rope:
+    for name in [n for n in params if n.endswith("/query/bias")]:
+      params[name.replace("/query/", "/key/")] = np.zeros_like(params[name])
+  rows = vit_rows(depth, (layout or Layout())._replace(qkv="fused"))
+  arrays, missing = to_theirs(rows, params)
+  known = {row.ours for row in rows}
+  if unknown := [n for n in params if n not in known]:
+    errors.append(f"got {shorten(unknown)}, which Meta's have no place for.")
+  if errors := errors + missing:
+    raise ValueError("Meta's models cannot hold it:\n" + "\n".join(errors))
+  if getattr(model, "layer_scale", None) and (rope or model.cls_row):
+    width = model.size.width
+    arrays["mask_token"] = np.zeros((1, width), np.float32)
+  if rope:
+    quarter = model.size.width // model.size.num_heads // 4
+    periods = np.float32(100.0 ** (np.arange(quarter) / quarter))
+    dtype = getattr(ml_dtypes, model.rope_periods, model.rope_periods)
+    arrays[PERIODS] = periods.astype(dtype).astype(np.float32)
+    for name in [n for n in arrays if n.endswith("qkv.bias")]:
+      mask = np.ones((3, arrays[name].size // 3), np.float32)
+      mask[1] = 0
+      arrays[f"{name}_mask"] = mask.ravel()
   return arrays
 
 

@@ -44,6 +44,7 @@ TANH = frozenset(
   for gap in ("", "_gap")
 )
 HEADS = {"vit_base_patch16_gap_224": 16}
+_SCALE = "Transformer/encoderblock_0/LayerScale_0/scale"
 QUICK = "_clip_quickgelu_"  # in the names of those with OpenAI's GELU
 
 # Arguments of timm's models that are read here, that follow from the arrays,
@@ -215,7 +216,14 @@ def read(file: StateDict) -> Weights:
   notes = ()
   if beside := timm.only_pretraining(file.arrays):
     notes = (f"pre-training alone has {shorten(beside)}: left out.",)
-  weights = Weights(str(file.path), "timm", params, options, notes=notes)
+  weights = Weights(
+    str(file.path),
+    "timm",
+    params,
+    options,
+    notes=notes,
+    posemb_filter=_filter(file.arrays, params, options),
+  )
   if ours:
     return _of_ours(with_metadata(weights, ours))
   options |= options_of(config, params, options)
@@ -234,15 +242,17 @@ def read(file: StateDict) -> Weights:
     pixels=config.images.pixels,
     is_bare=not file.config,
   )
-  model = identify(params, options)
-  if model.name == "modern":
-    is_metas = "mask_token" in file.arrays and model.layer_scale is not None
-    has_table = POS_EMBEDDING in params and not model.registers
-    name = "dinov2" if is_metas and has_table else "timm"
-    weights = dataclasses.replace(weights, posemb_filter=name)
   if size:
     weights = _with_preprocessing(weights, config)
   return weights
+
+
+def _filter(arrays, params, options) -> str:
+  """Returns how positions are resized: as in timm, or in Meta's DINOv2."""
+  if not timm.is_modern(params, options):
+    return "zoom"
+  is_dinov2 = "mask_token" in arrays and "registers" not in params
+  return "dinov2" if is_dinov2 and _SCALE in params else "timm"
 
 
 def _num_heads(metadata: Mapping[str, Any]) -> int | None:

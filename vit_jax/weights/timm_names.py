@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from vit_jax.config import ModelConfig
+from vit_jax.families.modern import SIZES
 from vit_jax.families.vit import Size
 from vit_jax.weights.torch_layout import option_errors
 
@@ -226,6 +227,29 @@ BITS = {
   ((3, 8, 36, 3), 2): "resnetv2_152x2_bit",
   ((3, 8, 36, 3), 4): "resnetv2_152x4_bit",
 }
+
+
+def known_heads(
+  width: int, depth: int, mlp_dim: int, is_dinov3: bool = False
+) -> tuple[int | None, str | None]:
+  """Returns the heads of the known model of such a size, or an error.
+
+  Args:
+    width, depth, mlp_dim: See `Size`.
+    is_dinov3: Whether it is of DINOv3, whose H+ has more heads than H.
+  """
+  known = [*SIZES.values()]
+  known += [n.size for series in ALL for n in series.names]
+  if is_dinov3:
+    known.reverse()
+  for size in known:
+    if (size.width, size.depth, size.mlp_dim) == (width, depth, mlp_dim):
+      return size.num_heads, None
+  return None, (
+    f"got width {width}, depth {depth} and mlp_dim {mlp_dim}, which is none of"
+    f" the sizes {', '.join(SIZES)}, so that the number of"
+    " attention heads is unknown. State it: num_heads."
+  )
 
 
 def errors(model: ModelConfig) -> list[str]:

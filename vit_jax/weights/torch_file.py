@@ -4,6 +4,7 @@ torch is imported here alone, when such a file is read or written.
 """
 
 import importlib.util
+import json
 import os
 import re
 import tempfile
@@ -19,7 +20,7 @@ from vit_jax.paths import is_remote
 from vit_jax.weights import wrappers
 from vit_jax.weights.safetensors_file import parts_of
 from vit_jax.weights.torch_layout import shorten
-from vit_jax.weights.weights_file import LazyArray
+from vit_jax.weights.weights_file import METADATA_KEY, LazyArray
 
 BIN = "pytorch_model.bin"
 INDEX = f"{BIN}.index.json"
@@ -47,8 +48,8 @@ def is_torch(file: epath.Path, head: bytes) -> bool:
 
 def open_torch(
   path: str | os.PathLike,
-) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
-  """Returns the arrays by name, each read on use, and notes.
+) -> tuple[dict[str, LazyArray], dict[str, str], tuple[str, ...]]:
+  """Returns the arrays by name, each read on use, texts beside them, and notes.
 
   Where the file is a checkpoint of training, the arrays are those of one of
   `CONTAINERS`, and a note says which, and what is beside it.
@@ -65,8 +66,12 @@ def open_torch(
     arrays: dict[str, LazyArray] = {}
     for part in parts_of(file):
       arrays |= open_torch(part)[0]
-    return arrays, ()
-  return _model_of(_load(path), path)
+    return arrays, {}, ()
+  tree = _load(path)
+  arrays, notes = _model_of(tree, path)
+  texts = tree if isinstance(tree, Mapping) else {}
+  texts = {k: v for k, v in texts.items() if isinstance(v, str)}
+  return arrays, texts, () if METADATA_KEY in texts else notes
 
 
 def _load(path: str | os.PathLike) -> Any:
@@ -196,10 +201,24 @@ def _lazy(name: str, tensor) -> LazyArray:
   return LazyArray(tuple(tensor.shape), dtype, read)
 
 
-def write(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
-  """Writes a state_dict, which `torch.load(path)` returns."""
+def write(
+  path: str | os.PathLike,
+  arrays: Mapping[str, np.ndarray],
+  metadata: Mapping[str, Any],
+) -> None:
+  """Writes {"model": state_dict}, and each of `metadata` as a JSON text.
+
+  Raises:
+    ValueError: torch is not installed.
+  """
+  if importlib.util.find_spec("torch") is None:
+    raise ValueError(
+      f"got {str(path)!r}, a file of PyTorch, which torch alone writes: install"
+      " it (pip install torch)."
+    )
   import torch
 
   tensors = {k: torch.from_numpy(np.array(v)) for k, v in arrays.items()}
+  texts = {k: json.dumps(v, ensure_ascii=False) for k, v in metadata.items()}
   with epath.Path(path).open("wb") as stream:
-    torch.save(tensors, stream)
+    torch.save({"model": tensors} | texts, stream)

@@ -1,0 +1,230 @@
+"""Image towers of CLIP under OpenAI's and OpenCLIP's names.
+
+The arrays of texts beside a tower, and the prefix `visual.`, are taken off
+before. Of a tower that OpenCLIP has from timm (`visual.trunk.`) the names are
+timm's. LayerNorm adds 1e-5 to the variance. GELU is the exact one in OpenCLIP's
+models and x sigmoid(1.702 x) in OpenAI's, which no array tells.
+
+Source: open_clip, src/open_clip/transformer.py.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.config import ModelConfig, json_file, model_from_dict
+from vit_jax.paths import file_in
+from vit_jax.weights import eval_preprocessing, timm_names
+from vit_jax.weights.torch_layout import (
+  Row,
+  count_blocks,
+  dense_rows,
+  norm_rows,
+  option_errors,
+  shorten,
+  to_ours,
+  to_theirs,
+  unplaced,
+)
+from vit_jax.weights.weights_file import (
+  METADATA_KEY,
+  POS_EMBEDDING,
+  Pixels,
+  StateDict,
+  Weights,
+  model_of,
+  with_metadata,
+)
+
+CONFIG = "open_clip_config.json"
+PREFIX = "visual."
+LN_EPS = timm_names.CLIP_LN_EPS
+# Options -> values that the tower supports.
+OPTIONS = {
+  "name": ("modern",),
+  "pool": ("token",),
+  "posemb": ("learn",),
+  "cls_row": (True,),
+  "pre_logits": (False,),
+  "pre_norm": (True,),
+  "patch_bias": (False,),
+  "registers": (0,),
+  "distilled": (False,),
+  "final_norm": ("tokens",),
+  "layer_scale": (None,),
+  "qkv_bias": ("all",),
+  "mlp": ("gelu",),
+  "mlp_norm": (False,),
+  "rope": (None,),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Model:
+  quick_gelu: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class _Images:
+  size: Any = None
+  mean: tuple[float, float, float] | None = None
+  std: tuple[float, float, float] | None = None
+  interpolation: str = "bicubic"
+  resize_mode: str = "shortest"
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenClipConfig:
+  """What is read of open_clip_config.json."""
+
+  model_cfg: _Model = _Model()
+  preprocess_cfg: _Images = _Images()
+
+
+def rows(depth: int) -> list[Row]:
+  """Returns the key table of a tower."""
+  table = [
+    Row("class_embedding", "cls", "token"),
+    Row("positional_embedding", POS_EMBEDDING, "table"),
+    Row("conv1.weight", "embedding/kernel", "conv"),
+    *norm_rows("ln_pre", "Transformer/pre_norm"),
+  ]
+  for block in range(depth):
+    theirs = f"transformer.resblocks.{block}"
+    ours = f"Transformer/encoderblock_{block}"
+    attention = f"{ours}/MultiHeadDotProductAttention_0"
+    stacked = f"{theirs}.attn.in_proj"
+    for i, name in enumerate(("query", "key", "value")):
+      path, part = f"{attention}/{name}", (i, 3)
+      table += [
+        Row(f"{stacked}_weight", f"{path}/kernel", "to_heads", part),
+        Row(f"{stacked}_bias", f"{path}/bias", "heads_bias", part),
+      ]
+    table += [
+      *dense_rows(f"{theirs}.attn.out_proj", f"{attention}/out", "from_heads"),
+      *norm_rows(f"{theirs}.ln_1", f"{ours}/LayerNorm_0"),
+      *norm_rows(f"{theirs}.ln_2", f"{ours}/LayerNorm_1"),
+      *dense_rows(f"{theirs}.mlp.c_fc", f"{ours}/MlpBlock_0/Dense_0"),
+      *dense_rows(f"{theirs}.mlp.c_proj", f"{ours}/MlpBlock_0/Dense_1"),
+    ]
+  return [
+    *table,
+    *norm_rows("ln_post", "Transformer/encoder_norm"),
+    Row("proj", "projection/kernel"),
+  ]
+
+
+def looks_like(names: Iterable[str]) -> bool:
+  """Whether these are names of a tower, without its prefix."""
+  names = set(names)
+  return {"class_embedding", "conv1.weight"} <= names and any(
+    n.startswith("transformer.resblocks.0.") for n in names
+  )
+
+
+def read(file: StateDict) -> Weights:
+  """Returns the weights of a file, and what open_clip_config.json states.
+
+  A file that we wrote has our own metadata in its header instead.
+
+  Raises:
+    ValueError: Arrays have no place in our models, or unexpected shapes; the
+      number of heads is not known; or the config is damaged.
+  """
+  where = f"{file.path}: {METADATA_KEY} in its header"
+  ours = json_file.parse(file.metadata.get(METADATA_KEY, "{}"), where)
+  arrays, errors = file.arrays, []
+  depth = count_blocks(arrays, r"transformer\.resblocks\.(\d{1,3})\.")
+  num_heads = file.options.get("num_heads")
+  if model_of(ours):
+    num_heads = model_from_dict(model_of(ours)).size.num_heads
+  if num_heads is None:
+    width = arrays["class_embedding"].shape[-1]
+    fc = arrays.get("transformer.resblocks.0.mlp.c_fc.weight")
+    mlp_dim = fc.shape[0] if fc is not None else 0
+    num_heads, error = timm_names.known_heads(width, depth, mlp_dim)
+    errors += [error] if error else []
+  table = rows(depth)
+  params, shape_errors = to_ours(table, arrays, num_heads or 1)
+  errors += shape_errors
+  known = {row.theirs for row in table}
+  if unknown := [n for n in arrays if n not in known]:
+    errors.append(
+      unplaced(unknown, (), "a Vision Transformer of OpenAI's or OpenCLIP's")
+    )
+  if errors:
+    raise ValueError("weights of OpenCLIP: " + "\n".join(errors))
+  weights = Weights(
+    str(file.path),
+    "openclip",
+    params,
+    {"ln_eps": LN_EPS, "gelu": "erf"},
+    posemb_filter="timm",
+  )
+  if ours:
+    return with_metadata(weights, ours)
+  folder = file.path if file.path.is_dir() else file.path.parent
+  stated = json_file.read(file_in(folder, CONFIG))
+  config = json_file.build(OpenClipConfig, stated, f"{folder / CONFIG}")
+  if config.model_cfg.quick_gelu:
+    weights.options["gelu"] = "quick"
+  if not stated and "gelu" not in file.options:
+    note = (
+      f"no {CONFIG} is beside the file: gelu='erf' is assumed, as in OpenCLIP's"
+      " models; OpenAI's, and those named quickgelu, have gelu='quick'."
+    )
+    weights = dataclasses.replace(weights, notes=(note,))
+  return _with_images(weights, config.preprocess_cfg)
+
+
+def _with_images(weights: Weights, images: _Images) -> Weights:
+  """Adds how OpenCLIP prepares images, if it is stated."""
+  if images.mean is None or images.std is None or images.size is None:
+    return weights
+  sides = images.size if isinstance(images.size, list) else [images.size] * 2
+  path = eval_preprocessing.timm(
+    tuple(sides),
+    1.0,
+    images.interpolation,
+    "squash" if images.resize_mode == "squash" else "center",
+  )
+  return dataclasses.replace(
+    weights,
+    image_size=path.size,
+    pixels=Pixels(images.mean, images.std),
+    ops=path.ops,
+    crop_share=1.0 if path.short else None,
+  )
+
+
+def write(
+  params: Mapping[str, Any], model: ModelConfig
+) -> dict[str, np.ndarray]:
+  """Returns the arrays of a tower, by OpenCLIP's names.
+
+  Args:
+    params: Our flat names -> arrays; blocks not stacked.
+    model: Model of the parameters.
+
+  Raises:
+    ValueError: OpenCLIP's tower lacks a part of the model.
+  """
+  errors = (
+    option_errors(model, OPTIONS)
+    if model.name == "modern"
+    else [f"config.model.name: got {model.name!r}, expected 'modern'."]
+  )
+  table = rows(count_blocks(params, r"Transformer/encoderblock_(\d+)/"))
+  arrays, missing = to_theirs(table, params)
+  errors += missing
+  known = {row.ours for row in table}
+  if unknown := [n for n in params if n not in known]:
+    errors.append(
+      f"got {shorten(unknown)}, which OpenCLIP has no place for. A head is left"
+      " out by --drop_head."
+    )
+  if errors:
+    raise ValueError("OpenCLIP cannot hold this model:\n" + "\n".join(errors))
+  return {PREFIX + name: array for name, array in arrays.items()}
