@@ -27,6 +27,13 @@ EVA02 = dict(
   pool="gap",
   final_norm="pooled",
 )
+BEIT = dict(
+  posemb="relative_bias",
+  layer_scale=0.1,
+  qkv_bias="no_key",
+  pool="gap",
+  final_norm="pooled",
+)
 SWIGLU = dict(mlp="swiglu")
 SIGLIP = dict(pool="map", class_token=False)
 
@@ -79,6 +86,8 @@ COUNTS = [
       ("L/14", 2730, 303_268_800),
     )
   ),
+  ("BEiT", "B/16", 224, BEIT, 85_761_984),
+  ("BEiT", "L/16", 224, BEIT, 303_405_568),
   ("SigLIP", "B/16", 224, SIGLIP, 92_884_224),
   ("SigLIP", "B/16", 512, SIGLIP, 93_520_128),
   ("SigLIP", "B/32", 256, SIGLIP, 94_552_320),
@@ -127,6 +136,7 @@ MODELS = {
   "both": dict(pool="token_gap", projection=24),
   "linear head": dict(pool="token_gap", registers=1),
   "EVA-02": EVA02 | dict(mlp_norm=True),
+  "BEiT": BEIT,
   "MAP": dict(pool="map", registers=3, mlp="swiglu"),
   "hybrid": dict(variant="R+Ti/4", stage_width=0.5, registers=1),
 }
@@ -169,7 +179,12 @@ def test_arithmetic_is_that_of_the_products(parts):
     (
       dict(posemb="relative"),
       "config.model.posemb: got 'relative', expected one of learn, learn2d,"
-      " sincos2d, none.",
+      " sincos2d, relative_bias, none. Did you mean 'relative_bias'?",
+    ),
+    (
+      dict(posemb="relative_bias", registers=4),
+      "config.model.registers: got 4, expected 0 for"
+      " config.model.posemb='relative_bias'.",
     ),
     (
       dict(posemb_at="blocks"),

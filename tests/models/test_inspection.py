@@ -33,6 +33,9 @@ MODELS = {
     layer_scale=0.5,
     scan=True,
   ),
+  "biases of scores": dict(
+    name="modern", posemb="relative_bias", qkv_bias="no_key"
+  ),
   "rotated neighbours": dict(
     name="modern", rope="eva02", qkv_bias="no_key", mlp="swiglu", distilled=True
   ),
@@ -372,6 +375,7 @@ def test_positions_in_blocks_are_of_the_first_block():
   [
     (dict(posemb="relative"), "are offsets"),
     (dict(posemb="none"), "the model has no positions"),
+    (dict(name="modern", posemb="relative_bias"), "are biases of scores"),
     (
       dict(name="modern", posemb="none", rope="dinov3"),
       "positions rotate queries and keys",

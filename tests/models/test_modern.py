@@ -178,6 +178,22 @@ def turned(x, kind, grid):
   return x
 
 
+def biases(table, grid):
+  """Biases of BEiT, score by score: [heads, queries, keys]."""
+  places = [None, *np.ndindex(grid)]
+  of_class = {(True, False): -3, (False, True): -2, (True, True): -1}
+  result = np.zeros((table.shape[1], len(places), len(places)))
+  for q, query in enumerate(places):
+    for k, key in enumerate(places):
+      if query is None or key is None:
+        row = of_class[query is None, key is None]
+      else:
+        row = (query[0] - key[0] + grid[0] - 1) * (2 * grid[1] - 1)
+        row += query[1] - key[1] + grid[1] - 1
+      result[:, q, k] = table[row]
+  return result
+
+
 def linear(x, layer, dims="d,de->e"):
   left, right = dims.split(",")
   y = np.einsum(f"bn{left},{right.replace('->', '->bn')}", x, layer["kernel"])
@@ -194,6 +210,8 @@ def attended(x, layer, options, grid):
       patches = turned(heads[:, -num_patches:], options.rope, grid)
       heads[:, -num_patches:] = patches
   scores = np.einsum("bqhe,bkhe->bhqk", query, key) / query.shape[-1] ** 0.5
+  if options.posemb == "relative_bias":
+    scores = scores + biases(layer["relative_bias"], grid)
   mixed = np.einsum("bhqk,bkhe->bqhe", softmax(scores), value)
   return linear(mixed, layer["out"], "he,hed->d")
 
@@ -295,6 +313,14 @@ PARTS = {
     qkv_bias="no_key",
     mlp="swiglu",
     mlp_norm=True,
+    pool="gap",
+    final_norm="pooled",
+  ),
+  "BEiT": dict(
+    posemb="relative_bias",
+    layer_scale=0.1,
+    qkv_bias="no_key",
+    gelu="erf",
     pool="gap",
     final_norm="pooled",
   ),

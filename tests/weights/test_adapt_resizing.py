@@ -154,6 +154,34 @@ def test_the_table_of_every_block_is_resized():
     np.testing.assert_array_equal(params[path], expected)
 
 
+@pytest.mark.parametrize("stated", [True, False])
+def test_biases_of_offsets_are_resized(stated):
+  """An affine function of the offset stays one; those of cls stay."""
+  parts = dict(name="modern", posemb="relative_bias", qkv_bias="no_key")
+  model, grid = model_config(**SIZE, **parts), (3, 3)
+  file = random_weights(model, (24, 24), grid=grid if stated else None)
+  y, x = np.mgrid[-2:3, -2:3].reshape(2, -1, 1)
+  ends = np.full((3, 4), [[5.0], [6.0], [7.0]])
+  table = np.concatenate([np.tile(0.5 * y - 0.25 * x, 4), ends])
+  paths = [p for p in file.params if p.endswith("relative_bias")]
+  file.params.update({p: lazy(table.astype("f")) for p in paths})
+  params, report = adapt(file, (40, 16), **parts)
+  assert report.resized == dict.fromkeys(paths, ((3, 3), (5, 2)))
+  y, x = np.mgrid[-2:2:9j, -2:2:3j].reshape(2, -1, 1)  # zoom keeps corners
+  expected = np.concatenate([np.tile(0.5 * y - 0.25 * x, 4), ends])
+  for path in paths:
+    np.testing.assert_allclose(params[path], expected, atol=1e-6)
+  assert weights.trained_at(file) == (24, 24)
+
+
+def test_biases_of_offsets_on_an_unknown_grid():
+  parts = dict(name="modern", posemb="relative_bias", qkv_bias="no_key")
+  file = random_weights(model_config(**SIZE, **parts), (24, 16))
+  adapt(file, (24, 16), **parts)  # as many rows as the images need
+  with pytest.raises(ValueError, match="got 18 rows, expected .2 n - 1.*State"):
+    adapt(file, (40, 16), **parts)
+
+
 @pytest.mark.parametrize("has_rows, wants_rows", [(1, 1), (1, 0), (0, 1)])
 def test_rows_of_both_class_tokens(has_rows, wants_rows):
   """They stay, become part of the tokens, or are rows of zeros."""

@@ -104,6 +104,7 @@ def test_fine_tuning_keeps_size_and_numerics(name):
         ),
         dict(variant="gopt/16", pool="map", class_token=False, registers=1),
         dict(variant="Ti/16", registers=2, pool="token_gap"),
+        dict(variant="Ti/16", posemb="relative_bias", layer_scale=1e-5),
         dict(variant="R+Ti/16", registers=1),
       )
     ),

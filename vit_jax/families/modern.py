@@ -13,18 +13,21 @@ are sizes with parts:
   stochastic_depth_rule=constant in training.
 - CLIP: pre_norm, patch_bias=False, ln_eps=1e-5, projection; gelu=quick in
   OpenAI's files, erf in OpenCLIP's.
+- BEiT: posemb=relative_bias, layer_scale, qkv_bias=no_key, pool=gap,
+  final_norm=pooled, gelu=erf.
 - EVA-02: mlp=swiglu, rope=eva02, qkv_bias=no_key, pool=gap, final_norm=pooled;
   B and L have mlp_norm.
 
 Source: arXiv:2304.07193 (DINOv2), 2309.16588 (registers), 2508.10104 (DINOv3),
-2204.07118 (DeiT III), 2012.12877 (DeiT), 2103.00020 (CLIP), 2303.11331
-(EVA-02), 2502.14786 (SigLIP 2).
+2204.07118 (DeiT III), 2012.12877 (DeiT), 2103.00020 (CLIP), 2106.08254 (BEiT),
+2303.11331 (EVA-02), 2502.14786 (SigLIP 2).
 """
 
 import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar
 
+from vit_jax.families.base import Heads
 from vit_jax.families.vit import SIZES as SIZES_OF_VIT
 from vit_jax.families.vit import Size, Variant, ViTConfig, parse_variant
 from vit_jax.options import option
@@ -40,7 +43,7 @@ SIZES = SIZES_OF_VIT | {
 
 @dataclasses.dataclass(frozen=True)
 class ModernConfig(ViTConfig):
-  """Transformers with parts of DINOv2 and v3, CLIP, DeiT, EVA-02, SigLIP."""
+  """Transformers with parts of DINO, CLIP, DeiT, BEiT, EVA-02, SigLIP."""
 
   name: str = "modern"
   variant: str = option(
@@ -67,6 +70,8 @@ class ModernConfig(ViTConfig):
       "learn": "a learned table",
       "learn2d": "a learned table of rows and one of columns",
       "sincos2d": "fixed sines and cosines",
+      "relative_bias": "not to tokens, but to the scores of every attention, by"
+      " the offset of two patches (BEiT)",
       "none": "nothing is added",
     },
   )
@@ -152,6 +157,7 @@ class ModernConfig(ViTConfig):
     (r"MlpBlock_0/Gate/bias", ("tensor",)),
     (r"(head_dist|projection)/kernel", ("fsdp", "tensor")),
     (r"head_dist/bias", ("tensor",)),
+    (r"relative_bias", (None, "tensor")),
     *ViTConfig.SHARDING,
   )
   PUBLISHED: ClassVar = {}
@@ -172,6 +178,11 @@ class ModernConfig(ViTConfig):
   @property
   def num_class_tokens(self) -> int:
     return int(self.class_token) + int(self.distilled)
+
+  def attention(self, image_size: tuple[int, int]) -> Heads | None:
+    if self.posemb == "relative_bias":  # only XLA adds to scores
+      return None
+    return super().attention(image_size)
 
   def num_tokens(self, image_size: tuple[int, int]) -> int:
     return super().num_tokens(image_size) + self.registers
@@ -203,6 +214,14 @@ class ModernConfig(ViTConfig):
     if not self.class_token and self.pool in ("token", "token_gap"):
       wanted = f"True for config.model.pool={self.pool!r}"
       yield "class_token", self.class_token, wanted
+    if self.posemb == "relative_bias":
+      for key, wanted in (
+        *(("class_token", True), ("distilled", False)),
+        *(("registers", 0), ("rope", None)),
+      ):
+        if getattr(self, key) != wanted:
+          text = f"{wanted!r} for config.model.posemb='relative_bias'"
+          yield key, getattr(self, key), text
     if self.registers < 0:
       yield "registers", self.registers, "0 or more"
     if self.projection is not None and self.projection < 1:

@@ -28,6 +28,7 @@ def attention(
   key: Float[Array, "b k heads d"],
   value: Float[Array, "b k heads d"],
   offsets: Float[Array, "r heads d"] | None = None,
+  bias: Float[Array, "heads q k"] | None = None,
 ) -> Float[Array, "b q heads d"]:
   """Returns `dot_product_attention`, by the program for the step's device."""
   # The names are those of `encoder.SAVED_NAMES`.
@@ -35,11 +36,11 @@ def attention(
   key = checkpoint_name(key, "key")
   value = checkpoint_name(value, "value")
   device = device_of_step()
-  if device is None or offsets is not None:
+  if device is None or offsets is not None or bias is not None:
     # A custom gradient allows neither forward mode nor second derivatives, and
-    # ours has no offsets.
+    # ours has no offsets and no bias.
     plain = jax.checkpoint(
-      functools.partial(dot_product_attention, offsets=offsets)
+      functools.partial(dot_product_attention, offsets=offsets, bias=bias)
     )
     return checkpoint_name(plain(query, key, value), "attended")
   if query.shape == key.shape:  # self-attention

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.families import ModelConfig
 from vit_jax.families.vit import ViTConfig
-from vit_jax.models import build
+from vit_jax.models import build, relative_bias
 from vit_jax.models.attention import attention_weights
 from vit_jax.models.posemb import learned_positions, sincos2d
 from vit_jax.models.rope import Rotation, rotate, rotation
@@ -34,6 +34,7 @@ def _attention(
   queries: Float[Array, "b q d"],
   tokens: Float[Array, "b k d"],
   turn: Rotation | None = None,
+  bias: Float[Array, "heads q k"] | None = None,
 ) -> Float[Array, "b heads q k"]:
   """Returns the weights of a `MultiHeadDotProductAttention` or `Attention`."""
   size, offsets = options.size, params.get("offsets")
@@ -48,7 +49,7 @@ def _attention(
   query, key = project("query", queries), project("key", tokens)
   if offsets is not None:
     offsets = jnp.asarray(offsets, options.dtype)
-  return attention_weights(query, key, jnp.float32, offsets)
+  return attention_weights(query, key, jnp.float32, offsets, bias)
 
 
 class _Positions(nn.Module):
@@ -76,8 +77,11 @@ def _block_attention(
   norm = nn.LayerNorm(options.ln_eps, dtype=options.dtype)
   x = norm.apply({"params": params["LayerNorm_0"]}, x)
   turn = rotation(options, grid, x.shape[1])
-  params = params["MultiHeadDotProductAttention_0"]
-  return _attention(options, params, x, x, turn)
+  params, bias = params["MultiHeadDotProductAttention_0"], None
+  if "relative_bias" in params:
+    rows = jnp.asarray(relative_bias.rows(grid))
+    bias = relative_bias.bias(params["relative_bias"], rows)
+  return _attention(options, params, x, x, turn, bias)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -338,6 +342,7 @@ def position_table(
   if table is None:
     reasons = {
       "relative": "positions are offsets, learned in every attention",
+      "relative_bias": "positions are biases of scores, in every attention",
       "none": "the model has no positions",
     }
     if config.rope:

@@ -15,9 +15,10 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from vit_jax.families.modern import ModernConfig
+from vit_jax.models import relative_bias
 from vit_jax.models.efficient_attention import attention, in_chunks
 from vit_jax.models.encoder import Encoder, MAPHead
 from vit_jax.models.gelu_dropout import gelu_dropout
@@ -45,19 +46,25 @@ class LayerScale(nn.Module):
     return x * self.param("scale", init, (x.shape[-1],))[None, None]
 
 
+# What all blocks need for positions: a rotation, rows of `relative_bias`.
+POSITIONS = Rotation | Int[Array, "n n"] | None
+
+
 class Attention(nn.Module):
-  """`MultiHeadDotProductAttention` of tokens with rotary positions.
+  """`MultiHeadDotProductAttention` of tokens, with positions of its own.
 
   Attributes:
     options: `qkv_bias` says which maps have biases, `rope` how queries and keys
-      are rotated.
+      are rotated, `posemb` whether scores have a bias.
+    grid: Rows and columns of patches.
   """
 
   options: ModernConfig
+  grid: tuple[int, int]
 
   @nn.compact
   def __call__(
-    self, x: Float[Array, "b n d"], rotation: Rotation | None
+    self, x: Float[Array, "b n d"], positions: POSITIONS
   ) -> Float[Array, "b n d"]:
     options, width = self.options, x.shape[-1]
     heads = (options.size.num_heads, width // options.size.num_heads)
@@ -76,10 +83,16 @@ class Attention(nn.Module):
     query = dense("query", heads, x, use_bias=has_bias)
     key = dense("key", heads, x, use_bias=key_has)
     value = dense("value", heads, x, use_bias=has_bias)
-    if rotation is not None:
-      query = rotate(query, options.rope, rotation)
-      key = rotate(key, options.rope, rotation)
-    return dense("out", width, attention(query, key, value), (-2, -1))
+    bias = None
+    if isinstance(positions, Rotation):
+      query = rotate(query, options.rope, positions)
+      key = rotate(key, options.rope, positions)
+    elif positions is not None:
+      shape = (relative_bias.num_rows(self.grid), heads[0])
+      table = self.param("relative_bias", nn.initializers.zeros, shape)
+      bias = relative_bias.bias(jnp.asarray(table), positions)
+    out = attention(query, key, value, bias=bias)
+    return dense("out", width, out, (-2, -1))
 
 
 class MlpBlock(nn.Module):
@@ -147,13 +160,13 @@ class Block(nn.Module):
     x: Float[Array, "b n d"],
     drop_rate: Float[Array, ""] | None,
     draws: DRAWS,
-    rotation: Rotation | None,
+    positions: POSITIONS,
   ) -> tuple[Float[Array, "b n d"], dict[str, Array]]:
     """Returns the tokens and the intermediates by name.
 
     Args:
       x, drop_rate, draws: See `EncoderBlock`.
-      rotation: Of queries and keys; None: there is none.
+      positions: What attention adds or rotates; None: nothing.
     """
     out, options = {}, self.options
 
@@ -167,11 +180,13 @@ class Block(nn.Module):
 
     norm_0, norm_1 = norm("LayerNorm_0"), norm("LayerNorm_1")
     scale_0, scale_1 = scale("LayerScale_0"), scale("LayerScale_1")
-    attention = Attention(options, name="MultiHeadDotProductAttention_0")
+    attention = Attention(
+      options, self.grid, name="MultiHeadDotProductAttention_0"
+    )
     mlp = MlpBlock(options, name="MlpBlock_0")
 
     def attend(x, draws):
-      y = attention(norm_0(x), rotation)
+      y = attention(norm_0(x), positions)
       y = drop_at("attention", y, draws, options.dropout).astype(y.dtype)
       y = drop_at("skip_attention", scale_0(y), draws, drop_rate)
       return y, (x + y).astype(x.dtype)
@@ -186,7 +201,7 @@ class Block(nn.Module):
 
 
 class ModernEncoder(Encoder):
-  """`Encoder` with registers, a norm before the blocks, and rotations."""
+  """`Encoder` with registers, a norm and positions of later models."""
 
   options: ModernConfig
 
@@ -209,8 +224,10 @@ class ModernEncoder(Encoder):
       x = nn.LayerNorm(options.ln_eps, dtype=options.dtype, name="pre_norm")(x)
     out = {"with_posemb": x}
     x = Dropout(options.dropout)(x, records)
-    turn = rotation(options, grid, x.shape[1])
-    x, blocks = self._apply(Block, x, grid, records, turn)
+    of_blocks = rotation(options, grid, x.shape[1])
+    if options.posemb == "relative_bias":
+      of_blocks = jnp.asarray(relative_bias.rows(grid))
+    x, blocks = self._apply(Block, x, grid, records, of_blocks)
     precise = at_least_float32(options.dtype)
     if options.final_norm == "tokens":
       x = nn.LayerNorm(options.ln_eps, dtype=precise, name="encoder_norm")(x)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float
 
+from vit_jax.models.relative_bias import NUM_CLASS_ROWS
 from vit_jax.options import nearest
 
 
@@ -92,6 +93,24 @@ def resample_posemb(
     optimize=True,
   ).reshape(-1, table.shape[2])
   return np.concatenate([extra, patches.astype(table.dtype)])[None]
+
+
+def resample_relative_bias(
+  table: Float[np.ndarray, "r heads"],
+  old_grid: tuple[int, int],
+  new_grid: tuple[int, int],
+  method: str,
+) -> Float[np.ndarray, "s heads"]:
+  """Interpolates biases of offsets to another grid; see `relative_bias`.
+
+  Offsets are (2 h - 1) x (2 w - 1) points, resampled as `resample_posemb` does
+  patches. The rows of the class token stay. timm resizes them in another way:
+  on points whose distances grow geometrically.
+  """
+  old, new = ([2 * n - 1 for n in grid] for grid in (old_grid, new_grid))
+  offsets, last = np.split(table, [-NUM_CLASS_ROWS])
+  offsets = resample_posemb(offsets[None], tuple(old), tuple(new), 0, method)
+  return np.concatenate([offsets[0], last])
 
 
 def resample_patch_kernel(

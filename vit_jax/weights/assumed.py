@@ -35,7 +35,8 @@ def check_positions(weights: Weights, options: Mapping[str, Any]) -> None:
 
 def has_positions(params: Mapping[str, Any]) -> bool:
   """Whether there are learned positions, in a table or in every attention."""
-  return any("posembed_input/" in n or n.endswith("/offsets") for n in params)
+  ends = ("/offsets", "/relative_bias")
+  return any("posembed_input/" in n or n.endswith(ends) for n in params)
 
 
 def notes(

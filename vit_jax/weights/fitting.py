@@ -15,10 +15,12 @@ from vit_jax.class_names import by_name, by_number, shortened
 from vit_jax.config import ModelConfig, model_config
 from vit_jax.families.resnet import BiTConfig
 from vit_jax.families.vit import ViTConfig
+from vit_jax.models import relative_bias
 from vit_jax.models.resample import (
   METHODS,
   resample_patch_kernel,
   resample_posemb,
+  resample_relative_bias,
 )
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 from vit_jax.objectives import OBJECTIVES
@@ -32,7 +34,7 @@ from vit_jax.weights.weights_file import LazyArray, Weights
 HEAD = ("head/", "head_dist/", "pre_logits/")
 KERNEL = "embedding/kernel"
 # Before the first block, or in each of them; whole, or for columns and rows.
-_TABLE = re.compile(r"posembed_input/pos_embedding(_[xy])?$")
+_TABLE = re.compile(r"posembed_input/pos_embedding(_[xy])?$|/relative_bias$")
 DEFAULT_SIZE = 224  # pixels, where nothing states it
 PUBLISHED = ("google", "bit")  # formats whose grids are square
 
@@ -256,11 +258,14 @@ class _Fit:
     """Resamples the position tables to the model's grid."""
     tables = self.params.keys() & self.expected.keys()
     for path in sorted(filter(_TABLE.search, tables)):
-      if not path.endswith("pos_embedding"):  # for rows or for columns
+      if path[-2] == "_":  # for rows or for columns
         self._resample_line(path, method)
         continue
+      resample = self._resample_table
+      if path.endswith("/relative_bias"):
+        resample = self._resample_relative
       try:
-        self._resample_table(path, self.model.grid(image_size), method)
+        resample(path, self.model.grid(image_size), method)
       except ValueError as e:
         self.errors.append(f"{path}: {e}")
         del self.params[path], self.expected[path]
@@ -272,6 +277,16 @@ class _Fit:
       table = np.einsum("no,bod->bnd", METHODS[method](old, new), table)
       self.params[path] = table.astype(np.float32)
       self.resized[path] = ((1, old), (1, new))
+
+  def _resample_relative(
+    self, path: str, grid: tuple[int, int], method: str
+  ) -> None:
+    """Resamples a table over offsets, whose rows of the class token stay."""
+    old_grid = table_grid(self.weights, grid)
+    if old_grid != grid:
+      table = np.asarray(self.params[path], np.float32)
+      self.params[path] = resample_relative_bias(table, old_grid, grid, method)
+      self.resized[path] = (old_grid, grid)
 
   def _resample_table(
     self, path: str, grid: tuple[int, int], method: str
@@ -419,7 +434,10 @@ def table_grid(
     return sides["y"], sides["x"]
   if not tables or weights.grid:
     return weights.grid
-  num_rows = next(iter(tables.values())).shape[1]
+  path, table = next(iter(tables.items()))
+  if path.endswith("/relative_bias"):
+    return _grid_of_offsets(table.shape[0], wanted)
+  num_rows = table.shape[1]
   num_patches = num_rows - weights.num_class_rows
   side = math.isqrt(num_patches)
   is_square = side * side == num_patches
@@ -432,6 +450,21 @@ def table_grid(
       f"got {num_patches} patches ({row} a row for the class token), expected a"
       " square number, since the file states no grid. State it: grid=(rows,"
       " columns), and cls_row if that is wrong."
+    )
+  return side, side
+
+
+def _grid_of_offsets(
+  num_rows: int, wanted: tuple[int, int] | None
+) -> tuple[int, int]:
+  """Returns the grid whose offsets are rows of a table; see `table_grid`."""
+  if wanted is not None and relative_bias.num_rows(wanted) == num_rows:
+    return wanted
+  side = (math.isqrt(num_rows) + 1) // 2
+  if relative_bias.num_rows((side, side)) != num_rows:
+    raise ValueError(
+      f"got {num_rows} rows, expected (2 n - 1)^2 + 3 for n x n patches, since"
+      " the file states no grid. State it: grid=(rows, columns)."
     )
   return side, side
 

@@ -31,6 +31,7 @@ PARTS = (
   "pooled_norm/scale",
   "Transformer/pre_norm/scale",
   _BLOCK + "LayerScale_0/scale",
+  _ATTENTION + "relative_bias",
   _MLP + "Gate/kernel",
   _MLP + "LayerNorm_0/scale",
 )
@@ -221,7 +222,9 @@ def _parts(params: Mapping[str, Any]) -> dict[str, Any]:
     options["layer_scale"] = 1e-5
   if _MLP + "Gate/kernel" in params:
     options["mlp"] = "swiglu"
-  if not any("/posembed_input/" in name for name in params):
+  if _ATTENTION + "relative_bias" in params:
+    options["posemb"] = "relative_bias"
+  elif not any("/posembed_input/" in name for name in params):
     options |= {"posemb": "none", "rope": "dinov3"}
   if "MAPHead_0/probe" in params:
     options["pool"] = "map"
