@@ -57,7 +57,7 @@ def test_an_unknown_filter():
     adapt(published(), adapt_options=dict(posemb_filter="zom"))
   assert str(e.value) == (
     "posemb_filter: got 'zom', expected one of zoom, bilinear, bicubic, timm,"
-    " hf. Did you mean 'zoom'?"
+    " hf, dinov2. Did you mean 'zoom'?"
   )
 
 
