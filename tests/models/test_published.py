@@ -2,9 +2,11 @@
 
 import jax
 import pytest
+import torch_libraries
 
 from vit_jax.config import model_config
 from vit_jax.families import PUBLISHED, by_variant
+from vit_jax.families.later import LATER
 from vit_jax.models import build
 from vit_jax.planning import model_table as table
 
@@ -95,6 +97,9 @@ def test_every_name_is_a_model_and_no_file_stands_twice():
 def test_the_table(capsys, monkeypatch):
   some = {k: PUBLISHED[k] for k in ("Ti/16", "R+Ti/16", "R26x1")}
   monkeypatch.setattr(table, "PUBLISHED", some)
+  dinov3 = LATER["DINOv3"]
+  dinov3 = dinov3._replace(files={"S/16": dinov3.files["S/16"]})
+  monkeypatch.setattr(table, "LATER", {"DINOv3": dinov3})
   table.main()
   lines = capsys.readouterr().out.splitlines()
   assert lines[1].split() == (
@@ -102,3 +107,30 @@ def test_the_table(capsys, monkeypatch):
   )
   assert lines[3].split()[:6] == "R+Ti/16 6,337,704 0.9 2.7 50 145".split()
   assert lines[5].split() == "R26x1 15,987,496 4.7 13.8 - - -".split()
+  later = next(line for line in lines if line.startswith("DINOv3 S/16"))
+  assert later.split()[2:] == (
+    "21,596,160 256 12.5 261 timm"
+    " vit_small_patch16_dinov3_qkvb.lvd1689m".split()
+  )
+  assert lines[-1].startswith("DINOv3 has a licence of its own")
+
+
+def test_no_file_of_the_later_models_stands_twice():
+  files = [
+    f for later in LATER.values() for fs in later.files.values() for f in fs
+  ]
+  assert len(files) == len(set(files))
+  for later in LATER.values():
+    assert later.of_one.keys() <= later.files.keys()
+    for variant in later.files:
+      assert not list(later.model(variant).errors())
+
+
+@pytest.mark.slow
+def test_timm_has_the_files_of_the_later_models():
+  names = torch_libraries.load("timm").list_pretrained()
+  files = [
+    f for later in LATER.values() for fs in later.files.values() for f in fs
+  ]
+  timm = [f.removeprefix("timm ") for f in files if f.startswith("timm ")]
+  assert timm and not set(timm) - set(names)

@@ -13,7 +13,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "models",
     "Prints every model by name: its parameters, the FLOPs and tokens of an"
     "\nimage of 224 and of 384 pixels, and the published files that fit it."
-    "\nA name is one of --config.model.variant=NAME.",
+    "\nA name is one of --config.model.variant=NAME. Then later models, from"
+    "\nDINOv2 to EVA-02, with the files that are read.",
     "vit-jax models",
   )
   return parser.parse_args(argv)

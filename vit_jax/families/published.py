@@ -25,6 +25,8 @@ PLACES = {
   "big_vision": ("gs://big_vision/{}.npz",),
   "timm": ("timm {}",),
   "hf": ("hf google/{}",),
+  "hub": ("hf {}",),
+  "meta": ("https://dl.fbaipublicfiles.com/{}",),
 }
 
 

@@ -3,6 +3,7 @@
 import jax
 
 from vit_jax.families import PUBLISHED, by_variant
+from vit_jax.families.later import LATER, Later
 from vit_jax.models import build
 
 NUM_CLASSES = 1000
@@ -46,23 +47,69 @@ def row(name: str) -> tuple[str, ...]:
   )
 
 
-def main() -> None:
-  """Prints one line per model, and a line for each kind of file."""
-  head = ("model", "parameters", "GFLOPs 224", "at 384", "tokens 224", "at 384")
-  cells = [head, *(row(name) for name in PUBLISHED)]
+def later_row(family: str, later: Later, variant: str) -> tuple[str, ...]:
+  """Returns the cells of one of the later models, without a head."""
+  model = later.model(variant)
+  side = later.side // model.patch * model.patch
+  images = jax.ShapeDtypeStruct((1, side, side, 3), "float32")
+  init = build(model.stacked(), 0).init
+  params = jax.eval_shape(init, jax.random.key(0), images)["params"]
+  macs = model.forward_macs((side, side), 0)
+  return (
+    f"{family} {variant}",
+    f"{count(params):,}",
+    str(side),
+    f"{2 * macs / 1e9:,.1f}",
+    str(model.num_tokens((side, side))),
+  )
+
+
+def print_lines(
+  head: tuple[str, ...], rows: dict[tuple[str, ...], tuple[str, ...]]
+) -> None:
+  """Prints one line per model, and a line for each kind of file.
+
+  Args:
+    head: Names of the columns.
+    rows: Cells of a model -> its published files.
+  """
+  cells = {head: ("published files",), **rows}
   widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-  for i, line in enumerate(cells):
+  for line, files in cells.items():
     first, *others = (
       text.ljust(w) if k == 0 else text.rjust(w)
       for k, (text, w) in enumerate(zip(line, widths, strict=True))
     )
-    files = PUBLISHED.get(line[0], ("published files",) * (i == 0))
     start = "  ".join([first, *others])
     for k, file in enumerate(files or ("-",)):
       print(f"{start if k == 0 else ' ' * len(start)}  {file}".rstrip())
+
+
+def main() -> None:
+  """Prints the paper's models, and later ones."""
+  print_lines(
+    ("model", "parameters", "GFLOPs 224", "at 384", "tokens 224", "at 384"),
+    {row(name): files for name, files in PUBLISHED.items()},
+  )
   print(
     "\nParameters with the class token, a learned table and 1,000 classes at"
     " 224 px\n(R...x...: BiT's ResNets). FLOPs of the forward pass of one"
     " image, two a\nmultiply-add. At 384 px a patch of 14 takes 378. Any other"
-    " size and patch works,\ntoo: --config.model.variant=S/8."
+    " size and patch works,\ntoo: --config.model.variant=S/8.\n"
+  )
+  print_lines(
+    ("later model", "parameters", "pixels", "GFLOPs", "tokens"),
+    {
+      later_row(family, later, variant): files
+      for family, later in LATER.items()
+      for variant, files in later.files.items()
+    },
+  )
+  licences = dict.fromkeys(later.licence for later in LATER.values())
+  print(
+    "\nParameters without a head, at so many pixels. Their parts are options of"
+    "\n--config.model.name=modern that a file decides; S/16 of DINOv3 SwiGLU is"
+    " S+.",
+    *filter(None, licences),
+    sep="\n",
   )
