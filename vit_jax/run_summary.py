@@ -209,7 +209,10 @@ def text(experiment: Experiment, mesh: Mesh, state: TrainState) -> str:
     lines.append(sets)
   if experiment.data_note:
     lines.append(f"note        {experiment.data_note}")
-  if reason := unknown_peak(device.device_kind):
+  reason = unknown_peak(device.device_kind)
+  if config.is_partial and device.platform != "cpu":
+    reason = "a part of the parameters is frozen"
+  if reason:
     lines.append(f"MFU         not shown: {reason}")
   return "\n".join(lines)
 

@@ -54,7 +54,9 @@ def default_callbacks(
       config.data.batch_size,
       mesh.size,
       flops,
-      peak_flops(mesh.devices.flat[0].device_kind),
+      None
+      if config.is_partial
+      else peak_flops(mesh.devices.flat[0].device_kind),
       mesh.local_devices,
     ),
     Accounting(

@@ -312,6 +312,12 @@ class Config:
   checkpoint: CheckpointConfig = CheckpointConfig()
   evals: tuple[EvaluatorConfig, ...] = ()
 
+  @property
+  def is_partial(self) -> bool:
+    """Whether a part of the parameters is frozen; the step then has fewer
+    products than `ModelConfig.train_flops` counts."""
+    return bool(self.optim.freeze or self.lora.rank)
+
 
 # The evaluator whose images are held out of the training data, to choose by.
 HELD_OUT = "val"

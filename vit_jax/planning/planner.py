@@ -86,9 +86,10 @@ def plan(
     peak_bytes (XLA's own), argument_bytes, temporary_bytes, flops,
     bytes_accessed, cycles_seconds, link_seconds (the part of the collectives),
     between_slices_seconds (of these, the part between slices), optimal_seconds,
-    price_seconds, collectives (kind -> [times, bytes]), mfu. For all: chips,
-    split (as text), images_per_second, steps, hours, chip_hours (None where the
-    length is unknown), what `host_requirements.needs` returns, price (of all
+    price_seconds, collectives (kind -> [times, bytes]), mfu (None where a part
+    of the parameters is frozen). For all: chips, split (as text),
+    images_per_second, steps, hours, chip_hours (None where the length is
+    unknown), what `host_requirements.needs` returns, price (of all
     chip-hours), price_per_chip_hour, price_unit. If the step does not fit, the
     `ESTIMATES` are None.
 
@@ -157,7 +158,7 @@ def plan(
   )
   return result | {
     "images_per_second": images_per_second,
-    "mfu": needed / (seconds * chip.peak_flops),
+    "mfu": None if config.is_partial else needed / (seconds * chip.peak_flops),
     "hours": hours,
     "chip_hours": hours and hours * num_chips,
     "price": hours and chip_hour and hours * num_chips * chip_hour[0],

@@ -37,8 +37,8 @@ def table(plan: dict[str, Any]) -> str:
       "step": f"{1e3 * plan['price_seconds']:,.1f} ms, an estimate (cycles"
       f" and links {1e3 * plan['cycles_seconds']:,.1f}, roofline"
       f" {1e3 * plan['optimal_seconds']:,.1f})",
-      "speed": f"{plan['images_per_second']:,.0f} images/s, MFU"
-      f" {100 * plan['mfu']:.1f} %, estimates",
+      "speed": f"{plan['images_per_second']:,.0f} images/s{_mfu(plan)},"
+      f" estimate{'s' * (plan['mfu'] is not None)}",
     }
     if plan["hours"] is not None:
       rows["run"] = (
@@ -57,6 +57,10 @@ def table(plan: dict[str, Any]) -> str:
   lines += [f"{'program':<12}{text}" for text in _programs(plan)]
   lines += [f"{'left out':<12}{note}" for note in plan.get("not_rehearsed", ())]
   return "\n".join(lines)
+
+
+def _mfu(plan: dict[str, Any]) -> str:
+  return "" if plan["mfu"] is None else f", MFU {100 * plan['mfu']:.1f} %"
 
 
 def _host_rows(plan: dict[str, Any]) -> dict[str, str]:
