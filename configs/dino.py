@@ -17,9 +17,7 @@ Images that are scored: the shorter side 256 px by a bicubic filter, the middle
 224. fewshot: ridge regression on the class token, which is not the authors'.
 Different here: the head is chosen on a tenth of `train` that is held out (there
 on the images that are scored); the window of a crop is drawn by TensorFlow; the
-heads begin at zero. Positions of DINOv2 are of 518 px: they are resampled as in
-the ViT paper, while the authors have a bicubic filter; `vit-jax convert
---image_size=224 --posemb_filter=...` resamples them before.
+heads begin at zero.
 
 Cost: linear passes 12.8 million images forward, the others 1.3 million.
 Result: not yet run. Expected are the publishers', top-1 of ImageNet by k-NN and

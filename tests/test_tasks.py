@@ -1,7 +1,8 @@
 """docs/tasks: the scripts run, on embedded data.
 
-/path/to/images and ViT-B_16.npz stand for what a user has; here they are a few
-of scikit-learn's digits and the weights of notebooks/letters.npz. Training is
+/path/to/images, ViT-B_16.npz and dinov3 stand for what a user has; here they
+are a few of scikit-learn's digits, the weights of notebooks/letters.npz, and
+random weights in the form of transformers' DINOv3. Training is
 cut to two steps of a small model by options that are put behind those of the
 page.
 """
@@ -12,9 +13,15 @@ import re
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
+
+from vit_jax import families, weights
+from vit_jax.exporting import convert
+from vit_jax.inference import pretrained
+from vit_jax.models import build
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs" / "tasks").glob("*.md"))
@@ -35,6 +42,12 @@ TINY = (
 MORE = {"pretrain": f"{SHORT} {TINY}", "finetune": SHORT}
 # Page -> files that its scripts write.
 WRITTEN = {
+  "dinov3": [
+    "features.parquet",
+    "classes.csv",
+    "lora.safetensors",
+    "lora.onnx",
+  ],
   "convert": ["runs/export/vit.npz", "runs/export/vit.stablehlo"],
   "fewshot": ["runs/probe/evaluation.jsonl"],
   "finetune": ["runs/mine/report.html", "runs/mine/evaluation.jsonl"],
@@ -93,6 +106,30 @@ def folder(tmp_path):
   return tmp_path
 
 
+def write_dinov3(path):
+  """Writes a tiny DINOv3 with random weights as transformers does."""
+  model = families.model_config(
+    "modern",
+    variant="S/16",
+    **dict(width=64, depth=2, mlp_dim=128, num_heads=4),
+    **dict(registers=4, rope="dinov3", posemb="none", qkv_bias="no_key"),
+    **dict(layer_scale=0.1, ln_eps=1e-5, gelu="erf"),
+  )
+  images = jax.numpy.zeros((1, 64, 64, 3))
+  params = build(model, 0).init(jax.random.key(0), images)["params"]
+  vit = pretrained.Pretrained(
+    config=model,
+    params=params,
+    num_classes=0,
+    image_size=(64, 64),
+    class_names=None,
+    ops="decode|resize_torch(64, 'bilinear')",
+    loss="softmax",
+    report=weights.Report("random", {}, {}, (), ()),
+  )
+  convert.convert(vit, str(path), "hf")
+
+
 def call(folder, command, more=""):
   env = dict(os.environ, JAX_PLATFORMS="cpu", MORE=more)
   env.pop("XLA_FLAGS", None)  # one device
@@ -110,6 +147,8 @@ def call(folder, command, more=""):
 def test_scripts_run(name, folder):
   page = ROOT / "docs" / "tasks" / f"{name}.md"
   more = MORE.get(name, SHORT)
+  if name == "dinov3":
+    write_dinov3(folder / "dinov3")
   if name in ("convert", "score"):  # they begin with a run
     begin = f"vit-jax train --config=folder:path=images,init={WEIGHTS},res=32"
     call(folder, ["bash", "-ec", f"{begin} --workdir=runs/mine"], more)
