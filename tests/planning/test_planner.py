@@ -13,7 +13,7 @@ import tiny
 
 from vit_jax import sharding
 from vit_jax.config import ConfigError
-from vit_jax.planning import planner
+from vit_jax.planning import planner, programs
 from vit_jax.planning.table import table
 from vit_jax.planning.topology import describe
 
@@ -78,6 +78,39 @@ def test_the_step_is_the_one_that_trains():
   assert lowered == mine
 
 
+@pytest.mark.parametrize("name", ["adamw", "lion"])
+def test_the_state_of_what_is_frozen_is_its_parameters_alone(name):
+  """Bytes: once for the base, and for each moment again what is trained."""
+  moments = {"adamw": 2, "lion": 1}[name]
+  size = lambda tree: sum(4 * x.size for x in jax.tree.leaves(tree))
+
+  def state(**changes):
+    config = tiny.config(optim__name=name, num_classes=10, **changes)
+    _, (state, _) = planner.lower(config, tiny.Parts(config).mesh)
+    counts = size([x for x in jax.tree.leaves(state.opt_state) if not x.ndim])
+    return state, programs.per_device(state) - counts - 4  # and the step
+
+  full, full_bytes = state()
+  all_ = size(full.params)
+  assert full_bytes == (1 + moments) * all_
+  head = size(full.params["head"])
+  below = ("embedding/*", "cls", "Transformer/*")
+  assert state(optim__freeze=below)[1] == all_ + moments * head
+  adapted, adapted_bytes = state(lora__rank=2)
+  of_maps = 2 * 2 * (32 + 32) * 2 * 4  # blocks, maps, factors, rank, bytes
+  assert size(adapted.params) == of_maps + head
+  assert adapted_bytes == all_ + of_maps + moments * (of_maps + head)
+
+
+def test_options_that_name_nothing_are_errors_of_a_plan():
+  config = tiny.config(num_classes=10, lora__rank=2, lora__targets=("Gate",))
+  with pytest.raises(ConfigError, match="config.lora.targets: got Gate"):
+    planner.checked(config, tiny.Parts(tiny.config()).mesh)
+  config = tiny.config(num_classes=10, optim__freeze=("haed/*",))
+  with pytest.raises(ConfigError, match="config.optim.freeze: got 'haed/"):
+    planner.checked(config, tiny.Parts(tiny.config()).mesh)
+
+
 def test_the_table():
   assert table(PLAN).splitlines() == [
     "slice       v5e:2x4, 8 chips; mesh data=8 x fsdp=1 x tensor=1",
@@ -100,6 +133,8 @@ def test_the_table():
     "input       2,560 images/s on one host: 3 cores at 879 a core, as"
     " measured; a host of four chips has 4 vCPUs (2 cores), fewer than needed"
   ]
+  partial = table(PLAN | {"mfu": None}).splitlines()
+  assert "speed       5,120 images/s, estimate" in partial
   too_much = PLAN | dict.fromkeys(planner.ESTIMATES)
   too_much |= {"fits": False, "peak_bytes": 20 * 2**30}
   assert table(too_much).splitlines()[2] == (

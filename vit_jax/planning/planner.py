@@ -59,6 +59,23 @@ def lower(
   return trainer.train_step, (trainer.state, batch)
 
 
+def checked(
+  config: Config, mesh: Mesh
+) -> tuple[Callable, tuple[step_lib.TrainState, dict]]:
+  """Returns what `lower` does.
+
+  Raises:
+    ConfigError: Options name parameters that the model does not have.
+  """
+  try:
+    step, arguments = lower(config, mesh)
+  except ValueError as e:  # config.lora.targets
+    raise ConfigError([str(e)]) from None
+  if texts := optim.errors(config.optim, arguments[0].params):
+    raise ConfigError(texts)
+  return step, arguments
+
+
 def plan(
   config: Config,
   topology: str,
@@ -100,12 +117,7 @@ def plan(
   if texts := errors(config, devices):
     raise ConfigError(texts)
   mesh = sharding.make_mesh(config.mesh, devices)
-  try:
-    step, arguments = lower(config, mesh)
-  except ValueError as e:  # config.lora.targets
-    raise ConfigError([str(e)]) from None
-  if texts := optim.errors(config.optim, arguments[0].params):
-    raise ConfigError(texts)
+  step, arguments = checked(config, mesh)
   run_shape = run_shape_of(config)
   steps, num_chips = run_shape.total_steps, int(len(devices) * chip.share)
   result: dict[str, Any] = {
