@@ -34,6 +34,7 @@ TOWERS = {"text_config": TEXT, "vision_config": SQUARE}
 CLIP = TOWERS | {"projection_dim": 16}
 DINOV2 = {k: v for k, v in SQUARE.items() if k != "intermediate_size"}
 DINOV3 = SQUARE | {"num_register_tokens": 4}
+BEIT = SQUARE | {"use_relative_position_bias": True}
 GATED = {"use_gated_mlp": True, "hidden_act": "silu"}
 DECODER = {
   "decoder_hidden_size": 24,
@@ -88,13 +89,18 @@ MODELS = {
     ("CLIPModel", CLIP),
     ("CLIPForImageClassification", CLIP),
   ),
+  "BEiT": (
+    ("BeitModel", BEIT),
+    ("BeitForImageClassification", BEIT),
+    ("BeitModel", SQUARE | {"use_shared_relative_position_bias": True}),
+  ),
   "MAE": (
     ("ViTMAEModel", SQUARE | {"mask_ratio": 0.0}),
     ("ViTMAEForPreTraining", SQUARE | DECODER | {"mask_ratio": 0.0}),
   ),
 }
 # Classes that resize positions otherwise than ViT.
-FILTERS = {"Dinov2With": "bicubic", "Siglip2": "bilinear"}
+FILTERS = {"Dinov2With": "bicubic", "Siglip2": "bilinear", "Beit": "linear"}
 
 
 def make(name: str, options: dict[str, Any]) -> torch.nn.Module:

@@ -234,8 +234,8 @@ def test_options(vit):
     (
       {"posemb_filter": "bicubik"},
       ValueError,
-      "posemb_filter: got 'bicubik', expected one of zoom, bilinear, bicubic,"
-      " timm, hf, dinov2. Did you mean 'bicubic'?",
+      "posemb_filter: got 'bicubik', expected one of zoom, bilinear, linear,"
+      " bicubic, timm, hf, dinov2. Did you mean 'bicubic'?",
     ),
   ],
 )

@@ -108,7 +108,7 @@ def test_unknown_method():
     resample_posemb(np.zeros((1, 4, 4)), (2, 2), (3, 3), 0, "bicubik")
   assert str(e.value) == (
     "position table: got method 'bicubik', expected one of zoom, bilinear,"
-    " bicubic, timm, hf, dinov2. Did you mean 'bicubic'?"
+    " linear, bicubic, timm, hf, dinov2. Did you mean 'bicubic'?"
   )
 
 

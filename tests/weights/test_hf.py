@@ -138,7 +138,7 @@ def test_labels_without_names_are_none():
 def test_all_that_cannot_be_read_is_one_error():
   square = np.zeros((4, 4), np.float32)
   arrays = {
-    "vit.encoder.layer.0.lambda_1": square[0],
+    "vit.encoder.layer.0.q_norm.weight": square[0],
     "vit.encoder.layer.0.attention.attention.query.weight": square,
     "vit.encoder.layer.0.output.dense.weight": square[0],
     "vit.pooler.dense.weight": square,
@@ -156,7 +156,7 @@ def test_all_that_cannot_be_read_is_one_error():
   assert str(e.value) == (
     "weights of Hugging Face: model_type: got 'swin', expected one of vit,"
     " vit_mae, vit_msn, ijepa, deit, dinov2, dinov2_with_registers, dinov3_vit,"
-    " clip_vision_model, siglip_vision_model, siglip2_vision_model, clip,"
+    " beit, clip_vision_model, siglip_vision_model, siglip2_vision_model, clip,"
     " siglip, siglip2.\n"
     "patch_size: got [16, 8], expected a square: our patches are.\n"
     "encoder.layer.0.attention.attention.query.weight: got shape (4, 4),"
@@ -164,9 +164,10 @@ def test_all_that_cannot_be_read_is_one_error():
     " of heads.\n"
     "encoder.layer.0.output.dense.weight: got shape (4,), expected [out,"
     " in].\n"
-    "got 1 array without a place in our models: 'encoder.layer.0.lambda_1'."
-    " They belong to LayerScale in BEiT's form: no such part in vit_jax. Take"
-    " weights of a model of the type 'swin'.\n"
+    "got 1 array without a place in our models:"
+    " 'encoder.layer.0.q_norm.weight'. They belong to norms of queries and"
+    " keys: no such part in vit_jax. Take weights of a model of the type"
+    " 'swin'.\n"
     "hidden_act: got 'relu', expected one of gelu, gelu_python, gelu_new,"
     " gelu_accurate, gelu_fast, gelu_pytorch_tanh, gelu_python_tanh,"
     " quick_gelu.\n"

@@ -22,6 +22,12 @@ TINY = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
 MODERN = TINY | dict(name="modern", gelu="erf")
 DINO = MODERN | dict(layer_scale=1e-5, mlp_dim=192)
 GATED = dict(mlp="swiglu", gelu="tanh", mlp_dim=128)
+BEIT = DINO | dict(
+  posemb="relative_bias",
+  qkv_bias="no_key",
+  pool="gap",
+  final_norm="pooled",
+)
 # Class -> options of our model.
 WRITTEN = {
   "IJepaModel": TINY | dict(pool="gap", ln_eps=1e-12),
@@ -41,6 +47,8 @@ WRITTEN = {
     | dict(registers=4, rope="dinov3", posemb="none", qkv_bias="no_key")
     | dict(ln_eps=1e-5)
   ),
+  "BeitModel": BEIT,
+  "BeitForImageClassification": BEIT,
   "CLIPVisionModel": (
     MODERN | dict(pre_norm=True, patch_bias=False, gelu="quick", ln_eps=1e-5)
   ),

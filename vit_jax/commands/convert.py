@@ -22,6 +22,7 @@ FORMATS = {
 FILTERS = {
   "zoom": "the ViT paper's (default, but for later models)",
   "bilinear": "FlexiViT's",
+  "linear": "that of transformers' BEiT",
   "bicubic": "timm's",
   "timm": "the same",
   "hf": "Hugging Face's",

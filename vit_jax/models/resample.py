@@ -35,7 +35,8 @@ def resample_posemb(
   - "bilinear": linear; when shrinking, the filter is widened by old / new
     (antialiasing). Weights outside the grid are dropped, the others divided by
     their sum. FlexiViT's: jax.image.resize(method="bilinear").
-  - "bicubic": the same with Keys' cubic filter, a = -1/2:
+  - "linear": the same, never widened, as for "hf": transformers' BEiT.
+  - "bicubic": "bilinear" with Keys' cubic filter, a = -1/2:
     jax.image.resize(method="bicubic").
   - "timm": another name of "bicubic", the method of timm's
     resample_abs_pos_embed: torch has a = -1/2 if it antialiases.
@@ -215,6 +216,7 @@ _sharp = functools.partial(
 METHODS: dict[str, Callable[[int, int], np.ndarray]] = {
   "zoom": _zoom,
   "bilinear": functools.partial(_weights, kernel=_triangle, antialias=True),
+  "linear": functools.partial(_weights, kernel=_triangle, antialias=False),
   "bicubic": _bicubic,
   "timm": _bicubic,
   "hf": _sharp,

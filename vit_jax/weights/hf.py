@@ -196,7 +196,7 @@ def read_arrays(
   rows = names.table(depth)
   params, shape_errors = to_ours(rows, named, read.num_attention_heads)
   errors += shape_errors
-  if "rope" not in family.options:  # keys of DINOv3 have none
+  if "name" not in family.options:  # keys of BEiT and DINOv3 have none
     add_zero_biases(params)
   known = {row.theirs for row in rows}
   if unknown := [n for n in named if n not in known]:

@@ -123,6 +123,20 @@ def _of_dinov3(model: ModelConfig) -> dict[str, Any]:
   return config | ({"hidden_act": "silu"} if is_gated else {})
 
 
+def _of_beit(model: ModelConfig) -> dict[str, Any]:
+  return {
+    "use_relative_position_bias": True,
+    "use_mean_pooling": True,
+    "layer_scale_init_value": model.layer_scale,
+    "drop_path_rate": 0.0,
+    **_NO_DROPOUT,
+  }
+
+
+_OF_BEIT = _plain("layer_scale", pool=("gap",), qkv_bias=("no_key",)) | {
+  "posemb": ("relative_bias",),
+  "final_norm": ("pooled",),
+}
 _DINOV2 = {"layer_scale", "mlp"}
 _WITH_SECOND = {"registers": (1,)}
 CLASSES = {
@@ -156,6 +170,8 @@ CLASSES = {
     | {"posemb": ("none",), "rope_periods": ("float32",)},
     _of_dinov3,
   ),
+  "BeitModel": Class("beit", _OF_BEIT, _of_beit),
+  "BeitForImageClassification": Class("beit", _OF_BEIT, _of_beit),
   "CLIPVisionModel": Class(
     "clip_vision_model", _plain("patch_bias", pre_norm=(True,)), _of_clip
   ),
@@ -183,6 +199,8 @@ def class_of(model: ModelConfig, has_head: bool) -> str | None:
   """
   option = {k: getattr(model, k, v[0]) for k, v in _PLAIN.items()}
   head = "ForImageClassification" if has_head else "Model"
+  if option["posemb"] == "relative_bias":
+    return f"Beit{head}"
   if option["rope"] is not None:
     return None if has_head else "DINOv3ViTModel"
   if option["pre_norm"]:
@@ -248,7 +266,7 @@ def write(
   names = family.names[written.names]
   if getattr(model, "mlp", "gelu") == "swiglu":
     names = family.names[-1]
-  if model.posemb_at == "stem" and "rope" not in family.options:
+  if "name" not in family.options:  # BEiT and DINOv3 have none
     params[POS_EMBEDDING] = _table(
       params, model, grid or model.grid(image_size)
     )

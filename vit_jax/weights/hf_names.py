@@ -27,7 +27,7 @@ class Names(NamedTuple):
   start: Beginning of the names of block {i}.
   block: Our module or array in a block -> its name behind the beginning.
   other: Our module or array -> its name.
-  rows: Further rows, for each block if {i} is in their names.
+  rows: Further rows, for each block if {i} is in our name.
   in_memory: `start` in the memory of transformers 5; "": the same.
   block_in_memory: As `block`, where memory has other names than files.
   """
@@ -46,7 +46,7 @@ class Names(NamedTuple):
       for ours, name in self.block.items():
         rows += _rows(self.start.format(i=i) + name, _our(i) + ours)
     for row in self.rows:
-      numbers = range(depth if "{i}" in row.theirs else 1)
+      numbers = range(depth if "{i}" in row.ours else 1)
       rows += [
         dataclasses.replace(
           row, theirs=row.theirs.format(i=i), ours=row.ours.format(i=i)
@@ -70,6 +70,18 @@ class Names(NamedTuple):
     return rf"(?:{'|'.join(starts)})(\d{{1,3}})\."
 
 
+# Our names of arrays that are in no module of theirs.
+_ARRAYS = (
+  "cls",
+  "dist",
+  "registers",
+  "pos_embedding",
+  "relative_bias",
+  "probe",
+  "scale",
+)
+
+
 def _our(block: int) -> str:
   return _OUR_BLOCK.format(i=block)
 
@@ -81,7 +93,7 @@ def _rows(theirs: str, ours: str) -> list[Row]:
     return dense_rows(theirs, ours, "to_heads", "heads_bias")
   if re.search("(?i)norm", name):
     return norm_rows(theirs, ours)
-  if name in ("cls", "dist", "registers", "pos_embedding", "probe", "scale"):
+  if name in _ARRAYS:
     return [Row(theirs, ours)]
   kinds = {"out": "from_heads", "embedding": "conv"}
   return dense_rows(theirs, ours, kinds.get(name, "linear"))
@@ -167,6 +179,26 @@ DINOV2_GATED = DINOV2._replace(
     )
   ),
   block_in_memory=_PROJECTIONS | _GATED,
+)
+
+_TABLE = "relative_position_bias.relative_position_bias_table"
+BEIT = VIT._replace(
+  block=VIT.block
+  | {
+    "LayerScale_0/scale": "lambda_1",
+    "LayerScale_1/scale": "lambda_2",
+    f"{_ATTENTION}/relative_bias": f"attention.attention.{_TABLE}",
+  },
+  other={k: v for k, v in VIT.other.items() if k != "pre_logits"}
+  | {"pooled_norm": "pooler.layernorm"},
+  block_in_memory=VIT.block_in_memory | {f"{_ATTENTION}/relative_bias": _TABLE},
+)
+# All blocks have the same biases, before they are fine-tuned.
+BEIT_SHARED = BEIT._replace(
+  rows=tuple(
+    Row(name, f"{_OUR_BLOCK}{_ATTENTION}/relative_bias")
+    for name in (f"encoder.{_TABLE}", _TABLE)
+  )
 )
 
 DINOV3 = Names(
@@ -309,6 +341,13 @@ MODEL_TYPES = {
     takes_any_size=True,
   ),
   "dinov3_vit": ModelType((DINOV3,), (), _OF_DINOV3, "imagenet", _ROTATED),
+  "beit": ModelType(
+    (BEIT, BEIT_SHARED),
+    ("beit.",),
+    pixels="half",
+    options={"name": "modern"},
+    posemb_filter="linear",
+  ),
   "clip_vision_model": ModelType(
     (CLIP,),
     ("vision_model.",),
@@ -336,12 +375,13 @@ TWO_TOWERS = {
 # Names of arrays that only pre-training or texts need: they are left out.
 LEFT_OUT = re.compile(
   r"(embeddings\.(mask_token|position_ids)|mask_token|logit_(scale|bias))$"
-  r"|decoder\.|text_model\.|text_projection\."
+  r"|decoder\.|lm_head\.|text_model\.|text_projection\."
+  r"|.*relative_position_index$"
 )
 # Names of arrays that our models have no place for -> what they are part of.
 PARTS = (
-  (r"relative_position", "relative positions in BEiT's form"),
-  (r"lambda_[12]", "LayerScale in BEiT's form"),
+  (r"[qk]_norm\.", "norms of queries and keys"),
+  (r"^(vision_model\.)?head\.", "the pooling by attention of SigLIP"),
 )
 
 

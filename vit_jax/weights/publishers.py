@@ -56,6 +56,12 @@ PUBLISHERS = (
   Publisher("EVA-02", lambda w, m: m.rope == "eva02", CLIP, share=1.0),
   Publisher("CLIP", lambda w, m: m.pre_norm, CLIP, share=1.0),
   Publisher(
+    "BEiT",
+    lambda w, m: m.posemb == "relative_bias",
+    normalisation.HALF,
+    also="; those of BEiT v2 have mean='imagenet'",
+  ),
+  Publisher(
     "DINOv2",
     lambda w, m: (
       m.layer_scale is not None and (w.has_cls_row or m.registers > 0)
