@@ -29,6 +29,8 @@ head begins at zero, and the warm-up at 0 (there: 1e-6).
 
 Cost, FLOPs of training on ImageNet alone (stage i1k, 800 epochs): S/16 28.3
 exaFLOPs, B/16 78.6, L/16 276, H/14 480.
+Pillow distorts the images, at several times the cost of randaug: vit-jax
+benchmark --input=real says whether the host keeps up.
 Result: not yet run. Expected are the publishers', top-1 on ImageNet and on V2
 (H/14 at 224 px):
           S/16         M/16         B/16         L/16         H/14

@@ -19,6 +19,8 @@ deviation of 2e-5); the warm-up begins at 0, and the rate is that of the step
 (both the same there). Bias and normalisations have no weight decay in either.
 
 Cost, FLOPs of training: B/16 13.5 exaFLOPs, L/16 23.7, H/14 64.3.
+Pillow distorts the images, at twice the cost of randaug: vit-jax benchmark
+--input=real says whether the host keeps up.
 Result: not yet run. Expected are the publishers', top-1 (top-5) of ImageNet:
   B/16  83.66 (96.53); four seeds: 83.63 83.66 83.52 83.46
   L/16  85.95 (97.57); four seeds: 85.95 85.87 85.76 85.88
