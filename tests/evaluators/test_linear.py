@@ -252,6 +252,9 @@ def test_augmented_images_are_drawn_in_each_pass_and_none_is_held_out():
   seen = np.concatenate([next(batches)["index"] for _ in range(45)])
   assert sorted(seen[:180].tolist()) == sorted(seen[180:].tolist())
   assert (seen[:180] != seen[180:]).any()
+  sources = {"train_split": source, "split": source}
+  assert options.num_images(sources) == (20 + 90 * 180, 200)
+  assert _options().num_images(sources) == (200, 200)
 
 
 def test_steps_are_cut_from_batches():

@@ -121,6 +121,14 @@ class LinearConfig(FeaturesConfig):
         " to choose the head; expected 10 or more."
       )
 
+  def num_images(self, sources: Splits) -> tuple[int, ...]:
+    """See `EvaluatorConfig`."""
+    train, test = (sources[option].num_examples for option in self.SPLITS)
+    if self.train_ops is not None:
+      learned = min(STEP_IMAGES, train - num_held_out(train))
+      train = num_held_out(train) + self.steps * learned
+    return train, test
+
   def make(self, context: Context) -> Evaluator:
     """See `EvaluatorConfig`."""
     return LinearProbe(context)
