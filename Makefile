@@ -6,7 +6,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python -m
 DEMO = runs/demo
 
-.PHONY: demo study own-images faults test test-all test-nightly lint wheel test-wheel clean
+.PHONY: demo study own-images weights-table faults test test-all test-nightly lint wheel test-wheel clean
 
 $(VENV)/installed: pyproject.toml setup.py
 	$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 14) or sys.exit("got Python %d.%d, expected 3.11, 3.12 or 3.13; choose one with: make PYTHON=python3.12" % v[:2])'
@@ -68,6 +68,11 @@ test-nightly: $(VENV)/installed-tpu
 own-images: $(VENV)/installed-test
 	$(RUN) pip install --quiet --group own-images
 	$(VENV)/bin/python benchmarks/own_images.py $(DEMO)/pretrain
+
+# Compares weights of timm, transformers, Meta, OpenCLIP and big_vision, in and
+# out: the table of docs/weights.md.
+weights-table: $(VENV)/installed-parity
+	$(VENV)/bin/python benchmarks/weights_table.py
 
 # Kills, hangs and damages runs on purpose; docs/reliability.md has the last run.
 # Goes on where it was stopped: what has a line for this code is not run.

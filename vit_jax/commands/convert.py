@@ -63,8 +63,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   )
   parser.add_argument(
     "--gelu",
-    choices=("tanh", "erf"),
-    help="if not SRC's. tanh: approximate, Google's; erf: exact, PyTorch's",
+    choices=("tanh", "erf", "quick"),
+    help="if not SRC's. tanh: approximate, Google's; erf: exact, PyTorch's;"
+    " quick: OpenAI's",
   )
   parser.add_argument(
     "--posemb",

@@ -568,10 +568,11 @@ def load(
   """Loads a model with its weights from any known format.
 
   The format is recognised by the content of the file: `.npz` of Google's ViT,
-  AugReg, BiT or big_vision, `.safetensors` of timm (ViT, hybrids, BiT), the
-  folder of a Hugging Face ViT or of an adapter of peft, the folder of one of
-  our runs, of one step, or of a plain tree of arrays saved with Orbax. The
-  model is known by the parameters' names and shapes; nothing is unpickled.
+  AugReg, BiT or big_vision; `.safetensors` or `.pth` of timm, Meta (DeiT,
+  DINOv2, DINOv3, MAE) or OpenCLIP; the folder of a Hugging Face model or of an
+  adapter of peft; the folder of one of our runs, of one step, or of a plain
+  tree of arrays saved with Orbax. The model is known by the parameters' names
+  and shapes; no code of a file is run.
 
   Args:
     path: A path on disk, or wherever the file layer reads (gs://); or what is

@@ -1,0 +1,149 @@
+"""Later models under timm's, Meta's and OpenCLIP's names, out and back."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from foreign import random_params
+
+import vit_jax
+from vit_jax.config import model_config
+from vit_jax.weights import identify, openclip, safetensors_file, timm
+from vit_jax.weights.weights_file import lazy
+
+TINY = dict(
+  name="modern", variant="B/8", width=32, depth=2, mlp_dim=64, num_heads=2
+)
+SIZE = (16, 16)
+SCALED = dict(layer_scale=1e-5, gelu="erf")
+REGISTERS = SCALED | dict(registers=3, cls_row=False)
+DINOV3 = SCALED | dict(
+  registers=3, posemb="none", rope="dinov3", ln_eps=1e-5, qkv_bias="no_key"
+)
+CLIP = dict(pre_norm=True, patch_bias=False, ln_eps=1e-5, gelu="erf")
+EVA02 = dict(
+  mlp="swiglu",
+  rope="eva02",
+  qkv_bias="no_key",
+  pool="gap",
+  final_norm="pooled",
+  gelu="erf",
+)
+# Name -> options, and names of some arrays of a block in timm and Meta's files.
+MODELS = {
+  "DeiT": (
+    dict(distilled=True, gelu="erf"), ["attn.qkv.bias"], ["mlp.fc1.bias"]
+  ),
+  "DeiT III": (SCALED | dict(cls_row=False), ["ls1.gamma"], ["gamma_1"]),
+  "DINOv2": (SCALED, ["ls2.gamma"], ["ls2.gamma"]),
+  "DINOv2-g": (SCALED | dict(mlp="swiglu"), ["mlp.fc1.bias"], ["mlp.w12.bias"]),
+  "registers": (REGISTERS, ["ls1.gamma"], None),
+  "DINOv3": (
+    DINOV3,
+    ["gamma_1", "attn.q_bias", "attn.v_bias"],
+    ["ls1.gamma", "attn.qkv.bias", "attn.qkv.bias_mask"],
+  ),
+  "DINOv3-S+": (
+    DINOV3 | dict(mlp="swiglu"),
+    ["mlp.fc1_g.bias"],
+    ["mlp.w1.bias", "mlp.w3.bias"],
+  ),
+  "DINOv3-7B": (DINOV3 | dict(qkv_bias="none"), ["gamma_2"], ["ls2.gamma"]),
+  "CLIP": (CLIP, ["norm1.bias"], None),
+  "EVA-02 S": (EVA02, ["mlp.fc1.bias", "attn.q_bias"], None),
+  "EVA-02 B": (
+    EVA02 | dict(mlp_norm=True), ["attn.q_proj.bias", "mlp.norm.bias"], None
+  ),
+}  # fmt: skip
+
+
+def _assert_back(arrays, model, params):
+  read, options = timm.read({k: lazy(v) for k, v in arrays.items()}, 2)
+  assert read.keys() == params.keys()
+  for name, array in params.items():
+    np.testing.assert_array_equal(read[name], array, name)
+  if "cls_row" in model.__dict__ and not model.cls_row:
+    options["cls_row"] = False  # by the length of the table
+  # Its initial value is in no array.
+  options["layer_scale"] = model.layer_scale
+  assert identify(read, options) == model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_out_and_back(name):
+  options, of_timm, of_meta = MODELS[name]
+  model = model_config(**TINY | options)
+  params = random_params(model, 3, SIZE)
+  arrays = timm.write(params, model)
+  assert {f"blocks.1.{n}" for n in of_timm} <= arrays.keys()
+  _assert_back(arrays, model, params)
+  if of_meta is None:
+    if name != "registers":
+      with pytest.raises(ValueError, match="Meta's models cannot hold it"):
+        timm.write_meta(params, model)
+    return
+  arrays = timm.write_meta(params, model)
+  assert {f"blocks.1.{n}" for n in of_meta} <= arrays.keys()
+  _assert_back(arrays, model, params)
+
+
+def test_registers_of_timm_have_no_row_for_cls():
+  """timm adds it to the class token, and so the sum stays."""
+  model = model_config(**TINY | REGISTERS | dict(cls_row=True))
+  params = random_params(model, 3, SIZE)
+  arrays = timm.write(params, model)
+  table = params[timm.POS_EMBEDDING]
+  np.testing.assert_array_equal(arrays["pos_embed"], table[:, 1:])
+  np.testing.assert_array_equal(
+    arrays["cls_token"], params["cls"] + table[:, :1]
+  )
+  _assert_back(timm.write_meta(params, model), model, params)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_key_has_no_bias_and_periods_have_a_type(dtype):
+  model = model_config(**TINY | DINOV3 | dict(rope_periods=dtype))
+  arrays = timm.write_meta(random_params(model, 3, SIZE), model)
+  mask = arrays["blocks.0.attn.qkv.bias_mask"]
+  np.testing.assert_array_equal(mask, np.repeat([1, 0, 1], 32))
+  periods = np.float32([1, 10**0.5, 10, 10**1.5])
+  rounded = periods.astype(getattr(ml_dtypes, dtype, dtype))
+  np.testing.assert_allclose(
+    arrays[timm.PERIODS], rounded.astype("f"), rtol=1e-6
+  )
+  arrays["blocks.0.attn.qkv.bias"][32:64] = 5  # the mask takes it away
+  read, options = timm.read({k: lazy(v) for k, v in arrays.items()}, 2)
+  assert options["rope_periods"] == dtype
+  assert not any(name.endswith("key/bias") for name in read)
+  arrays[timm.PERIODS] = arrays[timm.PERIODS] * 2
+  with pytest.raises(ValueError, match="rope_embed.periods: got"):
+    timm.read({k: lazy(v) for k, v in arrays.items()}, 2)
+
+
+@pytest.mark.parametrize("gelu", ["erf", "quick"])
+def test_the_tower_of_clip(tmp_path, gelu):
+  model = model_config(**TINY | CLIP | dict(gelu=gelu, projection=9))
+  params = random_params(model, 0, SIZE)
+  arrays = openclip.write(params, model)
+  assert arrays["visual.proj"].shape == (32, 9)
+  assert arrays["visual.class_embedding"].shape == (32,)
+  texts = ("transformer.resblocks.0.ln_1.bias", "positional_embedding")
+  path = tmp_path / "open_clip_model.safetensors"
+  safetensors_file.write(
+    path, arrays | {n: np.ones((2, 2), "f") for n in texts}, {}
+  )
+  options = {"num_heads": 2, "mean": "half"}
+  vit = vit_jax.load(path, verbose=False, **options)
+  text = " ".join(vit.report.notes)
+  assert "and left out 'positional_embedding', 'transformer.resblocks.0" in text
+  assert "gelu='erf' is assumed, as in OpenCLIP's models; OpenAI's" in text
+  about = '{"model_cfg": {"quick_gelu": true}}'
+  (tmp_path / openclip.CONFIG).write_text(about)
+  quick = vit_jax.load(tmp_path, verbose=False, **options)
+  assert (vit.config.gelu, quick.config.gelu) == ("erf", "quick")
+  for name, array in params.items():
+    got = vit.params
+    for key in name.split("/"):
+      got = got[key]
+    np.testing.assert_array_equal(got, array, name)
+  with pytest.raises(ValueError, match="expected 'modern'"):
+    openclip.write(params, model_config(variant="B/8"))
