@@ -82,6 +82,12 @@ def theirs(name: str, pixels, **kwargs: Any) -> Theirs:
 
 def at_any_size(model, name, kwargs, pixels, images) -> Outputs:
   """Applies a model to images of any size; timm resizes its positions."""
+  if name.startswith("beit"):
+    kwargs = {**kwargs, "img_size": images.shape[1:3]}
+    resized = timm.create_model(name, **kwargs)
+    resize = torch_libraries.load("timm.models.beit").checkpoint_filter_fn
+    resized.load_state_dict(resize(model.state_dict(), resized))
+    return outputs(resized, images, pixels)
   dynamic = timm.create_model(name, **{**kwargs, "dynamic_img_size": True})
   dynamic.load_state_dict(model.state_dict())
   return outputs(dynamic, images, pixels)
@@ -146,6 +152,10 @@ MODELS = {
     ("vit_base_patch16_224", IMAGENET, {"global_pool": "avg"}),
   ),
   "FlexiViT": (("flexivit_small", HALF, {}),),
+  "BEiT": (
+    ("beit_base_patch16_224", HALF, {}),
+    ("beitv2_base_patch16_224", IMAGENET, {"num_classes": 0}),
+  ),
   "EVA-02": (
     ("eva02_tiny_patch14_224", CLIP, {}),
     ("eva02_base_patch14_224", CLIP, {"global_pool": "token"}),

@@ -56,8 +56,8 @@ def test_an_unknown_filter():
   with pytest.raises(ValueError) as e:
     adapt(published(), adapt_options=dict(posemb_filter="zom"))
   assert str(e.value) == (
-    "posemb_filter: got 'zom', expected one of zoom, bilinear, bicubic, timm,"
-    " hf, dinov2. Did you mean 'zoom'?"
+    "posemb_filter: got 'zom', expected one of zoom, bilinear, linear,"
+    " bicubic, timm, hf, dinov2. Did you mean 'zoom'?"
   )
 
 

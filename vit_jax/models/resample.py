@@ -105,13 +105,36 @@ def resample_relative_bias(
   """Interpolates biases of offsets to another grid; see `relative_bias`.
 
   Offsets are (2 h - 1) x (2 w - 1) points, resampled as `resample_posemb` does
-  patches. The rows of the class token stay. timm resizes them in another way:
-  on points whose distances grow geometrically.
+  patches, except for "timm": linear between points whose distances from the
+  centre grow geometrically up to the new edge, as in timm's BEiT and unilm. The
+  rows of the class token stay.
   """
   old, new = ([2 * n - 1 for n in grid] for grid in (old_grid, new_grid))
   offsets, last = np.split(table, [-NUM_CLASS_ROWS])
-  offsets = resample_posemb(offsets[None], tuple(old), tuple(new), 0, method)
-  return np.concatenate([offsets[0], last])
+  if method == "timm":
+    of_rows, of_columns = map(_geometric, old, new)
+    offsets = offsets.reshape(*old, -1).astype(np.float64)
+    offsets = np.einsum("yh,xw,hwn->yxn", of_rows, of_columns, offsets)
+    offsets = offsets.reshape(-1, table.shape[1]).astype(table.dtype)
+  else:
+    offsets = resample_posemb(offsets[None], tuple(old), tuple(new), 0, method)
+    offsets = offsets[0]
+  return np.concatenate([offsets, last])
+
+
+def _geometric(old: int, new: int) -> Float[np.ndarray, "new old"]:
+  """Returns the matrix of an axis, which is not I for old = new."""
+  low, high = 1.01, 1.5  # the ratio, found as timm does
+  while high - low > 1e-6:
+    ratio = (low + high) / 2
+    if (1 - ratio ** (old // 2)) / (1 - ratio) > new // 2:
+      high = ratio
+    else:
+      low = ratio
+  half = np.cumsum(ratio ** np.arange(old // 2))
+  points = np.concatenate([-half[::-1], [0], half])
+  wanted = np.arange(new) - new // 2
+  return np.stack([np.interp(wanted, points, e) for e in np.eye(old)], axis=1)
 
 
 def resample_patch_kernel(

@@ -24,6 +24,7 @@ from vit_jax.options import shown
 from vit_jax.weights import timm_names
 from vit_jax.weights.timm_names import CLIP_LN_EPS, LN_EPS, RESNET
 from vit_jax.weights.timm_rows import (
+  BIASES,
   META_APART,
   META_PACKED,
   TIMM_APART,
@@ -64,7 +65,7 @@ PERIODS = "rope_embed.periods"
 PARTS = (
   (r"[qk]_norm\.|attn\.norm\.", "norms in attention"),
   (r"freqs", "rotary positions that are learned"),
-  (r"rel_pos|relative_position", "relative positions in the form of BEiT"),
+  (r"rel_pos|relative_position", "relative positions that blocks share"),
   (r"running_(mean|var)$|num_batches_tracked$", "BatchNorm"),
 )
 
@@ -160,6 +161,7 @@ def only_pretraining(arrays: Iterable[str]) -> list[str]:
 def is_modern(params: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
   """Whether other parts than biases make the model one of the later ones."""
   parts = r"LayerScale_|pre_norm/|pooled_norm/|/Gate/|MlpBlock_0/LayerNorm_0/"
+  parts += "|/relative_bias$"
   return bool(options.get("rope")) or any(
     name in ("dist", "registers") or re.search(parts, name) for name in params
   )
@@ -186,6 +188,8 @@ def _options(
   if "pos_embed" not in arrays and layout.registers in arrays and has_scales:
     options |= {"rope": "dinov3", "posemb": "none", "ln_eps": CLIP_LN_EPS}
     options |= _periods(arrays, errors)
+  elif f"blocks.0.attn.{BIASES}" in arrays:
+    options |= {"posemb": "relative_bias"}
   elif is_eva and layout.mlp != "gelu" and layout.registers not in arrays:
     options |= {"rope": "eva02"}
   elif is_eva and (layout.qkv != "fused" or layout.registers in arrays):
@@ -266,6 +270,8 @@ def _layout_for(model: ModelConfig, library: str) -> Layout | None:
   """Returns how a library stores the blocks of a model; None: it cannot."""
   if model.name == "vit":
     return Layout()
+  if model.posemb == "relative_bias" and library == "timm":
+    return Layout("own", "gelu", "gamma_{}")
   if model.rope == "eva02" and model.mlp_norm and library == "timm":
     return Layout("apart", "apart", "gamma_{}", swiglu=TIMM_APART)
   layout = LAYOUTS[library].get((model.rope, model.mlp))

@@ -43,6 +43,13 @@ ROPE_OPTIONS = {
   },
   None: {"qkv_bias": ("all", "none"), "mlp_norm": (False,)},
 }
+BEIT_OPTIONS = _ROPE | {
+  "qkv_bias": ("no_key",),
+  "posemb": ("relative_bias",),
+  "mlp": ("gelu",),
+  "mlp_norm": (False,),
+  "gelu": ("erf",),
+}
 
 
 class Name(NamedTuple):
@@ -203,7 +210,15 @@ EVA02 = {
     is_eva=True,
   ),
 }
+BEIT = Series(
+  (
+    Name("beit_base_patch16_224", _B, 16),
+    Name("beit_large_patch16_224", _L, 16),
+  ),
+  {"global_pool": "avg", "use_fc_norm": None, "init_values": True},
+)
 ALL = (
+  BEIT,
   *(VIT, SIGLIP, DEIT_DISTILLED, DEIT3, DINOV2, DINOV2_SWIGLU, DINOV2_REG),
   *(DINOV2_REG_SWIGLU, CLIP, CLIP_QUICK, *DINOV3.values(), *EVA02.values()),
 )
@@ -256,7 +271,10 @@ def errors(model: ModelConfig) -> list[str]:
   """Returns the options of a Transformer that timm has no model for."""
   supported = OPTIONS
   if model.name == "modern":
-    supported = OPTIONS | MODERN_OPTIONS | ROPE_OPTIONS[model.rope]
+    options = ROPE_OPTIONS[model.rope]
+    if model.posemb == "relative_bias":
+      options = BEIT_OPTIONS
+    supported = OPTIONS | MODERN_OPTIONS | options
     supported |= {"patch_bias": (not model.pre_norm,)}
   return option_errors(model, supported)
 
@@ -304,6 +322,10 @@ def create_call(
     kwargs["patch_size"] = patch
   kwargs |= _size_kwargs(model, named.size, series)
   options = _eva_options(model) if series.is_eva else _vit_options(model)
+  if series is BEIT:
+    options = {
+      k: v for k, v in _eva_options(model).items() if k in BEIT.defaults
+    }
   kwargs |= {
     key: value
     for key, value in options.items()
@@ -326,6 +348,8 @@ def series_of(model: ModelConfig) -> Series:
   """Returns the models of timm whose class and parts are the model's."""
   if model.name == "vit":
     return _plain(model)
+  if model.posemb == "relative_bias":
+    return BEIT
   if model.rope == "dinov3":
     return DINOV3[model.mlp, model.qkv_bias]
   if model.rope == "eva02":

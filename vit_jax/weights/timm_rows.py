@@ -32,6 +32,7 @@ class Layout(NamedTuple):
   swiglu: tuple[str, str, str] = ("fc1", "fc1", "fc2")
 
 
+BIASES = "relative_position_bias_table"  # BEiT's
 TIMM_APART = ("fc1_g", "fc1_x", "fc2")
 META_PACKED = ("w12", "w12", "w3")
 META_APART = ("w1", "w2", "w3")
@@ -83,6 +84,7 @@ def vit_rows(depth: int, layout: Layout = Layout()) -> list[Row]:  # noqa: B008
       *norm_rows(f"{theirs}.norm1", f"{ours}/LayerNorm_0"),
       *_qkv(f"{theirs}.attn", attention, layout.qkv),
       *dense_rows(f"{theirs}.attn.proj", f"{attention}/out", "from_heads"),
+      Row(f"{theirs}.attn.{BIASES}", f"{attention}/relative_bias"),
       Row(scales[0], f"{ours}/LayerScale_0/scale"),
       *norm_rows(f"{theirs}.norm2", f"{ours}/LayerNorm_1"),
       *_mlp(f"{theirs}.mlp", f"{ours}/MlpBlock_0", layout),
