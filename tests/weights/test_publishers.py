@@ -36,6 +36,7 @@ def bare(path, model, **changes):
      "decode(dct='accurate')|resize_torch(256, 'bilinear')"),
     (dict(pre_norm=True, patch_bias=False, ln_eps=1e-5), "CLIP", "clip",
      CROP.format(32)),
+    (dict(pool="gap", final_norm="pooled"), "MAE", "imagenet", CROP.format(36)),
     (dict(mlp="swiglu", rope="eva02", qkv_bias="no_key"), "EVA-02", "clip",
      CROP.format(32)),
   ],

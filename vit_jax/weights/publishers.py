@@ -75,7 +75,13 @@ PUBLISHERS = (
     IMAGENET,
     share=1.0,
   ),
+  Publisher(
+    "MAE",
+    lambda w, m: m.final_norm == "pooled" and w.has_cls_row,
+    IMAGENET,
+  ),
 )
+# Pre-trained, or fine-tuned with a norm of the mean of patches.
 MAE = Publisher("MAE", lambda w, m: _has_zero_row(w), IMAGENET)
 
 
