@@ -129,8 +129,10 @@ def _rotate(picture, level, sign):
 
 
 def _posterize(picture, level, sign):
+  """Keeps 4 - int(4 level) bits; none at the strongest, as older Pillows."""
   del sign
-  return ImageOps.posterize(picture, 4 - int(level * 4))
+  mask = 256 - 2 ** (4 + int(level * 4))
+  return picture.point([i & mask for i in range(256)] * 3)
 
 
 def _solarize(picture, level, sign):
