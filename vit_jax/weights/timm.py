@@ -28,6 +28,7 @@ from vit_jax.weights.timm_rows import (
   META_APART,
   META_PACKED,
   TIMM_APART,
+  VIT,
   Layout,
   bit_rows,
   count_units,
@@ -251,7 +252,7 @@ LAYOUTS = {
     ("dinov3", "swiglu"): Layout("own", "apart", "gamma_{}", swiglu=TIMM_APART),
     ("eva02", "swiglu"): Layout("own", "packed", "gamma_{}"),
     (None, "swiglu"): Layout(mlp="packed"),
-    (None, "gelu"): Layout(),
+    (None, "gelu"): VIT,
   },
   "meta": {
     ("dinov3", "gelu"): Layout("no_key", registers="storage_tokens"),
@@ -269,7 +270,7 @@ LAYOUTS = {
 def _layout_for(model: ModelConfig, library: str) -> Layout | None:
   """Returns how a library stores the blocks of a model; None: it cannot."""
   if model.name == "vit":
-    return Layout()
+    return VIT
   if model.posemb == "relative_bias" and library == "timm":
     return Layout("own", "gelu", "gamma_{}")
   if model.rope == "eva02" and model.mlp_norm and library == "timm":
@@ -317,7 +318,7 @@ def write(
   else:
     units = count_units(params, r"block(\d+)/unit(\d+)/", 1)
     depth = count_blocks(params, r"Transformer/encoderblock_(\d+)/")
-    rows = vit_rows(depth, _layout_for(model, "timm") or Layout())
+    rows = vit_rows(depth, _layout_for(model, "timm") or VIT)
     rows += stem_rows(units, bool(stages and stages.blocks))
     errors += _vit_errors(params, model)
     if "registers" in params and model.has_cls_row:
@@ -392,7 +393,7 @@ def write_meta(
   if rope:
     for name in [n for n in params if n.endswith("/query/bias")]:
       params[name.replace("/query/", "/key/")] = np.zeros_like(params[name])
-  rows = vit_rows(depth, (layout or Layout())._replace(qkv="fused"))
+  rows = vit_rows(depth, (layout or VIT)._replace(qkv="fused"))
   arrays, missing = to_theirs(rows, params)
   known = {row.ours for row in rows}
   if unknown := [n for n in params if n not in known]:

@@ -32,6 +32,7 @@ class Layout(NamedTuple):
   swiglu: tuple[str, str, str] = ("fc1", "fc1", "fc2")
 
 
+VIT = Layout()
 BIASES = "relative_position_bias_table"  # BEiT's
 TIMM_APART = ("fc1_g", "fc1_x", "fc2")
 META_PACKED = ("w12", "w12", "w3")
@@ -63,7 +64,7 @@ def layout_of(arrays: Mapping[str, LazyArray]) -> Layout:
   return Layout(qkv, mlp, scale, registers, swiglu)
 
 
-def vit_rows(depth: int, layout: Layout = Layout()) -> list[Row]:  # noqa: B008
+def vit_rows(depth: int, layout: Layout = VIT) -> list[Row]:
   """Returns the key table of a Transformer; a hybrid has `stem_rows`, too.
 
   A file has some of these arrays, never all.
@@ -100,7 +101,7 @@ def vit_rows(depth: int, layout: Layout = Layout()) -> list[Row]:  # noqa: B008
     *_projections("attn_pool.kv", attention, ("key", "value")),
     *dense_rows("attn_pool.proj", f"{attention}/out", "from_heads"),
     *norm_rows("attn_pool.norm", "MAPHead_0/LayerNorm_0"),
-    *_mlp("attn_pool.mlp", "MAPHead_0/MlpBlock_0", Layout()),
+    *_mlp("attn_pool.mlp", "MAPHead_0/MlpBlock_0", VIT),
     *dense_rows("head", "head"),
     *dense_rows("head_dist", "head_dist"),
   ]
