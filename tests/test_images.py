@@ -108,7 +108,8 @@ def test_what_is_random_is_refused():
     pixels.apply(image, "decode|central_crop(41)")
   # A new operation belongs here, or is one of these.
   random = {"decode_inception_crop", "inception_crop", "random_crop", "flip_lr"}
-  random |= {"randaug"}
+  random |= {"randaug", "randaug_timm", "three_augment", "color_jitter"}
+  random |= {"random_erase"}
   assert set(tensorflow_ops.OPS) == random | set(pixels.OPS)
 
 

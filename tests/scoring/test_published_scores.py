@@ -8,7 +8,7 @@ from vit_jax.config.preprocessing import image_size
 from vit_jax.families import by_variant
 from vit_jax.scoring import published_scores
 from vit_jax.scoring.published_scores import find, name_of, rows
-from vit_jax.weights.timm import HYBRIDS, NAMES
+from vit_jax.weights.timm_names import HYBRIDS, VIT
 
 ROWS = rows()
 
@@ -41,9 +41,7 @@ def test_no_two_rows_of_a_source_are_of_the_same_file():
 
 
 def test_names_are_those_of_models_that_we_load():
-  models = {
-    name.rsplit("_", 1)[0] for n in NAMES.values() for name in n.values()
-  }
+  models = {n.name.rsplit("_", 1)[0] for n in VIT.names}
   models |= {name.rsplit("_", 1)[0] for *_, name in HYBRIDS}
   for row in ROWS:
     if row.name:

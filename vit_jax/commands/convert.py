@@ -11,21 +11,21 @@ FORMATS = {
   "orbax": "a checkpoint of ours",
   "npz": "under Google's names",
   "timm": "a .safetensors for timm",
-  "meta": "a .pth under the names of Meta's DeiT, DINOv2, DINOv3, MAE",
-  "openclip": "a .safetensors of CLIP's image tower for OpenCLIP",
-  "hf": "a folder for Hugging Face's transformers",
-  "peft": "the adapters of a run with config.lora, and its head, for peft",
+  "meta": "a .pth under Meta's names",
+  "openclip": "CLIP's image tower for OpenCLIP",
+  "hf": "a folder for transformers",
+  "peft": "adapters and head of a run with config.lora",
   "onnx": "the forward pass for onnxruntime and others",
-  "stablehlo": "the forward pass for jax alone, on any of its platforms",
+  "stablehlo": "the forward pass for jax on any platform",
 }
 # The choices of resample.METHODS.
 FILTERS = {
   "zoom": "the ViT paper's (default, but for later models)",
   "bilinear": "FlexiViT's",
-  "linear": "that of transformers' BEiT",
+  "linear": "transformers' BEiT's",
   "bicubic": "timm's",
   "timm": "the same",
-  "hf": "Hugging Face's",
+  "hf": "transformers'",
   "dinov2": "Meta's of DINOv2",
 }
 DESCRIPTION = """\
@@ -47,13 +47,22 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "dst", metavar="DST", help="a new file, or a new folder (orbax, hf, peft)"
   )
   parser.add_argument(
-    "--to", required=True, choices=FORMATS, help=_listed(FORMATS)
+    "--to",
+    required=True,
+    choices=FORMATS,
+    metavar="FORMAT",
+    help=_listed(FORMATS),
   )
   parser.add_argument(
     "--image_size", type=_sides, help="pixels, 384 or 384x512; resamples"
   )
   parser.add_argument("--patch", type=int, help="pixels; resizes the embedding")
-  parser.add_argument("--posemb_filter", choices=FILTERS, help=_listed(FILTERS))
+  parser.add_argument(
+    "--posemb_filter",
+    choices=FILTERS,
+    metavar="FILTER",
+    help=_listed(FILTERS),
+  )
   parser.add_argument(
     "--grid", type=_sides, help="rows x columns of patches, if SRC states none"
   )
@@ -84,7 +93,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--opset",
     type=cli.positive,
     metavar="N",
-    help="of --to=onnx: version of its operators, from 17 (default: 23)",
+    help="of --to=onnx: version of operators (default: 23)",
   )
   parser.add_argument(
     "--fp16",

@@ -28,9 +28,8 @@ def parse(argv: Sequence[str]) -> cli.Args:
     argv,
     switches=("json",),
     alone=tuple(PROBES),
-    description="Scores a checkpoint with the evaluators of its config; or,"
-    " with --fewshot, --linear or --knn, its features on images of your own,"
-    " without training it.",
+    description="Scores a checkpoint; with --fewshot, --linear or --knn its"
+    " features.",
     example="vit-jax evaluate --checkpoint=runs/b16\n"
     "vit-jax evaluate --checkpoint=B_16.npz --fewshot=folder:/data/birds",
   )
