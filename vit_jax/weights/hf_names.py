@@ -181,7 +181,8 @@ DINOV2_GATED = DINOV2._replace(
   block_in_memory=_PROJECTIONS | _GATED,
 )
 
-_TABLE = "relative_position_bias.relative_position_bias_table"
+_TABLE_NAME = "relative_position_bias_table"
+_TABLE = f"relative_position_bias.{_TABLE_NAME}"
 BEIT = VIT._replace(
   block=VIT.block
   | {
@@ -197,7 +198,7 @@ BEIT = VIT._replace(
 BEIT_SHARED = BEIT._replace(
   rows=tuple(
     Row(name, f"{_OUR_BLOCK}{_ATTENTION}/relative_bias")
-    for name in (f"encoder.{_TABLE}", _TABLE)
+    for name in (f"encoder.{_TABLE}", f"shared_position_bias.{_TABLE_NAME}")
   )
 )
 
