@@ -175,10 +175,13 @@ def read_arrays(
   read = _config(config)
   family = hf_names.known(read.model_type)
   if family is None:
-    family = MODEL_TYPES["vit"]
+    nearest = max(MODEL_TYPES, key=lambda t: _num_named(arrays, MODEL_TYPES[t]))
+    family = MODEL_TYPES[nearest]
     errors.append(
       f"model_type: got {read.model_type!r}, expected one of"
-      f" {', '.join((*MODEL_TYPES, *TWO_TOWERS))}."
+      f" {', '.join((*MODEL_TYPES, *TWO_TOWERS))}. Its arrays are nearest to"
+      f" those of {nearest!r}: where its class computes the same, write that"
+      " into a copy of config.json."
     )
   patch = height_and_width(read.patch_size, "config.json: patch_size")
   if patch[0] != patch[1]:
@@ -247,6 +250,12 @@ def read_arrays(
     notes + size_notes,
   )
   return params, options, statements
+
+
+def _num_named(arrays: Mapping[str, Any], family: hf_names.ModelType) -> int:
+  """Returns the number of arrays that have names of a family."""
+  named = {hf_names.without_prefix(n, family.prefixes): 0 for n in arrays}
+  return max(_num_placed(names, named) for names in family.names)
 
 
 def _num_placed(names: hf_names.Names, arrays: Mapping[str, Any]) -> int:
