@@ -127,7 +127,7 @@ def test_timm_has_the_names(timm):
 
 
 GELUS = {"GELU": "erf", "GELUTanh": "tanh", "QuickGELU": "quick"}
-MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva")
+MODULES = "vision_transformer vision_transformer_hybrid deit eva beit".split()
 
 
 @pytest.mark.slow

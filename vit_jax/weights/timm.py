@@ -200,11 +200,12 @@ def _options(
     )
   if "norm_pre.weight" in arrays:
     options["ln_eps"] = CLIP_LN_EPS
-    if "attn_pool.latent" in arrays or has_scales:
+    has_norm = {"norm.weight", "fc_norm.weight"} & arrays.keys()
+    if "attn_pool.latent" in arrays or has_scales or not has_norm:
       errors.append(
         "got the arrays of a Perception Encoder (a norm before the blocks, and"
-        " attention pooling or LayerScale), whose rotary positions are not"
-        " here; expected those of CLIP, DINOv3 or EVA-02."
+        " attention pooling, LayerScale or no norm behind them), whose rotary"
+        " positions are not here; expected those of CLIP, DINOv3 or EVA-02."
       )
   if pool in ("avg", "token") and "cls_token" in arrays:
     options["pool"] = {"avg": "gap"}.get(pool, pool)
