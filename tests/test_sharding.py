@@ -140,6 +140,7 @@ def test_every_process_holds_rows_of_its_own():
     ("TPU v5 lite", "L/16", {}, 16),
     ("TPU v5 lite", "B/32", {}, 64),  # 85 would be allowed
     ("TPU v5 lite", "H/14", {}, 16),  # not 9
+    ("TPU v5 lite", "B/32", {"model.mlp": "swiglu"}, 42),
     ("TPU v5 lite", "L/16", {"optim.microbatch": 8}, 8),
     ("TPU v5 lite", "L/16", {"optim.microbatch": None}, None),
     ("TPU v5 lite", "L/16", {"model.scan": True}, 64),
@@ -150,6 +151,8 @@ def test_every_process_holds_rows_of_its_own():
 def test_a_chip_may_take_fewer_images_at_a_time(kind, model, options, expected):
   c = defaults()
   c.model.name = "bit" if model == "R50x1" else "vit"
+  if "model.mlp" in options:
+    c.model.name = "modern"
   c.model.variant = model
   c.data.ops, c.data.batch_size = "decode|resize(224)", 1024
   c.optim.microbatch = 64
@@ -157,7 +160,7 @@ def test_a_chip_may_take_fewer_images_at_a_time(kind, model, options, expected):
   config = freeze(c)
   mesh = sharding.make_mesh(MeshConfig(), _chips(kind, (2, 4, 1)))
   assert sharding.fast_microbatch(config, mesh) == expected
-  parts = {16: 8, 64: 2, 8: 16, None: 1}[expected]
+  parts = {16: 8, 42: 4, 64: 2, 8: 16, None: 1}[expected]
   assert sharding.microbatches_of(config, mesh) == parts
 
 

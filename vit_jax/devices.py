@@ -137,8 +137,9 @@ SPLIT_BY_HEADS = ("v4", "v5p", "v6e", "tpu7x")
 
 # Chips on which microbatches of few images are faster by estimate, since their
 # fast memory then holds what a block computes: the most numbers that an MLP's
-# hidden layer of a microbatch should have (of L/16 at 224 px, 16 images have
-# them). Below MIN_MICROBATCH images it costs more to add up the gradients.
+# hidden layers of a microbatch should have, one or a SwiGLU's two (of L/16 at
+# 224 px, 16 images have them). Below MIN_MICROBATCH images it costs more to add
+# up the gradients.
 MAX_HIDDEN = {"v5e": 13_200_000}
 MIN_MICROBATCH = 16
 

@@ -266,6 +266,8 @@ def fast_microbatch(config: Config, mesh: Mesh) -> int | None:
   width = getattr(getattr(config.model, "size", None), "mlp_dim", None)
   if None in (most, limit, tokens, width) or config.model.scan:
     return most
+  if getattr(config.model, "mlp", None) == "swiglu":
+    width *= 2  # gate and value
   return min(most, max(MIN_MICROBATCH, limit // (tokens * width)))
 
 

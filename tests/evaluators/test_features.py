@@ -95,14 +95,14 @@ def test_intermediates_are_layers_as_before():
   ],
 )
 def test_models_without_the_tokens(model, layer, message):
-  for config in (
-    KnnConfig(layer=layer),
-    LinearConfig(layers=("pre_logits", layer)),
+  for config, key in (
+    (KnnConfig(layer=layer), "layer"),
+    (LinearConfig(layers=("pre_logits", layer)), "layers"),
   ):
     errors = [*config.model_errors("config.evals.x", model)]
     assert bool(errors) == bool(message)
     if message:
-      assert errors[0].startswith("config.evals.x.layer: ")
+      assert errors[0].startswith(f"config.evals.x.{key}: ")
       assert message in errors[0]
 
 

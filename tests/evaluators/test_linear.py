@@ -179,7 +179,7 @@ def test_errors():
   def check(options, num_images=10):
     source = handmade.records(np.arange(num_images) % 2)
     sources = {"train_split": source, "split": source}
-    out = {"pre_logits": np.zeros((1, 2))}
+    out = {"pre_logits": np.zeros((1, 2)), "encoded": np.zeros((1, 5, 3))}
     return [
       *options.errors("config.evals.l"),
       *options.check("config.evals.l", sources, handmade.NO_HEAD, out),
@@ -192,6 +192,11 @@ def test_errors():
   errors = check(_options(**wrong, layer="x"))
   for key in (*wrong, "layer"):
     assert any(e.startswith(f"config.evals.l.{key}: got ") for e in errors), key
+  assert not check(_options(layers=("cls*2", "encoded")))
+  (error,) = check(_options(layers=("pre_logits", "cls")))
+  assert error.startswith(
+    "config.evals.l.layers: got pre_logits of 2, cls of 3 channels, expected"
+  )
   (error,) = check(_options(), num_images=9)
   assert "train_split: got 9 images, of which a tenth is held out" in error
 

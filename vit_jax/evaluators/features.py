@@ -57,11 +57,16 @@ class FeaturesConfig(EvaluatorConfig):
     """The layers that are computed."""
     return (self.layer,)
 
+  @property
+  def layers_option(self) -> str:
+    """Name of the option that has them."""
+    return "layer"
+
   def model_errors(self, where: str, model: "ModelConfig") -> Iterator[str]:
     """Yields an error for a model without the tokens of a layer."""
     for layer in self.alternatives:
       if error := tokens_error(layer, model):
-        yield f"{where}.layer: {error}"
+        yield f"{where}.{self.layers_option}: {error}"
 
   def check(
     self, where: str, sources: Splits, head: Head, out: Outputs
@@ -74,7 +79,7 @@ class FeaturesConfig(EvaluatorConfig):
         if not TOKENS.fullmatch(layer):
           jax.eval_shape(lambda out, layer=layer: layer_of(out, layer), out)
       except ValueError as e:
-        yield f"{where}.layer: {e}"
+        yield f"{where}.{self.layers_option}: {e}"
     if sources["split"].is_multilabel:
       yield multilabel_error(where, sources["split"])
 
@@ -226,7 +231,7 @@ def joined(
     norm = nn.LayerNorm(model.ln_eps, dtype=jnp.float32)
     return norm.apply({"params": params["Transformer"]["encoder_norm"]}, x)
 
-  depth = getattr(model, "size", None) and model.size.depth
+  depth = num_blocks(model)
   every = dict.fromkeys(p for layer in layers for p in parts(layer, depth))
   values = [value(part) for part in every]
   return values[0] if len(values) == 1 else jnp.concatenate(values, axis=-1)
@@ -250,6 +255,12 @@ def tokens_error(layer: str, model: "ModelConfig") -> str | None:
       " has no norm of its tokens; expected an intermediate: pre_logits."
     )
   return None
+
+
+def num_blocks(model: "ModelConfig") -> int | None:
+  """Returns the number of blocks; None for a model that states none."""
+  size = getattr(model, "size", None)
+  return getattr(size, "depth", None)
 
 
 def parts(layer: str, depth: int | None) -> tuple[str, ...]:

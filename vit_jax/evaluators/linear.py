@@ -20,6 +20,7 @@ augmented by default, and the head is chosen on held-out training images.
 configs/dino.py has DINOv2's and DINOv3's grids.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -38,10 +39,13 @@ from vit_jax.evaluators.evaluator import (
   Splits,
 )
 from vit_jax.evaluators.features import (
+  TOKENS,
   Features,
   FeaturesConfig,
   Rows,
   extract,
+  intermediate,
+  num_blocks,
   parts,
 )
 from vit_jax.options import option
@@ -109,11 +113,27 @@ class LinearConfig(FeaturesConfig):
     """See `FeaturesConfig`."""
     return self.layers or (self.layer,)
 
+  @property
+  def layers_option(self) -> str:
+    """See `FeaturesConfig`."""
+    return "layers" if self.layers else "layer"
+
   def check(
     self, where: str, sources: Splits, head: Head, out: Outputs
   ) -> Iterator[str]:
-    """Yields an error if there are too few images to hold out a tenth, too."""
+    """Yields an error for fewer than 10 images, or unequal widths, too."""
     yield from super().check(where, sources, head, out)
+    widths = {}
+    for layer in self.layers:
+      path = "encoded" if TOKENS.fullmatch(layer) else layer
+      with contextlib.suppress(ValueError):  # said already
+        widths[layer] = intermediate(out, path).shape[-1]
+    if len(set(widths.values())) > 1:
+      listed = ", ".join(f"{k} of {width}" for k, width in widths.items())
+      yield (
+        f"{where}.layers: got {listed} channels, expected layers of one width;"
+        " give another evaluator the others."
+      )
     num = sources["train_split"].num_examples
     if num < 10:
       yield (
@@ -280,7 +300,7 @@ class LinearProbe(Features):
     layers = self.config.alternatives
     if len(layers) == 1:
       return np.ones((len(self._rates), width), np.float32)
-    depth = self.context.config.model.size.depth
+    depth = num_blocks(self.context.config.model)
     parts_of = [parts(layer, depth) for layer in layers]
     every = dict.fromkeys(itertools.chain(*parts_of))
     reads = [[part in some for part in every] for some in parts_of]

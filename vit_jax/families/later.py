@@ -47,6 +47,13 @@ _DINOV3 = dict(
   ln_eps=1e-5,
 )
 _CLIP = dict(pre_norm=True, patch_bias=False, ln_eps=1e-5)
+_BEIT = dict(
+  layer_scale=0.1,
+  posemb="relative_bias",
+  qkv_bias="no_key",
+  pool="gap",
+  final_norm="pooled",
+)
 _EVA02 = dict(
   mlp="swiglu",
   rope="eva02",
@@ -227,6 +234,20 @@ LATER = {
       B/16 timm:deit3_base_patch16_224.fb_in22k_ft_in1k
       L/16 timm:deit3_large_patch16_224.fb_in22k_ft_in1k
       H/14 timm:deit3_huge_patch14_224.fb_in22k_ft_in1k
+      """
+    ),
+  ),
+  "BEiT": Later(
+    224,
+    _BEIT,
+    table(
+      """
+      B/16 timm:beit_base_patch16_224.in22k_ft_in22k
+        timm:beitv2_base_patch16_224.in1k_ft_in22k
+        hub:microsoft/beit-base-patch16-224-pt22k-ft22k
+      L/16 timm:beit_large_patch16_224.in22k_ft_in22k
+        timm:beitv2_large_patch16_224.in1k_ft_in22k
+        hub:microsoft/beit-large-patch16-224-pt22k-ft22k
       """
     ),
   ),
