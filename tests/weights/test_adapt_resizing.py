@@ -52,6 +52,15 @@ def test_positions_are_resampled_to_the_grid(image, grid, method):
   )
 
 
+def test_the_filter_of_the_file():
+  file = dataclasses.replace(published(), posemb_filter="hf")
+  params, _ = adapt(file, (48, 48))
+  table = np.asarray(file.params[POS_EMBEDDING], np.float32)
+  np.testing.assert_array_equal(
+    params[POS_EMBEDDING], resample_posemb(table, (4, 4), (6, 6), 1, "hf")
+  )
+
+
 def test_an_unknown_filter():
   with pytest.raises(ValueError) as e:
     adapt(published(), adapt_options=dict(posemb_filter="zom"))

@@ -1,7 +1,9 @@
 """Runs with adapters: checkpoints, resuming, the base, and what loads them."""
 
+import dataclasses
 import shutil
 
+import foreign
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,8 @@ from vit_jax import train
 from vit_jax.batch import normalise
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import ConfigError
-from vit_jax.weights import google
+from vit_jax.weights import adapters, google
+from vit_jax.weights.weights_file import Weights, lazy
 
 IMAGES = normalise(jnp.asarray(tiny.batch(0, tiny.config())["image"]))
 
@@ -75,6 +78,34 @@ def test_it_is_loaded_with_its_base(run):
   want, _ = parts.trainer.predict(state.eval_params, images)
   np.testing.assert_allclose(vit(IMAGES)[0], want, rtol=1e-5, atol=1e-5)
   assert any("merged into" in note for note in vit.report.notes)
+
+
+def test_a_base_has_positions_and_a_tanh_layer_of_its_own():
+  """The run has neither its size of images nor its tanh layer."""
+  model = tiny.config().model
+  draw = lambda **options: foreign.random_params(
+    dataclasses.replace(model, **options), 7, (32, 32)
+  )
+  base = Weights(
+    "/base",
+    "hf",
+    {k: lazy(v) for k, v in draw(pre_logits=True).items()},
+    grid=(4, 4),
+    has_cls_row=True,
+    posemb_filter="hf",
+  )
+  stated = adapters.base_of(base, None)._asdict()
+  config = {"model": {}, "lora": {"rank": 2}}
+  weights = Weights(
+    "run",
+    "checkpoint",
+    {k: lazy(v) for k, v in draw().items() if k.startswith("head/")},
+    {"pre_logits": False},
+    metadata={"base": stated, "config": config},
+  )
+  read = adapters.on_base(weights, lambda path, mean: base)
+  assert read.params.keys() == draw().keys()
+  assert read.posemb_filter == "hf"
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from foreign import random_params
 
 import vit_jax
 from vit_jax.config import model_config
+from vit_jax.exporting import convert
 from vit_jax.weights import identify, openclip, safetensors_file, timm
 from vit_jax.weights.weights_file import lazy
 
@@ -84,6 +85,16 @@ def test_out_and_back(name):
   arrays = timm.write_meta(params, model)
   assert {f"blocks.1.{n}" for n in of_meta} <= arrays.keys()
   _assert_back(arrays, model, params)
+
+
+def test_both_heads_of_a_distilled_model_are_left_out(tmp_path):
+  model = model_config(**TINY, distilled=True, gelu="erf")
+  arrays = timm.write(random_params(model, 3, SIZE), model)
+  path = tmp_path / "x.safetensors"
+  safetensors_file.write(path, arrays, {})
+  vit = vit_jax.load(path, num_heads=2, verbose=False)
+  left = convert.without_head(vit, "timm")
+  assert vit.params.keys() - left.params.keys() == {"head", "head_dist"}
 
 
 def test_registers_of_timm_have_no_row_for_cls():

@@ -14,6 +14,8 @@ from safetensors.numpy import save_file
 
 import vit_jax
 from vit_jax import train
+from vit_jax.config import model_config
+from vit_jax.weights import hf_classes
 from vit_jax.weights import peft as ours
 from vit_jax.weights.adapters import Factors
 
@@ -145,6 +147,86 @@ def test_the_base_may_be_beside_the_adapter(tmp_path):
   assert vit_jax.load(folder, verbose=False).num_classes == 11
 
 
+def _head(num_classes):
+  return {
+    "head/kernel": np.full((48, num_classes), 0.25, np.float32),
+    "head/bias": np.arange(num_classes, dtype=np.float32),
+  }
+
+
+def _bare(folder, model):
+  """A model of transformers without a head."""
+  arrays, config = hf_classes.write(
+    foreign.random_params(model, 0, (32, 32)),
+    model,
+    num_classes=0,
+    image_size=(32, 32),
+  )
+  folder.mkdir()
+  save_file(arrays, folder / "model.safetensors")
+  (folder / "config.json").write_text(json.dumps(config))
+  return folder
+
+
+def test_a_classifier_does_not_see_the_pooler(tmp_path):
+  model = model_config(**weight_files.SIZE, pre_logits=True)
+  base = _bare(tmp_path / "base", model)
+  assert "pre_logits" in vit_jax.load(base, verbose=False).params
+  folder = _save(
+    tmp_path / "lora", *ours.write(_factors(), _head(3), str(base))
+  )
+  got = vit_jax.load(folder, verbose=False)
+  assert not got.config.pre_logits
+  images = foreign.image((32, 32))
+  logits, out = got(images)
+  head = _head(3)
+  tokens = np.asarray(out["encoded"])[:, 0]
+  want = tokens @ head["head/kernel"] + head["head/bias"]
+  np.testing.assert_allclose(logits, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_new_head_has_no_names_and_loss_of_the_base(tmp_path):
+  base = weight_files.hf_folder(
+    tmp_path / "base",
+    id2label={str(i): f"class {i}" for i in range(11)},
+    problem_type="multi_label_classification",
+  )
+  load = lambda name, head: vit_jax.load(
+    _save(tmp_path / name, *ours.write(_factors(), head, str(base))),
+    verbose=False,
+  )
+  old, new = load("old", {}), load("new", _head(3))
+  assert (old.loss, len(old.class_names)) == ("sigmoid", 11)
+  assert (new.loss, new.class_names, new.num_classes) == ("softmax", None, 3)
+
+
+def test_two_towers(tmp_path):
+  base = _bare(
+    tmp_path / "siglip", model_config(**weight_files.SIZE, pool="map")
+  )
+  arrays, config = ours.write(_factors(), {}, str(base))
+  texts = {
+    k.replace("vit.", "text_model.encoder."): v + 1 for k, v in arrays.items()
+  }
+  params = [
+    flatten_dict(
+      vit_jax.load(
+        _save(tmp_path / str(i), arrays | more, config), verbose=False
+      ).params,
+      sep="/",
+    )
+    for i, more in enumerate(({}, texts))
+  ]
+  for name, array in params[0].items():
+    np.testing.assert_array_equal(array, params[1][name])
+  odd = {k.replace("vit.", "other."): v for k, v in arrays.items()}
+  text = weight_files.message(_save(tmp_path / "odd", arrays | odd, config))
+  assert "layers.0.attention.k_proj.lora_A.weight'" in text
+  arrays, config = ours.write(_factors(), _head(3), str(base))
+  text = weight_files.message(_save(tmp_path / "head", arrays, config))
+  assert "got a classifier for CLIP or SigLIP" in text
+
+
 def test_what_cannot_be_read(tmp_path):
   base = str(weight_files.hf_folder(tmp_path / "base"))
   arrays, config = ours.write(_factors(), {}, base)
@@ -156,6 +238,8 @@ def test_what_cannot_be_read(tmp_path):
 
   assert "got use_dora=True, expected a plain LoRA" in message(use_dora=True)
   assert "got peft_type='IA3', expected" in message(peft_type="IA3")
+  text = message(init_lora_weights="pissa_niter_16")
+  assert "got init_lora_weights='pissa_niter_16', expected" in text
   text = message(base_model_name_or_path=None)
   assert "got no base_model_name_or_path" in text
   text = message(base_model_name_or_path="/no/where")

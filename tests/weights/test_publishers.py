@@ -63,6 +63,13 @@ def test_the_images_of_a_family(tmp_path, options, name, pixels, ops):
   )
 
 
+def test_registers_without_a_class_token_name_no_family(tmp_path):
+  options = SCALED | dict(registers=2, class_token=False, pool="gap")
+  path = bare(tmp_path / "x.safetensors", model_config(**MODERN | options))
+  read = weights.read(path, options={"num_heads": 2})
+  assert read.pixels is None and normalisation.UNSTATED in read.notes
+
+
 def test_mae_s_table_begins_with_zeros(tmp_path):
   model = model_config(**SIZE)
   table = random_params(model, 3, (32, 32))[POS_EMBEDDING]

@@ -413,8 +413,8 @@ WRITERS = {
 
 
 def without_head(vit: Pretrained, to: str) -> Pretrained:
-  """Removes the head, and, for timm, the tanh layer before it."""
-  dropped = ("head", "pre_logits") if to == "timm" else ("head",)
+  """Removes the heads, and, for timm, the tanh layer before them."""
+  dropped = ("head", "head_dist", *(["pre_logits"] if to == "timm" else ()))
   config = vit.config
   if to == "timm" and getattr(config, "pre_logits", False):
     config = dataclasses.replace(config, pre_logits=False)

@@ -652,7 +652,7 @@ def load(
     target,
     config,
     (height, width),
-    posemb_filter=posemb_filter or file.posemb_filter,
+    posemb_filter=posemb_filter,
     resize_patch=patch is not None,
     stated=options | ({"grid": grid} if grid else {}),
   )

@@ -118,15 +118,18 @@ def on_base(weights: Weights, read: Callable[..., Weights]) -> Weights:
   if error := difference(base_of(base, stated.mean), stated.digest):
     raise ValueError(f"{begin}: {error}")
   heads = {k: v for k, v in weights.params.items() if lora.is_trained(k)}
-  options = weights.options
+  params, options = base.params, weights.options
+  if not options.get("pre_logits"):  # left out beside a new head
+    params = without_pre_logits(params)
   if "cls" in base.params:
     options = {**options, "cls_row": base.has_cls_row}
   return dataclasses.replace(
     weights,
-    params=merged(base.params, factors_of(weights)) | heads,
+    params=merged(params, factors_of(weights)) | heads,
     options=options,
     grid=base.grid,
     has_cls_row=base.has_cls_row,
+    posemb_filter=base.posemb_filter,
     notes=(*weights.notes, f"adapters are merged into {stated.path}."),
   )
 
@@ -139,6 +142,13 @@ def difference(base: Base, digest: str) -> str | None:
     f"got other arrays ({base.digest[:8]}) at {base.path!r} than those from"
     f" which the run began ({digest[:8]}); expected these, put them back there."
   )
+
+
+def without_pre_logits(
+  params: Mapping[str, LazyArray],
+) -> dict[str, LazyArray]:
+  """Returns parameters without the tanh layer before a head."""
+  return {k: v for k, v in params.items() if not k.startswith("pre_logits/")}
 
 
 def merged(

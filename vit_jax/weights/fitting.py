@@ -75,7 +75,7 @@ def adapt(
   image_size: tuple[int, int],
   *,
   class_names: Sequence[str] | None = None,
-  posemb_filter: str = "zoom",
+  posemb_filter: str | None = None,
   resize_patch: bool = False,
   stated: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], Report]:
@@ -104,7 +104,7 @@ def adapt(
     image_size: (height, width) of its images, pixels.
     class_names: Class names of the model's data; None where they are unknown.
     posemb_filter: Filter that resamples tables, a name of
-      `models.resample.METHODS`; "zoom" is the paper's.
+      `models.resample.METHODS`; None: `weights.posemb_filter`.
     resize_patch: Whether a patch embedding of another patch size is resized
       (FlexiViT's pseudoinverse) instead of refused.
     stated: Options that the caller stated, for the message.
@@ -120,6 +120,7 @@ def adapt(
 
   Source: arXiv:2010.11929, section 3.2.
   """
+  posemb_filter = posemb_filter or weights.posemb_filter
   if posemb_filter not in METHODS:
     raise ValueError(
       f"posemb_filter: got {posemb_filter!r}, expected one of"

@@ -27,6 +27,10 @@ from vit_jax.weights.torch_layout import shorten
 from vit_jax.weights.weights_file import LazyArray, Weights
 
 ARRAYS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+# The first factors that leave the base as it is: the others take a part of its
+# kernels away, which no adapter has.
+INITS = (True, False, "gaussian", "eva", "orthogonal", "mica")
+TEXTS = "text_model."  # in the names of a second tower's modules
 PREFIX = "base_model.model."
 HEADS = r"(?:classifier|head)\.(weight|bias)"
 _BLOCK = (
@@ -80,12 +84,12 @@ class AdapterConfig:
 
   peft_type: str = "LORA"
   base_model_name_or_path: str | None = None
-  r: int = 8
   lora_alpha: float = 8.0
   use_rslora: bool = False
   use_dora: bool = False
   lora_bias: bool = False
   fan_in_fan_out: bool = False
+  init_lora_weights: Any = True
   alpha_pattern: dict = dataclasses.field(default_factory=dict)
 
 
@@ -120,17 +124,47 @@ def read(folder: epath.Path, read_base: Callable[[str], Weights]) -> Weights:
       f" expected the path or the name of a model as base_model_name_or_path of"
       f" {CONFIG}."
     ) from None
-  factors, heads = _ours(arrays, config, base)
-  params = adapters.merged(base.params, factors)
-  if not heads:
-    params |= {k: v for k, v in base.params.items() if lora.is_trained(k)}
-  note = f"the adapter {folder} is merged into {name}."
+  texts = [name for name in arrays if TEXTS in name]
+  factors, heads = _ours(
+    {k: v for k, v in arrays.items() if k not in texts}, config, base
+  )
+  if heads:
+    base = _without_head(base, heads)
+  else:
+    heads = {k: v for k, v in base.params.items() if lora.is_trained(k)}
+  notes = (*base.notes, f"the adapter {folder} is merged into {name}.")
+  if texts:
+    notes += (f"left out: {shorten(texts)}, which only texts need.",)
   return dataclasses.replace(
     base,
     path=str(folder),
-    params=params | heads,
-    notes=(*base.notes, note),
+    params=adapters.merged(base.params, factors) | heads,
+    notes=notes,
   )
+
+
+def _without_head(base: Weights, heads: Mapping[str, LazyArray]) -> Weights:
+  """Returns a base for a head of the adapter's.
+
+  Without the tanh layer, which no classifier sees, and without names and loss
+  of other classes.
+
+  Raises:
+    ValueError: The classifier sees something else than the base computes.
+  """
+  params, old = base.params, base.params.get("head/kernel")
+  others = {"MAPHead_0/probe", "Transformer/pre_norm/scale"} & params.keys()
+  if base.format == "hf" and others and old is None:
+    raise ValueError(
+      f"{ARRAYS}: got a classifier for CLIP or SigLIP, which sees the mean of"
+      f" the patches, and a base without one, {base.path}; merge it with peft:"
+      " model.merge_and_unload()."
+    )
+  new = heads.get("head/kernel")
+  if old is None or new is None or old.shape[-1] != new.shape[-1]:
+    base = dataclasses.replace(base, class_names=None, loss=None)
+  params = adapters.without_pre_logits(params)
+  return dataclasses.replace(base, params=params)
 
 
 def _check(config: AdapterConfig, where: str) -> None:
@@ -139,6 +173,7 @@ def _check(config: AdapterConfig, where: str) -> None:
     "use_dora": config.use_dora,
     "lora_bias": config.lora_bias,
     "fan_in_fan_out": config.fan_in_fan_out,
+    "init_lora_weights": config.init_lora_weights not in INITS,
     "alpha_pattern": bool(config.alpha_pattern),
   }
   if wrong := [
@@ -187,7 +222,8 @@ def _ours(
       parts = np.split(value, len(maps)) if kind == "B" else [value] * len(maps)
       for ours, part in zip(maps, parts, strict=True):
         path = f"Transformer/encoderblock_{match[1]}/{ours}"
-        found.setdefault(path, {})[kind] = part
+        if found.setdefault(path, {}).setdefault(kind, part) is not part:
+          unknown.append(name)  # of another model in the file
     else:
       unknown.append(name)
   unpaired = [path for path, part in found.items() if len(part) < 2]

@@ -64,7 +64,9 @@ PUBLISHERS = (
   Publisher(
     "DINOv2",
     lambda w, m: (
-      m.layer_scale is not None and (w.has_cls_row or m.registers > 0)
+      m.class_token
+      and m.layer_scale is not None
+      and (w.has_cls_row or m.registers > 0)
     ),
     IMAGENET,
     size=224,
