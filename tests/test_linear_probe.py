@@ -113,11 +113,17 @@ def rows(workdir):
   return scores
 
 
-def test_a_run_starts_from_it(tmp_path):
+@pytest.mark.parametrize("is_distilled", [False, True])
+def test_a_run_starts_from_it(is_distilled, tmp_path):
   """Its score is the first row; a rate of 0 keeps it; it is a model, too."""
-  state = train_and_evaluate(freeze(config(lr=1e-9)), str(tmp_path))
+  c = config(lr=1e-9)
+  if is_distilled:
+    c.model.name, c.model.distilled = "modern", True
+  state = train_and_evaluate(freeze(c), str(tmp_path))
   scores = rows(tmp_path)
   assert scores[0] == scores[1] == scores[2] > 0.3  # one of ten classes: 0.1
+  outcome = json.loads((tmp_path / "linear_probe.json").read_text())
+  assert scores[0] == pytest.approx(outcome["top1"], abs=0.005)  # one image
   vit = vit_jax.load(str(tmp_path / "probe"), verbose=False)
   # Two updates of at most 1e-9, and what float32 rounds.
   np.testing.assert_allclose(

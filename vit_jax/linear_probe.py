@@ -93,8 +93,10 @@ def start(
     experiment.run_shape.num_classes,
     _class_weights(experiment),
   )
-  head = {"head": {"kernel": probe.kernel, "bias": probe.bias}}
-  state = weights.replace_params(state, head)
+  head = {"kernel": probe.kernel, "bias": probe.bias}
+  # Of two heads, each on its token, the mean is then that on the mean of both.
+  heads = {name: head for name in ("head", "head_dist")}
+  state = weights.replace_params(state, heads)
   folder = epath.Path(experiment.workdir) / FOLDER
   if jax.process_index() == 0:  # of a run that ended before its checkpoint
     folder.rmtree(missing_ok=True)

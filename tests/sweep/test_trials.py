@@ -150,6 +150,8 @@ def test_what_is_tried(config):
   block = "Transformer/encoderblock_{}/LayerNorm_0/scale".format
   names = ["Transformer/encoder_norm/bias", "head/kernel"]
   names += map(block, range(12))
+  heads = ["head/kernel", "head_dist/kernel", "pre_logits/kernel"]
+  names += ["pooled_norm/scale", *heads]
   params = dict.fromkeys(names, np.zeros(8))
   params["embedding/kernel"] = np.zeros((8, 8, 3, 4))
   of_small, of_large = (
@@ -166,9 +168,8 @@ def test_what_is_tried(config):
   ]
   frozen = parts["the last half of the blocks"]["optim.freeze"]
   assert {*frozen} == {"embedding/kernel", *map(block, range(6))}
-  assert {*parts["the head alone"]["optim.freeze"]} == {*params} - {
-    "head/kernel"
-  }
+  alone = parts["the head alone"]["optim.freeze"]
+  assert {*alone} == {*params} - {*heads}
   # 2 x 2 patches become 3 x 3, as scored as trained on.
   assert larger == {
     "24 x 24 pixels": dict.fromkeys(

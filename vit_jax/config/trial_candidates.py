@@ -18,6 +18,9 @@ SMALL = 64
 FEW_PATCHES = 36
 
 _MIRRORED = "|flip_lr"
+# Parameters that are new for other classes, or dropped with the head.
+_HEAD = ("head/", "head_dist/", "pre_logits/")
+_NORM = ("Transformer/encoder_norm/", "pooled_norm/")  # the last one
 
 
 def rounds(
@@ -95,7 +98,7 @@ def check_budget(text: str) -> None:
 def _frozen(param_names: Iterable[str]) -> dict[str, tuple[str, ...]]:
   """Returns what is trained -> the paths of all other parameters."""
   names = sorted(param_names)
-  body = tuple(name for name in names if not name.startswith("head/"))
+  body = tuple(name for name in names if not name.startswith(_HEAD))
   block_of = {
     name: int(match[1])
     for name in body
@@ -104,10 +107,9 @@ def _frozen(param_names: Iterable[str]) -> dict[str, tuple[str, ...]]:
   if not block_of:
     return {"the head alone": body}
   half = (max(block_of.values()) + 1) // 2
-  norm = "Transformer/encoder_norm/"
   first = tuple(
     name
     for name in body
-    if block_of.get(name, -1) < half and not name.startswith(norm)
+    if block_of.get(name, -1) < half and not name.startswith(_NORM)
   )
   return {"the last half of the blocks": first, "the head alone": body}
