@@ -113,6 +113,7 @@ def rows(workdir):
   return scores
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_distilled", [False, True])
 def test_a_run_starts_from_it(is_distilled, tmp_path):
   """Its score is the first row; a rate of 0 keeps it; it is a model, too."""

@@ -41,8 +41,10 @@ def test_examples():
 @pytest.mark.parametrize(
   "options",
   [
-    pytest.param({}, marks=pytest.mark.slow),
-    {"model__scan": True, "model__remat": "full"},
+    {},
+    pytest.param(
+      {"model__scan": True, "model__remat": "full"}, marks=pytest.mark.slow
+    ),
     pytest.param(MODERN, marks=pytest.mark.slow),
     pytest.param({**MODERN, "model__scan": True}, marks=pytest.mark.slow),
   ],

@@ -58,10 +58,10 @@ def ViT(num_classes: int, patch: int, **options):
 
 
 def in_step(fn):
-  """Wraps a function as a step does: images are the device's own."""
+  """Wraps a function as a step does: images are the device's own; jitted."""
   mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
-  return jax.shard_map(
-    fn, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
+  return jax.jit(
+    jax.shard_map(fn, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
   )
 
 

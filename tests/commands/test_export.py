@@ -133,6 +133,7 @@ def test_onnx_of_every_part(tmp_path, name):
   assert_close(onnx.read(dst)(images), logits(vit, images))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("libraries")
 def test_opset_and_float16_of_an_onnx_file(tmp_path, capsys):
   import onnx as onnx_lib

@@ -397,6 +397,7 @@ def test_finetune_takes_a_multiple_of_the_patch(model, res, pixels):
     assert config.optim.ema_decay == (0.9999 if averaged else None)
 
 
+@pytest.mark.slow
 def test_finetune_takes_the_model_from_the_weights(tmp_path):
   """A DINOv2 of timm's, of which no name states the parts."""
   size = dict(width=32, depth=2, mlp_dim=64, num_heads=4)

@@ -46,7 +46,7 @@ def test_the_loss_in_closed_form():
   shape = step.RunShape(2, (16, 16), 1, standardisation=STANDARDISATION)
   module, loss_fn = Regression().make(tiny.config().model, shape)
   images = jnp.zeros((3, 16, 16, 3))
-  params = module.init(jax.random.key(0), images)["params"]
+  params = jax.jit(module.init)(jax.random.key(0), images)["params"]
   # The head's kernel is zero: the outputs are its bias.
   bias = np.array([0.5, -1.0])
   params["head"]["bias"] = jnp.asarray(bias, "float32")

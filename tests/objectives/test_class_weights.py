@@ -32,7 +32,7 @@ def _loss(counts=COUNTS, **options):
     }
   )
   x = jnp.asarray(images / 127.5 - 1, jnp.float32)
-  params = module.init(jax.random.key(0), x)["params"]
+  params = jax.jit(module.init)(jax.random.key(0), x)["params"]
   head = params["head"] | {"bias": jnp.array([0.5, -1.0, 2.0])}
   rng = jax.random.key(1)
   return tiny.in_step(lambda p: loss_fn(p, batch, rng))(params | {"head": head})

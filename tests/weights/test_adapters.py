@@ -21,6 +21,8 @@ from vit_jax.weights.weights_file import Weights, lazy
 
 IMAGES = normalise(jnp.asarray(tiny.batch(0, tiny.config())["image"]))
 
+pytestmark = pytest.mark.slow  # they train a run
+
 
 def _config(folder, **changes):
   return tiny.config(
@@ -108,7 +110,6 @@ def test_a_base_has_positions_and_a_tanh_layer_of_its_own():
   assert read.posemb_filter == "hf"
 
 
-@pytest.mark.slow
 def test_it_resumes_to_the_same_bits(run, tmp_path):
   folder, state = run
   shutil.copytree(folder / "run", tmp_path / "run")
@@ -119,7 +120,6 @@ def test_it_resumes_to_the_same_bits(run, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, state, again)
 
 
-@pytest.mark.slow
 def test_another_base_or_none_is_an_error(run, tmp_path):
   folder, _ = run
   shutil.copytree(folder / "run", tmp_path / "run")
