@@ -151,6 +151,7 @@ def test_what_is_tried(config):
   names = ["Transformer/encoder_norm/bias", "head/kernel"]
   names += map(block, range(12))
   heads = ["head/kernel", "head_dist/kernel", "pre_logits/kernel"]
+  heads += ["masked_patch/mask_token"]
   names += ["pooled_norm/scale", *heads]
   params = dict.fromkeys(names, np.zeros(8))
   params["embedding/kernel"] = np.zeros((8, 8, 3, 4))

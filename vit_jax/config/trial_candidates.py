@@ -6,6 +6,7 @@ from typing import Any
 
 from vit_jax.config.preprocessing import image_size
 from vit_jax.config.schema import Config
+from vit_jax.objectives import OBJECTIVES
 
 # Changes of one kind: a config -> name of the change -> options that it sets.
 Round = Callable[[Config], dict[str, dict[str, Any]]]
@@ -18,8 +19,11 @@ SMALL = 64
 FEW_PATCHES = 36
 
 _MIRRORED = "|flip_lr"
-# Parameters that are new for other classes, or dropped with the head.
-_HEAD = ("head/", "head_dist/", "pre_logits/")
+# Parameters that are new for other classes, or that fine-tuning drops.
+_HEAD = (
+  *("head/", "head_dist/", "pre_logits/"),
+  *filter(None, (cls.own for cls in OBJECTIVES.values())),
+)
 _NORM = ("Transformer/encoder_norm/", "pooled_norm/")  # the last one
 
 
