@@ -22,10 +22,10 @@ Different here: images are in [-1, 1] (there: ImageNet's mean and deviation);
 patches of 14 divide no crop of 160 or 128 px, whose last 6 and 2 pixels they do
 not read there, so crops are of 154 and 126; the window of a crop is drawn by
 TensorFlow (aspect by a uniform number, there by its logarithm); a mixed image's
-partner is the row before it, and one share is drawn for a step (timm: the batch
-reversed); the copies of an image have the same stochastic depth; an epoch of
-three copies takes the next third of a permutation (there: of a new one); the
-head begins at zero, and the warm-up at 0 (there: 1e-6).
+partner is the row before it (timm: the batch reversed); the copies of an image
+have the same stochastic depth; an epoch of three copies takes the next third of
+a permutation (there: of a new one); the head begins at zero, and the warm-up at
+0 (there: 1e-6).
 
 Cost, FLOPs of training on ImageNet alone (stage i1k, 800 epochs): S/16 28.3
 exaFLOPs, B/16 78.6, L/16 276, H/14 480.

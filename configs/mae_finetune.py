@@ -10,13 +10,11 @@ As in facebookresearch/mae, FINETUNE.md: the mean over the patches and a new
 LayerNorm behind it, rates that fall by layers, mixup and cutmix, half of the
 steps each, RandAugment, random erasing, stochastic depth that rises from 0 to
 that of MODELS. The learning rate is the base rate times batch / 256.
-Different here: images are normalised by the patch embedding, so that what
-erases has the noise of normalised images but for what is outside of [0, 1]; the
-window of a crop is drawn by TensorFlow (aspect by a uniform number, there by
-its logarithm); a mixed image's partner is the row before it, and one share is
-drawn for a step (timm: the batch reversed); the head begins at zero (there: a
-deviation of 2e-5); the warm-up begins at 0, and the rate is that of the step
-(both the same there). Bias and normalisations have no weight decay in either.
+Different here: images are normalised by the patch embedding, so the noise of an
+erased box is cut off where it leaves the range of pixels; the window of a crop
+is drawn by TensorFlow (aspect by a uniform number, there by its logarithm); a
+mixed image's partner is the row before it (timm: the batch reversed); the head
+begins at zero (there: a deviation of 2e-5).
 
 Cost, FLOPs of training: B/16 13.5 exaFLOPs, L/16 23.7, H/14 64.3.
 Pillow distorts the images, at twice the cost of randaug: vit-jax benchmark

@@ -75,7 +75,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   )
   parser.add_argument(
     "--layer",
-    default="pre_logits",
     metavar="NAME",
     help="the features' (default: pre_logits, what the head reads)",
   )
@@ -94,6 +93,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   args = parser.parse_args(argv)
   if args.attention and args.features is not None:
     parser.error("argument --attention: not allowed with argument --features")
+  if args.layer is not None and args.features is None:
+    parser.error("argument --layer: without --features, whose layer it is")
+  args.layer = args.layer or "pre_logits"
   return args
 
 

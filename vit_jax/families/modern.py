@@ -78,7 +78,7 @@ class ModernConfig(ViTConfig):
   rope: str | None = option(
     None,
     "rotation of queries and keys of patches by their positions, beside posemb;"
-    " training does not change it at random; None: no rotation",
+    " in training, too, where DINOv3's changes at random; None: no rotation",
     {
       "dinov3": "by centres in [-1, 1], halves of a head are pairs",
       "eva02": "by places on a grid of 16 x 16, neighbours are pairs",
