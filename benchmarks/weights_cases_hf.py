@@ -89,7 +89,7 @@ MODELS = {
     ("CLIPModel", CLIP),
     ("CLIPForImageClassification", CLIP),
   ),
-  "BEiT": (
+  "BEiT, BEiT v2": (
     ("BeitModel", BEIT),
     ("BeitForImageClassification", BEIT),
     ("BeitModel", SQUARE | {"use_shared_relative_position_bias": True}),

@@ -152,7 +152,7 @@ MODELS = {
     ("vit_base_patch16_224", IMAGENET, {"global_pool": "avg"}),
   ),
   "FlexiViT": (("flexivit_small", HALF, {}),),
-  "BEiT": (
+  "BEiT, BEiT v2": (
     ("beit_base_patch16_224", HALF, {}),
     ("beitv2_base_patch16_224", IMAGENET, {"num_classes": 0}),
   ),

@@ -221,6 +221,11 @@ def test_a_head_that_no_class_has_is_refused():
       {"model_type": "dinov5"},
       "got 'dinov5'.*to those of 'dinov2'",
     ),
+    (
+      "DINOv3ViTModel",
+      {"model_type": "vit"},
+      "'vit', or correct model_type .* nearest to those of 'dinov3_vit'",
+    ),
     ("DINOv3ViTModel", {"rope_theta": 10000}, "rope_theta: got 10000, expect"),
     ("Dinov2Model", {"hidden_act": "relu"}, "hidden_act: got 'relu', expected"),
     ("Dinov2WithRegistersModel", {"hidden_act": "relu"}, None),  # SiLU there

@@ -1,11 +1,14 @@
 """Later models under timm's, Meta's and OpenCLIP's names, out and back."""
 
+import json
+
 import ml_dtypes
 import numpy as np
 import pytest
 from foreign import random_params
 
 import vit_jax
+from vit_jax import weights
 from vit_jax.config import model_config
 from vit_jax.exporting import convert
 from vit_jax.weights import identify, openclip, safetensors_file, timm
@@ -158,3 +161,24 @@ def test_the_tower_of_clip(tmp_path, gelu):
     np.testing.assert_array_equal(got, array, name)
   with pytest.raises(ValueError, match="expected 'modern'"):
     openclip.write(params, model_config(variant="B/8"))
+
+
+def test_the_images_of_clip(tmp_path):
+  model = model_config(**TINY | CLIP)
+  arrays = openclip.write(random_params(model, 0, SIZE), model)
+  safetensors_file.write(tmp_path / "x.safetensors", arrays, {})
+
+  def read(**images):
+    about = {"mean": [0.5] * 3, "std": [0.25] * 3, "size": 16} | images
+    text = json.dumps({"preprocess_cfg": about})
+    (tmp_path / openclip.CONFIG).write_text(text)
+    return weights.read(tmp_path, options={"num_heads": 2})
+
+  assert read().image_size == read(size=[16, 16]).image_size == (16, 16)
+  notes = lambda **images: " ".join(read(**images).notes)
+  assert "resized otherwise" not in notes() + notes(resize_mode="squash")
+  assert "got resize_mode='longest'" in notes(resize_mode="longest")
+  assert "interpolation='nearest', which" in notes(interpolation="nearest")
+  for size, error in (("big", "size: got 'big'"), ([9, 9, 9], "side or two")):
+    with pytest.raises(ValueError, match=error):
+      read(size=size)

@@ -116,7 +116,7 @@ def test_a_damaged_tree(tmp_path):
     ),
     (
       (DATA / "vit_linen_names.weights.npz").read_bytes()[:9000],
-      "cannot be read as a .npz (File is not a zip file)",
+      "cannot be read as a .npz or .pth (File is not a zip file)",
     ),
   ],
 )
@@ -192,7 +192,7 @@ def test_a_file_of_another_name_is_read_where_it_is_alone(tmp_path):
     (["conv_proj.weight", "encoder.layers.encoder_layer_0.x"], "torchvision's"),
     (["layer1.0.conv1.weight", "bn1.running_mean"], "a ResNet of torchvision"),
     (["visual.layer1.0.conv1.weight", "x"], "a CLIP whose tower of images is"),
-    (["layer.0.x", "a.relative_position_bias_table"], "BEiT"),
+    (["layers.0.blocks.0.attn.relative_position_bias_table"], "Swin"),
     (["image_encoder.blocks.0.attn.rel_pos_h"], "SAM"),
   ],
 )

@@ -115,6 +115,22 @@ def test_arrays_without_a_place_are_named(names, error):
   assert error in str(e.value)
 
 
+@pytest.mark.parametrize(
+  "name",
+  ["cls_token", "pos_embed", "head.weight"]
+  + [f"blocks.0.{n}.weight" for n in ("norm1", "mlp.fc1", "mlp.fc2")]
+  + ["blocks.0.attn.qkv.weight"],
+)
+def test_a_scalar_is_named_once(name):
+  model = model_config(**TINY)
+  arrays = weights.write(foreign.random_params(model, 3, SIZE), model)
+  with pytest.raises(ValueError) as e:
+    weights.read(_arrays(arrays | {name: np.ones((), "f")}))
+  lines = str(e.value).splitlines()
+  assert any(f"{name}: got shape (), " in n for n in lines) or "norm" in name
+  assert len(set(lines)) == len(lines)
+
+
 def test_heads_must_be_known():
   model = model_config(**TINY)
   written = weights.write(foreign.random_params(model, 5, SIZE), model)

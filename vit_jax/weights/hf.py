@@ -175,7 +175,7 @@ def read_arrays(
   read = _config(config)
   family = hf_names.known(read.model_type)
   if family is None:
-    nearest = max(MODEL_TYPES, key=lambda t: _num_named(arrays, MODEL_TYPES[t]))
+    nearest = _nearest(arrays)
     family = MODEL_TYPES[nearest]
     errors.append(
       f"model_type: got {read.model_type!r}, expected one of"
@@ -203,9 +203,17 @@ def read_arrays(
     add_zero_biases(params)
   known = {row.theirs for row in rows}
   if unknown := [n for n in named if n not in known]:
-    errors.append(
-      unplaced(unknown, PARTS, f"a model of the type {read.model_type!r}")
+    takes, nearest = (
+      f"a model of the type {read.model_type!r}",
+      _nearest(arrays),
     )
+    most = _num_named(arrays, MODEL_TYPES[nearest])
+    if most > _num_named(arrays, family):
+      takes += (
+        ", or correct model_type in config.json: they are nearest to those of"
+        f" {nearest!r}"
+      )
+    errors.append(unplaced(unknown, PARTS, takes))
   options = dict(family.options) | {"ln_eps": read.layer_norm_eps}
   if "classifier.weight" in named:
     options |= family.options_of_classifier
@@ -250,6 +258,11 @@ def read_arrays(
     notes + size_notes,
   )
   return params, options, statements
+
+
+def _nearest(arrays: Mapping[str, Any]) -> str:
+  """Returns the `model_type` of the family that most names belong to."""
+  return max(MODEL_TYPES, key=lambda t: _num_named(arrays, MODEL_TYPES[t]))
 
 
 def _num_named(arrays: Mapping[str, Any], family: hf_names.ModelType) -> int:

@@ -70,16 +70,8 @@ class Names(NamedTuple):
     return rf"(?:{'|'.join(starts)})(\d{{1,3}})\."
 
 
-# Our names of arrays that are in no module of theirs.
-_ARRAYS = (
-  "cls",
-  "dist",
-  "registers",
-  "pos_embedding",
-  "relative_bias",
-  "probe",
-  "scale",
-)
+# Our names of arrays of tokens, which are in no module of theirs.
+_TOKENS = ("cls", "dist", "registers", "pos_embedding", "probe")
 
 
 def _our(block: int) -> str:
@@ -93,7 +85,9 @@ def _rows(theirs: str, ours: str) -> list[Row]:
     return dense_rows(theirs, ours, "to_heads", "heads_bias")
   if re.search("(?i)norm", name):
     return norm_rows(theirs, ours)
-  if name in _ARRAYS:
+  if name in _TOKENS:
+    return [Row(theirs, ours, "tokens")]
+  if name in ("relative_bias", "scale"):
     return [Row(theirs, ours)]
   kinds = {"out": "from_heads", "embedding": "conv"}
   return dense_rows(theirs, ours, kinds.get(name, "linear"))
@@ -380,10 +374,7 @@ LEFT_OUT = re.compile(
   r"|.*relative_position_index$"
 )
 # Names of arrays that our models have no place for -> what they are part of.
-PARTS = (
-  (r"[qk]_norm\.", "norms of queries and keys"),
-  (r"^(vision_model\.)?head\.", "the pooling by attention of SigLIP"),
-)
+PARTS = ((r"[qk]_norm\.", "norms of queries and keys"),)
 
 
 def known(model_type: str) -> ModelType | None:

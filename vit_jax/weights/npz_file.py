@@ -96,6 +96,7 @@ def _one_error(path: str | os.PathLike, name: str = "") -> Iterator[None]:
     of_array = f"in its array {name!r}: " if name else ""
     reason = str(e)[:200] or type(e).__name__
     raise ValueError(
-      f"got {str(path)!r}, which cannot be read as a .npz ({of_array}{reason});"
+      f"got {str(path)!r}, which cannot be read as a .npz or .pth"
+      f" ({of_array}{reason});"
       " expected a whole file of arrays: copy it again, and compare its size."
     ) from None

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import ModelConfig, json_file, model_from_dict
+from vit_jax.config.from_dict import at_least
 from vit_jax.paths import file_in
 from vit_jax.weights import eval_preprocessing, timm_names
 from vit_jax.weights.torch_layout import (
   Row,
   count_blocks,
   dense_rows,
+  length,
   norm_rows,
   option_errors,
   shorten,
@@ -34,6 +36,7 @@ from vit_jax.weights.weights_file import (
   Pixels,
   StateDict,
   Weights,
+  height_and_width,
   model_of,
   with_metadata,
 )
@@ -68,7 +71,9 @@ class _Model:
 
 @dataclasses.dataclass(frozen=True)
 class _Images:
-  size: Any = None
+  """How images are prepared; `size` is in pixels, one side or two."""
+
+  size: tuple[int, ...] = at_least(1, ())
   mean: tuple[float, float, float] | None = None
   std: tuple[float, float, float] | None = None
   interpolation: str = "bicubic"
@@ -141,9 +146,8 @@ def read(file: StateDict) -> Weights:
   if model_of(ours):
     num_heads = model_from_dict(model_of(ours)).size.num_heads
   if num_heads is None:
-    width = arrays["class_embedding"].shape[-1]
-    fc = arrays.get("transformer.resblocks.0.mlp.c_fc.weight")
-    mlp_dim = fc.shape[0] if fc is not None else 0
+    width = length(arrays["class_embedding"])
+    mlp_dim = length(arrays.get("transformer.resblocks.0.mlp.c_proj.weight"))
     num_heads, error = timm_names.known_heads(width, depth, mlp_dim)
     errors += [error] if error else []
   table = rows(depth)
@@ -181,21 +185,24 @@ def read(file: StateDict) -> Weights:
 
 def _with_images(weights: Weights, images: _Images) -> Weights:
   """Adds how OpenCLIP prepares images, if it is stated."""
-  if images.mean is None or images.std is None or images.size is None:
+  if images.mean is None or images.std is None or not images.size:
     return weights
-  sides = images.size if isinstance(images.size, list) else [images.size] * 2
-  path = eval_preprocessing.timm(
-    tuple(sides),
-    1.0,
-    images.interpolation,
-    "squash" if images.resize_mode == "squash" else "center",
-  )
+  size, mode = height_and_width(images.size, f"{CONFIG}: size"), "center"
+  if images.resize_mode == "squash":
+    mode = "squash"
+  path = eval_preprocessing.timm(size, 1.0, images.interpolation, mode)
+  notes = weights.notes
+  has_mode = images.resize_mode in ("shortest", "squash")
+  if path.filter != images.interpolation or not has_mode:
+    about, keys = dataclasses.asdict(images), ("resize_mode", "interpolation")
+    notes += (eval_preprocessing.unlike(CONFIG, about, keys, size),)
   return dataclasses.replace(
     weights,
     image_size=path.size,
     pixels=Pixels(images.mean, images.std),
     ops=path.ops,
     crop_share=1.0 if path.short else None,
+    notes=notes,
   )
 
 

@@ -149,11 +149,6 @@ FAMILIES = (
     "Attention after a ResNet with BatchNorm is not here: take a ViT of CLIP's",
   ),
   Family(
-    "BEiT",
-    (r"relative_position_bias_table$", r"(^|\.)(blocks|layer)\.0\."),
-    "It is a ViT with LayerScale; tables of relative positions are not here",
-  ),
-  Family(
     "SAM",
     (r"(^|\.)rel_pos_h$",),
     "It is a ViT; attention in windows with relative positions is not here",

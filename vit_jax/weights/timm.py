@@ -39,6 +39,7 @@ from vit_jax.weights.timm_rows import (
 from vit_jax.weights.torch_layout import (
   add_zero_biases,
   count_blocks,
+  length,
   option_errors,
   shorten,
   to_ours,
@@ -237,11 +238,8 @@ def _known_heads(
   arrays, depth: int, layout: Layout
 ) -> tuple[int | None, str | None]:
   """Returns the heads of the known size that these arrays have, or an error."""
-  width, mlp_dim = 0, 0
-  if (norm := arrays.get("blocks.0.norm1.weight")) is not None:
-    width = norm.shape[0]
-  if (out := arrays.get(f"blocks.0.mlp.{layout.swiglu[2]}.weight")) is not None:
-    mlp_dim = out.shape[-1]
+  width = length(arrays.get("blocks.0.norm1.weight"))
+  mlp_dim = length(arrays.get(f"blocks.0.mlp.{layout.swiglu[2]}.weight"))
   is_dinov3 = layout.registers in arrays and "pos_embed" not in arrays
   return timm_names.known_heads(width, depth, mlp_dim, is_dinov3)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from vit_jax.weights.torch_layout import Row, dense_rows, norm_rows
+from vit_jax.weights.torch_layout import Row, dense_rows, length, norm_rows
 from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray
 
 
@@ -59,7 +59,7 @@ def layout_of(arrays: Mapping[str, LazyArray]) -> Layout:
       swiglu, mlp = candidate, "packed" if is_packed else "apart"
   hidden, out = (arrays.get(f"{first}mlp.fc{i}.weight") for i in (1, 2))
   if mlp == "gelu" and hidden is not None and out is not None:
-    if hidden.shape[0] == 2 * out.shape[-1]:
+    if hidden.shape and hidden.shape[0] == 2 * length(out):
       mlp = "packed"
   return Layout(qkv, mlp, scale, registers, swiglu)
 
@@ -70,10 +70,10 @@ def vit_rows(depth: int, layout: Layout = VIT) -> list[Row]:
   A file has some of these arrays, never all.
   """
   rows = [
-    Row("cls_token", "cls"),
-    Row("dist_token", "dist"),
-    Row(layout.registers, "registers"),
-    Row("pos_embed", POS_EMBEDDING),
+    Row("cls_token", "cls", "tokens"),
+    Row("dist_token", "dist", "tokens"),
+    Row(layout.registers, "registers", "tokens"),
+    Row("pos_embed", POS_EMBEDDING, "tokens"),
     *dense_rows("patch_embed.proj", "embedding", "conv"),
     *norm_rows("norm_pre", "Transformer/pre_norm"),
   ]

@@ -33,8 +33,13 @@ class Kind(NamedTuple):
   to_theirs: Callable[[np.ndarray], np.ndarray]
 
 
+def _same(axes: str) -> Kind:
+  return Kind(axes, lambda s, _: s, lambda a, _: a, lambda a: a)
+
+
 KINDS = {
-  "same": Kind("", lambda s, _: s, lambda a, _: a, lambda a: a),
+  "same": _same(""),
+  "tokens": _same("[1, n, width]"),
   # Ours: [in, out].
   "linear": Kind(
     "[out, in]", lambda s, _: s[::-1], lambda a, _: a.T, lambda a: a.T
@@ -151,18 +156,23 @@ def count_blocks(names: Iterable[str], regex: str) -> int:
   return max(numbers, default=-1) + 1
 
 
+def length(array: LazyArray | None) -> int:
+  """Returns that of the last axis; 0: there is no array, or it is a scalar."""
+  return array.shape[-1] if array is not None and array.shape else 0
+
+
 def to_ours(
   rows: Iterable[Row], arrays: Mapping[str, LazyArray], num_heads: int
 ) -> tuple[dict[str, LazyArray], list[str]]:
   """Returns our arrays, for the rows whose array exists; and errors."""
-  params, errors = {}, []
+  params, errors = {}, {}
   for row in rows:
     if row.theirs in arrays:
       try:
         params[row.ours] = _to_ours(row, arrays[row.theirs], num_heads)
-      except ValueError as e:
-        errors.append(f"{row.theirs}: {e}")
-  return params, errors
+      except ValueError as e:  # once of an array of several parts
+        errors[f"{row.theirs}: {e}"] = None
+  return params, [*errors]
 
 
 def _to_ours(row: Row, array: LazyArray, num_heads: int) -> LazyArray:
