@@ -75,9 +75,10 @@ def get_config(arg: str = ""):
       init = weights.read(args["init"])
     except FileNotFoundError as e:
       raise ValueError(f"init: {e}") from None
-    model = dataclasses.asdict(weights.model_to_finetune(init))
+    model = weights.model_to_finetune(init)
     c.init, c.init_head = args["init"], "linear_probe"
-    c.model.update({k: v for k, v in model.items() if v is not None})
+    options = dataclasses.asdict(model)
+    c.model.update({k: v for k, v in options.items() if v is not None})
     if args["model"] and args["model"] != c.model.variant:
       raise ValueError(
         f"model: got {args['model']}, but {args['init']} is {c.model.variant};"
@@ -87,7 +88,10 @@ def get_config(arg: str = ""):
     # 40 passes over up to 5,000 images; fewer over more, but 5 at least.
     num_epochs = min(40, max(5, 200_000 // num_images))
     c.optim.name = "sgd"  # as Table 4 of arXiv:2010.11929
-    c.optim.lr = 0.03
+    # Measured in docs/own_images.md (width 128) and docs/transfer.md (384),
+    # where 0.03 spoils the features.
+    is_small = hasattr(model, "size") and model.size.width < 384
+    c.optim.lr = 0.03 if is_small else 0.003
   else:
     c.model.variant = args["model"] or "Ti/16"
     c.model.name = family(c.model.variant)

@@ -336,6 +336,14 @@ def test_folder_takes_model_and_size_from_the_weights():
   assert image_size(config.data.ops) == (64, 64)
 
 
+def test_folder_trains_wide_models_at_a_lower_rate(monkeypatch):
+  rate = lambda: _load("folder", "path=images,init=weights.npz").config.optim.lr
+  assert rate() == 0.03
+  model = dataclasses.replace(tiny.config().model, width=384)
+  monkeypatch.setattr(weights, "model_to_finetune", lambda _: model)
+  assert rate() == 0.003
+
+
 def test_folder_takes_splits_and_length_from_the_images():
   made = _load("folder", "path=images,init=weights.npz").config
   splits = {e.name: (e.split, e.every_steps) for e in made.evals}
