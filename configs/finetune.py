@@ -3,11 +3,11 @@
 Run: vit-jax train --workdir=runs/cifar10 \
   --config=finetune:init=runs/vit_b16,model=B/16,dataset=cifar10
 Arguments: init (anything that vit_jax.load reads: a run, a .npz, a
-.safetensors, a Hugging Face folder), model (any that vit-jax models prints;
-left out: that of init, as needed for DINOv2, CLIP and others with parts that no
-name states, or else B/16), dataset (of DATASETS; a folder as folder:/path), res
-(pixels: 224, 384 or 512; for a patch of 14 the nearest multiple, 224, 378 or
-518), budget (see below; 0 by default: none).
+.safetensors, a Hugging Face folder), model (any name of --config.model.variant;
+by default that of init, which DINOv2, CLIP and others need, since no name
+states their parts, and B/16 without init), dataset (of DATASETS; a folder as
+folder:/path), res (pixels: 224, 384 or 512; for a patch of 14 the nearest
+multiple, 224, 378 or 518), budget (see below; 0 by default: none).
 A part of the training split is held out and scored every 500 steps as `val`:
 learning rate and length are chosen by it. The test split is scored once, at
 the end, as `test`.

@@ -238,7 +238,7 @@ def joined(
 
 
 def tokens_error(layer: str, model: "ModelConfig") -> str | None:
-  """Returns why a model has not the tokens of a layer; None: it has."""
+  """Returns why a model lacks the tokens of a layer; None: it has them."""
   if not (match := TOKENS.fullmatch(layer)):
     return None
   if not getattr(model, "num_class_tokens", 0):

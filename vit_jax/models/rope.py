@@ -2,9 +2,9 @@
 
 Channels of a head are pairs; each pair of a query, and of a key, is rotated by
 an angle that is the patch's row or column times a frequency. So the product of
-a query with a key depends on the offset between their patches. Where n channels
-have n / 4 frequencies f_j, half of the angles are of the row y, half of the
-column x:
+a query with a key depends on the offset between their patches. With n channels
+there are n / 4 frequencies f_j; half of the angles are of the row y, half of
+the column x:
 
   dinov3  y = 2 (i + 1/2) / rows - 1,  x alike; f_j = 2 pi / 100^(4 j / n);
           pair j is channels j and j + n / 2, its angle the j-th of
