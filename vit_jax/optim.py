@@ -343,24 +343,24 @@ def errors(config: OptimConfig, params: PyTree) -> list[str]:
     for pattern in patterns[key]
     if not any(is_frozen(name, [pattern]) for name in names)
   ]
-  if all(is_frozen(name, config.freeze) for name in names):
+  trained_names = [n for n in names if not is_frozen(n, config.freeze)]
+  if not trained_names:
     errors.append(
       f"config.optim.freeze: got {', '.join(config.freeze)}, which leaves"
       " nothing to train; expected patterns that leave some parameters."
     )
-  blocks = [name for name in names if re.match(BLOCKS, name)]
-  if config.layer_decay is not None and all(
-    is_frozen(name, config.freeze) for name in blocks
+  if config.layer_decay is not None and not any(
+    re.match(BLOCKS, name) for name in trained_names
   ):
     errors.append(
       f"config.optim.layer_decay: got {config.layer_decay}, expected None where"
       " no block of a Transformer is trained; config.optim.lr_scale gives"
       " parameters other rates."
     )
-  if config.name == "muon" and not any(map(_matrix, names)):
+  if config.name == "muon" and not any(map(_matrix, trained_names)):
     errors.append(
-      "config.optim.name: got 'muon', expected another one for a model without"
-      f" kernels such as {', '.join(MATRICES)}."
+      "config.optim.name: got 'muon', expected another one: no kernel of"
+      " attention or an MLP is trained, and muon orthogonalises only these."
     )
   return errors
 

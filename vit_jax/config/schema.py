@@ -48,8 +48,8 @@ class DataConfig:
   repeats: int = option(
     1,
     "copies of an image in a batch, each augmented by itself (repeated"
-    " augmentation); epochs count rows: with 3 copies, one has a third of the"
-    " images",
+    " augmentation); epochs count rows: with 3 copies, an epoch has a third of"
+    " the images",
   )
   shuffle_buffer: int = option(
     50_000,

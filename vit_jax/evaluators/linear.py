@@ -74,8 +74,8 @@ class LinearConfig(FeaturesConfig):
   )
   layers: tuple[str, ...] = option(
     (),
-    "layers of one width each, such as cls,cls*4+patches, each with every rate"
-    " and decay; none: layer alone",
+    "layers to choose among, such as cls,cls*4+patches, each with every rate"
+    " and decay; intermediates must be of one width; none: layer alone",
   )
   whiten: bool = option(
     True, "whether features get the mean 0 and the deviation 1"
