@@ -84,10 +84,13 @@ def split(
   trained = {k: v for k, v in flat.items() if is_trained(k, own)}
   base = {k: v for k, v in flat.items() if k not in trained}
   kernels = [k for k in base if k.endswith("/kernel")]
+  names = {}  # of all maps that may have factors
   for i, name in enumerate(sorted(kernels)):
     path = name.removesuffix("/kernel")
-    summed = num_inputs(path)
-    if summed is None or path.rpartition("/")[2] not in options.targets:
+    if (summed := num_inputs(path)) is None:
+      continue
+    names[map_name := path.rpartition("/")[2]] = None
+    if map_name not in options.targets:
       continue
     shape = base[name].shape
     start = int(bool(re.search(SCANNED, name)))
@@ -102,9 +105,11 @@ def split(
     trained[f"{path}/{B}"] = jnp.zeros((*blocks, options.rank, *shape[end:]))
   if not any(k.endswith(A) for k in trained):
     raise ValueError(
-      f"config.lora.targets: got {', '.join(options.targets) or 'none'}, which"
-      " the model does not have in its blocks, expected some of"
-      f" {', '.join(LoRAConfig().targets)}."
+      f"config.lora.targets: got {', '.join(options.targets) or 'none'},"
+      f" expected some of {', '.join(names)}, which the model has."
+      if names
+      else f"config.lora.rank: got {options.rank}, expected 0: the model has no"
+      " blocks of a Transformer, whose linear maps get factors."
     )
   return unflatten_dict(trained, sep="/"), unflatten_dict(base, sep="/")
 

@@ -295,3 +295,18 @@ def test_a_model_of_a_hub(tmp_path):
     assert none.startswith("got 'hf-hub:me/none', which cannot be downloaded: ")
     assert not any("pytorch_model" in path for path in asked)
   assert load(host, *names[:2]) == paths  # without a network: from the cache
+
+
+def test_an_adapter_of_a_hub(tmp_path, monkeypatch):
+  hub = pytest.importorskip("huggingface_hub")
+  names = ["adapter_config.json", "adapter_model.safetensors", "adapter.bin"]
+
+  def fetch(name, revision, allow_patterns):
+    for file in names:
+      if any(map(pathlib.PurePath(file).match, allow_patterns)):
+        (tmp_path / file).write_bytes(b"")
+    return str(tmp_path)
+
+  monkeypatch.setattr(hub, "snapshot_download", fetch)
+  assert download.local("hf-hub:me/lora").name == tmp_path.name
+  assert sorted(p.name for p in tmp_path.iterdir()) == names[:2]

@@ -23,6 +23,8 @@ HUB_FILES = (
   "preprocessor_config.json",
   "model*.safetensors",
   "model.safetensors.index.json",
+  "adapter_config.json",
+  "adapter_model.safetensors",
 )
 
 
@@ -170,7 +172,7 @@ def _from_hub(text: str) -> str:
     raise FileNotFoundError(
       f"got {text!r}, which cannot be downloaded: {reason}. {advice}"
     ) from None
-  if not list(pathlib.Path(folder).glob("model*.safetensors")):
+  if not list(pathlib.Path(folder).glob("*model*.safetensors")):
     raise FileNotFoundError(
       f"got {text!r}, which has no model.safetensors; pickles"
       " (pytorch_model.bin, *.pth) are not downloaded: give the path of one."
