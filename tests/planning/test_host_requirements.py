@@ -45,6 +45,14 @@ def test_augmentation_takes_more():
   assert "randaug" in needs["input_rate_of"]
 
 
+def test_operations_of_pillow_have_no_rate():
+  for ops in ("randaug_timm(9)", "three_augment|color_jitter(0.3)"):
+    needs = _needs(f"decode_inception_crop(16)|{ops}")
+    assert needs["input_rate"] is None and needs["input_cores"] is None
+    first = ops.split("|")[0].split("(")[0]
+    assert f"no rate is measured for {first}" in needs["input_rate_of"]
+
+
 def test_other_images_than_jpegs_have_no_rate():
   needs = _needs(dataset="cifar10")
   assert needs["input_rate"] is None and needs["input_cores"] is None

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from vit_jax.config import Config
+from vit_jax.config import Config, preprocessing
 from vit_jax.data import dataset_info
 
 # Images per second of one busy core, from JPEGs like ImageNet's to batches of
@@ -13,6 +13,8 @@ RATES = {
   "decode_inception_crop(224)|flip_lr|randaug(2, 15)": 807.0,
 }
 MACHINE = "AMD EPYC (Zen 4)"
+# Operations of Pillow, which take several times as long as those measured.
+UNMEASURED = ("three_augment", "color_jitter", "randaug_timm")
 # vCPUs (hardware threads, two to a core) of a host with four chips; other chips
 # are not documented. Source: cloud.google.com/tpu/docs, pages on v5e and TPU7x.
 VCPUS = {"v5e": 112, "v5p": 208, "v6e": 180, "tpu7x": 224}
@@ -22,11 +24,18 @@ def rate(config: Config) -> tuple[float | None, str]:
   """Returns images per second of a core, and how they were measured.
 
   Returns:
-    (None, reason) if the images are no JPEGs, for which no rate was measured.
+    (None, reason) if no rate was measured: for images that are no JPEGs, and
+    for `UNMEASURED` operations.
   """
   known = dataset_info.lookup(config.data.dataset)
   if known and known.image != "jpeg":
     return None, f"no rate is measured for {known.image}; give --input_rate"
+  names = {op.name for op in preprocessing.parse_ops(config.data.ops)}
+  if slow := [name for name in UNMEASURED if name in names]:
+    return None, (
+      f"no rate is measured for {', '.join(slow)}, which Pillow computes; give"
+      " --input_rate"
+    )
   plain, augmented = RATES
   ops = augmented if "randaug" in config.data.ops else plain
   return RATES[ops], f"as measured with {ops} on {MACHINE}"
