@@ -94,7 +94,7 @@ def start(
     _class_weights(experiment),
   )
   head = {"kernel": probe.kernel, "bias": probe.bias}
-  # Of two heads, each on its token, the mean is then that on the mean of both.
+  # The mean of two heads, each on its token, is then the probe on their mean.
   heads = {name: head for name in ("head", "head_dist")}
   state = weights.replace_params(state, heads)
   folder = epath.Path(experiment.workdir) / FOLDER

@@ -30,7 +30,7 @@ ASPECT_RATIOS = (0.75, 1.33)  # Width over height.
 MAX_ATTEMPTS = 100  # After these the whole image is taken.
 
 ERASE_ATTEMPTS = 10
-# Of pixels in [0, 1]: red, green, blue.
+# Red, green and blue of pixels in [0, 1].
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 _NORMAL = 2**60  # beside the keys of epochs, which are roots of 56 bits
