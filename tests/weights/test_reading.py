@@ -178,6 +178,7 @@ def test_the_model_by_timm_s_config(
 
 
 GAP = {"architecture": "vit_base_patch16_gap_224"}
+PREFIX = {"pool_include_prefix": True}
 
 
 @pytest.mark.parametrize(
@@ -191,6 +192,14 @@ GAP = {"architecture": "vit_base_patch16_gap_224"}
       GAP | {"global_pool": "avgmax"},
       "global_pool: got 'avgmax', expected 'token' or 'avg', which is what a"
       " model of these arrays computes here.",
+    ),
+    (
+      {"model_args": {"num_heads": 4, "use_rot_pos_emb": True}},
+      "model_args.use_rot_pos_emb: got True, expected False, which is what",
+    ),
+    (
+      {"global_pool": "avg", "model_args": dict(num_heads=4, **PREFIX)},
+      "model_args.pool_include_prefix: got True, expected False, which is what",
     ),
     (
       {"model_args": {"num_heads": 4, "attn_layer": "diff", "norm": None}},

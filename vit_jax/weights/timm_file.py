@@ -59,7 +59,7 @@ KNOWN = frozenset(
   pos_drop_rate proj_drop_rate weight_init zero_init_last
   dynamic_img_pad dynamic_img_size pool_include_prefix strict_img_size
   num_reg_tokens qkv_fused swiglu_mlp swiglu_align_to scale_mlp use_abs_pos_emb
-  use_rot_pos_emb use_fc_norm rope_rescale_coords rope_shift_coords
+  use_fc_norm rope_rescale_coords rope_shift_coords
   rope_jitter_coords head_init_scale
   """.split()
 )
@@ -76,12 +76,15 @@ RESNET = {
 
 # Form of rotary positions -> the arguments of timm's Eva that ours agrees with.
 ROPES = {
+  None: {"use_rot_pos_emb": (False,)},
   "dinov3": {
+    "use_rot_pos_emb": (True,),
     "rope_type": ("dinov3",),
     "rope_temperature": (100, 100.0),
     "rope_rotate_half": (True,),
   },
   "eva02": {
+    "use_rot_pos_emb": (True,),
     "rope_type": ("cat",),
     "ref_feat_shape": ([16, 16], 16),
     "rope_temperature": (10000, 10000.0),
@@ -388,8 +391,12 @@ def _our_arguments(
   elif "cls" in params:
     pools = ("token", "avg")
   has_table = POS_EMBEDDING in params
+  default = "token" if "cls" in params else "gap"
+  is_mean = options.get("pool", default) == "gap"
+  has_prefix = bool({"cls", "registers"} & params.keys())
   return {
     "global_pool": pools,
     "pos_embed": ("learn",) if has_table else ("none", ""),
-    **ROPES.get(options.get("rope"), {}),
+    **({"pool_include_prefix": (False,)} if is_mean and has_prefix else {}),
+    **ROPES[options.get("rope")],
   }
