@@ -294,9 +294,8 @@ def random_erase(image, key, share):
   heights = tf.cast(tf.round(tf.sqrt(area * aspect)), tf.int32)
   widths = tf.cast(tf.round(tf.sqrt(area / aspect)), tf.int32)
   fits = (heights < height) & (widths < width)
-  first = tf.argmax(
-    tf.cast(fits, tf.int32)
-  )  # the first that fits; 0 if none does
+  # The first attempt that fits; 0 if none does.
+  first = tf.argmax(tf.cast(fits, tf.int32))
 
   def span(lengths, size, draws):
     length = lengths[first]

@@ -107,9 +107,9 @@ def main() -> None:
   )
   licences = dict.fromkeys(later.licence for later in LATER.values())
   print(
-    "\nParameters without a head, at so many pixels. Their parts are options of"
-    "\n--config.model.name=modern that a file decides; S/16 of DINOv3 SwiGLU is"
-    " S+.",
+    "\nParameters without a head, for images with a side of that many pixels."
+    " The parts of\nthese models are options of --config.model.name=modern,"
+    " which a file of weights sets.\nS/16 of DINOv3 SwiGLU is S+.",
     *filter(None, licences),
     sep="\n",
   )
