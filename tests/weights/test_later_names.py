@@ -163,6 +163,25 @@ def test_the_tower_of_clip(tmp_path, gelu):
     openclip.write(params, model_config(variant="B/8"))
 
 
+def test_another_epsilon_is_said(tmp_path):
+  path = tmp_path / "x.safetensors"
+  options = TINY | CLIP
+  arrays = openclip.write(
+    random_params(model_config(**options), 0, SIZE), model_config(**options)
+  )
+  safetensors_file.write(path, arrays, {})
+  notes = [
+    convert.convert(
+      vit_jax.load(path, num_heads=2, ln_eps=eps, verbose=False),
+      str(tmp_path / f"{eps}.safetensors"),
+      "openclip",
+    )
+    for eps in (1e-5, 1e-6)
+  ]
+  text = "LayerNorm adds 1e-05 to the variance, this model 1e-06"
+  assert notes[1] == [*notes[0], text]
+
+
 def test_the_images_of_clip(tmp_path):
   model = model_config(**TINY | CLIP)
   arrays = openclip.write(random_params(model, 0, SIZE), model)

@@ -231,6 +231,7 @@ def _write_meta(vit: Pretrained, params, target: epath.Path) -> list[str]:
   return [
     f"torch.load({str(target)!r})['model']",
     "images are in [-1, 1]: mean 0.5, deviation 0.5",
+    *filter(None, [timm_names.norm_difference(vit.config)]),
   ]
 
 
@@ -238,7 +239,10 @@ def _write_openclip(vit: Pretrained, params, target: epath.Path) -> list[str]:
   arrays = openclip.write(params, vit.config)
   target.parent.mkdir(parents=True, exist_ok=True)
   safetensors_file.write(target, arrays, {METADATA_KEY: vit.metadata()})
-  return ["the image tower alone; images are in [-1, 1]: mean and std 0.5"]
+  return [
+    "the image tower alone; images are in [-1, 1]: mean 0.5, deviation 0.5",
+    *filter(None, [timm_names.norm_difference(vit.config)]),
+  ]
 
 
 def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
@@ -281,10 +285,8 @@ def _write_peft(vit: Pretrained, params, target: epath.Path) -> list[str]:
     for k, v in run.params.items()
     if is_trained(k) and vit.num_classes
   }
-  base, has_gate = (
-    run.metadata["base"]["path"],
-    getattr(vit.config, "mlp", "gelu") == "swiglu",
-  )
+  base = run.metadata["base"]["path"]
+  has_gate = getattr(vit.config, "mlp", "gelu") == "swiglu"
   arrays, config = peft.write(
     adapters.factors_of(run), head, base, kind, has_gate
   )

@@ -456,18 +456,27 @@ def ln_eps(model: ModelConfig) -> float:
   return CLIP_LN_EPS if is_clip or is_dinov3 else LN_EPS
 
 
+def norm_difference(model: ModelConfig) -> str | None:
+  """Returns how LayerNorm differs from timm's, Meta's and OpenCLIP's; None: it
+  does not."""
+  if model.name not in ("vit", "modern") or model.ln_eps == ln_eps(model):
+    return None
+  return (
+    f"LayerNorm adds {ln_eps(model)} to the variance, this model {model.ln_eps}"
+  )
+
+
 def differences(model: ModelConfig) -> list[str]:
   """Returns a text for each difference to timm's model of `create_call`.
 
   Without any, both compute the same numbers, up to rounding.
   """
   texts = []
-  eps = ln_eps(model) if model.name in ("vit", "modern") else None
-  if eps is not None and model.ln_eps != eps:
+  if norm := norm_difference(model):
     texts.append(
-      f"LayerNorm adds {eps} to the variance, this model {model.ln_eps}; the"
-      " argument norm_layer=functools.partial(timm.layers.LayerNorm,"
-      f" eps={model.ln_eps}) makes it equal."
+      f"{norm}; the argument norm_layer="
+      f"functools.partial(timm.layers.LayerNorm, eps={model.ln_eps}) makes it"
+      " equal."
     )
   if model.stages is None:
     return texts

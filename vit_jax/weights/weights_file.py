@@ -16,8 +16,8 @@ from vit_jax.options import shown
 POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
 EXPECTED = (
   "expected a .npz of Google's (ViT, AugReg, BiT, big_vision), a .safetensors"
-  " or .pth of timm, the folder of a Hugging Face model, or the folder of one"
-  " of our runs, of its checkpoints or of one step"
+  " or .pth of timm, Meta or OpenCLIP, the folder of a Hugging Face model, or"
+  " the folder of one of our runs, of its checkpoints or of one step"
 )
 METADATA_KEY = "vit_jax"  # in the header of .safetensors files that we write
 
@@ -132,7 +132,8 @@ class Weights:
 
   Attributes:
     path: The file or folder.
-    format: "google", "bit", "timm", "hf" or "checkpoint".
+    format: "google", "bit", "timm" (Meta's, too), "hf", "openclip" or
+      "checkpoint".
     params: Flat, "a/b/c" -> array, unread; blocks not stacked.
     options: Options of the model (fields of its family) that the file or its
       format states, and that do not follow from names and shapes.
@@ -174,13 +175,12 @@ class Weights:
   posemb_filter: str = "zoom"
   is_bare: bool = False
   notes: tuple[str, ...] = ()
+  metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
   def num_class_rows(self) -> int:
     """Number of the table's rows of class and distillation token, in front."""
     return self.has_cls_row * (1 + ("dist" in self.params))
-
-  metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def without_head(weights: Weights) -> Weights:
