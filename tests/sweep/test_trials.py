@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax.config import ConfigError, defaults, freeze, to_dict
+from vit_jax.config import ConfigError, LoRAConfig, defaults, freeze, to_dict
 from vit_jax.config.trial_candidates import check_budget, rounds
 from vit_jax.sweep import trials
 
@@ -167,6 +167,8 @@ def test_what_is_tried(config):
     pytest.approx(1 / 3, rel=0.05),
     pytest.approx(3, rel=0.05),
   ]
+  lora = dataclasses.replace(config, lora=LoRAConfig(rank=2))
+  assert not rounds(28, params)[3](lora)
   frozen = parts["the last half of the blocks"]["optim.freeze"]
   assert {*frozen} == {"embedding/kernel", *map(block, range(6))}
   alone = parts["the head alone"]["optim.freeze"]

@@ -56,6 +56,8 @@ def rounds(
     return {f"learning rate {v:g}": {"optim.lr": v} for v in values}
 
   def parts(config):
+    if config.lora.rank:  # which says itself what is trained
+      return {}
     return {k: {"optim.freeze": v} for k, v in frozen.items()}
 
   def larger(config):
