@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch_libraries
 import weight_files
+from etils import epath
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
@@ -145,6 +146,22 @@ def test_the_base_may_be_beside_the_adapter(tmp_path):
     config | {"base_model_name_or_path": "../adapter"},
   )
   assert vit_jax.load(folder, verbose=False).num_classes == 11
+
+
+def test_a_base_of_a_hub(tmp_path):
+  asked = []
+
+  def read_base(name):
+    asked.append(name)
+    raise FileNotFoundError
+
+  for number, revision in enumerate((None, "v2")):
+    config = {"base_model_name_or_path": "me/vit", "revision": revision}
+    arrays, _ = ours.write(_factors(), {}, "me/vit")
+    folder = _save(tmp_path / str(number), arrays, config)
+    with pytest.raises(FileNotFoundError, match="adapter whose base"):
+      ours.read(epath.Path(folder), read_base)
+  assert asked == ["hf-hub:me/vit", "hf-hub:me/vit@v2"]
 
 
 def _head(num_classes):

@@ -84,6 +84,7 @@ class AdapterConfig:
 
   peft_type: str = "LORA"
   base_model_name_or_path: str | None = None
+  revision: str | None = None
   lora_alpha: float = 8.0
   use_rslora: bool = False
   use_dora: bool = False
@@ -115,7 +116,7 @@ def read(folder: epath.Path, read_base: Callable[[str], Weights]) -> Weights:
   )
   _check(config, where)
   arrays, _ = open_safetensors(file_in(folder, ARRAYS))
-  name = _base(folder, config.base_model_name_or_path)
+  name = _base(folder, config)
   try:
     base = read_base(name)
   except FileNotFoundError:
@@ -185,9 +186,9 @@ def _check(config: AdapterConfig, where: str) -> None:
     )
 
 
-def _base(folder: epath.Path, name: str | None) -> str:
+def _base(folder: epath.Path, config: AdapterConfig) -> str:
   """Returns the path or the address of a base."""
-  if not name:
+  if not (name := config.base_model_name_or_path):
     raise ValueError(
       f"{folder / CONFIG}: got no base_model_name_or_path, expected the path or"
       " the name of the model that was adapted; write it there."
@@ -196,9 +197,10 @@ def _base(folder: epath.Path, name: str | None) -> str:
     return name
   if (folder / name).exists():
     return str(folder / name)
-  return (
-    f"{download.HUB}{name}" if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else name
-  )
+  if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    return name
+  at = f"@{config.revision}" if config.revision else ""
+  return f"{download.HUB}{name}{at}"
 
 
 def _ours(
