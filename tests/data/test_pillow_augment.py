@@ -121,7 +121,10 @@ def test_operations_are_timms(timm, level, sign, monkeypatch):
   )
   for i, name in enumerate(NAMES):
     op = timm.AugmentOp(name, prob=1.0, magnitude=level, hparams=hparams)
-    expected = np.asarray(op(Image.fromarray(image)))
+    if name.startswith("Posterize") and level == 10.0:
+      expected = np.zeros_like(image)  # no bits, which Pillow 13 refuses
+    else:
+      expected = np.asarray(op(Image.fromarray(image)))
     draws = [(i + 0.5) / 15, 0.2, sign, 0.0, 0.9, 0.0]
     result = pillow_augment.randaug_timm(image, draws, [0.0, 0.0], level, 0.5)
     assert (result == expected).all(), name
