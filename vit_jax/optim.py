@@ -312,12 +312,12 @@ def trained(tree: PyTree, patterns: Sequence[str]) -> PyTree:
     {'Transformer': {'scale': None}, 'head': {'kernel': 1.0}}
   """
   return jax.tree_util.tree_map_with_path(
-    lambda path, x: None if is_frozen(_path_name(path), patterns) else x, tree
+    lambda path, x: None if matches(_path_name(path), patterns) else x, tree
   )
 
 
-def is_frozen(name: str, patterns: Sequence[str]) -> bool:
-  """Whether a parameter, such as "head/kernel", matches config.optim.freeze."""
+def matches(name: str, patterns: Sequence[str]) -> bool:
+  """Whether a path, such as "head/kernel", matches one of some patterns."""
   return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -341,9 +341,9 @@ def errors(config: OptimConfig, params: PyTree) -> list[str]:
     f" expected a pattern of paths such as {names[0]}.{nearest(pattern, names)}"
     for key in patterns
     for pattern in patterns[key]
-    if not any(is_frozen(name, [pattern]) for name in names)
+    if not any(matches(name, [pattern]) for name in names)
   ]
-  trained_names = [n for n in names if not is_frozen(n, config.freeze)]
+  trained_names = [n for n in names if not matches(n, config.freeze)]
   if not trained_names:
     errors.append(
       f"config.optim.freeze: got {', '.join(config.freeze)}, which leaves"
@@ -421,7 +421,7 @@ def rate_factors(config: OptimConfig, params: PyTree) -> PyTree:
     decay = 1.0 if config.layer_decay is None else config.layer_decay
     result = decay ** np.asarray(last - layer, np.float64)
     for pattern, scale in config.lr_scales():
-      if is_frozen(_path_name(path), [pattern]):
+      if matches(_path_name(path), [pattern]):
         result = result * scale
     shape = result.shape + (1,) * (len(x.shape) - 1)
     return result.reshape(shape) if result.ndim else float(result)
@@ -438,7 +438,7 @@ def rates(
   leaves, _ = jax.tree_util.tree_flatten_with_path(of_layers)
   return {
     name: None
-    if is_frozen(name, config.freeze)
+    if matches(name, config.freeze)
     else (np.ravel(layer), np.ravel(factor))
     for (name, layer), factor in zip(
       ((_path_name(path), layer) for path, layer in leaves),

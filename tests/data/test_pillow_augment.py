@@ -126,7 +126,7 @@ def test_operations_are_timms(timm, level, sign, monkeypatch):
     else:
       expected = np.asarray(op(Image.fromarray(image)))
     draws = [(i + 0.5) / 15, 0.2, sign, 0.0, 0.9, 0.0]
-    result = pillow_augment.randaug_timm(image, draws, [0.0, 0.0], level, 0.5)
+    result = pillow_augment.randaug_timm(image, draws, [0.0, 0.0], level)
     assert (result == expected).all(), name
 
 
@@ -136,7 +136,7 @@ def test_operations_are_timms(timm, level, sign, monkeypatch):
 def test_magnitudes_are_drawn_and_held(normal, magnitude):
   levels = np.repeat(np.arange(256, dtype=np.uint8), 3).reshape(16, 16, 3)
   draws = [5.5 / 15, 0.2, 0.2, 0.0, 0.9, 0.0]  # solarize, and no second layer
-  args = draws, [normal, 0.0], 9.0, 0.5
+  args = draws, [normal, 0.0], 9.0
   result = pillow_augment.randaug_timm(levels, *args)
   inverted = levels >= 256 - int(magnitude / 10 * 256)
   assert (result == np.where(inverted, 255 - levels, levels)).all()

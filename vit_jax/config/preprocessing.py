@@ -192,13 +192,10 @@ def _color_jitter(shape: Shape, strength: Number) -> Shape:
   return shape
 
 
-def _randaug_timm(
-  shape: Shape, magnitude: Number, noise: Number = 0.5
-) -> Shape:
-  if not 0 <= magnitude <= 10 or noise < 0:
+def _randaug_timm(shape: Shape, magnitude: Number) -> Shape:
+  if not 0 <= magnitude <= 10:
     raise ValueError(
-      f"got magnitude={magnitude!r}, noise={noise!r}, expected a mean from 0 to"
-      " 10 and a deviation from 0, such as 9 and 0.5."
+      f"got magnitude={magnitude!r}, expected a mean from 0 to 10, such as 9."
     )
   return shape
 

@@ -263,14 +263,14 @@ def color_jitter(image, key, strength):
   return _by_pillow(jitter, image, draws)
 
 
-def randaug_timm(image, key, magnitude, noise=0.5):
-  """Does timm's `rand-m<magnitude>-mstd<noise>-inc1`; see `pillow_augment`."""
+def randaug_timm(image, key, magnitude):
+  """Does timm's `rand-m<magnitude>-mstd0.5-inc1`; see `pillow_augment`."""
   layers = pillow_augment.LAYERS
   draws = tf.random.stateless_uniform([3 * layers], key)
   # Another key: the two functions turn the same bits into their numbers.
   normals = tf.random.stateless_normal([layers], key + [_NORMAL, 0])
   distort = functools.partial(
-    pillow_augment.randaug_timm, magnitude=float(magnitude), noise=float(noise)
+    pillow_augment.randaug_timm, magnitude=float(magnitude)
   )
   return _by_pillow(distort, image, draws, normals)
 

@@ -20,6 +20,7 @@ RADIUS = (0.1, 2.0)  # of the blur, pixels
 SOLARIZED = 128  # levels from here on are inverted
 MOST = 10.0  # the strongest magnitude
 FILL = (124, 116, 104)  # ImageNet's mean, where a movement leaves nothing
+DEVIATION = 0.5  # of the magnitudes of `randaug_timm`
 LAYERS = 2  # of RandAugment
 
 
@@ -72,9 +73,8 @@ def randaug_timm(
   draws: Draws,
   normals: Draws,
   magnitude: float,
-  noise: float,
 ) -> np.ndarray:
-  """Does timm's `rand-m<magnitude>-mstd<noise>-inc1`.
+  """Does timm's `rand-m<magnitude>-mstd0.5-inc1`.
 
   Two layers; each applies, for every second image, one operation of
   `DISTORTIONS`, drawn with replacement. Its magnitude is drawn from a normal
@@ -84,15 +84,14 @@ def randaug_timm(
     image: See this file.
     draws: For each layer: which operation, whether it is applied, its sign.
     normals: For each layer one of the standard normal distribution.
-    magnitude: Mean of the magnitudes.
-    noise: Their deviation.
+    magnitude: Mean of the magnitudes; their deviation is `DEVIATION`.
   """
   picture = Image.fromarray(image)
   for layer in range(LAYERS):
     which, applied, sign = draws[3 * layer : 3 * layer + 3]
     if applied >= 0.5:
       continue
-    level = magnitude + noise * float(normals[layer])
+    level = magnitude + DEVIATION * float(normals[layer])
     level = min(max(level, 0.0), MOST) / MOST
     distort = DISTORTIONS[int(which * len(DISTORTIONS))]
     picture = distort(picture, level, 1 if sign < 0.5 else -1)
