@@ -74,7 +74,8 @@ own-images: $(VENV)/installed-test
 weights-table: $(VENV)/installed-parity
 	$(VENV)/bin/python benchmarks/weights_table.py
 
-# Kills, hangs and damages runs on purpose; docs/reliability.md has the last run.
+# Kills, hangs and damages runs on purpose; benchmarks/notes/reliability_trials.md
+# has the last figures.
 # Goes on where it was stopped: what has a line for this code is not run.
 faults: $(VENV)/installed-test
 	$(VENV)/bin/python benchmarks/faults.py

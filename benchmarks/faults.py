@@ -2,9 +2,9 @@
 
 Runs the trials of benchmarks/trials/, each in a process of its own, appends a
 line for each that passed to docs/reliability.jsonl, and writes the table of
-docs/reliability.md. It goes on where it was stopped: a trial that has a line
-for the same code and versions is not run again. NAME is the beginning of names;
-the trials so named are run in any case.
+benchmarks/notes/reliability_trials.md. It goes on where it was stopped: a trial
+that has a line for the same code and versions is not run again. NAME is the
+beginning of names; the trials so named are run in any case.
 
   --seed=N      of what is random; default: one of the clock, printed
   --workers=N   trials at the same time; default: 2
@@ -41,7 +41,7 @@ from machine import machine
 from trials.trial import Trial
 
 LINES = ROOT / "docs" / "reliability.jsonl"
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "benchmarks" / "notes" / "reliability_trials.md"
 TABLE = re.compile(
   r"(?<=<!-- table trials -->\n).*?(?=<!-- end -->)", re.DOTALL
 )

@@ -7,7 +7,7 @@ one process, on one core and on all. The table has medians over the rounds:
 images per second on the clock, images per second of processor time (which other
 programs disturb less), and the latter as a ratio to big_vision's fused
 operations (with RandAugment: to those with it), of the same round.
-docs/performance_log.md has the results.
+benchmarks/notes/performance_log.md has the results.
 """
 
 import os

@@ -5,7 +5,7 @@ GB together, in a folder that is given or made for it. Then `train_batches`
 reads 400 batches of 256 in turns, in a process for each, from files that are in
 memory. The decoder has little to do, so that reading shows: seconds until the
 first batch, images/s of processor time and on the clock after 100 batches, and
-the memory of the process. docs/performance_log.md has the results.
+the memory of the process. benchmarks/notes/performance_log.md has the results.
 
 Arguments: records (2,000,000), and the folder.
 """

@@ -231,7 +231,7 @@ or more remain, or a larger batch: with 32,768 images the same 1,024 chips reach
 on a slice of 8), and copies of it along the others. No other mesh that was
 tried brings a chip with 4 or 2 images back to 0.85: with the state split over
 64 chips a step of L/16 takes 0.95 of the time on 1,024 chips of v5e, one of
-B/16 or H/14 more time than now (docs/performance_log.md).
+B/16 or H/14 more time than now (benchmarks/notes/performance_log.md).
 """
 
 if __name__ == "__main__":

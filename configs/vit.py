@@ -30,7 +30,8 @@ from vit_jax.config import defaults, fewshot_evals
 from vit_jax.options import nearest
 
 # Model -> images of a microbatch on each device: as many as 16 GiB hold, where
-# that is faster (docs/performance_log.md). The results are the same.
+# that is faster. The results are the same.
+# (benchmarks/notes/performance_log.md)
 MODELS = {"B/32": 64, "B/16": 64, "L/32": 64, "L/16": 64, "H/14": 16}
 DATASETS = ("imagenet2012", "imagenet21k")  # beside data of one's own
 

@@ -193,7 +193,11 @@ def test_generated_pages_are_up_to_date():
 
 TEXTS = {
   path: path.read_text()
-  for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+  for path in sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/notes/*.md")
+    for path in ROOT.glob(pattern)
+  )
 }
 
 

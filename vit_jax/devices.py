@@ -2,7 +2,7 @@
 
 Source: cloud.google.com/tpu/docs, one page per generation; for the links of v3,
 the bandwidth of all-reduces over a pod; for GPUs, NVIDIA's data sheet of each.
-Options: docs/performance_log.md.
+Options: benchmarks/notes/performance_log.md.
 """
 
 import dataclasses
@@ -132,7 +132,7 @@ OPTIONS = {
 
 # Chips on which, by estimate, the kernels of queries, keys and values are
 # better split by heads than by rows: XLA need not copy what it gathers. On v5e
-# the two estimates disagree (docs/performance_log.md).
+# the two estimates disagree (benchmarks/notes/performance_log.md).
 SPLIT_BY_HEADS = ("v4", "v5p", "v6e", "tpu7x")
 
 # Chips on which microbatches of few images are faster by estimate, since their

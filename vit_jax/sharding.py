@@ -34,7 +34,8 @@ BATCH_AXES = ("data", "fsdp")
 BATCH_SPEC = P(BATCH_AXES)
 
 # One side of a v5e or v6e pod: the state is then small, and the parts are large
-# enough for a TPU to scatter what it reduces (docs/performance_log.md).
+# enough for a TPU to scatter what it reduces
+# (benchmarks/notes/performance_log.md).
 MAX_FSDP = 16
 
 # The rules of every family, for the ends of paths such as
@@ -281,7 +282,7 @@ def num_microbatches(
     most: The most rows that a microbatch may have; None: all.
     fast: Rows that are fastest. The nearest possible number, by ratio, is
       taken: half and twice as many were equally slow
-      (docs/performance_log.md). None: `most`.
+      (benchmarks/notes/performance_log.md). None: `most`.
 
   Example:
     >>> [num_microbatches(24, n) for n in (16, 7, None)]

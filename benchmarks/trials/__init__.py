@@ -1,6 +1,6 @@
 """Trials of `make faults`: every module here has `TRIALS`."""
 
-# In the order of docs/reliability.md.
+# In the order of benchmarks/notes/reliability_trials.md.
 MODULES = (
   "kill",
   "signals",

@@ -3,7 +3,7 @@
 A choice changes what is saved for the backward pass, or how much is computed at
 once; the numbers are the same up to rounding. Choices hold inside the step
 only: its `shard_map` gives each device images of its own, whereas elsewhere
-images may be spread over devices. Gains: docs/performance_log.md.
+images may be spread over devices. Gains: benchmarks/notes/performance_log.md.
 """
 
 from typing import NamedTuple

@@ -24,7 +24,7 @@ def by_rows(
   The rows of the first matrix are then the tokens of all images. Otherwise XLA
   for CPUs would copy both factors of the kernel's gradient, a sum over images
   and tokens: S/16's step takes 0.95 to 0.97 of the time without the copies
-  (docs/performance_log.md). A TPU copies nothing.
+  (benchmarks/notes/performance_log.md). A TPU copies nothing.
 
   Args:
     x: Inputs; the sum is over the last dimensions.

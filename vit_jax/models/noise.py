@@ -63,7 +63,7 @@ def draw_all(
   """Draws for all layers together; they are the first dimension of each result.
 
   A TPU's compiler takes as long for the draws of one layer as for those of all
-  (docs/performance_log.md).
+  (benchmarks/notes/performance_log.md).
 
   Args:
     keys: A typed key of jax.random for each layer.
