@@ -211,8 +211,8 @@ def _muon(config: OptimConfig) -> optax.GradientTransformation:
 def _matrix(name: str) -> contrib.MuonDimensionNumbers | None:
   """Returns inputs and outputs of a kernel that Muon orthogonalises, of one
   block; None for other parameters."""
-  found = (v for k, v in MATRICES.items() if re.search(rf"(^|/){k}$", name))
-  return next(found, None)
+  axes = (v for k, v in MATRICES.items() if re.search(rf"(^|/){k}$", name))
+  return next(axes, None)
 
 
 # What a gradient becomes before weight decay and learning rate.

@@ -45,8 +45,10 @@ CONTENTS = (
 
 def kind_of(head: bytes) -> str | None:
   """Returns what a file is, by its first 512 bytes; None: it is not known."""
-  found = (what for start, what in CONTENTS if re.match(start, head, re.DOTALL))
-  return next(found, None)
+  programs = (
+    what for start, what in CONTENTS if re.match(start, head, re.DOTALL)
+  )
+  return next(programs, None)
 
 
 ADAPTER = "adapter_model.safetensors"

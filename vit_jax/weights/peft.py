@@ -211,7 +211,7 @@ def _ours(
   Raises:
     ValueError: Arrays are of other modules.
   """
-  found: dict[str, dict[str, np.ndarray]] = {}
+  pairs: dict[str, dict[str, np.ndarray]] = {}
   heads, unknown = {}, []
   for name, array in arrays.items():
     theirs = name.removeprefix(PREFIX)
@@ -224,19 +224,19 @@ def _ours(
       parts = np.split(value, len(maps)) if kind == "B" else [value] * len(maps)
       for ours, part in zip(maps, parts, strict=True):
         path = f"Transformer/encoderblock_{match[1]}/{ours}"
-        if found.setdefault(path, {}).setdefault(kind, part) is not part:
+        if pairs.setdefault(path, {}).setdefault(kind, part) is not part:
           unknown.append(name)  # of another model in the file
     else:
       unknown.append(name)
-  unpaired = [path for path, part in found.items() if len(part) < 2]
-  if unknown or unpaired or not found:
+  unpaired = [path for path, part in pairs.items() if len(part) < 2]
+  if unknown or unpaired or not pairs:
     raise ValueError(
       f"{ARRAYS}: got {shorten(sorted(unknown or unpaired) or ['no factors'])},"
       " expected lora_A and lora_B of query, key, value, out and MLP of blocks,"
       " and a head; merge it with peft: model.merge_and_unload()."
     )
   factors = {}
-  for path, part in found.items():
+  for path, part in pairs.items():
     rank = len(part["A"])
     scale = config.lora_alpha / (rank**0.5 if config.use_rslora else rank)
     kernel = base.params.get(f"{path}/kernel")

@@ -112,36 +112,36 @@ def assume(weights: Weights) -> Weights:
     known = (MAE,)
   else:
     return weights
-  found = next((p for p in known if p.fits(weights, model)), None)
-  if found is None:
+  publisher = next((p for p in known if p.fits(weights, model)), None)
+  if publisher is None:
     return weights
   size = weights.image_size
   if size is None:
     has_table = POS_EMBEDDING in weights.params
-    side = found.size or 224
+    side = publisher.size or 224
     size = trained_at(weights) if has_table else (side, side)
-    if found.size and min(size) > found.size:
+    if publisher.size and min(size) > publisher.size:
       size = (side, side)
   path = eval_preprocessing.timm(
     size,
-    found.share or 1.0,
-    found.filter,
-    "squash" if found.share is None else "center",
+    publisher.share or 1.0,
+    publisher.filter,
+    "squash" if publisher.share is None else "center",
   )
   ops = weights.ops or path.ops
-  mean, std = (list(x) for x in found.pixels)
+  mean, std = (list(x) for x in publisher.pixels)
   normalised = f"mean {mean}, deviation {std}, "
   note = (
-    f"nothing states how images were prepared: {found.name}'s are assumed,"
-    f" {'' if weights.pixels else normalised}{ops}{found.also}. Others are"
+    f"nothing states how images were prepared: {publisher.name}'s are assumed,"
+    f" {'' if weights.pixels else normalised}{ops}{publisher.also}. Others are"
     " stated by vit_jax.load(..., mean='half' or numbers, std=...),"
     " --mean=MEAN/STD, for training --config.init_mean=MEAN/STD."
   )
   return dataclasses.replace(
     weights,
     image_size=size,
-    pixels=weights.pixels or found.pixels,
+    pixels=weights.pixels or publisher.pixels,
     ops=ops,
-    crop_share=weights.crop_share or (found.share if path.short else None),
+    crop_share=weights.crop_share or (publisher.share if path.short else None),
     notes=(*weights.notes, note),
   )

@@ -104,8 +104,8 @@ def _reason(error: Exception) -> str:
   """Returns why torch does not read a file, and what can be done."""
   text = str(error).strip() or type(error).__name__
   if type(error).__name__ == "UnpicklingError":
-    found = re.search(r"GLOBAL (\S+)|[Uu]nsupported \w+ (\S+)", text)
-    what = next(filter(None, found.groups()), "") if found else ""
+    match = re.search(r"GLOBAL (\S+)|[Uu]nsupported \w+ (\S+)", text)
+    what = next(filter(None, match.groups()), "") if match else ""
     return (
       f"a pickle of PyTorch that would run code{f' ({what})' if what else ''}:"
       " that is never done here; expected arrays in dicts. If you trust it,"
@@ -135,14 +135,14 @@ def _model_of(
   tree: Any, path: str | os.PathLike
 ) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
   """Returns the arrays of the model in a checkpoint, and notes."""
-  found = dict(_states(tree, ()))
-  if not found:
+  states = dict(_states(tree, ()))
+  if not states:
     raise ValueError(
       f"got {str(path)!r} without arrays by name (a {type(tree).__name__}),"
       " expected the state_dict of a model, or a dict that has one under one of"
       f" {', '.join(wrappers.CONTAINERS)}."
     )
-  models = [k for k, v in found.items() if wrappers.has_model(v)] or [*found]
+  models = [k for k, v in states.items() if wrappers.has_model(v)] or [*states]
   keys = min(models, key=wrappers.rank)
   notes = ()
   if keys:
@@ -153,7 +153,7 @@ def _model_of(
     if beside:
       text += f", and not of {shorten([str(k) for k in beside])}"
     notes = (f"{text}.",)
-  return {k: _lazy(k, v) for k, v in found[keys].items()}, notes
+  return {k: _lazy(k, v) for k, v in states[keys].items()}, notes
 
 
 def _states(

@@ -119,8 +119,8 @@ def _prefixes(names: Iterable[str]) -> set[str]:
   """Returns what is before the names of each model; "": nothing."""
   names = list(names)
   for end in _FIRST:
-    found = [re.fullmatch(end, name) for name in names]
-    if prefixes := {m[1] for m in found if m}:
+    matches = [re.fullmatch(end, name) for name in names]
+    if prefixes := {m[1] for m in matches if m}:
       return prefixes
   return set()
 
