@@ -56,9 +56,9 @@ WRITTEN = {
   "predict": ["classes.csv", "classes.jsonl"],
   "pretrain": ["runs/scratch/report.html", "runs/scratch/evaluation.jsonl"],
   "score": ["runs/mine/evaluation.jsonl"],
-  "sweep": ["runs/sweep/report.html"],
+  "transfer": ["runs/sweep/report.html"],
 }
-WITHOUT_SCRIPT = ("add_model", "pod")
+WITHOUT_SCRIPT = ("add_model", "plan", "pod")
 
 
 def blocks(page, kind):

@@ -313,7 +313,7 @@ def test_data_that_are_not_there(tmp_path):
 
 
 def test_docs_have_the_tasks():
-  text = (pathlib.Path(__file__).parents[2] / "docs/transfer.md").read_text()
+  text = (pathlib.Path(__file__).parents[2] / "docs/data.md").read_text()
   for name, t in TASKS.items():
     row = f"| `{name}` | {t.group} | `{t.dataset}` | {t.num_classes} |"
     row += f" `{t.train}` | `{t.val}` | `{t.test}` | {t.split_sizes['test']:,}"

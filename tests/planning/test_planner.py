@@ -236,7 +236,7 @@ def test_slices_of_the_documentation_exist(monkeypatch):
   """And those which libtpu knows beside them."""
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   names = {"v4:4x4x256", "v5p:4x4x8_twisted", "v5e:1x1", "v3:32x32"}
-  for path in (*ROOT.glob("docs/*.md"), ROOT / "benchmarks/plans.py"):
+  for path in (*ROOT.glob("docs/**/*.md"), ROOT / "benchmarks/plans.py"):
     names.update(
       re.findall(r"\b(?:v|tpu)\d\w*:\d[\dx]*(?:,slices=\d+)?", path.read_text())
     )
