@@ -88,7 +88,7 @@ def get_config(arg: str = ""):
     # 40 passes over up to 5,000 images; fewer over more, but 5 at least.
     num_epochs = min(40, max(5, 200_000 // num_images))
     c.optim.name = "sgd"  # as Table 4 of arXiv:2010.11929
-    # Measured in docs/own_images.md (width 128) and docs/tasks/transfer.md (384),
+    # Measured: docs/own_images.md (width 128), docs/tasks/transfer.md (384),
     # where 0.03 spoils the features.
     is_small = hasattr(model, "size") and model.size.width < 384
     c.optim.lr = 0.03 if is_small else 0.003
