@@ -6,7 +6,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python -m
 DEMO = runs/demo
 
-.PHONY: demo study own-images weights-table faults test test-all test-nightly lint wheel test-wheel clean
+.PHONY: demo study own-images weights-table check-plans faults test test-all test-nightly lint wheel test-wheel clean
 
 $(VENV)/installed: pyproject.toml setup.py
 	$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 14) or sys.exit("got Python %d.%d, expected 3.11, 3.12 or 3.13; choose one with: make PYTHON=python3.12" % v[:2])'
@@ -74,6 +74,13 @@ own-images: $(VENV)/installed-test
 weights-table: $(VENV)/installed-parity
 	$(VENV)/bin/python benchmarks/weights_table.py
 
+# Prices twenty recipes on TPU slices, with the versions of docs/plans.jsonl, and
+# fails if one became slower by estimate. Takes an hour of a core.
+check-plans:
+	$(PYTHON) -m venv $(VENV)-plans
+	$(VENV)-plans/bin/python -m pip install --quiet --editable '.[tpu]' jax==0.12.0.1 libtpu==0.0.50.1
+	$(VENV)-plans/bin/python benchmarks/plans.py --check
+
 # Kills, hangs and damages runs on purpose; benchmarks/notes/reliability_trials.md
 # has the last figures.
 # Goes on where it was stopped: what has a line for this code is not run.
@@ -96,4 +103,4 @@ test-wheel: wheel
 	$(VENV)-wheel/bin/python -I tests/check_wheel.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-wheel $(DEMO) build dist
+	rm -rf $(VENV) $(VENV)-wheel $(VENV)-plans $(DEMO) build dist

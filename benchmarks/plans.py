@@ -1,14 +1,18 @@
 """Estimates recipes on TPU slices, and writes docs/plans.md.
 
 Run: python benchmarks/plans.py [parts of a config's name]
-A plan takes two to four minutes of a CPU; two are compiled at a time. What
-docs/plans.jsonl has for the installed versions is not compiled again; delete
-its lines after a change of the step. With parts of names only what has one of
-them is compiled. `--list` compiles nothing and writes the page anew.
+A plan takes one to four minutes of a core. What docs/plans.jsonl has for the
+installed versions is not compiled again; `--again` compiles it after a change
+of the step. With parts of names only what has one of them is compiled. `--list`
+compiles nothing and writes the page anew.
+
+`--check` compiles the rows of `CHECKED` again, and fails if one is priced more
+than 3 % above its best: the lowest price that a line of docs/plans.jsonl ever
+had with the installed versions. A better price is the new best. Commit the file
+with the change of the step that made the difference.
 """
 
 import argparse
-import concurrent.futures
 import importlib.metadata
 import json
 import pathlib
@@ -65,6 +69,42 @@ SCALING = (
   ("L/16, 384 px, batch 512", L16_384, V5E[:3]),
   ("L/16, 512 px, batch 512", L16_512, V5E[:2]),
 )
+L16_384_SCAN = f"{L16_384} {SCAN} --config.optim.name=adamw"
+DINOV3 = (
+  " --config.model.name=modern --config.model.registers=4"
+  " --config.model.rope=dinov3 --config.model.posemb=none"
+  " --config.model.layer_scale=1e-5 --config.model.qkv_bias=no_key"
+  " --config.model.gelu=erf --config.model.ln_eps=1e-5"
+)
+# What `--check` prices: title, config and options, slice. Together they take
+# less than an hour of a core; a scan compiles in a third of the time of a loop.
+CHECKED = (
+  ("S/16", "vit_s16", "v5e:2x4"),
+  ("B/16", "vit_b16:imagenet21k", "v5e:2x4"),
+  ("B/16", "vit_b16:imagenet21k", "v5e:16x16"),
+  ("B/16", "vit_b16:imagenet2012", "v6e:2x4"),
+  ("B/16, 384 px", B16_384, "v5e:2x4"),
+  ("L/16", f"vit_l16:imagenet21k {BATCH}1024", "v5e:2x4"),
+  ("L/16", "vit_l16:imagenet21k", "v5e:16x16"),
+  ("L/16", f"vit_l16:imagenet21k {BATCH}1024", "v6e:2x4"),
+  ("L/16", "vit_l16:imagenet21k", "v6e:16x16"),
+  ("L/16", "vit_l16:imagenet21k", "v4:4x4x4"),
+  ("L/16", "vit_l16:imagenet21k", "v5p:4x4x4"),
+  ("L/16", "vit_l16:imagenet21k", "tpu7x:4x4x4"),
+  ("L/16, 384 px", L16_384, "v5e:2x4"),
+  ("L/16, 384 px", L16_384, "v5e:16x16"),
+  ("L/16, 512 px", L16_512, "v5e:8x8"),
+  ("H/14", "vit_h14:imagenet21k", "v5e:16x16"),
+  ("H/14, scan", f"vit_h14:imagenet21k {SCAN}", "v5e:16x16"),
+  ("H/14", f"vit_h14:imagenet21k {BATCH}512", "v4:2x4x4"),
+  (
+    "L/16, 384 px, LoRA, scan",
+    f"{L16_384_SCAN} --config.lora.rank=16",
+    "v5e:2x4",
+  ),
+  ("DINOv3-L, 384 px, scan", f"{L16_384_SCAN}{DINOV3}", "v5e:2x4"),
+)
+MOST = 1.03  # times the best price
 KEPT = (
   "chips batch_size microbatches mesh peak_bytes capacity_bytes fits"
   " cycles_seconds optimal_seconds price_seconds link_seconds"
@@ -109,18 +149,28 @@ def versions() -> str:
   return " and ".join(f"{p} {importlib.metadata.version(p)}" for p in packages)
 
 
+def stored() -> list[dict]:
+  """Returns what was found, with any versions."""
+  return list(map(json.loads, FOUND.read_text().splitlines()))
+
+
 def known() -> dict[tuple[str, str], dict]:
   """Returns what was found with the installed versions."""
-  if not FOUND.exists():
-    return {}
-  lines = map(json.loads, FOUND.read_text().splitlines())
   return {
-    (x["config"], x["slice"]): x for x in lines if x["versions"] == versions()
+    (x["config"], x["slice"]): x
+    for x in stored()
+    if x["versions"] == versions()
   }
 
 
-def compile_plan(config: str, topology: str) -> None:
-  """Compiles one plan and adds its line to the file."""
+def best(found: dict) -> float | None:
+  """Returns the lowest price that a row ever had, s; None: it never fitted."""
+  prices = (found.get("best_seconds"), found["price_seconds"])
+  return min((p for p in prices if p), default=None)
+
+
+def compile_plan(config: str, topology: str) -> dict:
+  """Compiles one plan, and puts its line in the place of an earlier one."""
   name, *options = config.split()
   command = [sys.executable, "-m", "vit_jax", "plan", "--json", *options]
   command += [f"--config={name}", f"--topology={topology}"]
@@ -130,9 +180,61 @@ def compile_plan(config: str, topology: str) -> None:
   found = json.loads(done.stdout)
   line = {"config": config, "slice": topology, "versions": versions()}
   line |= {key: found[key] for key in KEPT}
-  with FOUND.open("a") as file:
-    file.write(json.dumps(line) + "\n")
-  print(config, topology, "done", flush=True)
+  replace(line)
+  return line
+
+
+def replace(line: dict) -> None:
+  """Writes a line in the place of an earlier one, whose best it keeps."""
+  rows = {(x["config"], x["slice"], x["versions"]): x for x in stored()}
+  key = line["config"], line["slice"], line["versions"]
+  before = best(rows[key]) if key in rows else None
+  if before and before < (line["price_seconds"] or float("inf")):
+    line["best_seconds"] = before
+  rows[key] = line
+  FOUND.write_text("".join(json.dumps(x) + "\n" for x in rows.values()))
+
+
+def check(parts: list[str]) -> None:
+  """Prices the rows of `CHECKED`, and fails if one is above its best.
+
+  Args:
+    parts: Only rows whose config has one of these.
+
+  Raises:
+    SystemExit: A row does not fit, or its price is above `MOST` times its best.
+  """
+  before, errors, new = known(), [], []
+  rows = [row for row in CHECKED if any(part in row[1] for part in parts)]
+  print(
+    f"{len(rows)} rows with {versions()}; ms: price, best, ratio", flush=True
+  )
+  for title, config, topology in rows:
+    price = compile_plan(config, topology)["price_seconds"]
+    lowest = best(before.get((config, topology), {"price_seconds": None}))
+    text = f"{title}, {topology}"
+    if price is None:
+      errors.append(f"{text}: does not fit")
+    elif lowest is None:
+      new.append(text)
+      print(f"{text}: {1e3 * price:.1f}, no committed price", flush=True)
+    else:
+      ratio = price / lowest
+      line = f"{1e3 * price:.1f}, {1e3 * lowest:.1f}, {ratio:.3f}"
+      print(f"{text}: {line}", flush=True)
+      if ratio > MOST:
+        errors.append(f"{text} ({config}): {line}")
+  PAGE.write_text(page())
+  if new:
+    others = sorted({x["versions"] for x in stored()} - {versions()})
+    print(
+      f"{len(new)} rows have no committed price with {versions()}:"
+      f" {'; '.join(new)}. {FOUND} also has: {', '.join(others) or 'none'}."
+    )
+  if errors:
+    most = f"{100 * (MOST - 1):.0f} %"
+    errors.insert(0, f"worse than the best price by more than {most}:")
+    sys.exit("\n  ".join(errors))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -141,21 +243,20 @@ def main(argv: list[str] | None = None) -> None:
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument("parts", nargs="*", metavar="PART")
-  parser.add_argument("--list", action="store_true")
+  for flag in ("--list", "--again", "--check"):
+    parser.add_argument(flag, action="store_true")
   args = parser.parse_args(argv)
   parts = args.parts or [""]
+  if args.check:
+    return check(parts)
   pairs = [*RECIPES]
   pairs += [(config, s) for _, config, slices in SCALING for s in slices]
-  missing = [
-    (config, topology)
-    for config, topology in dict.fromkeys(pairs)
-    if (config, topology) not in known()
-    and any(part in config for part in parts)
-  ]
-  if not args.list:
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-      for _ in pool.map(lambda pair: compile_plan(*pair), missing):
-        PAGE.write_text(page())
+  for config, topology in dict.fromkeys(pairs):
+    is_known = (config, topology) in known() and not args.again
+    if not args.list and not is_known and any(p in config for p in parts):
+      compile_plan(config, topology)
+      print(config, topology, "done", flush=True)
+      PAGE.write_text(page())
   if not known():  # of other versions, whose page stays
     sys.exit(f"{FOUND}: has no plan with {versions()}; {PAGE} is as it was.")
   PAGE.write_text(page())
@@ -170,7 +271,13 @@ def page() -> str:
   for title, config, slices in SCALING:
     rows = [(s, found[config, s]) for s in slices if (config, s) in found]
     lines += [scaling_row(title, s, x, rows[0][1]) for s, x in rows]
-  return text + SCALING_HEAD + "\n".join(lines) + "\n" + NOTES
+  text += SCALING_HEAD + "\n".join(lines) + "\n" + NOTES
+  lines = [
+    checked_row(title, s, found[config, s])
+    for title, config, s in CHECKED
+    if (config, s) in found
+  ]
+  return text + CHECKED_HEAD + "\n".join(lines) + "\n"
 
 
 def milliseconds(found: dict) -> str:
@@ -219,6 +326,32 @@ def scaling_row(title: str, topology: str, found: dict, smallest: dict) -> str:
   return f"| {' | '.join(cells)} |"
 
 
+def checked_row(title: str, topology: str, found: dict) -> str:
+  """Returns a row of the third table."""
+  per_chip = found["batch_size"] / found["chips"]
+  cells = [title, topology, f"{per_chip:g}", memory(found)]
+  if not found["fits"]:
+    cells += "--"
+  else:
+    ratio = found["price_seconds"] / best(found)
+    cells += [milliseconds(found), f"{ratio:.2f}"]
+  return f"| {' | '.join(cells)} |"
+
+
+CHECKED_HEAD = """
+## Rows that are priced every night
+
+`python benchmarks/plans.py --check` compiles these anew and fails if one takes
+more than 1.03 times its best: the lowest estimate that docs/plans.jsonl ever
+had of it with the same versions of jax and libtpu. `make check-plans` installs
+those versions first. Where a row says nothing else, images have 224 px, all
+parameters are trained, and blocks are in a loop.
+
+<!-- estimate: python benchmarks/plans.py -->
+
+| work | slice | images a chip | GiB | estimate, ms | of the best |
+|---|---|---|---|---|---|
+"""
 NOTES = """
 The rate of a chip falls below 85 % of the smallest slice's only where it has 4
 images, or at 384 px 2. Of L/16 with batch 4,096 on 1,024 chips of v5e, a step
