@@ -117,7 +117,7 @@ Our own accounts count the zeros, as the arithmetic units do.
 ## Our recipes
 
 Images and exaFLOPs of the whole length; estimates of hours on TPUs are in
-[plans.md](plans.md). Few-shot evaluation adds 0.13 % (it passes about 153,000
+[plan](tasks/plan.md). Few-shot evaluation adds 0.13 % (it passes about 153,000
 images forward every 10,000 steps of 4,096).
 
 <!-- arithmetic: by benchmarks/compute.py -->

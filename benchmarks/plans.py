@@ -1,4 +1,4 @@
-"""Estimates recipes on TPU slices, and writes docs/plans.md.
+"""Estimates recipes on TPU slices, and writes benchmarks/notes/plans.md.
 
 Run: python benchmarks/plans.py [parts of a config's name]
 A plan takes one to four minutes of a core. What docs/plans.jsonl has for the
@@ -20,7 +20,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "plans.md"
+PAGE = ROOT / "benchmarks" / "notes" / "plans.md"
 FOUND = ROOT / "docs" / "plans.jsonl"
 L16_384 = "finetune:model=L/16,dataset=imagenet2012,res=384"
 L16_512 = "finetune:model=L/16,dataset=imagenet2012,res=512"

@@ -29,7 +29,7 @@ whole image, resized (the paper: as in BiT). Dropout is not stated, and its code
 was run with 0 and with 0.1: none here. Paper, Table 4: the grid of ImageNet has
 0.06, which its text keeps for ResNets and hybrids; so it is here.
 
-Cost, an estimate (docs/plans.md), 20,000 steps of ImageNet at 384 px on 8
+Cost, an estimate (docs/tasks/plan.md), 20,000 steps of ImageNet at 384 px on 8
 chips of TPU v5e: B/16 1.4 hours, L/16 3.8 hours; the sweep has 4 such runs.
 Result: not yet run at full length. Paper's, Table 5: top-1 in % at 384 px,
 pre-trained on ImageNet-21k, and on JFT-300M:
