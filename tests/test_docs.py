@@ -1,19 +1,18 @@
-"""Runs the code of pages in docs/, and looks up what all pages name.
+"""Runs the commands of README and docs, and compares what they print.
 
-Blocks of a section run in order, in a folder of their own that has the
-repository's tests/data. What a block prints must be the ```text block behind
-it, if there is one. `python tests/test_docs.py [PAGE]` writes these anew.
+The blocks of a page whose fence says `sh` or `python` run in their order, in
+one folder. The blocks of Python share a process, but for those that begin with
+"# Without vit_jax"; one that begins with "# NAME.py" is only written to that
+file. A block of `text` that follows, after an empty line, is what the block
+must print. Commands that are shown and not run have a fence that says `bash`.
 
-A block that begins with "# Without vit_jax" runs in a process of its own, in
-which that import fails; one that begins with "# NAME.py" is written to a file.
-The other blocks of a section share a process: the tests' own one, or one with
-a single device for the sections in `SLOW` and to write them anew.
+What a user has at home (`STAND_INS`) is replaced by images of digits and small
+files of weights. Training takes two steps, by options that are put behind those
+of the page. `python tests/test_docs.py PAGE` writes the outputs into a page.
 """
 
 import contextlib
-import dataclasses
 import io
-import itertools
 import json
 import os
 import pathlib
@@ -23,163 +22,174 @@ import sys
 import tempfile
 
 import compute
+import jax
+import numpy as np
 import options
 import pytest
 import study
 import study_report
+from PIL import Image
 
+from vit_jax import families, weights
 from vit_jax.commands import COMMANDS
-from vit_jax.config import config_files
+from vit_jax.config import config_files, help_text
 from vit_jax.data.sources import open_source
+from vit_jax.exporting import convert
+from vit_jax.inference import pretrained
+from vit_jax.models import build
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGES = ("weights", "tour", "predict", "export", "trackers")
 ALONE = "# Without vit_jax"
-# What a section needs of the libraries that only `make test-all` installs.
-NEEDS = {
-  "ONNX": ("jax2onnx", "onnxruntime"),
-  "Without a network": ("wandb", "mlflow"),
-}
-# Sections that start processes of their own, or need one device.
-SLOW = (
-  "Details",
-  "Convert",
-  "Into other Flax code",
-  "From other Flax code",
-  "The walk",
-  "Classes of images",
-  "Features of a folder",
-  "Files, folders, globs, standard input",
-  "Where the model looks",
-  "Few-shot and linear probes",
-  "A writer of your own",
-  "StableHLO",
-  "Without Flax: StableHLO",
-  "Hugging Face",
-  *NEEDS,
-)
-
 BLOCK = re.compile(
-  r"^```(?P<kind>python|sh)\n(?P<code>.*?)^```\n"
-  r"(?:\n```text\n(?P<output>.*?)^```\n)?",
-  re.MULTILINE | re.DOTALL,
+  r"^```(python|sh)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S
 )
+TEXTS = {
+  path.relative_to(ROOT).as_posix(): path.read_text()
+  for pattern in ("*.md", "docs/**/*.md", "benchmarks/notes/*.md")
+  for path in sorted(ROOT.glob(pattern))
+}
+# CONTRIBUTING.md: tests/test_adding.py.
+PAGES = [p for p, t in TEXTS.items() if BLOCK.search(t) and p[0] != "C"]
+QUICK: tuple[str, ...] = ()  # the others take minutes
+STAND_INS = {
+  r"/path/to/images": "images",
+  r"\*\.jpg": "*.png",
+  r"ViT-B_16\.npz": "notebooks/letters.npz",
+  r"\bres=\d+": "res=32",
+  r"\bresize\(\d+\)": "resize(32)",
+}
+SHORT = "--config.total_steps=2 --config.optim.warmup_steps=1"
+TINY = (
+  "--config.model.variant=Ti/16 --config.model.depth=1 --config.mesh.fsdp=1"
+  " --config.data.batch_size=8"
+)
+MORE = {"docs/tasks/pretrain.md": TINY}  # for models too large for a test
 
 
-@dataclasses.dataclass(frozen=True)
-class Block:
-  """A block of code; `line` is that of its first line of code."""
+def write_images(folder: pathlib.Path) -> None:
+  """Writes the folders train and val with some digits of three classes."""
+  from sklearn.datasets import load_digits
 
-  page: str
-  section: str
-  line: int
-  kind: str
-  code: str
-  output: str | None
-  span: tuple[int, int]  # of the output in the text
-
-  @property
-  def file(self) -> str | None:
-    """Its name, where the block is one."""
-    match = re.match(r"# (\w+\.py)\n", self.code)
-    return match[1] if match else None
+  digits = load_digits()
+  for label in range(3):
+    for split, some in (("train", slice(0, 30)), ("val", slice(30, 36))):
+      (path := folder / f"{split}/{label}").mkdir(parents=True)
+      for i, x in enumerate(digits.images[digits.target == label][some]):
+        pixels = np.round(x * (255 / 16)).astype(np.uint8)
+        Image.fromarray(pixels).resize((32, 32)).save(path / f"{i}.png")
 
 
-def path_of(page: str) -> pathlib.Path:
-  return ROOT / "docs" / f"{page}.md"
+def write_dinov3(folder: pathlib.Path) -> None:
+  """Writes a tiny DINOv3 with random weights as transformers does."""
+  model = families.model_config(
+    "modern",
+    variant="S/16",
+    **dict(width=64, depth=2, mlp_dim=128, num_heads=4),
+    **dict(registers=4, rope="dinov3", posemb="none", qkv_bias="no_key"),
+    **dict(layer_scale=0.1, ln_eps=1e-5, gelu="erf"),
+  )
+  images = jax.numpy.zeros((1, 64, 64, 3))
+  params = build(model, 0).init(jax.random.key(0), images)["params"]
+  vit = pretrained.Pretrained(
+    config=model,
+    params=params,
+    num_classes=0,
+    image_size=(64, 64),
+    class_names=None,
+    ops="decode|resize_torch(64, 'bilinear')",
+    loss="softmax",
+    report=weights.Report("random", {}, {}, (), ()),
+  )
+  convert.convert(vit, str(folder), "hf")
 
 
-def parse(page: str) -> list[Block]:
-  text, blocks = path_of(page).read_text(), []
-  for match in BLOCK.finditer(text):
-    before = text[: match.start("code")]
-    section = re.findall(r"^## (.*)$", before, re.MULTILINE)[-1]
-    line = before.count("\n") + 1
-    kind, code, output = match.group("kind", "code", "output")
-    blocks.append(
-      Block(page, section, line, kind, code, output, match.span("output"))
-    )
-  return blocks
-
-
-BLOCKS = [b for page in PAGES for b in parse(page)]
-SECTIONS = list(dict.fromkeys((b.page, b.section) for b in BLOCKS))
-
-
-def run(blocks: list[Block], folder: pathlib.Path) -> list[str]:
-  """Returns what each block of a section prints."""
-  (folder / "tests").mkdir()
-  (folder / "tests" / "data").symlink_to(ROOT / "tests" / "data")
-  (folder / "configs").symlink_to(ROOT / "configs")
-  (folder / "bin").mkdir()
-  for name, module in (("python", ""), ("vit-jax", "-m vit_jax")):
-    program = folder / "bin" / name
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')
-    program.chmod(0o755)
-  for block in BLOCKS:  # a section may use the module of another one
-    if name := block.file:
-      (folder / name).write_text(block.code)
-  space, outputs = {"__name__": "__main__"}, []
-  for block in blocks:
-    if block.kind == "sh":
-      command = ["bash", "-euo", "pipefail", "-c", block.code]
-      outputs.append(_call(command, folder, PYTHONPATH=str(ROOT)))
-    elif block.file:
-      outputs.append("")
-    elif block.code.startswith(ALONE):
-      code = f"import sys; sys.modules['vit_jax'] = None\n{block.code}"
-      outputs.append(_call(["python", "-c", code], folder))
-    else:
-      code = compile("\n" * (block.line - 1) + block.code, block.page, "exec")
-      with (
-        contextlib.chdir(folder),
-        contextlib.redirect_stdout(io.StringIO()) as text,
-      ):
-        exec(code, space)
-      outputs.append(text.getvalue())
-  return outputs
-
-
-def _call(command: list[str], folder: pathlib.Path, **more: str) -> str:
+def call(command: list[str], folder: pathlib.Path) -> str:
+  """Returns what a command prints, on one device."""
   env = dict(os.environ, JAX_PLATFORMS="cpu", PYTHONWARNINGS="ignore")
-  for name in ("XLA_FLAGS", "PYTHONPATH"):  # one device
-    env.pop(name, None)
+  env.pop("XLA_FLAGS", None)
   env["PATH"] = f"{folder / 'bin'}{os.pathsep}{env['PATH']}"
+  env["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, ROOT / "benchmarks")))
   out = subprocess.run(
-    command, cwd=folder, env=env | more, capture_output=True, text=True
+    command, cwd=folder, env=env, capture_output=True, text=True
   )
   assert out.returncode == 0, f"{command}\n{out.stdout}{out.stderr}"
   return out.stdout
 
 
-def run_apart(page: str, section: str, folder: pathlib.Path) -> list[str]:
-  """Does what `run` does in a process of its own, which has one device."""
-  command = [sys.executable, __file__, "--run", page, section, str(folder)]
-  path = os.pathsep.join(map(str, (ROOT, ROOT / "benchmarks")))
-  _call(command, folder, PYTHONPATH=path)
+def run(page: str, folder: pathlib.Path) -> list[str]:
+  """Returns the outputs of a page's blocks."""
+  open_source("digits", "train")  # the first time it says that it makes them
+  for name in ("configs", "notebooks", "tests/data"):
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).symlink_to(ROOT / name)
+  write_images(folder / "images")
+  text = TEXTS[page]
+  if "dinov3" in text:
+    write_dinov3(folder / "dinov3")
+  (folder / "bin").mkdir()
+  more = f"{SHORT} {MORE.get(page, '')}"
+  for name, program in (
+    ("python", f'exec {sys.executable} "$@"\n'),
+    (
+      "vit-jax",
+      f'case "$1" in train|sweep) set -- "$@" {more};; esac\n'
+      f'exec {sys.executable} -m vit_jax "$@"\n',
+    ),
+  ):
+    (folder / "bin" / name).write_text(f"#!/bin/sh\n{program}")
+    (folder / "bin" / name).chmod(0o755)
+  if "runs/mine" in text and "--workdir=runs/mine" not in text:
+    config = "folder:path=images,init=notebooks/letters.npz,res=32"
+    train = f"vit-jax train --config={config} --workdir=runs/mine"
+    call(["bash", "-ec", train], folder)
+  # The blocks of Python share a process, which has one device.
+  call([sys.executable, __file__, "--run", page, str(folder)], folder)
   return json.loads((folder / "outputs.json").read_text())
 
 
-def _param(page, section):
-  marks = [pytest.mark.nightly] if section in SLOW else []
-  return pytest.param(page, section, marks=marks)
+def blocks(page: str) -> list[tuple[str, str, str | None]]:
+  """Returns kind, code and expected output of a page's blocks."""
+  text = TEXTS[page]
+  for pattern, value in STAND_INS.items():
+    text = re.sub(pattern, value, text)
+  return [match.groups() for match in BLOCK.finditer(text)]
+
+
+def run_here(page: str, folder: pathlib.Path) -> None:
+  """Writes the outputs of a page's blocks to outputs.json."""
+  outputs, space = [], {"__name__": "__main__"}
+  for i, (kind, code, _) in enumerate(blocks(page), 1):
+    if kind == "sh":
+      command = ["bash", "-euo", "pipefail", "-c", code]
+      outputs.append(call(command, folder))
+    elif name := re.match(r"# (\w+\.py)\n", code):
+      (folder / name[1]).write_text(code)
+      outputs.append("")
+    elif code.startswith(ALONE):
+      code = f"import sys; sys.modules['vit_jax'] = None\n{code}"
+      outputs.append(call(["python", "-c", code], folder))
+    else:
+      with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(io.StringIO()) as text,
+      ):
+        exec(compile(code, f"{page}, block {i}", "exec"), space)
+      outputs.append(text.getvalue())
+  (folder / "outputs.json").write_text(json.dumps(outputs))
 
 
 @pytest.mark.parametrize(
-  ("page", "section"), [_param(page, section) for page, section in SECTIONS]
+  "page",
+  [
+    pytest.param(p, marks=[] if p in QUICK else pytest.mark.nightly)
+    for p in PAGES
+  ],
 )
-def test_code_prints_what_the_page_shows(page, section, tmp_path):
-  for package in NEEDS.get(section, ()):
-    pytest.importorskip(package)
-  blocks = [b for b in BLOCKS if (b.page, b.section) == (page, section)]
-  if section in SLOW:
-    open_source("digits", "train")  # the first time it says that it makes them
-    outputs = run_apart(page, section, tmp_path)
-  else:
-    outputs = run(blocks, tmp_path)
-  for block, output in zip(blocks, outputs, strict=True):
-    if block.output is not None:
-      assert output == block.output, f"docs/{page}.md:{block.line}"
+def test_blocks_run_and_print_what_the_page_shows(page, tmp_path):
+  for (_, code, expected), output in zip(
+    blocks(page), run(page, tmp_path), strict=True
+  ):
+    assert expected is None or output == expected, code
 
 
 def test_generated_pages_are_up_to_date():
@@ -191,24 +201,25 @@ def test_generated_pages_are_up_to_date():
   assert text == study_report.with_tables(text, lines)
 
 
-TEXTS = {
-  path: path.read_text()
-  for path in sorted(
-    path
-    for pattern in ("*.md", "docs/**/*.md", "benchmarks/notes/*.md")
-    for path in ROOT.glob(pattern)
-  )
-}
+def test_the_generated_pages_have_every_option_and_command():
+  """What a command prints is compared in commands/test_commands.py."""
+  rows = re.findall(r"^\| `([\w.]+)` \|", TEXTS["docs/options.md"], re.M)
+  text = help_text.section("all", {"model": {"name": "bit"}})
+  text += help_text.section("all", {"objective": {"kind": "masked_patch"}})
+  named = re.findall(r"^  config\.(\S+) = ", text, re.M)
+  assert {n.replace("<name>", "NAME") for n in named} <= {*rows}
+  for verb, command in COMMANDS.items():
+    row = f"| [`{verb}`](#{verb}) | {command.about} |\n"
+    assert row in TEXTS["docs/commands.md"]
 
 
-def _prose(path: pathlib.Path) -> str:
-  """Returns the text of a page without its blocks of code."""
-  return re.sub(r"```.*?```", "", TEXTS[path], flags=re.DOTALL)
+def _outside_code(page: str) -> str:
+  return re.sub(r"```.*?```", "", TEXTS[page], flags=re.S)
 
 
-def _anchors(path: pathlib.Path) -> set[str]:
+def _anchors(page: str) -> set[str]:
   """Returns the names of a page's headings in links, as GitHub makes them."""
-  headings = re.findall(r"^#+ (.*)$", _prose(path), re.MULTILINE)
+  headings = re.findall(r"^#+ (.*)$", _outside_code(page), re.M)
   names = (re.sub(r"[^\w\- ]", "", h.strip().lower()) for h in headings)
   return {name.replace(" ", "-") for name in names}
 
@@ -216,69 +227,74 @@ def _anchors(path: pathlib.Path) -> set[str]:
 def test_links_lead_somewhere():
   dead = []
   for page in TEXTS:
-    for link in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+    for link in re.findall(r"\]\(([^)\s]+)\)", _outside_code(page)):
       path, _, name = link.partition("#")
-      target = (page.parent / path).resolve() if path else page
-      if "://" in link:
-        continue
-      if not target.exists() or (
-        name and target in TEXTS and name not in _anchors(target)
+      target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+      other = target.relative_to(ROOT).as_posix() if "://" not in link else ""
+      if "://" not in link and (
+        not target.exists()
+        or (name and other in TEXTS and name not in _anchors(other))
       ):
-        dead.append(f"{page.name}: {link}")
+        dead.append(f"{page}: {link}")
   assert not dead, "\n".join(dead)
+
+
+def test_the_index_has_every_page():
+  index = TEXTS["docs/README.md"]
+  pages = [p.removeprefix("docs/") for p in TEXTS if p.startswith("docs/")]
+  assert [p for p in pages if f"({p}" not in index] == ["README.md"]
 
 
 def test_what_pages_name_exists():
   """Files, options, commands, config files, and targets of make."""
-  rows = re.findall(r"^\| `([\w.]+)` \|", options.OPTIONS.read_text(), re.M)
+  rows = re.findall(r"^\| `([\w.]+)` \|", TEXTS["docs/options.md"], re.M)
   known = {row.removeprefix("evals.NAME.") for row in rows}
   known |= {row.split(".")[0] for row in rows}
   known |= {"json", "modle.variant"}  # config.json, and a misspelt option
   targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
-  errors = []
-  for page, text in TEXTS.items():
-
-    def check(pattern, exists, page=page, text=text):
-      names = {*re.findall(pattern, text, re.MULTILINE)}
-      errors.extend(f"{page.name}: {n}" for n in names if not exists(n))
-
-    if page.name != "coming_from.md":  # it names files of other projects
-      path = r"`((?:vit_jax|tests|docs|configs|benchmarks)/[\w/]+\.\w+)`"
-      check(path, lambda n: (ROOT / n).exists())
-      check(r"`config\.([a-z_0-9.]*[a-z_0-9])`", lambda n: n in known)
-    check(
-      r"--config\.(?:evals\.\w+\.)?([a-z_0-9.]*[a-z_0-9])=",
-      lambda n: n in known,
-    )
-    check(r"^(?:\$ )?vit-jax ([a-z]+)", lambda n: n in COMMANDS)
-    check(
+  places = "vit_jax|tests|docs|configs|benchmarks"
+  config, files = config_files.known(), f"`((?:{places})/[\\w/]+\\.\\w+)`"
+  checks = [
+    (r"--config\.(?:evals\.\w+\.)?([a-z_0-9.]*[a-z_0-9])=", known.__contains__),
+    (r"^(?:\$ )?vit-jax ([a-z]+)", COMMANDS.__contains__),
+    (
       r"vit-jax \w+ [^\n`]*--config=([a-z_0-9]+)[:\s`]",
-      lambda n: n in config_files.known(),
-    )
-    check(r"(?:^|`)make ([\w-]+)(?:$|`)", lambda n: n in targets)
-  assert not errors, "\n".join(errors)
+      lambda name: name in config,
+    ),
+    (r"(?:^|`)make ([\w-]+)(?:$|`)", targets.__contains__),
+  ]
+  of_ours = [
+    (files, lambda name: (ROOT / name).exists()),
+    (r"`config\.([a-z_0-9.]*[a-z_0-9])`", known.__contains__),
+  ]
+  wrong = [
+    f"{page}: {name}"
+    for page, text in TEXTS.items()
+    # coming_from.md names files and options of other projects, too.
+    for pattern, exists in checks + of_ours * ("coming_from" not in page)
+    for name in {*re.findall(pattern, text, re.M)}
+    if not exists(name)
+  ]
+  assert not wrong, "\n".join(wrong)
 
 
 def update(page: str) -> None:
-  """Writes the outputs into the text."""
-  text, blocks = path_of(page).read_text(), parse(page)
-  outputs = []
-  for section, _ in itertools.groupby(blocks, lambda b: b.section):
-    with tempfile.TemporaryDirectory() as folder:
-      outputs += run_apart(page, section, pathlib.Path(folder))
-  for block, output in reversed(list(zip(blocks, outputs, strict=True))):
-    if block.output is not None:
-      start, end = block.span
-      text = text[:start] + output + text[end:]
-  path_of(page).write_text(text)
+  """Writes the outputs into the text; those with stand-ins stay."""
+  with tempfile.TemporaryDirectory() as folder:
+    outputs = iter(run(page, pathlib.Path(folder)))
+
+  def with_output(match: re.Match) -> str:
+    old, new, whole = match[3], next(outputs), match[0]
+    if old is None or any(re.search(p, whole) for p in STAND_INS):
+      return whole
+    return whole.replace(f"```text\n{old}", f"```text\n{new}")
+
+  (ROOT / page).write_text(BLOCK.sub(with_output, TEXTS[page]))
 
 
 if __name__ == "__main__":
   if sys.argv[1:2] == ["--run"]:
-    page, section, folder = sys.argv[2:]
-    some = [b for b in BLOCKS if (b.page, b.section) == (page, section)]
-    outputs = run(some, pathlib.Path(folder))
-    pathlib.Path(folder, "outputs.json").write_text(json.dumps(outputs))
+    run_here(sys.argv[2], pathlib.Path(sys.argv[3]))
   else:
-    for name in sys.argv[1:] or PAGES:
+    for name in sys.argv[1:]:
       update(name)
