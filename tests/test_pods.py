@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-PAGE = pathlib.Path(__file__).parents[1] / "docs" / "pods.md"
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "tasks" / "pod.md"
 SRUN = """#!/bin/bash
 echo "$@" > srun.txt
 exit {code}
@@ -72,11 +72,9 @@ def test_the_signal_goes_to_the_tasks_in_time():
   assert int(lead) >= 120
 
 
-@pytest.mark.parametrize("name", ["docs/pods.md", "docs/tasks/pod.md"])
-def test_ssh_returns_while_the_run_goes_on(tmp_path, name):
+def test_ssh_returns_while_the_run_goes_on(tmp_path):
   """A shell that waits for the run would keep ssh's pipes open meanwhile."""
-  text = (PAGE.parents[1] / name).read_text()
-  commands = re.findall(r'--command="(.*?)"', text, re.S)
+  commands = re.findall(r'--command="(.*?)"', PAGE.read_text(), re.S)
   (command,) = (c for c in commands if "nohup" in c)
   folder = tmp_path / "vit_jax"
   program = folder / ".venv" / "bin" / "vit-jax"

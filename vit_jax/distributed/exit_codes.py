@@ -1,6 +1,6 @@
 """Exit codes of `train`, by which a scheduler knows whether to start it again.
 
-docs/pods.md has them in a table, and a batch script that uses them. jax is
+docs/tasks/pod.md has them in a table, and a batch script that uses them. jax is
 imported late: signals are received before.
 """
 
