@@ -4,7 +4,7 @@ Every set is fine-tuned by `configs/folder.py` as anybody would, from the
 model that `make demo` pre-trains, and its test split is scored once. Beside it
 stands what the linear probe scores with which fine-tuning began. Each run adds
 a line to docs/own_images.jsonl; what has a line is not run again. At the end
-the table of docs/own_images.md is written anew.
+the table of docs/tasks/finetune.md is written anew.
 
 python benchmarks/own_images.py INIT [FOLDER] [--cifar=FOLDER]
 
@@ -31,7 +31,7 @@ from machine import machine
 from PIL import Image
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "docs/own_images.jsonl", ROOT / "docs/own_images.md"
+RESULTS, PAGE = ROOT / "docs/own_images.jsonl", ROOT / "docs/tasks/finetune.md"
 SEEDS = (0, 1, 2)
 BUDGET = 8000  # steps of the trials, so that any machine makes the same ones
 ICONS = pathlib.Path("/usr/share/icons/Adwaita/48x48")

@@ -2,12 +2,13 @@
 
 Run: vit-jax train --workdir=runs/mine \
   --config=folder:path=/path/to/images,init=ViT.npz
-Arguments: path (a folder with one sub-folder a class, see docs/train.md), init
-(anything that vit_jax.load reads; without it a small ViT from scratch, which
-needs many more images and steps to be any good), model (any that vit-jax models
-prints; by default that of init, or Ti/16), res (pixels, a multiple of the
-patch; by default that of init's training, or 128), budget (of the trials: 10m,
-90s, or their steps together; by default 5m; 0: none).
+Arguments: path (a folder with one sub-folder a class, and above them train,
+val and test if it has them), init (anything that vit_jax.load reads; without it
+a small ViT from scratch, which needs many more images and steps to be any
+good), model (any that vit-jax models prints; by default that of init, or
+Ti/16), res (pixels, a multiple of the patch; by default that of init's
+training, or 128), budget (of the trials: 10m, 90s, or their steps together; by
+default 5m; 0: none).
 
 With init, a linear probe is fitted to the features of the pre-trained model,
 and fine-tuning starts from it. Before, short trials within the budget compare
@@ -20,7 +21,7 @@ images). The test is scored once, at the
 end: the folder `test`, or else `val`.
 Model and numerics are those of init; batch and length follow from the number
 of images (--config.total_epochs=3 --config.optim.warmup_steps=10 is shorter).
-Cost and results: docs/own_images.md.
+Cost and results: docs/tasks/finetune.md.
 """
 
 import dataclasses
@@ -88,8 +89,8 @@ def get_config(arg: str = ""):
     # 40 passes over up to 5,000 images; fewer over more, but 5 at least.
     num_epochs = min(40, max(5, 200_000 // num_images))
     c.optim.name = "sgd"  # as Table 4 of arXiv:2010.11929
-    # Measured: docs/own_images.md (width 128), docs/tasks/transfer.md (384),
-    # where 0.03 spoils the features.
+    # Measured: docs/tasks/finetune.md (width 128), docs/tasks/transfer.md (384,
+    # where 0.03 spoils the features).
     is_small = hasattr(model, "size") and model.size.width < 384
     c.optim.lr = 0.03 if is_small else 0.003
   else:
