@@ -23,7 +23,6 @@ import json
 import os
 import pathlib
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -36,15 +35,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 # ruff: noqa: E402
+import tables
 import trials
 from machine import machine
 from trials.trial import Trial
 
 LINES = ROOT / "docs" / "reliability.jsonl"
 PAGE = ROOT / "benchmarks" / "notes" / "reliability_trials.md"
-TABLE = re.compile(
-  r"(?<=<!-- table trials -->\n).*?(?=<!-- end -->)", re.DOTALL
-)
 PACKAGES = ("jax", "orbax-checkpoint", "tensorflow-cpu", "numpy")
 LIMIT = 1200  # seconds of one trial
 FIGURE = "figure: "  # begins the line; threads may print more after it
@@ -189,8 +186,9 @@ def write_page() -> None:
       )
     row = promise, "<br>".join(figures), tests, *cells
     rows.append("| " + " | ".join(row) + " |")
-  text = "\n".join(["<!-- receipt: reliability.jsonl -->", *rows, ""])
-  PAGE.write_text(TABLE.sub(lambda _: text, PAGE.read_text()))
+  text = "\n".join(["<!-- receipt: reliability.jsonl -->", *rows])
+  page = tables.with_tables(PAGE.read_text(), {"trials": lambda: text})
+  PAGE.write_text(page)
 
 
 def main() -> int:

@@ -4,7 +4,7 @@ Trains the runs of `grid`, one after another, and writes a line for each to
 docs/study.jsonl: its config, scores, FLOPs, seconds, versions, commit and
 machine. What has a line is not run again, so the same command goes on where it
 was stopped; a run that was interrupted begins anew. Only one process at a time
-may write to a file of results and its folder. docs/study.md says what
+may write to a file of results and its folder. docs/paper.md says what
 came out, and benchmarks/study_report.py makes its figures and tables.
 
 python benchmarks/study.py [RESULTS.jsonl [FOLDER OF RUNS]]

@@ -1,13 +1,12 @@
-"""Tables and figures of docs/study.md: `python benchmarks/study_report.py`.
+"""Tables and figures of `make study`: `python benchmarks/study_report.py`.
 
-Reads docs/study.jsonl, writes docs/study_*.svg, and replaces the tables of
-docs/study.md, which stand between `<!-- table NAME -->` and `<!-- end -->`. A
-score is the mean over the seeds, with the standard deviation behind ±. Rows
-whose runs are not there yet say so.
+Reads docs/study.jsonl, writes docs/study_*.svg, and the tables of
+docs/paper.md. A score is the mean over the seeds, with the standard deviation
+behind ±. Rows whose runs are not there yet say so.
 """
 
+import functools
 import pathlib
-import re
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +17,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 # ruff: noqa: E402
 import study
+import tables
 from matplotlib.figure import Figure
 
 from vit_jax.reporting import charts
 
-DOC = ROOT / "docs" / "study.md"
+DOC = ROOT / "docs" / "paper.md"
 SCORE = "fewshot/10shot"
 NAMES = {"vit": "ViT", "hybrid": "hybrid", "resnet": "ResNet"}
 PLACES = {"stem": "stem", "blocks": "every block", "shared": "shared"}
@@ -203,14 +203,9 @@ TABLES: dict[str, Callable[[Lines], str]] = {
 
 
 def with_tables(text: str, lines: Lines) -> str:
-  """Returns the document with its tables made anew."""
-
-  def table(match: re.Match) -> str:
-    made = TABLES[match[1]](lines)
-    return f"<!-- table {match[1]} -->\n{made}\n<!-- end -->"
-
-  pattern = r"<!-- table (\w+) -->\n.*?<!-- end -->"
-  return re.sub(pattern, table, text, flags=re.DOTALL)
+  """Returns the page with its tables made anew."""
+  made = {k: functools.partial(make, lines) for k, make in TABLES.items()}
+  return tables.with_tables(text, made)
 
 
 def _points(lines: Lines, xs, runs, score: str) -> tuple[list, list]:

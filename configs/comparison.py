@@ -14,8 +14,8 @@ for the data set itself (for ImageNet-21k the shorter of its two), with the same
 warm-up: 10 % of about 100,000 steps. Every model is trained for as long; the
 paper trains H/14, and in figure 5 some others, twice as long.
 Few-shot accuracy is scored as in configs/vit.py.
-Cost on imagenet21k: 10.5 exaFLOPs (R50x1) to 426.1 (H/14), see docs/compute.md
-for each model; hours were not estimated.
+Cost on imagenet21k: 10.5 exaFLOPs (R50x1) to 426.1 (H/14); hours
+were not estimated.
 On ImageNet the paper's own recipe regularises more (dropout 0.1, weight decay
 0.3), so these scores compare with each other only.
 Result: not yet run.

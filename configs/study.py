@@ -1,7 +1,7 @@
 """The paper in miniature: tiny models on subsets of glyphs, scored on digits.
 
 `make study` runs a grid of these (benchmarks/study.py), from which the figures
-and tables of docs/study.md are made: figures 4 and 5 of arXiv:2010.11929, its
+and tables of docs/paper.md are made: figures 4 and 5 of arXiv:2010.11929, its
 Table 8, and its section 4.6.
 
 Run: vit-jax train \
@@ -23,7 +23,7 @@ after 1,200 steps on all images with seed 0 (the hybrid's by the loss, of two):
   resnet  88.1    93.2  94.7  95.9    95.3
 
 Larger models, subsets, other positions and masked patches have the rate of
-their family. Digits were not looked at. Cost and results: docs/study.md.
+their family. Digits were not looked at. Cost and results: docs/paper.md.
 """
 
 from vit_jax.config import arguments, check_choices, recipe, whole_number

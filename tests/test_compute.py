@@ -1,4 +1,4 @@
-"""docs/compute.md: what it says follows from the arithmetic, and is so."""
+"""exaFLOPs: docs/paper.md and the configs say what the arithmetic gives."""
 
 import pathlib
 import re

@@ -1,13 +1,12 @@
 """Our parameters in other code, and other code's in ours.
 
-That docs/weights.md does what it says is tested in test_docs.py.
+tests/test_docs.py runs docs/tasks/convert.md, which says how to do this.
 """
 
 import importlib
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -28,11 +27,7 @@ from vit_jax.models.stacking import stack_blocks
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
-MODULE = re.search(
-  r"^```python\n(# plain_vit.py\n.*?)^```$",
-  (ROOT / "docs" / "weights.md").read_text(),
-  re.MULTILINE | re.DOTALL,
-)[1]
+MODULE = (ROOT / "docs/tasks/plain_vit.py").read_text()
 
 # Logits are sums of some hundred products in several layers; in another order,
 # each rounds at 6e-8 of its value. 7e-7 of the largest logit was the most seen.
@@ -242,7 +237,7 @@ assert "flax" not in sys.modules
 """
 
 
-@pytest.mark.slow  # quick: the page on StableHLO, in tests/test_docs.py
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "name, options",
   [

@@ -2,7 +2,7 @@
 
 ExaFLOPs are counted as in Table 6 of arXiv:2010.11929: 2 FLOPs per
 multiply-add, three passes a training step (the backward pass counts as two),
-times the images seen; docs/compute.md compares them with the paper's. They are
+times the images seen; docs/paper.md compares them with the paper's. They are
 the model's, without what is recomputed. Device-hours are the devices of the run
 times the hours on the clock since the compilation of the first step, with
 evaluations and checkpoints. Steps that were lost by an interruption do not

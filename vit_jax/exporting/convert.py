@@ -163,7 +163,7 @@ def _write_orbax(vit: Pretrained, params, target: epath.Path) -> list[str]:
   checkpointer.write_params(str(target), vit.params, vit.metadata())
   return [
     f"vit_jax.load({str(target)!r}), --config.init={target}, or Orbax alone:"
-    " see docs/weights.md"
+    " see docs/tasks/convert.md"
   ]
 
 
