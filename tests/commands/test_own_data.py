@@ -1,4 +1,4 @@
-"""Training on data of one's own, as docs/train.md shows; all is opened once."""
+"""Training on data of one's own, as docs/tasks/extend.md shows; all is opened once."""
 
 import collections
 import importlib.util
@@ -20,7 +20,7 @@ from vit_jax.config import ConfigError, defaults, freeze, to_dict
 from vit_jax.data import download_and_prepare, folder, sources
 from vit_jax.scoring import evaluate
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "train.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "tasks" / "extend.md"
 BLOCKS = re.findall(
   r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
 )

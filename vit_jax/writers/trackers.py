@@ -3,7 +3,7 @@
 Each tracker is a `MetricWriter` in a thread of its own, so that it can neither
 stop a run nor hold up a step: what it raises is printed once, and the run goes
 on. Where it writes is its own matter (WANDB_PROJECT, MLFLOW_TRACKING_URI and so
-on, see docs/trackers.md). The id of its run stays in trackers/NAME.json of the
+on, see docs/tasks/extend.md). The id of its run stays in trackers/NAME.json of the
 workdir, so that a run that resumes continues the same one.
 """
 
