@@ -2,9 +2,9 @@
 
 Each tracker is a `MetricWriter` in a thread of its own, so that it can neither
 stop a run nor hold up a step: what it raises is printed once, and the run goes
-on. Where it writes is its own matter (WANDB_PROJECT, MLFLOW_TRACKING_URI and so
-on, see docs/tasks/extend.md). The id of its run stays in trackers/NAME.json of the
-workdir, so that a run that resumes continues the same one.
+on. Environment variables (docs/tasks/extend.md) say where it writes. The id of
+its run is in trackers/NAME.json of the workdir, so that a resumed run continues
+the same one.
 """
 
 import json
