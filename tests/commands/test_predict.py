@@ -183,7 +183,7 @@ def test_products_have_the_type_that_the_chip_multiplies(
   assert f"decode|resize(32), {dtype}\n" in err
   exact = json.loads(call(folder / "00.png", "--json", "--dtype=float32")[1])
   rounded = json.loads(out)
-  # docs/predict.md states the bound. A product is rounded to 8 bits.
+  # docs/tasks/predict.md states the bound. A product is rounded to 8 bits.
   pairs = zip(rounded["predictions"], exact["predictions"], strict=True)
   for a, b in pairs:
     assert abs(a["probability"] - b["probability"]) <= 0.01

@@ -1,7 +1,7 @@
 """Draws what a model learned: `vit-jax visualize CHECKPOINT [IMAGE...]`.
 
 Figures 6, 7, 10 and 14 of arXiv:2010.11929 of any checkpoint, on a page and in
-files. docs/inside.md says what each shows, and how it is computed.
+files. docs/tasks/predict.md says what each shows, and how it is computed.
 """
 
 import argparse
