@@ -225,7 +225,7 @@ def test_fewshot_of_a_checkpoint_on_a_folder(run, tmp_path, capfd):
 def test_features_of_a_file_have_the_products_that_are_fastest(
   run, tmp_path, capfd, monkeypatch
 ):
-  """docs/tasks/predict.md has the bound, with a model that was trained longer."""
+  """The bound of docs/tasks/predict.md, whose model was trained longer."""
   own = folder(tmp_path / "own", {name: name for name in COLOURS}, 7)
   file = tmp_path / "weights.npz"
   vit = vit_jax.load(str(run[0]), verbose=False)
