@@ -13,7 +13,7 @@ changes a position and a mirror a direction; where the numbers stand it, add to
 config.data.ops |flip_lr, or |pad(PIXELS)|random_crop(SIZE).
 Cost: 9 minutes on 2 CPU cores that other work shared, for 2,000 images of 64
 px, init the demo's model of 0.8 M parameters. Result (jax 0.10.2): R2 of 0.995
-and 0.960 for the area and the place of a drawn disc, see docs/train.md.
+and 0.960 for the area and the place of a drawn disc, see docs/data.md.
 """
 
 import dataclasses
