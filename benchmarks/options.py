@@ -27,17 +27,17 @@ HEAD = f"""{NOTE}
 
 # Every option
 
-A config file sets options (`c.optim.lr = 1e-3`), and so does the command line
-of `train`, `evaluate`, `sweep`, `plan` and `benchmark`, which comes after it:
+A config file sets options: `c.optim.lr = 1e-3`. The command line of `train`,
+`evaluate`, `sweep`, `plan` and `benchmark` overrides them:
 `--config.optim.lr=1e-3`. A misspelt name or a wrong value is refused before
-anything runs, with the nearest name. `--help=optim` prints a section, and with
-`--config=vit_b16` the values of that config.
+anything runs, with the nearest name. `--help=optim` prints a section, with the
+values of a config if `--config=vit_b16` is given.
 
-Names are those behind `config.`, defaults those of `vit_jax.config.defaults()`.
-Both are written as on the command line: lists with commas, truth as `true` and
-`false`, nothing as `None`. What kind of value an option has stands behind its
-meaning, where it is neither a text nor one of those listed; its unit is in the
-meaning, unless it is a share, a factor or a count.
+The tables have the names without `config.`, and the defaults of
+`vit_jax.config.defaults()`, both as on the command line: lists with commas,
+`true`, `false` and `None`. The type of a value follows the meaning, unless the
+value is a text or one of the listed choices. The meaning has the unit, unless
+the value is a share, a factor or a count.
 """
 LINKS = "Sections: {}."
 COLUMNS = (
@@ -172,8 +172,8 @@ def options() -> str:
       where = f"{field.name}.NAME."
       lines += [
         "",
-        "NAME is one's own, and begins the names of the metrics. [Scores]"
-        "(evaluators.md) says what each kind measures.",
+        "You choose NAME, with which the names of the metrics begin."
+        " [Evaluators](evaluators.md) says what each kind measures.",
       ]
       lines += kinds(where, "kind", EvaluatorConfig, EVALUATORS, "none")
     else:

@@ -54,7 +54,7 @@ QUICK = ("docs/weights.md",)  # the others take minutes
 STAND_INS = {
   r"/path/to/images": "images",
   r"\*\.jpg": "*.png",
-  r"ViT-B_16\.npz": "notebooks/letters.npz",
+  r"(?<!/)ViT-B_16\.npz": "notebooks/letters.npz",
   r"\bres=\d+": "res=32",
   r"\bresize\(\d+\)": "resize(32)",
 }

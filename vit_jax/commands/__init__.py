@@ -41,10 +41,10 @@ class Command(NamedTuple):
 COMMANDS = {
   "train": Command(train.main, "pre-train or fine-tune, as a config file says"),
   "evaluate": Command(
-    evaluate.main, "score a checkpoint; few-shot on your own images"
+    evaluate.main, "score a checkpoint, or its features on your own images"
   ),
   "predict": Command(
-    predict.main, "name the classes of images, folders of images, a list"
+    predict.main, "print the classes of images, or write their features"
   ),
   "visualize": Command(
     visualize.main, "draw what a model learned, and where it looks"
@@ -53,12 +53,12 @@ COMMANDS = {
     score.main, "score published weights beside their published figures"
   ),
   "sweep": Command(
-    sweep.main, "try learning rates, train with the best, score the test once"
+    sweep.main, "try learning rates, train with the best, test it once"
   ),
   "serve": Command(serve.main, "open a page to try a model on dropped images"),
   "report": Command(report.main, "write a page on one run or several"),
   "diff": Command(
-    diff.main, "tell where two runs part, and what differs between them"
+    diff.main, "find where two runs diverge, and what differs between them"
   ),
   "convert": Command(convert.main, "write weights in another format"),
   "models": Command(
@@ -68,9 +68,9 @@ COMMANDS = {
     plan.main, "estimate memory, time and cost on a slice of TPUs"
   ),
   "benchmark": Command(
-    benchmark.main, "measure the speed of the train step here"
+    benchmark.main, "measure the speed of the train step on this machine"
   ),
-  "prepare": Command(prepare.main, "put a data set on disk"),
+  "prepare": Command(prepare.main, "write a data set to disk"),
   "verify": Command(
     verify.main, "check that a run's checkpoints are as they were written"
   ),

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from vit_jax.config import cli
 
 FLAGS = {
-  "input": "synthetic (default): one batch, on the device; real: as training",
-  "steps": "steps that are timed, after a warm-up (default: 50)",
+  "input": "synthetic (default): one batch that stays on the device; real:"
+  " batches as in training",
+  "steps": "timed steps, after a warm-up (default: 50)",
   "json": "print one line of JSON instead of a table",
 }
 

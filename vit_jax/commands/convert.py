@@ -20,13 +20,13 @@ FORMATS = {
 }
 # The choices of resample.METHODS.
 FILTERS = {
-  "zoom": "the ViT paper's (default, but for later models)",
+  "zoom": "the ViT paper's (default for its models)",
   "bilinear": "FlexiViT's",
   "linear": "transformers' BEiT's",
   "bicubic": "timm's",
   "timm": "the same",
   "hf": "transformers'",
-  "dinov2": "Meta's of DINOv2",
+  "dinov2": "DINOv2's",
 }
 DESCRIPTION = """\
 Writes weights in another format, reads the file again and compares logits."""
@@ -54,35 +54,44 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     help=_listed(FORMATS),
   )
   parser.add_argument(
-    "--image_size", type=_sides, help="pixels, 384 or 384x512; resamples"
+    "--image_size", type=_sides, help="new size in pixels, 384 or 384x512"
   )
-  parser.add_argument("--patch", type=int, help="pixels; resizes the embedding")
+  parser.add_argument(
+    "--patch", type=int, help="new size of the patches in pixels"
+  )
   parser.add_argument(
     "--posemb_filter",
     choices=FILTERS,
     metavar="FILTER",
-    help=_listed(FILTERS),
+    help=f"resamples positions. {_listed(FILTERS)}",
   )
   parser.add_argument(
-    "--grid", type=_sides, help="rows x columns of patches, if SRC states none"
+    "--grid",
+    type=_sides,
+    help="rows x columns of patches, if SRC states none",
   )
-  parser.add_argument("--num_heads", type=int, help="if SRC states none")
   parser.add_argument(
-    "--cls_row", choices=("true", "false"), help="if SRC does not state it"
+    "--num_heads", type=int, help="attention heads, if SRC states none"
+  )
+  parser.add_argument(
+    "--cls_row",
+    choices=("true", "false"),
+    help="whether the class token has a position",
   )
   parser.add_argument(
     "--gelu",
     choices=("tanh", "erf", "quick"),
-    help="if not SRC's. tanh: approximate, Google's; erf: exact, PyTorch's;"
-    " quick: OpenAI's",
+    help="form of GELU (default: as SRC). tanh: Google's; erf: exact,"
+    " PyTorch's; quick: OpenAI's",
   )
   parser.add_argument(
     "--posemb",
     choices=("sincos2d", "none"),
-    help="if no table. sincos2d: fixed sines and cosines; none: nothing",
+    help="positions if SRC has no table: fixed sines, or none",
   )
   parser.add_argument(
-    "--mean", help="of SRC's images, if unsaid: imagenet, clip, M/STD"
+    "--mean",
+    help="SRC's normalisation: imagenet, clip or MEAN/STD",
   )
   parser.add_argument(
     "--drop_head",
@@ -93,18 +102,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--opset",
     type=cli.positive,
     metavar="N",
-    help="of --to=onnx: version of operators (default: 23)",
+    help="with --to=onnx: version of operators (default: 23)",
   )
   parser.add_argument(
     "--fp16",
     action="store_const",
     const=True,
-    help="of --to=onnx: float16 inside, float32 in and out",
+    help="with --to=onnx: float16 inside, float32 in and out",
   )
   parser.add_argument(
     "--push",
     metavar="OWNER/NAME",
-    help="upload the folder of --to=hf to the hub; a new repository is private",
+    help="with --to=hf: upload the folder to the hub; a new repository is"
+    " private",
   )
   args = parser.parse_args(argv)
   if args.push and args.to != "hf":

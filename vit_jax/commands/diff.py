@@ -1,13 +1,13 @@
 """Shows where two runs diverge: `vit-jax diff RUN RUN`.
 
-Names the options, versions and data that differ; the first row of metrics.jsonl
-that differs, and how many do; and at every checkpoint of both the first array
-that differs, and how many do. Metrics that measure the machine, such as images
-per second, are left out. Nothing is computed, and no array is read: a
-checkpoint has a digest of each.
+Prints the options, versions and data that differ; the first row of
+metrics.jsonl that differs, and the number of such rows; and for each checkpoint
+that both runs have, the first array that differs, and the number of such
+arrays. Metrics that measure the machine, such as images per second, are
+ignored. The command compares the digests of the arrays and reads no array.
 
-The exit status is 0 if all is equal that both runs have, 1 if anything differs,
-2 if nothing can be compared.
+The exit status is 0 if everything that both runs have is equal, 1 if anything
+differs, 2 if nothing can be compared.
 """
 
 import argparse

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from vit_jax.config import cli
 
 PROBES = {
-  "fewshot": "data set (folder:/path), learned from a few images a class",
-  "linear": "the same, by a linear layer trained by gradient",
-  "knn": "the same, by the vote of the nearest images",
+  "fewshot": "score features on a data set (folder:/path) by few labels",
+  "linear": "the same, by a linear layer trained on all labels",
+  "knn": "the same, by a vote of the nearest labelled images",
 }
 FLAGS = {
   "checkpoint": "run, one of its checkpoints, or published weights",
   **PROBES,
   "workdir": "folder whose evaluation.jsonl gets a line (default: the run)",
-  "mean": "of its training images, if unsaid: imagenet, clip or MEAN/STD",
-  "dtype": "with these on published weights: float32 or bfloat16",
-  "json": "print that line, and nothing else on the standard output",
+  "mean": "normalisation of its training: imagenet, clip or MEAN/STD",
+  "dtype": "for features of published weights: float32 or bfloat16",
+  "json": "print only that line on the standard output",
   **cli.PROCESS_FLAGS,
 }
 
@@ -28,8 +28,8 @@ def parse(argv: Sequence[str]) -> cli.Args:
     argv,
     switches=("json",),
     alone=tuple(PROBES),
-    description="Scores a checkpoint; with --fewshot, --linear or --knn its"
-    " features.",
+    description="Scores a checkpoint, or its features with --fewshot, --linear"
+    " or --knn.",
     example="vit-jax evaluate --checkpoint=runs/b16\n"
     "vit-jax evaluate --checkpoint=B_16.npz --fewshot=folder:/data/birds",
   )

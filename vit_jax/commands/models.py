@@ -11,10 +11,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   """Parses the words after the verb: there are none."""
   parser = cli.parser(
     "models",
-    "Prints every model by name: its parameters, the FLOPs and tokens of an"
-    "\nimage of 224 and of 384 pixels, and the published files that fit it."
-    "\nA name is one of --config.model.variant=NAME. Then later models, from"
-    "\nDINOv2 to EVA-02, with the files that are read.",
+    "Prints every model by name (--config.model.variant=NAME):"
+    "\nits parameters, the FLOPs and tokens of an image of 224 and of 384"
+    "\npixels, and the published files that fit it. Then prints the later"
+    "\nmodels, from DINOv2 to EVA-02, with the files that vit_jax.load reads.",
     "vit-jax models",
   )
   return parser.parse_args(argv)

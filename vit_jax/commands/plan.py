@@ -8,13 +8,14 @@ from vit_jax.distributed import signals
 
 FLAGS = {
   "topology": "slice, such as v3:4x4, v4:4x4x4, v5e:16x16, v5p:4x4x4,"
-  " v6e:16x16, tpu7x:4x4x4; with ,slices=2 two of them",
-  "input_rate": "images a second that one core decodes (default: as measured)",
-  "price_per_chip_hour": "price of one chip for an hour, 1.2 or 1.2USD, to"
-  " print that of the run",
+  " v6e:16x16, tpu7x:4x4x4; ,slices=2 behind it for two of them",
+  "input_rate": "images that one core decodes in a second (default: as measured"
+  " on an AMD EPYC)",
+  "price_per_chip_hour": "price of a chip for an hour, 1.2 or 1.2USD; prints"
+  " the price of the run",
   "json": "print one line of JSON instead of a table",
-  "all": "compile all programs of the run, not only the step",
-  "search": "try mesh, microbatch, remat, scan, batch for speed",
+  "all": "compile all programs of the run, not only the train step",
+  "search": "search for the fastest mesh, microbatch, remat, scan and batch",
 }
 
 
@@ -25,7 +26,7 @@ def parse(argv: Sequence[str]) -> cli.Args:
     FLAGS,
     argv,
     switches=("json", "all", "search"),
-    description="Compiles a run for TPUs that are not there (pip install"
+    description="Compiles a run for TPUs without having one (pip install"
     " 'jax[tpu]'), and estimates memory, time and cost.",
     example="vit-jax plan --config=vit_l16:imagenet21k --topology=v5e:16x16",
   )

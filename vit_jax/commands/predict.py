@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from vit_jax.config import cli
 
 DESCRIPTION = """\
-Names the most probable classes of images, or writes their features, by any
-checkpoint that vit_jax.load opens: a run, one of its steps, published weights.
-Images are preprocessed as the checkpoint states.
+Prints the most probable classes of images, or writes their features.
+CHECKPOINT is anything that vit_jax.load opens: a run, one of its steps,
+published weights. Images are preprocessed as the checkpoint states.
 
-IMAGE is a file, a folder (with the folders in it), a glob in quotes, or - for
-the standard input: an image, or a list of files, folders and globs, one a line.
-Images that cannot be read are named on the standard error and skipped; the exit
-status is 0 if at least one was read, 1 if none was."""
+IMAGE is a file, a folder (with its sub-folders), a glob in quotes, or - for the
+standard input, which is one image, or a list of files, folders and globs, one a
+line. Images that cannot be read are skipped and named on the standard error.
+The exit status is 0 if at least one image was read, and 1 if none was."""
 EXAMPLE = """\
 vit-jax predict runs/pets photos/cat.jpg
 vit-jax predict B_16.npz photos/ 'more/**/*.jpg' --json > classes.jsonl
@@ -44,51 +44,55 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--image_size",
     type=cli.positive,
     metavar="N",
-    help="side of its images in pixels (default: the model's)",
+    help="side of its images in pixels (default: as trained)",
   )
   parser.add_argument(
     "--mean",
-    help="of its training, if unsaid: imagenet, clip, MEAN/STD",
+    help="normalisation of its training: imagenet, clip, MEAN/STD",
   )
   parser.add_argument(
     "--background",
     metavar="COLOUR",
-    help="behind transparent images (default: as trained)",
+    help="colour behind transparent images (default: as trained)",
   )
   parser.add_argument(
     "--dtype",
     choices=("float32", "bfloat16"),
     metavar="TYPE",
-    help="float32 or bfloat16 (default: the faster one on this CPU)",
+    help="float32 or bfloat16 products (default: the faster here)",
   )
   forms = parser.add_mutually_exclusive_group()
   forms.add_argument(
-    "--json", action="store_true", help="a JSON object for each image, a line"
+    "--json",
+    action="store_true",
+    help="print a JSON object a line, one for each image",
   )
   forms.add_argument(
-    "--csv", action="store_true", help="a row for each class of each image"
+    "--csv",
+    action="store_true",
+    help="print CSV, a row for each class of each image",
   )
   forms.add_argument(
     "--features",
     metavar="FILE",
-    help="write features, to FILE.npz or FILE.parquet",
+    help="write features to FILE.npz or FILE.parquet",
   )
   parser.add_argument(
     "--layer",
     metavar="NAME",
-    help="the features' (default: pre_logits, what the head reads)",
+    help="layer of the features (default: pre_logits)",
   )
   parser.add_argument(
     "--attention",
     action="store_true",
-    help="also write images beside their attention maps",
+    help="also write each image beside its attention map",
   )
   parser.add_argument(
     "--out_dir",
     type=cli.local_folder,
     metavar="DIR",
     default="attention",
-    help="folder of these (default: %(default)s)",
+    help="folder of the attention maps (default: %(default)s)",
   )
   args = parser.parse_args(argv)
   if args.attention and args.features is not None:

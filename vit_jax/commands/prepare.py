@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from vit_jax.config import cli
 
 DESCRIPTION = """\
-Puts a data set on disk in TFDS's format. Images of one's own are imported once,
-under a name of their own. An import that stops half way leaves no data set."""
+Writes a data set to disk in TFDS's format. Your own images are imported once,
+under the name of --name. An import that is interrupted leaves no data set."""
 EXAMPLE = """\
 vit-jax prepare cifar10
 vit-jax prepare imagenet21k --manual_dir=/data/fall11
@@ -49,8 +49,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "--file_format",
     choices=("array_record", "tfrecord"),
-    help="array_record (default), read by number in a random order; or"
-    " tfrecord, read from start to end, for a large data set in a bucket",
+    help="array_record (default): read by number in a random order; tfrecord:"
+    " read from start to end, for a large data set in a bucket",
   )
   parser.add_argument(
     "--splits",
@@ -59,15 +59,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   )
   parser.add_argument(
     "--image",
-    help="column of the images (csv, parquet, hf), or their ending in tars:"
-    " --image=left.png",
+    help="column of the images (csv, parquet, hf); for tars the ending of their"
+    " names, such as left.png",
   )
   parser.add_argument("--label", help="column of the labels (csv, parquet, hf)")
   parser.add_argument(
     "--numbers",
     metavar="COLUMNS",
     help="columns of numbers to predict instead of classes, separated by commas"
-    " (csv, parquet); a column of lists alone",
+    " (csv, parquet); or one column of lists",
   )
   parser.add_argument(
     "--classes",

@@ -1,10 +1,10 @@
 """Writes a report on runs: `vit-jax report RUN [RUN...]`.
 
-Each RUN is a run, or a folder of runs. Writes `report.html` (one file, pictures
-inside, no network), `figures/*.svg` and `summary.json`: for one RUN into it,
-for several into `report/` in the folder that holds them all. What a run lacks
-is left out, with a line that says so; one that is still going, or was stopped
-before its end, is shown as such.
+Writes `report.html` (one file with its pictures, which needs no network),
+`figures/*.svg` and `summary.json`. One RUN gets them in its own folder, several
+in `report/` in the folder that holds them all. Each RUN is a run, or a folder
+of runs. A line replaces each part for which the runs have no data. Runs that
+are not complete are marked.
 """
 
 import argparse

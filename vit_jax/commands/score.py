@@ -26,10 +26,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--on",
     metavar="SETS",
     default="imagenet2012",
-    help="sets of images, with commas between: imagenet2012, real, v2, a, r,"
-    " sketch, a_clean, r_clean; any data set with its split, digits[test] or"
-    " folder:/path[val]; or available: those of the named that are on disk"
-    " (default: %(default)s)",
+    help="sets of images, separated by commas: imagenet2012, real, v2, a, r,"
+    " sketch, a_clean, r_clean; any data set with its split, such as"
+    " digits[test] or folder:/path[val]; or available, for all named sets that"
+    " are on disk (default: %(default)s)",
   )
   parser.add_argument(
     "--protocol",
@@ -38,20 +38,21 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     default="auto",
     help="preprocessing. own: the file's, if it states one; timm: shorter side,"
     " bicubic by Pillow, centre; google: the whole image to the model's size,"
-    " bilinear; big_vision: shorter side, area, centre; auto (default): own, or"
-    " that of the published score, or that of the format",
+    " bilinear; big_vision: shorter side, area, centre; auto (default): own if"
+    " the file states it, else that of the published score, else that of the"
+    " format",
   )
   parser.add_argument(
     "--explain",
     action="store_true",
-    help="score once more for each step of the pixels' path, and each of the"
-    " model's numerics, exchanged alone",
+    help="score again with one step of the preprocessing or of the numerics"
+    " exchanged at a time",
   )
   # The names are those of scoring/ablation.py.
   parser.add_argument(
     "--steps",
     metavar="STEPS",
-    help="with --explain: those that are exchanged, with commas between: dct,"
+    help="with --explain: the steps to exchange, separated by commas: dct,"
     " upsampling, resizer, filter, antialiasing, crop, gelu, ln_eps,"
     " resnet_eps, products (default: all that the model has)",
   )

@@ -1,6 +1,7 @@
-"""A page to try a model: drop an image, see its classes and the attention.
+"""Serves a page that shows the classes and the attention of dropped images.
 
-Only this machine can open it, unless --host is given. Images are not stored.
+Only this machine can open the page, unless --host is given. Images are not
+stored.
 """
 
 import argparse
@@ -51,8 +52,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     type=cli.positive,
     metavar="N",
     default=50,
-    help="images of more are refused before they are decoded (default:"
-    " %(default)s); decoding takes some 14 bytes a pixel",
+    help="larger images are refused before they are decoded, which takes about"
+    " 14 bytes a pixel (default: %(default)s)",
   )
   args = parser.parse_args(argv)
   if not 0 <= args.port < 65536:

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from vit_jax.config import cli
 
 FLAGS = {
-  "grid": "option=value,value,... without config., to be tried in every"
-  " combination with those of further --grid (default: the config file's"
-  " get_grid)",
+  "grid": "values of an option to try, such as optim.lr=0.03,0.06; several"
+  " --grid give every combination (default: get_grid of the config file)",
   "workdir": "folder of the search (default: runs/<config name>_sweep)",
   "available": "leave out tasks whose data are not on disk",
-  "against": "folder of another search, to be compared with in the table",
+  "against": "folder of another search, which the table compares",
   **cli.PROCESS_FLAGS,
 }
 
@@ -23,9 +22,10 @@ def parse(argv: Sequence[str]) -> dict[str, tuple[str, str, cli.Args]]:
     argv,
     switches=("available",),
     several=("grid",),
-    description="Trains every combination of some options, scores each on"
-    " held-out training images, trains with the best on all of them, and scores"
-    " the test split once. The same command again goes on where it stopped.",
+    description="Trains every combination of some options and scores each on"
+    " held-out training images. Then trains with the best combination on all"
+    " training images, and scores the test split once. The same command, run"
+    " again, continues the search.",
     example="vit-jax sweep --workdir=runs/digits_sweep \\\n"
     "    --config=digits_finetune:init=runs/glyphs --grid=optim.lr=0.03,0.06",
   )

@@ -14,10 +14,10 @@ from vit_jax.writers.console import write
 
 FLAGS = {
   "workdir": "folder of the run (default: runs/<config name>)",
-  "profile": "step after which a trace of five steps is written for"
-  " TensorBoard's profiler (default: none)",
-  "allow_change": "options and sections, comma-separated, that may differ from"
-  " those with which the run began, such as optim.lr,data",
+  "profile": "step after which five steps are traced for TensorBoard's"
+  " profiler (default: none)",
+  "allow_change": "options and sections that may differ from those of the run"
+  " that is resumed, separated by commas: optim.lr,data",
   **cli.PROCESS_FLAGS,
 }
 
@@ -30,7 +30,7 @@ def parse(argv: Sequence[str]) -> cli.Args:
     argv,
     several=("allow_change",),
     description="Pre-trains or fine-tunes a model, as a config says. The same"
-    " command again goes on from the last checkpoint.",
+    " command, run again, resumes from the last checkpoint.",
     example="vit-jax train --config=vit_b16:imagenet2012 --workdir=runs/b16\n"
     "vit-jax train --config=glyphs --workdir=/tmp/try --fake_data",
   )

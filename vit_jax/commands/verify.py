@@ -8,8 +8,8 @@ from vit_jax.config import cli
 
 DESCRIPTION = """\
 Checks every checkpoint of a run: reads all arrays and compares their digests.
-The exit status is 1 if one is damaged. Needs no accelerator and the memory of
-one checkpoint; changes nothing."""
+The exit status is 1 if a checkpoint is damaged. The command needs no
+accelerator and the memory of one checkpoint, and it changes nothing."""
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -11,14 +11,13 @@ from vit_jax.config import cli
 
 DESCRIPTION = """\
 Draws the filters of a model's first layer, the similarity of its positions, how
-far each head looks, where one patch looks, and from which patches of an image
-the answer is drawn. Writes a page, index.html, and every picture to DIR.
+far each head looks, where one patch looks, and which patches of an image the
+answer uses. Writes a page, index.html, and every picture to DIR.
 
-IMAGE is a file, a folder, a glob in quotes, or - for the standard input, with a
-list of such, one a line. The first 128 are used; those of a folder that cannot
-be read are named and left out.
-Without any, 128 images of the data that a run is scored on are taken. A ResNet
-shows its filters only."""
+IMAGE is a file, a folder, a glob in quotes, or - for a list of these on the
+standard input, one a line. The first 128 images are used. Images of a folder
+that cannot be read are named and left out. Without IMAGE, 128 images of the
+data on which the run is scored are used. Of a ResNet only filters are drawn."""
 EXAMPLE = """\
 vit-jax visualize runs/pets photos/ --out=inside
 vit-jax visualize B_16.npz cat.jpg --out=inside --patch=5,7
@@ -42,14 +41,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     action="append",
     default=[],
     metavar="CHECKPOINT",
-    help="another model, shown beside; may be given again",
+    help="another model to draw beside it; may be repeated",
   )
   parser.add_argument(
     "--patch",
     type=_place,
     metavar="ROW,COLUMN",
-    help="of the first image, from 1: whose attention is shown by head"
-    " (default: the patch that is attended to most)",
+    help="patch of the first image, counted from 1, whose attention is drawn"
+    " for each head (default: the patch that gets the most attention)",
   )
   return parser.parse_args(argv)
 

@@ -20,9 +20,9 @@ from vit_jax.options import ConfigError, at_home, nearest
 # Flags of the commands that run in several processes, see
 # distributed/processes.py.
 PROCESS_FLAGS = {
-  "coordinator": "host:port of process 0, where processes meet (any free port)",
-  "num_processes": "how many processes there are",
-  "process_id": "which one this is, from 0",
+  "coordinator": "host:port of process 0, where all connect (any free port)",
+  "num_processes": "number of processes",
+  "process_id": "number of this process, from 0",
 }
 BATCH_OF_FILES = 64  # images, of the features of a published file
 NO_CONFIG = (

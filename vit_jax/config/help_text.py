@@ -46,8 +46,8 @@ def screen(
     config = f"--checkpoint=RUN [{config}]"
   usage = f"usage: vit-jax {verb} {config} [--config.OPTION=VALUE ...]"
   every_flag = {
-    "config": "name or file of a config, and after a colon its argument",
-    "fake_data": "use fake records, made in memory (config.fake_data)",
+    "config": "name or file of a config; its argument follows a colon",
+    "fake_data": "use fake records made in memory (config.fake_data)",
     **flags,
   }
   described = {f"--{name}": doc for name, doc in every_flag.items()}

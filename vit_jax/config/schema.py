@@ -37,9 +37,9 @@ class DataConfig:
   )
   background: str | None = option(
     None,
-    "colour behind transparent images, in training, evaluation and predict:"
-    " white, black, '#ff8800'; None: white where nothing is visible, colours"
-    " without alpha elsewhere",
+    "colour behind transparent images in training, evaluation and predict:"
+    " white, black, '#ff8800'; None: transparent pixels become white, and the"
+    " others lose their alpha",
   )
   max_pixels: int = option(
     MAX_PIXELS, "height x width of the largest image; larger ones are not read"
@@ -47,14 +47,14 @@ class DataConfig:
   batch_size: int = option(4096, "images per step, over all devices")
   repeats: int = option(
     1,
-    "copies of an image in a batch, each augmented by itself (repeated"
+    "copies of an image in a batch, each with its own augmentation (repeated"
     " augmentation); epochs count rows: with 3 copies, an epoch has a third of"
     " the images",
   )
   shuffle_buffer: int = option(
     50_000,
-    "encoded records in memory to shuffle streamed files, over all processes;"
-    " fewer where memory is short: ImageNet's take 110 kB each",
+    "encoded records that all processes hold in memory to shuffle streamed"
+    " files; lower it where memory is short: a record of ImageNet takes 110 kB",
   )
 
 
@@ -68,11 +68,11 @@ class OptimConfig:
     {
       "adamw": "Adam with decoupled weight decay",
       "sgd": "gradient descent with momentum",
-      "lamb": "adamw, each kernel's update made as long as lr times the kernel"
-      " (DeiT III)",
-      "lion": "sign of the accumulator; decays beta1 and 0.99. Its lr is a"
-      " third to a tenth of adamw's, its weight_decay as much larger",
-      "adafactor": "adamw's second moment, from means of rows and columns, then"
+      "lamb": "adamw, where each kernel's update is scaled to lr times the norm"
+      " of the kernel (DeiT III)",
+      "lion": "sign of the accumulator; decays beta1 and 0.99. Divide adamw's"
+      " lr by 3 to 10, and multiply its weight_decay by as much",
+      "adafactor": "second moment from the means of rows and columns, then"
       " momentum; as in big_vision",
       "muon": "orthogonalised momentum (0.95) for kernels of attention and MLP;"
       " adamw for all others. lr and weight_decay as for adamw",
@@ -93,10 +93,12 @@ class OptimConfig:
   warmup_steps: int = option(0, "steps of linear rise from 0 to lr")
   end_lr: float = option(
     0.0,
-    "learning rate that would follow the last step's (cosine and linear)",
+    "learning rate that cosine and linear reach after the last step",
   )
   decay_at: tuple[float, ...] = option(
-    (), "shares of the run, warm-up included, at which step divides, 0 to 1"
+    (),
+    "shares of the run, 0 to 1 with its warm-up, at which schedule=step"
+    " divides the rate",
   )
   weight_decay: float = option(
     0.0, "decay of kernels per step, multiplied by the learning rate"
@@ -104,11 +106,12 @@ class OptimConfig:
   beta1: float = option(
     0.9,
     "adamw, lamb, muon: decay of the first moment; lion: share of the"
-    " accumulator; recipes of others set it",
+    " accumulator",
   )
   beta2: float = option(
     0.999,
-    "adamw, lamb, muon: decay of the second moment; adafactor: its highest",
+    "adamw, lamb, muon: decay of the second moment; adafactor: its largest"
+    " decay",
   )
   momentum: float = option(0.9, "sgd, adafactor: decay of the accumulator")
   accumulator_dtype: str = option(
@@ -124,26 +127,27 @@ class OptimConfig:
   )
   freeze: tuple[str, ...] = option(
     (),
-    "parameters that stay as they are: patterns of their paths, such as"
+    "parameters that are not trained: patterns of their paths, such as"
     " embedding/*,Transformer/encoderblock_?/*",
   )
   layer_decay: float | None = option(
     None,
-    "the rate of a layer divided by that of the layer above it, above 0 to 1."
-    " Layer 0: patch embedding, class token, registers, positions; 1 to L: the"
-    " blocks; L + 1, at the full rate: norm, pooling, head. MAE's ViT-L: 0.75."
-    " None: 1",
+    "factor of the learning rate from each layer to the layer below it, above"
+    " 0 and up to 1. Layer L + 1, with the full rate, is norm, pooling and"
+    " head; 1 to L are the blocks; 0 is patch embedding, class token, registers"
+    " and positions. MAE's ViT-L: 0.75. None: 1",
   )
   lr_scale: tuple[str, ...] = option(
     (),
-    "factors of the rates of some parameters: PATTERN=FACTOR, patterns as in"
-    " freeze, such as head/*=10,embedding/*=0.2; all that match are multiplied",
+    "factors of the learning rates of some parameters, such as"
+    " head/*=10,embedding/*=0.2; patterns as in freeze; a parameter that"
+    " several match gets their product",
   )
   microbatch: int | None = option(
     None,
-    "most images that a device computes at once, to save memory; it sums the"
-    " gradients of these microbatches. A TPU v5e takes fewer where that is"
-    " faster. None: all",
+    "largest number of images that a device computes at once, to save memory;"
+    " the gradients of these microbatches are summed. A TPU v5e takes fewer"
+    " images where that is faster. None: all",
   )
   ema_decay: float | None = option(
     None,
@@ -175,7 +179,7 @@ def _pattern_and_factor(text: str) -> tuple[str, float]:
 class LoRAConfig:
   """Low-rank adapters: they and the head are trained, the rest is frozen."""
 
-  rank: int = option(0, "columns of a factor; 0: no adapters")
+  rank: int = option(0, "rank of the adapters; 0: no adapters")
   alpha: float | None = option(
     None, "the adapters' products are multiplied by alpha / rank; None: by 1"
   )
@@ -183,13 +187,13 @@ class LoRAConfig:
     ("query", "value"),
     "linear maps of the blocks that get adapters",
     {
-      "query": "of attention",
-      "key": "of attention",
-      "value": "of attention",
-      "out": "behind attention",
-      "Dense_0": "first of the MLP",
-      "Dense_1": "last of the MLP",
-      "Gate": "of a SwiGLU",
+      "query": "queries of the attention",
+      "key": "keys of the attention",
+      "value": "values of the attention",
+      "out": "output of the attention",
+      "Dense_0": "first layer of the MLP",
+      "Dense_1": "last layer of the MLP",
+      "Gate": "gate of a SwiGLU",
     },
   )
 
@@ -201,28 +205,26 @@ class MeshConfig:
   data: int = option(-1, "copies of the model; -1: all remaining devices")
   fsdp: int = option(
     1,
-    "devices that share the state, and split the batch; -1 beside data=-1: up"
-    " to 16 that divide the devices",
+    "devices that share the state and split the batch; -1 with data=-1: the"
+    " largest divisor, up to 16, of the devices of a slice",
   )
   tensor: int = option(
     1,
-    "devices that split heads and hidden units, if images of a device are too"
-    " few to split further",
+    "devices that split heads and hidden units, where a device has too few"
+    " images to split the batch further",
   )
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-  """When the state is written, and which checkpoints stay."""
+  """When the state is written, and which checkpoints are kept."""
 
   every_steps: int = option(1000, "steps between checkpoints; 0: only the last")
-  keep_last: int = option(
-    2, "newest checkpoints that stay; more, to go back further"
-  )
+  keep_last: int = option(2, "number of newest checkpoints that are kept")
   keep_every_steps: int | None = option(
     None,
-    "steps between checkpoints that stay for good: the first at or after each"
-    " multiple; None: none",
+    "steps between checkpoints that are never deleted: the first at or after"
+    " each multiple; None: none",
   )
 
 
@@ -230,7 +232,7 @@ class CheckpointConfig:
 class Config:
   """A run."""
 
-  seed: int = option(0, "root of all randomness")
+  seed: int = option(0, "seed of all random numbers")
   total_steps: int | None = option(
     None, "length of the run in steps; None: total_epochs decides"
   )
@@ -239,64 +241,66 @@ class Config:
   )
   num_classes: int | None = option(
     None,
-    "width of the head, if it is to be wider than the data set has classes, or"
-    " their number is not known without the data; None: the data set's",
+    "classes of the head, if more than the data set has, or if their number is"
+    " not known without the data; None: as the data set",
   )
   init: str | None = option(
     None, "weights to start from: anything that vit_jax.load reads"
   )
   init_head: str = option(
     "zeros",
-    "the head before the first step, where init has none for these classes",
+    "the head before the first step, where init has no head for these classes",
     {
       "zeros": "zeros",
       "linear_probe": "ridge regression on the frozen features of data.split;"
-      " the evaluator `val` chooses its penalty, and scores it as step 0",
+      " the evaluator `val` chooses its penalty and scores it at step 0",
     },
   )
   init_mean: str | None = option(
     None,
-    "how the images of init's training were normalised, if its file does not"
-    " state it: imagenet (DINO, MAE, DeiT), clip, half ([-1, 1]), or MEAN/STD,"
-    " one number each or three with commas, of pixels in [0, 1]; None: as the"
-    " file states, or half",
+    "normalisation of init's training images, if its file does not state it:"
+    " imagenet (DINO, MAE, DeiT), clip, half ([-1, 1]), or MEAN/STD of pixels"
+    " in [0, 1], each one number or three with commas; None: as the file"
+    " states, else half",
   )
   log_steps: int = option(50, "steps between lines of metrics")
   on_nonfinite: str = option(
     "stop",
-    "a step whose loss or gradient is NaN or infinite; its update is never"
-    " applied",
+    "what follows a step whose loss or gradient is NaN or infinite, and whose"
+    " update is never applied",
     {
       "stop": "the run stops within log_steps, before a checkpoint",
-      "skip": "the run goes on without the step, if nobody is there to look",
+      "skip": "the run continues without the step",
     },
   )
   trackers: tuple[str, ...] = option(
     (),
-    "services that get the metrics, too, as their own environment variables"
-    " say; comma-separated",
+    "services that also get the metrics, configured by their own environment"
+    " variables; separated by commas",
     {
       "wandb": "Weights & Biases",
       "mlflow": "MLflow",
     },
   )
   fake_data: bool = option(
-    False, "fake records of the data set's form, to try a run without its data"
+    False,
+    "fake records in the form of the data set, to try a run without its data",
   )
   fewshot: str = option(
     "required",
-    "data sets of few-shot evaluators that are not on disk",
+    "what happens if the data set of a few-shot evaluator is not on disk",
     {
-      "required": "refused, with the commands that prepare them, so that no run"
-      " of weeks lacks its score",
-      "available": "left out with a note; the means are then over fewer sets",
+      "required": "the run is refused, with the commands that prepare the data"
+      " sets",
+      "available": "the evaluator is left out with a note; the means are then"
+      " over fewer sets",
     },
   )
   watchdog_seconds: float = option(
     3600.0,
     "seconds without progress (a new phase, a step, a batch of an evaluation)"
-    " after which a process is ended; longer than the first compilation; 0: no"
-    " limit",
+    " after which a process ends; must be longer than the first compilation; 0:"
+    " no limit",
   )
   heartbeat_timeout_seconds: int = option(
     30,

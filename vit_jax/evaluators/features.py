@@ -43,11 +43,11 @@ Rows = dict[str, np.ndarray]  # x float [n, d]; label, index int [n]
 class FeaturesConfig(EvaluatorConfig):
   """Options of evaluators that learn from one split and score another."""
 
-  train_split: str = option("train", "split that is learned from")
+  train_split: str = option("train", "training split")
   layer: str = option(
     "pre_logits",
-    "which intermediate is the feature; or cls, cls*4 (class tokens of the last"
-    " four blocks), and either with +patches (their mean)",
+    "intermediate that is the feature; or cls, or cls*4 (class tokens of the"
+    " last four blocks), each also with +patches (their mean)",
   )
 
   SPLITS: ClassVar[tuple[str, ...]] = ("train_split", "split")

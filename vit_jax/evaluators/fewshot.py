@@ -40,17 +40,17 @@ class FewshotConfig(FeaturesConfig):
 
   name: str = "fewshot"
   kind: str = "fewshot"
-  train_split: str = option("train", "split the shots are drawn from")
+  train_split: str = option("train", "split from which the shots are drawn")
   shots: tuple[int, ...] = option(
     (1, 5, 10, 25),
-    "examples per class; 0: all of train_split, as <name>/all. A class that has"
-    " fewer gives all, if most classes have enough",
+    "examples per class; 0: all of train_split, as <name>/all. A class with"
+    " fewer gives all that it has, if most classes have enough",
   )
   seeds: tuple[int, ...] = option((0, 1, 2), "draws of the shots, averaged")
   l2: tuple[float, ...] = option(
     (1024.0,),
     "weights of the L2 penalty, fixed beforehand: the first gives"
-    " <name>/<k>shot, each other one <name>/l2=<weight>/<k>shot",
+    " <name>/<k>shot, any other <name>/l2=<weight>/<k>shot",
   )
   baselines: bool = option(
     False, "also score random weights and raw pixels, once"

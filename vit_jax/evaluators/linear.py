@@ -66,27 +66,28 @@ class LinearConfig(FeaturesConfig):
   kind: str = "linear"
   lrs: tuple[float, ...] = option(
     (0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
-    "peak learning rates of the grid; wider if the best is the first or last",
+    "peak learning rates of the grid; widen it if the first or last is best",
   )
   weight_decays: tuple[float, ...] = option(
     (0.0, 0.001),
-    "weights of half the squared norm of the kernel, each with each rate",
+    "weight decays of the grid, as factors of half the squared norm of the"
+    " kernel",
   )
   layers: tuple[str, ...] = option(
     (),
     "layers to choose among, such as cls,cls*4+patches, each with every rate"
-    " and decay; intermediates must be of one width; none: layer alone",
+    " and decay; intermediates must have the same width; none: only layer",
   )
   whiten: bool = option(
-    True, "whether features get the mean 0 and the deviation 1"
+    True, "whether features are scaled to mean 0 and deviation 1"
   )
   train_ops: str | None = option(
     None,
-    "random preprocessing of the images to learn from, drawn anew in each pass;"
+    "random preprocessing of the training images, drawn anew in each pass;"
     " None: ops, once",
   )
-  steps: int = option(12_500, "steps that train a head")
-  seed: int = option(0, "root of what is held out, and of the order of images")
+  steps: int = option(12_500, "training steps of a head")
+  seed: int = option(0, "seed of the held-out images and of the order")
 
   def errors(self, where: str) -> Iterator[str]:
     """See `EvaluatorConfig`."""

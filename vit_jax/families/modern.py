@@ -56,7 +56,7 @@ class ModernConfig(ViTConfig):
     "token",
     "what the head gets",
     {
-      "token": "the class token; with distilled both tokens, a head each",
+      "token": "the class token; with distilled both tokens, each with a head",
       "gap": "the mean over the patches",
       "map": "the patches pooled by attention",
       "token_gap": "the class token and the mean over the patches, side by side"
@@ -70,18 +70,19 @@ class ModernConfig(ViTConfig):
       "learn": "a learned table",
       "learn2d": "a learned table of rows and one of columns",
       "sincos2d": "fixed sines and cosines",
-      "relative_bias": "not to tokens, but to the scores of every attention, by"
-      " the offset of two patches (BEiT)",
+      "relative_bias": "added to the scores of every attention, by the offset"
+      " of two patches (BEiT)",
       "none": "nothing is added",
     },
   )
   rope: str | None = option(
     None,
-    "rotation of queries and keys of patches by their positions, beside posemb;"
-    " in training, too, where DINOv3's changes at random; None: no rotation",
+    "rotation of the patches' queries and keys by their positions, beside"
+    " posemb; without the random changes of DINOv3's training; None: no"
+    " rotation",
     {
-      "dinov3": "by centres in [-1, 1], halves of a head are pairs",
-      "eva02": "by places on a grid of 16 x 16, neighbours are pairs",
+      "dinov3": "positions are centres in [-1, 1]; halves of a head are paired",
+      "eva02": "positions are places on a 16 x 16 grid; neighbours are paired",
     },
   )
   rope_periods: str = option(
@@ -94,7 +95,7 @@ class ModernConfig(ViTConfig):
     is_rare=True,
   )
   registers: int = option(
-    0, "learned tokens without a position, which no pooling reads"
+    0, "number of learned tokens without a position, which pooling ignores"
   )
   distilled: bool = option(
     False, "a second class token with a head of its own; logits are the mean"
@@ -107,11 +108,13 @@ class ModernConfig(ViTConfig):
     {
       "tokens": "all tokens",
       "pooled": "the pooled vector",
-      "none": "nothing, there is none",
+      "none": "there is no last LayerNorm",
     },
   )
   layer_scale: float | None = option(
-    None, "initial factor of every branch, learned by channel; None: no factors"
+    None,
+    "initial value of the learned factors of each branch, one a channel; None:"
+    " no factors",
   )
   qkv_bias: str = option(
     "all",

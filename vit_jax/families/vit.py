@@ -164,11 +164,11 @@ class ViTConfig(ModelConfig):
   )
   channels: int = option(
     3,
-    "channels of an image; 1: images become grey; others: a loader of your own"
-    " makes them. Weights of other channels are folded",
+    "channels of an image; 1: images become grey; other numbers need a loader"
+    " of your own. Weights of another number of channels are folded",
   )
   pre_logits: bool = option(
-    False, "tanh layer as wide as a token before the head"
+    False, "tanh layer, as wide as a token, before the head"
   )
   gelu: str = option(
     "tanh",

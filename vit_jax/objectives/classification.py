@@ -19,8 +19,8 @@ class Classification(Objective):
     "cross-entropy of the logits",
     {
       "softmax": "one distribution over the classes",
-      "sigmoid": "a probability for each class by itself",
-      "bce": "the same, its mean over the classes instead of their sum",
+      "sigmoid": "an independent probability for each class",
+      "bce": "as sigmoid, with the mean over the classes instead of the sum",
     },
   )
   label_smoothing: float = option(
@@ -31,21 +31,21 @@ class Classification(Objective):
   )
   cutmix: float = option(
     0.0,
-    "the same for cutmix; with both, half of the steps have either; DeiT: 1.0",
+    "the same for cutmix; with both, each takes half of the steps; DeiT: 1.0",
   )
 
   binary_targets: bool = option(
     False,
-    "targets above 0 become 1 after mixing, so that both classes of a mixed"
-    " image are whole: DeiT III, for the losses sigmoid and bce",
+    "targets above 0 become 1 after mixing (DeiT III); for the losses sigmoid"
+    " and bce",
   )
   class_weights: str = option(
     "none",
     "weights of the classes in the loss of a softmax",
     {
       "none": "1",
-      "balanced": "n / (C n_c), of the n images and C classes of data.split,"
-      " n_c of class c: all classes weigh the same",
+      "balanced": "n / (C n_c) for the n images and C classes of data.split"
+      " and the n_c images of class c, so that all classes count alike",
     },
   )
 
