@@ -101,7 +101,7 @@ def test_everything_of_a_transformer(of):
     "Where the model looks",
   ]
   left_out = [text for part in parts for text in part.left_out]
-  assert left_out == ["1 more image, of which there is a file"]
+  assert left_out == ["1 more image, whose map is in rollout/"]
   assert "mean over patches and 3 images" in parts[2].text
   assert "read by the class token" in parts[4].text
   assert parts[4].text.endswith(" Below are the answer and its probability.")

@@ -213,7 +213,7 @@ def test_images_of_the_data_that_a_run_is_scored_on(tmp_path, capsys):
   printed = capsys.readouterr().out
   assert "images of digits, test\n" in printed
   assert f"{run}: B/4, 128 images\n" in printed
-  assert "104 more images, of which there are files" in printed
+  assert "104 more images, whose maps are in rollout/" in printed
   files = [path.name for path in written if path.parent.name == "rollout"]
   # Spread over the whole split of 500 images, with their true classes.
   assert len(files) == 128

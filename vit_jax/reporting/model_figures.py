@@ -180,12 +180,17 @@ def all_sections(
       first image; None: the one that is looked at most.
     num_shown: Images with a map, at most.
   """
+  maps = rollouts(models, num_shown)
+  with_maps = [model for model in models if model.maps is not None]
+  if with_maps and (more := len(with_maps[0].images) - num_shown) > 0:
+    text = "image, whose map is" if more == 1 else "images, whose maps are"
+    maps.left_out.append(f"{more:,} more {text} in rollout/")
   return [
     filters(models, chart_files),
     positions(models, chart_files),
     distances(models, chart_files),
     heads(models, chart_files, patch),
-    rollouts(models, num_shown),
+    maps,
   ]
 
 
@@ -409,11 +414,6 @@ def rollouts(models: Sequence[InspectedModel], num_shown: int) -> Section:
       left_out.append(f"{model.label}, {e}")
   pairs = list(zip(range(num_shown), pictures(models), strict=False))
   with_maps = [model for model in models if model.maps is not None]
-  if with_maps and (more := len(with_maps[0].images) - num_shown) > 0:
-    text = "images, of which there are files"
-    if more == 1:
-      text = "image, of which there is a file"
-    left_out.append(f"{more:,} more {text}")
   order, whose = "Each image, the image lit by its map, and the map.", ""
   if len(with_maps) > 1:
     labels = [html.escape(model.label) for model in with_maps]
