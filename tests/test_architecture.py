@@ -143,6 +143,31 @@ def test_what_loads_no_flax():
 
 
 def test_what_loads_neither():
-  assert not _loaded(
-    "vit_jax.commands, vit_jax.models, vit_jax.distributed.signals"
+  assert not _loaded("vit_jax.models, vit_jax.distributed.signals")
+
+
+HELP = """
+import contextlib, io, runpy, sys
+from vit_jax.commands import COMMANDS
+modules = ["train", "benchmark"]
+with contextlib.redirect_stdout(io.StringIO()):
+  for verb in COMMANDS:
+    with contextlib.suppress(SystemExit):
+      COMMANDS[verb].main(["--help"])
+  for module in modules:
+    sys.argv = [module, "--help"]
+    with contextlib.suppress(SystemExit):
+      runpy.run_module(f"vit_jax.{module}", run_name="__main__")
+print(*sys.modules)
+"""
+
+
+def test_what_help_loads():
+  """Whoever asks for help waits for no library that takes long to import."""
+  done = subprocess.run(
+    [sys.executable, "-c", HELP], stdout=subprocess.PIPE, text=True, check=True
   )
+  packages = {name.partition(".")[0] for name in done.stdout.split()}
+  assert packages >= {"numpy", "ml_collections"}
+  others = "etils matplotlib PIL scipy sklearn pandas torch einops tensorstore"
+  assert not packages & (TENSORFLOW | JAX | {*others.split()})

@@ -8,6 +8,13 @@ device; with `--input=real` the config's data are read and transferred as in
 training. Nothing is written.
 """
 
+import sys
+
+if __name__ == "__main__":  # before the imports, which --help needs none of
+  from vit_jax.__main__ import main
+
+  sys.exit(main(["benchmark", *sys.argv[1:]]))
+
 import dataclasses
 import functools
 import importlib.util
@@ -16,7 +23,6 @@ import json
 import math
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -422,9 +428,3 @@ def main(args: cli.Args) -> None:
     sys.exit(str(e))
   wants_json = args.flags["json"] == "true"
   print(json.dumps(result) if wants_json else table(result))
-
-
-if __name__ == "__main__":
-  from vit_jax.commands import benchmark as command
-
-  command.main(sys.argv[1:])

@@ -6,8 +6,14 @@ exist: setup, state, data, loop. What happens around a step is in
 and ends in the bits of an unbroken run.
 """
 
-import contextlib
 import sys
+
+if __name__ == "__main__":  # before the imports, which --help needs none of
+  from vit_jax.__main__ import main
+
+  sys.exit(main(["train", *sys.argv[1:]]))
+
+import contextlib
 from collections.abc import Iterable, Sequence
 
 import jax
@@ -242,9 +248,3 @@ def train_and_evaluate(
       note(f"complete    all {total_steps:,} steps were done before")
     hooks.on_end(state)
   return state
-
-
-if __name__ == "__main__":
-  from vit_jax.__main__ import main
-
-  main(["train", *sys.argv[1:]])

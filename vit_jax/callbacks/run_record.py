@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from etils import epath
-
 from vit_jax.config import json_file
 
 FILE = "process.json"
@@ -89,6 +87,8 @@ def describe(record: Mapping[str, Any]) -> str:
 def earlier(workdir: str | os.PathLike) -> list[tuple[float, float]]:
   """Returns start and last sign of life of each process that trained before
   the one of the record; seconds since the epoch."""
+  from etils import epath  # --help does not wait for it
+
   intervals = read(epath.Path(workdir) / FILE).get("earlier")
   return [
     (interval[0], interval[1])
@@ -101,6 +101,8 @@ def earlier(workdir: str | os.PathLike) -> list[tuple[float, float]]:
 
 def intervals(workdir: str | os.PathLike) -> list[tuple[float, float]]:
   """Returns the intervals of `earlier`, and that of the record's process."""
+  from etils import epath
+
   folder = epath.Path(workdir)
   record, heartbeat = read(folder / FILE), read(folder / HEARTBEAT)
   signs = [record.get("began"), record.get("ended")]

@@ -8,8 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from etils import epath
-
 from vit_jax.callbacks.base import Callback
 from vit_jax.distributed import exit_codes
 
@@ -106,6 +104,8 @@ class Watchdog(Callback):
     )
 
     def write() -> None:
+      from etils import epath  # --help does not wait for it
+
       folder = epath.Path(self._workdir)
       folder.mkdir(parents=True, exist_ok=True)
       (folder / name).write_text(f"{alarm}\n\n{traces}\n")

@@ -5,12 +5,13 @@ import inspect
 import pathlib
 import traceback
 import types
-from typing import Any
-
-from etils import epath
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.config import json_file
 from vit_jax.options import NOT_LEAN, nearest
+
+if TYPE_CHECKING:
+  from etils import epath
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
 
@@ -134,12 +135,14 @@ def call(source: str, name: str = "get_config") -> Any:
     raise ValueError(f"--config={source}, line {line}: {text}") from None
 
 
-def run_of(checkpoint: str) -> epath.Path | None:
+def run_of(checkpoint: str) -> "epath.Path | None":
   """Returns the folder of the run that has a checkpoint; None: no run has it.
 
   Raises:
     ValueError: Its config.json is damaged.
   """
+  from etils import epath  # --help does not wait for it
+
   folder = epath.Path(checkpoint)
   for parent in (folder, folder.parent, folder.parent.parent):
     file = parent / "config.json"

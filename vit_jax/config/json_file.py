@@ -5,8 +5,6 @@ import math
 import os
 from typing import Any, TypeVar
 
-from etils import epath
-
 from vit_jax.config.from_dict import from_dict
 
 T = TypeVar("T")
@@ -39,6 +37,8 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
   Raises:
     ValueError: It cannot be read, as a folder, or is no JSON object.
   """
+  from etils import epath  # --help does not wait for it
+
   try:
     text = epath.Path(path).read_bytes()
   except FileNotFoundError:

@@ -28,8 +28,8 @@ import pathlib
 import sys
 
 import numpy as np
+import scipy  # whose ndimage is imported on its first use
 from PIL import Image, ImageDraw, ImageFont, ImageOps
-from scipy import ndimage
 
 # Latin lower-case letters only where they are not smaller capitals (c, k, o, p,
 # s, ... are): images are fitted into a box, so the size of a letter says
@@ -172,13 +172,13 @@ def _field(character: str, font: str, is_pen: bool) -> np.ndarray:
   """Returns the distance to the pen's path in pixels: float32[64, 64]."""
   ink = shape(character, font)
   if is_pen:
-    field = ndimage.distance_transform_edt(~_thin(ink))
+    field = scipy.ndimage.distance_transform_edt(~_thin(ink))
   else:
-    outside = ndimage.distance_transform_edt(~ink)
-    inside = ndimage.distance_transform_edt(ink)
+    outside = scipy.ndimage.distance_transform_edt(~ink)
+    inside = scipy.ndimage.distance_transform_edt(ink)
     # Both distances are at least one pixel, on either side of the edge.
     field = np.where(ink, 0.5 - inside, outside - 0.5)
-  return ndimage.gaussian_filter(field, 0.6).astype(np.float32)
+  return scipy.ndimage.gaussian_filter(field, 0.6).astype(np.float32)
 
 
 @functools.cache
@@ -226,7 +226,7 @@ def render(seed: int, split: str, index: int, size: int) -> np.ndarray:
   bumps = rng.normal(0, rng.uniform(0, 6), (2, 5, 5))
   warp = (basis @ bumps @ basis.T).reshape(2, -1)
   points = matrix @ (1.15 * grid) + warp + (_FIELD - 1) / 2
-  field = ndimage.map_coordinates(
+  field = scipy.ndimage.map_coordinates(
     _field(character, font, is_pen), points, order=1, mode="nearest"
   ).reshape(side, side)
 
