@@ -311,6 +311,19 @@ class Experiment:
     )
     return (sharding.to_global(b, mesh) for b in batches)
 
+  def abstract_batch(
+    self, mesh: jax.sharding.Mesh
+  ) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of what `train_batches` yields."""
+    run_shape, config = self.run_shape, self.config
+    has_vectors = batch.has_vectors(self.data_info)
+    return sharding.abstract_batch(
+      config.data.batch_size,
+      (*run_shape.image_size, config.model.channels),
+      (run_shape.num_classes,) if has_vectors else (),
+      mesh,
+    )
+
   def fitted_weights(self) -> tuple[Params, weights.Report]:
     """Returns the weights of config.init, or to score, fitted to the model.
 

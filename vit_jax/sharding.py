@@ -393,6 +393,32 @@ def to_global(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
     }
 
 
+def abstract_batch(
+  num_rows: int,
+  image: tuple[int, int, int],
+  label: tuple[int, ...],
+  mesh: Mesh,
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns what `to_global` returns, without arrays.
+
+  Args:
+    num_rows: Rows of all devices.
+    image: (height, width, channels) of the images.
+    label: Shape of a label: (), a class, or (classes,), numbers.
+    mesh: The mesh.
+  """
+  rows = NamedSharding(mesh, BATCH_SPEC)
+  return {
+    key: jax.ShapeDtypeStruct((num_rows, *shape), dtype, sharding=rows)
+    for key, shape, dtype in (
+      ("image", image, np.uint8),
+      ("label", label, np.float32 if label else np.int32),
+      ("mask", (), np.bool_),
+      ("index", (), np.int32),
+    )
+  }
+
+
 def path_of(path) -> str:
   """Joins a key path of jax.tree_util to "a/b/c"."""
   return jax.tree_util.keystr(path, simple=True, separator="/")

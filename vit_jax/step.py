@@ -4,6 +4,7 @@ Nothing here reads files, or knows where batches come from and what is learned
 from them: that is the objective's task.
 """
 
+import concurrent.futures
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -133,6 +134,22 @@ class Trainer:
       return part(self.init(jax.random.key(self.seed)))
 
     return jax.jit(init, out_shardings=sharding.shardings_of(part(self.state)))
+
+  def compile_step(self, batch: dict) -> concurrent.futures.Future:
+    """Begins to compile `train_step` in a thread; XLA leaves Python to others.
+
+    Args:
+      batch: A batch, abstract, with shardings.
+
+    Returns:
+      A future; once it has a result, `train_step` takes what was compiled.
+    """
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    done = pool.submit(
+      lambda: self.train_step.lower(self.state, batch).compile()
+    )
+    pool.shutdown(wait=False)  # the thread ends with its work
+    return done
 
   def predict(
     self, params: Any, images: UInt8[Array, "b h w c"]

@@ -124,6 +124,9 @@ def train_and_evaluate(
     lock.acquire()  # from here on, this run writes into the folder
     stack.callback(checkpointer.close)
 
+    # The step compiles in a thread, beside the program that makes the state.
+    compiling = trainer.compile_step(experiment.abstract_batch(mesh))
+
     # State: 1. from the newest whole checkpoint of the workdir; without one,
     # 2. from the weights of config.init, or 3. from scratch.
     form = convert_state.form_of(config, run_shape, trainer, mesh)
@@ -211,6 +214,8 @@ def train_and_evaluate(
           hooks.phase("step" if step > start + 1 else "compile"),
           jax.profiler.StepTraceAnnotation("train", step_num=step),
         ):
+          if step == start + 1:
+            compiling.result()  # raises what the compiler does
           state, metrics = trainer.train_step(state, batch)
         hooks.on_step(step, batch, metrics)  # does not wait for the devices
 

@@ -47,14 +47,14 @@ def test_the_line_about_the_first_step(clock, is_hit):
   lines = []
   with CallbackList([startup.Startup(4.0, lines.append)]) as hooks:
     jax.monitoring.record_event(startup.CACHE_HIT)  # of another program
+    if not is_hit:
+      jax.monitoring.record_event(startup.CACHE_MISS)
     clock[0] = 10.5
     hooks.on_start(0, None, {})
     for step in range(2):
       with hooks.phase("input"):
         clock[0] += 0.25
       with hooks.phase("step" if step else "compile"):
-        if is_hit:
-          jax.monitoring.record_event(startup.CACHE_HIT)
         clock[0] += 1.25
       hooks.on_log(step, {})
   folder = os.environ["JAX_COMPILATION_CACHE_DIR"]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 BEGAN = time.time()  # The commands import this before jax.
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
+CACHE_MISS = "/jax/compilation_cache/cache_misses"  # and written
 
 
 def use_cache(workdir: str | None = None) -> None:
@@ -57,7 +58,8 @@ def use_cache(workdir: str | None = None) -> None:
 class Startup(Callback):
   """Prints the seconds from the start of a run to the end of its first step.
 
-  The line has the seconds of each part, and whether the step was in the cache.
+  The line has the seconds of each part, and whether all programs were in the
+  cache that are worth it.
 
   Args:
     began: Start of the command, seconds since the epoch; the time until now is
@@ -75,7 +77,7 @@ class Startup(Callback):
     self._note = note
     self._began = self._last = time.time() if began is None else began
     self._parts: dict[str, float] = {}
-    self._hits = self._hits_before = 0
+    self._events = {CACHE_HIT: 0, CACHE_MISS: 0}
     self._close = lambda: monitoring.unregister_event_listener(self._count)
     monitoring.register_event_listener(self._count)
     if began is not None:
@@ -86,7 +88,7 @@ class Startup(Callback):
     if part not in self._parts:
       now = time.time()
       self._parts[part] = now - self._last
-      self._last, self._hits_before = now, self._hits
+      self._last = now
 
   def on_start(self, start: int, state: "TrainState", saved: Mapping) -> None:
     self.ends("model and state")
@@ -99,7 +101,7 @@ class Startup(Callback):
 
   def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
     if "first step" not in self._parts:  # it is computed: `values` are there
-      is_hit = self._hits > self._hits_before
+      is_hit = self._events[CACHE_HIT] > 0 == self._events[CACHE_MISS]
       self.ends("first step")
       parts = ", ".join(f"{k} {v:.1f}" for k, v in self._parts.items())
       self._note(
@@ -112,7 +114,8 @@ class Startup(Callback):
     self._close()
 
   def _count(self, event: str, **_) -> None:
-    self._hits += event == CACHE_HIT
+    if event in self._events:
+      self._events[event] += 1
 
 
 def _cache(is_hit: bool) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from vit_jax import optim, sharding
@@ -49,11 +48,10 @@ def lower(
   """
   run_shape = with_length(run_shape_of(config))
   trainer = step_lib.assemble(config, run_shape, mesh)
-  batch = programs_lib.batch(
+  batch = sharding.abstract_batch(
     config.data.batch_size,
     (*run_shape.image_size, config.model.channels),
     (),
-    jnp.int32,
     mesh,
   )
   return trainer.train_step, (trainer.state, batch)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from vit_jax import digests, sharding
 from vit_jax import step as step_lib
@@ -96,11 +95,10 @@ def programs(
   """
   trainer = step_lib.assemble(config, run_shape, mesh)
   state = trainer.state
-  rows = batch(
+  rows = sharding.abstract_batch(
     config.data.batch_size,
     (*run_shape.image_size, config.model.channels),
     (),
-    jnp.int32,
     mesh,
   )
   state_bytes, batch_bytes = per_device(state), WAITING * per_device(rows)
@@ -231,37 +229,8 @@ def eval_batch(
 ) -> dict[str, jax.ShapeDtypeStruct]:
   """Returns a batch of an evaluator, abstract."""
   label = (source.num_classes,) if source.is_multilabel else ()
-  dtype = jnp.float32 if source.is_multilabel else jnp.int32
   shape = *image_size(options.ops), channels
-  return batch(options.batch_size, shape, label, dtype, mesh)
-
-
-def batch(
-  num_rows: int,
-  image: tuple[int, int, int],
-  label: tuple[int, ...],
-  dtype: Any,
-  mesh: Mesh,
-) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns an abstract batch whose rows are split over the mesh.
-
-  Args:
-    num_rows: Rows of all devices.
-    image: (height, width, channels) of the images.
-    label: Shape of a label.
-    dtype: Type of the labels.
-    mesh: The mesh.
-  """
-  rows = NamedSharding(mesh, sharding.BATCH_SPEC)
-  return {
-    key: jax.ShapeDtypeStruct((num_rows, *shape), dtype, sharding=rows)
-    for key, shape, dtype in (
-      ("image", image, jnp.uint8),
-      ("label", label, dtype),
-      ("mask", (), jnp.bool_),
-      ("index", (), jnp.int32),
-    )
-  }
+  return sharding.abstract_batch(options.batch_size, shape, label, mesh)
 
 
 def per_device(tree: Any) -> int:
