@@ -24,7 +24,7 @@ from vit_jax.callbacks import startup
 from vit_jax.callbacks.progress import note
 from vit_jax.distributed import processes
 from vit_jax.inference import answers as formats
-from vit_jax.inference import features_file, overlay, streaming
+from vit_jax.inference import features_file, streaming
 from vit_jax.inference.pretrained import Answer, FeatureRow, Pretrained
 from vit_jax.models import precision
 
@@ -198,6 +198,8 @@ def _shown(answers: Iterator[Row], total: int | None) -> Iterator[Row]:
 
 
 def _write_picture(path: pathlib.Path, answer: Answer) -> None:
+  from vit_jax.inference import overlay  # matplotlib takes a tenth of a second
+
   path.parent.mkdir(parents=True, exist_ok=True)
   overlay.beside(answer.pixels, answer.attention).save(path)
 

@@ -18,7 +18,6 @@ import numpy as np
 from etils import epath
 
 from vit_jax import class_names
-from vit_jax.checkpointing import checkpointer
 from vit_jax.config import json_file
 from vit_jax.losses import REGRESSION
 from vit_jax.paths import file_in
@@ -311,6 +310,8 @@ def read_checkpoint(folder: epath.Path) -> Weights:
   Raises:
     FileNotFoundError, ValueError: As `read`.
   """
+  from vit_jax.checkpointing import checkpointer  # other files need no Orbax
+
   nested, metadata = checkpointer.load_tree(str(folder))
   for key in ("state", "model"):  # of a training state
     if isinstance(nested.get(key), dict) and "params" in nested[key]:
