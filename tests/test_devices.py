@@ -85,6 +85,7 @@ def test_generations():
 def test_choices_by_chip_are_of_chips_that_are_known():
   named = {
     *devices.OPTIONS,
+    *devices.FEW_HIDDEN,
     *devices.SPLIT_BY_HEADS,
     *devices.MAX_HIDDEN,
     *CHOICES,

@@ -10,7 +10,7 @@ import pytest
 import tiny
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import sharding
+from vit_jax import devices, sharding
 from vit_jax.config import (
   MeshConfig,
   ModelConfig,
@@ -162,6 +162,32 @@ def test_a_chip_may_take_fewer_images_at_a_time(kind, model, options, expected):
   assert sharding.fast_microbatch(config, mesh) == expected
   parts = {16: 8, 42: 4, 64: 2, 8: 16, None: 1}[expected]
   assert sharding.microbatches_of(config, mesh) == parts
+
+
+@pytest.mark.parametrize(
+  "variant, image_size, rows, is_few",
+  [
+    ("L/16", 384, 2, True),  # 4.7 million
+    ("L/16", 384, 8, False),
+    ("B/32", 224, 16, True),
+    ("B/16", 224, 16, False),  # 9.7 million
+    ("B/32", 224, 128, False),  # two microbatches of 64
+    ("R50x1", 224, 2, False),  # no hidden layers
+  ],
+)
+def test_few_hidden_numbers_take_the_defaults_of_the_compiler(
+  variant, image_size, rows, is_few
+):
+  c = defaults()
+  c.model.name = "bit" if variant == "R50x1" else "vit"
+  c.model.variant, c.optim.microbatch = variant, 64
+  c.data.ops = f"decode|resize({image_size})"
+  c.data.batch_size = 8 * rows
+  for kind in ("TPU v5 lite", "TPU v4"):
+    mesh = sharding.make_mesh(MeshConfig(), _chips(kind, (2, 4, 1)))
+    hidden = sharding.hidden_of_microbatch(freeze(c), mesh)
+    options = devices.compiler_options(kind, hidden)
+    assert bool(options) != (is_few and kind == "TPU v5 lite")
 
 
 @pytest.mark.parametrize(

@@ -262,14 +262,28 @@ def fast_microbatch(config: Config, mesh: Mesh) -> int | None:
   """
   most = config.optim.microbatch
   limit = MAX_HIDDEN.get(generation(mesh.devices.flat[0].device_kind))
+  hidden = _hidden_of_image(config)
+  if None in (most, limit, hidden) or config.model.scan:
+    return most
+  return min(most, max(MIN_MICROBATCH, limit // hidden))
+
+
+def _hidden_of_image(config: Config) -> int | None:
+  """Returns the numbers in an MLP's hidden layers of an image, if known."""
   tokens = config.model.num_tokens(image_size(config.data.ops))
   # A family that was added may state no width of its hidden layers.
   width = getattr(getattr(config.model, "size", None), "mlp_dim", None)
-  if None in (most, limit, tokens, width) or config.model.scan:
-    return most
-  if getattr(config.model, "mlp", None) == "swiglu":
-    width *= 2  # gate and value
-  return min(most, max(MIN_MICROBATCH, limit // (tokens * width)))
+  if None in (tokens, width):
+    return None
+  is_gated = getattr(config.model, "mlp", None) == "swiglu"
+  return tokens * width * (1 + is_gated)
+
+
+def hidden_of_microbatch(config: Config, mesh: Mesh) -> int | None:
+  """Returns the numbers in an MLP's hidden layers of a microbatch, if known."""
+  hidden = _hidden_of_image(config)
+  rows = _rows(config, mesh) // microbatches_of(config, mesh)
+  return None if hidden is None else hidden * rows
 
 
 def num_microbatches(

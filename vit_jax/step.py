@@ -353,5 +353,8 @@ def make_train_step(
     in_shardings=(shardings, NamedSharding(mesh, sharding.BATCH_SPEC)),
     out_shardings=(shardings, sharding.replicated(mesh)),
     donate_argnums=0,
-    compiler_options=compiler_options(mesh.devices.flat[0].device_kind),
+    compiler_options=compiler_options(
+      mesh.devices.flat[0].device_kind,
+      sharding.hidden_of_microbatch(config, mesh),
+    ),
   )
