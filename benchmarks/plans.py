@@ -86,7 +86,7 @@ CHECKED = (
   ("B/16, 384 px", B16_384, "v5e:2x4"),
   ("L/16", f"vit_l16:imagenet21k {BATCH}1024", "v5e:2x4"),
   ("L/16", "vit_l16:imagenet21k", "v5e:16x16"),
-  ("L/16", f"vit_l16:imagenet21k {BATCH}1024", "v6e:2x4"),
+  ("L/16, scan", f"vit_l16:imagenet21k {BATCH}1024 {SCAN}", "v6e:2x4"),
   ("L/16", "vit_l16:imagenet21k", "v6e:16x16"),
   ("L/16", "vit_l16:imagenet21k", "v4:4x4x4"),
   ("L/16", "vit_l16:imagenet21k", "v5p:4x4x4"),
