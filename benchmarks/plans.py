@@ -355,16 +355,18 @@ parameters are trained, and blocks are in a loop.
 NOTES = """
 The rate of a chip falls below 85 % of the smallest slice's only where it has 4
 images, or at 384 px 2. Of L/16 with batch 4,096 on 1,024 chips of v5e, a step
-then takes 0.48 of the cycles of 16 images without the links (26.2 and 54.5 ms),
+then takes 0.38 of the cycles of 16 images without the links (20.8 and 54.5 ms),
 since what a chip does with the weights does not shrink with the images: casts,
-gradients, the optimizer. The links take 10.5 ms instead of 7.2; 3.1 of them
+gradients, the optimizer. The links take 10.9 ms instead of 7.2; 3.1 of them
 pass between slices. Take 16 images a chip, or 8 at 384 and 512 px, where 0.88
 or more remain, or a larger batch: with 32,768 images the same 1,024 chips reach
-0.90. The mesh is the recipes' own everywhere: the state split over 16 chips (8
-on a slice of 8), and copies of it along the others. No other mesh that was
-tried brings a chip with 4 or 2 images back to 0.85: with the state split over
-64 chips a step of L/16 takes 0.95 of the time on 1,024 chips of v5e, one of
-B/16 or H/14 more time than now (benchmarks/notes/performance_log.md).
+0.90. A chip of v5e with so few images has the compiler's defaults (`FEW_HIDDEN`
+in vit_jax/devices.py). The mesh is the recipes' own everywhere: the state split
+over 16 chips (8 on a slice of 8), and copies of it along the others. Before a
+chip with few images had these defaults, no other mesh that was tried brought
+one with 4 or 2 images back to 0.85: with the state split over 64 chips a step
+of L/16 took 0.95 of the time on 1,024 chips of v5e, one of B/16 or H/14 more
+time than over 16 (benchmarks/notes/performance_log.md).
 """
 
 if __name__ == "__main__":
