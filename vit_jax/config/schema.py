@@ -266,8 +266,8 @@ class Config:
   log_steps: int = option(50, "steps between lines of metrics")
   on_nonfinite: str = option(
     "stop",
-    "what follows a step whose loss or gradient is NaN or infinite, and whose"
-    " update is never applied",
+    "what follows a step whose loss or gradient is NaN or infinite; its update"
+    " is never applied",
     {
       "stop": "the run stops within log_steps, before a checkpoint",
       "skip": "the run continues without the step",

@@ -48,7 +48,7 @@ class ClassificationConfig(EvaluatorConfig):
 
   match: str = option(
     "name",
-    "how classes of the data find their column of the head",
+    "how classes of the data are matched to columns of the head",
     {
       "name": "by name, or by number or position if one side has no names",
       "position": "by the number that names a class, or its position",

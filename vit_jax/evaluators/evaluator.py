@@ -74,7 +74,9 @@ class EvaluatorConfig:
 
   name: str = ""  # the key under evals, and prefix of the metrics
   kind: str = ""  # the key of EVALUATORS
-  dataset: str | None = option(None, "as data.dataset; None: the same")
+  dataset: str | None = option(
+    None, "data set, named as in data.dataset; None: data.dataset"
+  )
   split: str = option("test", "split to score")
   ops: str = option("decode|resize(256)|central_crop(224)", "preprocessing")
   batch_size: int | None = option(
@@ -83,8 +85,8 @@ class EvaluatorConfig:
   every_steps: int = option(0, "steps between evaluations; 0: only at the end")
   group: str | None = option(
     None,
-    "name under which the mean over all evaluators of that group is written, as"
-    " <group>/<metric>; None: none",
+    "group of evaluators, whose mean is written as <group>/<metric>; None: no"
+    " group",
   )
 
   SPLITS: ClassVar[tuple[str, ...]] = ("split",)
