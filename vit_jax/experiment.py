@@ -21,6 +21,7 @@ from vit_jax.class_names import Head
 from vit_jax.config import HELD_OUT, Config, ConfigError, EvaluatorConfig
 from vit_jax.config.checks import option_errors, size_errors, warmup_errors
 from vit_jax.config.preprocessing import image_size
+from vit_jax.data import shrunk
 from vit_jax.data.pipeline import TrainingData
 from vit_jax.data.source import Source
 from vit_jax.data.sources import Sources
@@ -93,11 +94,13 @@ class Experiment:
 
   @functools.cached_property
   def data(self) -> Data:
-    """The training data; prepared now if necessary."""
+    """The training data; prepared, and shrunk, now if necessary."""
     if self.given_data is not None:
       return self.given_data
     data = self.config.data
     source = self.sources.open(data.dataset, data.split)
+    if self.is_training:
+      source = shrunk.shrunk(source, data.shrink, data.ops)
     return TrainingData(source, self.config)
 
   @property

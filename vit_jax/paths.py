@@ -151,3 +151,9 @@ def place(value: object) -> object:
     return value
   path = value.removeprefix("folder:")
   return value if is_remote(path) else f"folder:{os.path.abspath(path)}"
+
+
+def cache_folder(name: str) -> pathlib.Path:
+  """Returns $XDG_CACHE_HOME/vit_jax/<name>, or that folder in ~/.cache."""
+  base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+  return pathlib.Path(base) / "vit_jax" / name

@@ -4,8 +4,6 @@ Compiled programs are cached on disk, so that a run that resumes, or starts
 again with the same shapes, need not compile them.
 """
 
-import os
-import pathlib
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -38,12 +36,13 @@ def use_cache(workdir: str | None = None) -> None:
   """
   import jax  # only here, as BEGAN comes before
 
+  from vit_jax.paths import cache_folder
+
   folder = jax.config.jax_compilation_cache_dir
   if folder is None and workdir is not None and jax.process_count() > 1:
     folder = f"{workdir}/xla"  # jax makes it
   elif folder is None:
-    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    folder = pathlib.Path(base) / "vit_jax" / "xla"
+    folder = cache_folder("xla")
     try:
       folder.mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from vit_jax.commands import (
   benchmark,
+  cache,
   convert,
   diff,
   evaluate,
@@ -71,6 +72,7 @@ COMMANDS = {
     benchmark.main, "measure the speed of the train step on this machine"
   ),
   "prepare": Command(prepare.main, "write a data set to disk"),
+  "cache": Command(cache.main, "list what is cached on this disk; remove it"),
   "verify": Command(
     verify.main, "check that a run's checkpoints are as they were written"
   ),

@@ -127,6 +127,11 @@ def _batch_errors(config: Config) -> Iterator[str]:
     yield f"config.data.batch_size: got {batch}, expected 1 or more."
   if config.data.repeats < 1:
     yield f"config.data.repeats: got {config.data.repeats}, expected 1 or more."
+  if config.data.shrink < 0:
+    yield (
+      f"config.data.shrink: got {config.data.shrink}, expected pixels, or 0 to"
+      " shrink none."
+    )
   if micro is not None and micro < 1:
     yield (
       f"config.optim.microbatch: got {micro}, expected 1 or more images, or"

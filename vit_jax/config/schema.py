@@ -44,6 +44,11 @@ class DataConfig:
   max_pixels: int = option(
     MAX_PIXELS, "height x width of the largest image; larger ones are not read"
   )
+  shrink: int = option(
+    0,
+    "shorter side in pixels to which training images of a folder are shrunk"
+    " once, into a cache, where theirs is at least twice as long; 0: none is",
+  )
   batch_size: int = option(4096, "images per step, over all devices")
   repeats: int = option(
     1,

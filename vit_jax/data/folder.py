@@ -101,6 +101,18 @@ class FolderSource(Source):
       digest.update(os.fsencode(path[len(root) :]) + b"\0")
     return f"files {digest.hexdigest()[:16]}"
 
+  def stamp(self) -> str:
+    """See `Source`: a hash of paths, sizes, times of change and labels."""
+    digest = hashlib.sha256(self.path_labels.tobytes())
+    for path in self.paths:
+      try:
+        stat = os.stat(path)
+        state = f"{stat.st_size} {stat.st_mtime_ns}"
+      except OSError as e:
+        state = str(e.errno)
+      digest.update(os.fsencode(path) + f"\0{state}\0".encode())
+    return digest.hexdigest()
+
   def _file(self, raw: Record) -> tuple[tf.Tensor, tf.Tensor]:
     paths, labels = self._tensors
     return tf.gather(paths, raw["index"]), tf.gather(labels, raw["index"])

@@ -15,6 +15,7 @@ Augmentation draws from (seed, epoch, record), not from the place in a batch.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from vit_jax.data.tf_cpu import as_is, tf
 _PREFETCH = 2  # batches decoded ahead
 _MOST_THREADS = 64  # of a stream, each reading at another place
 _FOREVER = 2**62
+KEPT_BYTES = 256 * 2**20  # of images that evaluations have decoded
 _SHIFT = -1 - order.MAX_LANES  # purpose of a random number, below all lanes
 
 
@@ -331,7 +333,8 @@ def eval_reader(
   """Returns a function that reads all records anew with every call.
 
   TensorFlow builds its graph, which takes as long as reading a small split,
-  once for all calls.
+  once for all calls. Small splits of a folder are decoded once a process: all
+  runs in it, such as trials, get the same arrays, which are read-only.
 
   Process p reads the p-th of equal consecutive parts, in order. Every process
   yields `num_eval_batches` batches; missing rows, or whole batches, are
@@ -382,12 +385,44 @@ def eval_reader(
   num_batches = num_eval_batches(source, batch_size=batch_size, indices=indices)
   empty = _no_rows(source, ops)
 
-  def batches() -> Iterator[Batch]:
+  def decoded() -> Iterator[Batch]:
     records = decoding.iterate(source, read, row_fns, 0, stop - start)
     yield from _padded(records, rows, num_batches, empty)
     next(records, None)  # a cache is complete only after the end
 
+  num_bytes = num_batches * rows * math.prod(empty["image"].shape[1:])
+  if num_bytes > KEPT_BYTES:
+    return decoded
+
+  def batches() -> Iterator[Batch]:
+    if not (stamp := source.stamp()):
+      yield from decoded()
+      return
+    wanted = None if indices is None else indices.tobytes()
+    key = (stamp, ops, rows, process_index, process_count, wanted)
+    if key not in _KEPT:
+      made = []
+      for batch in decoded():
+        for array in batch.values():
+          array.flags.writeable = False
+        made.append(batch)
+        yield Batch(**batch)
+      _KEPT[key] = made
+      while sum(map(_num_bytes, _KEPT.values())) > KEPT_BYTES:
+        del _KEPT[next(iter(_KEPT))]  # the oldest
+      return
+    for batch in _KEPT[key]:
+      yield Batch(**batch)
+
   return batches
+
+
+# Batches of splits that were evaluated.
+_KEPT: dict[tuple, list[Batch]] = {}
+
+
+def _num_bytes(batches: list[Batch]) -> int:
+  return sum(batch["image"].nbytes for batch in batches)
 
 
 def eval_batches(source: Source, ops: str, **options: Any) -> Iterator[Batch]:

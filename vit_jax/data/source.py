@@ -126,6 +126,14 @@ class Source(abc.ABC):
     """
     return ""
 
+  def stamp(self) -> str:
+    """Returns a text that differs when any pixel differs, on this machine.
+
+    "": unknown, or images are cheap to read; `pipeline.eval_reader` then reads
+    them anew.
+    """
+    return ""
+
   def note(self) -> str:
     """Returns `remark`, and what else a user should know, or ""."""
     return self.remark

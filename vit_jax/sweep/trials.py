@@ -96,10 +96,12 @@ def choose(
     changes[0] = {AS_GIVEN: {}}
     rounds = [lambda _: {AS_GIVEN: {}}, *rounds[1:]]
     num_trials += 1
-  longest = experiment.setup(config).run_shape.total_steps
+  whole = experiment.setup(config)
+  longest = whole.run_shape.total_steps
   if longest < FEWEST_STEPS:
     _print(f"trials      none: the run itself has {longest} steps")
     return config
+  _ = whole.data  # shrinks large images in sight, not in the time of a trial
   if known := read_by_first(folder / TRIALS):
     record = Trials(known["steps"])
     _print(f"trials      {num_trials} of {record.steps:,} steps, begun before")

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
+from vit_jax import paths
 from vit_jax.families import PUBLISHED, by_variant, published
 
 HUB = "hf-hub:"
@@ -64,8 +65,7 @@ def local(path: str | os.PathLike) -> epath.Path:
 
 def cache_folder() -> pathlib.Path:
   """Returns $XDG_CACHE_HOME/vit_jax/weights, or that folder in ~/.cache."""
-  base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-  return pathlib.Path(base) / "vit_jax" / "weights"
+  return paths.cache_folder("weights")
 
 
 def cached(url: str) -> pathlib.Path:

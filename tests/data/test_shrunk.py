@@ -1,0 +1,199 @@
+"""Large images of a folder, shrunk once: what changes, and what does not."""
+
+import os
+import pathlib
+
+import numpy as np
+import pytest
+from kinds import broken, encoded, good, oriented, photo
+from PIL import Image
+
+from vit_jax import config, experiment
+from vit_jax.commands import cache
+from vit_jax.data import images, pipeline, shrunk, sources
+
+OPS = "decode|resize((12, 20))"
+SIDE = 12  # so that photos of 24 x 40 pixels are large
+
+
+@pytest.fixture(autouse=True)
+def of_user(tmp_path, monkeypatch):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+  return tmp_path / "cache" / "vit_jax" / "shrunk"
+
+
+def folder(root, files):
+  """Writes files to one class, and small images to another."""
+  small = {f"b/{i}.png": encoded(photo(8, 9), "PNG") for i in range(3)}
+  for name, data in {
+    **{f"a/{k}": v for k, v in files.items()},
+    **small,
+  }.items():
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(data)
+  return sources.open_source(f"folder:{root}", "train+val")
+
+
+def scored(source, ops=OPS):
+  (batch,) = pipeline.eval_batches(source, ops, batch_size=source.num_examples)
+  return batch
+
+
+def messages(caplog):
+  lines = [r.getMessage() for r in caplog.records]
+  return sorted(m.split(" It does ")[0] for m in lines if "Cannot use" in m)
+
+
+def test_of_every_kind_only_the_pixels_of_large_images_differ(tmp_path, caplog):
+  source = folder(tmp_path / "images", good())
+  small = shrunk.shrunk(source, SIDE, OPS)
+  want, got = scored(source), scored(small)
+  for key in ("label", "mask", "index"):
+    np.testing.assert_array_equal(got[key], want[key])
+  assert not messages(caplog)
+  names = [pathlib.Path(path).name for path in source.paths]
+  for i, name in enumerate(names):
+    error = np.abs(got["image"][i].astype(int) - want["image"][i]).max()
+    with Image.open(source.paths[i]) as image:
+      is_large = min(image.size) >= 2 * SIDE
+      has_alpha = image.has_transparency_data
+    is_made = len(small.read(i)) != os.path.getsize(source.paths[i])
+    assert is_made == (is_large and not has_alpha), name
+    # A pixel has 10 levels more than the one beside it, and a JPEG of so few
+    # pixels differs as much; with dithered ones, which are averaged, more.
+    assert error <= (64 if is_made else 0), (name, error)
+    if is_made:
+      assert sorted(images.read(small.read(i)).shape) == [3, 12, 20], name
+  assert small.identity() == source.identity()
+  assert small.record_name(0) == source.record_name(0)
+  np.testing.assert_array_equal(small.labels(), source.labels())
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_images_are_turned_before_they_are_shrunk(number):
+  upright = images.read(oriented("JPEG", number, photo(96, 160), quality=95))
+  data = shrunk.shrunk_file(
+    oriented("JPEG", number, photo(96, 160), quality=95),
+    SIDE,
+    exif=True,
+    max_pixels=10**6,
+  )
+  small = images.read(data)
+  assert small.shape == ((12, 20, 3) if number < 5 else (20, 12, 3))
+  means = [x.reshape(2, -1, 2, x.shape[1] // 2, 3) for x in (upright, small)]
+  means = [x.mean((1, 3)) for x in means]  # of the quarters
+  assert np.abs(means[0] - means[1]).max() < 3
+
+
+def test_broken_files_are_named_as_without(tmp_path, caplog, monkeypatch):
+  monkeypatch.setattr("vit_jax.data.decoding.MAX_UNDECODABLE", 1.0)
+  files = {name: data for name, (data, _) in broken().items()}
+  files |= {f"good{i}.jpg": encoded(photo(), "JPEG") for i in range(3)}
+  source = folder(tmp_path / "images", files)
+  want, lines = scored(source), messages(caplog)
+  caplog.clear()
+  # Opened anew, as a source names a broken record once.
+  source = sources.open_source(f"folder:{tmp_path / 'images'}", "train+val")
+  small = shrunk.shrunk(source, SIDE, OPS)
+  assert isinstance(small, shrunk.ShrunkFolder)
+  got = scored(small)
+  np.testing.assert_array_equal(got["mask"], want["mask"])
+  assert not want["mask"].all()
+  assert messages(caplog) == lines
+
+
+def photos(root, count=6):
+  files = {
+    f"{i}.jpg": encoded(photo().rotate(20 * i), "JPEG", quality=90)
+    for i in range(count)
+  }
+  return folder(root / "images", files)
+
+
+def test_pixels_do_not_depend_on_the_cache(tmp_path, of_user, monkeypatch):
+  source = photos(tmp_path)
+  first = shrunk.shrunk(source, SIDE, OPS)
+  want = scored(first)["image"]
+  files = sorted(of_user.rglob("*.jpg"))
+  assert len(files) == 6 and "6 large images" in first.note()
+  times = [f.stat().st_mtime_ns for f in files]
+  np.testing.assert_array_equal(
+    scored(shrunk.shrunk(source, SIDE, OPS))["image"], want
+  )
+  assert [f.stat().st_mtime_ns for f in files] == times  # not made again
+  for file in files[:3]:
+    file.unlink()  # while a run reads
+  pipeline._KEPT.clear()
+  np.testing.assert_array_equal(scored(first)["image"], want)
+  cache.main(["--remove=shrunk"])
+  assert not of_user.exists()
+  monkeypatch.setattr(shrunk, "LIMIT", 0)
+  none = shrunk.shrunk(source, SIDE, OPS)
+  pipeline._KEPT.clear()
+  np.testing.assert_array_equal(scored(none)["image"], want)
+  assert not list(of_user.rglob("*.jpg"))
+  assert "6 of them found no room" in none.note()
+
+
+def test_a_changed_file_is_shrunk_again(tmp_path):
+  source = photos(tmp_path)
+  want = scored(shrunk.shrunk(source, SIDE, OPS))["image"]
+  changed = encoded(photo().rotate(180), "JPEG", quality=50)
+  pathlib.Path(source.paths[0]).write_bytes(changed)
+  got = scored(shrunk.shrunk(source, SIDE, OPS))["image"]
+  is_same = (got == want).all((1, 2, 3))
+  assert not is_same[0] and is_same[1:].all()
+
+
+def test_small_images_and_other_sources_stay_as_they_are(tmp_path):
+  source = photos(tmp_path)
+  assert shrunk.shrunk(source, 0, OPS) is source
+  assert shrunk.shrunk(source, 13, OPS) is source  # 24 is less than twice
+  tiny = sources.open_source("folder:x", "train", fake=True)
+  assert shrunk.shrunk(tiny, SIDE, OPS) is tiny
+
+
+def test_subsets_are_of_shrunk_images(tmp_path):
+  dataset = f"folder:{tmp_path / 'images'}"
+  photos(tmp_path)
+  subset = sources.open_source(dataset, "train+val@4")
+  want = scored(shrunk.shrunk(subset.base, SIDE, OPS))["image"][subset.indices]
+  small = shrunk.shrunk(subset, SIDE, OPS)
+  assert "large images" in small.note()
+  np.testing.assert_array_equal(scored(small)["image"], want)
+
+
+def test_a_run_trains_on_shrunk_images_and_scores_whole_ones(tmp_path):
+  photos(tmp_path, 20)
+  c = config.defaults()
+  c.data.dataset = f"folder:{tmp_path / 'images'}"
+  c.data.ops, c.data.shrink, c.data.batch_size = OPS, SIDE, 4
+  c.evals = {"val": {"kind": "classification", "split": "val", "ops": OPS}}
+  run = experiment.Experiment(config.freeze(c))
+  batches = run.data.batches(0, process_index=0, process_count=1)
+  got = next(batches)
+  assert isinstance(run.data.source, shrunk.ShrunkFolder)
+  assert (
+    type(run.sources.open(c.data.dataset, "val")).__name__ == "FolderSource"
+  )
+  want = scored(run.data.source)["image"][got["index"]]
+  np.testing.assert_array_equal(got["image"], want)
+  whole = scored(run.sources.open(c.data.dataset, "train"))["image"]
+  assert (got["image"] != whole[got["index"]]).any()
+
+
+def test_evaluations_decode_a_folder_once_until_it_changes(
+  tmp_path, monkeypatch
+):
+  source = photos(tmp_path)
+  other = sources.open_source(source.name, source.split)
+  first = scored(source)
+  assert scored(other)["image"] is first["image"]
+  assert not first["image"].flags.writeable
+  assert scored(source, "decode|resize(5)")["image"].shape[1] == 5
+  pathlib.Path(source.paths[0]).write_bytes(encoded(photo(9, 9), "JPEG"))
+  assert (scored(source)["image"] != first["image"]).any()
+  pipeline._KEPT.clear()
+  monkeypatch.setattr(pipeline, "KEPT_BYTES", first["image"].nbytes - 1)
+  again = scored(source)
+  assert scored(source)["image"] is not again["image"]

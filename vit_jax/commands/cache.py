@@ -1,0 +1,41 @@
+"""Lists what is cached, and removes it: `vit-jax cache --remove=shrunk`."""
+
+import argparse
+import shutil
+from collections.abc import Sequence
+
+from vit_jax.config import cli
+
+# Folder of the user's cache -> what is in it. Whatever is removed is made, or
+# downloaded, again when it is needed.
+CACHES = {
+  "shrunk": "large images of folders, shrunk (config.data.shrink)",
+  "weights": "weights from the web",
+  "xla": "compiled programs",
+}
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+  """Parses the arguments after the verb."""
+  parser = cli.parser(
+    "cache",
+    "Lists what is cached on this disk, with its size and place. What is"
+    "\nremoved is made or downloaded again by the next run that needs it.",
+    "vit-jax cache\nvit-jax cache --remove=shrunk",
+  )
+  parser.add_argument("--remove", choices=CACHES, help="cache to remove")
+  return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Removes a cache if asked to, and prints a line for each that is left."""
+  from vit_jax.paths import cache_folder
+
+  args = parse(argv)
+  if args.remove:
+    shutil.rmtree(cache_folder(args.remove), ignore_errors=True)
+  for name, about in CACHES.items():
+    folder = cache_folder(name)
+    files = [f for f in folder.rglob("*") if f.is_file()]
+    size = sum(f.stat().st_size for f in files) / 2**20
+    print(f"{name:<8}{size:>12,.1f} MiB  {about}: {folder}")

@@ -1,0 +1,309 @@
+"""Large images of a folder, shrunk once: config.data.shrink.
+
+A photograph of 12 megapixels takes twenty times as long to decode as one of 512
+pixels, in every epoch. Before the first step each image whose shorter side is
+at least `LARGE` times `side` is decoded, by JPEG's own scaling where it is one,
+resized to a shorter side of `side`, and stored as a JPEG in the user's cache,
+where all runs find it. Other images, transparent ones and broken ones are read
+as they are, so that labels, order and errors do not change.
+
+The pixels of a record are a function of its file and of config.data: what is
+not in the cache, because it is too large or was deleted meanwhile, is shrunk
+whenever it is read. The name of a cache file is a hash of the image's path,
+size and time of change, as for make and rsync: a digest of the contents would
+read every large file at every start.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import io
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable
+
+from PIL import Image
+from tqdm import tqdm
+
+from vit_jax.config import preprocessing
+from vit_jax.data import images
+from vit_jax.data.folder import FolderSource
+from vit_jax.data.source import UNAVAILABLE_ERRNOS, Record, Source
+from vit_jax.data.subsets import Subset
+from vit_jax.data.tf_cpu import tf
+from vit_jax.paths import cache_folder
+
+CACHE = "shrunk"  # folder of the user's cache
+LIMIT = 20 * 2**30  # bytes of the cache, and at most half of what is free
+LARGE = 2  # times the side
+# Bits of a pixel: no photograph has fewer, so smaller files are not opened.
+_FEWEST_BITS = 0.25
+_LOOKED_AT = 64  # images that tell whether a folder has large ones
+_QUALITY = 95
+
+
+def shrunk(source: Source, side: int, ops: str) -> Source:
+  """Returns a source whose large images have a shorter side of `side`.
+
+  Reads the sizes of a few images; only if one of them is large, all large ones
+  are shrunk now, with a progress bar.
+
+  Args:
+    source: The source; one of other images than a folder's is returned.
+    side: Pixels; 0: the source is returned.
+    ops: Preprocessing, whose options of decoding are those of shrinking.
+  """
+  if isinstance(source, Subset):
+    return dataclasses.replace(source, base=shrunk(source.base, side, ops))
+  if not side or not isinstance(source, FolderSource):
+    return source
+  step = max(1, source.num_examples // _LOOKED_AT)
+  if not _has_large(source.paths[::step], side):
+    return source
+  fields = {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
+  decoding = preprocessing.decoding(ops)
+  options = {key: decoding[key] for key in ("exif", "max_pixels")}
+  made = ShrunkFolder(**fields, side=side, options=options)
+  made.fill()
+  return made
+
+
+def shrunk_file(
+  data: bytes, side: int, *, exif: bool, max_pixels: int
+) -> bytes | None:
+  """Returns a smaller image as a JPEG; None: it is to be read as it is.
+
+  Args:
+    data: Bytes of an image file.
+    side: Pixels of the shorter side.
+    exif: Whether the image is turned as its EXIF orientation says.
+    max_pixels: See `images.read`.
+  """
+  try:
+    images.turn(data, max_pixels)  # raises where the file is cut off
+    with Image.open(io.BytesIO(data), formats=images.FORMATS) as image:
+      if min(image.size) < LARGE * side:
+        return None
+      size = _size(image.size, side)
+      image.draft(None, size)  # a JPEG is decoded at 1/2, 1/4 or 1/8
+      pixels = images.read_with_alpha(image, exif=exif, max_pixels=max_pixels)
+    if pixels.shape[-1] != 3:
+      return None
+    whole = Image.fromarray(pixels)
+    is_turned = (whole.width > whole.height) != (size[0] > size[1])
+    size = size[::-1] if is_turned else size
+    file = io.BytesIO()
+    whole.resize(size, Image.Resampling.BICUBIC).save(
+      file, "jpeg", quality=_QUALITY
+    )
+    return file.getvalue()
+  except images.BROKEN:
+    return None
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ShrunkFolder(FolderSource):
+  """Images of a folder, the large ones shrunk.
+
+  Attributes:
+    side: Pixels of the shorter side of those that are shrunk.
+    options: Further arguments of `shrunk_file`.
+  """
+
+  side: int
+  options: dict[str, object]
+  # Records that are shrunk; bytes and number of those in the cache.
+  _large: set[int] = dataclasses.field(default_factory=set, repr=False)
+  _stored: dict[int, int] = dataclasses.field(default_factory=dict, repr=False)
+  _space: list[int] = dataclasses.field(default_factory=list, repr=False)
+  _lock: threading.Lock = dataclasses.field(
+    default_factory=threading.Lock, repr=False
+  )
+
+  def load(self, raw: Record) -> Record:
+    """See `Source`."""
+    _, label = self._file(raw)
+    image = tf.numpy_function(
+      lambda index: self.read(int(index)),
+      [raw["index"]],
+      tf.string,
+      stateful=False,
+    )
+    image = tf.ensure_shape(image, [])
+    return {"image": image, "label": label, "index": raw["index"]}
+
+  def stamp(self) -> str:
+    """See `Source`."""
+    return f"{super().stamp()} {self.side} {self.options}"
+
+  def note(self) -> str:
+    """See `Source`: says what is shrunk, and where it is."""
+    num, size = len(self._stored), sum(self._stored.values()) / 2**20
+    text = (
+      f"{len(self._large):,} large images are read at a shorter side of"
+      f" {self.side} pixels (config.data.shrink), from {cache_folder(CACHE)}"
+      f" ({size:,.0f} MiB; vit-jax cache --remove={CACHE} removes it)"
+    )
+    if rest := len(self._large) - num:
+      text += (
+        f". {rest:,} of them found no room there ({LIMIT / 2**30:.0f} GiB, or"
+        " half of the free space) and are shrunk again in every epoch"
+      )
+    return " ".join(filter(None, (self.remark, f"{text}.")))
+
+  def fill(self) -> None:
+    """Shrinks all large images that are not in the cache, on all cores."""
+    missing = []
+    for index, path in enumerate(self.paths):
+      if (stored := _size_of(self._cached(index))) is not None:
+        self._large.add(index)
+        self._stored[index] = stored
+      elif _may_be_large(path, self.side):
+        missing.append(index)
+    self._space.append(_free_space())
+    if not missing:
+      return
+    print(
+      f"shrinks     {len(missing):,} of {self.num_examples:,} images, once, to"
+      f" a shorter side of {self.side} pixels where they are large",
+      file=sys.stderr,
+      flush=True,
+    )
+    pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+    try:
+      done = pool.map(self._shrink_if_large, missing)
+      # No bar where it would fill a file.
+      for _ in tqdm(done, total=len(missing), unit="image", disable=None):
+        pass
+    finally:
+      pool.shutdown(cancel_futures=True)
+
+  def read(self, index: int) -> bytes:
+    """Returns the file of a record: the shrunk one, or the image itself.
+
+    Raises:
+      OSError: The image cannot be read.
+    """
+    if index not in self._large:
+      return _contents(self.paths[index])
+    try:
+      return _contents(self._cached(index))
+    except OSError:
+      return self._shrink(index) or _contents(self.paths[index])
+
+  def _shrink_if_large(self, index: int) -> None:
+    try:
+      if _is_large(self.paths[index], self.side) and self._shrink(index):
+        self._large.add(index)
+    except OSError as e:  # the run reports it, or reads it when the store can
+      if e.errno in UNAVAILABLE_ERRNOS:
+        self._large.add(index)
+
+  def _shrink(self, index: int) -> bytes | None:
+    """Returns the shrunk file, which is in the cache if there is room."""
+    data = _contents(self.paths[index])
+    small = shrunk_file(data, self.side, **self.options)
+    if small is None:
+      return None
+    with self._lock:
+      has_room = index in self._stored or len(small) <= self._space[0]
+      if has_room and index not in self._stored:
+        self._space[0] -= len(small)
+        self._stored[index] = len(small)
+    if has_room:
+      try:
+        _write(self._cached(index), small)
+      except OSError:  # full, or not ours to write
+        self._space[0] = 0
+        self._stored.pop(index, None)
+    return small
+
+  @functools.cached_property
+  def _cache(self) -> pathlib.Path:
+    return cache_folder(CACHE)
+
+  def _cached(self, index: int) -> str:
+    """Returns the place of a shrunk image."""
+    path = os.fsencode(self.paths[index])
+    try:
+      stat = os.stat(path)
+    except OSError:  # the run reports it
+      return os.path.join(self._cache, "none")
+    key = f"{self.side} {self.options} {stat.st_size} {stat.st_mtime_ns} "
+    name = hashlib.sha256(key.encode() + path).hexdigest()[:32]
+    return os.path.join(self._cache, name[:2], f"{name[2:]}.jpg")
+
+
+def _size(size: tuple[int, int], side: int) -> tuple[int, int]:
+  """Returns the (width, height) whose shorter one is `side`."""
+  ratio = side / min(size)
+  return tuple(max(side, round(pixels * ratio)) for pixels in size)
+
+
+def _may_be_large(path: str, side: int) -> bool:
+  """Whether a file has as many bytes as a large image."""
+  size = _size_of(path)
+  return size is not None and size >= (LARGE * side) ** 2 * _FEWEST_BITS / 8
+
+
+def _is_large(path: str, side: int) -> bool:
+  """Whether an image is large by its header; False if it has none.
+
+  Raises:
+    OSError: The file cannot be read.
+  """
+  if not _may_be_large(path, side):
+    return False
+  try:
+    with Image.open(path, formats=images.FORMATS) as image:
+      return min(image.size) >= LARGE * side
+  except images.BROKEN as e:
+    if getattr(e, "errno", None) is not None:
+      raise
+    return False
+
+
+def _has_large(paths: Iterable[str], side: int) -> bool:
+  for path in paths:
+    with contextlib.suppress(OSError):
+      if _is_large(path, side):
+        return True
+  return False
+
+
+def _size_of(path: str) -> int | None:
+  try:
+    return os.stat(path).st_size
+  except OSError:
+    return None
+
+
+def _contents(path: str) -> bytes:
+  with open(path, "rb") as file:
+    return file.read()
+
+
+def _write(path: str, data: bytes) -> None:
+  """Writes a file so that others see all of it or nothing."""
+  folder = os.path.dirname(path)
+  os.makedirs(folder, exist_ok=True)
+  with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+    file.write(data)
+  os.replace(file.name, path)
+
+
+def _free_space() -> int:
+  """Returns how many bytes may be added to the cache."""
+  folder = cache_folder(CACHE)
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    used = sum(f.stat().st_size for f in folder.rglob("*.jpg"))
+    return min(LIMIT - used, shutil.disk_usage(folder).free // 2)
+  except OSError:  # no home, or one that others write
+    return 0
