@@ -112,7 +112,7 @@ def get_config(arg: str = ""):
   else:
     c.data.ops = f"decode_inception_crop({size})|flip_lr"
   # Crops and shifts of large photographs then cost what those of small ones do.
-  c.data.shrink = max(512, 2 * height, 2 * width)
+  c.data.shrink = max(256, 2 * height, 2 * width)
   # 50 to 100 steps an epoch, as far as 8 to 128 images a step allow.
   batch = 2 ** int(math.log2(num_images / 50)) if num_images > 50 else 1
   c.data.batch_size = min(128, max(8, batch))
