@@ -29,9 +29,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str]) -> None:
   """Removes a cache if asked to, and prints a line for each that is left."""
+  args = parse(argv)
   from vit_jax.paths import cache_folder
 
-  args = parse(argv)
   if args.remove:
     shutil.rmtree(cache_folder(args.remove), ignore_errors=True)
   for name, about in CACHES.items():
