@@ -9,8 +9,8 @@ from PIL import Image
 
 MOST = 2  # see `brightest`
 SCALE = (
-  "brightest is the patch with the most, and each with twice the 95th"
-  " percentile of its map"
+  "full brightness is the largest weight of the map, or twice its 95th"
+  " percentile if that is less"
 )
 _SMALLEST = 192  # Longer side of a picture at least, pixels.
 _GAP = 4  # Between two of them, of pictures of that size.

@@ -422,8 +422,8 @@ def rollouts(models: Sequence[InspectedModel], num_shown: int) -> Section:
   answers = f" Below are the answer{whose} and its probability."
   read = sorted({_read_by(model.vit.config.pool) for model in with_maps})
   text = (
-    f"{order} Attention rollout, read by {html.escape(', '.join(read))}: from"
-    f" which patches the answer is drawn; {overlay.SCALE}."
+    f"{order} A map is the rollout of attention, read by"
+    f" {html.escape(', '.join(read))}; {overlay.SCALE}."
     f"{answers if with_maps and with_maps[0].vit.num_classes else ''}"
   )
   body = gallery(pair for _, pair in pairs) if pairs else ""
