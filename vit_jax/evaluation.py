@@ -1,5 +1,6 @@
 """What an evaluator gets from its run: labels, batches, compiled functions."""
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from jax.experimental import multihost_utils
 from vit_jax.batch import Batch
 from vit_jax.config.preprocessing import for_channels
 from vit_jax.evaluators.evaluator import Context
+from vit_jax.frozen import FrozenPart
 from vit_jax.sharding import replicated, to_global
 
 
@@ -30,12 +32,63 @@ def labels_of(source: Any) -> np.ndarray:
   return multihost_utils.process_allgather(mine).reshape(-1, *spec.shape)[:num]
 
 
+def forward(
+  fn: Callable,
+  params: Any,
+  batches: Iterable[Batch],
+  mesh: jax.sharding.Mesh,
+  on_batch: Callable[[], None],
+) -> Iterator[Any]:
+  """Yields the results of a function for each batch, see `Context.forward`."""
+  before = None
+  for batch in batches:
+    on_batch()
+    results = fn(params, to_global(batch, mesh))
+    jax.tree.map(lambda x: x.copy_to_host_async(), results)
+    if before is not None:
+      yield jax.device_get(before)
+    before = results
+  if before is not None:
+    yield jax.device_get(before)
+
+
+def activated(
+  fn: Callable,
+  params: Any,
+  batches: Iterable[Batch],
+  mesh: jax.sharding.Mesh,
+  on_batch: Callable[[], None],
+) -> Iterator[Batch]:
+  """Yields batches with activations in the place of images.
+
+  Args:
+    fn: (params, global batch) -> activations of its images, jitted.
+    params: Its first argument.
+    batches, mesh, on_batch: See `forward`.
+  """
+  labels: collections.deque[dict] = collections.deque()
+
+  def noted():
+    for batch in batches:
+      labels.append({k: v for k, v in batch.items() if k != "image"})
+      yield batch
+
+  for x in forward(fn, params, noted(), mesh, on_batch):
+    yield Batch(image=x, **labels.popleft())
+
+
 @dataclasses.dataclass(frozen=True)
 class RunContext(Context):
   """The `Context` of a run: data by TensorFlow, arrays on its mesh.
 
   TensorFlow is imported where records are read: the planner reads none.
+
+  Attributes:
+    frozen_part: The part of the model whose activations `for_logits` keeps;
+      None: it keeps nothing.
   """
+
+  frozen_part: FrozenPart | None = None
 
   def jit(self, fn: Callable[[Any, dict], Any]) -> Callable:
     return jax.jit(fn, out_shardings=replicated(self.mesh))
@@ -79,16 +132,17 @@ class RunContext(Context):
       process_count=jax.process_count(),
     )
 
+  def for_logits(self, source: Any, params: Any) -> Iterable[Batch]:
+    if self.frozen_part is None:
+      return self.batches(source)
+    fn = self.jit(lambda params, b: self.frozen_part(params, b["image"]))
+    batches = self.batches(source)
+    return self.once(
+      ("activations", id(source), self.options.ops, self.options.batch_size),
+      lambda: [*activated(fn, params, batches, self.mesh, self.on_batch)],
+    )
+
   def forward(
     self, fn: Callable, params: Any, batches: Iterable[Batch]
   ) -> Iterator[Any]:
-    before = None
-    for batch in batches:
-      self.on_batch()
-      results = fn(params, to_global(batch, self.mesh))
-      jax.tree.map(lambda x: x.copy_to_host_async(), results)
-      if before is not None:
-        yield jax.device_get(before)
-      before = results
-    if before is not None:
-      yield jax.device_get(before)
+    return forward(fn, params, batches, self.mesh, self.on_batch)

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import batch, lora, missing_data, optim, sharding, weights
+from vit_jax import batch, frozen, lora, missing_data, optim, sharding, weights
 from vit_jax.batch import Data, Standardisation
 from vit_jax.checkpointing import checkpointer, resume, resume_rules, retention
 from vit_jax.class_names import Head
@@ -72,6 +72,7 @@ class Experiment:
     self._fitted: tuple[Params, weights.Report] | None = None
     self.init_metadata: dict[str, Any] = {}  # of config.init, once checked
     self.base: adapters.Base | None = None  # of config.lora, once checked
+    self.room = frozen.Room()  # for activations of frozen parts
     # Options of the evaluators; data set and batch size may be config.data's.
     self._configured: tuple[EvaluatorConfig, ...] = tuple(
       e.resolved(config.data.dataset, config.data.batch_size)
@@ -283,7 +284,11 @@ class Experiment:
     return is_multiple or step == self.run_shape.total_steps
 
   def train_batches(
-    self, start: int, saved: Mapping[str, Any], mesh: jax.sharding.Mesh
+    self,
+    start: int,
+    saved: Mapping[str, Any],
+    mesh: jax.sharding.Mesh,
+    activations: Any = None,
   ) -> Iterator[dict[str, jax.Array]]:
     """Yields the batches of all processes from a step on, on the devices.
 
@@ -294,6 +299,8 @@ class Experiment:
       start: Updates already applied.
       saved: Metadata of the checkpoint of `start`; {} for a new run.
       mesh: Mesh of the run.
+      activations: `activations.Activations` to have in the place of images;
+        None: there are none.
 
     Raises:
       DataError: As `batch.checked`.
@@ -301,6 +308,8 @@ class Experiment:
     index, count = jax.process_index(), jax.process_count()
     batch_size = self.config.data.batch_size
     first = batch.batches_seen(saved, start, batch_size)
+    if activations is not None:
+      return (sharding.to_global(b, mesh) for b in activations.batches(first))
     batches = batch.checked(
       self.data.batches(first, index, count),
       rows=batch_size // count,
@@ -341,6 +350,7 @@ class Experiment:
     mesh: jax.sharding.Mesh,
     random_params: Callable[[], Params],
     on_batch: Callable[[], None] = lambda: None,
+    frozen_part: frozen.FrozenPart | None = None,
   ) -> list[Evaluator]:
     """Returns the evaluators in the order of the config; prepares their data.
 
@@ -349,6 +359,7 @@ class Experiment:
       mesh: Mesh of the run.
       random_params: Makes freshly initialised parameters, for baselines.
       on_batch: See `Context.on_batch`.
+      frozen_part: What is frozen of the model; None: nothing.
     """
     shared: dict[Any, Any] = {}
     head = self.head._replace(standardisation=self.standardisation)
@@ -368,10 +379,23 @@ class Experiment:
           workdir=self.workdir,
           shared=shared,
           on_batch=on_batch,
+          frozen_part=self._kept_for(e, frozen_part),
         )
       )
       for e in self.evals
     ]
+
+  def _kept_for(
+    self, e: EvaluatorConfig, part: frozen.FrozenPart | None
+  ) -> frozen.FrozenPart | None:
+    """Returns the part whose activations an evaluator keeps; None: none."""
+    if part is None or not e.every_steps or jax.process_count() > 1:
+      return None
+    splits = {
+      k: self.sources.inspect(e.dataset, getattr(e, k)) for k in e.SPLITS
+    }
+    num_bytes = sum(e.num_images(splits)) * part.num_bytes
+    return part if e.scores_head and self.room.take(num_bytes) else None
 
   @property
   def data_info(self) -> Data | Source:

@@ -17,9 +17,9 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, UInt8
+from jaxtyping import Array, Float, UInt8
 
-from vit_jax import collectives, lora, optim, sharding
+from vit_jax import collectives, frozen, lora, optim, sharding
 from vit_jax.batch import Standardisation, normalise
 from vit_jax.config import Config, LoRAConfig
 from vit_jax.config.preprocessing import image_size
@@ -109,6 +109,7 @@ class Trainer:
   schedule: Updates applied so far -> learning rate; None without training.
   train_step: See `make_train_step`; None without training.
   lora: Adapters that are trained.
+  frozen_part: What is in front of the first trained module; None: nothing.
   """
 
   seed: int
@@ -118,6 +119,7 @@ class Trainer:
   schedule: optim.Schedule | None
   train_step: Callable[[TrainState, dict], tuple[TrainState, dict]] | None
   lora: LoRAConfig = LoRAConfig()
+  frozen_part: frozen.FrozenPart | None = None
 
   def init_state(self) -> TrainState:
     """Returns the state before the first step, every array made in place."""
@@ -152,14 +154,19 @@ class Trainer:
     return done
 
   def predict(
-    self, params: Any, images: UInt8[Array, "b h w c"]
+    self, params: Any, images: UInt8[Array, "b h w c"] | Float[Array, "b ..."]
   ) -> tuple[Array, dict[str, Any]]:
     """Returns (logits, out), not jitted.
 
     The caller jits it and takes what it needs of `out`; XLA drops the rest.
+
+    Args:
+      params: Those of the model.
+      images: Images; or activations of the frozen part, for which `out` is {}.
     """
-    with lora.added(self.lora):
-      return self.module.apply({"params": params}, normalise(images))
+    with lora.added(self.lora), frozen.entered(self.frozen_part, images) as x:
+      logits, out = self.module.apply({"params": params}, normalise(x))
+    return logits, out if x is images else {}
 
 
 def assemble(
@@ -208,9 +215,13 @@ def assemble(
     shapes,
     sharding.infer(shapes, mesh),
   )
-  train_step = None
+  train_step = part = None
   if run_shape.total_steps is not None:
-    train_step = make_train_step(config, loss_fn, tx, state, mesh, step_metrics)
+    size = run_shape.image_size
+    part = frozen.part_of(config, module, state.params, size)
+    train_step = make_train_step(
+      config, loss_fn, tx, state, mesh, step_metrics, part
+    )
   return Trainer(
     config.seed,
     module,
@@ -219,6 +230,7 @@ def assemble(
     schedule and jax.jit(schedule),
     train_step,
     adapters,
+    part,
   )
 
 
@@ -229,6 +241,7 @@ def make_train_step(
   state: TrainState,
   mesh: Mesh,
   step_metrics: Sequence[StepMetrics] = (),
+  part: frozen.FrozenPart | None = None,
 ) -> Callable[[TrainState, dict], tuple[TrainState, dict]]:
   """Returns the jitted (state, batch) -> (state, metrics); donates the state.
 
@@ -246,6 +259,7 @@ def make_train_step(
     state: Abstract, with shardings.
     mesh: Mesh that it runs on.
     step_metrics: Further metrics of the step.
+    part: The frozen part, whose activations a batch may have for images.
 
   An update is applied only where loss and grad_norm are finite. Otherwise
   parameters, optimizer and average keep their bits, and only `step` counts up.
@@ -266,8 +280,8 @@ def make_train_step(
     """Sums over the rows, so that microbatches and devices add up."""
     params, base = params
     params = lora.joined(base, optim.replaced(params, trained_params))
-    with lora.added(config.lora):
-      loss, count, named = loss_fn(params, batch, rng)
+    with lora.added(config.lora), frozen.entered(part, batch["image"]) as x:
+      loss, count, named = loss_fn(params, {**batch, "image": x}, rng)
     return loss, (count, named)
 
   def sums_and_grads(params, batch, rng):

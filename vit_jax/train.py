@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 
 import jax
 
+from vit_jax import activations, linear_probe, run_summary, sharding, weights
 from vit_jax import experiment as experiment_lib
-from vit_jax import linear_probe, run_summary, sharding, weights
 from vit_jax import step as step_lib
 from vit_jax.batch import Data, DataError
 from vit_jax.callbacks import Callback, CallbackList, Stop
@@ -102,6 +102,7 @@ def train_and_evaluate(
     mesh,
     trainer.init_params,
     on_batch=lambda: hooks.on_eval_batch(),  # the hooks are made below
+    frozen_part=trainer.frozen_part,
   )
   hooks = CallbackList(
     [
@@ -161,7 +162,12 @@ def train_and_evaluate(
     run_info.write_json(workdir, "config.json", to_dict(config))
 
     # Data, and the files of metrics.
-    batches = experiment.train_batches(start, saved, mesh)
+    computed, text = activations.once(
+      *(experiment, trainer.frozen_part, mesh, state.model_params, start),
+      hooks.on_eval_batch,
+    )
+    note(text and f"frozen      {text}")
+    batches = experiment.train_batches(start, saved, mesh, computed)
     for evaluator in evaluators:
       if evaluator.config.dataset != config.data.dataset:
         note(f"{evaluator.config.name:<11} {evaluator.note}")

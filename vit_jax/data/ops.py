@@ -232,9 +232,14 @@ def random_crop(image, key, size):
 
 def flip_lr(image, key):
   """Mirrors left and right for every second key."""
-  is_flipped = tf.random.stateless_uniform([], key) < 0.5
   # Not tf.where: it takes nearly as long as the decoding of a JPEG.
-  return tf.cond(is_flipped, lambda: tf.reverse(image, [1]), lambda: image)
+  return tf.cond(
+    _is_flipped(key), lambda: tf.reverse(image, [1]), lambda: image
+  )
+
+
+def _is_flipped(key) -> tf.Tensor:
+  return tf.random.stateless_uniform([], key) < 0.5
 
 
 def pad(image, key, pixels, mode="black"):
@@ -361,6 +366,18 @@ def bind(text: str) -> tuple[BoundOp, ...]:
   return tuple(_bound(op, i, before[i]) for i, op in enumerate(ops))
 
 
+@tf.function(reduce_retracing=True)
+def are_flipped(position: int, seed_pairs: tf.Tensor) -> tf.Tensor:
+  """Returns whether the `flip_lr` at a position mirrors images, bool [n].
+
+  Args:
+    position: Its number among the operations.
+    seed_pairs: int64 [n, 2], see `apply`.
+  """
+  keys = _key_at(position, seed_pairs)
+  return tf.map_fn(_is_flipped, keys, fn_output_signature=tf.bool)
+
+
 def apply(image: tf.Tensor, text: str, seed_pair: tf.Tensor) -> tf.Tensor:
   """Returns an image after all operations.
 
@@ -385,11 +402,16 @@ def _bound(
   def fn(image, seed_pair):
     if shape is not None:  # TensorFlow does not always know it.
       image = tf.ensure_shape(image, [*shape, 3])
-    # Injective for up to 64 operations; Philox does the scrambling.
-    key = tf.cast(seed_pair, tf.int64) * [1, 64] + [0, position]
+    key = _key_at(position, seed_pair)
     return OPS[op.name](image, key, *op.args, **op.kwargs)
 
   return fn
+
+
+def _key_at(position: int, seed_pair: tf.Tensor) -> tf.Tensor:
+  """Returns the key of the operation at a position."""
+  # Injective for up to 64 operations; Philox does the scrambling.
+  return tf.cast(seed_pair, tf.int64) * [1, 64] + [0, position]
 
 
 def _by_pillow(fn, image, *draws):

@@ -24,6 +24,7 @@ import numpy as np
 from vit_jax.batch import Batch
 from vit_jax.config import Config, preprocessing
 from vit_jax.data import decoding, order
+from vit_jax.data import ops as ops_lib
 from vit_jax.data.source import FETCHED, PARALLEL, Source
 from vit_jax.data.tf_cpu import as_is, tf
 
@@ -75,6 +76,49 @@ class TrainingData:
     passes = -(-step * data.batch_size // (num * data.repeats))
     return passes * data.repeats * decoding.most_unusable(num, num)
 
+  @property
+  def ops(self) -> str:
+    """The preprocessing, for as many channels as the model takes."""
+    config = self.config
+    return preprocessing.for_channels(config.data.ops, config.model.channels)
+
+  @functools.cached_property
+  def flip(self) -> int | None:
+    """Where `flip_lr` is among the operations, if what follows does not depend
+    on it; None: nowhere."""
+    names = [op.name for op in preprocessing.parse_ops(self.ops)]
+    place = len(names) - 1 - (names[-1] == "grey")
+    return place if names[place] == "flip_lr" else None
+
+  @property
+  def unflipped_ops(self) -> str:
+    """The preprocessing without the operation at `flip`."""
+    parts = self.ops.split("|")
+    return "|".join(p for i, p in enumerate(parts) if i != self.flip)
+
+  def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what `batches` has in a batch, without reading any record.
+
+    Only for records that can be read by number.
+
+    Args:
+      step: Number of the batch.
+
+    Returns:
+      The records, int64 [batch_size]; and whether the operation at `flip`
+      mirrors them, bool [batch_size].
+    """
+    data, seed = self.config.data, self.config.seed
+    size = data.batch_size
+    positions = tf.range(step * size, (step + 1) * size, dtype=tf.int64)
+    records, epochs = _records_at(
+      positions, self.source, seed, size, data.repeats
+    )
+    if self.flip is None:
+      return records.numpy(), np.zeros(size, bool)
+    keys = tf.stack([order.root(seed) + epochs, records], axis=1)
+    return records.numpy(), ops_lib.are_flipped(self.flip, keys).numpy()
+
   def batches(
     self, start_step: int, process_index: int, process_count: int
   ) -> Iterator[Batch]:
@@ -82,7 +126,7 @@ class TrainingData:
     data = self.config.data
     return train_batches(
       self.source,
-      preprocessing.for_channels(data.ops, self.config.model.channels),
+      self.ops,
       batch_size=data.batch_size,
       seed=self.config.seed,
       start_step=start_step,
@@ -193,23 +237,32 @@ def _permuted(
   rows: int,
   repeats: int,
 ) -> tf.data.Dataset:
-  """Streams {"raw", "epoch"} for the rows of each batch from `first_row` on.
-
-  Every copy of a record has an epoch of its own, of which its key is made.
-  """
+  """Streams {"raw", "epoch"} for the rows of each batch from `first_row` on."""
 
   def fetch(counts):
     step, row = counts // rows, counts % rows
     positions = step * batch_size + first_row + row
-    places, copies = order.repeated(positions, batch_size, repeats)
-    indices = order.shuffled(places, source.num_examples, seed)
-    return {
-      "raw": source.fetch(indices),
-      "epoch": places // source.num_examples * repeats + copies,
-    }
+    indices, epochs = _records_at(positions, source, seed, batch_size, repeats)
+    return {"raw": source.fetch(indices), "epoch": epochs}
 
   counts = tf.data.Dataset.range(start_step * rows, _FOREVER)
   return counts.batch(FETCHED).map(as_is(fetch), **PARALLEL).unbatch()
+
+
+def _records_at(
+  positions: tf.Tensor,
+  source: Source,
+  seed: int,
+  batch_size: int,
+  repeats: int,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns record and epoch of positions, int64 [n], see `order`.
+
+  Every copy of a record has an epoch of its own, of which its key is made.
+  """
+  places, copies = order.repeated(positions, batch_size, repeats)
+  indices = order.shuffled(places, source.num_examples, seed)
+  return indices, places // source.num_examples * repeats + copies
 
 
 def _streamed(

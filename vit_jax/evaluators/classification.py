@@ -11,7 +11,7 @@ ImageNet's reassessed labels (ReaL, section 4.1 of arXiv:2006.07159).
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -174,7 +174,8 @@ class Classification(Evaluator):
 
   def gather(self, params: Params) -> list[dict[str, "clu.metrics.Average"]]:
     """Returns the averages of every batch."""
-    return list(self.context.forward(self._sums, params, self._batches()))
+    batches = self._for_logits(params)
+    return list(self.context.forward(self._sums, params, batches))
 
   def score(
     self, gathered: list[dict[str, "clu.metrics.Average"]]
@@ -270,9 +271,16 @@ class Classification(Evaluator):
       | {k: np.array(getattr(self.config, k)) for k in ("dataset", "split")}
     )
 
+  def _for_logits(self, params: Params) -> Iterator[Batch]:
+    """Yields the split as `Context.for_logits` does, see `_batches`."""
+    return self._renumbered(self.context.for_logits(self._source, params))
+
   def _batches(self) -> Iterator[Batch]:
     """Yields the split; labels are positions among the scored columns."""
-    for batch in self.context.batches(self._source):
+    return self._renumbered(self.context.batches(self._source))
+
+  def _renumbered(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    for batch in batches:
       label = renumbered(batch["label"], self._positions, len(self._columns))
       has_label = label >= 0 if label.ndim == 1 else label.any(axis=-1)
       yield {**batch, "label": label, "mask": batch["mask"] & has_label}

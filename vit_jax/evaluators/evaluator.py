@@ -195,7 +195,8 @@ class Context:
     options: Options of the evaluator; dataset and batch_size are set.
     config: The run, a `vit_jax.config.Config`.
     sources: Option of `options.SPLITS` -> the split, opened.
-    predict: (params, uint8 images) -> (logits, out), not jitted.
+    predict: (params, uint8 images) -> (logits, out), not jitted; or, of
+      activations that `for_logits` returned, (logits, {}).
     mesh: Mesh of the run.
     random_params: Makes freshly initialised parameters, for baselines.
     head: The classes of the logits.
@@ -250,6 +251,18 @@ class Context:
       indices: The records to read, in rising order; None: all.
     """
     raise NotImplementedError
+
+  def for_logits(self, source: Split, params: Params) -> Iterable[Batch]:
+    """Returns `batches`, of which nothing but `predict`'s logits is used.
+
+    If a part of the model is frozen, and the run evaluates more than once, the
+    images may be activations of that part, which the first call keeps.
+
+    Args:
+      source: One of `sources`.
+      params: Those of the model.
+    """
+    return self.batches(source)
 
   def augmented(
     self, source: Split, indices: np.ndarray, ops: str, seed: int

@@ -59,7 +59,7 @@ class Multilabel(Classification):
 
   def gather(self, params: Params) -> list[dict[str, np.ndarray]]:
     """Returns logits and labels of all images, batch by batch."""
-    batches = self.context.batches(self._source)
+    batches = self.context.for_logits(self._source, params)
     return list(self.context.forward(self._ranked, params, batches))
 
   def score(self, gathered: list[dict[str, np.ndarray]]) -> dict[str, float]:

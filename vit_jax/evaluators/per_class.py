@@ -71,7 +71,7 @@ class PerClass(Classification):
 
   def gather(self, params: Params) -> list[dict[str, Any]]:
     """Returns sums, labels and predictions of every batch."""
-    batches = self._batches()
+    batches = self._for_logits(params)
     return list(self.context.forward(self._sums_and_answers, params, batches))
 
   def score(self, gathered: list[dict[str, Any]]) -> dict[str, float]:

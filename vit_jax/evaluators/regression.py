@@ -81,7 +81,7 @@ class Regression(Evaluator):
 
   def gather(self, params: Params) -> list[dict[str, np.ndarray]]:
     """Returns outputs and numbers of all images, batch by batch."""
-    batches = self.context.batches(self._source)
+    batches = self.context.for_logits(self._source, params)
     return list(self.context.forward(self._rows, params, batches))
 
   def score(self, gathered: list[dict[str, np.ndarray]]) -> dict[str, float]:

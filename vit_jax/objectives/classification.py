@@ -59,6 +59,11 @@ class Classification(Objective):
     """See `Objective`."""
     return self.class_weights == "balanced"
 
+  @property
+  def passes_images(self) -> bool:
+    """See `Objective`."""
+    return not (self.mixup or self.cutmix)
+
   def errors(self) -> Iterator[str]:
     if self.counts_classes and self.loss != "softmax":
       yield (

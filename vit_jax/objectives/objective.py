@@ -39,6 +39,13 @@ class Objective:
     """Whether `make` needs `RunShape.class_counts`."""
     return False
 
+  @property
+  def passes_images(self) -> bool:
+    """Whether the module is the model, and the loss applies it to each image of
+    the batch as it is: what a frozen part makes of it is then always the same.
+    """
+    return False
+
   def errors(self) -> Iterator[str]:
     """Yields the errors that the options alone show, one text each."""
     return iter(())

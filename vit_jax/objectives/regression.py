@@ -28,6 +28,11 @@ class Regression(Objective):
     """See `Objective`."""
     return "regression"
 
+  @property
+  def passes_images(self) -> bool:
+    """See `Objective`."""
+    return True
+
   def data_errors(self, data) -> Iterator[str]:
     """See `Objective`."""
     name = getattr(data, "name", type(data).__name__)

@@ -1,0 +1,174 @@
+"""Runs of which the frozen part is computed once, against ordinary ones."""
+
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from flax import linen as nn
+from PIL import Image
+
+from vit_jax import activations, experiment, frozen, sharding
+from vit_jax.callbacks import Callback
+from vit_jax.config import defaults, freeze, to_dict
+from vit_jax.data import pipeline, sources
+from vit_jax.train import train_and_evaluate
+
+STEM = ("embedding/*", "cls", "Transformer/pos*")
+HALF = (*STEM, "Transformer/encoderblock_0/*")
+HEAD = (*STEM, "Transformer/*")
+SCORE = {"kind": "classification", "ops": "decode|resize(16)", "split": "val"}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+  """12 images of noise of two classes; one of `train` is broken."""
+  rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("images")
+  for split, number in (("train", 6), ("val", 3)):
+    for mean, name in ((80, "dark"), (160, "light")):
+      (folder / split / name).mkdir(parents=True)
+      for i in range(number):
+        pixels = np.clip(rng.normal(mean, 40, (18, 20, 3)), 0, 255)
+        path = folder / split / name / f"{i}.png"
+        Image.fromarray(pixels.astype(np.uint8)).save(path)
+  path.with_name("2.png").write_bytes(b"no image")
+  broken = folder / "train" / "dark" / "3.png"
+  broken.write_bytes(broken.read_bytes()[:100])
+  return folder
+
+
+@pytest.fixture
+def config(images):
+  def make(**changes):
+    c = defaults()
+    c.update(to_dict(tiny.config(total_steps=8, log_steps=1)))
+    c.data.dataset, c.data.split = f"folder:{images}", "train"
+    c.data.ops, c.data.batch_size = "decode|resize(16)|flip_lr", 8
+    c.checkpoint.every_steps = 3
+    c.optim.name, c.optim.momentum = "sgd", 0.9
+    c.optim.freeze, c.optim.weight_decay, c.optim.ema_decay = HALF, 0.1, 0.9
+    c.evals = {"val": {**SCORE, "every_steps": 4}, "last": SCORE}
+    tiny.apply(c, changes)
+    return freeze(c)
+
+  return make
+
+
+def given(config):
+  """The data of the run, passed to it: it computes every step as a whole."""
+  source = sources.Sources().open(config.data.dataset, config.data.split)
+  return pipeline.TrainingData(source, config)
+
+
+def rows(workdir):
+  text = (workdir / "metrics.jsonl").read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
+class Cut(Callback):
+  """Ends the run as a crash would, after five steps."""
+
+  def on_step(self, step, batch, metrics):
+    if step == 5:
+      raise KeyboardInterrupt
+
+
+def assert_close(a, b, rtol, atol=0.0):
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
+
+
+def test_a_run_is_the_ordinary_one(config, tmp_path, capfd):
+  c = config()
+  state = train_and_evaluate(c, str(tmp_path / "once"))
+  err = capfd.readouterr().err
+  assert re.search(
+    r"frozen +all before Transformer/encoderblock_1, computed once: 12 images,"
+    r" as they are and mirrored, 0\.0 MiB, ",
+    err,
+  )
+  ordinary = train_and_evaluate(c, str(tmp_path / "each"), given(c))
+  assert (
+    "computed in every step: the data were passed" in capfd.readouterr().err
+  )
+  # Rounding of float32, see tests/test_frozen.py, in eight steps.
+  assert_close(state, ordinary, rtol=1e-5, atol=1e-6)
+  one, other = rows(tmp_path / "once"), rows(tmp_path / "each")
+  keys = ("train/loss", "train/grad_norm", "train/undecodable", "val/loss")
+  for key in keys:
+    found = [[r[key] for r in run if key in r] for run in (one, other)]
+    assert len(found[0]) >= 2
+    assert_close(*found, rtol=1e-5)
+  assert max(r.get("train/undecodable", 0) for r in one) > 0
+  # `last` is scored once, from images, in the same step as `val` at the end.
+  scores = {k: v for row in one for k, v in row.items()}
+  assert scores["val/top1"] == scores["last/top1"]
+  assert_close(scores["val/loss"], scores["last/loss"], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_in_the_same_bits(config, tmp_path, capfd):
+  c = config()
+  state = train_and_evaluate(c, str(tmp_path / "whole"))
+  cut = str(tmp_path / "cut")
+  with pytest.raises(KeyboardInterrupt):
+    train_and_evaluate(c, cut, callbacks=[Cut()])
+  resumed = train_and_evaluate(c, cut)
+  assert "resumes     step 3" in capfd.readouterr().err
+  assert_close(state, resumed, rtol=0)  # to the bit
+
+
+def reason(config):
+  e = experiment.setup(config)
+  output = jax.ShapeDtypeStruct((32,), "float32")
+  part = frozen.FrozenPart(nn.Module(), "head", (16, 16, 3), output)
+  mesh = sharding.make_mesh(config.mesh)
+  computed, text = activations.once(e, part, mesh, {}, 0)
+  assert computed is None
+  return text
+
+
+@pytest.mark.parametrize(
+  ("changes", "expected"),
+  [
+    ({"data__ops": "decode|resize(20)|random_crop(16)"}, "random images"),
+    ({"data__ops": "decode|flip_lr|resize(16)"}, "random images"),
+    ({"objective__mixup": 0.2}, "config.objective changes the images"),
+    ({"model__dropout": 0.1}, "config.model.dropout is random in it"),
+    ({"total_steps": 3}, "the run sees no image again"),
+  ],
+)
+def test_why_a_part_is_computed_in_every_step(config, changes, expected):
+  text = reason(config(**changes))
+  assert text.startswith("all before head, computed in every step: ")
+  assert expected in text
+
+
+def test_activations_that_do_not_fit(config, monkeypatch):
+  monkeypatch.setattr(frozen, "memory", lambda: 4 * 3000)
+  assert "24 images take 0.0 GiB" in reason(config())
+
+
+def test_batches_are_those_of_the_pipeline(config):
+  """Records, labels, masks and mirrored images of the same steps."""
+  c = config(data__repeats=2)
+  data = given(c)
+  mirrored = []
+  for step, batch in enumerate(data.batches(0, 0, 1)):
+    if step == 6:
+      break
+    index, is_mirrored = data.rows(step)
+    np.testing.assert_array_equal(index, batch["index"])
+    plain = pipeline.eval_batches(
+      data.source, data.unflipped_ops, batch_size=12
+    )
+    (every,) = plain
+    image = every["image"][index]
+    image = np.where(is_mirrored[:, None, None, None], image[:, :, ::-1], image)
+    np.testing.assert_array_equal(image, batch["image"])
+    np.testing.assert_array_equal(every["label"][index], batch["label"])
+    np.testing.assert_array_equal(every["mask"][index], batch["mask"])
+    mirrored += is_mirrored.tolist()
+  assert 0 < sum(mirrored) < len(mirrored)

@@ -1,0 +1,157 @@
+"""The frozen part of a model: its activations in the place of images."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import frozen, sharding
+
+STEM = ("embedding/*", "cls", "registers", "Transformer/pos*")
+FIRST = (*STEM, "Transformer/encoderblock_[01]/*")
+BLOCKS = (*STEM, "*/encoderblock*")
+BODY = (*STEM, "MAPHead*", "dist", "Transformer/*")
+MODERN = dict(model__name="modern", model__variant="Ti/8")
+NORM = "Transformer/encoder_norm"
+BLOCK_2 = "Transformer/encoderblock_2"
+
+# What is frozen, options of the model -> the first trained module.
+CASES = {
+  "half": (FIRST, dict(optim__microbatch=4), BLOCK_2),
+  "head, scan": (BODY, dict(model__scan=True), "head"),
+}
+SLOW = {
+  "remat": (FIRST, dict(model__remat="full"), BLOCK_2),
+  "modern": (
+    FIRST,
+    MODERN
+    | dict(model__rope="dinov3", model__posemb="none", model__registers=2),
+    BLOCK_2,
+  ),
+  "bfloat16": (FIRST, dict(model__dtype="bfloat16"), BLOCK_2),
+  "positions of each block": (FIRST, dict(model__posemb_at="blocks"), BLOCK_2),
+  "norm and head, scan": (BLOCKS, dict(model__scan=True), NORM),
+  "pooling by attention": (
+    (*STEM, "Transformer/*"),
+    dict(model__pool="map"),
+    "MAPHead_0",
+  ),
+  "two heads": (BODY, MODERN | dict(model__distilled=True), NORM),
+  "resnet": (
+    ("root*", "block*", "norm*", "conv*"),
+    tiny.RESNET | dict(model__depth=None),
+    "head",
+  ),
+}
+
+
+def parts(freeze, **options):
+  """The tiny model with three blocks, on one device; its rule is linear.
+
+  (Adam divides a gradient by its size, however small, and so its rounding.)
+  """
+  options = {
+    "model__depth": 3,
+    "optim__name": "sgd",
+    "optim__weight_decay": 0.1,
+    **options,
+  }
+  config = tiny.config(optim__freeze=freeze, optim__ema_decay=0.9, **options)
+  return tiny.Parts(config, jax.devices()[:1])
+
+
+def moved(state):
+  """The state with a head that is not zero: blocks get gradients, too."""
+
+  def move(path, x):
+    is_head = "head" in str(path)
+    return x + 0.1 * jnp.arange(x.size).reshape(x.shape) % 0.3 * is_head
+
+  params = jax.tree_util.tree_map_with_path(move, state.params)
+  return state.replace(params=params, ema=jax.tree.map(jnp.copy, params))
+
+
+@pytest.mark.parametrize(
+  "name", [*CASES, *(pytest.param(k, marks=pytest.mark.slow) for k in SLOW)]
+)
+def test_a_step_from_activations_is_the_step_from_images(name):
+  freeze, options, first = (CASES | SLOW)[name]
+  model = parts(freeze, **options)
+  part = model.trainer.frozen_part
+  assert part.first_trained == first
+  ordinary, other = moved(model.state()), moved(model.state())
+  compute = jax.jit(part)
+  for i in range(2):
+    batch = tiny.batch(i, model.config)
+    x = np.asarray(compute(ordinary.params, jnp.asarray(batch["image"])))
+    assert x.shape[1:] == part.output.shape and x.dtype == part.output.dtype
+    feed = [{**batch, "image": image} for image in (batch["image"], x)]
+    images, entered = (sharding.to_global(b, model.mesh) for b in feed)
+    ordinary, metrics = model.train_step(ordinary, images)
+    other, others = model.train_step(other, entered)
+  assert metrics.keys() == others.keys() and float(others["grad_norm"]) > 0
+  # XLA adds up products of float32 in another order where it fuses otherwise: a
+  # few 2^-24 of the largest terms. In bfloat16 it may leave out roundings of
+  # 2^-9 inside of a step.
+  rtol, atol = (1e-5, 1e-6) if x.dtype == np.float32 else (2**-5, 2**-9)
+  for a, b in zip(
+    jax.tree.leaves((ordinary, metrics)),
+    jax.tree.leaves((other, others)),
+    strict=True,
+  ):
+    np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+  logits, out = model.trainer.predict(
+    ordinary.params, jnp.asarray(batch["image"])
+  )
+  same, nothing = model.trainer.predict(ordinary.params, jnp.asarray(x))
+  np.testing.assert_allclose(logits, same, rtol=rtol, atol=4 * atol)
+  assert out and nothing == {}
+
+
+def test_of_the_frozen_part_nothing_is_computed():
+  model = parts(FIRST)
+  part, state = model.trainer.frozen_part, model.state()
+  batch = tiny.batch(0, model.config)
+  images = jnp.asarray(batch["image"])
+
+  def flops(fn, *args):
+    return fn.lower(*args).compile().cost_analysis()["flops"]
+
+  def of_step(image):
+    args = sharding.to_global({**batch, "image": image}, model.mesh)
+    return flops(model.train_step, state, args)
+
+  fn = jax.jit(part)
+  x = np.asarray(fn(state.params, images))
+  saved = of_step(batch["image"]) - of_step(x)
+  # What XLA counts beside products differs where it fuses otherwise.
+  forward = flops(fn, state.params, images)
+  np.testing.assert_allclose(saved, forward, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+  "freeze", [(), STEM, ("Transformer/encoderblock_3/*",)]
+)
+def test_a_part_without_a_block_is_none(freeze):
+  assert parts(freeze).trainer.frozen_part is None
+
+
+def test_adapters_are_in_all_blocks():
+  model = parts(("head/*",), lora__rank=2)
+  assert model.trainer.frozen_part is None
+
+
+def test_what_depends_on_the_images_is_not_a_number():
+  """Activations that do not enter leave the blank images to the model."""
+  part = parts(FIRST).trainer.frozen_part
+  x = jnp.zeros((2, *part.output.shape))
+  with frozen.entered(part, x) as images:
+    assert images.shape == (2, 16, 16, 3) and jnp.isnan(images).all()
+
+
+def test_room_is_taken_once():
+  room = frozen.Room()
+  room.left = 10
+  assert room.take(6) and not room.take(5) and room.take(4)
+  assert room.left == 0

@@ -1,0 +1,153 @@
+"""Activations of the frozen part, computed once for all training images.
+
+A run that trains the head alone, or the last blocks, computes in every step
+what the frozen part of its model makes of the same images; `once` does so
+before the first step. The batches of the run then have these activations in
+the place of images, and order, labels, masks and random numbers are as they
+would be.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import sharding
+from vit_jax.batch import Batch
+from vit_jax.evaluation import activated
+from vit_jax.experiment import Experiment
+from vit_jax.frozen import FrozenPart
+from vit_jax.step import Params
+
+if TYPE_CHECKING:
+  from vit_jax.data.pipeline import TrainingData
+
+
+@dataclasses.dataclass(frozen=True)
+class Activations:
+  """The images of a `TrainingData`, behind the frozen part of a model.
+
+  Attributes:
+    data: The training data.
+    image: Activations [n, versions, ...]; the second version is mirrored.
+    label: Labels [n] or [n, classes].
+    mask: Whether a record counts, bool [n].
+  """
+
+  data: "TrainingData"
+  image: np.ndarray
+  label: np.ndarray
+  mask: np.ndarray
+
+  def batches(self, start_step: int) -> Iterator[Batch]:
+    """Yields the batches of `data`, with activations for images."""
+    step = start_step
+    while True:
+      index, is_mirrored = self.data.rows(step)
+      yield Batch(
+        image=self.image[index, is_mirrored.astype(int)],
+        label=self.label[index],
+        mask=self.mask[index],
+        index=index,
+      )
+      step += 1
+
+
+def once(
+  experiment: Experiment,
+  part: FrozenPart | None,
+  mesh: jax.sharding.Mesh,
+  params: Params,
+  start: int,
+  on_batch: Callable[[], None] = lambda: None,
+) -> tuple[Activations | None, str]:
+  """Returns the activations of all training images, and a line on them.
+
+  Args:
+    experiment: The run.
+    part: The frozen part of its model; None: there is none, and the line is "".
+    mesh: Mesh of the run.
+    params: Parameters of the model.
+    start: Updates already applied.
+    on_batch: Called before every batch of images.
+
+  Returns:
+    None where the part is computed in every step; the line says why.
+  """
+  if part is None:
+    return None, ""
+  if reason := _why_not(experiment, part, start):
+    return None, f"{part}, computed in every step: {reason}"
+  # Imports TensorFlow, as whoever reads records does.
+  from vit_jax.data.pipeline import eval_batches
+
+  data, began = experiment.data, time.monotonic()
+  num, versions = data.num_examples, 1 + (data.flip is not None)
+
+  @functools.partial(jax.jit, out_shardings=sharding.replicated(mesh))
+  def fn(params, batch):
+    images = [batch["image"], batch["image"][:, :, ::-1]][:versions]
+    return jnp.stack([part(params, x) for x in images], axis=1)
+
+  image = np.empty((num, versions, *part.output.shape), part.output.dtype)
+  label = mask = None
+  batches = eval_batches(
+    data.source,
+    data.unflipped_ops,
+    batch_size=experiment.config.data.batch_size,
+  )
+  for batch in activated(fn, params, batches, mesh, on_batch):
+    if label is None:
+      label = np.zeros((num, *batch["label"].shape[1:]), batch["label"].dtype)
+      mask = np.zeros(num, bool)
+    is_record = batch["index"] >= 0  # the others fill up the last batch
+    index = batch["index"][is_record]
+    for to, key in ((image, "image"), (label, "label"), (mask, "mask")):
+      to[index] = batch[key][is_record]
+  mirrored = ", as they are and mirrored" * (versions - 1)
+  return Activations(data, image, label, mask), (
+    f"{part}, computed once: {num:,} images{mirrored},"
+    f" {image.nbytes / 2**20:,.1f} MiB, {time.monotonic() - began:.1f} s"
+  )
+
+
+def _why_not(experiment: Experiment, part: FrozenPart, start: int) -> str:
+  """Returns why the part must be computed in every step, or "": it need not.
+
+  If nothing is in the way, memory for its activations is taken.
+  """
+  config = experiment.config
+  if experiment.given_data is not None:
+    return "the data were passed to the run"
+  if jax.process_count() > 1:
+    return "the run has several processes"
+  if not config.objective.passes_images:
+    return "config.objective changes the images"
+  for option in ("dropout", "stochastic_depth"):
+    if getattr(config.model, option, 0):
+      return f"config.model.{option} is random in it"
+  data = experiment.data
+  # TensorFlow is imported by whoever reads records.
+  from vit_jax.data import pixels
+
+  if pixels.is_random(data.unflipped_ops):
+    return "config.data.ops draws random images, and not only mirrored ones"
+  if not data.source.is_by_number:
+    return "the records are streamed"
+  images = data.num_examples * (1 + (data.flip is not None))
+  steps = experiment.run_shape.total_steps - start
+  if steps * config.data.batch_size <= images:
+    return "the run sees no image again"
+  num_bytes = images * part.num_bytes
+  if not experiment.room.take(num_bytes):
+    return (
+      f"its activations of {images:,} images take {num_bytes / 2**30:,.1f} GiB,"
+      f" and of a quarter of the memory {experiment.room.left / 2**30:,.1f} GiB"
+      " are left"
+    )
+  return ""

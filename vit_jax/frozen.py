@@ -1,0 +1,222 @@
+"""The frozen part of a model, in front of the first module that is trained.
+
+With config.optim.freeze the part maps an image to the same activations in every
+step. They can be computed once, and be put in the place of the images: floats
+[b, n, d], or [b, d] for the head alone, where images are uint8 [b, h, w, c].
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jaxtyping import Array, Float, UInt8
+
+from vit_jax import optim
+from vit_jax.batch import normalise
+from vit_jax.config import Config
+
+# Modules behind the last block, in the order in which they are applied.
+BEHIND_BLOCKS = (
+  "Transformer/encoder_norm",
+  "MAPHead_0",
+  "pooled_norm",
+  "projection",
+  "pre_logits",
+  "head",
+)
+LIMITS = (
+  "/sys/fs/cgroup/memory.max",
+  "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenPart:
+  """All that is applied before a module.
+
+  Attributes:
+    model: Maps images in [-1, 1] to (logits, out).
+    first_trained: The path of the module, as "Transformer/encoderblock_6".
+    image_shape: (height, width, channels) of the images.
+    output: Shape and type of the activations of one image.
+  """
+
+  model: nn.Module
+  first_trained: str
+  image_shape: tuple[int, int, int]
+  output: jax.ShapeDtypeStruct
+
+  def __str__(self) -> str:
+    return f"all before {self.first_trained}"
+
+  @property
+  def num_bytes(self) -> int:
+    """Bytes of the activations of one image."""
+    return self.output.size * self.output.dtype.itemsize
+
+  def __call__(
+    self, params: Any, images: UInt8[Array, "b h w c"]
+  ) -> Float[Array, "b ..."]:
+    """Returns the activations of images."""
+    return _input_of(self.model, self.first_trained, params, images)
+
+
+def part_of(
+  config: Config, model: nn.Module, params: Any, image_size: tuple[int, int]
+) -> FrozenPart | None:
+  """Returns the frozen part of a model; None: it has no block, or is nothing.
+
+  Args:
+    config: Its optim.freeze, lora and model.
+    model: The module that is trained.
+    params: Shapes of its parameters.
+    image_size: (height, width) in pixels.
+  """
+  path = None
+  if config.optim.freeze and not config.lora.rank:
+    path = first_trained(params, config.optim.freeze)
+  if path is None:
+    return None
+  if getattr(config.model, "remat", "none") != "none":
+    # The inputs of a module that is computed again cannot leave it.
+    options = dataclasses.replace(config.model, remat="none")
+    model = model.clone(options=options)
+  shape = (*image_size, config.model.channels)
+  images = jax.ShapeDtypeStruct((1, *shape), "uint8")
+  try:
+    x = jax.eval_shape(
+      functools.partial(_input_of, model, path), params, images
+    )
+  except LookupError:  # a model of other modules
+    return None
+  return FrozenPart(
+    model, path, shape, jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+  )
+
+
+def first_trained(params: Any, freeze: tuple[str, ...]) -> str | None:
+  """Returns the path of the first module with a trained parameter.
+
+  None: no block is in front of it, so that little would be computed once; or
+  the module is not the only way from the images to the logits.
+
+  Args:
+    params: Parameters, or their shapes.
+    freeze: config.optim.freeze.
+
+  Example:
+    >>> block = {"LayerNorm_0": {"scale": 0.0}}
+    >>> blocks = {f"encoderblock_{i}": block for i in range(3)}
+    >>> params = {"Transformer": blocks, "head": {"bias": 0.0}}
+    >>> first_trained(params, ["*/encoderblock_0/*"])
+    'Transformer/encoderblock_1'
+    >>> first_trained(params, ["Transformer/*"])
+    'head'
+  """
+  layers = optim.trained(optim.layers(params), freeze)
+  first = min(int(np.min(layer)) for layer in jax.tree.leaves(layers))
+  depth = optim.num_blocks(params)
+  if first <= min(depth, 1):
+    return None
+  if first <= depth:
+    return f"Transformer/encoderblock_{first - 1}"
+  # With a distillation token two heads read the tokens, each its own.
+  places = BEHIND_BLOCKS[:1] if "head_dist" in params else BEHIND_BLOCKS
+  has_norm = "encoder_norm" in params.get("Transformer", {})
+  trained = optim.trained(params, freeze)
+  for path in places:
+    part = trained
+    for name in path.split("/"):
+      part = part.get(name, {})
+    if jax.tree.leaves(part):
+      return path
+  return BEHIND_BLOCKS[0] if has_norm else None
+
+
+@contextlib.contextmanager
+def entered(part: FrozenPart | None, images: Array) -> Iterator[Array]:
+  """In its body, activations enter the model behind its frozen part.
+
+  Args:
+    part: The frozen part; None: there is none.
+    images: Images or activations.
+
+  Yields:
+    What the model must be applied to: the images; or, for activations, images
+    of NaN. Nothing is computed of these, since the logits do not depend on
+    them, and XLA leaves out what nobody uses.
+  """
+  if part is None or images.dtype == np.uint8:
+    yield images
+    return
+  blank = jnp.full((len(images), *part.image_shape), jnp.nan, jnp.float32)
+  with _changed_input(part.first_trained, lambda _: images):
+    yield blank
+
+
+def _input_of(model: nn.Module, path: str, params: Any, images: Array) -> Array:
+  """Returns the first argument of a module of a model.
+
+  Raises:
+    LookupError: The model does not call it.
+  """
+  inputs = []
+
+  def keep(x):
+    inputs.append(x)
+    return x
+
+  with _changed_input(path, keep):
+    model.apply({"params": params}, normalise(images))
+  if not inputs:
+    raise LookupError(path)
+  return inputs[0]
+
+
+def _changed_input(
+  path: str, change: Callable[[Array], Array]
+) -> contextlib.AbstractContextManager:
+  """In its body, the first argument of a module is changed."""
+
+  def intercept(apply, args, kwargs, context):
+    is_call = context.method_name == "__call__"
+    if is_call and "/".join(context.module.path) == path:
+      args = (change(args[0]), *args[1:])
+    return apply(*args, **kwargs)
+
+  return nn.intercept_methods(intercept)
+
+
+class Room:
+  """Memory for activations: a quarter of the machine's.
+
+  Attributes:
+    left: Bytes that are not taken.
+  """
+
+  def __init__(self):
+    self.left = memory() // 4
+
+  def take(self, num_bytes: int) -> bool:
+    """Takes bytes, and returns whether there are so many."""
+    if num_bytes > self.left:
+      return False
+    self.left -= num_bytes
+    return True
+
+
+def memory() -> int:
+  """Returns the bytes that the process may use: of the machine or container."""
+  sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+  for path in map(pathlib.Path, LIMITS):
+    with contextlib.suppress(OSError, ValueError):  # "max": there is no limit
+      sizes.append(int(path.read_text()))
+  return min(sizes)
