@@ -81,8 +81,10 @@ def once(
   """
   if part is None:
     return None, ""
+  names = ", ".join(experiment.keeping)
+  evals = f"; kept for the evaluations of {names}" if names else ""
   if reason := _why_not(experiment, part, start):
-    return None, f"{part}, computed in every step: {reason}"
+    return None, f"{part}, computed in every step: {reason}{evals}"
   # Imports TensorFlow, as whoever reads records does.
   from vit_jax.data.pipeline import eval_batches
 
@@ -112,7 +114,7 @@ def once(
   mirrored = ", as they are and mirrored" * (versions - 1)
   return Activations(data, image, label, mask), (
     f"{part}, computed once: {num:,} images{mirrored},"
-    f" {image.nbytes / 2**20:,.1f} MiB, {time.monotonic() - began:.1f} s"
+    f" {image.nbytes / 2**20:,.1f} MiB, {time.monotonic() - began:.1f} s{evals}"
   )
 
 

@@ -73,6 +73,7 @@ class Experiment:
     self.init_metadata: dict[str, Any] = {}  # of config.init, once checked
     self.base: adapters.Base | None = None  # of config.lora, once checked
     self.room = frozen.Room()  # for activations of frozen parts
+    self.keeping: list[str] = []  # evaluators that keep them
     # Options of the evaluators; data set and batch size may be config.data's.
     self._configured: tuple[EvaluatorConfig, ...] = tuple(
       e.resolved(config.data.dataset, config.data.batch_size)
@@ -395,7 +396,10 @@ class Experiment:
       k: self.sources.inspect(e.dataset, getattr(e, k)) for k in e.SPLITS
     }
     num_bytes = sum(e.num_images(splits)) * part.num_bytes
-    return part if e.scores_head and self.room.take(num_bytes) else None
+    if not e.scores_head or not self.room.take(num_bytes):
+      return None
+    self.keeping.append(e.name)
+    return part
 
   @property
   def data_info(self) -> Data | Source:

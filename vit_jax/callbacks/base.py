@@ -105,7 +105,9 @@ class Callback:
 
     Args:
       step: Updates given to the devices so far, counted from 1.
-      batch: Global arrays of the step: image, label, mask, index.
+      batch: Global arrays of the step: image, label, mask, index. Where the
+        frozen part of the model is computed once, "image" has its activations,
+        floats (see `vit_jax.frozen`).
       metrics: Scalars of the step on the devices, such as loss.
     """
 

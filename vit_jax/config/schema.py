@@ -133,7 +133,9 @@ class OptimConfig:
   freeze: tuple[str, ...] = option(
     (),
     "parameters that are not trained: patterns of their paths, such as"
-    " embedding/*,Transformer/encoderblock_?/*",
+    " embedding/*,Transformer/encoderblock_?/*. Frozen blocks before the first"
+    " trained one are computed once for each image, if data.ops are not random;"
+    " flip_lr at their end may be",
   )
   layer_decay: float | None = option(
     None,
