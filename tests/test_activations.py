@@ -86,7 +86,8 @@ def test_a_run_is_the_ordinary_one(config, tmp_path, capfd):
   err = capfd.readouterr().err
   assert re.search(
     r"frozen +all before Transformer/encoderblock_1, computed once: 12 images,"
-    r" as they are and mirrored, 0\.0 MiB, .* s; kept for the evaluations of val\n",
+    r" as they are and mirrored, 0\.0 MiB, .* s; kept for the evaluations of"
+    r" val\n",
     err,
   )
   ordinary = train_and_evaluate(c, str(tmp_path / "each"), given(c))
@@ -155,16 +156,13 @@ def test_batches_are_those_of_the_pipeline(config):
   """Records, labels, masks and mirrored images of the same steps."""
   c = config(data__repeats=2)
   data = given(c)
+  (every,) = pipeline.eval_batches(
+    data.source, data.unflipped_ops, batch_size=12
+  )
   mirrored = []
-  for step, batch in enumerate(data.batches(0, 0, 1)):
-    if step == 6:
-      break
+  for step, batch in zip(range(6), data.batches(0, 0, 1), strict=False):
     index, is_mirrored = data.rows(step)
     np.testing.assert_array_equal(index, batch["index"])
-    plain = pipeline.eval_batches(
-      data.source, data.unflipped_ops, batch_size=12
-    )
-    (every,) = plain
     image = every["image"][index]
     image = np.where(is_mirrored[:, None, None, None], image[:, :, ::-1], image)
     np.testing.assert_array_equal(image, batch["image"])
