@@ -37,12 +37,14 @@ class Activations:
     image: Activations [n, versions, ...]; the second version is mirrored.
     label: Labels [n] or [n, classes].
     mask: Whether a record counts, bool [n].
+    note: A line on them.
   """
 
   data: "TrainingData"
   image: np.ndarray
   label: np.ndarray
   mask: np.ndarray
+  note: str
 
   def batches(self, start_step: int) -> Iterator[Batch]:
     """Yields the batches of `data`, with activations for images."""
@@ -58,33 +60,48 @@ class Activations:
       step += 1
 
 
-def once(
-  experiment: Experiment,
-  part: FrozenPart | None,
-  mesh: jax.sharding.Mesh,
-  params: Params,
-  start: int,
-  on_batch: Callable[[], None] = lambda: None,
-) -> tuple[Activations | None, str]:
-  """Returns the activations of all training images, and a line on them.
+def usable(
+  experiment: Experiment, part: FrozenPart | None
+) -> tuple[FrozenPart | None, str]:
+  """Returns the part whose activations a run computes once; None: no part.
+
+  Memory for them is then taken.
 
   Args:
     experiment: The run.
-    part: The frozen part of its model; None: there is none, and the line is "".
-    mesh: Mesh of the run.
-    params: Parameters of the model.
-    start: Updates already applied.
-    on_batch: Called before every batch of images.
+    part: The frozen part of its model; None: there is none.
 
   Returns:
-    None where the part is computed in every step; the line says why.
+    The part or None; and a line that says why the frozen part is computed in
+    every step, or "".
   """
   if part is None:
     return None, ""
-  names = ", ".join(experiment.keeping)
-  evals = f"; kept for the evaluations of {names}" if names else ""
-  if reason := _why_not(experiment, part, start):
-    return None, f"{part}, computed in every step: {reason}{evals}"
+  if reason := _why_not(experiment, part):
+    text = f"{part}, computed in every step: {reason}"
+    return None, f"frozen      {text}{_of_evals(experiment)}"
+  return part, ""
+
+
+def once(
+  experiment: Experiment,
+  part: FrozenPart,
+  mesh: jax.sharding.Mesh,
+  params: Params,
+  on_batch: Callable[[], None] = lambda: None,
+) -> Activations:
+  """Returns the activations of all training images.
+
+  Args:
+    experiment: The run.
+    part: What `usable` returned.
+    mesh: Mesh of the run.
+    params: Parameters of the model.
+    on_batch: Called before every batch of images.
+
+  Raises:
+    DataError: Records cannot be read.
+  """
   # Imports TensorFlow, as whoever reads records does.
   from vit_jax.data.pipeline import eval_batches
 
@@ -112,17 +129,21 @@ def once(
     for to, key in ((image, "image"), (label, "label"), (mask, "mask")):
       to[index] = batch[key][is_record]
   mirrored = ", as they are and mirrored" * (versions - 1)
-  return Activations(data, image, label, mask), (
-    f"{part}, computed once: {num:,} images{mirrored},"
-    f" {image.nbytes / 2**20:,.1f} MiB, {time.monotonic() - began:.1f} s{evals}"
+  note = (
+    f"frozen      {part}, computed once: {num:,} images{mirrored},"
+    f" {image.nbytes / 2**20:,.1f} MiB, {time.monotonic() - began:.1f} s"
+    f"{_of_evals(experiment)}"
   )
+  return Activations(data, image, label, mask, note)
 
 
-def _why_not(experiment: Experiment, part: FrozenPart, start: int) -> str:
-  """Returns why the part must be computed in every step, or "": it need not.
+def _of_evals(experiment: Experiment) -> str:
+  names = ", ".join(experiment.keeping)
+  return f"; kept for the evaluations of {names}" if names else ""
 
-  If nothing is in the way, memory for its activations is taken.
-  """
+
+def _why_not(experiment: Experiment, part: FrozenPart) -> str:
+  """Returns why the part must be computed in every step, or ""."""
   config = experiment.config
   if experiment.given_data is not None:
     return "the data were passed to the run"
@@ -142,7 +163,7 @@ def _why_not(experiment: Experiment, part: FrozenPart, start: int) -> str:
   if not data.source.is_by_number:
     return "the records are streamed"
   images = data.num_examples * (1 + (data.flip is not None))
-  steps = experiment.run_shape.total_steps - start
+  steps = experiment.run_shape.total_steps - experiment.start
   if steps * config.data.batch_size <= images:
     return "the run sees no image again"
   num_bytes = images * part.num_bytes

@@ -325,17 +325,29 @@ class Experiment:
     return (sharding.to_global(b, mesh) for b in batches)
 
   def abstract_batch(
-    self, mesh: jax.sharding.Mesh
+    self, mesh: jax.sharding.Mesh, part: frozen.FrozenPart | None = None
   ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of what `train_batches` yields."""
+    """Returns the shapes of what `train_batches` yields.
+
+    Args:
+      mesh: Mesh of the run.
+      part: The frozen part whose activations stand for images; None: they are
+        images.
+    """
     run_shape, config = self.run_shape, self.config
     has_vectors = batch.has_vectors(self.data_info)
-    return sharding.abstract_batch(
+    rows = sharding.abstract_batch(
       config.data.batch_size,
       (*run_shape.image_size, config.model.channels),
       (run_shape.num_classes,) if has_vectors else (),
       mesh,
     )
+    if part is not None:
+      rows["image"] = rows["image"].update(
+        shape=(config.data.batch_size, *part.output.shape),
+        dtype=part.output.dtype,
+      )
+    return rows
 
   def fitted_weights(self) -> tuple[Params, weights.Report]:
     """Returns the weights of config.init, or to score, fitted to the model.

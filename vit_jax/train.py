@@ -125,8 +125,10 @@ def train_and_evaluate(
     lock.acquire()  # from here on, this run writes into the folder
     stack.callback(checkpointer.close)
 
-    # The step compiles in a thread, beside the program that makes the state.
-    compiling = trainer.compile_step(experiment.abstract_batch(mesh))
+    # Where it changes no result, the step starts from activations of the frozen
+    # part of the model. It compiles in a thread, beside what makes the state.
+    part, why_not = activations.usable(experiment, trainer.frozen_part)
+    compiling = trainer.compile_step(experiment.abstract_batch(mesh, part))
 
     # State: 1. from the newest whole checkpoint of the workdir; without one,
     # 2. from the weights of config.init, or 3. from scratch.
@@ -162,11 +164,10 @@ def train_and_evaluate(
     run_info.write_json(workdir, "config.json", to_dict(config))
 
     # Data, and the files of metrics.
-    computed, text = activations.once(
-      *(experiment, trainer.frozen_part, mesh, state.model_params, start),
-      hooks.on_eval_batch,
+    computed = part and activations.once(
+      *(experiment, part, mesh, state.model_params), hooks.on_eval_batch
     )
-    note(text and f"frozen      {text}")
+    note(computed.note if computed else why_not)
     batches = experiment.train_batches(start, saved, mesh, computed)
     for evaluator in evaluators:
       if evaluator.config.dataset != config.data.dataset:
