@@ -169,5 +169,5 @@ def test_what_help_loads():
   )
   packages = {name.partition(".")[0] for name in done.stdout.split()}
   assert packages >= {"numpy", "ml_collections"}
-  others = "etils matplotlib PIL scipy sklearn pandas torch einops tensorstore"
+  others = "jaxtyping etils PIL matplotlib scipy sklearn pandas torch einops"
   assert not packages & (TENSORFLOW | JAX | {*others.split()})

@@ -29,7 +29,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32
 
 from vit_jax.batch import Standardisation
 
@@ -176,11 +175,11 @@ class Head(NamedTuple):
 class Matching(NamedTuple):
   """The result of `match`.
 
-  columns: Label of the data set -> column of the head.
+  columns: Label of the data set -> column of the head, int32 [classes].
   text: One line on how they were matched.
   """
 
-  columns: Int32[np.ndarray, " classes"]
+  columns: np.ndarray
   text: str
 
 
@@ -243,8 +242,8 @@ def match(source, head: Head, by: str = "name") -> Matching:
 
 def by_name(
   names: Sequence[str] | None, head_names: Sequence[str] | None
-) -> Int32[np.ndarray, " classes"] | None:
-  """Returns the column of each name; None unless each name occurs once.
+) -> np.ndarray | None:
+  """Returns the column of each name, int32; None unless each occurs once.
 
   In a head of ImageNet-1k with names in words, names may be wnids, too.
 
@@ -268,10 +267,8 @@ def by_name(
   return None
 
 
-def by_number(
-  names: Sequence[str] | None, width: int
-) -> Int32[np.ndarray, " classes"] | None:
-  """Returns the column of each name that is a number; None: not all are.
+def by_number(names: Sequence[str] | None, width: int) -> np.ndarray | None:
+  """Returns the column of each number, int32; None: not all names are some.
 
   It is the number, if a head of this width has all these columns, and
   otherwise its place among the numbers. Folders are sorted as text, so that

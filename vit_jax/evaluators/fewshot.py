@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Integer
 
 from vit_jax.batch import DataError, normalise
 from vit_jax.class_names import Head
@@ -251,14 +250,14 @@ class Fewshot(Features):
 
 
 def few_classes(
-  counts: Integer[np.ndarray, " classes"],
+  counts: np.ndarray,
   shots: int,
   names: Sequence[str] | None = None,
 ) -> str:
   """Returns how many classes have fewer images than shots; "": none has.
 
   Args:
-    counts: Images of each class.
+    counts: Images of each class, whole numbers [classes].
     shots: Examples wanted of each class.
     names: Names of the classes; None: numbers.
 

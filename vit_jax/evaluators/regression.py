@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Float64
 
 from vit_jax.batch import DataError
 from vit_jax.class_names import Head, by_name
@@ -117,11 +116,10 @@ class Regression(Evaluator):
     return {k: float(v) for k, v in scores.items()}
 
 
-def r_squared(
-  output: Float64[np.ndarray, "n outputs"],
-  number: Float64[np.ndarray, "n outputs"],
-) -> Float64[np.ndarray, " outputs"]:
+def r_squared(output: np.ndarray, number: np.ndarray) -> np.ndarray:
   """Returns R2 of each output: 1 - sum (y - f)^2 / sum (y - mean y)^2.
+
+  f is `output` and y is `number`, both float64 [n, outputs].
 
   Where the numbers are all the same, it is 1 if they are predicted exactly, and
   else 0, as in scikit-learn.
