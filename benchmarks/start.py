@@ -73,7 +73,7 @@ def commands(folder: pathlib.Path, is_short: bool) -> dict[str, Command]:
   return {
     **helps,
     **modules,
-    "models": Command((*vit, "models")),
+    **({} if is_short else {"models": Command((*vit, "models"))}),
     "convert B/16": Command((*vit, "convert", str(weights), str(npz))),
     "predict, B/16, an image, cold": Command(predict, False),
     "predict, B/16, an image, warm": Command(predict, True),

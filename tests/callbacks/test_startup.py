@@ -1,5 +1,6 @@
 """The cache of compiled programs, and the line about the first step."""
 
+import logging
 import os
 import pathlib
 import resource
@@ -7,8 +8,11 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
+import tiny
 
+from vit_jax import train
 from vit_jax.callbacks import CallbackList, startup
 
 
@@ -63,6 +67,37 @@ def test_the_line_about_the_first_step(clock, is_hit):
     " state 0.5, evaluators 0.0, first batch 0.2, first step 1.2 (cache"
     f" {'hit' if is_hit else 'miss'}, {folder})"
   ]
+
+
+class SeveralClasses(tiny.Data):
+  is_multilabel = True
+
+  def batches(self, *place):
+    for batch in super().batches(*place):
+      label = np.eye(tiny.NUM_CLASSES, dtype=np.float32)[batch["label"]]
+      yield {**batch, "label": label}
+
+
+@pytest.mark.parametrize(
+  "data, loss",
+  [
+    (tiny.Data, "softmax"),
+    pytest.param(SeveralClasses, "sigmoid", marks=pytest.mark.slow),
+  ],
+)
+def test_a_run_compiles_its_step_once(data, loss, tmp_path, caplog):
+  """The thread that begins before there is a batch compiles for its shapes."""
+  config = tiny.config(
+    total_steps=2, optim__warmup_steps=0, evals={}, objective__loss=loss
+  )
+  jax.config.update("jax_log_compiles", True)  # in all threads
+  try:
+    with caplog.at_level(logging.WARNING):
+      train.train_and_evaluate(config, str(tmp_path), data())
+  finally:
+    jax.config.update("jax_log_compiles", False)
+  names = [m for m in caplog.messages if m.startswith("Compiling jit(")]
+  assert sum("jit(train_step)" in name for name in names) == 1, names
 
 
 def test_the_step_is_imported_in_three_seconds():

@@ -70,10 +70,11 @@ def test_a_run_compiles_nothing_else(tmp_path, monkeypatch):
   monkeypatch.setattr(sharding, "make_mesh", one)
   logger, compiled = logging.getLogger("jax._src.interpreters.pxla"), Compiled()
   logger.addHandler(compiled)
+  jax.config.update("jax_log_compiles", True)  # in all threads
   try:
-    with jax.log_compiles():
-      train.train_and_evaluate(config, str(tmp_path))
+    train.train_and_evaluate(config, str(tmp_path))
   finally:
+    jax.config.update("jax_log_compiles", False)
     logger.removeHandler(compiled)
   assert compiled.names == {program.fn.__name__ for program in named}
   promised = {p.name: p.arguments for p in named}
