@@ -74,7 +74,9 @@ def commands(folder: pathlib.Path, is_short: bool) -> dict[str, Command]:
     **helps,
     **modules,
     **({} if is_short else {"models": Command((*vit, "models"))}),
-    "convert B/16": Command((*vit, "convert", str(weights), str(npz))),
+    "convert B/16": Command(
+      (*vit, "convert", str(weights), str(npz), "--to=npz")
+    ),
     "predict, B/16, an image, cold": Command(predict, False),
     "predict, B/16, an image, warm": Command(predict, True),
     "train, glyphs, first step, cold": Command(train, False, FIRST_STEP),
@@ -118,7 +120,8 @@ def timed(
       wall, cpu = time.monotonic() - began, _cpu(process.pid)
     process.wait()
   if process.returncode and not (command.until and process.returncode < 0):
-    sys.exit("".join([*lines[-20:], f"{command.words}: failed"]))
+    text = "".join([*lines, *log.read_text().splitlines(True)][-20:])
+    sys.exit(f"{text}{command.words}: failed")
   names = {
     line.rpartition("|")[2].strip().partition(".")[0]
     for line in log.read_text().splitlines()
