@@ -7,8 +7,8 @@ Makes JPEGs of 4,000 x 3,000 pixels and 1 to 2 MB, each another one: a window of
 one of six enlarged parts of scikit-learn's two photographs with fine noise,
 mirrored and with exchanged colours by chance; the parts are the classes. Their
 copies have a shorter side of 512 pixels. Fine-tunes with `configs/folder.py`
-(budget=0) on both in turns, each in a new process with an empty cache, and
-prints seconds of all cores and of the clock, and ratios. `--short` takes 300
+(budget=0) on both in turns, each in a new process with an empty cache, the
+copies as they are stored (config.data.shrink=0), and prints seconds of all cores and of the clock, and ratios. `--short` takes 300
 photographs and 3 epochs. 3,000 take 4.5 GB of --folder, where they stay.
 """
 
@@ -77,7 +77,9 @@ def make(folder: pathlib.Path, count: int) -> None:
       )
 
 
-def train(folder: pathlib.Path, init: str, epochs: int) -> tuple[float, float]:
+def train(
+  folder: pathlib.Path, init: str, epochs: int, options: list[str]
+) -> tuple[float, float]:
   """Returns the seconds of all cores, and of the clock, of a run."""
   with tempfile.TemporaryDirectory() as scratch:
     workdir = pathlib.Path(scratch, "run")
@@ -90,6 +92,7 @@ def train(folder: pathlib.Path, init: str, epochs: int) -> tuple[float, float]:
           f"--config=folder:path={folder},init={init},budget=0",
           f"--config.total_epochs={epochs}",
           "--config.optim.warmup_steps=10",
+          *options,
         ],
         cwd=REPOSITORY,
         env={**os.environ, "XDG_CACHE_HOME": scratch},
@@ -124,7 +127,8 @@ def main() -> None:
   times = {"small": [], "large": []}
   for _ in range(args.rounds):
     for kind, of_kind in times.items():
-      of_kind.append(train(folder / kind, args.init, epochs))
+      options = ["--config.data.shrink=0"] if kind == "small" else []
+      of_kind.append(train(folder / kind, args.init, epochs, options))
       print(
         f"{kind:<12}{of_kind[-1][0]:>8.0f} s of a core"
         f"{of_kind[-1][1]:>8.0f} s on the clock",
