@@ -8,8 +8,9 @@ one of six enlarged parts of scikit-learn's two photographs with fine noise,
 mirrored and with exchanged colours by chance; the parts are the classes. Their
 copies have a shorter side of 512 pixels. Fine-tunes with `configs/folder.py`
 (budget=0) on both in turns, each in a new process with an empty cache, the
-copies as they are stored (config.data.shrink=0), and prints seconds of all cores and of the clock, and ratios. `--short` takes 300
-photographs and 3 epochs. 3,000 take 4.5 GB of --folder, where they stay.
+copies as they are stored (config.data.shrink=0), and prints seconds of all
+cores and of the clock, and ratios. `--short` takes 300 photographs and 3
+epochs. 3,000 take 4.5 GB of --folder, where they stay.
 """
 
 import argparse
