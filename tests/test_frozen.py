@@ -137,6 +137,14 @@ def test_a_part_without_a_block_is_none(freeze):
   assert parts(freeze).trainer.frozen_part is None
 
 
+def test_a_trained_module_of_unknown_place_is_in_no_part():
+  """The last norm of a ResNet is in front of the head that is trained, too."""
+  leaf = {"kernel": 0.0}
+  params = {"block1": leaf, "norm-pre-head": leaf, "head": leaf}
+  assert frozen.first_trained(params, ("block1/*",)) is None
+  assert frozen.first_trained(params, ("block1/*", "norm*")) == "head"
+
+
 def test_adapters_are_in_all_blocks():
   model = parts(("head/*",), lora__rank=2)
   assert model.trainer.frozen_part is None

@@ -122,23 +122,25 @@ def first_trained(params: Any, freeze: tuple[str, ...]) -> str | None:
     'head'
   """
   layers = optim.trained(optim.layers(params), freeze)
-  first = min(int(np.min(layer)) for layer in jax.tree.leaves(layers))
-  depth = optim.num_blocks(params)
-  if first <= min(depth, 1):
+  paths = {
+    jax.tree_util.keystr(path, simple=True, separator="/"): int(np.min(layer))
+    for path, layer in jax.tree_util.tree_leaves_with_path(layers)
+  }
+  first, depth = min(paths.values()), optim.num_blocks(params)
+  behind = [path for path, layer in paths.items() if layer > depth]
+  known = tuple(f"{name}/" for name in (*BEHIND_BLOCKS, "head_dist"))
+  if first <= min(depth, 1) or not all(p.startswith(known) for p in behind):
     return None
   if first <= depth:
     return f"Transformer/encoderblock_{first - 1}"
-  # With a distillation token two heads read the tokens, each its own.
-  places = BEHIND_BLOCKS[:1] if "head_dist" in params else BEHIND_BLOCKS
-  has_norm = "encoder_norm" in params.get("Transformer", {})
-  trained = optim.trained(params, freeze)
-  for path in places:
-    part = trained
-    for name in path.split("/"):
-      part = part.get(name, {})
-    if jax.tree.leaves(part):
-      return path
-  return BEHIND_BLOCKS[0] if has_norm else None
+  if "head_dist" in params:  # two heads, each of which reads its own token
+    has_norm = "encoder_norm" in params["Transformer"]
+    return BEHIND_BLOCKS[0] if has_norm else None
+  return next(
+    name
+    for name in BEHIND_BLOCKS
+    if any(path.startswith(f"{name}/") for path in behind)
+  )
 
 
 @contextlib.contextmanager
