@@ -13,7 +13,7 @@ import sys
 if __name__ == "__main__":  # before the imports, which --help needs none of
   from vit_jax.__main__ import main
 
-  sys.exit(main(["benchmark", *sys.argv[1:]]))
+  main(["benchmark", *sys.argv[1:]])
 
 import dataclasses
 import functools

@@ -11,7 +11,7 @@ import sys
 if __name__ == "__main__":  # before the imports, which --help needs none of
   from vit_jax.__main__ import main
 
-  sys.exit(main(["train", *sys.argv[1:]]))
+  main(["train", *sys.argv[1:]])
 
 import contextlib
 from collections.abc import Iterable, Sequence
