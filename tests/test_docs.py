@@ -147,12 +147,22 @@ def run(page: str, folder: pathlib.Path) -> list[str]:
   return json.loads((folder / "outputs.json").read_text())
 
 
-def blocks(page: str) -> list[tuple[str, str, str | None]]:
-  """Returns kind, code and expected output of a page's blocks."""
-  text = TEXTS[page]
+def with_stand_ins(text: str) -> str:
   for pattern, value in STAND_INS.items():
     text = re.sub(pattern, value, text)
-  return [match.groups() for match in BLOCK.finditer(text)]
+  return text
+
+
+def blocks(page: str) -> list[tuple[str, str, str | None]]:
+  """Returns kind, code and expected output of a page's blocks."""
+  found = []
+  for match in BLOCK.finditer(TEXTS[page]):
+    kind, code, output = match.groups()
+    filled = with_stand_ins(code)
+    if output and filled != code:
+      output = with_stand_ins(output)
+    found.append((kind, filled, output))
+  return found
 
 
 def run_here(page: str, folder: pathlib.Path) -> None:
