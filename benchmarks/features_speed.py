@@ -38,11 +38,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 # ruff: noqa: E402
 import numpy as np
 
-# Name here -> timm's name, pixels of a side.
+# Name here -> timm's name, pixels of a side, mean and deviation of pixels.
+HALF = (0.5, 0.5, 0.5)
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 MODELS = {
-  "b16": ("vit_base_patch16_224", 224),
-  "dinov3_s": ("vit_small_patch16_dinov3_qkvb", 256),
-  "ti16": ("vit_tiny_patch16_224", 224),
+  "b16": ("vit_base_patch16_224", 224, HALF, HALF),
+  "dinov3_s": ("vit_small_patch16_dinov3_qkvb", 256, *IMAGENET),
+  "ti16": ("vit_tiny_patch16_224", 224, HALF, HALF),
 }
 WEIGHTS, ONNX, TIMM_ONNX = "w.safetensors", "ours.onnx", "timm.onnx"
 FN = Callable[[np.ndarray], np.ndarray]
@@ -55,7 +57,8 @@ def timm_model(model: str, home: pathlib.Path):
   from safetensors.torch import load_file
 
   timm = torch_libraries.load("timm")
-  network = timm.create_model(MODELS[model][0], num_classes=0).eval()
+  name = MODELS[model][0]
+  network = timm.create_model(name, num_classes=0, global_pool="token").eval()
   if (home / WEIGHTS).exists():
     network.load_state_dict(load_file(home / WEIGHTS))
   torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -84,9 +87,12 @@ def make_files(model: str, home: pathlib.Path, only: list[str]) -> None:
       stdout=subprocess.DEVNULL,
     )
   if "ort_timm" in only:
+    from timm.layers import set_fused_attn
+
     side = MODELS[model][1]
+    set_fused_attn(False)  # torch's own cannot be exported
     torch.onnx.export(
-      network,
+      timm_model(model, home),
       (torch.zeros(2, 3, side, side),),
       home / TIMM_ONNX,
       input_names=["images"],
@@ -99,8 +105,6 @@ def make_files(model: str, home: pathlib.Path, only: list[str]) -> None:
 def ours(model: str, home: pathlib.Path, dtype: str = "float32") -> FN:
   """Returns the function of ours."""
   import dataclasses
-
-  import jax
 
   import vit_jax
   from vit_jax.batch import normalise
@@ -122,10 +126,12 @@ def of_timm(model: str, home: pathlib.Path, compiled: bool = False) -> FN:
   network = timm_model(model, home)
   call = torch.compile(network) if compiled else network
 
+  mean, std = (255 * torch.tensor(x) for x in MODELS[model][2:])
+
   @torch.inference_mode()
   def features(images):
-    x = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1.0
-    return call(x).numpy()
+    x = (torch.from_numpy(images).float() - mean) / std
+    return call(x.permute(0, 3, 1, 2)).numpy()
 
   return features
 
@@ -142,8 +148,11 @@ def of_onnxruntime(model: str, home: pathlib.Path, is_timms: bool) -> FN:
     providers=["CPUExecutionProvider"],
   )
 
+  mean, std = MODELS[model][2:] if is_timms else (HALF, HALF)
+  mean, std = (255 * np.array(x, np.float32) for x in (mean, std))
+
   def features(images):
-    x = images.astype(np.float32) / np.float32(127.5) - np.float32(1)
+    x = (images.astype(np.float32) - mean) / std
     if is_timms:
       x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     return session.run(None, {"images": x})[0]

@@ -353,3 +353,27 @@ def test_to_global_splits_rows_and_keeps_bytes():
   assert arrays["image"].dtype == np.uint8
   assert {s.data.shape[0] for s in arrays["image"].addressable_shards} == {4}
   np.testing.assert_array_equal(arrays["image"], batch["image"])
+
+
+@pytest.mark.parametrize(
+  ("num_devices", "num_images", "side", "expected"),
+  # 250,000 pixels are 5 images of 224 pixels a side, and 1.7 of 384.
+  [(1, 16, 224, 4), (1, 16, 384, 2), (1, 3, 224, 3), (1, 1, 512, 1)]
+  + [(2, 16, 224, 16)],
+)
+def test_a_cpu_takes_few_images_at_a_time(
+  num_devices, num_images, side, expected
+):
+  seen = []
+
+  def forward(images):
+    seen.append(len(images))
+    return {"mean": images.mean((1, 2)), "corner": images[:, 0, 0, 0]}
+
+  images = np.arange(num_images, dtype=np.float32)[:, None, None, None]
+  images = np.broadcast_to(images, (num_images, side, side, 3))
+  out = sharding.few_at_a_time(forward, images, jax.devices()[:num_devices])
+  assert set(seen) == {expected}
+  numbers = np.arange(num_images)
+  np.testing.assert_array_equal(out["corner"], numbers)
+  assert out["mean"].shape == (num_images, 3)

@@ -147,6 +147,11 @@ SPLIT_BY_HEADS = ("v4", "v5p", "v6e", "tpu7x")
 MAX_HIDDEN = {"v5e": 13_200_000}
 MIN_MICROBATCH = 16
 
+# Chips on which a forward pass alone is faster for few images at a time: the
+# most pixels that these should have. What a block of B/16 computes of 4 images
+# at 224 px fits a CPU's cache, and memory that the C library keeps.
+FORWARD_PIXELS = {"cpu": 250_000}
+
 
 def compiler_options(
   device_kind: str, hidden: int | None = None

@@ -173,9 +173,17 @@ class Trainer:
       params: Those of the model.
       images: Images; or activations of the frozen part, for which `out` is {}.
     """
-    with lora.added(self.lora), frozen.entered(self.frozen_part, images) as x:
-      logits, out = self.module.apply({"params": params}, normalise(x))
-    return logits, out if x is images else {}
+
+    def forward(images):
+      with frozen.entered(self.frozen_part, images) as x:
+        logits, out = self.module.apply({"params": params}, normalise(x))
+      return logits, out if x is images else {}
+
+    devices = [*self.state.step.sharding.mesh.devices.flat]
+    with lora.added(self.lora):
+      if images.ndim != 4:  # activations
+        return forward(images)
+      return sharding.few_at_a_time(forward, images, devices)
 
 
 def assemble(

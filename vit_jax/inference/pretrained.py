@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax import class_names, weights
+from vit_jax import class_names, sharding, weights
 from vit_jax.batch import normalise
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
 from vit_jax.config.preprocessing import (
@@ -190,7 +190,10 @@ class Pretrained:
     """
 
     def probabilities(params, images):
-      logits, _ = self.model.apply({"params": params}, normalise(images))
+      def forward(images):
+        return self.model.apply({"params": params}, normalise(images))[0]
+
+      logits = sharding.few_at_a_time(forward, images, jax.devices()[:1])
       return logits if self.is_regression else PROBABILITIES[self.loss](logits)
 
     return jax.jit(probabilities)
@@ -340,12 +343,17 @@ class Pretrained:
   @functools.cached_property
   def _layer(self) -> Callable[..., jax.Array]:
     def layer_of(params, images, layer):
-      _, out = self.model.apply({"params": params}, images)
-      if TOKENS.fullmatch(layer):
-        if error := tokens_error(layer, self.config):
-          raise ValueError(f"layer: {error}")
-        return joined(out, params, self.config, (layer,))
-      return intermediate(out, layer)
+      is_tokens = TOKENS.fullmatch(layer)
+      if is_tokens and (error := tokens_error(layer, self.config)):
+        raise ValueError(f"layer: {error}")
+
+      def forward(images):
+        _, out = self.model.apply({"params": params}, images)
+        if is_tokens:
+          return joined(out, params, self.config, (layer,))
+        return intermediate(out, layer)
+
+      return sharding.few_at_a_time(forward, images, jax.devices()[:1])
 
     return jax.jit(layer_of, static_argnums=2)
 
