@@ -371,7 +371,7 @@ def test_a_cpu_takes_few_images_at_a_time(
     return {"mean": images.mean((1, 2)), "corner": images[:, 0, 0, 0]}
 
   images = np.arange(num_images, dtype=np.float32)[:, None, None, None]
-  images = np.broadcast_to(images, (num_images, side, side, 3))
+  images = jax.numpy.broadcast_to(images, (num_images, side, side, 3))
   out = sharding.few_at_a_time(forward, images, jax.devices()[:num_devices])
   assert set(seen) == {expected}
   numbers = np.arange(num_images)

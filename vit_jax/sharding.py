@@ -289,7 +289,7 @@ def hidden_of_microbatch(config: Config, mesh: Mesh) -> int | None:
 
 
 def num_microbatches(
-  num_rows: int, most: int | None, fast: float | None = None
+  num_rows: int, most: int | None, fast: int | float | None = None
 ) -> int:
   """Returns the number of equal microbatches of a device.
 
