@@ -15,6 +15,7 @@ import io
 import logging
 import os
 import re
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -157,12 +158,16 @@ def on_ground(
   if (alpha == 255).all():
     return colours
   if background is None:
-    _say_ground()
+    with _SAYING:  # a cache alone lets two threads in
+      _say_ground()
     return np.where(alpha == 0, np.uint8(255), colours)
   over = Image.fromarray(pixels, "RGBA")
   ground = (*preprocessing.colour(background), 255)
   whole = Image.alpha_composite(Image.new("RGBA", over.size, ground), over)
   return np.asarray(whole.convert("RGB"))
+
+
+_SAYING = threading.Lock()
 
 
 @functools.cache  # once a process
