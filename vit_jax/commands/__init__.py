@@ -72,7 +72,7 @@ COMMANDS = {
     benchmark.main, "measure the speed of the train step on this machine"
   ),
   "prepare": Command(prepare.main, "write a data set to disk"),
-  "cache": Command(cache.main, "list what is cached on this disk; remove it"),
+  "cache": Command(cache.main, "list the caches on this disk, or remove one"),
   "verify": Command(
     verify.main, "check that a run's checkpoints are as they were written"
   ),

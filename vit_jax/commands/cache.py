@@ -19,8 +19,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   """Parses the arguments after the verb."""
   parser = cli.parser(
     "cache",
-    "Lists what is cached on this disk, with its size and place. What is"
-    "\nremoved is made or downloaded again by the next run that needs it.",
+    "Lists the caches on this disk, with size and path. The next run that"
+    "\nneeds a removed cache makes or downloads it again.",
     "vit-jax cache\nvit-jax cache --remove=shrunk",
   )
   parser.add_argument("--remove", choices=CACHES, help="cache to remove")

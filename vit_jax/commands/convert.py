@@ -68,10 +68,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "--grid",
     type=_sides,
-    help="rows x columns of patches, if SRC states none",
+    help="rows x columns of patches, if SRC does not state them",
   )
   parser.add_argument(
-    "--num_heads", type=int, help="attention heads, if SRC states none"
+    "--num_heads", type=int, help="attention heads, if SRC does not state them"
   )
   parser.add_argument(
     "--cls_row",
@@ -96,13 +96,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "--drop_head",
     action="store_true",
-    help="leave out the head; for timm, a tanh layer, too",
+    help="leave out the head; for timm also the tanh layer",
   )
   parser.add_argument(
     "--opset",
     type=cli.positive,
     metavar="N",
-    help="with --to=onnx: version of operators (default: 23)",
+    help="with --to=onnx: opset version (default: 23)",
   )
   parser.add_argument(
     "--fp16",

@@ -13,9 +13,9 @@ FLAGS = {
   "checkpoint": "run, one of its checkpoints, or published weights",
   **PROBES,
   "workdir": "folder whose evaluation.jsonl gets a line (default: the run)",
-  "mean": "normalisation of its training: imagenet, clip or MEAN/STD",
+  "mean": "normalisation in training: imagenet, clip or MEAN/STD",
   "dtype": "for features of published weights: float32 or bfloat16",
-  "json": "print only that line on the standard output",
+  "json": "print only the line of evaluation.jsonl",
   **cli.PROCESS_FLAGS,
 }
 

@@ -7,12 +7,12 @@ from vit_jax.config import cli
 from vit_jax.distributed import signals
 
 FLAGS = {
-  "topology": "slice, such as v3:4x4, v4:4x4x4, v5e:16x16, v5p:4x4x4,"
-  " v6e:16x16, tpu7x:4x4x4; ,slices=2 behind it for two of them",
-  "input_rate": "images that one core decodes in a second (default: as measured"
+  "topology": "TPU slice, such as v3:4x4, v4:4x4x4, v5e:16x16, v5p:4x4x4,"
+  " v6e:16x16, tpu7x:4x4x4; append ,slices=2 for two slices",
+  "input_rate": "images per second that one core decodes (default: as measured"
   " on an AMD EPYC)",
-  "price_per_chip_hour": "price of a chip for an hour, 1.2 or 1.2USD; prints"
-  " the price of the run",
+  "price_per_chip_hour": "price per chip and hour, 1.2 or 1.2USD; prints the"
+  " price of the run",
   "json": "print one line of JSON instead of a table",
   "all": "compile all programs of the run, not only the train step",
   "search": "search for the fastest mesh, microbatch, remat, scan and batch",
@@ -26,8 +26,8 @@ def parse(argv: Sequence[str]) -> cli.Args:
     FLAGS,
     argv,
     switches=("json", "all", "search"),
-    description="Compiles a run for TPUs without having one (pip install"
-    " 'jax[tpu]'), and estimates memory, time and cost.",
+    description="Compiles a run for TPUs on a machine without TPUs (pip"
+    " install 'jax[tpu]'), and estimates memory, time and cost.",
     example="vit-jax plan --config=vit_l16:imagenet21k --topology=v5e:16x16",
   )
 

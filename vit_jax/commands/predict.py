@@ -31,24 +31,24 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     type=cli.positive,
     default=5,
     metavar="N",
-    help="classes of each image (default: %(default)s)",
+    help="classes printed per image (default: %(default)s)",
   )
   parser.add_argument(
     "--batch_size",
     type=cli.positive,
     default=16,
     metavar="N",
-    help="images in a forward pass (default: %(default)s)",
+    help="images per forward pass (default: %(default)s)",
   )
   parser.add_argument(
     "--image_size",
     type=cli.positive,
     metavar="N",
-    help="side of its images in pixels (default: as trained)",
+    help="image size of the model in pixels (default: as trained)",
   )
   parser.add_argument(
     "--mean",
-    help="normalisation of its training: imagenet, clip, MEAN/STD",
+    help="normalisation in training: imagenet, clip or MEAN/STD",
   )
   parser.add_argument(
     "--background",
@@ -65,12 +65,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   forms.add_argument(
     "--json",
     action="store_true",
-    help="print a JSON object a line, one for each image",
+    help="print JSON lines, one object per image",
   )
   forms.add_argument(
     "--csv",
     action="store_true",
-    help="print CSV, a row for each class of each image",
+    help="print CSV, one row per class and image",
   )
   forms.add_argument(
     "--features",

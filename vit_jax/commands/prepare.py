@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from vit_jax.config import cli
 
 DESCRIPTION = """\
-Writes a data set to disk in TFDS's format. Your own images are imported once,
-under the name of --name. An import that is interrupted leaves no data set."""
+Writes a data set to disk in TFDS's format. --name is the name of an imported
+data set. An interrupted import leaves no data set."""
 EXAMPLE = """\
 vit-jax prepare cifar10
 vit-jax prepare imagenet21k --manual_dir=/data/fall11
@@ -49,8 +49,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "--file_format",
     choices=("array_record", "tfrecord"),
-    help="array_record (default): read by number in a random order; tfrecord:"
-    " read from start to end, for a large data set in a bucket",
+    help="array_record (default): random access; tfrecord: read from start to"
+    " end, for a large data set in a bucket",
   )
   parser.add_argument(
     "--splits",
@@ -59,20 +59,20 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   )
   parser.add_argument(
     "--image",
-    help="column of the images (csv, parquet, hf); for tars the ending of their"
-    " names, such as left.png",
+    help="column of the images (csv, parquet, hf); for tars the file extension,"
+    " such as left.png",
   )
   parser.add_argument("--label", help="column of the labels (csv, parquet, hf)")
   parser.add_argument(
     "--numbers",
     metavar="COLUMNS",
-    help="columns of numbers to predict instead of classes, separated by commas"
+    help="columns with numbers to predict (regression), separated by commas"
     " (csv, parquet); or one column of lists",
   )
   parser.add_argument(
     "--classes",
-    help="file with the names of the classes by label, one a line (all kinds"
-    " but folder)",
+    help="file with the class names in the order of the labels, one per line"
+    " (all sources but folder)",
   )
   return parser.parse_args(argv)
 

@@ -16,8 +16,8 @@ FLAGS = {
   "workdir": "folder of the run (default: runs/<config name>)",
   "profile": "step after which five steps are traced for TensorBoard's"
   " profiler (default: none)",
-  "allow_change": "options and sections that may differ from those of the run"
-  " that is resumed, separated by commas: optim.lr,data",
+  "allow_change": "options or sections that may differ when a run is resumed,"
+  " separated by commas: optim.lr,data",
   **cli.PROCESS_FLAGS,
 }
 
