@@ -359,7 +359,7 @@ def test_to_global_splits_rows_and_keeps_bytes():
   ("num_devices", "num_images", "side", "expected"),
   # 250,000 pixels are 5 images of 224 pixels a side, and 1.7 of 384.
   [(1, 16, 224, 4), (1, 16, 384, 2), (1, 3, 224, 3), (1, 1, 512, 1)]
-  + [(2, 16, 224, 16)],
+  + [(2, 16, 224, 16), (1, 0, 224, 0)],
 )
 def test_a_cpu_takes_few_images_at_a_time(
   num_devices, num_images, side, expected

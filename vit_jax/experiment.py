@@ -74,6 +74,7 @@ class Experiment:
     self.base: adapters.Base | None = None  # of config.lora, once checked
     self.room = frozen.Room()  # for activations of frozen parts
     self.keeping: list[str] = []  # evaluators that keep them
+    self.on_shrunk: Callable[[], None] = lambda: None  # for each image
     # Options of the evaluators; data set and batch size may be config.data's.
     self._configured: tuple[EvaluatorConfig, ...] = tuple(
       e.resolved(config.data.dataset, config.data.batch_size)
@@ -102,7 +103,7 @@ class Experiment:
     data = self.config.data
     source = self.sources.open(data.dataset, data.split)
     if self.is_training:
-      source = shrunk.shrunk(source, data.shrink, data.ops)
+      source = shrunk.shrunk(source, data.shrink, data.ops, self.on_shrunk)
     return TrainingData(source, self.config)
 
   @property

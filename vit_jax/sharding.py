@@ -325,7 +325,7 @@ def few_at_a_time(
     devices: All that compute; images on several stay together.
   """
   limit = FORWARD_PIXELS.get(generation(devices[0].device_kind))
-  if limit is None or len(devices) > 1:
+  if limit is None or len(devices) > 1 or not len(images):
     return forward(images)
   num_images, height, width, _ = images.shape
   number = num_microbatches(num_images, None, fast=limit / (height * width))

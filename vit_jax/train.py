@@ -89,6 +89,8 @@ def train_and_evaluate(
   experiment = experiment_lib.setup(
     config, workdir, data, allow_change=allow_change
   )
+  # Each shrunk image is progress: hours of it are no hang.
+  experiment.on_shrunk = lambda: [c.on_phase("start") for c in callbacks]
   startup.ends("checks")
   mesh = sharding.make_mesh(config.mesh)
   run_shape = experiment.counted_shape()

@@ -135,6 +135,76 @@ def test_pixels_do_not_depend_on_the_cache(tmp_path, of_user, monkeypatch):
   assert "6 of them found no room" in none.note()
 
 
+def test_a_cache_file_without_its_end_is_made_again(tmp_path, of_user):
+  source = photos(tmp_path)
+  want = scored(shrunk.shrunk(source, SIDE, OPS))["image"]
+  whole = {f: f.read_bytes() for f in of_user.rglob("*.jpg")}
+  for file, size in zip(sorted(whole), (0, 9, 99), strict=False):
+    file.write_bytes(whole[file][:size])
+  pipeline._KEPT.clear()
+  got = scored(shrunk.shrunk(source, SIDE, OPS))["image"]
+  np.testing.assert_array_equal(got, want)
+  assert {f: f.read_bytes() for f in whole} == whole
+
+
+def test_what_is_not_shrunk_is_decoded_at_no_start(
+  tmp_path, monkeypatch, capsys
+):
+  alpha = photo().convert("RGBA")
+  alpha.putalpha(99)
+  files = {"alpha.png": encoded(alpha, "PNG")}
+  files |= {"wide.jpg": encoded(photo(23, 300), "JPEG")}
+  files |= {f"{i}.jpg": encoded(photo().rotate(i), "JPEG") for i in range(2)}
+  source = folder(tmp_path / "images", files)
+  small = shrunk.shrunk(source, SIDE, OPS)
+  assert "shrinks     2 of 7 images" in capsys.readouterr().err
+  monkeypatch.setattr(
+    shrunk, "shrunk_file", lambda *_, **__: pytest.fail("decoded")
+  )
+  again = shrunk.shrunk(source, SIDE, OPS)
+  assert again.note() == small.note()
+  assert not capsys.readouterr().err
+  cache.main(["--remove=shrunk"])
+  monkeypatch.setattr(shrunk, "LIMIT", 0)  # nothing could be stored
+  assert "2 of them found no room" in shrunk.shrunk(source, SIDE, OPS).note()
+
+
+def test_a_full_disk_keeps_no_half_files(tmp_path, of_user, monkeypatch):
+  source = photos(tmp_path)
+
+  def full(*_):
+    raise OSError(28, "No space left on device")
+
+  with monkeypatch.context() as patched:
+    patched.setattr(shrunk.os, "replace", full)
+    small = shrunk.shrunk(source, SIDE, OPS)
+  assert "6 of them found no room" in small.note()
+  assert not [f for f in of_user.rglob("*") if f.is_file()]
+
+
+def test_large_images_do_not_depend_on_those_read_before(tmp_path, monkeypatch):
+  monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)  # Pillow's own limit
+  monkeypatch.setattr(images, "MAX_PIXELS", 400)
+  ops = "decode(max_pixels=1000)|resize((12, 20))"
+  small = shrunk.shrunk(photos(tmp_path), SIDE, ops)
+  assert "6 large images" in small.note()
+
+
+def test_caches_are_listed_while_a_run_fills_them(of_user, monkeypatch, capsys):
+  of_user.mkdir(parents=True)
+  (of_user / "tmp1").write_bytes(b"1")
+  is_file = pathlib.Path.is_file
+
+  def then_moved(path):
+    was_file = is_file(path)
+    path.unlink(missing_ok=True)
+    return was_file
+
+  monkeypatch.setattr(pathlib.Path, "is_file", then_moved)
+  cache.main([])
+  assert "shrunk" in capsys.readouterr().out
+
+
 def test_a_changed_file_is_shrunk_again(tmp_path):
   source = photos(tmp_path)
   want = scored(shrunk.shrunk(source, SIDE, OPS))["image"]
@@ -170,9 +240,12 @@ def test_a_run_trains_on_shrunk_images_and_scores_whole_ones(tmp_path):
   c.data.ops, c.data.shrink, c.data.batch_size = OPS, SIDE, 4
   c.evals = {"val": {"kind": "classification", "split": "val", "ops": OPS}}
   run = experiment.Experiment(config.freeze(c))
+  seen = []
+  run.on_shrunk = lambda: seen.append(1)
   batches = run.data.batches(0, process_index=0, process_count=1)
   got = next(batches)
   assert isinstance(run.data.source, shrunk.ShrunkFolder)
+  assert len(seen) == 18  # a watchdog is told of each
   assert (
     type(run.sources.open(c.data.dataset, "val")).__name__ == "FolderSource"
   )
@@ -197,3 +270,13 @@ def test_evaluations_decode_a_folder_once_until_it_changes(
   monkeypatch.setattr(pipeline, "KEPT_BYTES", first["image"].nbytes - 1)
   again = scored(source)
   assert scored(source)["image"] is not again["image"]
+
+
+def test_each_source_names_its_broken_images(tmp_path, caplog):
+  files = {"bad.jpg": b"none", "good.jpg": encoded(photo(), "JPEG")}
+  first = folder(tmp_path / "images", files)
+  for source in (first, sources.open_source(first.name, first.split)):
+    want = scored(source)
+    assert len(messages(caplog)) == 1
+    assert scored(source)["image"] is want["image"]
+    caplog.clear()

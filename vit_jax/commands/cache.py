@@ -1,6 +1,7 @@
 """Lists what is cached, and removes it: `vit-jax cache --remove=shrunk`."""
 
 import argparse
+import pathlib
 import shutil
 from collections.abc import Sequence
 
@@ -36,6 +37,13 @@ def main(argv: Sequence[str]) -> None:
     shutil.rmtree(cache_folder(args.remove), ignore_errors=True)
   for name, about in CACHES.items():
     folder = cache_folder(name)
-    files = [f for f in folder.rglob("*") if f.is_file()]
-    size = sum(f.stat().st_size for f in files) / 2**20
+    size = sum(map(_num_bytes, folder.rglob("*"))) / 2**20
     print(f"{name:<8}{size:>12,.1f} MiB  {about}: {folder}")
+
+
+def _num_bytes(path: pathlib.Path) -> int:
+  """Returns the size of a file; 0 for others, and if a run has moved it."""
+  try:
+    return path.stat().st_size if path.is_file() else 0
+  except OSError:
+    return 0

@@ -304,9 +304,7 @@ def _opened(data: bytes, max_pixels: int) -> Image.Image:
   """Returns the image, nothing of it decoded."""
   if not data:
     raise ValueError(f"got no bytes; {EXPECTED}.")
-  if max_pixels > MAX_PIXELS and Image.MAX_IMAGE_PIXELS is not None:
-    # Pillow's own limit, which would refuse twice as many.
-    Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
+  allow(max_pixels)
   try:
     image = Image.open(io.BytesIO(data), formats=FORMATS)
   except Image.UnidentifiedImageError:
@@ -317,6 +315,12 @@ def _opened(data: bytes, max_pixels: int) -> Image.Image:
     raise _cannot_decode(e) from None
   check_size(image, max_pixels)
   return image
+
+
+def allow(max_pixels: int) -> None:
+  """Raises Pillow's own limit, which would refuse twice as many pixels."""
+  if max_pixels > MAX_PIXELS and Image.MAX_IMAGE_PIXELS is not None:
+    Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
 
 
 def check_size(image: Image.Image, max_pixels: int = MAX_PIXELS) -> None:

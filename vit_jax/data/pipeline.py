@@ -453,7 +453,9 @@ def eval_reader(
       return
     wanted = None if indices is None else indices.tobytes()
     key = (stamp, ops, rows, process_index, process_count, wanted)
-    if key not in _KEPT:
+    kept = _KEPT.get(key, [])
+    # A source that has not read its broken records names them now.
+    if not kept or not _broken(kept) <= source.undecodable:
       made = []
       for batch in decoded():
         for array in batch.values():
@@ -464,7 +466,7 @@ def eval_reader(
       while sum(map(_num_bytes, _KEPT.values())) > KEPT_BYTES:
         del _KEPT[next(iter(_KEPT))]  # the oldest
       return
-    for batch in _KEPT[key]:
+    for batch in kept:
       yield Batch(**batch)
 
   return batches
@@ -472,6 +474,11 @@ def eval_reader(
 
 # Batches of splits that were evaluated.
 _KEPT: dict[tuple, list[Batch]] = {}
+
+
+def _broken(batches: list[Batch]) -> set[int]:
+  rows = [b["index"][~b["mask"] & (b["index"] >= 0)] for b in batches]
+  return set(np.concatenate(rows).tolist())
 
 
 def _num_bytes(batches: list[Batch]) -> int:

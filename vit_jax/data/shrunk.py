@@ -26,7 +26,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from PIL import Image
 from tqdm import tqdm
@@ -46,9 +46,15 @@ LARGE = 2  # times the side
 _FEWEST_BITS = 0.25
 _LOOKED_AT = 64  # images that tell whether a folder has large ones
 _QUALITY = 95
+_END = b"\xff\xd9"  # of a JPEG
 
 
-def shrunk(source: Source, side: int, ops: str) -> Source:
+def shrunk(
+  source: Source,
+  side: int,
+  ops: str,
+  on_image: Callable[[], None] = lambda: None,
+) -> Source:
   """Returns a source whose large images have a shorter side of `side`.
 
   Reads the sizes of a few images; only if one of them is large, all large ones
@@ -58,19 +64,22 @@ def shrunk(source: Source, side: int, ops: str) -> Source:
     source: The source; one of other images than a folder's is returned.
     side: Pixels; 0: the source is returned.
     ops: Preprocessing, whose options of decoding are those of shrinking.
+    on_image: Called for each image that is shrunk now.
   """
   if isinstance(source, Subset):
-    return dataclasses.replace(source, base=shrunk(source.base, side, ops))
+    base = shrunk(source.base, side, ops, on_image)
+    return dataclasses.replace(source, base=base)
   if not side or not isinstance(source, FolderSource):
     return source
   step = max(1, source.num_examples // _LOOKED_AT)
+  images.allow(preprocessing.decoding(ops)["max_pixels"])
   if not _has_large(source.paths[::step], side):
     return source
   fields = {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
   decoding = preprocessing.decoding(ops)
   options = {key: decoding[key] for key in ("exif", "max_pixels")}
   made = ShrunkFolder(**fields, side=side, options=options)
-  made.fill()
+  made.fill(on_image)
   return made
 
 
@@ -88,7 +97,7 @@ def shrunk_file(
   try:
     images.turn(data, max_pixels)  # raises where the file is cut off
     with Image.open(io.BytesIO(data), formats=images.FORMATS) as image:
-      if min(image.size) < LARGE * side:
+      if min(image.size) < LARGE * side or image.has_transparency_data:
         return None
       size = _size(image.size, side)
       image.draft(None, size)  # a JPEG is decoded at 1/2, 1/4 or 1/8
@@ -157,30 +166,35 @@ class ShrunkFolder(FolderSource):
       )
     return " ".join(filter(None, (self.remark, f"{text}.")))
 
-  def fill(self) -> None:
+  def fill(self, on_image: Callable[[], None]) -> None:
     """Shrinks all large images that are not in the cache, on all cores."""
-    missing = []
+    maybe = []
     for index, path in enumerate(self.paths):
       if (stored := _size_of(self._cached(index))) is not None:
         self._large.add(index)
         self._stored[index] = stored
       elif _may_be_large(path, self.side):
-        missing.append(index)
+        maybe.append(index)
     self._space.append(_free_space())
-    if not missing:
-      return
-    print(
-      f"shrinks     {len(missing):,} of {self.num_examples:,} images, once, to"
-      f" a shorter side of {self.side} pixels where they are large",
-      file=sys.stderr,
-      flush=True,
-    )
     pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
     try:
-      done = pool.map(self._shrink_if_large, missing)
+      are_large = pool.map(self._is_large, maybe)
+      missing = [i for i, large in zip(maybe, are_large, strict=True) if large]
+      if self._space[0] <= 0:  # they are shrunk whenever they are read
+        self._large.update(missing)
+        missing = []
+      if not missing:
+        return
+      print(
+        f"shrinks     {len(missing):,} of {self.num_examples:,} images, once,"
+        f" to a shorter side of {self.side} pixels",
+        file=sys.stderr,
+        flush=True,
+      )
+      done = pool.map(self._store, missing)
       # No bar where it would fill a file.
       for _ in tqdm(done, total=len(missing), unit="image", disable=None):
-        pass
+        on_image()
     finally:
       pool.shutdown(cancel_futures=True)
 
@@ -192,16 +206,25 @@ class ShrunkFolder(FolderSource):
     """
     if index not in self._large:
       return _contents(self.paths[index])
-    try:
-      return _contents(self._cached(index))
-    except OSError:
-      return self._shrink(index) or _contents(self.paths[index])
+    with contextlib.suppress(OSError):
+      data = _contents(self._cached(index))
+      if data.endswith(_END):  # not one that a crash of the machine cut off
+        return data
+    return self._shrink(index) or _contents(self.paths[index])
 
-  def _shrink_if_large(self, index: int) -> None:
+  def _is_large(self, index: int) -> bool:
     try:
-      if _is_large(self.paths[index], self.side) and self._shrink(index):
-        self._large.add(index)
+      return _is_large(self.paths[index], self.side)
     except OSError as e:  # the run reports it, or reads it when the store can
+      if e.errno in UNAVAILABLE_ERRNOS:
+        self._large.add(index)
+      return False
+
+  def _store(self, index: int) -> None:
+    try:
+      if self._space[0] <= 0 or self._shrink(index):
+        self._large.add(index)
+    except OSError as e:  # as above
       if e.errno in UNAVAILABLE_ERRNOS:
         self._large.add(index)
 
@@ -213,7 +236,9 @@ class ShrunkFolder(FolderSource):
       return None
     with self._lock:
       has_room = index in self._stored or len(small) <= self._space[0]
-      if has_room and index not in self._stored:
+      if not has_room:
+        self._space[0] = 0
+      elif index not in self._stored:
         self._space[0] -= len(small)
         self._stored[index] = len(small)
     if has_room:
@@ -253,7 +278,7 @@ def _may_be_large(path: str, side: int) -> bool:
 
 
 def _is_large(path: str, side: int) -> bool:
-  """Whether an image is large by its header; False if it has none.
+  """Whether an image is large by its header, and opaque; False without one.
 
   Raises:
     OSError: The file cannot be read.
@@ -262,7 +287,7 @@ def _is_large(path: str, side: int) -> bool:
     return False
   try:
     with Image.open(path, formats=images.FORMATS) as image:
-      return min(image.size) >= LARGE * side
+      return min(image.size) >= LARGE * side and not image.has_transparency_data
   except images.BROKEN as e:
     if getattr(e, "errno", None) is not None:
       raise
@@ -294,8 +319,13 @@ def _write(path: str, data: bytes) -> None:
   folder = os.path.dirname(path)
   os.makedirs(folder, exist_ok=True)
   with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-    file.write(data)
-  os.replace(file.name, path)
+    try:
+      file.write(data)
+      file.flush()
+      os.replace(file.name, path)
+    except OSError:
+      os.unlink(file.name)
+      raise
 
 
 def _free_space() -> int:
