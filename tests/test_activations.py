@@ -1,7 +1,9 @@
 """Runs of which the frozen part is computed once, against ordinary ones."""
 
+import gc
 import json
 import re
+import weakref
 
 import jax
 import numpy as np
@@ -14,6 +16,8 @@ from vit_jax import activations, experiment, frozen
 from vit_jax.callbacks import Callback
 from vit_jax.config import defaults, freeze, to_dict
 from vit_jax.data import pipeline, sources
+from vit_jax.evaluation import RunContext
+from vit_jax.step import Trainer
 from vit_jax.train import train_and_evaluate
 
 STEM = ("embedding/*", "cls", "Transformer/pos*")
@@ -121,13 +125,52 @@ def test_a_resumed_run_ends_in_the_same_bits(config, tmp_path, capfd):
   assert_close(state, resumed, rtol=0)  # to the bit
 
 
-def reason(config):
+def test_what_a_run_kept_is_released_and_its_end_is_not_compiled(
+  config, tmp_path, monkeypatch
+):
+  c, kept, compiled = config(), [], []
+  for_logits, compile_step = RunContext.for_logits, Trainer.compile_step
+
+  def seen(self, *args):
+    batches = for_logits(self, *args)
+    if isinstance(batches, list):
+      kept.append(weakref.ref(batches[0]["image"]))
+    return batches
+
+  def counted(self, batch):
+    compiled.append(batch)
+    return compile_step(self, batch)
+
+  monkeypatch.setattr(RunContext, "for_logits", seen)
+  monkeypatch.setattr(Trainer, "compile_step", counted)
+  gc.disable()  # a process that trains often, such as a sweep, rarely collects
+  try:
+    train_and_evaluate(c, str(tmp_path))
+    assert kept and all(image() is None for image in kept)
+  finally:
+    gc.enable()
+  train_and_evaluate(c, str(tmp_path))  # all steps were done
+  assert len(compiled) == 1
+
+
+def usable(config, start=0):
   e = experiment.setup(config)
+  e.start = start
   output = jax.ShapeDtypeStruct((32,), "float32")
   part = frozen.FrozenPart(nn.Module(), "head", (16, 16, 3), output)
-  used, text = activations.usable(e, part)
+  return activations.usable(e, part)
+
+
+def reason(config):
+  used, text = usable(config)
   assert used is None
   return text
+
+
+def test_a_run_resumed_near_its_end_computes_as_before(config):
+  """In other roundings it would not end in the same bits."""
+  part, _ = usable(config(), start=7)
+  assert part is not None
 
 
 @pytest.mark.parametrize(

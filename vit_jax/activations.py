@@ -163,7 +163,8 @@ def _why_not(experiment: Experiment, part: FrozenPart) -> str:
   if not data.source.is_by_number:
     return "the records are streamed"
   images = data.num_examples * (1 + (data.flip is not None))
-  steps = experiment.run_shape.total_steps - experiment.start
+  # Of all steps, whatever is left: a run that resumes computes as it did.
+  steps = experiment.run_shape.total_steps
   if steps * config.data.batch_size <= images:
     return "the run sees no image again"
   num_bytes = images * part.num_bytes

@@ -123,6 +123,8 @@ def train_and_evaluate(
   )
 
   with contextlib.ExitStack() as stack:
+    for evaluator in evaluators:  # else what they keep waits for gc
+      stack.callback(evaluator.context.shared.clear)
     stack.enter_context(hooks)
     lock.acquire()  # from here on, this run writes into the folder
     stack.callback(checkpointer.close)
@@ -130,7 +132,9 @@ def train_and_evaluate(
     # Where it changes no result, the step starts from activations of the frozen
     # part of the model. It compiles in a thread, beside what makes the state.
     part, why_not = activations.usable(experiment, trainer.frozen_part)
-    compiling = trainer.compile_step(experiment.abstract_batch(mesh, part))
+    compiling = None
+    if experiment.start < total_steps:
+      compiling = trainer.compile_step(experiment.abstract_batch(mesh, part))
 
     # State: 1. from the newest whole checkpoint of the workdir; without one,
     # 2. from the weights of config.init, or 3. from scratch.
@@ -166,9 +170,11 @@ def train_and_evaluate(
     run_info.write_json(workdir, "config.json", to_dict(config))
 
     # Data, and the files of metrics.
-    computed = part and activations.once(
-      *(experiment, part, mesh, state.model_params), hooks.on_eval_batch
-    )
+    computed = None
+    if part and start < total_steps:
+      computed = activations.once(
+        experiment, part, mesh, state.model_params, hooks.on_eval_batch
+      )
     note(computed.note if computed else why_not)
     batches = experiment.train_batches(start, saved, mesh, computed)
     for evaluator in evaluators:
@@ -223,7 +229,7 @@ def train_and_evaluate(
           hooks.phase("step" if step > start + 1 else "compile"),
           jax.profiler.StepTraceAnnotation("train", step_num=step),
         ):
-          if step == start + 1:
+          if compiling and step == start + 1:
             compiling.result()  # raises what the compiler does
           state, metrics = trainer.train_step(state, batch)
         hooks.on_step(step, batch, metrics)  # does not wait for the devices

@@ -102,6 +102,7 @@ def choose(
     _print(f"trials      none: the run itself has {longest} steps")
     return config
   _ = whole.data  # shrinks large images in sight, not in the time of a trial
+  del whole  # with the weights that it has read
   if known := read_by_first(folder / TRIALS):
     record = Trials(known["steps"])
     _print(f"trials      {num_trials} of {record.steps:,} steps, begun before")
