@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from flax import linen as nn
 from PIL import Image
 
 from vit_jax import activations, experiment, frozen
@@ -156,8 +155,8 @@ def test_what_a_run_kept_is_released_and_its_end_is_not_compiled(
 def usable(config, start=0):
   e = experiment.setup(config)
   e.start = start
-  output = jax.ShapeDtypeStruct((32,), "float32")
-  part = frozen.FrozenPart(nn.Module(), "head", (16, 16, 3), output)
+  module, _ = config.objective.make(config.model, e.run_shape)
+  part = frozen.part_of(config, module, e.shapes[1], e.run_shape.image_size)
   return activations.usable(e, part)
 
 
@@ -179,12 +178,13 @@ def test_a_run_resumed_near_its_end_computes_as_before(config):
     ({"data__ops": "decode|resize(20)|random_crop(16)"}, "random images"),
     ({"data__ops": "decode|flip_lr|resize(16)"}, "random images"),
     ({"objective__mixup": 0.2}, "config.objective changes the images"),
-    ({"model__dropout": 0.1}, "config.model.dropout is random in it"),
-    ({"total_steps": 3}, "the run sees no image again"),
+    ({"model__dropout": 0.1}, "random in training"),
+    ({"model__stochastic_depth": 0.1}, "random in training"),
+    ({"total_steps": 3}, "sees 24 images, and 24 would be"),
   ],
 )
 def test_why_a_part_is_computed_in_every_step(config, changes, expected):
-  text = reason(config(**changes))
+  text = reason(config(optim__freeze=HEAD, **changes))
   assert text.startswith(
     "frozen      all before head, computed in every step: "
   )
@@ -193,7 +193,8 @@ def test_why_a_part_is_computed_in_every_step(config, changes, expected):
 
 def test_activations_that_do_not_fit(config, monkeypatch):
   monkeypatch.setattr(frozen, "memory", lambda: 4 * 3000)
-  assert "24 images take 0.0 GiB" in reason(config())
+  text = reason(config(optim__freeze=HEAD))
+  assert "24 images take 0.0 GiB" in text
 
 
 def test_batches_are_those_of_the_pipeline(config):

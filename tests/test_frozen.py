@@ -1,10 +1,13 @@
 """The frozen part of a model: its activations in the place of images."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from flax import linen as nn
 
 from vit_jax import frozen, sharding
 
@@ -143,6 +146,26 @@ def test_a_trained_module_of_unknown_place_is_in_no_part():
   params = {"block1": leaf, "norm-pre-head": leaf, "head": leaf}
   assert frozen.first_trained(params, ("block1/*",)) is None
   assert frozen.first_trained(params, ("block1/*", "norm*")) == "head"
+
+
+def test_a_model_of_another_family_may_be_random_too():
+  """Its options may have any name, as in tests/adding/family."""
+
+  class Noisy(nn.Module):
+    @nn.compact
+    def __call__(self, images, *, is_training=False, records=None):
+      x = nn.Dense(4, name="body")(images.mean((1, 2)))
+      x = nn.Dropout(0.5, deterministic=not is_training)(x)
+      return nn.Dense(2, name="head")(x), {}
+
+  images, config = jnp.zeros((1, 16, 16, 3)), parts(BLOCKS).config
+  params = Noisy().init(jax.random.key(0), images)["params"]
+  config = dataclasses.replace(
+    config, optim=dataclasses.replace(config.optim, freeze=("body/*",))
+  )
+  part = frozen.part_of(config, Noisy(), params, (16, 16))
+  assert part.first_trained == "head" and part.is_random
+  assert not parts(BLOCKS).trainer.frozen_part.is_random
 
 
 def test_adapters_are_in_all_blocks():

@@ -151,9 +151,8 @@ def _why_not(experiment: Experiment, part: FrozenPart) -> str:
     return "the run has several processes"
   if not config.objective.passes_images:
     return "config.objective changes the images"
-  for option in ("dropout", "stochastic_depth"):
-    if getattr(config.model, option, 0):
-      return f"config.model.{option} is random in it"
+  if part.is_random:
+    return "the model is random in training, as with dropout"
   data = experiment.data
   # TensorFlow is imported by whoever reads records.
   from vit_jax.data import pixels
@@ -164,9 +163,9 @@ def _why_not(experiment: Experiment, part: FrozenPart) -> str:
     return "the records are streamed"
   images = data.num_examples * (1 + (data.flip is not None))
   # Of all steps, whatever is left: a run that resumes computes as it did.
-  steps = experiment.run_shape.total_steps
-  if steps * config.data.batch_size <= images:
-    return "the run sees no image again"
+  seen = experiment.run_shape.total_steps * config.data.batch_size
+  if seen <= images:
+    return f"the run sees {seen:,} images, and {images:,} would be computed"
   num_bytes = images * part.num_bytes
   if not experiment.room.take(num_bytes):
     return (

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import errors
 from flax import linen as nn
 from jaxtyping import Array, Float, UInt8
 
@@ -47,12 +48,14 @@ class FrozenPart:
     first_trained: The path of the module, as "Transformer/encoderblock_6".
     image_shape: (height, width, channels) of the images.
     output: Shape and type of the activations of one image.
+    is_random: Whether the model draws random numbers in training.
   """
 
   model: nn.Module
   first_trained: str
   image_shape: tuple[int, int, int]
   output: jax.ShapeDtypeStruct
+  is_random: bool = False
 
   def __str__(self) -> str:
     return f"all before {self.first_trained}"
@@ -97,8 +100,9 @@ def part_of(
     )
   except LookupError:  # a model of other modules
     return None
+  output = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
   return FrozenPart(
-    model, path, shape, jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+    model, path, shape, output, _is_random(model, params, images)
   )
 
 
@@ -181,6 +185,22 @@ def _input_of(model: nn.Module, path: str, params: Any, images: Array) -> Array:
   if not inputs:
     raise LookupError(path)
   return inputs[0]
+
+
+def _is_random(model: nn.Module, params: Any, images: Any) -> bool:
+  """Returns whether a model needs an rng in training: dropout, or the like."""
+
+  def apply(params, images):
+    records = jnp.arange(len(images))
+    return model.apply(
+      {"params": params}, normalise(images), is_training=True, records=records
+    )
+
+  try:
+    jax.eval_shape(apply, params, images)
+  except errors.InvalidRngError:
+    return True
+  return False
 
 
 def _changed_input(
