@@ -59,7 +59,7 @@ test-all: $(VENV)/installed-parity
 	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 -m "not nightly" $(REST)
 
 # All tests, compiled as for users; among them those that run the documentation,
-# which docs/README.md has the last run of, and those that libtpu compiles.
+# and those that libtpu compiles.
 test-nightly: $(VENV)/installed-tpu
 	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m "nightly or not nightly" -o faulthandler_timeout=5400
 

@@ -83,6 +83,7 @@ def assert_close(a, b, rtol, atol=0.0):
     np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
 
 
+@pytest.mark.slow
 def test_a_run_is_the_ordinary_one(config, tmp_path, capfd):
   c = config()
   state = train_and_evaluate(c, str(tmp_path / "once"))

@@ -420,6 +420,7 @@ def _newton_schulz(x):
   return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", [False, True])
 def test_muon_orthogonalises_the_kernels_of_attention_and_mlp(scan):
   """In two steps; every other parameter moves as with Adam."""
@@ -473,6 +474,7 @@ def test_muon_orthogonalises_the_kernels_of_attention_and_mlp(scan):
   assert sum(x.size for x in moments) == 2 * all_ - one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lamb", "lion", "adafactor", "muon"])
 def test_a_scan_moves_blocks_as_a_loop_does(name):
   shapes = _model_params(width=64, mlp_dim=128, scan=True)

@@ -445,6 +445,7 @@ def test_no_gradient_of_frozen_parameters_is_computed(scan):
   assert step == forward + of_head
 
 
+@pytest.mark.slow
 def test_frozen_parameters_on_eight_devices():
   changes = dict(optim__freeze=BELOW_HEAD, optim__microbatch=1)
   one = tiny.Parts(tiny.config(**changes), ONE)

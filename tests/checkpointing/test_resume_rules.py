@@ -111,6 +111,7 @@ def test_options_that_are_gone_are_ignored():
   ]
 
 
+@pytest.mark.slow
 def test_a_longer_run_is_the_same_where_the_rate_is():
   """The rate of a cosine at a step depends on the length, a constant's not."""
   assert resume_rules.errors(_differences(total_steps=21), [], "a") == []

@@ -257,6 +257,7 @@ def test_without_its_device_a_command_ends_in_a_sentence(
   assert text in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_jax_itself_raises_is_known():
   args = ["-m", "vit_jax.train", "--config=glyphs"]
   done = subprocess.run(
@@ -312,6 +313,7 @@ def test_ctrl_c_ends_in_a_sentence():
   assert done.returncode == -signal.SIGINT
 
 
+@pytest.mark.slow
 def test_a_library_of_the_extra_train_that_is_missing():
   project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
   train = project["optional-dependencies"]["train"]

@@ -129,7 +129,7 @@ def test_parts_there_and_back(tmp_path, name):
     (
       "token",
       "orbax",
-      ["vit_jax.load('DST'), --config.init=DST, or Orbax alone: see docs/weig"],
+      ["vit_jax.load('DST'), --config.init=DST"],
     ),
   ],
 )

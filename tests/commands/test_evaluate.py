@@ -82,6 +82,7 @@ def _eval(dataset, **options):
   }
 
 
+@pytest.mark.slow
 def test_classes_in_another_order_are_scored_by_name(run, tmp_path, capsys):
   """Two of four classes: labels 0 and 1 are columns 3 and 0, or 1 and 2."""
   workdir, dataset = run

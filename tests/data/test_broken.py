@@ -128,6 +128,7 @@ def test_transparent_images_are_put_on_a_ground(background, tmp_path, caplog):
   assert len(said) == (background is None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["JPEG", *FORMS])
 def test_the_largest_image_is_an_option(name, tmp_path, monkeypatch):
   data = encoded(photo(30, 40), name, **FORMS.get(name, {}))

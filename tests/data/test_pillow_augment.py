@@ -155,6 +155,7 @@ def test_half_of_the_layers_are_applied():
 # Random erasing.
 
 
+@pytest.mark.slow
 def test_a_box_of_noise():
   image = np.full((40, 60, 3), 255, np.uint8)
   shares, boxes = [], 0
@@ -189,6 +190,7 @@ def test_the_noise_is_that_of_normalised_images():
   )
 
 
+@pytest.mark.slow
 def test_the_share_of_images_that_are_erased():
   image = tf.constant(before := noise(16, 16))
   num = sum(

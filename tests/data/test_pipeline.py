@@ -186,6 +186,7 @@ def stream(tmp_path_factory):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file_bytes", [0, 12_000])  # one after the other; 16
 def test_any_part_of_files_can_be_read(stream, file_bytes):
   stream = dataclasses.replace(stream, file_bytes=file_bytes)
@@ -214,6 +215,7 @@ def test_files_are_read_before_their_turn_up_to_a_gib(stream, monkeypatch):
   assert at_once == {4 * 2**20: 16, 4 * 105 * 2**20: 3}
 
 
+@pytest.mark.slow
 def test_records_at_given_numbers_are_read_from_files_once(tmp_path):
   broken = 200
   pieces = [

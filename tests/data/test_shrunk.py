@@ -44,6 +44,7 @@ def messages(caplog):
   return sorted(m.split(" It does ")[0] for m in lines if "Cannot use" in m)
 
 
+@pytest.mark.slow
 def test_of_every_kind_only_the_pixels_of_large_images_differ(tmp_path, caplog):
   source = folder(tmp_path / "images", good())
   small = shrunk.shrunk(source, SIDE, OPS)
@@ -233,6 +234,7 @@ def test_subsets_are_of_shrunk_images(tmp_path):
   np.testing.assert_array_equal(scored(small)["image"], want)
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_shrunk_images_and_scores_whole_ones(tmp_path):
   photos(tmp_path, 20)
   c = config.defaults()

@@ -159,6 +159,7 @@ def opened(request, prepared, monkeypatch):
   return kind, open_from(builder, monkeypatch, fake=kind == "fake")
 
 
+@pytest.mark.slow
 def test_a_subset_is_those_records_of_the_split(opened):
   kind, open_split = opened
   whole, drawn = open_split("train"), open_split("train@300/seed=1")
@@ -188,6 +189,7 @@ def test_a_subset_is_those_records_of_the_split(opened):
       assert numbers == [i % 300 for i in range(start, stop)]
 
 
+@pytest.mark.slow
 def test_batches_of_a_subset_are_a_function_of_seed_and_step(opened):
   _, open_split = opened
   drawn = open_split("train[:90%]@100/seed=1")

@@ -204,6 +204,7 @@ def test_fewshot_is_the_same_in_any_batch(parts, params):
   assert small["f/5shot"] == pytest.approx(large["f/5shot"], abs=2 / 200)
 
 
+@pytest.mark.slow
 def test_fewshot_of_several_penalties(parts, params, monkeypatch):
   """Each as if alone; one decomposition and two passes for all of them."""
   l2s, eigh, calls, passes = (1.0, 64.0, 0.25), np.linalg.eigh, [], []

@@ -184,6 +184,7 @@ def test_wrong_classes_are_refused(clean):
   assert "expected the 1,000 of ImageNet in the order of their wnids" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "dataset, split, kind",
   [

@@ -79,6 +79,7 @@ def test_neighbours_do_not_know_of_each_other():
     assert abs(correlation) < 5 / drawn.size**0.5
 
 
+@pytest.mark.slow
 def test_consecutive_steps_and_layers_are_independent():
   keys = [jax.random.fold_in(jax.random.key(0), i) for i in range(40)]
   scores = np.stack([kept_mask(key, RECORDS[:16]).ravel() for key in keys])
@@ -146,6 +147,7 @@ def test_noise_belongs_to_the_record():
   )
 
 
+@pytest.mark.slow
 def test_layers_draw_together_what_each_would_draw_alone():
   places = "attention", "skip", "mlp"
   shapes = {"mlp": (5, 7), "attention": (5, 7), "skip": (1, 1)}

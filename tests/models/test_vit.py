@@ -310,6 +310,7 @@ def saved(**options):
   return jax.eval_shape(backward, shapes(model, images.shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan, share", [(False, 0.6), (True, 1)])
 def test_remat_keeps_less_for_the_backward_pass(scan, share):
   none, dots, full = (

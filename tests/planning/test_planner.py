@@ -60,6 +60,7 @@ needs_libtpu = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 def test_the_step_is_the_one_that_trains():
   """Its abstract arguments take a real state and a real batch."""
   config = tiny.config(num_classes=tiny.NUM_CLASSES, mesh__fsdp=2)

@@ -62,6 +62,7 @@ def errors(*words):
   return e.value.errors
 
 
+@pytest.mark.slow
 def test_files_of_one_name_are_told_apart(file, tmp_path):
   other = tmp_path / "tiny.safetensors"
   shutil.copy(file, other)

@@ -151,6 +151,7 @@ def test_another_search_in_the_folder_is_refused(
     sweep_lib.sweep({"": Task(_config(images, **changes), grid)}, str(folder))
 
 
+@pytest.mark.slow
 def test_goes_on_where_it_was_killed(images, tmp_path, monkeypatch):
   """The second point is stopped, the first not trained again; one diverges."""
   runs = []
@@ -277,6 +278,7 @@ def test_ties_are_decided_by_the_loss_then_by_the_order():
   assert points.best_point(rows[-1:]) is None
 
 
+@pytest.mark.slow
 def test_several_grids_multiply(images):
   text = "optim.lr=0.1,0.3\nconfig.total_steps=5, 6"
   grid = points.grid_of(text, "")
@@ -337,6 +339,7 @@ def _vtab(*tasks):
   return {name: _all_of_vtab()[name] for name in tasks}
 
 
+@pytest.mark.slow
 def test_what_is_trained_on_is_not_held_out_in_vtab(tmp_path):
   (task,) = _vtab("clevr_count").values()
   data = dataclasses.replace(task.config.data, split="train800val200")
@@ -349,6 +352,7 @@ def test_what_is_trained_on_is_not_held_out_in_vtab(tmp_path):
   ) in str(e.value)
 
 
+@pytest.mark.slow
 def test_all_tasks_of_vtab_are_searched():
   tasks = _all_of_vtab()
   assert len(tasks) == 19

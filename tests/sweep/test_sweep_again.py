@@ -112,6 +112,7 @@ def changes(images):
     file.write_bytes(pixels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_points_are_not_compared_on_different_data(
   images, search, runs, changes, split
