@@ -168,6 +168,24 @@ def test_a_model_of_another_family_may_be_random_too():
   assert not parts(BLOCKS).trainer.frozen_part.is_random
 
 
+def test_frozen_kernels_of_a_scan_that_are_split():
+  config = tiny.config(
+    model__scan=True,
+    optim__freeze=("Transformer/encoderblock/*kernel",),
+    mesh__data=2,
+    mesh__fsdp=4,
+  )
+  split = tiny.Parts(config)
+  whole = tiny.Parts(
+    dataclasses.replace(config, mesh=tiny.config().mesh), jax.devices()[:1]
+  )
+  (_, metrics), (_, others) = split.run(2), whole.run(2)
+  for key in ("loss", "grad_norm"):  # sums of float32 in another order
+    np.testing.assert_allclose(
+      *([m[key] for m in run] for run in (metrics, others)), rtol=1e-5
+    )
+
+
 def test_adapters_are_in_all_blocks():
   model = parts(("head/*",), lora__rank=2)
   assert model.trainer.frozen_part is None

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import math
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -92,8 +93,12 @@ def reduce(grads, specs):
       return total(_as_sent(g)).astype(jnp.float32)
     return _scattered(g, dim, ("data",))
 
-  is_part = lambda x: isinstance(x, Part)
   return jax.tree.map(part, grads, specs, is_leaf=is_part)
+
+
+def is_part(x: Any) -> bool:
+  """Whether a node of the result of `gather` is a `Part`."""
+  return isinstance(x, Part)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -296,7 +296,11 @@ def decay_mask(params: PyTree) -> PyTree:
   )
 
 
-def trained(tree: PyTree, patterns: Sequence[str]) -> PyTree:
+def trained(
+  tree: PyTree,
+  patterns: Sequence[str],
+  is_leaf: Callable[[Any], bool] | None = None,
+) -> PyTree:
   """Returns a tree of parameters without those that are frozen.
 
   These are None, which jax takes for no leaf: they get no gradient, no update
@@ -305,6 +309,7 @@ def trained(tree: PyTree, patterns: Sequence[str]) -> PyTree:
   Args:
     tree: Parameters, or a tree of the same form.
     patterns: config.optim.freeze, with * and ? as in file names.
+    is_leaf: As in `jax.tree.map`.
 
   Example:
     >>> params = {"head": {"kernel": 1.0}, "Transformer": {"scale": 2.0}}
@@ -312,7 +317,9 @@ def trained(tree: PyTree, patterns: Sequence[str]) -> PyTree:
     {'Transformer': {'scale': None}, 'head': {'kernel': 1.0}}
   """
   return jax.tree_util.tree_map_with_path(
-    lambda path, x: None if matches(_path_name(path), patterns) else x, tree
+    lambda path, x: None if matches(_path_name(path), patterns) else x,
+    tree,
+    is_leaf=is_leaf,
   )
 
 

@@ -304,7 +304,7 @@ def make_train_step(
   def sums_and_grads(params, batch, rng):
     """Returns sums and gradients of a device's rows, from its parameters."""
     whole = collectives.gather(params, (specs, base_specs), config.model.dtype)
-    trained_whole = trained(whole[0])
+    trained_whole = trained(whole[0], is_leaf=collectives.is_part)
     grad_fn = jax.value_and_grad(summed, has_aux=True)
     num_rows = len(jax.tree.leaves(batch)[0])
     number = sharding.num_microbatches(num_rows, most, fast)
