@@ -125,6 +125,7 @@ def test_a_resumed_run_ends_in_the_same_bits(config, tmp_path, capfd):
   assert_close(state, resumed, rtol=0)  # to the bit
 
 
+@pytest.mark.slow
 def test_what_a_run_kept_is_released_and_its_end_is_not_compiled(
   config, tmp_path, monkeypatch
 ):

@@ -50,7 +50,7 @@ TEXTS = {
 }
 # CONTRIBUTING.md: tests/test_adding.py.
 PAGES = [p for p, t in TEXTS.items() if BLOCK.search(t) and p[0] != "C"]
-QUICK = ("docs/weights.md",)  # the others take minutes
+SHORT = ("docs/weights.md",)  # the others take minutes
 STAND_INS = {
   r"/path/to/images": "images",
   r"\*\.jpg": "*.png",
@@ -191,7 +191,9 @@ def run_here(page: str, folder: pathlib.Path) -> None:
 @pytest.mark.parametrize(
   "page",
   [
-    pytest.param(p, marks=[] if p in QUICK else pytest.mark.nightly)
+    pytest.param(
+      p, marks=pytest.mark.slow if p in SHORT else pytest.mark.nightly
+    )
     for p in PAGES
   ],
 )

@@ -112,6 +112,7 @@ def test_a_step_from_activations_is_the_step_from_images(name):
   assert out and nothing == {}
 
 
+@pytest.mark.slow
 def test_of_the_frozen_part_nothing_is_computed():
   model = parts(FIRST)
   part, state = model.trainer.frozen_part, model.state()

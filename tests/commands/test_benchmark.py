@@ -26,6 +26,7 @@ def small_ceiling(monkeypatch):
   monkeypatch.setitem(benchmark.MATMULS, "cpu", ((32, 64), 2))
 
 
+@pytest.mark.slow
 def test_it_measures_the_step():
   config = tiny.config(num_classes=tiny.NUM_CLASSES, model__depth=1)
   result = benchmark.measure(config, steps=21)

@@ -56,7 +56,11 @@ def _examples(text):
 @pytest.mark.parametrize(
   "args, platforms",
   [
-    (["models"], {"JAX_PLATFORMS": "cuda"}),  # named for all commands
+    pytest.param(
+      ["models"],  # named for all commands
+      {"JAX_PLATFORMS": "cuda"},
+      marks=pytest.mark.slow,
+    ),
     pytest.param(
       ["convert", "absent.npz", "new.npz", "--to=npz"],
       {},

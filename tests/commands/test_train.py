@@ -322,6 +322,7 @@ def test_a_finished_run_is_left_alone(run, capfd):
   assert "all 20 steps were done before" in err
 
 
+@pytest.mark.slow
 def test_evaluate_alone_gives_the_same(run, capsys):
   workdir, _ = run
   scores = evaluate_lib.evaluate(_config(), workdir)

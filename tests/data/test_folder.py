@@ -211,6 +211,7 @@ def damaged(root, num_good, num_bad):
   return sources.open_source(f"folder:{root}", "train+val")
 
 
+@pytest.mark.slow
 def test_undecodable_images_are_masked_named_once_and_counted(tmp_path, caplog):
   source = damaged(tmp_path, 20, 3)
   is_bad = np.array(["bad" in path for path in source.paths])

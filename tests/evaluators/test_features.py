@@ -35,6 +35,7 @@ def _normed(x, norm, eps):
   return x * np.asarray(norm["scale"]) + np.asarray(norm["bias"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "config, first",
   [

@@ -476,6 +476,7 @@ def dropped(images, **options):
   )[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "rule, rates", [("linear", (0, 0.5)), ("constant", (0.5, 0.5))]
 )
@@ -514,6 +515,7 @@ def test_dropout_has_the_places_of_the_plain_vit():
   assert text.count(" = ge ") == 1 + 2 * 3
 
 
+@pytest.mark.slow
 def test_half_the_bits():
   for kind in ("dinov3", "eva02"):
     parts = EVERYTHING | dict(rope=kind)

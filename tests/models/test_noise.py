@@ -40,6 +40,7 @@ def dropped_scores():
   return np.where(many_bits() >> 31, np.float32(1), np.float32(-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1e-3, 0.1, 0.5, 0.9])
 def test_drops_as_often_as_asked(rate):
   drawn = kept_mask(rate=rate)

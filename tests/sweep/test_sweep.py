@@ -366,6 +366,7 @@ def test_all_tasks_of_vtab_are_searched():
     assert [e.split for e in last.evals] == ["test"]
 
 
+@pytest.mark.slow
 def test_data_that_are_not_there_are_refused_or_left_out(tmp_path, capsys):
   tasks = {
     name: task._replace(

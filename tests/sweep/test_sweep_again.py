@@ -253,7 +253,7 @@ def test_a_length_in_epochs_takes_the_place_of_that_in_steps(images):
 @pytest.mark.parametrize(
   "ending",
   [
-    "/",
+    pytest.param("/", marks=pytest.mark.slow),
     pytest.param("", marks=pytest.mark.slow),
     pytest.param("/checkpoints", marks=pytest.mark.slow),
   ],

@@ -47,6 +47,7 @@ def _logits(vit, images):
 # Pixels.
 
 
+@pytest.mark.slow
 def test_images_that_nothing_describes(tmp_path):
   """A bare file says so; a stated normalisation is that of its training."""
   path = _timm(tmp_path / "x.safetensors")
