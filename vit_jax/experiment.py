@@ -393,16 +393,16 @@ class Experiment:
           workdir=self.workdir,
           shared=shared,
           on_batch=on_batch,
-          frozen_part=self._kept_for(e, frozen_part),
+          frozen_part=self._cached_part(e, frozen_part),
         )
       )
       for e in self.evals
     ]
 
-  def _kept_for(
+  def _cached_part(
     self, e: EvaluatorConfig, part: frozen.FrozenPart | None
   ) -> frozen.FrozenPart | None:
-    """Returns the part whose activations an evaluator keeps; None: none."""
+    """Returns the part whose activations an evaluator caches; None: none."""
     if part is None or not e.every_steps or jax.process_count() > 1:
       return None
     splits = {

@@ -124,16 +124,16 @@ def test_pixels_do_not_depend_on_the_cache(tmp_path, of_user, monkeypatch):
   assert [f.stat().st_mtime_ns for f in files] == times  # not made again
   for file in files[:3]:
     file.unlink()  # while a run reads
-  pipeline._KEPT.clear()
+  pipeline._DECODED.clear()
   np.testing.assert_array_equal(scored(first)["image"], want)
   cache.main(["--remove=shrunk"])
   assert not of_user.exists()
   monkeypatch.setattr(shrunk, "LIMIT", 0)
   none = shrunk.shrunk(source, SIDE, OPS)
-  pipeline._KEPT.clear()
+  pipeline._DECODED.clear()
   np.testing.assert_array_equal(scored(none)["image"], want)
   assert not list(of_user.rglob("*.jpg"))
-  assert "6 of them found no room" in none.note()
+  assert "6 of them do not fit" in none.note()
 
 
 def test_a_cache_file_without_its_end_is_made_again(tmp_path, of_user):
@@ -142,7 +142,7 @@ def test_a_cache_file_without_its_end_is_made_again(tmp_path, of_user):
   whole = {f: f.read_bytes() for f in of_user.rglob("*.jpg")}
   for file, size in zip(sorted(whole), (0, 9, 99), strict=False):
     file.write_bytes(whole[file][:size])
-  pipeline._KEPT.clear()
+  pipeline._DECODED.clear()
   got = scored(shrunk.shrunk(source, SIDE, OPS))["image"]
   np.testing.assert_array_equal(got, want)
   assert {f: f.read_bytes() for f in whole} == whole
@@ -167,7 +167,7 @@ def test_what_is_not_shrunk_is_decoded_at_no_start(
   assert not capsys.readouterr().err
   cache.main(["--remove=shrunk"])
   monkeypatch.setattr(shrunk, "LIMIT", 0)  # nothing could be stored
-  assert "2 of them found no room" in shrunk.shrunk(source, SIDE, OPS).note()
+  assert "2 of them do not fit" in shrunk.shrunk(source, SIDE, OPS).note()
 
 
 def test_a_full_disk_keeps_no_half_files(tmp_path, of_user, monkeypatch):
@@ -179,7 +179,7 @@ def test_a_full_disk_keeps_no_half_files(tmp_path, of_user, monkeypatch):
   with monkeypatch.context() as patched:
     patched.setattr(shrunk.os, "replace", full)
     small = shrunk.shrunk(source, SIDE, OPS)
-  assert "6 of them found no room" in small.note()
+  assert "6 of them do not fit" in small.note()
   assert not [f for f in of_user.rglob("*") if f.is_file()]
 
 
@@ -268,8 +268,8 @@ def test_evaluations_decode_a_folder_once_until_it_changes(
   assert scored(source, "decode|resize(5)")["image"].shape[1] == 5
   pathlib.Path(source.paths[0]).write_bytes(encoded(photo(9, 9), "JPEG"))
   assert (scored(source)["image"] != first["image"]).any()
-  pipeline._KEPT.clear()
-  monkeypatch.setattr(pipeline, "KEPT_BYTES", first["image"].nbytes - 1)
+  pipeline._DECODED.clear()
+  monkeypatch.setattr(pipeline, "DECODED_BYTES", first["image"].nbytes - 1)
   again = scored(source)
   assert scored(source)["image"] is not again["image"]
 

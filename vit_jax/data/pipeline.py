@@ -31,7 +31,7 @@ from vit_jax.data.tf_cpu import as_is, tf
 _PREFETCH = 2  # batches decoded ahead
 _MOST_THREADS = 64  # of a stream, each reading at another place
 _FOREVER = 2**62
-KEPT_BYTES = 256 * 2**20  # of images that evaluations have decoded
+DECODED_BYTES = 256 * 2**20  # of images that evaluations have decoded
 _SHIFT = -1 - order.MAX_LANES  # purpose of a random number, below all lanes
 
 
@@ -444,7 +444,7 @@ def eval_reader(
     next(records, None)  # a cache is complete only after the end
 
   num_bytes = num_batches * rows * math.prod(empty["image"].shape[1:])
-  if num_bytes > KEPT_BYTES:
+  if num_bytes > DECODED_BYTES:
     return decoded
 
   def batches() -> Iterator[Batch]:
@@ -453,27 +453,27 @@ def eval_reader(
       return
     wanted = None if indices is None else indices.tobytes()
     key = (stamp, ops, rows, process_index, process_count, wanted)
-    kept = _KEPT.get(key, [])
+    stored = _DECODED.get(key, [])
     # A source that has not read its broken records names them now.
-    if not kept or not _broken(kept) <= source.undecodable:
+    if not stored or not _broken(stored) <= source.undecodable:
       made = []
       for batch in decoded():
         for array in batch.values():
           array.flags.writeable = False
         made.append(batch)
         yield Batch(**batch)
-      _KEPT[key] = made
-      while sum(map(_num_bytes, _KEPT.values())) > KEPT_BYTES:
-        del _KEPT[next(iter(_KEPT))]  # the oldest
+      _DECODED[key] = made
+      while sum(map(_num_bytes, _DECODED.values())) > DECODED_BYTES:
+        del _DECODED[next(iter(_DECODED))]  # the oldest
       return
-    for batch in kept:
+    for batch in stored:
       yield Batch(**batch)
 
   return batches
 
 
 # Batches of splits that were evaluated.
-_KEPT: dict[tuple, list[Batch]] = {}
+_DECODED: dict[tuple, list[Batch]] = {}
 
 
 def _broken(batches: list[Batch]) -> set[int]:

@@ -161,7 +161,7 @@ class ShrunkFolder(FolderSource):
     )
     if rest := len(self._large) - num:
       text += (
-        f". {rest:,} of them found no room there ({LIMIT / 2**30:.0f} GiB, or"
+        f". {rest:,} of them do not fit there ({LIMIT / 2**30:.0f} GiB, or"
         " half of the free space) and are shrunk again in every epoch"
       )
     return " ".join(filter(None, (self.remark, f"{text}.")))
