@@ -1,7 +1,7 @@
-"""The commands, `vit-jax VERB`: a new one is a module and a line here.
+"""The commands, `vit-jax VERB`. A new command is a module and a line here.
 
-A module parses the words after its verb, which takes nothing heavy, and then
-imports and calls the room that does the work.
+The module parses the arguments after the verb with light imports only. Then it
+imports and calls the package that does the work.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,9 +30,9 @@ from vit_jax.commands import (
 class Command(NamedTuple):
   """A command.
 
-  main: Runs it, given the words after the verb; returns the exit status, None
-    for 0, or ends the process.
-  about: What it does, in a line.
+  main: Runs the command on the arguments after the verb. Returns the exit
+    status (None: 0), or ends the process.
+  about: What the command does, in one line.
   """
 
   main: Callable[[Sequence[str]], int | None]
@@ -51,16 +51,14 @@ COMMANDS = {
     visualize.main, "draw what a model learned, and where it looks"
   ),
   "score": Command(
-    score.main, "score published weights beside their published figures"
+    score.main, "score weights, and compare them with published scores"
   ),
   "sweep": Command(
-    sweep.main, "try learning rates, train with the best, test it once"
+    sweep.main, "search learning rates, train with the best, test once"
   ),
   "serve": Command(serve.main, "open a page to try a model on dropped images"),
   "report": Command(report.main, "write a page on one run or several"),
-  "diff": Command(
-    diff.main, "find where two runs diverge, and what differs between them"
-  ),
+  "diff": Command(diff.main, "find the first difference between two runs"),
   "convert": Command(convert.main, "write weights in another format"),
   "models": Command(
     models.main, "list every model with its size and published files"

@@ -1,4 +1,4 @@
-"""Times the training step of a config: `vit-jax benchmark --config=FILE`."""
+"""Times the train step of a config: `vit-jax benchmark --config=FILE`."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def parse(argv: Sequence[str]) -> cli.Args:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Measures and prints."""
+  """Times the step and prints the result."""
   args = parse(argv)
   from vit_jax import benchmark
 

@@ -1,4 +1,4 @@
-"""Lists what is cached, and removes it: `vit-jax cache --remove=shrunk`."""
+"""Lists the caches, or removes one: `vit-jax cache --remove=shrunk`."""
 
 import argparse
 import pathlib
@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from vit_jax.config import cli
 
-# Folder of the user's cache -> what is in it. Whatever is removed is made, or
-# downloaded, again when it is needed.
+# Folder in the user's cache -> contents.
 CACHES = {
   "shrunk": "large images of folders, shrunk (config.data.shrink)",
   "weights": "weights from the web",
@@ -29,7 +28,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Removes a cache if asked to, and prints a line for each that is left."""
+  """Removes the cache of --remove, then prints a line for each cache."""
   args = parse(argv)
   from vit_jax.paths import cache_folder
 
@@ -42,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _num_bytes(path: pathlib.Path) -> int:
-  """Returns the size of a file; 0 for others, and if a run has moved it."""
+  """Returns the size of a file; 0 for a folder, or if a run has moved it."""
   try:
     return path.stat().st_size if path.is_file() else 0
   except OSError:

@@ -8,7 +8,7 @@ from vit_jax.config import cli
 
 # The formats of WRITERS.
 FORMATS = {
-  "orbax": "a checkpoint of ours",
+  "orbax": "a checkpoint of vit_jax",
   "npz": "under Google's names",
   "timm": "a .safetensors for timm",
   "meta": "a .pth under Meta's names",
@@ -24,7 +24,7 @@ FILTERS = {
   "bilinear": "FlexiViT's",
   "linear": "transformers' BEiT's",
   "bicubic": "timm's",
-  "timm": "the same",
+  "timm": "the same as bicubic",
   "hf": "transformers'",
   "dinov2": "DINOv2's",
 }
@@ -36,7 +36,7 @@ vit-jax convert B_16.npz hf/b16 --to=hf --image_size=384"""
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-  """Parses the words after the verb."""
+  """Parses the arguments after the verb."""
   parser = cli.parser(
     "convert", DESCRIPTION, EXAMPLE, usage="SRC DST --to=FORMAT [options]"
   )
@@ -63,7 +63,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--posemb_filter",
     choices=FILTERS,
     metavar="FILTER",
-    help=f"resamples positions. {_listed(FILTERS)}",
+    help=f"how the position embedding is resampled. {_listed(FILTERS)}",
   )
   parser.add_argument(
     "--grid",
@@ -76,7 +76,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "--cls_row",
     choices=("true", "false"),
-    help="whether the class token has a position",
+    help="whether the position embedding has a row for the class token, if SRC"
+    " does not state it",
   )
   parser.add_argument(
     "--gelu",
@@ -87,16 +88,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "--posemb",
     choices=("sincos2d", "none"),
-    help="positions if SRC has no table: fixed sines, or none",
+    help="position embedding, if SRC has no table: fixed sines, or none",
   )
   parser.add_argument(
     "--mean",
-    help="SRC's normalisation: imagenet, clip or MEAN/STD",
+    help="normalisation of SRC's training images: imagenet, clip or MEAN/STD",
   )
   parser.add_argument(
     "--drop_head",
     action="store_true",
-    help="leave out the head; for timm also the tanh layer",
+    help="leave out the head; with --to=timm, the tanh layer too",
   )
   parser.add_argument(
     "--opset",
@@ -108,7 +109,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--fp16",
     action="store_const",
     const=True,
-    help="with --to=onnx: float16 inside, float32 in and out",
+    help="with --to=onnx: compute in float16; input and output are float32",
   )
   parser.add_argument(
     "--push",
@@ -144,7 +145,7 @@ def _sides(text: str) -> tuple[int, int]:
 def main(argv: Sequence[str]) -> None:
   """Writes the file, or ends the process with an error."""
   args = parse(argv)
-  # Two images pass through; a training run may have the accelerators.
+  # The comparison takes two images; a training run may use the accelerators.
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
   from vit_jax.exporting import convert
 

@@ -1,10 +1,10 @@
 """Shows where two runs diverge: `vit-jax diff RUN RUN`.
 
-Prints the options, versions and data that differ; the first row of
-metrics.jsonl that differs, and the number of such rows; and for each checkpoint
-that both runs have, the first array that differs, and the number of such
-arrays. Metrics that measure the machine, such as images per second, are
-ignored. The command compares the digests of the arrays and reads no array.
+Prints the options, versions and data that differ. Prints the first row of
+metrics.jsonl that differs, and the number of rows that differ. For each
+checkpoint that both runs have, prints the first array that differs, and the
+number of arrays that differ. Metrics that measure the machine, such as images
+per second, are ignored. Arrays are compared by their stored digests.
 
 The exit status is 0 if everything that both runs have is equal, 1 if anything
 differs, 2 if nothing can be compared.
@@ -18,7 +18,7 @@ from vit_jax.config import cli
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-  """Parses the words after the verb."""
+  """Parses the arguments after the verb."""
   parser = cli.parser(
     "diff", __doc__.partition("\n\n")[2], "vit-jax diff runs/a runs/b"
   )

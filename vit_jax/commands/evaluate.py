@@ -5,16 +5,18 @@ from collections.abc import Sequence
 from vit_jax.config import cli
 
 PROBES = {
-  "fewshot": "score features on a data set (folder:/path) by few labels",
-  "linear": "the same, by a linear layer trained on all labels",
-  "knn": "the same, by a vote of the nearest labelled images",
+  "fewshot": "data set (folder:/path) on which features are scored by ridge"
+  " regression on few labels",
+  "linear": "data set, scored by a linear layer trained on all labels",
+  "knn": "data set, scored by a vote of the nearest labelled images",
 }
 FLAGS = {
   "checkpoint": "run, one of its checkpoints, or published weights",
   **PROBES,
-  "workdir": "folder whose evaluation.jsonl gets a line (default: the run)",
-  "mean": "normalisation in training: imagenet, clip or MEAN/STD",
-  "dtype": "for features of published weights: float32 or bfloat16",
+  "workdir": "folder of evaluation.jsonl, which gets a line (default: the run)",
+  "mean": "normalisation of the training images: imagenet, clip or MEAN/STD",
+  "dtype": "type of the products for features of published weights: float32 or"
+  " bfloat16",
   "json": "print only the line of evaluation.jsonl",
   **cli.PROCESS_FLAGS,
 }
@@ -28,15 +30,15 @@ def parse(argv: Sequence[str]) -> cli.Args:
     argv,
     switches=("json",),
     alone=tuple(PROBES),
-    description="Scores a checkpoint, or its features with --fewshot, --linear"
-    " or --knn.",
+    description="Scores a checkpoint on the evaluators of its config. With"
+    " --fewshot, --linear or --knn, scores its features.",
     example="vit-jax evaluate --checkpoint=runs/b16\n"
     "vit-jax evaluate --checkpoint=B_16.npz --fewshot=folder:/data/birds",
   )
 
 
 def main(argv: Sequence[str]) -> None:
-  """Scores, or ends the process with all that is wrong."""
+  """Scores the checkpoint, or ends the process with all errors."""
   args = parse(argv)
   from vit_jax.scoring import evaluate
 

@@ -8,13 +8,13 @@ from vit_jax.config import cli
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-  """Parses the words after the verb: there are none."""
+  """Parses the arguments after the verb; there is only --help."""
   parser = cli.parser(
     "models",
-    "Prints every model by name (--config.model.variant=NAME):"
-    "\nits parameters, the FLOPs and tokens of an image of 224 and of 384"
-    "\npixels, and the published files that fit it. Then prints the later"
-    "\nmodels, from DINOv2 to EVA-02, with the files that vit_jax.load reads.",
+    "Prints a table of all models: name (--config.model.variant=NAME),"
+    "\nparameters, FLOPs and tokens of an image of 224 and of 384 pixels, and"
+    "\nthe published files that fit. Then prints a table of later models, from"
+    "\nDINOv2 to EVA-02, and the files that vit_jax.load reads.",
     "vit-jax models",
   )
   return parser.parse_args(argv)
@@ -23,7 +23,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> None:
   """Prints the table."""
   parse(argv)
-  # It only counts: the accelerators stay free for others.
+  # Sizes are computed from shapes; the accelerators stay free.
   os.environ["JAX_PLATFORMS"] = "cpu"
   from vit_jax.planning import model_table
 

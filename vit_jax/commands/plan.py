@@ -1,4 +1,4 @@
-"""Compiles a run for TPUs that are not there: `vit-jax plan --config=FILE`."""
+"""Compiles a run for TPUs, without TPUs: `vit-jax plan --config=FILE`."""
 
 import os
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ FLAGS = {
   " v6e:16x16, tpu7x:4x4x4; append ,slices=2 for two slices",
   "input_rate": "images per second that one core decodes (default: as measured"
   " on an AMD EPYC)",
-  "price_per_chip_hour": "price per chip and hour, 1.2 or 1.2USD; prints the"
-  " price of the run",
+  "price_per_chip_hour": "price of a chip for an hour, such as 1.2 or 1.2USD;"
+  " the table then has the price of the run",
   "json": "print one line of JSON instead of a table",
   "all": "compile all programs of the run, not only the train step",
   "search": "search for the fastest mesh, microbatch, remat, scan and batch",
@@ -33,10 +33,10 @@ def parse(argv: Sequence[str]) -> cli.Args:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Plans, or ends the process with all that is wrong."""
+  """Prints the plan, or ends the process with all errors."""
   signals.end_at_once()
   args = parse(argv)
-  # The machine itself only runs the compiler.
+  # This machine only runs the compiler.
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
   from vit_jax.planning import plan
 

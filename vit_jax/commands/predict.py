@@ -10,8 +10,8 @@ Prints the most probable classes of images, or writes their features.
 CHECKPOINT is anything that vit_jax.load opens: a run, one of its steps,
 published weights. Images are preprocessed as the checkpoint states.
 
-IMAGE is a file, a folder (with its sub-folders), a glob in quotes, or - for the
-standard input, which is one image, or a list of files, folders and globs, one a
+IMAGE is a file, a folder (with its sub-folders), a glob in quotes, or -. With -
+the standard input has one image, or a list of files, folders and globs, one a
 line. Images that cannot be read are skipped and named on the standard error.
 The exit status is 0 if at least one image was read, and 1 if none was."""
 EXAMPLE = """\
@@ -22,7 +22,7 @@ vit-jax predict B_16.npz photos/ --features=features.npz"""
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-  """Parses the words after the verb."""
+  """Parses the arguments after the verb."""
   parser = cli.parser("predict", DESCRIPTION, EXAMPLE)
   parser.add_argument("checkpoint", metavar="CHECKPOINT")
   parser.add_argument("images", nargs="+", metavar="IMAGE")
@@ -48,7 +48,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   )
   parser.add_argument(
     "--mean",
-    help="normalisation in training: imagenet, clip or MEAN/STD",
+    help="normalisation of the training images: imagenet, clip or MEAN/STD",
   )
   parser.add_argument(
     "--background",
@@ -59,7 +59,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--dtype",
     choices=("float32", "bfloat16"),
     metavar="TYPE",
-    help="float32 or bfloat16 products (default: the faster here)",
+    help="type of the products: float32 or bfloat16 (default: the faster one on"
+    " this machine)",
   )
   forms = parser.add_mutually_exclusive_group()
   forms.add_argument(
@@ -80,7 +81,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "--layer",
     metavar="NAME",
-    help="layer of the features (default: pre_logits)",
+    help="with --features: layer of the features (default: pre_logits)",
   )
   parser.add_argument(
     "--attention",
@@ -92,19 +93,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     type=cli.local_folder,
     metavar="DIR",
     default="attention",
-    help="folder of the attention maps (default: %(default)s)",
+    help="with --attention: folder of the maps (default: %(default)s)",
   )
   args = parser.parse_args(argv)
   if args.attention and args.features is not None:
     parser.error("argument --attention: not allowed with argument --features")
   if args.layer is not None and args.features is None:
-    parser.error("argument --layer: without --features, whose layer it is")
+    parser.error("argument --layer: needs --features=FILE")
   args.layer = args.layer or "pre_logits"
   return args
 
 
 def main(argv: Sequence[str]) -> None:
-  """Classifies, and ends the process with the status."""
+  """Classifies the images; ends the process with the exit status."""
   args = parse(argv)
   from vit_jax.inference import predict
 

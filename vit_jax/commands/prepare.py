@@ -1,9 +1,9 @@
-"""Puts a data set on disk in TFDS's format: `vit-jax prepare SOURCE`.
+"""Writes a data set to disk in TFDS's format: `vit-jax prepare SOURCE`.
 
-Files are written as array_record, whose records are read by number, so that
-their order is a permutation that the seed decides. A bucket answers a request
-for every record then, so for a large data set there is --file_format=tfrecord,
-which is read from start to end.
+The default format is array_record, which has random access: an epoch is a
+permutation of all records. In a bucket every record is then one request.
+Therefore a large data set in a bucket is better in tfrecord, which is read from
+start to end and shuffled in a buffer.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   )
   parser.add_argument(
     "--splits",
-    help="splits to import, separated by commas (default: all that are found);"
+    help="splits to import, separated by commas (default: all of SOURCE);"
     " for tars and parquet also train=PATTERN,validation=PATTERN of file names",
   )
   parser.add_argument(

@@ -1,10 +1,10 @@
 """Writes a report on runs: `vit-jax report RUN [RUN...]`.
 
 Writes `report.html` (one file with its pictures, which needs no network),
-`figures/*.svg` and `summary.json`. One RUN gets them in its own folder, several
-in `report/` in the folder that holds them all. Each RUN is a run, or a folder
-of runs. A line replaces each part for which the runs have no data. Runs that
-are not complete are marked.
+`figures/*.svg` and `summary.json`. The files of one RUN are written to its
+folder, those of several to `report/` in the folder that contains all of them.
+A part of the page for which the runs have no data is replaced by a line that
+says so. Runs that are not complete are marked.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from vit_jax.config import cli
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-  """Parses the words after the verb."""
+  """Parses the arguments after the verb."""
   parser = cli.parser(
     "report",
     __doc__.partition("\n\n")[2],
@@ -29,7 +29,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Writes the report, and prints where."""
+  """Writes the report, and prints the paths of its files."""
   args = parse(argv)
   import jax
 

@@ -11,7 +11,7 @@ preprocessing of their publisher; --explain says what makes the difference."""
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-  """Parses the words after the verb."""
+  """Parses the arguments after the verb."""
   parser = cli.parser(
     "score",
     DESCRIPTION,
@@ -36,23 +36,23 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     choices=("auto", "own", "timm", "google", "big_vision"),
     metavar="HOW",
     default="auto",
-    help="preprocessing. own: the file's, if it states one; timm: shorter side,"
-    " bicubic by Pillow, centre; google: the whole image to the model's size,"
-    " bilinear; big_vision: shorter side, area, centre; auto (default): own if"
-    " the file states it, else that of the published score, else that of the"
+    help="preprocessing. own: as the file states; timm: shorter side, bicubic"
+    " by Pillow, centre crop; google: the whole image to the model's size,"
+    " bilinear; big_vision: shorter side, area, centre crop; auto (default): as"
+    " the file states, else as for the published score, else as usual for the"
     " format",
   )
   parser.add_argument(
     "--explain",
     action="store_true",
-    help="score again with one step of the preprocessing or of the numerics"
-    " exchanged at a time",
+    help="score again, each time with one step of the preprocessing or of the"
+    " numerics replaced",
   )
   # The names are those of scoring/ablation.py.
   parser.add_argument(
     "--steps",
     metavar="STEPS",
-    help="with --explain: the steps to exchange, separated by commas: dct,"
+    help="with --explain: the steps to replace, separated by commas: dct,"
     " upsampling, resizer, filter, antialiasing, crop, gelu, ln_eps,"
     " resnet_eps, products (default: all that the model has)",
   )
@@ -85,7 +85,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "--fake_data",
     action="store_true",
-    help="score fake records, made in memory, to try the command",
+    help="score fake records made in memory, to try the command",
   )
   for name, doc in cli.PROCESS_FLAGS.items():
     parser.add_argument(f"--{name}", metavar="VALUE", help=doc)
@@ -93,7 +93,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Scores, or ends the process with all that is wrong."""
+  """Scores the files, or ends the process with all errors."""
   args = parse(argv)
   from vit_jax.scoring import score
 

@@ -1,6 +1,6 @@
 """Serves a page that shows the classes and the attention of dropped images.
 
-Only this machine can open the page, unless --host is given. Images are not
+Only this machine can open the page, unless --host allows others. Images are not
 stored.
 """
 
@@ -11,7 +11,7 @@ from vit_jax.config import cli
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-  """Parses the words after the verb."""
+  """Parses the arguments after the verb."""
   parser = cli.parser(
     "serve",
     __doc__,
@@ -23,8 +23,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "--host",
     default="127.0.0.1",
-    help="address to listen at (default: %(default)s, this machine alone;"
-    " 0.0.0.0: everyone who reaches it)",
+    help="address to listen at (default: %(default)s, this machine only;"
+    " 0.0.0.0: all machines that can connect)",
   )
   parser.add_argument(
     "--port",
@@ -45,15 +45,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     type=cli.positive,
     metavar="N",
     default=20,
-    help="larger files are refused (default: %(default)s)",
+    help="largest file that is accepted (default: %(default)s)",
   )
   parser.add_argument(
     "--max_megapixels",
     type=cli.positive,
     metavar="N",
     default=50,
-    help="larger images are refused before they are decoded, which takes about"
-    " 14 bytes a pixel (default: %(default)s)",
+    help="largest image that is decoded (default: %(default)s); decoding takes"
+    " about 14 bytes of memory a pixel",
   )
   args = parser.parse_args(argv)
   if not 0 <= args.port < 65536:
@@ -62,7 +62,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Answers until Ctrl-C."""
+  """Serves the page until Ctrl-C."""
   args = parse(argv)
   from vit_jax.inference import serve
 

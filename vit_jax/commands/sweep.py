@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from vit_jax.config import cli
 
 FLAGS = {
-  "grid": "values of an option to try, such as optim.lr=0.03,0.06; several"
-  " --grid give every combination (default: get_grid of the config file)",
+  "grid": "values of an option to try, such as optim.lr=0.03,0.06; with several"
+  " --grid every combination is tried (default: get_grid of the config file)",
   "workdir": "folder of the search (default: runs/<config name>_sweep)",
   "available": "leave out tasks whose data are not on disk",
-  "against": "folder of another search, which the table compares",
+  "against": "folder of another search, to compare in the table",
   **cli.PROCESS_FLAGS,
 }
 
 
 def parse(argv: Sequence[str]) -> dict[str, tuple[str, str, cli.Args]]:
-  """Parses the words after the verb, for each task of the config file."""
+  """Parses the arguments after the verb, for each task of the config file."""
   return cli.parse_tasks(
     "sweep",
     FLAGS,
@@ -32,7 +32,7 @@ def parse(argv: Sequence[str]) -> dict[str, tuple[str, str, cli.Args]]:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Searches, or ends the process with all that is wrong."""
+  """Runs the search, or ends the process with all errors."""
   parsed = parse(argv)
   from vit_jax.sweep import sweep
 

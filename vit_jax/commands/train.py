@@ -37,17 +37,19 @@ def parse(argv: Sequence[str]) -> cli.Args:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Parses, listens to signals from now on, and runs."""
+  """Parses the arguments, installs the signal handlers and trains."""
   args = parse(argv)
   run(args, StopSignals(), startup.BEGAN)  # before imports that take seconds
 
 
 def run(args: cli.Args, signals: StopSignals, began: float) -> None:
-  """Joins the other processes, checks the run, trains; ends with its code.
+  """Joins the other processes, checks the run and trains.
+
+  If the run stops early, the process ends with an exit status of `exit_codes`.
 
   Args:
     args: Command line.
-    signals: Receives signals since the start of this process.
+    signals: Has received the signals since the start of this process.
     began: Start of this process, seconds since the epoch.
   """
   from vit_jax import experiment, malloc, train
@@ -79,12 +81,13 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
     if rounds:
       from vit_jax.sweep import trials
 
-      # The workdir has a run with what the trials chose: it is compared later.
+      # The workdir is not compared yet: it may have a run with the options that
+      # the trials chose.
       experiment.setup(config)
       signals.on_exit = _ends_trials()
       config = trials.choose(config, rounds, budget, workdir, args.overrides)
       signals.on_exit = run_record.end
-      began = time.time()  # the time of the trials is theirs
+      began = time.time()  # the start of the run is after the trials
     train.train_and_evaluate(
       config,
       workdir,
@@ -104,7 +107,10 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
 
 
 def _ends_trials() -> Callable[[str], None]:
-  """Returns what tells the user of a stop, as trials log their stderr."""
+  """Returns a function that prints a stop on the terminal.
+
+  During the trials, sys.stderr is a log file.
+  """
   terminal = sys.stderr
 
   def end(text: str) -> None:
@@ -118,7 +124,7 @@ def _ends_trials() -> Callable[[str], None]:
 def _callbacks(
   config: Config, workdir: str, profile: str | None, signals: StopSignals
 ) -> list[Callback]:
-  """Returns the callbacks that a run has because it is a command."""
+  """Returns the callbacks that only the command adds."""
   import jax
 
   index = jax.process_index()

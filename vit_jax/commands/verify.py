@@ -13,7 +13,7 @@ accelerator and the memory of one checkpoint, and it changes nothing."""
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-  """Parses the words after the verb."""
+  """Parses the arguments after the verb."""
   parser = cli.parser(
     "verify",
     DESCRIPTION,
@@ -29,8 +29,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> None:
   """Prints a line for each checkpoint, the oldest first."""
   args = parse(argv)
-  # A training run on this machine has its accelerators for itself, also where
-  # JAX_PLATFORMS names them for all commands.
+  # The accelerators stay free for a training run on this machine, even if
+  # JAX_PLATFORMS names them.
   os.environ["JAX_PLATFORMS"] = "cpu"
   from vit_jax.checkpointing import verification
 

@@ -1,7 +1,6 @@
 """Draws what a model learned: `vit-jax visualize CHECKPOINT [IMAGE...]`.
 
-Figures 6, 7, 10 and 14 of arXiv:2010.11929 of any checkpoint, on a page and in
-files. docs/tasks/predict.md says what each shows, and how it is computed.
+It draws figures 6, 7, 10 and 14 of arXiv:2010.11929 for any checkpoint.
 """
 
 import argparse
@@ -17,7 +16,8 @@ answer uses. Writes a page, index.html, and every picture to DIR.
 IMAGE is a file, a folder, a glob in quotes, or - for a list of these on the
 standard input, one a line. The first 128 images are used. Images of a folder
 that cannot be read are named and left out. Without IMAGE, 128 images of the
-data on which the run is scored are used. Of a ResNet only filters are drawn."""
+data on which the run is scored are used. For a ResNet only the filters are
+drawn."""
 EXAMPLE = """\
 vit-jax visualize runs/pets photos/ --out=inside
 vit-jax visualize B_16.npz cat.jpg --out=inside --patch=5,7
@@ -25,7 +25,7 @@ vit-jax visualize runs/a 'photos/*.jpg' --beside=runs/b --out=inside"""
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-  """Parses the words after the verb."""
+  """Parses the arguments after the verb."""
   parser = cli.parser("visualize", DESCRIPTION, EXAMPLE)
   parser.add_argument("checkpoint", metavar="CHECKPOINT")
   parser.add_argument("images", nargs="*", metavar="IMAGE")
@@ -54,7 +54,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> None:
-  """Draws, or ends the process with all that is wrong."""
+  """Draws the figures, or ends the process with all errors."""
   args = parse(argv)
   from vit_jax.reporting import visualize
 
