@@ -280,7 +280,7 @@ def test_an_unknown_evaluator_lists_those_there_are(run):
   workdir, _ = run
   with pytest.raises(SystemExit) as e:
     _main(f"--checkpoint={workdir}", "--config.evals.x.split=test")
-  assert "config.evals.x: no such evaluator; those of this config: val." in str(
+  assert "config.evals.x: no such evaluator; this config has: val." in str(
     e.value
   )
 

@@ -225,7 +225,7 @@ def test_none_can_be_read(call, folder):
     (["--top=0"], "argument --top: got '0', expected a number from 1."),
     (["--json", "--csv"], "not allowed with argument"),
     (["--features=x.npz", "--attention"], "not allowed with argument"),
-    (["--layer=cls"], "--layer: without --features"),
+    (["--layer=cls"], "--layer: needs --features"),
   ],
 )
 def test_wrong_flags(argv, message, capsys):

@@ -497,7 +497,7 @@ def test_tasks_of_vtab():
     ("ablation.py:optimizer=sgd", "expected a ResNet, R50x1 or R152x2"),
     ("study.py:images=many", "images=many, expected a whole"),
     ("study.py:init=runs/x", "init with task=glyphs, expected digits"),
-    ("glyphs.py:x", "got the argument 'x', but it takes none"),
+    ("glyphs.py:x", "got the argument 'x', but get_config takes"),
   ],
 )
 def test_arguments_that_are_wrong(source, message):

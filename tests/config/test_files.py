@@ -98,4 +98,4 @@ def test_the_length_that_is_named_counts():
   assert length("--config.total_epochs=2")[:2] == (None, 2.0)
   assert length("--config.total_epochs=none") == (300, None, [])
   _, _, errors = length("--config.total_epochs=2", "--config.total_steps=7")
-  assert errors[0].startswith("--config.total_epochs: got it beside")
+  assert errors[0].startswith("--config.total_epochs: got both")

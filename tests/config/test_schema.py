@@ -87,7 +87,7 @@ def test_all_unknown_and_ill_typed_options_in_one_error():
     " Did you mean 'classification'?",
     "config.evals.few.shot: no such option. Did you mean 'shots'?",
     "config.evals.few.shots: got 'x', expected a value of type whole number.",
-    "config.evals.vall: no such evaluator; those of this config: val, few. Did"
+    "config.evals.vall: no such evaluator; this config has: val, few. Did"
     " you mean 'val'?",
   )
   assert str(e.value).startswith("10 errors in the configuration:\n  - config.")
@@ -128,7 +128,7 @@ def test_values_of_another_type(annotation, value):
     ({"total_steps": 0}, "config.total_steps: got 0, expected 1 or more"),
     (
       {"optim__warmup_steps": 100},
-      "config.optim.warmup_steps: got 100, as long as the run of 100 steps",
+      "config.optim.warmup_steps: got 100, expected fewer than the 100",
     ),
     (
       {"objective": {"label_smoothing": 1.0}},
@@ -150,7 +150,7 @@ def test_values_of_another_type(annotation, value):
     ({"optim__ema_decay": 1.0}, "config.optim.ema_decay: got 1.0, expected 0"),
     (
       {"optim__decay_at": (0.5,)},
-      "config.optim.decay_at: got (0.5,), expected",
+      "config.optim.decay_at: got (0.5,) with",
     ),
     (
       {"model__posemb": "relative", "model__posemb_at": "shared"},
@@ -181,7 +181,7 @@ def test_values_of_another_type(annotation, value):
     ),
     (
       {"evals": {"val": {"kind": "classification", "ops": "decode|resize(9)"}}},
-      "config.evals.val.ops: got images of 9x9 pixels, expected 224x224 as",
+      "config.evals.val.ops: got images of 9x9 pixels, expected 224x224, the",
     ),
     (
       {"evals": {"val": {"kind": "classification", "batch_size": 0}}},
@@ -189,7 +189,7 @@ def test_values_of_another_type(annotation, value):
     ),
     (
       {"evals": {"a": {"kind": "fewshot", "group": "a"}}},
-      "config.evals.a.group: got 'a', expected a name without '/' that no",
+      "config.evals.a.group: got 'a', expected a name without '/' that is",
     ),
     (
       {
@@ -198,7 +198,7 @@ def test_values_of_another_type(annotation, value):
           "b": {"kind": "fewshot", "group": "g"},
         }
       },
-      "config.evals.*.every_steps: got a 5, b 0, expected the same for the",
+      "config.evals.*.every_steps: got a 5, b 0, expected the same number",
     ),
   ],
 )
@@ -264,7 +264,7 @@ def test_command_line_collects_every_error():
   assert "--wrkdir: no such flag. Did you mean 'workdir'?" in text
   assert "config.modle: no such option. Did you mean 'model'?" in text
   assert "--config.optim.lr: got no value" in text
-  assert "'bare': got a bare word" in text
+  assert "'bare': got a word without a flag" in text
 
 
 @pytest.mark.parametrize("key", ["workdir", "wrkdir"])
@@ -343,6 +343,6 @@ def test_a_config_of_one_family_becomes_one_of_another():
     )
   c.model.pool = "gap"
   assert build(c)[1] == [
-    "config.model.pool: got 'gap', which config.model.name=bit has no use for;"
+    "config.model.pool: got 'gap', which config.model.name=bit does not use;"
     " leave it at 'token'."
   ]

@@ -193,8 +193,8 @@ def test_errors_are_reported_before_compiling():
 @pytest.mark.parametrize(
   "changes, text",
   [
-    ({"total_epochs": 1e-9}, "config.optim.warmup_steps: got 7, as long as"),
-    ({"total_epochs": None}, "config.total_steps: got neither steps nor"),
+    ({"total_epochs": 1e-9}, "config.optim.warmup_steps: got 7, expected"),
+    ({"total_epochs": None}, "config.total_steps: got None, and"),
   ],
 )
 def test_an_error_of_the_length_is_reported_once(changes, text):

@@ -145,7 +145,7 @@ def test_all_errors_at_once(own, tmp_path):
   # Without a probe published weights need a config, as ever.
   with pytest.raises(SystemExit) as e:
     main(f"--checkpoint={TOKEN}")
-  assert "with no config.json of a run in it" in str(e.value)
+  assert "without the config.json of a run in it" in str(e.value)
   assert "or one of --fewshot, --linear, --knn beside them" in str(e.value)
   with pytest.raises(SystemExit) as e:
     main(f"--checkpoint={tmp_path}/no.npz")

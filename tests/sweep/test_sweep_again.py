@@ -245,7 +245,7 @@ def test_a_length_in_epochs_takes_the_place_of_that_in_steps(images):
   assert [p.config.total_steps for p in every] == [None, None]
   assert [p.config.total_epochs for p in every] == [2.0, 3.0]
   both = {"total_epochs": ["2"], "total_steps": ["5"]}
-  message = "--grid: config.total_epochs: got it beside config.total_steps"
+  message = "--grid: config.total_epochs: got both total_epochs and"
   with pytest.raises(ConfigError, match=message):
     points.points(_task(images, both))
 

@@ -24,7 +24,7 @@ FILTERS = {
   "bilinear": "FlexiViT's",
   "linear": "transformers' BEiT's",
   "bicubic": "timm's",
-  "timm": "the same as bicubic",
+  "timm": "as bicubic",
   "hf": "transformers'",
   "dinov2": "DINOv2's",
 }
@@ -63,12 +63,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--posemb_filter",
     choices=FILTERS,
     metavar="FILTER",
-    help=f"how the position embedding is resampled. {_listed(FILTERS)}",
+    help=f"how positions are resampled. {_listed(FILTERS)}",
   )
   parser.add_argument(
     "--grid",
     type=_sides,
-    help="rows x columns of patches, if SRC does not state them",
+    help="rows x columns of patches, if SRC has no grid",
   )
   parser.add_argument(
     "--num_heads", type=int, help="attention heads, if SRC does not state them"
@@ -76,8 +76,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "--cls_row",
     choices=("true", "false"),
-    help="whether the position embedding has a row for the class token, if SRC"
-    " does not state it",
+    help="whether the class token has a position embedding",
   )
   parser.add_argument(
     "--gelu",
@@ -88,16 +87,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "--posemb",
     choices=("sincos2d", "none"),
-    help="position embedding, if SRC has no table: fixed sines, or none",
+    help="positions if SRC has no table: fixed sines, or none",
   )
   parser.add_argument(
     "--mean",
-    help="normalisation of SRC's training images: imagenet, clip or MEAN/STD",
+    help="SRC's normalisation: imagenet, clip or MEAN/STD",
   )
   parser.add_argument(
     "--drop_head",
     action="store_true",
-    help="leave out the head; with --to=timm, the tanh layer too",
+    help="leave out the head; for timm also the tanh layer",
   )
   parser.add_argument(
     "--opset",
@@ -109,7 +108,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--fp16",
     action="store_const",
     const=True,
-    help="with --to=onnx: compute in float16; input and output are float32",
+    help="with --to=onnx: float16 inside, float32 in and out",
   )
   parser.add_argument(
     "--push",

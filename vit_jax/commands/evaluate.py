@@ -5,18 +5,16 @@ from collections.abc import Sequence
 from vit_jax.config import cli
 
 PROBES = {
-  "fewshot": "data set (folder:/path) on which features are scored by ridge"
-  " regression on few labels",
-  "linear": "data set, scored by a linear layer trained on all labels",
-  "knn": "data set, scored by a vote of the nearest labelled images",
+  "fewshot": "data set (folder:/path); scores features by few labels",
+  "linear": "data set; scores features by a linear layer on all labels",
+  "knn": "data set; scores features by a vote of the nearest images",
 }
 FLAGS = {
   "checkpoint": "run, one of its checkpoints, or published weights",
   **PROBES,
-  "workdir": "folder of evaluation.jsonl, which gets a line (default: the run)",
-  "mean": "normalisation of the training images: imagenet, clip or MEAN/STD",
-  "dtype": "type of the products for features of published weights: float32 or"
-  " bfloat16",
+  "workdir": "folder whose evaluation.jsonl gets a line (default: the run)",
+  "mean": "normalisation in training: imagenet, clip or MEAN/STD",
+  "dtype": "float32 or bfloat16, for features of published weights",
   "json": "print only the line of evaluation.jsonl",
   **cli.PROCESS_FLAGS,
 }
@@ -30,8 +28,8 @@ def parse(argv: Sequence[str]) -> cli.Args:
     argv,
     switches=("json",),
     alone=tuple(PROBES),
-    description="Scores a checkpoint on the evaluators of its config. With"
-    " --fewshot, --linear or --knn, scores its features.",
+    description="Scores a checkpoint, or its features with --fewshot, --linear"
+    " or --knn.",
     example="vit-jax evaluate --checkpoint=runs/b16\n"
     "vit-jax evaluate --checkpoint=B_16.npz --fewshot=folder:/data/birds",
   )

@@ -48,7 +48,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   )
   parser.add_argument(
     "--mean",
-    help="normalisation of the training images: imagenet, clip or MEAN/STD",
+    help="normalisation in training: imagenet, clip or MEAN/STD",
   )
   parser.add_argument(
     "--background",
@@ -59,8 +59,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--dtype",
     choices=("float32", "bfloat16"),
     metavar="TYPE",
-    help="type of the products: float32 or bfloat16 (default: the faster one on"
-    " this machine)",
+    help="float32 or bfloat16 (default: the faster one here)",
   )
   forms = parser.add_mutually_exclusive_group()
   forms.add_argument(
@@ -81,7 +80,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "--layer",
     metavar="NAME",
-    help="with --features: layer of the features (default: pre_logits)",
+    help="layer of --features (default: pre_logits)",
   )
   parser.add_argument(
     "--attention",
@@ -93,7 +92,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     type=cli.local_folder,
     metavar="DIR",
     default="attention",
-    help="with --attention: folder of the maps (default: %(default)s)",
+    help="folder of the attention maps (default: %(default)s)",
   )
   args = parser.parse_args(argv)
   if args.attention and args.features is not None:

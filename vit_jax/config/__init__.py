@@ -1,4 +1,4 @@
-"""Every option of a run, and what reads and checks them; without jax."""
+"""The options of a run, their parsers and their checks. Imports no jax."""
 
 from vit_jax.config.config_files import recipe
 from vit_jax.config.parse import (

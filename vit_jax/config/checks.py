@@ -1,4 +1,4 @@
-"""Checks that need only the config itself; all errors at once.
+"""Checks of a config that need only the config; they return all errors.
 
 Checks that need the machine or the disk (devices, data sets, weights) are in
 `vit_jax.experiment`.
@@ -16,12 +16,12 @@ ONE = 1 - 2**-25
 def errors(
   config: Config, is_training: bool = True, is_new: bool = True
 ) -> list[str]:
-  """Returns all errors of the options: config key, got, expected, what to do.
+  """Returns all errors of the options, one text each.
 
   Args:
-    config: The run.
-    is_training: False leaves out its length and the optimizer.
-    is_new: False leaves out what only a run that starts is refused for.
+    config: Options of the run.
+    is_training: False skips the length of the run and the optimizer.
+    is_new: False skips the checks for a run that starts at step 0.
   """
   return [
     *size_errors(config, is_training),
@@ -30,11 +30,13 @@ def errors(
 
 
 def size_errors(config: Config, is_training: bool = True) -> list[str]:
-  """Returns the errors that leave model, data or run without a size.
+  """Returns the errors of length, batch, model, objective and images.
+
+  Without these errors the shapes of the run can be computed.
 
   Args:
-    config: The run.
-    is_training: False leaves out its length.
+    config: Options of the run.
+    is_training: False skips the length of the run.
   """
   return [
     *(_length_errors(config) if is_training else ()),
@@ -50,7 +52,7 @@ def size_errors(config: Config, is_training: bool = True) -> list[str]:
 def option_errors(
   config: Config, is_training: bool = True, is_new: bool = True
 ) -> list[str]:
-  """Returns the other errors of the options, see `errors`."""
+  """Returns the errors that are not in `size_errors`; see `errors`."""
   return [
     *(_optim_errors(config.optim) if is_training else ()),
     *(_lora_errors(config.lora) if is_training else ()),
@@ -68,8 +70,8 @@ def warmup_errors(config: Config, total_steps: int) -> list[str]:
   if warmup < total_steps:
     return []
   return [
-    f"config.optim.warmup_steps: got {warmup}, as long as the run of"
-    f" {total_steps} steps or longer; set it to {total_steps // 10}, or make"
+    f"config.optim.warmup_steps: got {warmup}, expected fewer than the"
+    f" {total_steps} steps of the run; set it to {total_steps // 10}, or make"
     " the run longer (config.total_steps, config.total_epochs)."
   ]
 
@@ -88,8 +90,8 @@ def _length_errors(config: Config) -> Iterator[str]:
       yield from warmup_errors(config, config.total_steps)
   elif config.total_epochs is None:
     yield (
-      "config.total_steps: got neither steps nor epochs; set it, or"
-      " config.total_epochs."
+      "config.total_steps: got None, and config.total_epochs is None, too; set"
+      " one of them."
     )
   elif config.total_epochs <= 0:
     yield (
@@ -129,8 +131,8 @@ def _batch_errors(config: Config) -> Iterator[str]:
     yield f"config.data.repeats: got {config.data.repeats}, expected 1 or more."
   if config.data.shrink < 0:
     yield (
-      f"config.data.shrink: got {config.data.shrink}, expected pixels, or 0 to"
-      " shrink none."
+      f"config.data.shrink: got {config.data.shrink}, expected a number of"
+      " pixels, or 0 to shrink no image."
     )
   if micro is not None and micro < 1:
     yield (
@@ -150,13 +152,14 @@ def _evaluator_errors(config: Config) -> Iterator[str]:
     if group in (*names, "train", "") or "/" in group:
       yield (
         f"config.evals.{next(iter(steps))}.group: got {group!r}, expected a"
-        " name without '/' that no evaluator has, and other than 'train'."
+        " name without '/' that is neither 'train' nor the name of an"
+        " evaluator."
       )
     if len(set(steps.values())) > 1:
       got = ", ".join(f"{name} {every}" for name, every in steps.items())
       yield (
-        f"config.evals.*.every_steps: got {got}, expected the same for the"
-        f" group {group!r}, whose mean is written."
+        f"config.evals.*.every_steps: got {got}, expected the same number for"
+        f" all evaluators of the group {group!r}, whose mean is written."
       )
 
 
@@ -166,29 +169,29 @@ def _head_errors(config: Config) -> Iterator[str]:
     if e.scores_head and not objective.trains_head:
       yield (
         f"config.evals.{e.name}.kind: got {e.kind!r}, which scores the logits"
-        f" of a head, but config.objective.kind={objective.kind!r} trains none;"
-        " use a few-shot evaluator, or none."
+        f" of a head, but config.objective.kind={objective.kind!r} trains no"
+        " head; use a few-shot evaluator, or remove this one."
       )
 
 
 def _init_errors(config: Config) -> Iterator[str]:
   if config.init_mean and not config.init:
     yield (
-      f"config.init_mean: got {config.init_mean!r} without config.init, which"
-      " it is about; set both, or none."
+      f"config.init_mean: got {config.init_mean!r}, which describes the weights"
+      " of config.init, but config.init is None; set both, or none."
     )
   if config.init_head == "zeros":
     return
   kinds = {e.name: e.kind for e in config.evals}
   if kinds.get(HELD_OUT) != "classification":
     yield (
-      "config.init_head: got 'linear_probe', expected an evaluator `val` of"
-      " kind 'classification', which scores images that are not trained on."
+      "config.init_head: got 'linear_probe', which needs held-out images;"
+      " expected an evaluator `val` of kind 'classification'."
     )
   if config.objective.kind != "classification":
     yield (
-      f"config.init_head: got 'linear_probe' beside config.objective.kind="
-      f"{config.objective.kind!r}, expected 'classification'."
+      "config.init_head: got 'linear_probe' with config.objective.kind="
+      f"{config.objective.kind!r}, expected the kind 'classification'."
     )
 
 
@@ -207,8 +210,8 @@ def _optim_errors(optim: OptimConfig) -> Iterator[str]:
       yield f"config.optim.{key}: got {value}, expected 0 to below 1 (float32)."
   if optim.layer_decay is not None and not 0 < optim.layer_decay <= 1:
     yield (
-      f"config.optim.layer_decay: got {optim.layer_decay}, expected a factor"
-      " above 0 to 1, such as 0.75, or None."
+      f"config.optim.layer_decay: got {optim.layer_decay}, expected None or a"
+      " factor above 0 and up to 1, such as 0.75."
     )
   try:
     optim.lr_scales()
@@ -217,9 +220,9 @@ def _optim_errors(optim: OptimConfig) -> Iterator[str]:
   at = optim.decay_at
   if (optim.schedule == "step") != bool(at) or any(not 0 < s < 1 for s in at):
     yield (
-      f"config.optim.decay_at: got {at}, expected shares of the run between 0"
-      " and 1, such as 0.3,0.6,0.9, for config.optim.schedule='step', and none"
-      " for others."
+      f"config.optim.decay_at: got {at} with config.optim.schedule="
+      f"{optim.schedule!r}; 'step' expects shares of the run between 0 and 1,"
+      " such as 0.3,0.6,0.9; other schedules expect none."
     )
 
 
@@ -236,7 +239,7 @@ def _mesh_errors(config: Config) -> Iterator[str]:
     if value < 1 and value != -1:
       yield (
         f"config.mesh.{key}: got {value}, expected a number of devices, or -1"
-        " for all that remain."
+        " for all remaining devices."
       )
   if axes["tensor"] == -1 and -1 in (axes["data"], axes["fsdp"]):
     yield (
@@ -266,7 +269,7 @@ def _image_errors(config: Config) -> Iterator[str]:
     if got != want:
       yield (
         f"config.{key}: got images of {got[0]}x{got[1]} pixels, expected"
-        f" {want[0]}x{want[1]} as from config.data.ops."
+        f" {want[0]}x{want[1]}, the size of config.data.ops."
       )
   try:
     errors = list(config.model.size_errors(want))

@@ -1,6 +1,6 @@
-"""The command line: argparse, the config file, its overrides.
+"""The command line: flags, the config file, overrides of its options.
 
-Only light modules are imported, so that `--help` is quick. Commands with a
+Only light modules are imported, so that `--help` is fast. Commands with a
 config (`parse`) report all errors together; the others (`parser`) stop at the
 first, as argparse does.
 """
@@ -17,14 +17,13 @@ from vit_jax.config.parse import build, to_dict
 from vit_jax.config.schema import Config
 from vit_jax.options import ConfigError, at_home, nearest
 
-# Flags of the commands that run in several processes, see
-# distributed/processes.py.
+# Flags of the commands that run in several processes.
 PROCESS_FLAGS = {
-  "coordinator": "host:port of process 0, where all connect (any free port)",
+  "coordinator": "host:port of process 0; any free port will do",
   "num_processes": "number of processes",
   "process_id": "number of this process, from 0",
 }
-BATCH_OF_FILES = 64  # images, of the features of a published file
+BATCH_OF_FILES = 64  # images per batch for features of a published file
 NO_CONFIG = (
   "--config: got none, expected --config=NAME, as in --config=vit_b16."
 )
@@ -39,12 +38,13 @@ _OVERRIDE = "--config."
 class Args(NamedTuple):
   """A parsed command line.
 
-  config: Options with errors have their defaults; see `errors`.
+  config: Config; an option with an error has its default value.
   config_name: File name of the config without its ending, e.g. "vit_l16".
-  flags: Flags of this command, by name; absent ones are None.
-  errors: One text each, to be raised together with later ones.
-  source: Config file, and after a colon its argument.
-  overrides: Options that the command line sets, without "config.".
+  flags: Name of a flag -> its value; None if it was not given.
+  errors: One text for each error. The caller raises them with its own errors.
+  source: The config file, a colon and its argument.
+  overrides: Paths of the options that the command line sets, such as
+    "optim.lr".
   """
 
   config: Config
@@ -56,10 +56,10 @@ class Args(NamedTuple):
 
 
 class _Parser(argparse.ArgumentParser):
-  """argparse with files before and behind flags.
+  """A parser that takes files before and after flags.
 
-  It finds the home folder in --flag=~/x, and suggests the known flag that is
-  nearest to an unknown one.
+  It expands the home folder in --flag=~/x, and suggests the nearest flag for an
+  unknown one.
   """
 
   def parse_args(self, args, namespace=None):
@@ -80,9 +80,9 @@ def parser(
 
   Args:
     verb: Name of the command.
-    description: What it does; line breaks stay.
-    example: Command lines as a user types them, each a line.
-    usage: The first line behind the verb; None: every option.
+    description: What the command does; line breaks are kept.
+    example: Command lines as a user types them, one per line.
+    usage: The usage line after the verb; None: argparse writes it.
   """
   return _Parser(
     f"vit-jax {verb}",
@@ -96,7 +96,11 @@ def parser(
 
 
 def local_folder(path: str) -> str:
-  """Returns the folder of a flag; raises for a bucket, as argparse asks for."""
+  """Returns the folder that a flag names; for `type=` of argparse.
+
+  Raises:
+    ArgumentTypeError: The path is in a bucket.
+  """
   if "://" in path:
     raise argparse.ArgumentTypeError(
       f"got {path!r}, expected a folder on this machine; copy it afterwards:"
@@ -106,7 +110,11 @@ def local_folder(path: str) -> str:
 
 
 def positive(text: str) -> int:
-  """Returns the number of a flag, from 1; raises as argparse asks for."""
+  """Returns the number of a flag; for `type=` of argparse.
+
+  Raises:
+    ArgumentTypeError: The text is not a whole number from 1.
+  """
   if not text.isdecimal() or int(text) < 1:
     raise argparse.ArgumentTypeError(f"got {text!r}, expected a number from 1.")
   return int(text)
@@ -127,19 +135,19 @@ def parse(
 
   Args:
     verb: Name of the command, e.g. "train", for the help text.
-    flags: Further flags and what they mean.
+    flags: Name of a further flag -> its help text.
     argv: The arguments after the verb.
-    switches: Flags that need no value, and are then "true".
-    several: Flags that may be given more than once; their values are joined, a
-      line each.
-    alone: Flags with which --checkpoint=FILE needs no config: options then have
-      their defaults, except for `BATCH_OF_FILES` images a batch.
+    switches: Flags that need no value; without one the value is "true".
+    several: Flags that may be given more than once; their values are joined
+      with line breaks.
+    alone: Flags with which --checkpoint=FILE needs no config. The options then
+      have their defaults, and a batch has `BATCH_OF_FILES` images.
     description: What the command does, for the help text.
-    example: Command lines, each a line, for the help text.
+    example: Command lines, one per line, for the help text.
 
   Returns:
-    `Args`. Ends the process after `--help`, and, with all errors, if there is
-    no config.
+    `Args`. The process ends after `--help`, or with all errors if there is no
+    config.
   """
   values, overrides, errors = _split(argv, flags, switches, several)
   section, source = values.pop("help"), values.pop("config")
@@ -161,7 +169,7 @@ def parse(
       errors.append(NO_CHECKPOINT if "checkpoint" in flags else NO_CONFIG)
   except ValueError as e:
     errors.append(str(e))
-  if options is None:  # further errors would not be about the user's config
+  if options is None:  # without a config further checks mean nothing
     sys.exit(str(ConfigError(errors)))
   errors += [f"--{error}" for error in override_all(options, overrides)]
   if section:
@@ -181,18 +189,18 @@ def parse(
 def parse_tasks(
   verb: str, flags: Mapping[str, str], argv: Sequence[str], **options: Any
 ) -> dict[str, tuple[str, str, Args]]:
-  """Parses a command line for each task of a config file that has several.
+  """Parses a command line for each task of a config file.
 
-  Such a file has a function `get_tasks(argument)` beside `get_config`. It
-  returns task -> (group, argument of `get_config`), or {} if the argument
-  stands for one run.
+  A config file with several tasks has a function `get_tasks(argument)`, which
+  returns task -> (group, argument of `get_config`), or {} if the argument means
+  one run.
 
   Args:
-    verb, flags, argv, **options: As for `parse`.
+    verb, flags, argv, **options: See `parse`.
 
   Returns:
-    Task -> (group, config file with argument, what `parse` returns). Other
-    config files have one task; its name and its group are "".
+    Task -> (group, config file with argument, result of `parse`). A config file
+    without tasks has one, whose name and group are "".
   """
   values, _, _ = _split(argv, flags, (), ())
   source = values["config"] or ""
@@ -212,13 +220,14 @@ def parse_tasks(
 def ask(source: str, name: str) -> Any:
   """Calls a function of a config file other than `get_config`.
 
+  If the function fails, the process ends with its error.
+
   Args:
-    source: Config file, and after a colon the argument.
-    name: The function.
+    source: The config file, a colon and the argument.
+    name: Name of the function.
 
   Returns:
-    Its result; None if the file has no such function. Ends the process, with an
-    explanation, if the function fails.
+    The result of the function; None if the file has no such function.
   """
   try:
     return config_files.call(source, name)
@@ -234,8 +243,8 @@ def _split(
 ) -> tuple[dict[str, str | None], dict[str, str], list[str]]:
   """Returns values of the flags, overrides of the config, and errors.
 
-  An absent flag has None; one without a value has "true" if it is a switch, and
-  otherwise "" and, except for --help, an error.
+  The value of an absent flag is None. The value of a flag without a value is
+  "true" for a switch and "" for others, which is an error except for --help.
   """
   errors: list[str] = []
   rest, overrides = _overrides(at_home(list(argv)), errors)
@@ -263,7 +272,9 @@ def _split(
       name = text.lstrip("-").partition("=")[0]
       errors.append(f"--{name}: no such flag.{nearest(name, known)}")
     else:
-      errors.append(f"{text!r}: got a bare word, expected --flag=value.")
+      errors.append(
+        f"{text!r}: got a word without a flag, expected --flag=value."
+      )
   return values, overrides, errors
 
 
@@ -272,7 +283,7 @@ def _overrides(
 ) -> tuple[list[str], dict[str, str]]:
   """Takes `--config.KEY=VALUE` and `--config.KEY VALUE` out of the arguments.
 
-  argparse cannot, since the keys depend on the config.
+  argparse cannot do that, because the keys depend on the config.
   """
   rest, overrides = [], {}
   remaining = [*reversed(argv)]
@@ -294,10 +305,10 @@ def _overrides(
 def _checkpoint_config(
   path: str, is_alone: bool, alone: Iterable[str]
 ) -> dict[str, Any]:
-  """Returns the config of a checkpoint's run, or that of a published file.
+  """Returns the config of a checkpoint's run, or defaults for published files.
 
   Raises:
-    ValueError: There is none.
+    ValueError: The run has no config.json, or it is damaged.
   """
   try:
     if run := config_files.run_of(path):
@@ -308,25 +319,25 @@ def _checkpoint_config(
     values = to_dict(Config())
     values["data"]["batch_size"] = BATCH_OF_FILES
     return values
-  lacks = "with no config.json of a run in it or above it"
+  lacks = "without the config.json of a run in it or above it"
   if "://" not in path and not pathlib.Path(path).exists():
     lacks = "which does not exist"
   beside = ", ".join(f"--{flag}" for flag in alone)
   raise ValueError(
-    f"--checkpoint: got {path!r}, {lacks}; expected the folder of a run; or"
-    f" published weights, and --config=NAME{beside and ' or one of '}{beside}"
-    " beside them."
+    f"--checkpoint: got {path!r}, {lacks}; expected the folder of a run, or"
+    f" published weights together with --config=NAME{beside and ' or one of '}"
+    f"{beside}."
   )
 
 
 def override_all(values: dict, overrides: Mapping[str, str]) -> list[str]:
   """Sets options by their paths; `build` checks them afterwards.
 
-  A length in epochs takes the place of one in steps that the values have, which
-  would otherwise decide silently.
+  An override of total_epochs sets total_steps to None, because total_steps of
+  the config file would win otherwise.
 
   Returns:
-    An error where both lengths are given; [] otherwise.
+    An error if the overrides have both lengths, else [].
   """
   for path, value in overrides.items():
     override(values, path, value)
@@ -334,8 +345,8 @@ def override_all(values: dict, overrides: Mapping[str, str]) -> list[str]:
     return []
   if "total_steps" in overrides:
     return [
-      "config.total_epochs: got it beside config.total_steps, expected one of"
-      " them."
+      "config.total_epochs: got both total_epochs and total_steps, expected one"
+      " of them."
     ]
   override(values, "total_steps", None)
   return []

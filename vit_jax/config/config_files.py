@@ -19,7 +19,7 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 def known_folder() -> pathlib.Path:
   """Returns the folder of the project's own config files.
 
-  It is `configs/` of the repository, and inside the package in a wheel.
+  It is `configs/` in the repository, and in the package in a wheel.
   """
   installed = _PACKAGE / "configs"
   return installed if installed.is_dir() else _PACKAGE.parent / "configs"
@@ -34,11 +34,11 @@ def split(source: str) -> tuple[str, str]:
   """Splits the value of --config into file or name, and argument.
 
   Args:
-    source: "vit_b16", "vit_b16:imagenet21k" or "configs/a.py:x=gs://b". The
-      folders of a path may have a colon.
+    source: "vit_b16", "vit_b16:imagenet21k" or "configs/a.py:x=gs://b". Folder
+      names in the path may contain a colon.
 
   Returns:
-    The part before the colon, and the part after it ("" without one).
+    The file or name, and the argument ("" without a colon).
   """
   head, _, argument = source.partition(":")
   if "/" not in head or ".py" not in source:
@@ -51,9 +51,9 @@ def find(file: str) -> pathlib.Path:
   """Returns the path of a config file.
 
   Args:
-    file: A path; or a name, with or without .py, of a file in the current
-      folder, in its `configs/` or among the project's own, in this order. The
-      last are also found as `configs/<name>.py`.
+    file: A path; or a name, with or without .py. A name is searched in the
+      current folder, in its `configs/`, then in the project's own configs,
+      where `configs/<name>.py` works, too.
 
   Raises:
     ValueError: There is no such file; the message has the nearest name.
@@ -79,7 +79,7 @@ def find(file: str) -> pathlib.Path:
 
 
 def recipe(source: str) -> Any:
-  """Returns the config of one of the project's own files, to be changed.
+  """Returns the config of one of the project's own files; it may be changed.
 
   Args:
     source: Name and argument, such as "vit:B/16,imagenet21k".
@@ -103,14 +103,16 @@ def call(source: str, name: str = "get_config") -> Any:
   """Calls a function of a config file with the argument after the colon.
 
   Args:
-    source: The file, a colon and the argument, or the file alone.
-    name: The function; one other than get_config may be missing.
+    source: The file, a colon and the argument; or only the file.
+    name: Name of the function. The file must have get_config; others are
+      optional.
 
   Returns:
-    Its result, of get_config as a dict; None if the function is missing.
+    The result of the function, for get_config as a dict; None if the function
+    is missing.
 
   Raises:
-    ValueError: There is no such file, or it fails; the message is for the user.
+    ValueError: There is no such file, or the function fails.
   """
   file, argument = split(source)
   path = find(file)
@@ -120,7 +122,9 @@ def call(source: str, name: str = "get_config") -> Any:
       return None
     function = getattr(module, name)
     if argument and not inspect.signature(function).parameters:
-      raise ValueError(f"got the argument {argument!r}, but it takes none.")
+      raise ValueError(
+        f"got the argument {argument!r}, but {name} takes no argument."
+      )
     result = function(argument) if argument else function()
     return result.to_dict() if name == "get_config" else result
   except ValueError as e:
@@ -136,17 +140,17 @@ def call(source: str, name: str = "get_config") -> Any:
 
 
 def run_of(checkpoint: str) -> "epath.Path | None":
-  """Returns the folder of the run that has a checkpoint; None: no run has it.
+  """Returns the folder of the run of a checkpoint; None if it has no run.
 
   Raises:
-    ValueError: Its config.json is damaged.
+    ValueError: The config.json of the run is damaged.
   """
   from etils import epath  # --help does not wait for it
 
   folder = epath.Path(checkpoint)
   for parent in (folder, folder.parent, folder.parent.parent):
     file = parent / "config.json"
-    # A config.json without an optimizer is another program's.
+    # A config.json without an optimizer was written by another program.
     if file.is_file() and "optim" in json_file.read(file):
       return parent
   return None

@@ -1,4 +1,4 @@
-"""Dataclasses from nested dicts, as config files and JSON have them."""
+"""Builds dataclasses from the nested dicts of config files and JSON."""
 
 import dataclasses
 import typing
@@ -14,7 +14,7 @@ Reader = Callable[[Any, str, list[str]], Any]
 
 
 def at_least(low: int, default=None):
-  """Returns a dataclass field of a number, or of several, from `low` on."""
+  """Returns a dataclass field for numbers that must be `low` or more."""
   return dataclasses.field(default=default, metadata={"low": low})
 
 
@@ -34,11 +34,11 @@ def from_dict(
       `dict[str, T]`, `Any`, other dataclasses, and tuples of them.
     values: Name of a field -> value.
     where: Path of the values, for messages; "": the top of a file.
-    errors: Gets a message for each wrong value, whose field keeps its default.
-    is_foreign: Whether another program may have written the values as JSON:
-      unknown names are ignored, null stands for the default, text is no number,
-      and one number may stand for several.
-    readers: Name of a field -> function that reads it.
+    errors: Gets a message for each wrong value; its field has the default.
+    is_foreign: Whether another program may have written the values as JSON.
+      Then unknown names are ignored, null means the default, a text is not
+      converted to a number, and one number may stand for a tuple.
+    readers: Name of a field -> function that reads its value.
   """
   if not isinstance(values, dict):
     prefix = f"{where}: " if where else ""
@@ -74,10 +74,10 @@ def from_dict(
 def _value(
   annotation: Any, value: Any, path: str, errors: list[str], is_foreign: bool
 ) -> Any:
-  """Returns a value of a type.
+  """Returns the value, converted to the type.
 
   Raises:
-    ValueError: It is of another type.
+    ValueError: The value has another type.
   """
 
   def inner(kind: Any, value: Any, key: str) -> Any:

@@ -16,7 +16,7 @@ RUN, EVALS, ALL = "run", "evals", "all"
 
 
 def sections() -> dict[str, str]:
-  """Returns the sections of the options, and what each is about."""
+  """Returns section of the options -> what it is about."""
   fields = dataclasses.fields(Config)
   listed = {RUN: ", ".join(f.name for f in fields if f.metadata)}
   for field in fields:
@@ -37,9 +37,9 @@ def screen(
 
   Args:
     verb: Name of the command.
-    flags: Its flags beside --config, and what each means.
-    description: What it does, in a sentence or two.
-    example: Command lines as a user types them, each a line.
+    flags: Name of a flag other than --config -> its meaning.
+    description: What the command does, in a sentence or two.
+    example: Command lines as a user types them, one per line.
   """
   config = "--config=NAME[:ARGUMENT]"
   if "checkpoint" in flags:
@@ -57,8 +57,8 @@ def screen(
     textwrap.wrap(description, WIDTH),
     _columns(described),
     [
-      "options, --config.OPTION=VALUE; --help=SECTION lists them with their"
-      " values:",
+      "options (--config.OPTION=VALUE) by section; --help=SECTION describes"
+      " them:",
       *_columns(sections()),
     ],
     textwrap.wrap(listed, WIDTH, subsequent_indent=" " * 9),
@@ -72,10 +72,10 @@ def section(name: str, values: Mapping) -> str:
 
   Args:
     name: A key of `sections`.
-    values: The config, as a dict; what it lacks has its default.
+    values: The config, as a dict; absent options have their defaults.
 
   Raises:
-    ValueError: There is no such section; the message has the nearest.
+    ValueError: There is no such section; the message has the nearest name.
   """
   check_choice(name, sections(), "--help")
   lines = [f"options of {name!r} (--config.OPTION=VALUE), with their values:"]
@@ -101,10 +101,10 @@ def section(name: str, values: Mapping) -> str:
 
 
 def example_lines(example: str) -> list[str]:
-  """Returns the lines that end a help text.
+  """Returns the lines of the examples, with which a help text ends.
 
   Args:
-    example: Command lines as a user types them, each a line.
+    example: Command lines as a user types them, one per line.
   """
   lines = example.splitlines()
   head = "example:" if len(lines) == 1 else "examples:"
@@ -117,7 +117,7 @@ def summary(cls) -> str:
 
 
 def shown(cls, values: Mapping) -> list[dataclasses.Field]:
-  """Returns the options of a class that have a use beside these values."""
+  """Returns the options of a class that are used with these values."""
   unread = getattr(cls, "unread", lambda options: ())(values)
   fields = dataclasses.fields(cls)
   return [f for f in fields if f.metadata and f.name not in unread]
@@ -126,7 +126,7 @@ def shown(cls, values: Mapping) -> list[dataclasses.Field]:
 def _nested_lines(
   field, values: Mapping | None, with_rare: bool
 ) -> Iterator[str]:
-  """Yields the lines of a section; in `UNIONS` those of the kind in use."""
+  """Yields the lines of a section; for `UNIONS` those of the chosen kind."""
   values = values if isinstance(values, Mapping) else {}
   where, cls = f"config.{field.name}", field.type
   if field.name in UNIONS:
@@ -157,7 +157,7 @@ def _field_lines(field, values: Mapping, where: str) -> Iterator[str]:
 
 
 def _columns(rows: Mapping[str, str], indent: int = 2) -> list[str]:
-  """Returns lines of names and, wrapped beside them, their meanings."""
+  """Returns lines with two columns: names, and their wrapped meanings."""
   width = max(map(len, rows), default=0) + 2
   return [
     line.rstrip()

@@ -1,4 +1,4 @@
-"""Reads JSON, maybe of other programs, and checks its types."""
+"""Reads JSON of this or another program, and checks its types."""
 
 import json
 import math
@@ -18,7 +18,7 @@ def parse(text: str | bytes, where: str) -> Any:
     where: The file, or a part of it, for messages.
 
   Raises:
-    ValueError: It is not JSON.
+    ValueError: The text is not JSON.
   """
   try:
     return json.loads(text)
@@ -29,13 +29,13 @@ def parse(text: str | bytes, where: str) -> Any:
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
-  """Returns the JSON object of a file; {} if there is none.
+  """Returns the JSON object in a file; {} if there is no file.
 
   Args:
-    path: A file, on disk or wherever `epath` reads.
+    path: A file on disk or in a bucket.
 
   Raises:
-    ValueError: It cannot be read, as a folder, or is no JSON object.
+    ValueError: The path cannot be read, or its content is no JSON object.
   """
   from etils import epath  # --help does not wait for it
 
@@ -45,52 +45,52 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
     return {}
   except OSError as e:
     raise ValueError(
-      f"{path}: got no readable file ({e.strerror or e}), expected one; check"
-      " its type and its permissions."
+      f"{path}: got {e.strerror or e}, expected a readable file; check its type"
+      " and its permissions."
     ) from None
   values = parse(text, str(path))
   if not isinstance(values, dict):
     raise ValueError(
-      f"{path}: got a {type(values).__name__}, expected options by name. Copy"
-      " the file again."
+      f"{path}: got a {type(values).__name__}, expected a JSON object. Copy the"
+      " file again."
     )
   return values
 
 
 def read_as(cls: type[T], path: str | os.PathLike) -> T:
-  """Returns the JSON object of a file as a dataclass; `cls()` if there is none.
+  """Returns the JSON object in a file as a dataclass; `cls()` without a file.
 
   Raises:
-    ValueError: As `read` and `build`.
+    ValueError: See `read` and `build`.
   """
   return build(cls, read(path), str(path))
 
 
 def build(cls: type[T], values: Any, where: str, path: str = "") -> T:
-  """Returns values of JSON as a dataclass, see `from_dict`.
+  """Returns JSON values as a dataclass.
 
-  Unknown names are ignored, and null stands for a default.
+  Unknown names are ignored, and null means the default (see `from_dict`).
 
   Args:
-    cls: A dataclass with the names that are needed.
-    values: As `parse` returns them.
+    cls: A dataclass with the names that the caller needs.
+    values: Values that `parse` returned.
     where: The file, for messages.
     path: Path of the values in the file, for messages; "": its top.
 
   Raises:
-    ValueError: Values are of other types; the message lists them.
+    ValueError: Values have other types; the message lists all of them.
   """
   errors: list[str] = []
   result = from_dict(cls, values, path, errors, is_foreign=True)
   if errors:
     raise ValueError(
-      f"{where}: {' '.join(errors)} Copy the file again, or remove what is"
-      " wrong."
+      f"{where}: {' '.join(errors)} Copy the file again, or remove the wrong"
+      " values."
     )
   return result
 
 
 def is_number(value: Any) -> bool:
-  """Whether this is a finite number: JSON written by Python may have NaN."""
+  """Whether the value is a finite number; JSON of Python may have NaN."""
   is_real = isinstance(value, int | float) and not isinstance(value, bool)
   return is_real and math.isfinite(value)

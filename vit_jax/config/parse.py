@@ -1,7 +1,7 @@
-"""A frozen `Config` from a config file, from JSON or from a command line.
+"""Makes a frozen `Config` from a config file, JSON or a command line.
 
-A config file (`configs/*.py`) calls `defaults()`, sets what differs and
-returns it; `freeze()` turns that into a `Config`. All errors are reported at
+A config file (`configs/*.py`) calls `defaults()`, changes options and returns
+the result; `freeze()` turns it into a `Config`. All errors are reported at
 once.
 """
 
@@ -27,11 +27,11 @@ from vit_jax.options import (
 
 
 def defaults() -> ml_collections.ConfigDict:
-  """Returns all options at their defaults, to set what differs.
+  """Returns all options with their default values; a config file changes some.
 
-  `evals` is empty; a config file assigns a dict of evaluators, e.g.
-  `{"val": {"kind": "classification", "split": "test"}}`, whose unset options
-  take the defaults of their kind.
+  `evals` is empty. A config file assigns a dict of evaluators, such as
+  `{"val": {"kind": "classification", "split": "test"}}`; absent options have
+  the defaults of their kind.
   """
   values = _with_placeholders(Config(), to_dict(Config()))
   options = Options(values, type_safe=True)
@@ -41,10 +41,10 @@ def defaults() -> ml_collections.ConfigDict:
 
 
 class Options(ml_collections.ConfigDict):
-  """A ConfigDict that takes options of every kind, even if locked.
+  """A ConfigDict that takes the options of every kind, even if it is locked.
 
-  So a config file turns a network of one family into one of another: it sets
-  the name, and then the options.
+  Therefore a config file can change the family of the model: it sets `name`,
+  then the options of the new family.
   """
 
   def __setitem__(self, key, value):
@@ -60,10 +60,10 @@ class Options(ml_collections.ConfigDict):
 
 
 def freeze(config: ml_collections.ConfigDict | dict) -> Config:
-  """Turns a config into its frozen form.
+  """Returns the frozen form of a config.
 
   Raises:
-    ConfigError: All unknown or ill-typed options at once.
+    ConfigError: Options are unknown or have wrong types; it lists all of them.
   """
   frozen, errors = build(config)
   if errors:
@@ -74,7 +74,7 @@ def freeze(config: ml_collections.ConfigDict | dict) -> Config:
 def build(
   config: ml_collections.ConfigDict | dict,
 ) -> tuple[Config, list[str]]:
-  """Returns a frozen config, and all errors; wrong options have defaults."""
+  """Returns a frozen config and all errors; wrong options have defaults."""
   errors: list[str] = []
   if not isinstance(config, dict):
     config = config.to_dict()
@@ -84,10 +84,10 @@ def build(
 
 
 def _with_decoding(config: Config, errors: list[str]) -> Config:
-  """Puts what `data` says of decoding into the operations of all splits.
+  """Copies `data.background` and `data.max_pixels` into all operations.
 
-  So a run's evaluators, and those who take its preprocessing from its
-  config.json, decode as its training does.
+  Therefore evaluators, and programs that read the preprocessing in config.json,
+  decode images as in training.
   """
   changes = {
     "background": config.data.background,
@@ -102,7 +102,7 @@ def _with_decoding(config: Config, errors: list[str]) -> Config:
   def changed(options):
     try:
       ops = preprocessing.with_decoding(options.ops, **changes)
-    except ValueError:  # reported where operations are checked
+    except ValueError:  # the check of operations reports it
       return options
     return dataclasses.replace(options, ops=ops)
 
@@ -114,7 +114,7 @@ def _with_decoding(config: Config, errors: list[str]) -> Config:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-  """Returns a `Config`, or a part of one, as JSON has it; `freeze` reads it."""
+  """Returns a `Config`, or a part of it, as JSON values for `freeze`."""
   values: dict[str, Any] = {}
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
@@ -129,7 +129,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def _with_placeholders(config, values: dict[str, Any]) -> dict[str, Any]:
-  """Puts placeholders, which have a type, into `to_dict(config)` for None."""
+  """Replaces None in `to_dict(config)` by placeholders, which have a type."""
   for field in dataclasses.fields(config):
     value = getattr(config, field.name)
     if field.name == "evals":
@@ -146,7 +146,7 @@ def _with_placeholders(config, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Returns nested options by their paths.
+  """Returns path -> value of nested options.
 
   Example:
     >>> flat({"optim": {"lr": 0.5}, "evals": {}})
@@ -162,20 +162,20 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def options_of(values: dict[str, Any]) -> dict[str, Any]:
-  """Returns every option of a config.json by its path.
+  """Returns path -> value of every option of a config.json.
 
-  Options that the file lacks have their defaults; unknown ones stay.
+  Absent options have their defaults; unknown options are kept.
   """
   return flat(to_dict(build(values)[0])) | flat(values)
 
 
 def model_from_dict(values: dict[str, Any]) -> ModelConfig:
-  """Returns the model of which `to_dict` made the values.
+  """Returns the options of a model from the values that `to_dict` made.
 
   Absent options have their defaults.
 
   Raises:
-    ConfigError: All unknown or ill-typed options at once.
+    ConfigError: Options are unknown or have wrong types; it lists all of them.
   """
   errors: list[str] = []
   model = _build_kind(values, "config.model", errors)
@@ -193,8 +193,8 @@ def _build(cls, values, where: str, errors: list[str]):
 def _build_kind(values, where: str, errors: list[str]):
   """Builds the kind that an option of `UNIONS` chooses.
 
-  A config that switches to another kind still has the options of the first.
-  They are ignored while they have their defaults.
+  A config that switches to another kind still has the options of the first
+  kind, which are ignored if they have their defaults.
   """
   name = where.removeprefix("config.")
   selector, kinds = UNIONS[name]
@@ -216,19 +216,19 @@ def _build_kind(values, where: str, errors: list[str]):
     elif not any(_is_default(field, value) for field in others):
       errors.append(
         f"{where}.{key}: got {shown(value)}, which {where}.{selector}={kind}"
-        f" has no use for; leave it at {others[0].default!r}."
+        f" does not use; leave it at {others[0].default!r}."
       )
   return _build(kinds[kind], options, where, errors)
 
 
 def _fields(kinds: Mapping[str, type], key: str) -> list[dataclasses.Field]:
-  """Returns the field of an option in each of the kinds that have it."""
+  """Returns the field of an option in each kind that has it."""
   fields = (f for cls in kinds.values() for f in dataclasses.fields(cls))
   return [field for field in fields if field.name == key]
 
 
 def _is_default(field: dataclasses.Field, value) -> bool:
-  """Whether a value, maybe a text, is the default of a field."""
+  """Whether a value, which may be text, is the default of a field."""
   try:
     return parse_value(field.type, value, field.name) == field.default
   except ValueError:
@@ -247,7 +247,7 @@ def _build_evals(evals, where: str, errors: list[str]) -> tuple:
     if name not in known:
       listed = ", ".join(known) or "none"
       errors.append(
-        f"{path}: no such evaluator; those of this config: {listed}."
+        f"{path}: no such evaluator; this config has: {listed}."
         + nearest(name, known)
       )
       continue
