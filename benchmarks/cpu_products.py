@@ -61,12 +61,12 @@ def of_torch(product: str, factors: list, dtype: str) -> Callable[[], None]:
 
 def seconds(call: Callable[[], None]) -> float:
   """Returns the median of 15 calls, after two that are not timed."""
-  found = []
+  seconds = []
   for _ in range(17):
     start = time.perf_counter()
     call()
-    found.append(time.perf_counter() - start)
-  return statistics.median(found[2:])
+    seconds.append(time.perf_counter() - start)
+  return statistics.median(seconds[2:])
 
 
 def main(library: str = "jax", dtype: str = "float32") -> None:

@@ -163,7 +163,7 @@ def serve(step: Callable[[], None]) -> None:
 
 def measure(variant: str, names: list[str], turns: int) -> dict:
   """Times steps in turns: name -> [(seconds, busy seconds), ...]."""
-  found = {name: [] for name in names}
+  times_by_name = {name: [] for name in names}
   with contextlib.ExitStack() as at_exit:
     servers = {}
     for name in names:
@@ -175,8 +175,8 @@ def measure(variant: str, names: list[str], turns: int) -> dict:
       _ask(server)  # so that none compiles while another is timed
     for _ in range(turns):
       for name, server in servers.items():
-        found[name].append(_ask(server))
-  return found
+        times_by_name[name].append(_ask(server))
+  return times_by_name
 
 
 def _ask(server: subprocess.Popen) -> list[float]:
@@ -185,11 +185,11 @@ def _ask(server: subprocess.Popen) -> list[float]:
   return [float(word) for word in server.stdout.readline().split()]
 
 
-def table(found: dict) -> str:
+def table(times_by_name: dict) -> str:
   """Returns medians, and ratios to the first."""
   lines = [f"{'':8}{'seconds':>9}{'ratio':>7}{'busy':>9}{'ratio':>7}"]
-  first = next(iter(found.values()))
-  for name, times in found.items():
+  first = next(iter(times_by_name.values()))
+  for name, times in times_by_name.items():
     line = f"{name:8}"
     for kind in (0, 1):
       seconds = [t[kind] for t in times]
@@ -201,11 +201,11 @@ def table(found: dict) -> str:
 
 
 def main() -> None:
-  words = sys.argv[1:] or ["Ti/16"]
-  variant = words[0]
-  if words[1:2] == ["serve"]:
-    return serve(STEPS[words[2]](variant))
-  turns = int(words[1]) if words[1:] else 11
+  argv = sys.argv[1:] or ["Ti/16"]
+  variant = argv[0]
+  if argv[1:2] == ["serve"]:
+    return serve(STEPS[argv[2]](variant))
+  turns = int(argv[1]) if argv[1:] else 11
   has_torch = all(importlib.util.find_spec(name) for name in ("torch", "timm"))
   names = [name for name in STEPS if name != "timm" or has_torch]
   print(

@@ -56,11 +56,11 @@ def measure() -> None:
   times = {dtype: ([], []) for dtype in TYPES}
   for _ in range(TURNS):
     for dtype in TYPES:
-      for found, call in zip(times[dtype], calls[dtype], strict=True):
-        found.append(seconds(*call))
+      for turns, call in zip(times[dtype], calls[dtype], strict=True):
+        turns.append(seconds(*call))
   print(f"jax {jax.__version__}; fastest: {precision.fastest_dtype()}")
-  for dtype, found in times.items():
-    of_product, of_model = map(statistics.median, found)
+  for dtype, pair in times.items():
+    of_product, of_model = map(statistics.median, pair)
     rate = 2 * SIDE**3 / of_product / 1e9
     print(f"{dtype:<10}{rate:6.0f} GFLOP/s{of_model:8.3f} s")
   exact = features["float32"]

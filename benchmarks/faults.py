@@ -164,11 +164,14 @@ def commit() -> str:
 def write_page() -> None:
   """Writes the table: the newest line of every trial."""
   newest = {line["name"]: line for line in read()}
-  rows = ["| promise | figure | test | seconds | versions |", "|" + "---|" * 5]
-  by_promise: dict[str, list[Trial]] = {}
+  rows = [
+    "| guarantee | figure | test | seconds | versions |",
+    "|" + "---|" * 5,
+  ]
+  by_guarantee: dict[str, list[Trial]] = {}
   for trial in all_trials().values():
-    by_promise.setdefault(trial.promise, []).append(trial)
-  for promise, parts in by_promise.items():
+    by_guarantee.setdefault(trial.guarantee, []).append(trial)
+  for guarantee, parts in by_guarantee.items():
     lines = [newest[part.name] for part in parts if part.name in newest]
     name, small = parts[0].name, parts[0].small
     name = name if len(parts) == 1 else name.rpartition(".")[0]
@@ -184,7 +187,7 @@ def write_page() -> None:
         f"Python {known['python']}, jax {known['jax']}, Orbax"
         f" {known['orbax-checkpoint']}; {commits}; {lines[-1]['date']}",
       )
-    row = promise, "<br>".join(figures), tests, *cells
+    row = guarantee, "<br>".join(figures), tests, *cells
     rows.append("| " + " | ".join(row) + " |")
   text = "\n".join(["<!-- receipt: reliability.jsonl -->", *rows])
   page = tables.with_tables(PAGE.read_text(), {"trials": lambda: text})

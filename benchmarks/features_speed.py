@@ -203,7 +203,7 @@ def main() -> None:
   os.sched_setaffinity(0, cores)
   if args.serve:
     return serve(args)
-  found = {name: [] for name in args.only}
+  times_by_name = {name: [] for name in args.only}
   with tempfile.TemporaryDirectory() as home, contextlib.ExitStack() as stack:
     home, servers = pathlib.Path(home), {}
     make_files(args.model, home, [*args.only])
@@ -218,9 +218,11 @@ def main() -> None:
     for _ in range(args.turns):
       for name, server in servers.items():
         times = _ask(server)
-        found[name].append([1e3 * t / args.batch / args.batches for t in times])
+        times_by_name[name].append(
+          [1e3 * t / args.batch / args.batches for t in times]
+        )
     results = {n: np.load(home / f"{n}.npy") for n in servers}
-  _print(args, found, results)
+  _print(args, times_by_name, results)
 
 
 def _ask(server: subprocess.Popen) -> list[float]:
@@ -229,7 +231,9 @@ def _ask(server: subprocess.Popen) -> list[float]:
   return [float(word) for word in server.stdout.readline().split()]
 
 
-def _print(args: argparse.Namespace, found: dict, results: dict) -> None:
+def _print(
+  args: argparse.Namespace, times_by_name: dict, results: dict
+) -> None:
   from machine import machine
 
   print(
@@ -237,9 +241,9 @@ def _print(args: argparse.Namespace, found: dict, results: dict) -> None:
     f" {machine()}, load {os.getloadavg()[0]:.1f}"
   )
   print(f"{'':10}{'ms':>8}{'busy ms':>9}{'ratio':>7}{'range':>13}{'error':>9}")
-  first = next(iter(found.values()))
+  first = next(iter(times_by_name.values()))
   exact = results.get("timm", next(iter(results.values())))
-  for name, times in found.items():
+  for name, times in times_by_name.items():
     wall, busy = (statistics.median(t[k] for t in times) for k in (0, 1))
     ratios = [a[1] / b[1] for a, b in zip(times, first, strict=True)]
     error = np.abs(results[name] - exact).max() / np.abs(exact).max()

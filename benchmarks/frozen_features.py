@@ -151,12 +151,12 @@ def main(model: str, num_images: int, epochs: int, is_once: bool) -> None:
 
 
 if __name__ == "__main__":
-  words = [word for word in sys.argv[1:] if word != "--once"]
-  if words[:1] == ["--run"]:
-    folder_, model_, epochs_, trained_, once_ = words[1:]
+  argv = [word for word in sys.argv[1:] if word != "--once"]
+  if argv[:1] == ["--run"]:
+    folder_, model_, epochs_, trained_, once_ = argv[1:]
     print(
       json.dumps(run(folder_, model_, int(epochs_), trained_, once_ == "1"))
     )
   else:
-    model_, images_, epochs_ = words or ("S/16", "100", "8")
+    model_, images_, epochs_ = argv or ("S/16", "100", "8")
     main(model_, int(images_), int(epochs_), "--once" in sys.argv)

@@ -132,9 +132,9 @@ def real(model: str, size: int, batch: int, steps: int) -> dict[str, Any]:
     "optim.microbatch": None,
     "data.ops": f"decode_inception_crop({size})|flip_lr",
   }
-  words = [f"--config.{k}={v}" for k, v in options.items()]
+  overrides = [f"--config.{k}={v}" for k, v in options.items()]
   parsed = cli.parse(
-    "benchmark", {}, ["--config=vit_b16", "--fake_data", *words]
+    "benchmark", {}, ["--config=vit_b16", "--fake_data", *overrides]
   )
   if parsed.errors:
     raise ValueError(parsed.errors)
@@ -166,7 +166,7 @@ def parity(models: list) -> dict[str, Any]:
 
   xla = functools.partial(jax.nn.dot_product_attention, implementation="xla")
   has_gpu = jax.default_backend() == "gpu"
-  found: dict[str, Any] = {"cudnn_was_tried": has_gpu}
+  measured: dict[str, Any] = {"cudnn_was_tried": has_gpu}
   errors = []
   for variant, size, _ in models:
     heads = ViTConfig(variant=variant).attention((size, size))
@@ -185,11 +185,11 @@ def parity(models: list) -> dict[str, Any]:
       except Exception as e:  # the others are measured all the same
         errors.append(f"{row}: {type(e).__name__}: {e}"[:500])
         continue
-      found[row] = [
+      measured[row] = [
         float(np.max(np.abs(g - w)) / np.max(np.abs(w)))
         for g, w in zip(got, want, strict=True)
       ]
-  return found | ({"error": "; ".join(errors)} if errors else {})
+  return measured | ({"error": "; ".join(errors)} if errors else {})
 
 
 def dtype() -> str:
@@ -230,29 +230,31 @@ def error(stderr: str) -> str:
   return text[start:][:1000] if start else text[-1000:]
 
 
-def told(line: dict[str, Any]) -> str:
+def line_text(line: dict[str, Any]) -> str:
   """Returns one line of text of a measurement."""
-  found = line["found"]
-  if "error" in found:
-    return f"FAILED: {found['error']}"
-  if "images_per_second" not in found:
-    return ", ".join(f"{k} {v}" for k, v in found.items())
-  text = f"{found['images_per_second']:,.1f} images/s"
-  if "mfu" in found:
-    text += f", {100 * found['mfu']:.1f} % of the measured matrix rate"
-  if found.get("input_wait") is not None:
-    text += f", {100 * found['input_wait']:.0f} % of the time waiting for input"
-  if found.get("attention"):
-    text += f", attention by {found['attention']}"
-  if "peak_bytes" in found:
-    text += f", {found['peak_bytes'] / 2**30:.1f} GiB"
-  return f"{text}, compiled in {found['compile_seconds']:.0f} s"
+  measured = line["measured"]
+  if "error" in measured:
+    return f"FAILED: {measured['error']}"
+  if "images_per_second" not in measured:
+    return ", ".join(f"{k} {v}" for k, v in measured.items())
+  text = f"{measured['images_per_second']:,.1f} images/s"
+  if "mfu" in measured:
+    text += f", {100 * measured['mfu']:.1f} % of the measured matrix rate"
+  if measured.get("input_wait") is not None:
+    text += (
+      f", {100 * measured['input_wait']:.0f} % of the time waiting for input"
+    )
+  if measured.get("attention"):
+    text += f", attention by {measured['attention']}"
+  if "peak_bytes" in measured:
+    text += f", {measured['peak_bytes'] / 2**30:.1f} GiB"
+  return f"{text}, compiled in {measured['compile_seconds']:.0f} s"
 
 
 def ratios(lines: list[dict[str, Any]]) -> Iterator[str]:
   """Yields how our steps compare with timm's."""
   speed = {
-    line["name"]: line["found"].get("images_per_second")
+    line["name"]: line["measured"].get("images_per_second")
     for line in lines
     if line["group"] == "step"
   }
@@ -313,7 +315,7 @@ def main() -> int:
     if all(line[k] == v for k, v in made.items())
   ]
   last = {line["name"]: line for line in here}  # a later call may mend an error
-  done = {n for n, line in last.items() if "error" not in line["found"]}
+  done = {n for n, line in last.items() if "error" not in line["measured"]}
   models, microbatches = (TINY, (1,)) if args.tiny else (MODELS, MICROBATCHES)
   print(made["machine"], flush=True)
   absent = [p for p in ("torch", "timm") if not importlib.util.find_spec(p)]
@@ -330,14 +332,14 @@ def main() -> int:
       continue
     began = time.monotonic()
     line = {"group": job.group, "name": job.name}
-    line["found"] = measured(job, left)
+    line["measured"] = measured(job, left)
     line["seconds"] = round(time.monotonic() - began, 1)
     last[job.name] = line | made
     with out.open("a") as file:
       file.write(json.dumps(last[job.name]) + "\n")
-    print(f"{job.name}: {told(line)} ({line['seconds']} s)", flush=True)
+    print(f"{job.name}: {line_text(line)} ({line['seconds']} s)", flush=True)
   print(*ratios(list(last.values())), sep="\n")
-  return any("error" in line["found"] for line in last.values())
+  return any("error" in line["measured"] for line in last.values())
 
 
 GROUPS = ("parity", "step", "attention", "microbatch", "input", "flags")

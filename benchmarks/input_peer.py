@@ -74,8 +74,8 @@ def distorted(image: Image, num_layers: int, magnitude: float) -> Image:
 
 def _signed(value: float) -> tf.Tensor:
   """Returns the value, or with equal probability its negative."""
-  is_kept = tf.cast(tf.floor(tf.random.uniform([]) + 0.5), tf.bool)
-  return tf.cond(is_kept, lambda: value, lambda: -value)
+  keeps_sign = tf.cast(tf.floor(tf.random.uniform([]) + 0.5), tf.bool)
+  return tf.cond(keeps_sign, lambda: value, lambda: -value)
 
 
 def _blend(start: Image, image: Image, factor: float) -> Image:

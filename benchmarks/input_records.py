@@ -110,11 +110,11 @@ def measure(folder: pathlib.Path, kind: str, count: int) -> None:
   )
 
 
-def main(words: list[str]) -> None:
+def main(argv: list[str]) -> None:
   """Writes the files, and measures in turns."""
-  count = int(words[0]) if words else 2_000_000
+  count = int(argv[0]) if argv else 2_000_000
   with tempfile.TemporaryDirectory() as made:
-    folder = pathlib.Path(words[1] if len(words) > 1 else made)
+    folder = pathlib.Path(argv[1] if len(argv) > 1 else made)
     write(folder, count)
     for _ in range(ROUNDS):
       for kind in KINDS:

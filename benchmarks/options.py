@@ -90,10 +90,10 @@ def meaning(doc: str, choices: dict[str, str], kind: str = "") -> str:
 
 
 def _kind(field: dataclasses.Field) -> str:
-  """Returns what the type of an option is called, where it must be said."""
+  """Returns the name of an option's type; "": the text needs none."""
   name = type_name(field.type).replace("true/false", "true or false")
-  said = field.metadata["choices"] or name.startswith("text or")
-  return "" if name == "text" or said else name
+  is_clear = field.metadata["choices"] or name.startswith("text or")
+  return "" if name == "text" or is_clear else name
 
 
 def row(name: str, default: str, text: str) -> str:

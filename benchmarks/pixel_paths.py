@@ -35,9 +35,9 @@ def evaluated(data: bytes, text: str) -> np.ndarray:
 
 def difference(data: bytes, one: str, other: str) -> str:
   """Returns mean, largest and share of differences as text."""
-  found = np.abs(evaluated(data, one) - evaluated(data, other))
-  share = 100 * (found > 0).mean()
-  return f"{found.mean():.2f}, {found.max()}, {share:.0f} %"
+  difference = np.abs(evaluated(data, one) - evaluated(data, other))
+  share = 100 * (difference > 0).mean()
+  return f"{difference.mean():.2f}, {difference.max()}, {share:.0f} %"
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = ROOT / "benchmarks" / "notes" / "plans.md"
-FOUND = ROOT / "docs" / "plans.jsonl"
+PLANS = ROOT / "docs" / "plans.jsonl"
 L16_384 = "finetune:model=L/16,dataset=imagenet2012,res=384"
 L16_512 = "finetune:model=L/16,dataset=imagenet2012,res=512"
 B16_384 = "finetune:model=B/16,dataset=imagenet2012,res=384"
@@ -105,7 +105,7 @@ CHECKED = (
   ("DINOv3-L, 384 px, scan", f"{L16_384_SCAN}{DINOV3}", "v5e:2x4"),
 )
 MOST = 1.03  # times the best price
-KEPT = (
+COLUMNS = (
   "chips batch_size microbatches mesh peak_bytes capacity_bytes fits"
   " cycles_seconds optimal_seconds price_seconds link_seconds"
   " between_slices_seconds images_per_second mfu hours chip_hours"
@@ -150,12 +150,12 @@ def versions() -> str:
 
 
 def stored() -> list[dict]:
-  """Returns what was found, with any versions."""
-  return list(map(json.loads, FOUND.read_text().splitlines()))
+  """Returns the plans, with any versions."""
+  return list(map(json.loads, PLANS.read_text().splitlines()))
 
 
 def known() -> dict[tuple[str, str], dict]:
-  """Returns what was found with the installed versions."""
+  """Returns the plans with the installed versions."""
   return {
     (x["config"], x["slice"]): x
     for x in stored()
@@ -163,9 +163,9 @@ def known() -> dict[tuple[str, str], dict]:
   }
 
 
-def best(found: dict) -> float | None:
+def best(plan: dict) -> float | None:
   """Returns the lowest price that a row ever had, s; None: it never fitted."""
-  prices = (found.get("best_seconds"), found["price_seconds"])
+  prices = (plan.get("best_seconds"), plan["price_seconds"])
   return min((p for p in prices if p), default=None)
 
 
@@ -177,9 +177,9 @@ def compile_plan(config: str, topology: str) -> dict:
   done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
   if done.returncode:
     raise SystemExit(f"{config} on {topology}: {done.stderr}")
-  found = json.loads(done.stdout)
+  plan = json.loads(done.stdout)
   line = {"config": config, "slice": topology, "versions": versions()}
-  line |= {key: found[key] for key in KEPT}
+  line |= {key: plan[key] for key in COLUMNS}
   replace(line)
   return line
 
@@ -192,7 +192,7 @@ def replace(line: dict) -> None:
   if before and before < (line["price_seconds"] or float("inf")):
     line["best_seconds"] = before
   rows[key] = line
-  FOUND.write_text("".join(json.dumps(x) + "\n" for x in rows.values()))
+  PLANS.write_text("".join(json.dumps(x) + "\n" for x in rows.values()))
 
 
 def check(parts: list[str]) -> None:
@@ -229,7 +229,7 @@ def check(parts: list[str]) -> None:
     others = sorted({x["versions"] for x in stored()} - {versions()})
     print(
       f"{len(new)} rows have no committed price with {versions()}:"
-      f" {'; '.join(new)}. {FOUND} also has: {', '.join(others) or 'none'}."
+      f" {'; '.join(new)}. {PLANS} also has: {', '.join(others) or 'none'}."
     )
   if errors:
     most = f"{100 * (MOST - 1):.0f} %"
@@ -258,83 +258,81 @@ def main(argv: list[str] | None = None) -> None:
       print(config, topology, "done", flush=True)
       PAGE.write_text(page())
   if not known():  # of other versions, whose page stays
-    sys.exit(f"{FOUND}: has no plan with {versions()}; {PAGE} is as it was.")
+    sys.exit(f"{PLANS}: has no plan with {versions()}; {PAGE} is as it was.")
   PAGE.write_text(page())
 
 
 def page() -> str:
   """Returns the page from what is known."""
-  found = known()
-  lines = [recipe_row(*pair, found[pair]) for pair in RECIPES if pair in found]
+  plans = known()
+  lines = [recipe_row(*pair, plans[pair]) for pair in RECIPES if pair in plans]
   text = HEAD.format(versions=versions()) + "\n".join(lines) + "\n"
   lines = []
   for title, config, slices in SCALING:
-    rows = [(s, found[config, s]) for s in slices if (config, s) in found]
+    rows = [(s, plans[config, s]) for s in slices if (config, s) in plans]
     lines += [scaling_row(title, s, x, rows[0][1]) for s, x in rows]
   text += SCALING_HEAD + "\n".join(lines) + "\n" + NOTES
   lines = [
-    checked_row(title, s, found[config, s])
+    checked_row(title, s, plans[config, s])
     for title, config, s in CHECKED
-    if (config, s) in found
+    if (config, s) in plans
   ]
   return text + CHECKED_HEAD + "\n".join(lines) + "\n"
 
 
-def milliseconds(found: dict) -> str:
+def milliseconds(plan: dict) -> str:
   keys = ("cycles_seconds", "optimal_seconds", "price_seconds")
-  return " / ".join(f"{1e3 * found[k]:.1f}" for k in keys)
+  return " / ".join(f"{1e3 * plan[k]:.1f}" for k in keys)
 
 
-def memory(found: dict) -> str:
-  peak = f"{found['peak_bytes'] / 2**30:.2f}"
-  if found["fits"]:
+def memory(plan: dict) -> str:
+  peak = f"{plan['peak_bytes'] / 2**30:.2f}"
+  if plan["fits"]:
     return peak
-  return f"{peak}: does not fit {found['capacity_bytes'] / 2**30:.2f}"
+  return f"{peak}: does not fit {plan['capacity_bytes'] / 2**30:.2f}"
 
 
-def recipe_row(config: str, topology: str, found: dict) -> str:
+def recipe_row(config: str, topology: str, plan: dict) -> str:
   """Returns a row of the first table."""
-  cells = [f"`{config}`", topology, f"{found['batch_size']:,}", memory(found)]
-  if not found["fits"]:
+  cells = [f"`{config}`", topology, f"{plan['batch_size']:,}", memory(plan)]
+  if not plan["fits"]:
     cells += "-----"
   else:
     cells += [
-      milliseconds(found),
-      f"{found['images_per_second']:,.0f}",
-      f"{100 * found['mfu']:.0f} %",
-      f"{found['hours']:,.1f}",
-      f"{found['chip_hours']:,.0f}",
+      milliseconds(plan),
+      f"{plan['images_per_second']:,.0f}",
+      f"{100 * plan['mfu']:.0f} %",
+      f"{plan['hours']:,.1f}",
+      f"{plan['chip_hours']:,.0f}",
     ]
   return f"| {' | '.join(cells)} |"
 
 
-def scaling_row(title: str, topology: str, found: dict, smallest: dict) -> str:
+def scaling_row(title: str, topology: str, plan: dict, smallest: dict) -> str:
   """Returns a row of the second table."""
-  per_chip = found["batch_size"] / found["chips"]
-  cells = [title, topology, f"{per_chip:g}", memory(found)]
-  if not found["fits"]:
+  per_chip = plan["batch_size"] / plan["chips"]
+  cells = [title, topology, f"{per_chip:g}", memory(plan)]
+  if not plan["fits"]:
     cells += "----"
   else:
-    rate, best = (
-      x["images_per_second"] / x["chips"] for x in (found, smallest)
-    )
-    links = f"{100 * found['link_seconds'] / found['cycles_seconds']:.0f} %"
-    if found["between_slices_seconds"]:
-      between = found["between_slices_seconds"] / found["cycles_seconds"]
+    rate, best = (x["images_per_second"] / x["chips"] for x in (plan, smallest))
+    links = f"{100 * plan['link_seconds'] / plan['cycles_seconds']:.0f} %"
+    if plan["between_slices_seconds"]:
+      between = plan["between_slices_seconds"] / plan["cycles_seconds"]
       links += f", {100 * between:.0f} % between slices"
-    cells += [milliseconds(found), f"{rate:,.0f}", f"{rate / best:.2f}", links]
+    cells += [milliseconds(plan), f"{rate:,.0f}", f"{rate / best:.2f}", links]
   return f"| {' | '.join(cells)} |"
 
 
-def checked_row(title: str, topology: str, found: dict) -> str:
+def checked_row(title: str, topology: str, plan: dict) -> str:
   """Returns a row of the third table."""
-  per_chip = found["batch_size"] / found["chips"]
-  cells = [title, topology, f"{per_chip:g}", memory(found)]
-  if not found["fits"]:
+  per_chip = plan["batch_size"] / plan["chips"]
+  cells = [title, topology, f"{per_chip:g}", memory(plan)]
+  if not plan["fits"]:
     cells += "--"
   else:
-    ratio = found["price_seconds"] / best(found)
-    cells += [milliseconds(found), f"{ratio:.2f}"]
+    ratio = plan["price_seconds"] / best(plan)
+    cells += [milliseconds(plan), f"{ratio:.2f}"]
   return f"| {' | '.join(cells)} |"
 
 

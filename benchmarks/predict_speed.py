@@ -69,19 +69,19 @@ def make_weights(model: str, file: pathlib.Path) -> None:
     "  loss='softmax', report=weights.Report('', {}, {}, (), ())),\n"
     "  file, 'timm')\n"
   )
-  words = [sys.executable, "-c", code, model, str(file), str(NUM_CLASSES)]
-  subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+  argv = [sys.executable, "-c", code, model, str(file), str(NUM_CLASSES)]
+  subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
 
 
-def timed(words: list[str], log: pathlib.Path) -> dict[str, float]:
+def timed(argv: list[str], log: pathlib.Path) -> dict[str, float]:
   """Runs a command; returns its wall and CPU seconds, children included."""
   before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
   with log.open("w") as out:
-    done = subprocess.run(words, stdout=out, stderr=out)
+    done = subprocess.run(argv, stdout=out, stderr=out)
   wall = time.monotonic() - start
   after = resource.getrusage(resource.RUSAGE_CHILDREN)
   if done.returncode:
-    sys.exit(f"{shlex.join(words)}: failed\n{log.read_text()[-2000:]}")
+    sys.exit(f"{shlex.join(argv)}: failed\n{log.read_text()[-2000:]}")
   cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
   return {"wall": wall, "cpu": cpu}
 
@@ -125,9 +125,9 @@ def main() -> None:
         "batch": args.batch,
         "timm_batch": args.timm_batch,
       }
-      for name, found in runs.items():
+      for name, runs_of_name in runs.items():
         for what in ("wall", "cpu"):
-          seconds = [run[what] for run in found]
+          seconds = [run[what] for run in runs_of_name]
           row[f"{name}_{what}"] = round(statistics.median(seconds), 2)
       for what in ("wall", "cpu"):
         ratios = [

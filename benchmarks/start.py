@@ -42,7 +42,7 @@ class Command(NamedTuple):
     end.
   """
 
-  words: Sequence[str]
+  arguments: Sequence[str]
   is_warm: bool | None = None
   until: str | None = None
 
@@ -101,7 +101,7 @@ def timed(
   log, began, cpu = folder / "log", time.monotonic(), None
   with log.open("w") as errors:
     process = subprocess.Popen(
-      [sys.executable, *options, *command.words],
+      [sys.executable, *options, *command.arguments],
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT if not lists_imports else errors,
       text=True,
@@ -121,7 +121,7 @@ def timed(
     process.wait()
   if process.returncode and not (command.until and process.returncode < 0):
     text = "".join([*lines, *log.read_text().splitlines(True)][-20:])
-    sys.exit(f"{text}{command.words}: failed")
+    sys.exit(f"{text}{command.arguments}: failed")
   names = {
     line.rpartition("|")[2].strip().partition(".")[0]
     for line in log.read_text().splitlines()

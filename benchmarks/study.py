@@ -81,10 +81,10 @@ class Run:
 
 def grid(seeds: Iterable[int] = SEEDS) -> tuple[Run, ...]:
   """Returns all runs, each once; those of the first seed come first."""
-  found: dict[Run, None] = {}
+  runs: dict[Run, None] = {}
   for seed in seeds:
-    found |= dict.fromkeys(_of_seed(seed))
-  return tuple(found)
+    runs |= dict.fromkeys(_of_seed(seed))
+  return tuple(runs)
 
 
 def _of_seed(seed: int) -> Iterator[Run]:
@@ -185,11 +185,11 @@ def _train(run: Run, folder: pathlib.Path, overrides: Sequence[str]) -> dict:
 
 def _scores(workdir: pathlib.Path) -> dict[str, float]:
   """Returns the last value of every score."""
-  found = {}
+  scores = {}
   for text in (workdir / "metrics.jsonl").read_text().splitlines():
     values = json.loads(text)
-    found |= {k: v for k, v in values.items() if "shot" in k or "top1" in k}
-  return {k: round(v, 5) for k, v in sorted(found.items())}
+    scores |= {k: v for k, v in values.items() if "shot" in k or "top1" in k}
+  return {k: round(v, 5) for k, v in sorted(scores.items())}
 
 
 def _cpu_seconds() -> float:

@@ -49,19 +49,19 @@ Lines = Mapping[str, dict]
 def values(lines: Lines, score: str, **run) -> list[float]:
   """Returns a score of the seeds that have been run, in percent."""
   names = [study.Run(seed=seed, **run).name for seed in study.SEEDS]
-  found = [lines[n]["scores"].get(score) for n in names if n in lines]
-  return [100 * v for v in found if v is not None]
+  scores = [lines[n]["scores"].get(score) for n in names if n in lines]
+  return [100 * v for v in scores if v is not None]
 
 
-def cell(found: Sequence[float]) -> str:
+def cell(scores: Sequence[float]) -> str:
   """Returns "81.2 ± 0.4", of how many where some are missing."""
-  if not found:
+  if not scores:
     return "not yet run"
-  text = f"{statistics.mean(found):.1f}"
-  if len(found) > 1:
-    text += f" ± {statistics.stdev(found):.1f}"
-  lack = len(found) < len(study.SEEDS)
-  return text + f" (of {len(found)})" * lack
+  text = f"{statistics.mean(scores):.1f}"
+  if len(scores) > 1:
+    text += f" ± {statistics.stdev(scores):.1f}"
+  lack = len(scores) < len(study.SEEDS)
+  return text + f" (of {len(scores)})" * lack
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -210,11 +210,11 @@ def with_tables(text: str, lines: Lines) -> str:
 
 def _points(lines: Lines, xs, runs, score: str) -> tuple[list, list]:
   """Returns the places that have been run, and the scores of their seeds."""
-  found = [
+  pairs = [
     (x, values(lines, score, **run)) for x, run in zip(xs, runs, strict=True)
   ]
-  found = [(x, v) for x, v in found if x and v]
-  return [x for x, _ in found], [v for _, v in found]
+  pairs = [(x, v) for x, v in pairs if x and v]
+  return [x for x, _ in pairs], [v for _, v in pairs]
 
 
 class Repeated(NamedTuple):

@@ -190,10 +190,10 @@ def main() -> None:
     return
   ratios = []
   for number in range(args.rounds):
-    found = {side: turn(side) for side in SIDES}
-    for side, result in found.items():
+    results = {side: turn(side) for side in SIDES}
+    for side, result in results.items():
       print(json.dumps({"side": side, "round": number, **result}), flush=True)
-    seconds = {side: result["step_seconds"] for side, result in found.items()}
+    seconds = {side: result["step_seconds"] for side, result in results.items()}
     ratios.append(seconds["timm"] / seconds["ours"])
   print(
     f"{args.model}, {args.size} px, batch {args.batch}: ours is"

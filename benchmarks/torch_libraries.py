@@ -71,9 +71,9 @@ class _Names(type):
   def __getattr__(cls, name):
     if name.startswith("__"):
       raise AttributeError(name)
-    found = _Names(name, (_Placeholder,), {})  # of each name another
-    setattr(cls, name, found)
-    return found
+    placeholder = _Names(name, (_Placeholder,), {})  # of each name another
+    setattr(cls, name, placeholder)
+    return placeholder
 
   def __call__(cls, *_, **__):
     raise ImportError(

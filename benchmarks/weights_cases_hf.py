@@ -207,7 +207,7 @@ def big_vision() -> Theirs:
 def cases() -> list[Case]:
   """Returns a case for each class, and big_vision's."""
   sizes = ((32, 32), (48, 48), (24, 40))
-  found = [
+  cases = [
     Case(
       family,
       "transformers",
@@ -223,4 +223,4 @@ def cases() -> list[Case]:
   siglip = Case(
     "SigLIP, SigLIP 2", "big_vision", "npz", big_vision, sizes, "hf", "npz"
   )
-  return [*found, siglip]
+  return [*cases, siglip]

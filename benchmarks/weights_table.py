@@ -176,10 +176,10 @@ def main() -> None:
   for family, row in cells.items():
     texts = []
     for column in COLUMNS:
-      found = row.get(column, [])
-      ways = "in, out" if found and all(out for _, out in found) else "in"
-      worst = max((e for e, _ in found), default=0)
-      texts.append(f"{ways}: {worst:.0e}" if found else "")
+      errors = row.get(column, [])
+      ways = "in, out" if errors and all(out for _, out in errors) else "in"
+      worst = max((e for e, _ in errors), default=0)
+      texts.append(f"{ways}: {worst:.0e}" if errors else "")
     print(f"| {family} | {' | '.join(texts)} |")
 
 

@@ -41,17 +41,17 @@ def use(folder: pathlib.Path) -> None:
   scripts = pathlib.Path(sysconfig.get_path("scripts"))
   env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
 
-  def run(*words: str, status: int = 0) -> str:
+  def run(*argv: str, status: int = 0) -> str:
     done = subprocess.run(
-      [str(scripts / "vit-jax"), *words],
+      [str(scripts / "vit-jax"), *argv],
       capture_output=True,
       text=True,
       cwd=folder,
       env=env,
     )
-    said = done.stdout + done.stderr
-    assert done.returncode == status, f"{words}: {done.returncode}\n{said}"
-    return said
+    output = done.stdout + done.stderr
+    assert done.returncode == status, f"{argv}: {done.returncode}\n{output}"
+    return output
 
   assert "train " in run("--help")
   assert "gs://vit_models" in run("models")

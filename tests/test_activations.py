@@ -103,9 +103,9 @@ def test_a_run_is_the_ordinary_one(config, tmp_path, capfd):
   one, other = rows(tmp_path / "once"), rows(tmp_path / "each")
   keys = ("train/loss", "train/grad_norm", "train/undecodable", "val/loss")
   for key in keys:
-    found = [[r[key] for r in run if key in r] for run in (one, other)]
-    assert len(found[0]) >= 2
-    assert_close(*found, rtol=1e-5)
+    values = [[r[key] for r in run if key in r] for run in (one, other)]
+    assert len(values[0]) >= 2
+    assert_close(*values, rtol=1e-5)
   assert max(r.get("train/undecodable", 0) for r in one) > 0
   # `last` is scored once, from images, in the same step as `val` at the end.
   scores = {k: v for row in one for k, v in row.items()}
@@ -129,13 +129,13 @@ def test_a_resumed_run_ends_in_the_same_bits(config, tmp_path, capfd):
 def test_what_a_run_kept_is_released_and_its_end_is_not_compiled(
   config, tmp_path, monkeypatch
 ):
-  c, kept, compiled = config(), [], []
+  c, images, compiled = config(), [], []
   for_logits, compile_step = RunContext.for_logits, Trainer.compile_step
 
   def seen(self, *args):
     batches = for_logits(self, *args)
     if isinstance(batches, list):
-      kept.append(weakref.ref(batches[0]["image"]))
+      images.append(weakref.ref(batches[0]["image"]))
     return batches
 
   def counted(self, batch):
@@ -147,7 +147,7 @@ def test_what_a_run_kept_is_released_and_its_end_is_not_compiled(
   gc.disable()  # a process that trains often, such as a sweep, rarely collects
   try:
     train_and_evaluate(c, str(tmp_path))
-    assert kept and all(image() is None for image in kept)
+    assert images and all(image() is None for image in images)
   finally:
     gc.enable()
   train_and_evaluate(c, str(tmp_path))  # all steps were done

@@ -14,7 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lower layers first. A room, which is a folder or a module of vit_jax, imports
 # its own layer and those below, in functions, too.
 LAYERS = (
-  "options paths class_names batch devices",
+  "version options paths class_names batch devices",
   "families",
   "losses metrics ridge malloc models",
   "objectives evaluators",
@@ -70,7 +70,9 @@ def _imports(tree):
   at_once = {*tree.body}
   for node in ast.walk(tree):
     if isinstance(node, ast.Import):
-      yield from ((a.name, node in at_once) for a in node.names)
+      for a in node.names:
+        name = "vit_jax.__init__" if a.name == "vit_jax" else a.name
+        yield name, node in at_once
     elif isinstance(node, ast.ImportFrom):
       assert node.level == 0, f"relative import of {node.module}"
       yield node.module, node in at_once

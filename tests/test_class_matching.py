@@ -69,7 +69,7 @@ def test_classes_that_are_not_the_heads_are_refused():
 
 
 NUMBERED = ("0", "1", "10", "11", *DIGITS[2:])  # as folders are sorted
-WORDS = tuple("abcdefghijkl")
+LETTERS = tuple("abcdefghijkl")
 
 
 def folder(names):
@@ -100,9 +100,9 @@ def test_folders_named_by_numbers_on_a_head_without_names(
 @pytest.mark.parametrize(
   "names, head_names",
   [
-    (NUMBERED, WORDS),
-    (DIGITS, WORDS),  # in a folder they are names
-    (WORDS, tuple(map(str, range(12)))),
+    (NUMBERED, LETTERS),
+    (DIGITS, LETTERS),  # in a folder they are names
+    (LETTERS, tuple(map(str, range(12)))),
   ],
 )
 def test_numbers_on_one_side_are_refused(names, head_names):
@@ -110,7 +110,7 @@ def test_numbers_on_one_side_are_refused(names, head_names):
   with pytest.raises(ValueError, match="config.evals.NAME.match=position"):
     match(folder(names), head)
   result = match(folder(names), head, by="position")
-  expected = map(int, names) if names != WORDS else range(12)
+  expected = map(int, names) if names != LETTERS else range(12)
   assert result.columns.tolist() == list(expected)
   assert result.text.endswith("as match=position says")
   # TFDS's placeholders stay no names.
@@ -120,14 +120,14 @@ def test_numbers_on_one_side_are_refused(names, head_names):
 
 def test_imagenet_s_classes_in_words():
   wnids = class_names.imagenet1k()
-  words = ["tench, Tinca tinca", "goldfish", *(f"w{i}" for i in range(998))]
-  words[134] = words[517] = "crane"
-  head = Head(1000, tuple(words))
+  names = ["tench, Tinca tinca", "goldfish", *(f"w{i}" for i in range(998))]
+  names[134] = names[517] = "crane"
+  head = Head(1000, tuple(names))
   assert match(source(wnids), head).columns.tolist() == list(range(1000))
   assert match(source(wnids[7:4:-1]), head).columns.tolist() == [7, 6, 5]
-  assert class_names.by_name(["w5"], words).tolist() == [7]
+  assert class_names.by_name(["w5"], names).tolist() == [7]
   assert (
-    class_names.wnids_of(wnids) == () and class_names.wnids_of(words[:10]) == ()
+    class_names.wnids_of(wnids) == () and class_names.wnids_of(names[:10]) == ()
   )
   with pytest.raises(ValueError, match="not once among those of the head: cr"):
     match(source(["crane", "goldfish"]), head)

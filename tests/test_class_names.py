@@ -32,10 +32,10 @@ def test_other_widths_have_no_names(num_classes):
 
 
 def test_words():
-  assert class_names.in_words("n04399382") == "teddy (n04399382)"
-  assert class_names.in_words("n00000000") == "n00000000"
+  assert class_names.readable("n04399382") == "teddy (n04399382)"
+  assert class_names.readable("n00000000") == "n00000000"
   for wnid in class_names.known(21_843):
-    word, _, end = class_names.in_words(wnid).rpartition(" ")
+    word, _, end = class_names.readable(wnid).rpartition(" ")
     assert word and end == f"({wnid})"
 
 

@@ -155,14 +155,14 @@ def with_stand_ins(text: str) -> str:
 
 def blocks(page: str) -> list[tuple[str, str, str | None]]:
   """Returns kind, code and expected output of a page's blocks."""
-  found = []
+  blocks = []
   for match in BLOCK.finditer(TEXTS[page]):
     kind, code, output = match.groups()
     filled = with_stand_ins(code)
     if output and filled != code:
       output = with_stand_ins(output)
-    found.append((kind, filled, output))
-  return found
+    blocks.append((kind, filled, output))
+  return blocks
 
 
 def run_here(page: str, folder: pathlib.Path) -> None:

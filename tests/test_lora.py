@@ -141,14 +141,14 @@ def test_the_step_forms_no_product_of_factors_and_no_gradient_of_the_base(scan):
   assert sizes == {32 * 32, 32 * 64}
   assert not {*results} & (kernels | matrices)
   full = tiny.Parts(tiny.config(model__scan=scan), ONE)
-  found = [
+  products = [
     equation.outvars[0].aval.shape
     for equation, _ in tiny.equations(
       jax.make_jaxpr(full.train_step)(full.shapes, batch)
     )
     if equation.primitive.name == "dot_general"
   ]
-  assert {*found} & (kernels | matrices)  # what is looked for
+  assert {*products} & (kernels | matrices)  # what is looked for
 
 
 def test_an_option_without_effect_is_an_error():

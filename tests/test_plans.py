@@ -17,15 +17,15 @@ TITLE, CONFIG, SLICE = plans.CHECKED[0]
 def compiler(tmp_path, monkeypatch):
   """Prices every row at `prices[-1]` seconds; files are in `tmp_path`."""
   prices = [1.0]
-  monkeypatch.setattr(plans, "FOUND", tmp_path / "plans.jsonl")
+  monkeypatch.setattr(plans, "PLANS", tmp_path / "plans.jsonl")
   monkeypatch.setattr(plans, "PAGE", tmp_path / "plans.md")
   monkeypatch.setattr(plans, "versions", lambda: "jax 1 and libtpu 2")
-  plans.FOUND.touch()
+  plans.PLANS.touch()
 
   def run(*_, **__):
-    found = dict.fromkeys(plans.KEPT, 1.0)
-    found |= {"fits": prices[-1] is not None, "price_seconds": prices[-1]}
-    return subprocess.CompletedProcess([], 0, json.dumps(found), "")
+    plan = dict.fromkeys(plans.COLUMNS, 1.0)
+    plan |= {"fits": prices[-1] is not None, "price_seconds": prices[-1]}
+    return subprocess.CompletedProcess([], 0, json.dumps(plan), "")
 
   monkeypatch.setattr(plans.subprocess, "run", run)
   return prices

@@ -2,8 +2,9 @@
 
 import os
 
-__all__ = ["load"]
-__version__ = "0.1.0"
+from vit_jax.version import __version__
+
+__all__ = ["__version__", "load"]
 
 # TensorFlow only reads images here. It must be set up before anything imports
 # it: its messages would hide what matters.
@@ -21,4 +22,4 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-  return [*globals(), *__all__]
+  return [*globals(), "load"]

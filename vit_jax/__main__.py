@@ -9,11 +9,11 @@ import re
 import signal
 import sys
 
-from vit_jax import __version__
 from vit_jax.commands import COMMANDS
 from vit_jax.distributed import exit_codes
 from vit_jax.distributed.signals import die_by
 from vit_jax.options import NOT_LEAN, nearest
+from vit_jax.version import __version__
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or a user's share of it
 

@@ -91,11 +91,11 @@ def imagenet1k() -> tuple[str, ...]:
   return tuple(wnid for wnid, row in _classes().items() if row.is_1k)
 
 
-def in_words(name: str) -> str:
+def readable(name: str) -> str:
   """Returns a wnid with its word in front, and any other name as it is.
 
   Example:
-    >>> in_words("n01440764"), in_words("cat")
+    >>> readable("n01440764"), readable("cat")
     ('tench (n01440764)', 'cat')
   """
   known_class = _classes().get(name)

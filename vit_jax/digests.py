@@ -111,13 +111,13 @@ def sums_of(x: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
   >>> sums_of(np.zeros(1, np.float32))
   array([0, 0], dtype=uint32)
   """
-  words = _words(x)
+  bits = _bits(x)
   first = second = 0
   mixed_places, odd_places = _of_places()
-  w = np.empty(min(CHUNK, words.size), np.uint32)
+  w = np.empty(min(CHUNK, bits.size), np.uint32)
   other = np.empty_like(w)
-  for begin in range(0, words.size, CHUNK):  # in place: memory is the limit
-    part = words[begin : begin + CHUNK]
+  for begin in range(0, bits.size, CHUNK):  # in place: memory is the limit
+    part = bits[begin : begin + CHUNK]
     w, other = w[: part.size], other[: part.size]
     if places is None:
       odd = odd_places
@@ -148,7 +148,7 @@ def _of_places() -> tuple[np.ndarray, np.ndarray]:
   return places * np.uint32(PLACE), 2 * places + np.uint32(1)
 
 
-def _words(x: np.ndarray) -> np.ndarray:
+def _bits(x: np.ndarray) -> np.ndarray:
   """Returns the elements' bits: an unsigned integer each, two of 64 bits."""
   flat = np.ascontiguousarray(x).reshape(-1)
   size = flat.dtype.itemsize
@@ -174,13 +174,13 @@ def sums_on_host(x: jax.Array) -> np.ndarray:
         for size, where in zip(x.shape, shard.index, strict=True):
           along_axis = np.arange(size, dtype=np.uint32)[where]
           places = places[..., None] * np.uint32(size) + along_axis
-        places = _of_words(places, part.dtype.itemsize)
+        places = _of_elements(places, part.dtype.itemsize)
       total += sums_of(part, places)
   return total
 
 
-def _of_words(places: np.ndarray, itemsize: int) -> np.ndarray:
-  """Returns the places of words; an element of 64 bits has two of them."""
+def _of_elements(places: np.ndarray, itemsize: int) -> np.ndarray:
+  """Returns the places of the 32-bit parts; 64 bits have two of them."""
   if itemsize <= 4:
     return places.reshape(-1)
   return (2 * places[..., None] + np.arange(2, dtype=np.uint32)).reshape(-1)
@@ -210,27 +210,27 @@ def _jitted(mesh: Mesh | None, spec: tuple):
   """Returns the jitted function of arrays that are split in this way."""
 
   def sums(x: jax.Array, whole: tuple[int, ...]) -> jax.Array:
-    words = jnp.uint32
+    u32 = jnp.uint32
     if x.dtype == jnp.bool_:
-      w = x.astype(words)
+      w = x.astype(u32)
     else:
-      unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, words)
-      w = jax.lax.bitcast_convert_type(x, unsigned).astype(words)
-    i, stride = jnp.zeros(w.shape, words), w.size // max(1, x.size)
-    if w.ndim > x.ndim:  # 64 bits are two words
-      i = jax.lax.broadcasted_iota(words, w.shape, x.ndim)
+      unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, u32)
+      w = jax.lax.bitcast_convert_type(x, unsigned).astype(u32)
+    i, stride = jnp.zeros(w.shape, u32), w.size // max(1, x.size)
+    if w.ndim > x.ndim:  # 64 bits are two numbers
+      i = jax.lax.broadcasted_iota(u32, w.shape, x.ndim)
     for axis in reversed(range(x.ndim)):
-      place = jax.lax.broadcasted_iota(words, w.shape, axis)
+      place = jax.lax.broadcasted_iota(u32, w.shape, axis)
       if spec[axis] is not None:
-        part = jax.lax.axis_index(spec[axis]).astype(words)
-        place += part * words(x.shape[axis])
-      i += place * words(stride % 2**32)
+        part = jax.lax.axis_index(spec[axis]).astype(u32)
+        place += part * u32(x.shape[axis])
+      i += place * u32(stride % 2**32)
       stride *= whole[axis]
-    w = (w ^ i * words(PLACE)) * words(FIRST)
-    w = (w ^ w >> 15) * words(SECOND)
+    w = (w ^ i * u32(PLACE)) * u32(FIRST)
+    w = (w ^ w >> 15) * u32(SECOND)
     w = w ^ w >> 15
     second = w * (2 * i + 1)
-    both = jnp.stack([w.sum(dtype=words), second.sum(dtype=words)])
+    both = jnp.stack([w.sum(dtype=u32), second.sum(dtype=u32)])
     return both.reshape((1,) * x.ndim + (2,))
 
   def digest(x: jax.Array) -> jax.Array:

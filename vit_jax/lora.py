@@ -141,8 +141,8 @@ def joined(base: Mapping | None, params: Mapping) -> dict[str, Any]:
 def without_factors(params: Mapping) -> dict[str, Any]:
   """Returns parameters without factors, as if they were merged."""
   flat = flatten_dict(params, sep="/")
-  kept = {k: v for k, v in flat.items() if not k.endswith((A, B))}
-  return unflatten_dict(kept, sep="/")
+  others = {k: v for k, v in flat.items() if not k.endswith((A, B))}
+  return unflatten_dict(others, sep="/")
 
 
 def added(options: LoRAConfig) -> contextlib.AbstractContextManager:

@@ -96,14 +96,14 @@ def difference(want: Sequence[dict], got: Sequence[dict]) -> float:
   return max(float(np.abs(a[k] - b[k]) / np.abs(a[k])) for k in a)
 
 
-PROMISE = (
+GUARANTEE = (
   "A run goes on {}: the same batches, and losses within 1e-5 of those of a run"
   " that stayed where it was."
 )
 TRIALS = (
   Trial(
     "elsewhere.devices",
-    PROMISE.format(
+    GUARANTEE.format(
       "on fewer devices, on another mesh, and with its blocks in a scan or back"
       " in a loop"
     ),
@@ -113,7 +113,7 @@ TRIALS = (
   ),
   Trial(
     "elsewhere.processes",
-    PROMISE.format("on another number of processes"),
+    GUARANTEE.format("on another number of processes"),
     processes,
     SMALL,
     seconds=120,

@@ -82,24 +82,24 @@ def _wait_for(workdir, began, text, started, seconds):
   """Waits until a process has printed a text, or is gone."""
   end = time.monotonic() + seconds
   while time.monotonic() < end and all(p.poll() is None for p in started):
-    if text in _said(workdir, began):
+    if text in _output(workdir, began):
       return
     time.sleep(0.05)
 
 
-def _said(workdir, began) -> str:
+def _output(workdir, began) -> str:
   return runs.log(workdir).read_bytes()[began:].decode(errors="replace")
 
 
 def _phase(workdir, began) -> str:
-  text = _said(workdir, began)
+  text = _output(workdir, began)
   for phase, sign in SIGNS:
     if sign in text:
       return phase
   return "imports and checks"
 
 
-PROMISE = (
+GUARANTEE = (
   "A run that is killed (kill -9) at any instants goes on by the same command"
   " and ends in the bits of a run that was never killed: parameters, optimizer,"
   " average, and every row of metrics.jsonl and TensorBoard."
@@ -108,7 +108,7 @@ OF_TWO = "The same with two processes, of which one or both are killed."
 # In parts, so that `make faults` goes on in the middle.
 TRIALS = (
   *(
-    Trial(f"kill.one_process.{i}", PROMISE, killed(1, i, 30), SMALL, 450)
+    Trial(f"kill.one_process.{i}", GUARANTEE, killed(1, i, 30), SMALL, 450)
     for i in range(1, 4)
   ),
   Trial("kill.two_processes", OF_TWO, killed(2, 1, 10), SMALL, 450),

@@ -379,9 +379,9 @@ def _small_files(workdir: pathlib.Path) -> dict[str, bytes]:
 
 
 def _trial(
-  name: str, promise: str, run: Callable, small: str, seconds: float
+  name: str, guarantee: str, run: Callable, small: str, seconds: float
 ) -> Trial:
-  return Trial(f"resume.{name}", promise, run, f"tests/{small}", seconds)
+  return Trial(f"resume.{name}", guarantee, run, f"tests/{small}", seconds)
 
 
 TRIALS = (

@@ -133,7 +133,7 @@ def test_the_command_drops_a_head(tmp_path, capsys, monkeypatch, to):
 
 
 @pytest.mark.parametrize(
-  "words, text",
+  "argv, text",
   [
     (
       ["SRC", "DST.bin", "--to=npz"],
@@ -144,14 +144,14 @@ def test_the_command_drops_a_head(tmp_path, capsys, monkeypatch, to):
     (["SRC", "DST", "--to=orbax", "--grid=3x4"], "got 17 rows, expected 13"),
   ],
 )
-def test_errors_of_the_command(tmp_path, capsys, words, text):
+def test_errors_of_the_command(tmp_path, capsys, argv, text):
   names = {
     "SRC": str(DATA / "vit_linen_names.weights.npz"),
     "DST": str(tmp_path / "x"),
     "DST.bin": str(tmp_path / "DST.bin"),
   }
   with pytest.raises(SystemExit) as e:
-    main(capsys, *(names.get(w, w) for w in words))
+    main(capsys, *(names.get(w, w) for w in argv))
   assert text in str(e.value.code)
   assert not list(tmp_path.iterdir())
 

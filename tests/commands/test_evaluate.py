@@ -153,17 +153,17 @@ def test_beside_a_running_run_nothing_is_written_unasked(
 ):
   folder = tmp_path / "run"
   shutil.copytree(run[0], folder)
-  words = [f"--checkpoint={folder}"]
+  argv = [f"--checkpoint={folder}"]
   record = run_record.new()
   (folder / run_record.FILE).write_text(json.dumps(record))
   before = {p for p in folder.rglob("*") if "cache" not in str(p)}
   monkeypatch.setitem(run_record.open_records, record["id"], lambda how: None)
-  command.main(words)
+  command.main(argv)
   assert {p for p in folder.rglob("*") if "cache" not in str(p)} == before
   assert f"not written: {folder} is the folder of a run" in (
     capsys.readouterr().out
   )
-  command.main([*words, f"--workdir={folder}"])
+  command.main([*argv, f"--workdir={folder}"])
   assert (folder / "evaluation.jsonl").exists()
 
 

@@ -61,8 +61,8 @@ def _stopping(data, before):
   """The same, from a machine that is taken away before a step."""
 
   def batches(start_step, process_index, process_count):
-    found = data.batches(start_step, process_index, process_count)
-    for step, batch in enumerate(found, start_step):
+    stream = data.batches(start_step, process_index, process_count)
+    for step, batch in enumerate(stream, start_step):
       if step == before:
         raise KeyboardInterrupt
       yield batch

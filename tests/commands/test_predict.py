@@ -144,10 +144,10 @@ def test_imagenet_s_classes_are_whole_in_a_table(
 ):
   wnids = class_names.imagenet1k()[: vit.num_classes]
   vit = dataclasses.replace(vit, class_names=wnids)
-  monkeypatch.setattr(vit_jax, "load", lambda *_, **__: vit)
+  monkeypatch.setattr(predict, "load", lambda *_, **__: vit)
   _, out, _ = call(folder / "00.png", "--top=11")
   result = [line.split("%  ")[1] for line in out.splitlines()[1:]]
-  assert sorted(result) == sorted(map(class_names.in_words, wnids))
+  assert sorted(result) == sorted(map(class_names.readable, wnids))
   assert "tench (n01440764)" in result
 
 

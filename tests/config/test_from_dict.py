@@ -22,7 +22,7 @@ class Outer:
   size: tuple[int, int] | None = at_least(1)
   sides: tuple[int, ...] = ()
   scale: float = 1.0
-  words: dict[str, str] = dataclasses.field(default_factory=dict)
+  texts: dict[str, str] = dataclasses.field(default_factory=dict)
   inner: Inner = Inner()
   rows: tuple[Inner, ...] = ()
   anything: Any = None
@@ -31,13 +31,13 @@ class Outer:
 def test_what_is_read_of_a_file(tmp_path):
   path = tmp_path / "a.json"
   values = {"size": [2, 3], "sides": 4, "scale": 2, "inner": {"side": 5}}
-  values |= {"rows": [{"side": 6}, {}], "words": {"a": "b"}, "more": {"x": 1}}
+  values |= {"rows": [{"side": 6}, {}], "texts": {"a": "b"}, "more": {"x": 1}}
   path.write_text(json.dumps(values | {"name": None}))
   assert json_file.read_as(Outer, path) == Outer(
     size=(2, 3),
     sides=(4,),
     scale=2.0,
-    words={"a": "b"},
+    texts={"a": "b"},
     inner=Inner(5),
     rows=(Inner(6), Inner(7)),
   )
@@ -52,8 +52,8 @@ def test_what_is_read_of_a_file(tmp_path):
     ({"size": [0, 1]}, "size: got [0, 1], expected 1 or more"),
     ({"scale": "2"}, "scale: got '2', expected a value of type number"),
     ({"scale": float("nan")}, "scale: got nan, expected a value of type"),
-    ({"words": {"a": None}}, "words.a: got None, expected a value of type"),
-    ({"words": [1]}, "words: got [1], expected options by name"),
+    ({"texts": {"a": None}}, "texts.a: got None, expected a value of type"),
+    ({"texts": [1]}, "texts: got [1], expected options by name"),
     ({"inner": {"side": 0}}, "inner.side: got 0, expected 1 or more"),
     ({"rows": [{"side": 1.5}]}, "rows[0].side: got 1.5, expected a value of"),
     ([1], "a.json: got [1], expected options by name"),

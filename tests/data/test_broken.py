@@ -92,7 +92,7 @@ def test_broken_files_are_named_with_the_reason(tmp_path, caplog, monkeypatch):
   np.testing.assert_array_equal(fused["mask"], batch["mask"])
 
 
-FORMS = {"PNG": {}, "WEBP": {"lossless": True, "exact": True}, "TIFF": {}}
+FORMATS = {"PNG": {}, "WEBP": {"lossless": True, "exact": True}, "TIFF": {}}
 
 
 @pytest.mark.parametrize("background", [None, "#0080ff"])
@@ -107,7 +107,7 @@ def test_transparent_images_are_put_on_a_ground(background, tmp_path, caplog):
     wanted = wanted * share + np.array([0, 128, 255]) * (1 - share)
   else:
     wanted[:, :10] = 255
-  files = {f"x.{k}": encoded(whole, k, **v) for k, v in FORMS.items()}
+  files = {f"x.{k}": encoded(whole, k, **v) for k, v in FORMATS.items()}
   files = {k.lower(): v for k, v in files.items()}
   source, record = folder(tmp_path, files)
   images._say_ground.cache_clear()
@@ -124,14 +124,14 @@ def test_transparent_images_are_put_on_a_ground(background, tmp_path, caplog):
   fused = f"decode_inception_crop((24, 40), background={background!r})"
   whole = sources.open_source(f"folder:{tmp_path}", "train+val")
   assert scored(whole, fused)["mask"].all()
-  said = [r for r in caplog.messages if "Some images are transparent" in r]
-  assert len(said) == (background is None)
+  warnings = [r for r in caplog.messages if "Some images are transparent" in r]
+  assert len(warnings) == (background is None)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["JPEG", *FORMS])
+@pytest.mark.parametrize("name", ["JPEG", *FORMATS])
 def test_the_largest_image_is_an_option(name, tmp_path, monkeypatch):
-  data = encoded(photo(30, 40), name, **FORMS.get(name, {}))
+  data = encoded(photo(30, 40), name, **FORMATS.get(name, {}))
   source, record = folder(tmp_path, {"x.png": data})
   few = scored(source, "decode(max_pixels=1199)|resize(8)")
   assert np.flatnonzero(~few["mask"]).tolist() == [record["x.png"]]

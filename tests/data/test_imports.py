@@ -218,12 +218,12 @@ def test_an_image_with_any_number_of_classes(tmp_path):
   for i in range(3):
     (tmp_path / f"{i}.jpg").write_bytes(encoded(i))
   (tmp_path / "labels.csv").write_text("\n".join(lines))
-  said = []
+  lines = []
   done = download_and_prepare.import_source(
-    f"csv:{tmp_path}/labels.csv", "own", str(tmp_path), say=said.append
+    f"csv:{tmp_path}/labels.csv", "own", str(tmp_path), say=lines.append
   )
   assert (done.num_classes, done.left_out) == (3, 0)
-  assert "1 images have none of the classes" in said
+  assert "1 images have none of the classes" in lines
   source = sources.open_source("own", "train", str(tmp_path))
   assert source.is_multilabel and source.class_names == NAMES
   stored = {

@@ -27,8 +27,8 @@ def errors(config, workdir, metadata, monkeypatch, allowed=()):
   """What a run says that resumes from step 1."""
   run = experiment.Experiment(config, str(workdir), allow_change=allowed)
   run.newest = 1, []
-  is_kept = property(lambda self: metadata)
-  monkeypatch.setattr(experiment.Experiment, "resumed_metadata", is_kept)
+  resumed = property(lambda self: metadata)
+  monkeypatch.setattr(experiment.Experiment, "resumed_metadata", resumed)
   return run.resumed.errors(run.run_shape, run.data_info, run.head.class_names)
 
 

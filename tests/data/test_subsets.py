@@ -248,8 +248,8 @@ def test_a_subset_of_folders(tmp_path):
   assert len(rows) == 2
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
-def test_a_subset_of_images_with_several_classes(tmp_path, is_kept):
+@pytest.mark.parametrize("is_in_memory", [False, True])
+def test_a_subset_of_images_with_several_classes(tmp_path, is_in_memory):
   def features(i):
     image = tf.train.BytesList(value=[str(i).encode()])
     labels = tf.train.Int64List(value=range(i % 3))
@@ -271,12 +271,12 @@ def test_a_subset_of_images_with_several_classes(tmp_path, is_kept):
     is_multilabel=True,
     label_key="labels",
     pieces=(tfds_records.Piece(file, 0, 20),),
-    file_bytes=200 * is_kept,
+    file_bytes=200 * is_in_memory,
   )
   members = subsets.members(20, 7, 0)
   drawn = subsets.Subset.of(whole, members, "train@7")
   source = tfds_source.in_memory_if_small(drawn)
-  assert isinstance(source, tfds_records.TfdsMemory) == is_kept
+  assert isinstance(source, tfds_records.TfdsMemory) == is_in_memory
   labels = source.labels()
   assert labels.dtype == bool
   expected = [[i % 3 > 0, i % 3 > 1] for i in members]

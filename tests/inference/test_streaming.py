@@ -34,8 +34,8 @@ def folder(tmp_path):
   return tmp_path
 
 
-def names(words, relative_to=""):
-  result = streaming.find(words)
+def names(texts, relative_to=""):
+  result = streaming.find(texts)
   return [n.name.removeprefix(f"{relative_to}/") for n in result]
 
 

@@ -115,9 +115,9 @@ OPERATIONS = {
 @pytest.mark.parametrize("scan", OPERATIONS)
 def test_the_plain_vit_has_no_more_operations(scan):
   """What both families share gets nothing for a part either."""
-  found = re.findall(r"stablehlo\.(\w+)", lowered("vit", scan=scan))
+  operations = re.findall(r"stablehlo\.(\w+)", lowered("vit", scan=scan))
   expected = OPERATIONS[scan]
-  assert {name: found.count(name) for name in expected} == expected
+  assert {name: operations.count(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize("pool", ["gap", "map"])
@@ -492,10 +492,10 @@ def test_rules_of_stochastic_depth(rule, rates):
       # Standard deviation sqrt(0.25 / 1000) = 0.016; 4 of them.
       assert np.mean(is_dropped) == pytest.approx(rate, abs=0.064 * (rate > 0))
   first = out["encoderblock_0"]["attention"]
-  is_kept = ~np.all(first == 0, (1, 2))
+  survives = ~np.all(first == 0, (1, 2))
   np.testing.assert_allclose(
-    first[is_kept],
-    plain["encoderblock_0"]["attention"][is_kept] / (1 - rates[0]),
+    first[survives],
+    plain["encoderblock_0"]["attention"][survives] / (1 - rates[0]),
     rtol=1e-5,
     atol=1e-5,
   )

@@ -15,13 +15,13 @@ SHAPE = (50, 96)
 
 
 @jax.jit
-def is_kept(key, records, rate):
+def survives(key, records, rate):
   ones = jnp.ones((len(records), *SHAPE))
   return drop(ones, draw(key, records, SHAPE), rate) > 0
 
 
-def kept_mask(key=KEY, records=RECORDS, rate=0.3):
-  return np.asarray(is_kept(key, records, rate))
+def survivors(key=KEY, records=RECORDS, rate=0.3):
+  return np.asarray(survives(key, records, rate))
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -43,7 +43,7 @@ def dropped_scores():
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [1e-3, 0.1, 0.5, 0.9])
 def test_drops_as_often_as_asked(rate):
-  drawn = kept_mask(rate=rate)
+  drawn = survivors(rate=rate)
   # Five standard deviations of a binomial; over all, and over each record's.
   deviation = (rate * (1 - rate) / drawn.size) ** 0.5
   assert abs(drawn.mean() - (1 - rate)) < 5 * deviation
@@ -57,7 +57,7 @@ def test_the_threshold_is_as_exact_as_float32(rate):
     dropped = (int(threshold(given)) + 2**31) / 2**32
     # Half a step of float32 at 2^31, and the rate's own rounding.
     assert abs(dropped - rate) <= 2**-26 + rate * 2**-24
-  assert kept_mask(rate=jnp.float32(0)).all()
+  assert survivors(rate=jnp.float32(0)).all()
 
 
 def test_upper_bits_are_uniform():
@@ -69,11 +69,11 @@ def test_upper_bits_are_uniform():
 
 
 def test_neighbours_do_not_know_of_each_other():
-  drawn = kept_mask()
+  drawn = survivors()
   for other in (
-    kept_mask(jax.random.fold_in(KEY, 1)),
-    kept_mask(records=RECORDS + 64),
-    kept_mask(records=(RECORDS + 1) << 16),
+    survivors(jax.random.fold_in(KEY, 1)),
+    survivors(records=RECORDS + 64),
+    survivors(records=(RECORDS + 1) << 16),
   ):
     correlation = np.corrcoef(drawn.ravel(), other.ravel())[0, 1]
     # Five standard deviations.
@@ -83,7 +83,7 @@ def test_neighbours_do_not_know_of_each_other():
 @pytest.mark.slow
 def test_consecutive_steps_and_layers_are_independent():
   keys = [jax.random.fold_in(jax.random.key(0), i) for i in range(40)]
-  scores = np.stack([kept_mask(key, RECORDS[:16]).ravel() for key in keys])
+  scores = np.stack([survivors(key, RECORDS[:16]).ravel() for key in keys])
   pairs = np.corrcoef(scores)[np.triu_indices(len(keys), 1)]
   pairs *= scores.shape[1] ** 0.5
   assert np.abs(pairs).max() < 5.5  # of 780 normal numbers
@@ -141,10 +141,10 @@ def test_no_lag_is_correlated():
 def test_noise_belongs_to_the_record():
   order = jax.random.permutation(jax.random.key(0), 64)
   np.testing.assert_array_equal(
-    kept_mask(records=RECORDS[order]), kept_mask()[order]
+    survivors(records=RECORDS[order]), survivors()[order]
   )
   np.testing.assert_array_equal(
-    kept_mask(records=RECORDS[5:9]), kept_mask()[5:9]
+    survivors(records=RECORDS[5:9]), survivors()[5:9]
   )
 
 

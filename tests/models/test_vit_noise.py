@@ -100,10 +100,10 @@ def test_stochastic_depth(scan):
     both = np.mean(dropped["attention"] & dropped["mlp"])
     assert both == pytest.approx(rate**2, abs=0.045 * (rate > 0))
     if i == 1:  # whose input no chance has touched, since block 0 drops none
-      is_kept = ~dropped["attention"]
+      survives = ~dropped["attention"]
       np.testing.assert_allclose(
-        block["attention"][is_kept],
-        plain["encoderblock_1"]["attention"][is_kept] / (1 - rate),
+        block["attention"][survives],
+        plain["encoderblock_1"]["attention"][survives] / (1 - rate),
         rtol=1e-5,
         atol=1e-5,
       )
@@ -116,9 +116,9 @@ def test_stochastic_depth_keeps_the_expectation_in_bfloat16():
   _, out = apply(x, seed=4, stochastic_depth=0.2, **options)
   expected = np.asarray(plain["encoderblock_1"]["attention"], "d")
   got = np.asarray(out["encoderblock_1"]["attention"], "d")
-  is_kept = ~np.all(got == 0, (1, 2))
-  slope = np.sum(got[is_kept] * expected[is_kept]) / np.sum(
-    expected[is_kept] ** 2
+  survives = ~np.all(got == 0, (1, 2))
+  slope = np.sum(got[survives] * expected[survives]) / np.sum(
+    expected[survives] ** 2
   )
   # 43,000 numbers that are each rounded by up to 2^-9: a standard deviation of
   # 1e-5. With 0.9 rounded to bfloat16 it is 1.0017 times as large.

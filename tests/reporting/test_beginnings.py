@@ -71,5 +71,5 @@ def test_what_goes_on_has_no_outcome_yet(run):
   write(run, dataclasses.replace(TRIALS, chosen=None), "trials.json")
   text = " ".join(Page(write_report(str(run)).read_text()).text)
   assert "fine-tuning goes on" in text and "The trials go on." in text
-  (found,) = summarise(find_runs(str(run)))["linear_probes"].values()
-  assert found["fine_tuned"] is None and not found["is_saved"]
+  (probe,) = summarise(find_runs(str(run)))["linear_probes"].values()
+  assert probe["fine_tuned"] is None and not probe["is_saved"]

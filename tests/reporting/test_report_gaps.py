@@ -39,7 +39,7 @@ def test_what_is_missing_is_named(tmp_path):
     (tmp_path / name / "metrics.jsonl").write_text(line)
   text = report.write_report(str(tmp_path)).read_text()
   assert Page(text).open == []
-  for words in (
+  for part in (
     "config.json of a, b&lt;i&gt;",
     "metadata.json of a, b&lt;i&gt;",
     "loss of a;",
@@ -48,7 +48,7 @@ def test_what_is_missing_is_named(tmp_path):
     "a: no checkpoint",
     "Versions were not recorded",
   ):
-    assert words in text
+    assert part in text
   summary = json.loads((tmp_path / "summary.json").read_text())
   assert summary["runs"] == {
     "a": {"train/loss": None},

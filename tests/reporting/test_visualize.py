@@ -43,8 +43,8 @@ def photos(tmp_path_factory):
   return path
 
 
-def call(*words):
-  return visualize.run(visualize_command.parse([str(word) for word in words]))
+def call(*argv):
+  return visualize.run(visualize_command.parse([str(x) for x in argv]))
 
 
 def test_one_model(photos, tmp_path, capsys):
@@ -171,9 +171,9 @@ def test_broken_images_of_a_folder_are_named_and_left_out(
 
 def test_a_folder_that_cannot_be_written(tmp_path):
   (tmp_path / "file").write_text("")
-  words = visualize_command.parse([TOKEN, f"--out={tmp_path}/file/inside"])
+  argv = visualize_command.parse([TOKEN, f"--out={tmp_path}/file/inside"])
   with pytest.raises(SystemExit) as error:
-    visualize.main(words)
+    visualize.main(argv)
   text = f"--out: got '{tmp_path}/file/inside': Not a directory."
   assert str(error.value) == text
 

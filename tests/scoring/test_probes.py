@@ -22,8 +22,8 @@ TOKEN = pathlib.Path(__file__).parents[1] / "data/vit_linen_names.weights.npz"
 COLOURS = {"black": (0, 0, 0), "red": (200, 0, 0), "white": (200, 200, 200)}
 
 
-def main(*words):
-  command.main(words)
+def main(*argv):
+  command.main(argv)
 
 
 @pytest.fixture(scope="module")

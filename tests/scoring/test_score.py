@@ -45,20 +45,20 @@ def file(tiny_vit, tmp_path_factory):
   return str(path)
 
 
-def run(*words):
-  return score.run(score_command.parse(list(words)))
+def run(*argv):
+  return score.run(score_command.parse(list(argv)))
 
 
 def test_help_has_every_name(capsys):
   with pytest.raises(SystemExit):
     score_command.parse(["--help"])
-  words = {*re.findall(r"\w+", capsys.readouterr().out)}
-  assert {*STEPS, *score.SETS, score.AVAILABLE} <= words
+  texts = {*re.findall(r"\w+", capsys.readouterr().out)}
+  assert {*STEPS, *score.SETS, score.AVAILABLE} <= texts
 
 
-def errors(*words):
+def errors(*argv):
   with pytest.raises(ConfigError) as e:
-    run(*words)
+    run(*argv)
   return e.value.errors
 
 
@@ -172,9 +172,9 @@ def test_all_sets_of_imagenet_on_fake_records(tiny_vit, tmp_path):
   )
   path = str(tmp_path / "x.npz")
   convert.convert(vit, path, "npz")
-  words = (f"--on={','.join(score.SETS)}", "--fake_data", "--batch_size=16")
+  argv = (f"--on={','.join(score.SETS)}", "--fake_data", "--batch_size=16")
   workdir = f"--workdir={tmp_path}/out"
-  result = run(path, *words, workdir, "--explain", "--steps=gelu")
+  result = run(path, *argv, workdir, "--explain", "--steps=gelu")
   rows = {row["on"]: row for row in result["scores"]}
   assert list(rows) == list(score.SETS)
   # Labels 0 to 31; two of them have no label in `real`; 9 are in A, 13 in R.

@@ -405,8 +405,8 @@ def test_some_tasks_are_left_out_and_two_searches_compared(tmp_path):
 
 @pytest.mark.nightly
 def test_vtab_by_its_command(tmp_path):
-  words = [word.format("specialized") for word in VTAB]
-  command = [sys.executable, "-m", "vit_jax", "sweep", *words]
+  tasks = [word.format("specialized") for word in VTAB]
+  command = [sys.executable, "-m", "vit_jax", "sweep", *tasks]
   command += [f"--workdir={tmp_path}", "--grid=optim.lr=0.1,0.01"]
   env = {**os.environ, "XLA_FLAGS": ""}  # one device
   for _ in range(2):  # the second time all is there

@@ -233,11 +233,11 @@ def test_errors_of_a_run_end_the_command_in_words(
     "  return c\n"
   )
   flags = {"grid": "", "workdir": "", "against": "", "available": ""}
-  words = [f"--config={tmp_path}/c.py", "--grid=optim.lr=0.1"]
-  words += [f"--workdir={tmp_path}/search"]
+  argv = [f"--config={tmp_path}/c.py", "--grid=optim.lr=0.1"]
+  argv += [f"--workdir={tmp_path}/search"]
   flags |= dict.fromkeys(("coordinator", "num_processes", "process_id"), "")
   with pytest.raises(SystemExit, match="a message"):
-    sweep_lib.main(cli.parse_tasks("sweep", flags, words, several=("grid",)))
+    sweep_lib.main(cli.parse_tasks("sweep", flags, argv, several=("grid",)))
 
 
 def test_a_length_in_epochs_takes_the_place_of_that_in_steps(images):

@@ -159,8 +159,8 @@ def test_a_grid_of_two_readings(tmp_path, image, options, resized, text):
   path = _timm(tmp_path / "x.safetensors")
   vit = load(path, image_size=image, **options)
   assert bool(vit.report.resized) == resized
-  said = [note for note in vit.report.notes if "positions" in note]
-  assert len(said) == (text is not None) and all(text in n for n in said)
+  notes = [note for note in vit.report.notes if "positions" in note]
+  assert len(notes) == (text is not None) and all(text in n for n in notes)
 
 
 def test_a_grid_that_is_no_square(tmp_path):
@@ -241,8 +241,8 @@ def test_blocks_that_may_be_lost(tmp_path, is_stated):
   options = {"depth": 3} if is_stated else {}
   vit = vit_jax.load(path, **options)
   assert vit.config.depth == 3
-  said = "3 heads and an MLP of 768 are those of Ti, which has 12 blocks; the"
-  assert [said in note for note in vit.report.notes] == [True] * (not is_stated)
+  text = "3 heads and an MLP of 768 are those of Ti, which has 12 blocks; the"
+  assert [text in note for note in vit.report.notes] == [True] * (not is_stated)
   assert "depth: got 4, expected 3 by the arrays" in message(path, depth=4)
   assert "blocks" not in str(weights.read(save(tmp_path / "own.npz")).notes)
 

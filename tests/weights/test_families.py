@@ -20,9 +20,9 @@ def _cases():
 )
 def test_outputs_are_the_library_s(tmp_path, library):
   table = _cases()
-  found = [case for case in table.cases() if case.library == library]
-  assert found
-  for i, case in enumerate(found):
+  cases = [case for case in table.cases() if case.library == library]
+  assert cases
+  for i, case in enumerate(cases):
     folder = tmp_path / str(i)
     folder.mkdir()
     errors = table.compare(case, folder)

@@ -506,8 +506,8 @@ def test_a_head_is_read_as_it_was_trained(tmp_path, problem, outputs, loss):
   (tmp_path / "config.json").write_text(json.dumps(config))
   vit = vit_jax.load(tmp_path, verbose=False)
   assert vit.num_classes == outputs and vit.loss == loss
-  said = [note for note in vit.report.notes if "is a regression" in note]
-  assert len(said) == (loss == "regression")
+  notes = [note for note in vit.report.notes if "is a regression" in note]
+  assert len(notes) == (loss == "regression")
   image = np.zeros((32, 32, 3), np.uint8)
   (answers,) = vit.predict(image)
   if loss == "regression":  # the outputs as they are

@@ -61,18 +61,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     metavar="TYPE",
     help="float32 or bfloat16 (default: the faster one here)",
   )
-  forms = parser.add_mutually_exclusive_group()
-  forms.add_argument(
+  output = parser.add_mutually_exclusive_group()
+  output.add_argument(
     "--json",
     action="store_true",
     help="print JSON lines, one object per image",
   )
-  forms.add_argument(
+  output.add_argument(
     "--csv",
     action="store_true",
     help="print CSV, one row per class and image",
   )
-  forms.add_argument(
+  output.add_argument(
     "--features",
     metavar="FILE",
     help="write features to FILE.npz or FILE.parquet",

@@ -19,7 +19,6 @@ import optax
 from etils import epath
 from jax.experimental import multihost_utils
 
-import vit_jax
 from vit_jax import digests
 from vit_jax.config import Config, ConfigError, flat, to_dict
 from vit_jax.config.preprocessing import image_size
@@ -87,7 +86,7 @@ def of_run(
 def _of_code() -> dict[str, str]:
   """Returns the digest of each file of this package, without hidden files,
   which editors and notebooks leave behind."""
-  root = pathlib.Path(vit_jax.__file__).parent
+  root = pathlib.Path(__file__).parents[1]
   paths = {p.relative_to(root): p for p in sorted(root.rglob("*.py"))}
   return {
     f"code of vit_jax/{name}": hashlib.sha256(p.read_bytes()).hexdigest()[:16]

@@ -134,8 +134,8 @@ class EvaluatorConfig:
     For an evaluator of numbers the other way round. The arguments are those of
     `check`, which is called where there is no such error.
     """
-    words = ("classes", "numbers to predict")
-    wanted, other = words[self.scores_numbers], words[not self.scores_numbers]
+    labels = ("classes", "numbers to predict")
+    wanted, other = labels[self.scores_numbers], labels[not self.scores_numbers]
     kind = "classification" if self.scores_numbers else "regression"
     for source in sources.values():
       if source.is_regression != self.scores_numbers:

@@ -18,14 +18,13 @@ from typing import TypeVar
 import numpy as np
 from tqdm import tqdm
 
-import vit_jax
 from vit_jax import class_names, weights
 from vit_jax.callbacks import startup
 from vit_jax.callbacks.progress import note
 from vit_jax.distributed import processes
 from vit_jax.inference import answers as formats
 from vit_jax.inference import features_file, streaming
-from vit_jax.inference.pretrained import Answer, FeatureRow, Pretrained
+from vit_jax.inference.pretrained import Answer, FeatureRow, Pretrained, load
 from vit_jax.models import precision
 
 Row = TypeVar("Row", Answer, FeatureRow)
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
   """
   if args.features is not None:
     features_file.check(args.features)
-  vit = vit_jax.load(
+  vit = load(
     args.checkpoint,
     image_size=args.image_size,
     mean=args.mean,
@@ -165,7 +164,7 @@ def _writer(
     return formats.as_json(sys.stdout)
   if args.csv:
     return formats.as_csv(sys.stdout, args.attention, vit.is_regression)
-  names = vit.class_names and map(class_names.in_words, vit.class_names)
+  names = vit.class_names and map(class_names.readable, vit.class_names)
   return formats.as_table(
     sys.stdout, [named.name for named in images], names, vit.is_regression
   )

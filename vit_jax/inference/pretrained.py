@@ -468,7 +468,7 @@ class Pretrained:
     attention: bool,
   ) -> Iterator[Answer]:
     names = self.class_names or map(str, range(self.num_classes))
-    names = [class_names.in_words(name) for name in names]
+    names = [class_names.readable(name) for name in names]
     answer = functools.partial(
       _values if self.is_regression else _most_probable, names=names, top=top
     )

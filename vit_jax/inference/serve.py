@@ -21,14 +21,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-import vit_jax
 from vit_jax.batch import normalise
 from vit_jax.config.preprocessing import decoding
 from vit_jax.data import images as images_lib
 from vit_jax.data import pixels
 from vit_jax.distributed import processes
 from vit_jax.inference import overlay
-from vit_jax.inference.pretrained import Pretrained, Value
+from vit_jax.inference.pretrained import Pretrained, Value, load
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 PAGE = pathlib.Path(__file__).parent / "try_page"
@@ -282,7 +281,7 @@ def main(args: argparse.Namespace) -> None:
   import uvicorn
 
   try:
-    vit = vit_jax.load(args.checkpoint)
+    vit = load(args.checkpoint)
     answers = Answers(
       vit,
       args.top,

@@ -134,9 +134,9 @@ def drop(
   """
   # A comparison of signed numbers, which a TPU does in one instruction.
   signed = jax.lax.bitcast_convert_type(bits(drawn), jnp.int32)
-  is_kept: Bool[Array, "b ..."] = signed >= threshold(rate)
+  survives: Bool[Array, "b ..."] = signed >= threshold(rate)
   x = x.astype(at_least_float32(x.dtype))
-  return jnp.where(is_kept, x * (1.0 / (1.0 - rate)), 0)
+  return jnp.where(survives, x * (1.0 / (1.0 - rate)), 0)
 
 
 def drop_at(

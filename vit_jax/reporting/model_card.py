@@ -112,7 +112,7 @@ def scores(run: Run) -> list[Score]:
     note = "held out of the training data" * run.is_held_out(name)
     for key, value in last.items():
       of, _, metric = key.partition("/")
-      what = _in_words(metric, options) if of == name else None
+      what = _metric_text(metric, options) if of == name else None
       if what:
         rows.append(
           Score(what, options.dataset or "", options.split, note, value)
@@ -120,7 +120,7 @@ def scores(run: Run) -> list[Score]:
   return rows
 
 
-def _in_words(metric: str, options: EvaluatorConfig) -> str | None:
+def _metric_text(metric: str, options: EvaluatorConfig) -> str | None:
   """Returns what a metric is; None: no accuracy of the whole split."""
   if count := re.fullmatch(r"(\d+)(shot|nn)", metric):
     return FEATURES[count[2]].format(count[1])

@@ -91,8 +91,8 @@ def cards(
       f'<figure class="{kind}">{_image(image, label)}<figcaption>'
       f"{mark}{answer} {chance}{truth}</figcaption></figure>"
     )
-    words = [w for name in (label, guess) for w in _words(name)]
-    longest = max([longest, *map(len, words)])
+    parts_of_names = [p for name in (label, guess) for p in _unbroken(name)]
+    longest = max([longest, *map(len, parts_of_names)])
   return (
     f'<div class="cards" style="--card: {longest + 1}ch">{"".join(parts)}</div>'
   )
@@ -141,7 +141,7 @@ def breakable(text: str) -> str:
   return "<wbr>".join(map(html.escape, _BREAK.split(text)))
 
 
-def _words(text: str) -> list[str]:
+def _unbroken(text: str) -> list[str]:
   """Returns the parts of a text that stay on one line."""
   return [
     w for part in _BREAK.split(text) for w in re.split(r"\s|(?<=-)", part)

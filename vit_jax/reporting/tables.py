@@ -141,9 +141,9 @@ def run_facts(run: Run) -> dict[str, str]:
   if metadata.get("num_params"):
     facts["parameters"] = f"{metadata['num_params']:,}"
   if objective := config.get("objective"):
-    words = [objective.get("kind"), *objective.values()]
-    words = dict.fromkeys(w for w in words if isinstance(w, str))
-    facts["objective"] = ", ".join(words).replace("_", " ")
+    texts = [objective.get("kind"), *objective.values()]
+    texts = dict.fromkeys(t for t in texts if isinstance(t, str))
+    facts["objective"] = ", ".join(texts).replace("_", " ")
   if config:
     facts["starts from"] = str(config.get("init") or "random weights")
   if before := (run.metadata.get(accounting.KEY) or {}).get("init"):

@@ -181,7 +181,7 @@ def captions_of(
   for i, row in enumerate(answers):
     best = int(row.argmax())
     names = vit.class_names
-    name = class_names.in_words(names[best]) if names else f"class {best}"
+    name = class_names.readable(names[best]) if names else f"class {best}"
     captions[i] += f" → {name} {100 * row[best]:.0f}%"
   return captions
 

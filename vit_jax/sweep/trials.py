@@ -109,8 +109,8 @@ def choose(
   else:
     names = [name for of_round in changes for name in of_round]
     _print(
-      f"trials      {num_trials} within {_in_words(budget)} choose on held-out"
-      f" images: {', '.join(names)}"
+      f"trials      {num_trials} within {_budget_text(budget)} choose on"
+      f" held-out images: {', '.join(names)}"
     )
     if budget.isdecimal():
       total = int(budget)
@@ -204,7 +204,7 @@ def _affordable_steps(
   return int(agreement.broadcast_text(text))
 
 
-def _in_words(budget: str) -> str:
+def _budget_text(budget: str) -> str:
   units = {"m": "minutes", "s": "seconds"}
   unit = units.get(budget[-1], "steps")
   return f"{budget.rstrip('ms')} {unit}"

@@ -104,10 +104,10 @@ def has_model(names: Iterable[str]) -> bool:
   return bool(_prefixes(names))
 
 
-def rank(words: Iterable[str]) -> tuple[int, ...]:
-  """Returns the order in which models under several words are taken."""
-  known = {word: i for i, word in enumerate(CONTAINERS)}
-  return tuple(known.get(word, len(known)) for word in words)
+def rank(names: Iterable[str]) -> tuple[int, ...]:
+  """Returns the order in which models under several names are taken."""
+  known = {name: i for i, name in enumerate(CONTAINERS)}
+  return tuple(known.get(name, len(known)) for name in names)
 
 
 def rank_of(prefix: str) -> tuple[int, ...]:

@@ -15,8 +15,8 @@ import numpy as np
 from clu import parameter_overview
 from etils import epath
 
-import vit_jax
 from vit_jax.sharding import path_of
+from vit_jax.version import __version__
 from vit_jax.writers import atomic_files
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
@@ -27,7 +27,7 @@ def versions() -> dict[str, str]:
   packages = {p: importlib.metadata.version(p) for p in PACKAGES}
   return {
     "python": platform.python_version(),
-    "vit_jax": vit_jax.__version__,
+    "vit_jax": __version__,
     **packages,
   }
 
@@ -37,12 +37,12 @@ def commit() -> str | None:
 
   None where the package is not in a checkout of its own.
   """
-  package = pathlib.Path(vit_jax.__file__).parent
+  checkout = pathlib.Path(__file__).parents[2]
 
   def git(*arguments: str) -> str | None:
     try:
       done = subprocess.run(
-        ["git", "-C", str(package.parent), *arguments],
+        ["git", "-C", str(checkout), *arguments],
         capture_output=True,
         text=True,
       )

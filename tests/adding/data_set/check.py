@@ -1,4 +1,4 @@
-"""Trains and evaluates on arrays on disk; what is missing is told."""
+"""Trains and evaluates on arrays on disk; what is missing is an error."""
 
 import os
 import pathlib

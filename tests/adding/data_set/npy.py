@@ -50,20 +50,20 @@ def open_npy(dataset: str, split: str, data_dir: str | None) -> NpySource:
   """
   del data_dir
   root = pathlib.Path(dataset.removeprefix(PREFIX))
-  found = {
+  arrays = {
     path.parent.name: (np.load(path, mmap_mode="r"), np.load(labels))
     for path in sorted(root.glob("*/images.npy"))
     if (labels := path.parent / "labels.npy").exists()
   }
-  if not found:
+  if not arrays:
     raise ValueError(
       f"got data set {dataset!r}, expected <split>/images.npy and labels.npy"
       f" in {root}."
     )
-  spans = splits.parse_split(split, {k: len(v[1]) for k, v in found.items()})
-  images = [found[s.split][0][s.start : s.stop] for s in spans]
-  labels = [found[s.split][1][s.start : s.stop] for s in spans]
-  every = np.concatenate([v[1] for v in found.values()])
+  spans = splits.parse_split(split, {k: len(v[1]) for k, v in arrays.items()})
+  images = [arrays[s.split][0][s.start : s.stop] for s in spans]
+  labels = [arrays[s.split][1][s.start : s.stop] for s in spans]
+  every = np.concatenate([v[1] for v in arrays.values()])
   return NpySource(
     name=dataset,
     split=split,

@@ -60,10 +60,10 @@ def without_attention(workdir: str) -> str:
 def shown(loaded: pretrained.Pretrained) -> None:
   """What the model has is drawn, and what it lacks is named."""
   images = np.zeros((2, 32, 32, 3), np.uint8)
-  found = model_figures.inspect_model(
+  model = model_figures.inspect_model(
     "mx", "mx", loaded, list(images), ["a", "b"]
   )
-  filters, *others = model_figures.all_sections([found], ChartFiles(), None, 1)
+  filters, *others = model_figures.all_sections([model], ChartFiles(), None, 1)
   assert filters.body and not filters.left_out
   assert {text for part in others for text in part.left_out} == {
     "mx, Mixer-Ti/8 has no positions",

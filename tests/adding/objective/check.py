@@ -72,8 +72,8 @@ def main(folder: str) -> None:
   assert "config.objective.turns: got 5" in texts
   assert "config.data.ops: got images of 16x24 pixels, expected sq" in texts
   assert "config.evals.val.kind: got 'classification', which scores" in texts
-  _, found = build({"objective": {"kind": "rotation", "turn": 2}})
-  assert "Did you mean 'turns'" in found[0]
+  _, messages = build({"objective": {"kind": "rotation", "turn": 2}})
+  assert "Did you mean 'turns'" in messages[0]
   try:
     freeze({"objective": {"kind": "rotation", "loss": "sigmoid"}})
   except ConfigError as e:

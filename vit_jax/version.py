@@ -1,0 +1,3 @@
+"""The version of vit_jax."""
+
+__version__ = "0.1.0"
