@@ -49,6 +49,7 @@ class Experiment:
     sources: Splits that are open already; None: none.
     allow_change: Options and sections that may differ from those with which
       the run began, see `checkpointing.resume_rules`.
+    on_shrunk: Called for each image that is shrunk.
   """
 
   def __init__(
@@ -59,6 +60,7 @@ class Experiment:
     scored_weights: weights.Weights | None = None,
     sources: Sources | None = None,
     allow_change: Iterable[str] = (),
+    on_shrunk: Callable[[], object] = lambda: None,
   ):
     self.config = config
     self.allow_change = tuple(allow_change)
@@ -74,7 +76,7 @@ class Experiment:
     self.base: adapters.Base | None = None  # of config.lora, once checked
     self.room = frozen.Room()  # for activations of frozen parts
     self.keeping: list[str] = []  # evaluators that keep them
-    self.on_shrunk: Callable[[], None] = lambda: None  # for each image
+    self._on_shrunk = on_shrunk
     # Options of the evaluators; data set and batch size may be config.data's.
     self._configured: tuple[EvaluatorConfig, ...] = tuple(
       e.resolved(config.data.dataset, config.data.batch_size)
@@ -103,7 +105,7 @@ class Experiment:
     data = self.config.data
     source = self.sources.open(data.dataset, data.split)
     if self.is_training:
-      source = shrunk.shrunk(source, data.shrink, data.ops, self.on_shrunk)
+      source = shrunk.shrunk(source, data.shrink, data.ops, self._on_shrunk)
     return TrainingData(source, self.config)
 
   @property
@@ -660,6 +662,7 @@ def setup(
   scored_weights: weights.Weights | None = None,
   sources: Sources | None = None,
   allow_change: Iterable[str] = (),
+  on_shrunk: Callable[[], object] = lambda: None,
   errors: Iterable[str] = (),
 ) -> Experiment:
   """Returns the `Experiment` of these arguments, checked.
@@ -672,7 +675,7 @@ def setup(
     ConfigError: All errors at once.
   """
   experiment = Experiment(
-    config, workdir, data, scored_weights, sources, allow_change
+    config, workdir, data, scored_weights, sources, allow_change, on_shrunk
   )
   experiment.check(errors)
   return experiment

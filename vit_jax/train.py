@@ -14,7 +14,7 @@ if __name__ == "__main__":  # before the imports, which --help needs none of
   main(["train", *sys.argv[1:]])
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 
@@ -85,12 +85,15 @@ def train_and_evaluate(
   """
   # Setup: every error of config, data, weights and disk is raised here.
   startup = Startup(began)
-  lock = RunLock(workdir, began=began)  # no other run may train in the folder
+  lock = RunLock(workdir, began=startup.began)  # one run at a time in a folder
   experiment = experiment_lib.setup(
-    config, workdir, data, allow_change=allow_change
+    config,
+    workdir,
+    data,
+    allow_change=allow_change,
+    # Each shrunk image is progress: hours of it are no hang.
+    on_shrunk=lambda: [c.on_phase("start") for c in callbacks],
   )
-  # Each shrunk image is progress: hours of it are no hang.
-  experiment.on_shrunk = lambda: [c.on_phase("start") for c in callbacks]
   startup.ends("checks")
   mesh = sharding.make_mesh(config.mesh)
   run_shape = experiment.counted_shape()
@@ -107,19 +110,10 @@ def train_and_evaluate(
     frozen_part=trainer.frozen_part,
   )
   hooks = CallbackList(
-    [
-      *default_callbacks(
-        experiment,
-        trainer,
-        mesh,
-        evaluators,
-        checkpointer,
-        lock,
-        startup,
-        began,
-      ),
-      *callbacks,
-    ]
+    default_callbacks(
+      experiment, trainer, mesh, evaluators, checkpointer, lock, startup
+    )
+    + [*callbacks]
   )
 
   with contextlib.ExitStack() as stack:
@@ -136,37 +130,12 @@ def train_and_evaluate(
     if experiment.start < total_steps:
       compiling = trainer.compile_step(experiment.abstract_batch(mesh, part))
 
-    # State: 1. from the newest whole checkpoint of the workdir; without one,
-    # 2. from the weights of config.init, or 3. from scratch.
-    form = convert_state.form_of(config, run_shape, trainer, mesh)
-    start, state, saved = checkpointer.restore_newest(
-      experiment.start, trainer.state.replace(base=None), form
+    # State, and the files that describe the run.
+    start, state, saved = _first_state(
+      experiment, run_shape, trainer, mesh, checkpointer, evaluators
     )
-    note(run_summary.text(experiment, mesh, trainer.state))
-    if start:
-      note(f"resumes     step {start:,} of {workdir}")
-      if config.lora.rank:  # a checkpoint has the adapters and the head alone
-        state = weights.with_base(
-          state, experiment.fitted_weights()[0], trainer.state.base
-        )
-    else:
-      state = trainer.init_state()
-      if config.init:
-        params, report = experiment.fitted_weights()
-        state = weights.replace_params(state, params)
-        del params  # the host's copy
-        note(weights.format_report(report))
-      if config.init_head == "linear_probe":
-        state, probe = linear_probe.start(experiment, evaluators, state)
-        note(f"probe       {probe}")
     hooks.on_start(start, state, saved)
-    metadata = run_summary.metadata(experiment, trainer.state)
-    metadata["changes"] = []  # of options, since the run began
-    if start:
-      note("\n".join(experiment.resumed.notes()))
-      changes = experiment.resumed.changes
-      metadata["changes"] = resume_rules.trail(workdir, start, changes)
-      resume_rules.write(workdir, metadata["changes"])
+    metadata = _metadata(experiment, trainer, start)
     run_info.write_json(workdir, "config.json", to_dict(config))
 
     # Data, and the files of metrics.
@@ -268,3 +237,57 @@ def train_and_evaluate(
       note(f"complete    all {total_steps:,} steps were done before")
     hooks.on_end(state)
   return state
+
+
+def _first_state(
+  experiment: experiment_lib.Experiment,
+  run_shape: step_lib.RunShape,
+  trainer: step_lib.Trainer,
+  mesh: jax.sharding.Mesh,
+  checkpointer: Checkpointer,
+  evaluators: Sequence[Evaluator],
+) -> tuple[int, step_lib.TrainState, Mapping]:
+  """Returns the state to begin with; prints what it is made of.
+
+  It is that of the newest whole checkpoint of the workdir. Without one it has
+  the weights of config.init, or random ones.
+
+  Returns:
+    Updates already applied, the state, and the metadata of its checkpoint.
+  """
+  config = experiment.config
+  form = convert_state.form_of(config, run_shape, trainer, mesh)
+  start, state, saved = checkpointer.restore_newest(
+    experiment.start, trainer.state.replace(base=None), form
+  )
+  note(run_summary.text(experiment, mesh, trainer.state))
+  if start:
+    note(f"resumes     step {start:,} of {experiment.workdir}")
+    if config.lora.rank:  # a checkpoint has the adapters and the head alone
+      base = experiment.fitted_weights()[0]
+      state = weights.with_base(state, base, trainer.state.base)
+    return start, state, saved
+  state = trainer.init_state()
+  if config.init:
+    params, report = experiment.fitted_weights()
+    state = weights.replace_params(state, params)
+    del params  # the host's copy
+    note(weights.format_report(report))
+  if config.init_head == "linear_probe":
+    state, probe = linear_probe.start(experiment, evaluators, state)
+    note(f"probe       {probe}")
+  return start, state, saved
+
+
+def _metadata(
+  experiment: experiment_lib.Experiment, trainer: step_lib.Trainer, start: int
+) -> dict:
+  """Returns what a checkpoint states of its run; prints what has changed."""
+  metadata = run_summary.metadata(experiment, trainer.state)
+  metadata["changes"] = []  # of options, since the run began
+  if start:
+    note("\n".join(experiment.resumed.notes()))
+    workdir, changes = experiment.workdir, experiment.resumed.changes
+    metadata["changes"] = resume_rules.trail(workdir, start, changes)
+    resume_rules.write(workdir, metadata["changes"])
+  return metadata

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from etils import epath
-from etils.epath import backend
 
 from vit_jax import experiment, paths
 from vit_jax.callbacks import run_lock
@@ -26,7 +25,9 @@ from vit_jax.writers import atomic_files, metric_writer
 @pytest.fixture
 def run(monkeypatch, request):
   """Path of a run; and errors by the name of a function that raises them."""
-  real, errors = tf.io.gfile, {}
+  names = [n for n in dir(tf.io.gfile) if not n.startswith("_")]
+  real = types.SimpleNamespace(**{n: getattr(tf.io.gfile, n) for n in names})
+  errors = {}
 
   def mapped(name):
     def call(*args, **options):
@@ -45,9 +46,8 @@ def run(monkeypatch, request):
 
     return call
 
-  names = [n for n in dir(real) if not n.startswith("_")]
-  gfile = types.SimpleNamespace(**{n: mapped(n) for n in names})
-  monkeypatch.setattr(backend._TfBackend, "gfile", gfile)
+  for name in names:  # etils reads and writes buckets by them
+    monkeypatch.setattr(tf.io.gfile, name, mapped(name))
   return epath.Path(f"gs://bucket/{request.node.name}"), errors
 
 

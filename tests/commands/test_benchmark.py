@@ -17,6 +17,7 @@ import pytest
 import tiny
 
 from vit_jax import benchmark
+from vit_jax import step as step_lib
 from vit_jax.callbacks.throughput import Throughput
 from vit_jax.config import ConfigError
 
@@ -111,10 +112,10 @@ def test_blocks_are_timed_by_when_steps_end(monkeypatch):
 
 
 def test_too_large_a_batch_is_a_error(monkeypatch):
-  def full(*_):
+  def full(*_, **__):
     raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory.\nx")
 
-  monkeypatch.setattr(benchmark, "_measure", full)
+  monkeypatch.setattr(step_lib, "assemble", full)
   config = tiny.config(num_classes=tiny.NUM_CLASSES)
   with pytest.raises(ConfigError, match="got 16, which does not fit the mem"):
     benchmark.measure(config)

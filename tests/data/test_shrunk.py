@@ -241,9 +241,10 @@ def test_a_run_trains_on_shrunk_images_and_scores_whole_ones(tmp_path):
   c.data.dataset = f"folder:{tmp_path / 'images'}"
   c.data.ops, c.data.shrink, c.data.batch_size = OPS, SIDE, 4
   c.evals = {"val": {"kind": "classification", "split": "val", "ops": OPS}}
-  run = experiment.Experiment(config.freeze(c))
   seen = []
-  run.on_shrunk = lambda: seen.append(1)
+  run = experiment.Experiment(
+    config.freeze(c), on_shrunk=lambda: seen.append(1)
+  )
   batches = run.data.batches(0, process_index=0, process_count=1)
   got = next(batches)
   assert isinstance(run.data.source, shrunk.ShrunkFolder)

@@ -28,7 +28,6 @@ def default_callbacks(
   checkpointer: Checkpointer,
   lock: RunLock,
   startup: Startup,
-  began: float | None,
 ) -> list[Callback]:
   """Returns the callbacks of a run; `on_log` goes through them in this order.
 
@@ -40,7 +39,6 @@ def default_callbacks(
     checkpointer: Its checkpoints.
     lock: Lock of its folder.
     startup: Measures the time to the first step.
-    began: Start of the process, seconds since the epoch; None: now.
   """
   config, run_shape = experiment.config, experiment.run_shape
   flops = config.model.train_flops(run_shape.image_size, run_shape.num_classes)
@@ -66,7 +64,7 @@ def default_callbacks(
       experiment.data.num_examples,
       experiment.workdir,
       experiment.init_metadata.get(ACCOUNT),
-      began,
+      startup.began,
       note,
     ),
     Progress(run_shape.total_steps, is_shown=jax.process_index() == 0),

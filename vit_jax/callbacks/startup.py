@@ -64,6 +64,9 @@ class Startup(Callback):
     began: Start of the command, seconds since the epoch; the time until now is
       the part "imports". None: now.
     note: Prints the line.
+
+  Attributes:
+    began: The argument, or the time of the construction.
   """
 
   def __init__(
@@ -74,7 +77,7 @@ class Startup(Callback):
     from jax import monitoring
 
     self._note = note
-    self._began = self._last = time.time() if began is None else began
+    self.began = self._last = time.time() if began is None else began
     self._parts: dict[str, float] = {}
     self._events = {CACHE_HIT: 0, CACHE_MISS: 0}
     self._close = lambda: monitoring.unregister_event_listener(self._count)
@@ -104,7 +107,7 @@ class Startup(Callback):
       self.ends("first step")
       parts = ", ".join(f"{k} {v:.1f}" for k, v in self._parts.items())
       self._note(
-        f"start       {self._last - self._began:.1f} s to the end of the first"
+        f"start       {self._last - self.began:.1f} s to the end of the first"
         f" step: {parts} ({_cache(is_hit)})"
       )
     return values

@@ -167,7 +167,7 @@ def brightness(image, magnitude, draw):
 def sharpness(image, magnitude, draw):
   """Moves pixels away from the mean of their neighbours, but at the border."""
   del draw
-  inner = _blend(_smooth(image), image[1:-1, 1:-1], magnitude)
+  inner = _blend(smooth(image), image[1:-1, 1:-1], magnitude)
   middle = tf.concat([image[1:-1, :1], inner, image[1:-1, -1:]], 1)
   return tf.concat([image[:1], middle, image[-1:]], 0)
 
@@ -255,7 +255,7 @@ def _blend(start, image, magnitude):
   return _to_uint8(start + factor * (tf.cast(image, tf.float32) - start))
 
 
-def _smooth(image):
+def smooth(image):
   """Returns (sum of 3 x 3 pixels + 4 * their centre) / 13, fraction dropped.
 
   Where the sum is a multiple of 13, rounding decides whether a level is lost.
