@@ -86,13 +86,6 @@ def data_size(lines: Lines) -> str:
   return markdown(head, [*_family_rows(lines, SCORE, "images", study.IMAGES)])
 
 
-def data_size_upstream(lines: Lines) -> str:
-  """The same runs, by the glyphs that they were trained on."""
-  head = ["images", *(f"{n:,}" for n in study.IMAGES)]
-  rows = _family_rows(lines, "glyphs/top1", "images", study.IMAGES)
-  return markdown(head, [*rows])
-
-
 def _compute_points() -> list[dict]:
   small = [dict(size="small", steps=s) for s in study.STEPS]
   return [*small, dict(size="medium", steps=study.STEPS[-1])]
@@ -193,7 +186,6 @@ def cost(lines: Lines) -> str:
 
 TABLES: dict[str, Callable[[Lines], str]] = {
   "data_size": data_size,
-  "data_size_upstream": data_size_upstream,
   "compute": compute,
   "positions": positions,
   "pretraining": pretraining,
