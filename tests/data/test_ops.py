@@ -131,6 +131,15 @@ def test_resize_of_a_ramp_is_a_ramp_between_the_borders():
   np.testing.assert_array_equal(out[0, :, 0], np.floor(expected))
 
 
+@pytest.mark.parametrize("size", [(7, 5), (40, 31), (60, 50)])
+def test_both_kernels_of_tensorflow_resize_alike(size):
+  image = noise(90, 121)
+  as_floats = tf.image.resize(image.astype(np.float32), size)
+  np.testing.assert_array_equal(
+    ops.resize(tf.constant(image), KEY, size), tf.cast(as_floats, tf.uint8)
+  )
+
+
 def test_bicubic_stays_in_range():
   image = np.zeros([8, 8, 3], np.uint8)
   image[:, 4:] = 255

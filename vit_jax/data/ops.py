@@ -33,6 +33,8 @@ ERASE_ATTEMPTS = 10
 # Red, green and blue of pixels in [0, 1].
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+# Pixels a resized pixel, from which bilinear resizing leaves most unread.
+_SPARSE = 8
 _NORMAL = 2**60  # beside the keys of epochs, which are roots of 56 bits
 
 
@@ -436,10 +438,20 @@ def _crop(image, begin, extent):
 
 
 def _resized(image, size, method, antialias):
+  resize = functools.partial(
+    tf.image.resize, size=size, method=method, antialias=antialias
+  )
   if method == "bilinear" and not antialias:
-    # The same pixels: TensorFlow's kernel has vector code for float32 alone.
-    image = tf.cast(image, tf.float32)
-  resized = tf.image.resize(image, size, method, antialias=antialias)
+    # The same pixels: TensorFlow's kernel has vector code for float32 alone,
+    # but a cast takes time and memory for each pixel that is not looked at.
+    num_pixels = tf.reduce_prod(tf.shape(image)[:2])
+    resized = tf.cond(
+      num_pixels > _SPARSE * tf.reduce_prod(size),
+      lambda: resize(image),
+      lambda: resize(tf.cast(image, tf.float32)),
+    )
+  else:
+    resized = resize(image)
   if antialias and method != "nearest":
     resized = tf.round(resized)
   if method == "bicubic":  # the only one that exceeds the range
