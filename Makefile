@@ -55,8 +55,8 @@ OPTIMISED = tests/models tests/weights tests/distributed/test_two_processes.py
 REST = $(addprefix --ignore=,$(OPTIMISED))
 
 test-all: $(VENV)/installed-parity
-	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m "not nightly" $(OPTIMISED)
-	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 -m "not nightly" $(REST)
+	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 --durations=10 -m "not nightly" $(OPTIMISED)
+	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 --durations=30 -m "not nightly" $(REST)
 
 # All tests, compiled as for users; among them those that run the documentation,
 # and those that libtpu compiles.
