@@ -30,6 +30,7 @@ import study
 import study_report
 from PIL import Image
 
+import vit_jax
 from vit_jax import families, weights
 from vit_jax.commands import COMMANDS
 from vit_jax.config import config_files, help_text
@@ -54,7 +55,7 @@ SHORT = ("docs/weights.md",)  # the others take minutes
 STAND_INS = {
   r"/path/to/images": "images",
   r"\*\.jpg": "*.png",
-  r"(?<!/)ViT-B_16\.npz": "notebooks/letters.npz",
+  r"(?<!/)ViT-B_16\.npz": "letters.npz",
   r"\bres=\d+": "res=32",
   r"\bresize\(\d+\)": "resize(32)",
 }
@@ -119,9 +120,10 @@ def call(command: list[str], folder: pathlib.Path) -> str:
 def run(page: str, folder: pathlib.Path) -> list[str]:
   """Returns the outputs of a page's blocks."""
   open_source("digits", "train")  # the first time it says that it makes them
-  for name in ("configs", "notebooks", "docs", "tests/data"):
+  for name in ("configs", "docs", "tests/data"):
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).symlink_to(ROOT / name)
+  (folder / "letters.npz").symlink_to(vit_jax.LETTERS)
   write_images(folder / "images")
   text = TEXTS[page]
   if "dinov3" in text:
@@ -139,7 +141,7 @@ def run(page: str, folder: pathlib.Path) -> list[str]:
     (folder / "bin" / name).write_text(f"#!/bin/sh\n{program}")
     (folder / "bin" / name).chmod(0o755)
   if "runs/mine" in text and "--workdir=runs/mine" not in text:
-    config = "folder:path=images,init=notebooks/letters.npz,res=32"
+    config = "folder:path=images,init=letters.npz,res=32"
     train = f"vit-jax train --config={config} --workdir=runs/mine"
     call(["bash", "-ec", train], folder)
   # The blocks of Python share a process, which has one device.

@@ -1,10 +1,15 @@
 """Vision Transformers in JAX/Flax: pre-train, transfer, report."""
 
 import os
+import pathlib
 
 from vit_jax.version import __version__
 
-__all__ = ["__version__", "load"]
+__all__ = ["LETTERS", "__version__", "load"]
+
+# The weights of a small ViT that names 92 letters and symbols, for examples.
+# configs/glyphs.py trained it: 32 pixels, patches of 8, 0.8 million parameters.
+LETTERS = pathlib.Path(__file__).with_name("letters.npz")
 
 # TensorFlow only reads images here. It must be set up before anything imports
 # it: its messages would hide what matters.

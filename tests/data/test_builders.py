@@ -234,3 +234,13 @@ def test_builders_never_ask_the_network(data_dir, monkeypatch):
   builder = tfds.builder("glyphs/size=8,count=1,seed=9", data_dir=data_dir)
   builder.download_and_prepare()
   assert builder.info.splits["train"].num_examples == 1
+
+
+def test_a_missing_data_set_is_no_warning(tmp_path, monkeypatch):
+  from absl import logging
+
+  warnings = []
+  monkeypatch.setattr(logging, "warning", lambda *args: warnings.append(args))
+  builder = tfds.builder("digits", data_dir=tmp_path)
+  assert not builder.is_prepared()
+  assert not warnings

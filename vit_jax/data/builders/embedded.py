@@ -40,6 +40,10 @@ class EmbeddedBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     if is_open and importlib.util.find_spec("array_record"):
       self.info.set_file_format("array_record", override=True)
 
+  def is_prepared(self) -> bool:
+    """Returns whether the records are on disk; TFDS logs a warning if not."""
+    return (self.data_path / "dataset_info.json").exists()
+
   def download_and_prepare(self, *, download_config=None, **kwargs) -> None:
     """Writes the records unless they exist; see the base class."""
     if download_config is None:
