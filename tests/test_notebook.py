@@ -167,7 +167,7 @@ def test_model(tmp_path):
   assert "pos_embedding: 4x4 -> 6x12" in printed
   difference, first, last, accuracy = map(float, values)
   assert difference < 1e-5  # float32
-  assert last < 0.5 * first and accuracy > 0.5  # chance is 0.25
+  assert last < 0.5 * first and accuracy > 0.8  # 90 % with jax 0.12
   assert len(pictures) == 4
 
 
@@ -238,8 +238,7 @@ def test_finetune(tmp_path):
   assert "complete    all 100 steps were done before" in log
   assert "pos_embedding: 4x4 -> 6x6" in printed
   differences = re.findall(r"difference of a logit: (\S+)", printed)
-  assert len(differences) == 2 and max(map(float, differences)) < 1e-5
-  assert "hf: transformers' ViT cannot hold this model" in printed
+  assert len(differences) == 3 and max(map(float, differences)) < 1e-5
   assert (tmp_path / "runs/notebook/export/vit.safetensors").exists()
 
   # 97.6 %, and 89.1 % with 10 labels a class (jax 0.10.2); chance is 10 %.
