@@ -4,6 +4,7 @@ Dimension letters, the same everywhere: b images, h height and w width in
 pixels, c colour channels, n tokens, d width of a token.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import (
@@ -74,6 +75,25 @@ class Standardisation(NamedTuple):
     return cls(tuple(labels.mean(0).tolist()), tuple(labels.std(0).tolist()))
 
 
+@dataclasses.dataclass(frozen=True)
+class RunShape:
+  """Sizes that config and data decide together; all that a step knows of data.
+
+  num_classes: Width of the head; at least the classes of the labels.
+  image_size: (height, width) after preprocessing, pixels.
+  total_steps: Length of the run in updates; None: nothing is trained.
+  class_counts: Images of each class in the training split; None: not counted.
+  standardisation: That of the numbers to predict; None: there are none, or they
+    are not read.
+  """
+
+  num_classes: int
+  image_size: tuple[int, int]
+  total_steps: int | None = None
+  class_counts: tuple[int, ...] | None = None
+  standardisation: Standardisation | None = None
+
+
 def normalise(images):
   """Maps 0..255 to -1..1, as the published checkpoints expect.
 
@@ -87,8 +107,8 @@ def normalise(images):
 
 
 @runtime_checkable
-class Data(Protocol):
-  """Training data; `train_and_evaluate` takes any object of this form.
+class DataInfo(Protocol):
+  """What is known of data without reading images: `Data` have it, and splits.
 
   Attributes:
     num_examples: Number of records in one epoch.
@@ -104,6 +124,11 @@ class Data(Protocol):
   num_examples: int
   num_classes: int
   class_names: tuple[str, ...] | None
+
+
+@runtime_checkable
+class Data(DataInfo, Protocol):
+  """Training data; `train_and_evaluate` takes any object of this form."""
 
   def batches(
     self, start_step: int, process_index: int, process_count: int

@@ -25,7 +25,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import numpy as np
@@ -44,6 +44,8 @@ from vit_jax.planning import planner
 
 if TYPE_CHECKING:
   import vit_jax.experiment
+
+State = TypeVar("State")
 
 BLOCKS = 10  # into which the steps are divided; the medians are over them
 # Least steps of a block. Other programs delay the clock by a step or two, which
@@ -189,8 +191,8 @@ def blocks(steps: int) -> tuple[int, int]:
 
 
 def run(
-  step: Callable,
-  state: Any,
+  step: Callable[[State, dict], tuple[State, dict]],
+  state: State,
   batches: Iterator[dict],
   throughput: Throughput,
   *,

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -11,13 +11,16 @@ from jax.experimental import multihost_utils
 
 from vit_jax.batch import Batch
 from vit_jax.config.preprocessing import for_channels
-from vit_jax.evaluators.evaluator import Context
+from vit_jax.evaluators.evaluator import Context, Params, Split
 from vit_jax.frozen import FrozenPart
 from vit_jax.sharding import replicated, to_global
 
+if TYPE_CHECKING:
+  from vit_jax.data.source import Source
 
-def labels_of(source: Any) -> np.ndarray:
-  """Returns the labels of a `Source`; see `Context.labels`. Collective."""
+
+def labels_of(source: "Source") -> np.ndarray:
+  """Returns all labels of a split; see `Context.labels`. Collective."""
   from vit_jax.data.subsets import Subset
 
   num, count = source.num_examples, jax.process_count()
@@ -34,7 +37,7 @@ def labels_of(source: Any) -> np.ndarray:
 
 def forward(
   fn: Callable,
-  params: Any,
+  params: Params,
   batches: Iterable[Batch],
   mesh: jax.sharding.Mesh,
   on_batch: Callable[[], None],
@@ -54,7 +57,7 @@ def forward(
 
 def activated(
   fn: Callable,
-  params: Any,
+  params: Params,
   batches: Iterable[Batch],
   mesh: jax.sharding.Mesh,
   on_batch: Callable[[], None],
@@ -90,14 +93,14 @@ class RunContext(Context):
 
   frozen_part: FrozenPart | None = None
 
-  def jit(self, fn: Callable[[Any, dict], Any]) -> Callable:
+  def jit(self, fn: Callable[[Params, dict], Any]) -> Callable:
     return jax.jit(fn, out_shardings=replicated(self.mesh))
 
-  def labels(self, source: Any) -> np.ndarray:
+  def labels(self, source: Split) -> np.ndarray:
     return labels_of(source)
 
   def batches(
-    self, source: Any, indices: np.ndarray | None = None
+    self, source: Split, indices: np.ndarray | None = None
   ) -> Iterator[Batch]:
     from vit_jax.data.pipeline import eval_reader
 
@@ -118,7 +121,7 @@ class RunContext(Context):
     return reader()
 
   def augmented(
-    self, source: Any, indices: np.ndarray, ops: str, seed: int
+    self, source: Split, indices: np.ndarray, ops: str, seed: int
   ) -> Iterator[Batch]:
     from vit_jax.data.pipeline import train_batches
     from vit_jax.data.subsets import Subset
@@ -132,7 +135,7 @@ class RunContext(Context):
       process_count=jax.process_count(),
     )
 
-  def for_logits(self, source: Any, params: Any) -> Iterable[Batch]:
+  def for_logits(self, source: Split, params: Params) -> Iterable[Batch]:
     if self.frozen_part is None:
       return self.batches(source)
     fn = self.jit(lambda params, b: self.frozen_part(params, b["image"]))
@@ -143,6 +146,6 @@ class RunContext(Context):
     )
 
   def forward(
-    self, fn: Callable, params: Any, batches: Iterable[Batch]
+    self, fn: Callable, params: Params, batches: Iterable[Batch]
   ) -> Iterator[Any]:
     return forward(fn, params, batches, self.mesh, self.on_batch)

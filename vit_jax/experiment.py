@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax import batch, frozen, lora, missing_data, optim, sharding, weights
-from vit_jax.batch import Data, Standardisation
+from vit_jax.batch import Batch, Data, DataInfo, RunShape, Standardisation
 from vit_jax.checkpointing import checkpointer, resume, resume_rules, retention
 from vit_jax.class_names import Head
 from vit_jax.config import HELD_OUT, Config, ConfigError, EvaluatorConfig
@@ -23,12 +23,11 @@ from vit_jax.config.checks import option_errors, size_errors, warmup_errors
 from vit_jax.config.preprocessing import image_size
 from vit_jax.data import shrunk
 from vit_jax.data.pipeline import TrainingData
-from vit_jax.data.source import Source
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import agreement
 from vit_jax.evaluation import RunContext, labels_of
 from vit_jax.evaluators.evaluator import Evaluator
-from vit_jax.step import Params, RunShape
+from vit_jax.step import Params, run_shape_of
 from vit_jax.weights import adapters
 from vit_jax.writers import atomic_files, trackers
 from vit_jax.writers.metric_writer import METRICS, SCORES
@@ -129,7 +128,7 @@ class Experiment:
       num_classes = weights.num_classes(self.scored_weights.params)
       return RunShape(num_classes, image_size(self.config.data.ops))
     data = self.data_info
-    return RunShape.of(self.config, data.num_classes, data.num_examples)
+    return run_shape_of(self.config, data.num_classes, data.num_examples)
 
   def _labels(self, whatever_the_cost: bool) -> np.ndarray | None:
     """Returns the labels of the training data; None: unknown. Collective.
@@ -292,7 +291,7 @@ class Experiment:
     start: int,
     saved: Mapping[str, Any],
     mesh: jax.sharding.Mesh,
-    activations: Any = None,
+    activations: Callable[[int], Iterator[Batch]] | None = None,
   ) -> Iterator[dict[str, jax.Array]]:
     """Yields the batches of all processes from a step on, on the devices.
 
@@ -303,8 +302,8 @@ class Experiment:
       start: Updates already applied.
       saved: Metadata of the checkpoint of `start`; {} for a new run.
       mesh: Mesh of the run.
-      activations: `activations.Activations` to have in the place of images;
-        None: there are none.
+      activations: `batches` of `activations.Activations`, to have these in the
+        place of images; None: there are none.
 
     Raises:
       DataError: As `batch.checked`.
@@ -313,7 +312,7 @@ class Experiment:
     batch_size = self.config.data.batch_size
     first = batch.batches_seen(saved, start, batch_size)
     if activations is not None:
-      return (sharding.to_global(b, mesh) for b in activations.batches(first))
+      return (sharding.to_global(b, mesh) for b in activations(first))
     batches = batch.checked(
       self.data.batches(first, index, count),
       rows=batch_size // count,
@@ -417,7 +416,7 @@ class Experiment:
     return part
 
   @property
-  def data_info(self) -> Data | Source:
+  def data_info(self) -> DataInfo:
     """The training data or their source, for numbers and names; generates no
     data set."""
     if self.given_data is not None:

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, UInt8
 
 from vit_jax import collectives, frozen, lora, optim, sharding
-from vit_jax.batch import Standardisation, normalise
+from vit_jax.batch import RunShape, normalise
 from vit_jax.config import Config, LoRAConfig
 from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import compiler_options
@@ -44,10 +44,10 @@ class TrainState:
   """
 
   step: Any
-  params: Any
+  params: Params
   opt_state: Any
-  ema: Any = None
-  base: Any = None
+  ema: Params = None
+  base: Params = None
 
   @property
   def eval_params(self):
@@ -60,42 +60,23 @@ class TrainState:
     return lora.joined(self.base, self.params)
 
 
-@dataclasses.dataclass(frozen=True)
-class RunShape:
-  """Sizes that config and data decide together; all that a step knows of data.
+def run_shape_of(
+  config: Config, num_classes: int, num_examples: int | None
+) -> RunShape:
+  """Returns the sizes of a training run.
 
-  num_classes: Width of the head; at least the classes of the labels.
-  image_size: (height, width) after preprocessing, pixels.
-  total_steps: Length of the run in updates; None: nothing is trained.
-  class_counts: Images of each class in the training split; None: not counted.
-  standardisation: That of the numbers to predict; None: there are none, or they
-    are not read.
+  Args:
+    config: Its data.ops, num_classes, total_steps, or total_epochs beside
+      data.batch_size.
+    num_classes: Classes of the data.
+    num_examples: Records of an epoch; None: total_steps is the config's.
   """
-
-  num_classes: int
-  image_size: tuple[int, int]
-  total_steps: int | None = None
-  class_counts: tuple[int, ...] | None = None
-  standardisation: Standardisation | None = None
-
-  @classmethod
-  def of(
-    cls, config: Config, num_classes: int, num_examples: int | None
-  ) -> "RunShape":
-    """Returns the sizes of a training run.
-
-    Args:
-      config: Its data.ops, num_classes, total_steps, or total_epochs beside
-        data.batch_size.
-      num_classes: Classes of the data.
-      num_examples: Records of an epoch; None: total_steps is the config's.
-    """
-    steps = config.total_steps
-    if steps is None and num_examples is not None:
-      epochs = config.total_epochs * num_examples / config.data.batch_size
-      steps = max(1, round(epochs))
-    size = image_size(config.data.ops)
-    return cls(config.num_classes or num_classes, size, steps)
+  steps = config.total_steps
+  if steps is None and num_examples is not None:
+    epochs = config.total_epochs * num_examples / config.data.batch_size
+    steps = max(1, round(epochs))
+  size = image_size(config.data.ops)
+  return RunShape(config.num_classes or num_classes, size, steps)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,7 +106,7 @@ class Trainer:
     """Returns the state before the first step, every array made in place."""
     return self.maker(lambda state: state)()
 
-  def init_params(self) -> Any:
+  def init_params(self) -> Params:
     """Returns only the parameters of the fresh state."""
     return self.maker(lambda state: state.model_params)()
 
@@ -163,7 +144,9 @@ class Trainer:
     return done
 
   def predict(
-    self, params: Any, images: UInt8[Array, "b h w c"] | Float[Array, "b ..."]
+    self,
+    params: Params,
+    images: UInt8[Array, "b h w c"] | Float[Array, "b ..."],
   ) -> tuple[Array, dict[str, Any]]:
     """Returns (logits, out), not jitted.
 

@@ -145,7 +145,9 @@ def train_and_evaluate(
         experiment, part, mesh, state.model_params, hooks.on_eval_batch
       )
     note(computed.note if computed else why_not)
-    batches = experiment.train_batches(start, saved, mesh, computed)
+    batches = experiment.train_batches(
+      start, saved, mesh, computed and computed.batches
+    )
     for evaluator in evaluators:
       if evaluator.config.dataset != config.data.dataset:
         note(f"{evaluator.config.name:<11} {evaluator.note}")

@@ -274,20 +274,20 @@ def test_a_batch_is_dispatched_before_the_one_before_is_fetched(parts):
       events.append(f"fetch {self.i}")
       return np.float32(self.i)
 
-  def fn(numbers, batch):
-    i = next(numbers)
+  def fn(params, batch):
+    i = next(params["numbers"])
     events.append(f"run {i}")
     return Result(i)
 
   batches = [tiny.batch(i, parts.config) for i in range(3)]
   forward = _evaluator(parts, _classification(16)).context.forward
-  values = list(forward(fn, iter(range(3)), batches))
+  values = list(forward(fn, {"numbers": iter(range(3))}, batches))
   assert values == [0, 1, 2]
   in_turn = "run 0, run 1, fetch 0, run 2, fetch 1, fetch 2"
   order = [e for e in dict.fromkeys(events) if "copy" not in e]
   assert ", ".join(order) == in_turn
   assert events.index("copy 0") < events.index("run 1")
-  assert not list(forward(fn, iter([]), []))
+  assert not list(forward(fn, {}, []))
 
 
 def test_shots_of_0_are_all_examples(parts, params):

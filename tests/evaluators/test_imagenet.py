@@ -14,11 +14,10 @@ from vit_jax.batch import DataError
 from vit_jax.class_names import Head
 from vit_jax.config import ClassificationConfig
 from vit_jax.data import sources
-from vit_jax.evaluators import imagenet_subsets
-from vit_jax.evaluators.subset import SubsetConfig
+from vit_jax.evaluators.subset import SUBSETS, SubsetConfig
 
 tfds = pytest.importorskip("tensorflow_datasets")
-A, R = (np.array(v) for v in imagenet_subsets.SUBSETS.values())
+A, R = (np.array(v) for v in SUBSETS.values())
 
 
 def _real(name="real", **options):
@@ -289,7 +288,7 @@ def test_v2s_folders_are_numbers(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["imagenet_a", "imagenet_r"])
 def test_labels_of_a_and_r_are_of_all_classes(name, tmp_path, monkeypatch):
   wnids = class_names.imagenet1k()
-  some = {60: imagenet_subsets.SUBSETS[name][0], 90: 150, 120: 988}
+  some = {60: SUBSETS[name][0], 90: 150, 120: 988}
   for value, label in some.items():
     folder = tmp_path / "files" / name.replace("_", "-") / wnids[label]
     folder.mkdir(parents=True)

@@ -16,7 +16,7 @@ from vit_jax import sharding, train
 from vit_jax.config import Config, defaults, fewshot_evals, freeze, to_dict
 from vit_jax.evaluators import knn, linear
 from vit_jax.planning import planner, programs
-from vit_jax.planning.table import table
+from vit_jax.planning.plan import table
 
 OPS = "decode|resize(16)"
 

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from vit_jax import class_names
-from vit_jax.batch import Data
+from vit_jax.batch import DataInfo
 from vit_jax.checkpointing import resume_rules
 from vit_jax.config import Config, json_file
-from vit_jax.data.source import Source
 from vit_jax.distributed import agreement
 from vit_jax.step import RunShape
 
@@ -72,7 +71,7 @@ class Resumed:
   def errors(
     self,
     run_shape: RunShape,
-    data: Data | Source,
+    data: DataInfo,
     classes: Sequence[str] | None,
   ) -> list[str]:
     """Returns an error for everything that must not differ.
@@ -94,7 +93,7 @@ class Resumed:
     return errors
 
   def _data_errors(
-    self, data: Data | Source, classes: Sequence[str] | None
+    self, data: DataInfo, classes: Sequence[str] | None
   ) -> list[str]:
     """Returns how the data differ under the name that they had."""
     errors = []

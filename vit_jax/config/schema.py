@@ -227,7 +227,11 @@ class CheckpointConfig:
   """When the state is written, and which checkpoints are kept."""
 
   every_steps: int = option(1000, "steps between checkpoints; 0: only the last")
-  keep_last: int = option(2, "number of newest checkpoints that are kept")
+  keep_last: int = option(
+    2,
+    "number of newest checkpoints that are kept: 1 takes less disk, and leaves"
+    " none where the newest is damaged",
+  )
   keep_every_steps: int | None = option(
     None,
     "steps between checkpoints that are never deleted: the first at or after"

@@ -20,6 +20,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax import digests
+from vit_jax.batch import DataInfo
 from vit_jax.config import Config, ConfigError, flat, to_dict
 from vit_jax.config.preprocessing import image_size
 from vit_jax.models import efficient_attention
@@ -95,18 +96,18 @@ def _of_code() -> dict[str, str]:
   }
 
 
-def identity(data: Any) -> str:
+def identity(data: DataInfo) -> str:
   """Returns a digest of the records of data, see `Source`; "": unknown.
 
   Args:
-    data: A `batch.Data`, whose attribute `identity` may be anything, or a
-      source of records.
+    data: A user's `Data`, whose attribute `identity` may be anything, or a
+      `Source`.
   """
   compute = getattr(data, "identity", None)
   return compute() if callable(compute) else ""
 
 
-def _of_data(data: Any) -> str:
+def _of_data(data: DataInfo) -> str:
   text = f"{data.num_examples} of {data.num_classes} classes"
   if data.class_names is not None:
     names = "\0".join(data.class_names).encode("utf-8", "surrogateescape")

@@ -15,6 +15,7 @@ import numpy as np
 
 from vit_jax.batch import Batch
 from vit_jax.class_names import Head
+from vit_jax.objectives import Objective
 from vit_jax.options import option
 
 if TYPE_CHECKING:
@@ -187,13 +188,22 @@ class EvaluatorConfig:
     raise NotImplementedError(type(self).__name__)
 
 
+@runtime_checkable
+class RunConfig(Protocol):
+  """What evaluators read of a run's `Config`, whose layer is above."""
+
+  model: "ModelConfig"
+  objective: Objective
+  fake_data: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class Context:
   """What an evaluator gets from its run; see `vit_jax.evaluation`.
 
   Attributes:
     options: Options of the evaluator; dataset and batch_size are set.
-    config: The run, a `vit_jax.config.Config`.
+    config: The run.
     sources: Option of `options.SPLITS` -> the split, opened.
     predict: (params, uint8 images) -> (logits, out), not jitted; or, of
       activations that `for_logits` returned, (logits, {}).
@@ -208,7 +218,7 @@ class Context:
   """
 
   options: EvaluatorConfig
-  config: Any  # its layer is above
+  config: RunConfig
   sources: Splits
   predict: Callable[[Params, Any], tuple[Any, Outputs]]
   mesh: "jax.sharding.Mesh"

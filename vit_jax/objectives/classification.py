@@ -116,8 +116,8 @@ class Classification(Objective):
 
     Args:
       model: `config.model`.
-      run_shape: `step.RunShape`, of which num_classes is the width of the head,
-        and class_counts decide the weights; None: these are 1.
+      run_shape: num_classes is the width of the head; class_counts decide the
+        weights; None: these are 1.
 
     With weights w the loss of an image is -sum_k w_k target_k log p_k, mixed
     and smoothed targets included, as in PyTorch for targets that are

@@ -92,7 +92,7 @@ class MaskedPatch(Objective):
 
     Args:
       model: `config.model`, with patches of pixels.
-      run_shape: `step.RunShape`, of which image_size is read.
+      run_shape: image_size is read.
     """
     import jax
     import jax.numpy as jnp

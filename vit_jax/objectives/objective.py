@@ -2,8 +2,9 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from vit_jax.batch import DataInfo, RunShape
 from vit_jax.families import ModelConfig
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ class Objective:
     """Yields why no new run may train a model; a resumed one may."""
     return iter(())
 
-  def data_errors(self, data: Any) -> Iterator[str]:
-    """Yields why it cannot learn from data, a `batch.Data` or a `Source`."""
+  def data_errors(self, data: DataInfo) -> Iterator[str]:
+    """Yields why it cannot learn from data."""
     return iter(())
 
   def paired(self, batch: dict) -> dict:
@@ -78,13 +79,13 @@ class Objective:
     return batch
 
   def make(
-    self, model: ModelConfig, run_shape: Any
+    self, model: ModelConfig, run_shape: RunShape
   ) -> tuple["flax.linen.Module", Callable]:
     """Returns the module that is trained, and its loss.
 
     Args:
       model: `config.model`.
-      run_shape: `step.RunShape`, the sizes of the run.
+      run_shape: The sizes of the run.
 
     Returns:
       module: A `flax.linen.Module`. Called on images [b, h, w, c] in [-1, 1]

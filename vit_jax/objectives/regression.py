@@ -57,8 +57,8 @@ class Regression(Objective):
 
     Args:
       model: `config.model`.
-      run_shape: `step.RunShape`, of which num_classes is the number of outputs,
-        and standardisation has mean and deviation; None: they are 0 and 1.
+      run_shape: num_classes is the number of outputs; standardisation has mean
+        and deviation; None: they are 0 and 1.
     """
     import jax.numpy as jnp
 

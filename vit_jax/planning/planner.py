@@ -254,7 +254,7 @@ def run_shape_of(config: Config) -> step_lib.RunShape:
   if config.data.dataset in dataset_info.DATASETS:  # those of others may change
     with contextlib.suppress(splits.SplitError):
       num_examples = splits.num_examples(config.data.split, known.splits)
-  return step_lib.RunShape.of(config, num_classes, num_examples)
+  return step_lib.run_shape_of(config, num_classes, num_examples)
 
 
 def plan_programs(

@@ -41,7 +41,7 @@ class Set(NamedTuple):
 
   dataset: Name in TFDS.
   split: Its split.
-  classes: The classes of `imagenet_subsets` among which the answer is sought;
+  classes: The classes of `subset.SUBSETS` among which the answer is sought;
     None: all.
   """
 
