@@ -76,7 +76,7 @@ def test_warmup_longer_than_the_epochs():
   config = _config(total_steps=None, total_epochs=2.0, optim__warmup_steps=1000)
   (error,) = _errors(config)
   # 2 * 1,297 / 16 = 162 steps.
-  assert "got 1000, as long as the run of 162 steps or longer" in error
+  assert "got 1000, expected fewer than the 162 steps of the run" in error
 
 
 def test_data_set_that_is_not_on_disk():
