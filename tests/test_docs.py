@@ -59,7 +59,7 @@ STAND_INS = {
   r"\bres=\d+": "res=32",
   r"\bresize\(\d+\)": "resize(32)",
 }
-SHORT = "--config.total_steps=2 --config.optim.warmup_steps=1"
+TWO_STEPS = "--config.total_steps=2 --config.optim.warmup_steps=1"
 TINY = (
   "--config.model.variant=Ti/16 --config.model.depth=1 --config.mesh.fsdp=1"
   " --config.data.batch_size=8"
@@ -129,7 +129,7 @@ def run(page: str, folder: pathlib.Path) -> list[str]:
   if "dinov3" in text:
     write_dinov3(folder / "dinov3")
   (folder / "bin").mkdir()
-  more = f"{SHORT} {MORE.get(page, '')}"
+  more = f"{TWO_STEPS} {MORE.get(page, '')}"
   for name, program in (
     ("python", f'exec {sys.executable} "$@"\n'),
     (
