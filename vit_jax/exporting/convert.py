@@ -24,13 +24,12 @@ import vit_jax
 from vit_jax import weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.distributed import processes
-from vit_jax.exporting import onnx
+from vit_jax.exporting import model_card, onnx
 from vit_jax.inference.pretrained import Pretrained
 from vit_jax.lora import is_trained
 from vit_jax.models.stacking import unstack_blocks
 from vit_jax.options import not_installed
 from vit_jax.paths import is_remote
-from vit_jax.reporting import model_card
 from vit_jax.weights import (
   adapters,
   as_npz,
