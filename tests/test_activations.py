@@ -177,12 +177,12 @@ def test_a_run_resumed_near_its_end_computes_as_before(config):
 @pytest.mark.parametrize(
   ("changes", "expected"),
   [
-    ({"data__ops": "decode|resize(20)|random_crop(16)"}, "random images"),
-    ({"data__ops": "decode|flip_lr|resize(16)"}, "random images"),
+    ({"data__ops": "decode|resize(20)|random_crop(16)"}, "random operations"),
+    ({"data__ops": "decode|flip_lr|resize(16)"}, "random operations"),
     ({"objective__mixup": 0.2}, "config.objective changes the images"),
     ({"model__dropout": 0.1}, "random in training"),
     ({"model__stochastic_depth": 0.1}, "random in training"),
-    ({"total_steps": 3}, "sees 24 images, and 24 would be"),
+    ({"total_steps": 3}, "sees only 24 images, and activations of 24 would"),
   ],
 )
 def test_why_a_part_is_computed_in_every_step(config, changes, expected):

@@ -77,7 +77,7 @@ def test_keys_that_are_there_stay():
     ({"label": np.array([0, 1, 2, -2])}, "label: got -2, expected a class of"),
     (
       {"label": np.full((4, 3), np.nan, np.float32)},
-      "label: got a number that is negative or not finite.",
+      "label: got numbers from nan to nan, expected finite numbers, 0 or more.",
     ),
     (
       {"mask": np.ones(4, np.uint8)},

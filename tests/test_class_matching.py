@@ -51,9 +51,9 @@ def test_classes_that_are_not_the_heads_are_refused():
   with pytest.raises(ValueError) as e:
     match(source(["a", "ox", "b", "cow", "x1", "x2", "x3"]), head)
   assert str(e.value) == (
-    "got 'pets', of whose 7 classes 5 are not among those of the head: ox, cow,"
-    " x1, x2 and 1 more; expected names of the head's 5 classes: a, b, c, d and"
-    " 1 more. Name the classes as the head does, leave out the others, or"
+    "got 'pets' with 7 classes, of which 5 are not among those of the head: ox,"
+    " cow, x1, x2 and 1 more; expected names of the head's 5 classes: a, b, c,"
+    " d and 1 more. Name the classes as the head does, leave out the others, or"
     " fine-tune on this data set (config.init). A few-shot evaluator needs no"
     " head: kind='fewshot', or vit-jax evaluate --checkpoint=..."
     " --fewshot=pets."
@@ -62,9 +62,7 @@ def test_classes_that_are_not_the_heads_are_refused():
   for names, head_names in (("abcdx", "abcde"), ("ba", "abb")):
     with pytest.raises(ValueError, match="1 are not"):
       match(source(names), Head(len(head_names), tuple(head_names)))
-  with pytest.raises(
-    ValueError, match="with 3 classes, expected at most the 2"
-  ):
+  with pytest.raises(ValueError, match="with 3 classes, expected at most 2"):
     match(source(None, 3), Head(2))
 
 

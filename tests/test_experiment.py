@@ -134,7 +134,7 @@ def _eval(**options):
         "fake_data": True,
       },
       "config.evals.e.dataset: got 'cifar100' with 100 classes, expected at"
-      " most the 10 of the head",
+      " most 10, the width of the head",
     ),
     (
       {

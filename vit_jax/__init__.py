@@ -18,7 +18,7 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 
 def __getattr__(name: str):
-  """Imports `load` when it is used: jax takes a second to import."""
+  """Imports `load` lazily, because importing jax takes a second."""
   if name == "load":
     from vit_jax.inference.pretrained import load
 

@@ -1,4 +1,4 @@
-"""One command for all: `vit-jax VERB ...`, or `python -m vit_jax VERB ...`."""
+"""The command line: `vit-jax VERB ...`, or `python -m vit_jax VERB ...`."""
 
 import atexit
 import errno
@@ -19,7 +19,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or a user's share of it
 
 
 def help_text() -> str:
-  """Returns what each verb does, a line each."""
+  """Returns one line per verb."""
   width = max(map(len, COMMANDS))
   return "\n".join(
     [
@@ -36,10 +36,10 @@ def help_text() -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-  """Runs `run`; expected ends have a sentence in place of a traceback.
+  """Runs the command line; expected errors print a sentence and no traceback.
 
-  If a reader closes the output, as in `ls | head -1`, the status is that of a
-  process ended by SIGPIPE; after Ctrl-C it is that of one ended by SIGINT.
+  If the reader of the output closes it, as in `ls | head -1`, the exit status
+  is that of SIGPIPE. After Ctrl-C it is that of SIGINT.
   """
   # Imports and traces make a million objects that live on. At its default, 700
   # new objects, Python looks through them for garbage again and again.
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
     if e.errno not in FULL:
       raise
     discard_output()  # it may be what is full
-    sys.exit(f"vit-jax: {e.filename or 'what is written'}: {e.strerror}.")
+    sys.exit(f"vit-jax: {e.filename or 'the output'}: {e.strerror}.")
   except ModuleNotFoundError as e:
     if e.name not in NOT_LEAN:
       raise
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def no_device() -> str | None:
-  """Returns why jax has no device; None: it has one, or was never imported."""
+  """Returns why jax has no device; None if it has one or was not imported."""
   if not (jax := sys.modules.get("jax")):
     return None
   try:
@@ -98,22 +98,22 @@ def no_device() -> str | None:
     pid = re.search(r"by process with pid (\d+)", error)
     who = f"process {pid[1]}" if pid else "another process"
     return (
-      f"{place}the TPU is already in use by {who}, and one process has it at a"
-      " time; wait until that has ended, or put JAX_PLATFORMS=cpu before the"
-      " command to compute on the CPU."
+      f"{place}the TPU is already in use by {who}, and only one process can use"
+      " it at a time. Wait until that process ends, or put JAX_PLATFORMS=cpu"
+      " before the command to compute on the CPU."
     )
   reason = re.sub(r"^Unable to initialize backend '\w+': ", "", error)
   reason = reason.partition("\n")[0].partition(" (")[0].rstrip(".")
   return (
     f"{place}jax has no such device here"
-    f" ({reason or 'none is visible'}); take a machine that has one, with"
-    " vit_jax installed as '.[cuda]' or '.[tpu]', or put JAX_PLATFORMS=cpu"
-    " before the command to compute on the CPU."
+    f" ({reason or 'none is visible'}). Use a machine that has one, and install"
+    " vit_jax there as '.[cuda]' or '.[tpu]'; or put JAX_PLATFORMS=cpu before"
+    " the command to compute on the CPU."
   )
 
 
 def discard_output() -> None:
-  """Drops buffered output, which Python would try to print at exit."""
+  """Discards buffered output, which Python would try to print at exit."""
   os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,10 +1,9 @@
 """Activations of the frozen part, computed once for all training images.
 
-A run that trains the head alone, or the last blocks, computes in every step
-what the frozen part of its model makes of the same images; `once` does so
-before the first step. The batches of the run then have these activations in
-the place of images, and order, labels, masks and random numbers are as they
-would be.
+A run that trains only the head, or the last blocks, would apply the frozen part
+of its model to the same images in every step. `once` applies it before the
+first step. The batches then have activations in place of images. Their order,
+labels, masks and random numbers do not change.
 """
 
 import dataclasses
@@ -30,14 +29,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Activations:
-  """The images of a `TrainingData`, behind the frozen part of a model.
+  """Activations of all images of a `TrainingData`.
 
   Attributes:
     data: The training data.
     image: Activations [n, versions, ...]; the second version is mirrored.
     label: Labels [n] or [n, classes].
     mask: Whether a record counts, bool [n].
-    note: A line on them.
+    note: A line for the summary of the run.
   """
 
   data: "TrainingData"
@@ -47,7 +46,7 @@ class Activations:
   note: str
 
   def batches(self, start_step: int) -> Iterator[Batch]:
-    """Yields the batches of `data`, with activations for images."""
+    """Yields the batches of `data`, with activations in place of images."""
     step = start_step
     while True:
       index, is_mirrored = self.data.rows(step)
@@ -63,17 +62,17 @@ class Activations:
 def usable(
   experiment: Experiment, part: FrozenPart | None
 ) -> tuple[FrozenPart | None, str]:
-  """Returns the part whose activations a run computes once; None: no part.
+  """Decides whether the run computes the activations of its frozen part once.
 
-  Memory for them is then taken.
+  If it does, their memory is reserved in `experiment.room`.
 
   Args:
     experiment: The run.
-    part: The frozen part of its model; None: there is none.
+    part: The frozen part of the model, or None.
 
   Returns:
-    The part or None; and a line that says why the frozen part is computed in
-    every step, or "".
+    The part and "" if its activations are computed once. Otherwise None, and a
+    line that says why the part is applied in every step ("" without a part).
   """
   if part is None:
     return None, ""
@@ -94,7 +93,7 @@ def once(
 
   Args:
     experiment: The run.
-    part: What `usable` returned.
+    part: The part that `usable` returned.
     mesh: Mesh of the run.
     params: Parameters of the model.
     on_batch: Called before every batch of images.
@@ -102,7 +101,7 @@ def once(
   Raises:
     DataError: Records cannot be read.
   """
-  # Imports TensorFlow, as whoever reads records does.
+  # Only a run that reads records imports TensorFlow.
   from vit_jax.data.pipeline import eval_batches
 
   data, began = experiment.data, time.monotonic()
@@ -143,7 +142,7 @@ def _of_evals(experiment: Experiment) -> str:
 
 
 def _why_not(experiment: Experiment, part: FrozenPart) -> str:
-  """Returns why the part must be computed in every step, or ""."""
+  """Returns why the part must be applied in every step, or ""."""
   config = experiment.config
   if experiment.given_data is not None:
     return "the data were passed to the run"
@@ -154,23 +153,26 @@ def _why_not(experiment: Experiment, part: FrozenPart) -> str:
   if part.is_random:
     return "the model is random in training, as with dropout"
   data = experiment.data
-  # TensorFlow is imported by whoever reads records.
+  # Only a run that reads records imports TensorFlow.
   from vit_jax.data import pixels
 
   if pixels.is_random(data.unflipped_ops):
-    return "config.data.ops draws random images, and not only mirrored ones"
+    return "config.data.ops has random operations other than a mirroring"
   if not data.source.is_by_number:
     return "the records are streamed"
   images = data.num_examples * (1 + (data.flip is not None))
-  # Of all steps, whatever is left: a run that resumes computes as it did.
+  # Steps before a resume count, too: a resumed run decides as before.
   seen = experiment.run_shape.total_steps * config.data.batch_size
   if seen <= images:
-    return f"the run sees {seen:,} images, and {images:,} would be computed"
+    return (
+      f"the run sees only {seen:,} images, and activations of {images:,} would"
+      " be computed"
+    )
   num_bytes = images * part.num_bytes
   if not experiment.room.take(num_bytes):
     return (
       f"its activations of {images:,} images take {num_bytes / 2**30:,.1f} GiB,"
-      f" and of a quarter of the memory {experiment.room.left / 2**30:,.1f} GiB"
-      " are left"
+      f" more than the {experiment.room.left / 2**30:,.1f} GiB that are left of"
+      " a quarter of the memory"
     )
   return ""

@@ -20,25 +20,25 @@ import numpy as np
 
 
 class DataError(ValueError):
-  """Records, or a model's features of them, that cannot be used.
+  """Records, or the features that a model computes of them, cannot be used.
 
-  The message says which, and what to do.
+  The message says which ones, and what to do.
   """
 
 
 class Batch(TypedDict):
-  """One batch of this process, as numpy.
+  """One batch of this process, as numpy arrays.
 
-  image: uint8 [b, h, w, c], straight from the decoder (0 to 255); c is
-    config.model.channels, 3 if nothing else is set.
-  label: int32 [b], the class; or float32 [b, classes], any number of classes,
-    or, for regression, the numbers.
-  mask: bool [b]; False marks a row that must not count: padding at the end of
-    an evaluation, or an image that could not be decoded. Training data may omit
-    it: all rows count.
-  index: int64 [b], number of the record in its split; -1 for padding. Random
-    numbers for a record depend on it. Training data may omit it: the place in
-    the stream is used.
+  image: uint8 [b, h, w, c], values 0 to 255 from the decoder; c is
+    config.model.channels (default 3).
+  label: int32 [b], the class; or float32 [b, classes]: a number for each class
+    of multi-label data, or the numbers that a regression predicts.
+  mask: bool [b]; False marks a row that does not count: padding at the end of
+    an evaluation, or an image that cannot be decoded. Training data may omit
+    the mask; then all rows count.
+  index: int64 [b], number of the record in its split; -1 for padding. The
+    random numbers of a record depend on it. Training data may omit the index;
+    then the position in the stream is used.
   """
 
   image: np.ndarray
@@ -48,7 +48,7 @@ class Batch(TypedDict):
 
 
 class Standardisation(NamedTuple):
-  """Mean and deviation of each number to predict, over the training split."""
+  """Mean and standard deviation of each number that a regression predicts."""
 
   mean: tuple[float, ...]
   deviation: tuple[float, ...]
@@ -57,10 +57,12 @@ class Standardisation(NamedTuple):
   def of(
     cls, labels: np.ndarray, names: Sequence[str], where: str
   ) -> "Standardisation":
-    """Returns those of labels, float [n, outputs]; rows with NaN are left out.
+    """Returns the standardisation of labels, float [n, outputs].
+
+    Rows with NaN are left out.
 
     Raises:
-      DataError: A number is the same everywhere, so that nothing is learned.
+      DataError: A target has the same value in all rows.
     """
     labels = labels[np.isfinite(labels).all(-1)].astype(np.float64)
     if constant := [
@@ -69,8 +71,8 @@ class Standardisation(NamedTuple):
       if not len(column) or column.min() == column.max()
     ]:
       raise DataError(
-        f"{where}: got the same number for all of {len(labels):,} images in"
-        f" {', '.join(constant)}, expected numbers that differ; leave it out."
+        f"{where}: got the same value of {', '.join(constant)} in all"
+        f" {len(labels):,} images, expected values that differ. Leave it out."
       )
     return cls(tuple(labels.mean(0).tolist()), tuple(labels.std(0).tolist()))
 
@@ -95,7 +97,7 @@ class RunShape:
 
 
 def normalise(images):
-  """Maps 0..255 to -1..1, as the published checkpoints expect.
+  """Maps 0..255 to -1..1, the range that the published checkpoints expect.
 
   Args:
     images: uint8 [b, h, w, c], an array of numpy or jax.
@@ -112,13 +114,15 @@ class DataInfo(Protocol):
 
   Attributes:
     num_examples: Number of records in one epoch.
-    num_classes: Number of classes; labels are below it.
+    num_classes: Number of classes, or of outputs of a regression. Labels are 0
+      to num_classes - 1.
     class_names: Names by label; None if they are unknown.
-    is_multilabel: Whether an image has any number of classes, and a batch a
-      number for each class. Data may omit it: False.
-    is_regression: Whether a label has numbers to predict, of any sign, one for
-      each of num_classes outputs, whose names are class_names. Data may omit
-      it: False. Such data need `labels()`, float32 [num_examples, num_classes].
+    is_multilabel: Whether an image can have several classes. Labels are then
+      float32 [b, num_classes]. Data may omit it (False).
+    is_regression: Whether labels are numbers to predict, float32 [b,
+      num_classes], with their names in class_names. Data may omit it (False).
+      Data for a regression also have a method `labels()`, which returns float32
+      [num_examples, num_classes].
   """
 
   num_examples: int
@@ -133,24 +137,24 @@ class Data(DataInfo, Protocol):
   def batches(
     self, start_step: int, process_index: int, process_count: int
   ) -> Iterator[Batch]:
-    """Returns the batches of a process, without end.
+    """Returns an endless iterator over the batches of one process.
 
-    A resumed run ends in the same bits as an uninterrupted one if batch n is a
-    function of n alone.
+    If batch n depends on n alone, a resumed run ends in the same bits as an
+    uninterrupted one.
 
     Args:
-      start_step: Number of the first batch, from 0; a resumed run has seen the
-        images of this many before, of config.data.batch_size.
-      process_index: Number p of this process, which gets the rows of the p-th
-        of equal parts of every batch.
-      process_count: Number of processes. A batch of each has
-        config.data.batch_size / process_count rows.
+      start_step: Number of the first batch, from 0. A resumed run has already
+        seen this many batches of config.data.batch_size images.
+      process_index: Number p of this process. It gets the p-th of process_count
+        equal parts of every batch.
+      process_count: Number of processes. A part has config.data.batch_size /
+        process_count rows.
     """
     ...
 
 
 def has_vectors(data: object) -> bool:
-  """Whether a label of `Data` has a number for each class, or output."""
+  """Whether a label of `Data` is a vector, a number per class or output."""
   kinds = "is_multilabel", "is_regression"
   return any(getattr(data, kind, False) for kind in kinds)
 
@@ -170,10 +174,10 @@ def checked(
   process_index: int = 0,
   process_count: int = 1,
 ) -> Iterator[Batch]:
-  """Yields the batches with all keys, after checking them.
+  """Checks every batch, and adds the keys that it omits.
 
-  Types, shapes and classes are checked in every batch; labels with a number per
-  class have their numbers checked in the first batch only.
+  Types, shapes and integer labels are checked in every batch. The values of
+  labels [b, classes] are checked in the first batch only.
 
   Args:
     batches: The result of `Data.batches`.
@@ -181,14 +185,14 @@ def checked(
     image_size: (height, width) in pixels.
     num_classes: Width of the head; labels must be below it.
     channels: Channels of an image.
-    is_regression: Whether labels are numbers of any sign.
+    is_regression: Whether labels can be negative.
     start_step: Number of the first batch.
     process_index: Number of this process.
     process_count: Number of processes.
 
   Raises:
-    DataError: A batch is not what the run needs, or there are no more; the
-      message has all its errors.
+    DataError: A batch does not fit the run, or the batches end. The message
+      lists all errors of the batch.
   """
   step = start_step
   for batch in batches:
@@ -216,7 +220,7 @@ def checked(
     step += 1
   raise DataError(
     f"the data ended after {step - start_step} batches, at step {step};"
-    " data.batches must go on without end, epoch after epoch."
+    " data.batches must yield batches without end, epoch after epoch."
   )
 
 
@@ -291,7 +295,11 @@ def _label_errors(
 ) -> list[str]:
   if label.ndim == 2:
     if is_first and not (np.isfinite(label).all() and label.min() >= least):
-      return ["label: got a number that is negative or not finite."]
+      range_ = "numbers" if least < 0 else "numbers, 0 or more"
+      return [
+        f"label: got numbers from {label.min()} to {label.max()}, expected"
+        f" finite {range_}."
+      ]
     return []
   low, high = int(label.min()), int(label.max())
   if low < -1 or high >= num_classes:
@@ -310,18 +318,18 @@ def _type(value: Any) -> str:
 def batches_seen(
   metadata: Mapping[str, Any], step: int, batch_size: int
 ) -> int:
-  """Returns how many batches of this size come before the next image.
+  """Returns how many batches of this size the run has already read.
 
-  This is `step`, unless the run had batches of another size before. It is
-  rounded down: less than a batch is seen twice, and no image is left out.
+  This is `step`, unless the run had another batch size before. It is rounded
+  down: the images of a part of a batch are seen twice, and none is left out.
 
   Args:
-    metadata: Metadata of the checkpoint of the step; {}: unknown.
-    step: Batches, of any size, that the run has read.
+    metadata: Metadata of the checkpoint of the step; {} if unknown.
+    step: Batches of any size that the run has read.
     batch_size: Images of a batch from here on.
   """
   account = metadata.get("accounting") or {}
   images = account.get("images_seen", step * batch_size)
-  # Beside the account in checkpoints of before it was in it.
+  # In older checkpoints, `position` is not in `accounting`.
   position = account.get("position", metadata.get("position", images))
   return int(position) // batch_size

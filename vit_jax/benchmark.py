@@ -64,31 +64,32 @@ MATMULS = {
 def measure(
   config: Config, kind: str = "synthetic", steps: int = 50
 ) -> dict[str, Any]:
-  """Compiles the step of a run for the devices of this machine, and times it.
+  """Compiles and times the training step of a config on this machine.
 
-  Evaluators and config.init are not read.
+  Evaluators and config.init are ignored.
 
   Args:
     config: The run.
     kind: Input, a key of `INPUT_FNS`.
-    steps: Number of steps timed, in equal blocks; see `blocks`.
+    steps: Number of timed steps, in equal blocks; see `blocks`.
 
   Returns:
-    A dict for JSON. For the run: device, devices, mesh, jax, xla_flags, model,
-      params, image_size, dtype, batch_size, microbatches, remat, scan, input,
-      attention (on a GPU; elsewhere "").
-      Times: compile_seconds (no cache), steps, block_steps, step_seconds
-      (median over blocks), step_seconds_least, step_seconds_most. For a device:
-      images_per_second_per_device, flops_per_second (model FLOPs, without those
-      recomputed), ceiling_flops and ceiling_side (see `matmul_peak`), mfu
-      (relative to that ceiling, 0 to 1), peak_flops (bfloat16, the maker's) and
-      mfu_of_peak, None where unknown, peak_bytes and peak_bytes_by ("device",
-      or "compiler" where the device keeps no count). For all:
-      images_per_second, flops_per_image, loss (of the last step), input_wait
-      (None for synthetic input; else as `throughput.Throughput`).
+    A dict for JSON.
+    The run: device, devices, mesh, jax, xla_flags, model, params, image_size,
+    dtype, batch_size, microbatches, remat, scan, input, attention (on a GPU;
+    otherwise "").
+    Times: compile_seconds (without a cache), steps, block_steps, step_seconds
+    (median over blocks), step_seconds_least, step_seconds_most.
+    Per device: images_per_second_per_device; flops_per_second (FLOPs of the
+    model, without recomputation); ceiling_flops and ceiling_side (see
+    `matmul_peak`); mfu (relative to that ceiling, 0 to 1); peak_flops (the
+    maker's bfloat16 rate) and mfu_of_peak, None if unknown; peak_bytes and
+    peak_bytes_by ("device", or "compiler" if the device does not count).
+    All devices: images_per_second, flops_per_image, loss (of the last step),
+    input_wait (share of the time, 0 to 1; None for synthetic input).
 
   Raises:
-    ConfigError: Something about the run cannot work, or memory is too small.
+    ConfigError: The run cannot work, or does not fit the memory.
   """
   config = dataclasses.replace(config, evals=(), init=None)
   experiment = check(config, kind)
@@ -100,7 +101,7 @@ def measure(
     raise ConfigError(
       [
         f"config.data.batch_size: got {config.data.batch_size}, which does not"
-        " fit the memory; use a smaller one, config.optim.microbatch, or"
+        " fit the memory. Use a smaller one, config.optim.microbatch, or"
         f" config.model.remat=full. XLA says: {str(e).splitlines()[0]}"
       ]
     ) from None
@@ -181,7 +182,7 @@ def _measure(
 
 
 def blocks(steps: int) -> tuple[int, int]:
-  """Returns how many steps are timed, and how many make a block.
+  """Returns the number of timed steps, and the steps of a block.
 
   >>> blocks(10), blocks(77)
   ((10, 5), (77, 7))
@@ -200,20 +201,20 @@ def run(
   block: int,
   steps: int,
 ) -> tuple[list[float], float, float]:
-  """Trains for some steps, with the calls of the train loop.
+  """Runs warm-up and timed steps, with the calls of the train loop.
 
   Args:
-    step: The compiled step; donates the state.
-    state: State of the run; not to be used afterwards.
+    step: The compiled step; it donates the state.
+    state: State of the run; do not use it afterwards.
     batches: Batches on the device.
-    throughput: A new one; closed here.
-    warmup: Steps before the first that counts.
+    throughput: A new `Throughput`, which this function closes.
+    warmup: Steps before the first timed step.
     block: Steps of a block.
-    steps: Steps that count; a multiple of `block`.
+    steps: Timed steps; a multiple of `block`.
 
   Returns:
-    Seconds per step of each block, the share of the time in which the device
-    waited for input, and the last loss.
+    Seconds per step of each block; the share of the time in which the device
+    waited for input, 0 to 1; the last loss.
   """
   ends = []
   with CallbackList([throughput]) as hooks:
@@ -236,9 +237,9 @@ def run(
 
 
 def matmul_peak(dtype: str, device: jax.Device) -> tuple[int, float]:
-  """Returns the fastest rate of square matrix products on one device.
+  """Measures the highest rate of square matrix products on one device.
 
-  Sums are at least float32, as in the model. The numbers are random, because a
+  Sums are at least float32, as in the model. The matrices are random, because a
   GPU multiplies zeros faster.
 
   Args:
@@ -246,7 +247,8 @@ def matmul_peak(dtype: str, device: jax.Device) -> tuple[int, float]:
     device: A device of this process.
 
   Returns:
-    The side of the matrices that were fastest; FLOP/s, 2 per multiply-add.
+    The side of the fastest matrices; their rate in FLOP/s, 2 FLOPs per
+    multiply-add.
   """
   sides, times = MATMULS.get(device.platform, MATMULS["gpu"])
 
@@ -272,9 +274,9 @@ def matmul_peak(dtype: str, device: jax.Device) -> tuple[int, float]:
 
 
 def peak_memory(device: jax.Device, compiled) -> tuple[int, str]:
-  """Returns the most bytes in use so far, and who counted them.
+  """Returns the peak of bytes in use, and who counted: "device" or "compiler".
 
-  On a CPU, which does not count, they are the compiler's for the step alone.
+  A CPU does not count, so its number is the compiler's for the step alone.
   """
   counted = device.memory_stats() or {}
   if "peak_bytes_in_use" in counted:
@@ -288,7 +290,7 @@ def peak_memory(device: jax.Device, compiled) -> tuple[int, str]:
 def synthetic(
   config: Config, mesh: Mesh, experiment: None = None
 ) -> tuple[Iterator[dict], step_lib.RunShape]:
-  """Returns one batch of noise without end, and the sizes of the run."""
+  """Returns one batch of noise, repeated without end, and the run's shape."""
   del experiment
   run_shape = planner.with_length(planner.run_shape_of(config))
   shape = (*run_shape.image_size, config.model.channels)
@@ -311,10 +313,10 @@ def real(
   Args:
     config: The run.
     mesh: The mesh.
-    experiment: What `check` returned.
+    experiment: The result of `check`.
 
   Returns:
-    The batches, and the sizes of the run.
+    The batches, and the run's shape.
   """
   data = experiment.data
   batches = data.batches(0, jax.process_index(), jax.process_count())
@@ -332,11 +334,11 @@ def check(
 
   Args:
     config: The run.
-    kind: Kind of input.
-    errors: Earlier errors, to be raised with those of the run.
+    kind: Kind of input, a key of `INPUT_FNS`.
+    errors: Earlier errors, which are raised together with those of the run.
 
   Returns:
-    The run with open data for real input; None for synthetic.
+    The run with open data for real input; None for synthetic input.
 
   Raises:
     ConfigError: All errors.

@@ -1,23 +1,23 @@
-"""Class names: those of published heads, and the column of each class.
+"""Class names of published heads, and the column of each class.
 
-By convention the width of a head decides its classes, see `known`.
+By convention the width of a head decides its classes; see `known`.
 
-ImageNet-21k has been published with heads of three widths, in three orders. The
-statements here were checked against the lists of timm 1.0.31
-(timm/data/_info/*_synsets.txt; Google's own list, for BiT, is linked in
-google-research/big_transfer#7):
+ImageNet-21k was published with heads of three widths, in three orders. The
+statements below were checked against the lists of timm 1.0.31
+(timm/data/_info/*_synsets.txt; google-research/big_transfer#7 links Google's
+own list for BiT):
 
 - 21,841: the data set itself, the release of fall 2011. Sorted wnids.
-- 21,843: the same with n03931044 and n09859684, which a comment in
-  google-research/big_transfer#18 names, too; one of its authors believes there,
-  without being sure, that they have no images. Sorted wnids. timm uses this
-  list for every head of that width, those of ViT's files included.
-- 21,842: FocalNet's (microsoft/FocalNet#27). ImageNet-1k's 1,000 come first,
-  and the others follow, sorted. Place 850, n04399382, is in ImageNet-1k and in
-  neither of the two lists above: no image in training had that label.
+- 21,843: the same, and n03931044 and n09859684. A comment in
+google-research/big_transfer#18 names these two; one of its authors believes,
+without being sure, that they have no images. Sorted wnids. timm uses this list
+for every head of that width, also for those of ViT's files.
+- 21,842: FocalNet's (microsoft/FocalNet#27). The 1,000 classes of ImageNet-1k
+come first, then the others, each part sorted. Column 850, n04399382, is in
+ImageNet-1k but not in the two lists above: no training image had that label.
 
-wordnet.csv has the wnids of all of them, sorted, which of them ImageNet-1k has,
-and the first word of each in WordNet 3.0 (Princeton University, whose licence
+wordnet.csv has the sorted wnids of all three lists, whether ImageNet-1k has
+each, and its first word in WordNet 3.0 (Princeton University, whose licence
 permits its use), as in timm/data/_info/imagenet_synset_to_lemma.txt.
 """
 
@@ -92,7 +92,7 @@ def imagenet1k() -> tuple[str, ...]:
 
 
 def readable(name: str) -> str:
-  """Returns a wnid with its word in front, and any other name as it is.
+  """Returns a wnid with its word in front; any other name as it is.
 
   Example:
     >>> readable("n01440764"), readable("cat")
@@ -105,8 +105,7 @@ def readable(name: str) -> str:
 def describe(num_classes: int) -> str | None:
   """Returns a sentence on the classes of a head of a known width, or None.
 
-  A width is a convention and no proof: class names in a checkpoint have
-  precedence over this sentence.
+  The width is only a convention: class names in a checkpoint take precedence.
 
   Args:
     num_classes: Width of the head; 1000, 21841, 21842 and 21843 are known.
@@ -115,10 +114,10 @@ def describe(num_classes: int) -> str | None:
 
 
 def published_loss(num_classes: int, is_vit: bool) -> str | None:
-  """Returns the loss that a published head of this width had, or None.
+  """Returns the training loss of a published head of this width, or None.
 
-  The heads of 21,843 classes are those of Google's ViT and AugReg files, which
-  were trained with a sigmoid for each class; nothing is known for BiT's.
+  The heads of 21,843 classes are those of Google's ViT and AugReg files. They
+  were trained with a sigmoid for each class. BiT's loss is not known.
 
   Source: google-research/vision_transformer#34; big_vision's vit_i21k.py.
   """
@@ -126,7 +125,7 @@ def published_loss(num_classes: int, is_vit: bool) -> str | None:
 
 
 def known(num_classes: int) -> tuple[str, ...] | None:
-  """Returns the wnids of the classes where the width alone decides, or None.
+  """Returns the wnids of a head whose width decides its classes, or None.
 
   Args:
     num_classes: Width of the head; 1000, 21841 and 21843 are known.
@@ -143,11 +142,12 @@ def wnids_of(names: Sequence[str]) -> tuple[str, ...]:
   """Returns the wnids of a head that names ImageNet-1k's classes in words.
 
   Args:
-    names: Names in the order of the head; those of ImageNet-1k begin with the
-      tench and the goldfish, as in Hugging Face's config.json.
+    names: Names in the order of the head, as in Hugging Face's config.json. The
+      head is ImageNet-1k's if it has 1,000 names and they begin with tench and
+      goldfish.
 
   Returns:
-    Nothing for other names.
+    The wnids in the order of the head; () for other names.
   """
   firsts = [name.split(",")[0] for name in names[:2]]
   if len(names) != 1000 or firsts != ["tench", "goldfish"]:
@@ -158,12 +158,12 @@ def wnids_of(names: Sequence[str]) -> tuple[str, ...]:
 class Head(NamedTuple):
   """The classes of a head.
 
-  num_classes: Width of the head; 0: there is none.
-  class_names: Names in the order of its columns; None where they are unknown.
-  loss: Loss of its training, one of `losses.HEADS`, which decides what its
+  num_classes: Width of the head; 0 without a head.
+  class_names: Names in the order of the columns; None if they are unknown.
+  loss: Loss of the head's training, one of `losses.HEADS`. It decides what the
     outputs mean.
-  standardisation: That of the numbers which a regression predicts; None: the
-    outputs are the numbers.
+  standardisation: Mean and deviation of regression targets; None if the outputs
+    are the numbers themselves.
   """
 
   num_classes: int
@@ -175,7 +175,7 @@ class Head(NamedTuple):
 class Matching(NamedTuple):
   """The result of `match`.
 
-  columns: Label of the data set -> column of the head, int32 [classes].
+  columns: Column of the head for each label of the data set, int32 [classes].
   text: One line on how they were matched.
   """
 
@@ -184,12 +184,12 @@ class Matching(NamedTuple):
 
 
 def match(source, head: Head, by: str = "name") -> Matching:
-  """Finds the column of every class of a data set, by name where possible.
+  """Finds the column of every class of a data set, by name if possible.
 
-  Where one side has no names, or only TFDS's placeholders "0", "1", ..., labels
-  are columns; classes that are named by numbers are the columns of these
-  numbers (see `by_number`), in whatever order they are. The names of folders
-  are names, numbers or not. The data set may have fewer classes than the head.
+  If the data set or the head has no names, label i is column i. TFDS's
+  placeholders "0", "1", ... are no names, but names of folders always are.
+  Class names that are numbers are columns of the head (see `by_number`). The
+  data set may have fewer classes than the head.
 
   Args:
     source: Split of a data set: `name`, `num_classes`, `class_names`.
@@ -197,8 +197,8 @@ def match(source, head: Head, by: str = "name") -> Matching:
     by: "name"; or "position", which ignores the head's names.
 
   Raises:
-    ValueError: Both sides have names, and a class of the data set has no
-      column, or no unique one; or the data set has more classes.
+    ValueError: Both have names, and a class of the data set occurs not at all
+      or more than once in the head; or the data set has more classes.
   """
   num, width = source.num_classes, head.num_classes
   is_by_name = by == "name"
@@ -223,8 +223,8 @@ def match(source, head: Head, by: str = "name") -> Matching:
     raise ValueError(_mismatch(source, head))
   if num > width:
     raise ValueError(
-      f"got {source.name!r} with {num} classes, expected at most the {width} of"
-      " the head."
+      f"got {source.name!r} with {num} classes, expected at most {width}, the"
+      " width of the head."
     )
   nameless = " and the ".join(k for k, named in are_named.items() if not named)
   why = f"the {nameless} has no names of classes"
@@ -245,7 +245,7 @@ def by_name(
 ) -> np.ndarray | None:
   """Returns the column of each name, int32; None unless each occurs once.
 
-  In a head of ImageNet-1k with names in words, names may be wnids, too.
+  For an ImageNet-1k head with names in words, names may also be wnids.
 
   Args:
     names: Names of a data set's classes, by label.
@@ -268,15 +268,18 @@ def by_name(
 
 
 def by_number(names: Sequence[str] | None, width: int) -> np.ndarray | None:
-  """Returns the column of each number, int32; None: not all names are some.
+  """Returns the column of each class that is named by a number, int32.
 
-  It is the number, if a head of this width has all these columns, and
-  otherwise its place among the numbers. Folders are sorted as text, so that
-  "10" comes before "2".
+  The number is the column if all numbers are below the width. Otherwise, the
+  rank of the number is the column. The order matters because folders are sorted
+  as text, with "10" before "2".
 
   Args:
     names: Names of a data set's classes, by label.
     width: Columns of the head.
+
+  Returns:
+    None if a name is not a number, or if two numbers are equal.
 
   Example:
     >>> by_number(["0", "1", "10", "2"], 11), by_number(["10", "11", "9"], 3)
@@ -315,7 +318,7 @@ def _mismatch(source, head: Head) -> str:
     )
   twice = "" if any(not counts[m] for m in missing) else " once"
   return (
-    f"got {source.name!r}, of whose {source.num_classes:,} classes"
+    f"got {source.name!r} with {source.num_classes:,} classes, of which"
     f" {len(missing):,} are not{twice} among those of the head:"
     f" {shortened(missing)}; expected names of the head's {head.num_classes:,}"
     f" classes: {shortened(head.class_names)}. Name the classes as the head"

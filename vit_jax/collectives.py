@@ -1,11 +1,11 @@
-"""What crosses the links in a step: parameters and gradients.
+"""Collectives of a step: all-gather of parameters, sum of gradients.
 
 The devices along `data` and `fsdp` compute separately, inside one `shard_map`;
-XLA splits only along `tensor`. Parameters cross once a step, and gradients
-once. Those of blocks in a scan cross along `fsdp` inside of it, a block at a
-time: the parameters in the forward and in the backward pass of every
-microbatch, the gradients in the backward pass. Along `data`, which may join
-slices, gradients cross once a step.
+XLA partitions only along `tensor`. Parameters and gradients are communicated
+once a step. The exception is a scan over blocks: along `fsdp` it communicates
+one block at a time, its parameters in the forward and the backward pass of
+every microbatch, its gradients in the backward pass. Along `data`, which may
+join TPU slices, gradients are always communicated once a step.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def manual_axes(mesh: Mesh) -> set[str]:
 
 
 def manual_specs(shardings):
-  """Keeps the part of every sharding that concerns the axes of the batch."""
+  """Keeps the part of every sharding that concerns the axes data and fsdp."""
 
   def keep(axes):
     names = (axes,) if isinstance(axes, str) else axes or ()
@@ -48,19 +48,19 @@ def manual_specs(shardings):
 
 
 def gather(params, specs, dtype: DTypeLike):
-  """All-gathers parameters from the parts on the devices; inside `shard_map`.
+  """All-gathers parameters from their parts; call it inside `shard_map`.
 
-  The kernels of matrix products are cast to the products' type before the
-  all-gather instead of after it.
+  Kernels of matrix products are cast to `dtype` before the all-gather, not
+  after it.
 
   Args:
-    params: Each device's parts.
+    params: The parts on this device.
     specs: Their specs, from `manual_specs`.
     dtype: config.model.dtype.
 
   Returns:
-    The whole parameters; of those of blocks in a scan that are split a `Part`,
-    which its body gathers.
+    The whole parameters. A split parameter of blocks in a scan becomes a
+    `Part`, which the body of the scan gathers.
   """
 
   def whole(path, x, spec):
@@ -78,8 +78,8 @@ def gather(params, specs, dtype: DTypeLike):
 def reduce(grads, specs):
   """Sums gradients over the devices; each keeps its part, in float32.
 
-  Inside `shard_map`; these are gradients with respect to the result of
-  `gather`. Those of a `Part` are summed along `fsdp` already.
+  Call it inside `shard_map`, with gradients with respect to the result of
+  `gather`. The gradients of a `Part` are already summed along `fsdp`.
   """
 
   def part(g, spec):
@@ -103,10 +103,10 @@ def is_part(x: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Gather:
-  """Makes a whole parameter of the parts that devices along `fsdp` have.
+  """All-gathers a parameter from its parts on the devices along `fsdp`.
 
-  Its gradient is summed along `fsdp`, and each device gets its part, in
-  float32.
+  The backward pass sums the gradient along `fsdp`, and gives each device its
+  part in float32.
 
   Attributes:
     dim: Dimension that is split.
@@ -151,7 +151,7 @@ def _scattered(g: jax.Array, dim: int, axes: tuple[str, ...]) -> jax.Array:
 
 
 def _as_sent(g: jax.Array) -> jax.Array:
-  """Returns a gradient in the type in which it crosses the links."""
+  """Returns a gradient in the type in which it is sent."""
   if "tensor" not in jax.sharding.get_abstract_mesh().manual_axes:
     # XLA for CPUs fails on bfloat16 beside an axis that it splits itself.
     return g.astype(jnp.float32)
@@ -169,14 +169,14 @@ def total(x: jax.Array, axes: tuple[str, ...] = BATCH_AXES) -> jax.Array:
 
 
 def _flat(x: jax.Array, dim: int) -> tuple[jax.Array, int]:
-  """Returns x as a matrix whose parts along `dim` are rows, or columns.
+  """Returns x as a matrix whose parts along `dim` are rows or columns.
 
-  Collectives get matrices: heads of 64 would be padded to a TPU's tiles of 128,
-  and copied before and after.
+  Collectives get matrices, because a TPU would pad and copy heads of 64 to its
+  tiles of 128.
 
   Returns:
-    The matrix, and its dimension that `dim` has become: 0 if that was the
-    first; otherwise 1, merged with those behind it.
+    The matrix; the dimension of the matrix that `dim` became: 0 if it was the
+    first, otherwise 1, merged with the dimensions after it.
   """
   if x.ndim == 1:
     return x, 0

@@ -1,8 +1,8 @@
-"""Rates of chips, as their makers state them; and options of a TPU's compiler.
+"""Rates of chips, as their makers state them, and options of TPU compilers.
 
-Source: cloud.google.com/tpu/docs, one page per generation; for the links of v3,
-the bandwidth of all-reduces over a pod; for GPUs, NVIDIA's data sheet of each.
-Options: benchmarks/notes/performance_log.md.
+Source: cloud.google.com/tpu/docs, one page per generation; for v3's links, the
+  bandwidth of all-reduces over a pod; for GPUs, the data sheets of NVIDIA.
+  Compiler options: benchmarks/notes/performance_log.md.
 """
 
 import dataclasses
@@ -11,18 +11,17 @@ import re
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """A device as jax counts them: a chip (v4 and v5p in megacore), half a v3 or
-  TPU7x.
+  """A device as jax counts them: a chip, or half a chip of v3 and TPU7x.
 
   Attributes:
     peak_flops: Dense bfloat16, FLOP/s.
     hbm_bandwidth: Bytes/s of the main memory.
     clock: Clock of the matrix unit, Hz.
     ici_bandwidth: All links between chips, one way, bytes/s.
-    dcn_bandwidth: A chip's share of the data centre's network, bytes/s; None:
-      not stated.
+    dcn_bandwidth: A chip's share of the data centre's network, bytes/s; None if
+      the maker does not state it.
     capacity: Memory that libtpu 0.0.50 leaves to a program, bytes.
-    share: Share of a chip.
+    share: Share of a chip that the device is.
   """
 
   peak_flops: float
@@ -59,7 +58,7 @@ GENERATIONS = {
 
 
 def generation(device_kind: str) -> str:
-  """Returns the key in `CHIPS`; for devices that have none, `device_kind`.
+  """Returns the key in `CHIPS`, or `device_kind` itself if it has none.
 
   Example:
     >>> generation("TPU v5 lite"), generation("cpu")
@@ -99,7 +98,7 @@ PEAK_FLOPS = {
 
 
 def peak_flops(device_kind: str) -> float | None:
-  """Returns bfloat16 FLOP/s of a device, None where it is not known."""
+  """Returns the bfloat16 FLOP/s of a device; None if unknown."""
   for pattern, rate in PEAK_FLOPS.items():
     if re.fullmatch(pattern, device_kind):
       return rate
@@ -107,7 +106,7 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def unknown_peak(device_kind: str) -> str:
-  """Returns why there is no MFU; "" for a known device, and for a CPU."""
+  """Returns why MFU cannot be computed; "" for a CPU and for known devices."""
   if device_kind == "cpu" or peak_flops(device_kind):
     return ""
   return f"no bfloat16 rate of {device_kind!r} is known (vit_jax/devices.py)"
@@ -156,11 +155,12 @@ FORWARD_PIXELS = {"cpu": 250_000}
 def compiler_options(
   device_kind: str, hidden: int | None = None
 ) -> dict[str, str]:
-  """Returns the options of `jax.jit` for the compiler of such devices.
+  """Returns the compiler options of `jax.jit` for such devices.
 
   Args:
     device_kind: jax's name of the device.
-    hidden: Numbers in the hidden layers of a microbatch; None: not known.
+    hidden: Activations in the MLPs' hidden layers of a microbatch; None if
+      unknown.
   """
   kind = generation(device_kind)
   if hidden is not None and hidden < FEW_HIDDEN.get(kind, 0):

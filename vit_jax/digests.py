@@ -1,21 +1,23 @@
-"""Digests of arrays: they depend on the numbers alone, not on their layout.
+"""Digests of arrays, which depend on the values but not on the sharding.
 
 Orbax stores no checksum of array data, and restores a flipped bit without an
-error. So a checkpoint stores a digest of each array. It is a sum over the
-elements of a function of an element's bits and its place, and so the same for
-every mesh and number of processes. The devices compute it when the state is
-saved, without a copy of the state; numpy does when weights are read.
+error. Therefore a checkpoint stores a digest of each array. The digest is a sum
+over the elements of a function of an element's bits and its position, so it is
+the same for every mesh and number of processes. The devices compute it when the
+state is saved, without a copy of the state; numpy computes it when weights are
+read.
 
 The bits w of element i (a 64-bit number counts as two elements) are mixed by
 
     x = mix((w ^ i*0x9E3779B1) * 0x85EBCA6B),   mix(x) = x ^ x >> 15
     x = mix(x * 0xC2B2AE35)
 
-modulo 2^32. Each step can be undone, so two values of w never give the same x.
-The digest is (sum of x, sum of x*(2i + 1)), modulo 2^32 each. A change of one
-element always changes both sums; a change of several changes neither with a
-probability of about 2^-64. This does not protect from forgery. The multipliers
-are those of MurmurHash3 and, for places, 2^32 divided by the golden ratio.
+modulo 2^32. Each step is invertible, so two values of w never give the same x.
+The digest is (sum of x, sum of x*(2i + 1)), each modulo 2^32. A change of one
+element always changes both sums. A change of several elements leaves both
+unchanged with a probability of about 2^-64. The digest does not protect from
+forgery. The multipliers are those of MurmurHash3 and, for positions, 2^32
+divided by the golden ratio.
 """
 
 import functools
@@ -53,10 +55,10 @@ class Digest(NamedTuple):
 def of_state(tree: Any) -> "Computed":
   """Computes the digests of all arrays of a tree, on their own devices.
 
-  With one process it does not wait for the devices. Several processes exchange
-  their sums, so all of them call it, in their main threads. The arrays may be
-  donated when it has returned. A program is compiled for each shape, except on
-  a CPU, where numpy computes.
+  With one process, it does not wait for the devices. Several processes exchange
+  their sums, so all of them must call it in their main threads. After it
+  returns, the arrays may be donated. It compiles a program for each shape,
+  except on a CPU, where numpy computes.
 
   Args:
     tree: Arrays of jax.
@@ -70,7 +72,7 @@ def of_state(tree: Any) -> "Computed":
 
 
 class Computed:
-  """Digests that the devices may still compute; `of_state` makes it."""
+  """Digests that the devices may still compute; made by `of_state`."""
 
   def __init__(self, leaves: dict[str, jax.Array]):
     self._types = {path: (x.dtype.name, x.shape) for path, x in leaves.items()}
@@ -105,8 +107,8 @@ def sums_of(x: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
 
   Args:
     x: Any array of numbers.
-    places: Number of each element in the whole array, uint32, if this is a part
-      of one; None: it is the whole.
+    places: If x is a part of an array, the position of each element in the
+      whole array, uint32; None if x is the whole.
 
   >>> sums_of(np.zeros(1, np.float32))
   array([0, 0], dtype=uint32)
@@ -143,7 +145,7 @@ def sums_of(x: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
 
 @functools.cache
 def _of_places() -> tuple[np.ndarray, np.ndarray]:
-  """Returns i*`PLACE` and 2i + 1 of the places of a chunk."""
+  """Returns i*`PLACE` and 2i + 1 for the positions i of a chunk."""
   places = np.arange(CHUNK, dtype=np.uint32)
   return places * np.uint32(PLACE), 2 * places + np.uint32(1)
 
@@ -160,9 +162,10 @@ def _is_on_host(x: jax.Array) -> bool:
 
 
 def sums_on_host(x: jax.Array) -> np.ndarray:
-  """Returns the sums of the shards that this process has, uint32 [2].
+  """Returns the sums of the shards of this process, uint32 [2].
 
-  If several devices have the same shard, the one with `replica_id` 0 counts.
+  If several devices have the same shard, only the one with `replica_id` 0
+  counts.
   """
   total = np.zeros(2, np.uint32)
   for shard in x.addressable_shards:
@@ -192,13 +195,13 @@ def sums_on_devices(x: jax.Array) -> jax.Array:
   Each device adds up its own shard and does not wait for the others.
 
   Returns:
-    uint32 [..., 2]; the sum over all but the last axis is that of the array.
+    uint32 [..., 2]; summed over all but the last axis, the sums of the array.
   """
   return program_of(x)(x)
 
 
 def program_of(x: jax.Array | jax.ShapeDtypeStruct):
-  """Returns the jitted function of `sums_on_devices`, for arrays like this."""
+  """Returns the jitted function of `sums_on_devices` for arrays like this."""
   if isinstance(x.sharding, NamedSharding):
     spec = (*x.sharding.spec, *(None,) * (x.ndim - len(x.sharding.spec)))
     return _jitted(x.sharding.mesh, spec)
@@ -207,7 +210,7 @@ def program_of(x: jax.Array | jax.ShapeDtypeStruct):
 
 @functools.cache
 def _jitted(mesh: Mesh | None, spec: tuple):
-  """Returns the jitted function of arrays that are split in this way."""
+  """Returns the jitted function for arrays with this sharding."""
 
   def sums(x: jax.Array, whole: tuple[int, ...]) -> jax.Array:
     u32 = jnp.uint32

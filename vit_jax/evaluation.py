@@ -1,4 +1,4 @@
-"""What an evaluator gets from its run: labels, batches, compiled functions."""
+"""The `Context` of an evaluator: labels, batches, compiled functions."""
 
 import collections
 import dataclasses
@@ -42,7 +42,7 @@ def forward(
   mesh: jax.sharding.Mesh,
   on_batch: Callable[[], None],
 ) -> Iterator[Any]:
-  """Yields the results of a function for each batch, see `Context.forward`."""
+  """Yields the results of a function for each batch; see `Context.forward`."""
   before = None
   for batch in batches:
     on_batch()
@@ -62,11 +62,11 @@ def activated(
   mesh: jax.sharding.Mesh,
   on_batch: Callable[[], None],
 ) -> Iterator[Batch]:
-  """Yields batches with activations in the place of images.
+  """Yields batches with activations in place of images.
 
   Args:
     fn: (params, global batch) -> activations of its images, jitted.
-    params: Its first argument.
+    params: First argument of `fn`.
     batches, mesh, on_batch: See `forward`.
   """
   labels: collections.deque[dict] = collections.deque()
@@ -82,13 +82,14 @@ def activated(
 
 @dataclasses.dataclass(frozen=True)
 class RunContext(Context):
-  """The `Context` of a run: data by TensorFlow, arrays on its mesh.
+  """The `Context` of a run: data by TensorFlow, arrays on the run's mesh.
 
-  TensorFlow is imported where records are read: the planner reads none.
+  It imports TensorFlow only in the methods that read records, because the
+  planner reads none.
 
   Attributes:
-    frozen_part: The part of the model whose activations `for_logits` keeps;
-      None: it keeps nothing.
+    frozen_part: The part of the model whose activations `for_logits` caches;
+      None to cache nothing.
   """
 
   frozen_part: FrozenPart | None = None

@@ -1,8 +1,8 @@
 """Opens, counts, reads and checks all that a run needs, before its first step.
 
-`setup` reports all errors at once, before anything is compiled or a data set
-is prepared, and returns the `Experiment`: nothing is opened, read or derived
-from the config a second time.
+`setup` raises all errors at once, before anything is compiled or a data set is
+prepared. It returns the `Experiment`: nothing is opened, read or derived from
+the config a second time.
 """
 
 import dataclasses
@@ -37,17 +37,17 @@ COUNTED_BYTES = 2**31
 
 
 class Experiment:
-  """All that a run needs from outside; each part is made on its first use.
+  """Data, weights and evaluators of a run; each is made on its first use.
 
   Args:
     config: The run.
-    workdir: Folder of its files; if it has a checkpoint, the run resumes, and
-      config.init is not read. None: nothing is written.
-    data: Training data; None: those of config.data.
-    scored_weights: Weights to score, not to train; None: a training run.
-    sources: Splits that are open already; None: none.
-    allow_change: Options and sections that may differ from those with which
-      the run began, see `checkpointing.resume_rules`.
+    workdir: Folder of its files. If it has a checkpoint, the run resumes and
+      config.init is not read. None to write nothing.
+    data: Training data; None for those of config.data.
+    scored_weights: Weights to score without training; None for a training run.
+    sources: Splits that are already open, or None.
+    allow_change: Options and sections that may differ from those with which the
+      run began, see `checkpointing.resume_rules`.
     on_shrunk: Called for each image that is shrunk.
   """
 
@@ -84,7 +84,7 @@ class Experiment:
 
   @functools.cached_property
   def skipped_evals(self) -> missing_data.Evals:
-    """The evaluators that the run goes without, see config.fewshot."""
+    """The evaluators that the run leaves out, see config.fewshot."""
     return missing_data.left_out(self.config, self._missing)
 
   @functools.cached_property
@@ -98,7 +98,7 @@ class Experiment:
 
   @functools.cached_property
   def data(self) -> Data:
-    """The training data; prepared, and shrunk, now if necessary."""
+    """The training data; it is prepared and shrunk now if necessary."""
     if self.given_data is not None:
       return self.given_data
     data = self.config.data
@@ -123,7 +123,7 @@ class Experiment:
 
   @functools.cached_property
   def run_shape(self) -> RunShape:
-    """Classes, size of the images, length of the run."""
+    """Number of classes, image size and length of the run."""
     if self.scored_weights is not None:
       num_classes = weights.num_classes(self.scored_weights.params)
       return RunShape(num_classes, image_size(self.config.data.ops))
@@ -131,11 +131,11 @@ class Experiment:
     return run_shape_of(self.config, data.num_classes, data.num_examples)
 
   def _labels(self, whatever_the_cost: bool) -> np.ndarray | None:
-    """Returns the labels of the training data; None: unknown. Collective.
+    """Returns the labels of the training data; None if unknown. Collective.
 
     Args:
-      whatever_the_cost: Whether large files are read for them, too, and a
-        loader that was passed to the run is asked.
+      whatever_the_cost: Whether to read large files, or to ask a loader that
+        was passed to the run, if necessary.
     """
     if self.given_data is not None:
       return self.given_data.labels() if whatever_the_cost else None
@@ -149,8 +149,9 @@ class Experiment:
   def class_counts(self) -> tuple[int, ...] | None:
     """Images of each class in the training data. Collective.
 
-    None: images have several classes or numbers; or the objective does not need
-    the counts, and a loader was passed to the run or the files are large.
+    None for images with several classes or with numbers. Also None if the
+    objective does not need the counts, and either a loader was passed to the
+    run or the files are large.
     """
     info = self.data_info
     if batch.has_vectors(info):
@@ -163,10 +164,10 @@ class Experiment:
 
   @functools.cached_property
   def standardisation(self) -> Standardisation | None:
-    """That of the numbers to predict, with which the run began. Collective.
+    """Mean and deviation of regression targets at the run's start. Collective.
 
     Raises:
-      DataError: A number is the same in all images.
+      DataError: A target has the same value in all images.
     """
     if not (self.is_training and self.config.objective.standardises):
       return None
@@ -178,9 +179,9 @@ class Experiment:
     )
 
   def counted_shape(self) -> RunShape:
-    """Returns `run_shape` with what the objective needs of the labels.
+    """Returns `run_shape` with the label statistics that the objective needs.
 
-    Collective; reads the labels, after `check`.
+    Collective. It reads the labels, so call it after `check`.
     """
     counts = self.config.objective.counts_classes and self.class_counts or None
     return dataclasses.replace(
@@ -191,7 +192,7 @@ class Experiment:
 
   @functools.cached_property
   def head(self) -> Head:
-    """What the logits are; nothing if the objective trains no head."""
+    """The classes of the logits; none if the objective trains no head."""
     if self.is_training and not self.config.objective.trains_head:
       return Head(0, None)
     known = (
@@ -211,18 +212,20 @@ class Experiment:
 
   @functools.cached_property
   def newest(self) -> tuple[int, list[str]]:
-    """The step of the newest checkpoint that seems whole, and errors."""
+    """The step of the newest checkpoint that seems complete, and errors."""
     return retention.start(self._checkpoints) if self.workdir else (0, [])
 
   @functools.cached_property
   def start(self) -> int:
-    """The newest step that seems whole; 0 for a new run. The run resumes from
-    an older one if its arrays are damaged."""
+    """The newest step that seems complete; 0 for a new run.
+
+    If arrays of that step are damaged, the run resumes from an older one.
+    """
     return self.newest[0]
 
   @property
   def is_new(self) -> bool:
-    """Whether a training run starts; False: it resumes, or nothing trains."""
+    """Whether a training run starts at step 0; False for scoring."""
     return self.is_training and not self.start
 
   @property
@@ -238,7 +241,7 @@ class Experiment:
 
   @functools.cached_property
   def resumed(self) -> resume.Resumed | None:
-    """The run that is resumed, and how it differs; None: a new run."""
+    """The run that is resumed, and its changes; None for a new run."""
     if not self.start:
       return None
     return resume.Resumed(
@@ -251,7 +254,7 @@ class Experiment:
 
   @functools.cached_property
   def shapes(self) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Shapes of the model's intermediates, for one image, and parameters."""
+    """Shapes of the model's intermediates for one image, and of its params."""
     module, _ = self.config.objective.make(self.config.model, self.run_shape)
     size = self.run_shape.image_size
     shape = (1, *size, self.config.model.channels)
@@ -264,7 +267,8 @@ class Experiment:
   def due(self, evaluators: Iterable[Evaluator], step: int) -> list[Evaluator]:
     """Returns the evaluators that score the parameters of a step.
 
-    At step 0 only a linear probe is scored, on what chose its penalty.
+    At step 0 there is a score only for a linear probe, on the images that chose
+    its penalty.
     """
     if not step:
       has_probe = self.config.init_head == "linear_probe"
@@ -276,13 +280,13 @@ class Experiment:
     return self._is_due(self.config.checkpoint.every_steps, step)
 
   def is_log_step(self, step: int) -> bool:
-    """Whether a step has a row of metrics: the first, each log step, a save."""
+    """Whether a step has a row of metrics: the first, log and save steps."""
     log_steps = self.config.log_steps
     is_multiple = log_steps > 0 and step % log_steps == 0
     return step == 1 or is_multiple or self.is_save_step(step)
 
   def _is_due(self, every_steps: int, step: int) -> bool:
-    """Whether a step is a multiple (0: none is), or the last."""
+    """Whether a step is the last one, or a multiple (0: no step is one)."""
     is_multiple = every_steps > 0 and step % every_steps == 0
     return is_multiple or step == self.run_shape.total_steps
 
@@ -295,15 +299,15 @@ class Experiment:
   ) -> Iterator[dict[str, jax.Array]]:
     """Yields the batches of all processes from a step on, on the devices.
 
-    They follow the images that the run has seen, even if its batches had
-    another size before.
+    They continue after the images that the run has already seen, even if the
+    batch size changed.
 
     Args:
       start: Updates already applied.
       saved: Metadata of the checkpoint of `start`; {} for a new run.
       mesh: Mesh of the run.
-      activations: `batches` of `activations.Activations`, to have these in the
-        place of images; None: there are none.
+      activations: `batches` of `activations.Activations`, to use in place of
+        images; None for images.
 
     Raises:
       DataError: As `batch.checked`.
@@ -333,7 +337,7 @@ class Experiment:
 
     Args:
       mesh: Mesh of the run.
-      part: The frozen part whose activations stand for images; None: they are
+      part: The frozen part whose activations replace the images; None for
         images.
     """
     run_shape, config = self.run_shape, self.config
@@ -354,7 +358,7 @@ class Experiment:
   def fitted_weights(self) -> tuple[Params, weights.Report]:
     """Returns the weights of config.init, or to score, fitted to the model.
 
-    Call it once: the host can then free them.
+    Call it once: it keeps no reference, so that the host can free them.
     """
     fitted, self._fitted = self._fitted, None
     return fitted
@@ -374,7 +378,7 @@ class Experiment:
       mesh: Mesh of the run.
       random_params: Makes freshly initialised parameters, for baselines.
       on_batch: See `Context.on_batch`.
-      frozen_part: What is frozen of the model; None: nothing.
+      frozen_part: The frozen part of the model, or None.
     """
     shared: dict[Any, Any] = {}
     head = self.head._replace(standardisation=self.standardisation)
@@ -403,7 +407,7 @@ class Experiment:
   def _cached_part(
     self, e: EvaluatorConfig, part: frozen.FrozenPart | None
   ) -> frozen.FrozenPart | None:
-    """Returns the part whose activations an evaluator caches; None: none."""
+    """Returns the part whose activations an evaluator caches, or None."""
     if part is None or not e.every_steps or jax.process_count() > 1:
       return None
     splits = {
@@ -417,8 +421,10 @@ class Experiment:
 
   @property
   def data_info(self) -> DataInfo:
-    """The training data or their source, for numbers and names; generates no
-    data set."""
+    """The training data or their source, for sizes and class names.
+
+    No data set is generated.
+    """
     if self.given_data is not None:
       return self.given_data
     data = self.config.data
@@ -474,7 +480,7 @@ class Experiment:
       self._agree()
 
   def _parameter_errors(self) -> list[str]:
-    """Returns errors of options that name parameters, or linear maps."""
+    """Returns errors of options that name parameters or linear maps."""
     params, options = self.shapes[1], self.config.lora
     if options.rank:
       own = self.config.objective.own
@@ -490,13 +496,13 @@ class Experiment:
     """Returns errors of missing splits; prepares no data set.
 
     Returns:
-      Those of the training data under "", of the evaluators under their names.
+      Errors of the training data under "", of an evaluator under its name.
     """
     errors = {e.name: self._evaluator_data_errors(e) for e in self.evals}
     return {"": self._training_data_errors(), **errors}
 
   def _training_data_errors(self) -> list[str]:
-    """Returns errors of the split to train on, or of the data given."""
+    """Returns errors of the training split, or of data passed to the run."""
     if self.given_data is not None:
       return given_data_errors(self.given_data)
     if not self.is_training:
@@ -507,7 +513,7 @@ class Experiment:
     )
 
   def _evaluator_data_errors(self, e: EvaluatorConfig) -> list[str]:
-    """Returns an error for each split that an evaluator misses."""
+    """Returns an error for each missing split of an evaluator."""
     (written,) = (w for w in self.config.evals if w.name == e.name)
     where = f"config.evals.{e.name}"
     at = "config.data" if written.dataset is None else where
@@ -520,7 +526,7 @@ class Experiment:
     ]
 
   def length_and_head_errors(self) -> list[str]:
-    """Returns errors of length and head, given the data."""
+    """Returns errors of the run's length and of the head, given the data."""
     errors, info = [], self.data_info
     if self.config.total_steps is None:
       errors += warmup_errors(self.config, self.run_shape.total_steps)
@@ -528,8 +534,9 @@ class Experiment:
     if repeats > 1 and not getattr(info, "is_by_number", True):
       errors.append(
         f"config.data.repeats: got {repeats}, but records of {info.name!r} are"
-        " streamed from files, whose copies would not meet in a batch; expected"
-        " 1, or files of format array_record, as vit-jax prepare writes them."
+        " streamed from files, so copies of an image would not be in one batch;"
+        " expected 1, or files of format array_record, as vit-jax prepare"
+        " writes them."
       )
     if self.run_shape.num_classes < info.num_classes:
       name = getattr(info, "name", "the data")
@@ -541,14 +548,13 @@ class Experiment:
       batch.has_vectors(info) and self.run_shape.num_classes > info.num_classes
     ):
       errors.append(
-        f"config.num_classes: got {self.run_shape.num_classes}, expected the"
-        f" {info.num_classes} of the data, whose labels are a number for each"
-        " output; or None."
+        f"config.num_classes: got {self.run_shape.num_classes}, expected"
+        f" {info.num_classes}, the width of the labels, or None."
       )
     return [*errors, *self.config.objective.data_errors(info)]
 
   def _resume_errors(self) -> list[str]:
-    """Returns errors of --allow_change, and of what must not have changed."""
+    """Returns errors of --allow_change, and of changes that are not allowed."""
     resumed = self.resumed
     old = resumed.old_config.values if resumed else {}
     errors = resume_rules.flag_errors(self.allow_change, self.config, old)
@@ -578,9 +584,9 @@ class Experiment:
   def _weights_errors(self, are_shapes_known: bool) -> list[str]:
     """Returns errors of the weights to start from, or to score.
 
-    Every process reads them. Where several share a host, the first reads the
-    disk and the others the page cache (ViT-B/16, measured on two CPU cores: 346
-    MB and then 0); one of them downloads weights that have an address.
+    Every process reads them. If several processes share a host, the first reads
+    the disk and the others the page cache (ViT-B/16, measured on two CPU cores:
+    346 MB, then 0). One of them downloads weights that have an address.
 
     Args:
       are_shapes_known: Whether the weights can be fitted to the model.
@@ -664,10 +670,10 @@ def setup(
   on_shrunk: Callable[[], object] = lambda: None,
   errors: Iterable[str] = (),
 ) -> Experiment:
-  """Returns the `Experiment` of these arguments, checked.
+  """Returns the `Experiment` of these arguments, after checking it.
 
   Args:
-    config: See `Experiment`, as the other arguments.
+    config: See `Experiment`, also for the other arguments.
     errors: Errors of the command line, raised together with those of the run.
 
   Raises:
@@ -681,7 +687,7 @@ def setup(
 
 
 def workdir_errors(workdir: str, is_training: bool) -> list[str]:
-  """Returns an error unless the folder, which it makes, can be written to."""
+  """Makes the folder; returns an error if it cannot be written to."""
   folder = epath.Path(workdir)
   try:
     with atomic_files.os_errors(folder):
@@ -696,7 +702,7 @@ def workdir_errors(workdir: str, is_training: bool) -> list[str]:
 
 
 def given_data_errors(data: object) -> list[str]:
-  """Returns what makes data passed to a run no `batch.Data`."""
+  """Returns why an object passed as data is not a `batch.Data`."""
   errors = []
   for key in ("num_examples", "num_classes"):
     value = getattr(data, key, None)

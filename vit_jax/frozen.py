@@ -1,8 +1,9 @@
-"""The frozen part of a model, in front of the first module that is trained.
+"""The frozen part of a model: everything before the first trained module.
 
-With config.optim.freeze the part maps an image to the same activations in every
-step. They can be computed once, and be put in the place of the images: floats
-[b, n, d], or [b, d] for the head alone, where images are uint8 [b, h, w, c].
+With config.optim.freeze, this part maps an image to the same activations in
+every step. They can be computed once and replace the images in a batch: floats
+[b, n, d], or [b, d] if only the head is trained, in place of uint8 [b, h, w,
+c].
 """
 
 import contextlib
@@ -41,11 +42,11 @@ LIMITS = (
 
 @dataclasses.dataclass(frozen=True)
 class FrozenPart:
-  """All that is applied before a module.
+  """Everything that a model applies before its first trained module.
 
   Attributes:
     model: Maps images in [-1, 1] to (logits, out).
-    first_trained: The path of the module, as "Transformer/encoderblock_6".
+    first_trained: Path of that module, such as "Transformer/encoderblock_6".
     image_shape: (height, width, channels) of the images.
     output: Shape and type of the activations of one image.
     is_random: Whether the model draws random numbers in training.
@@ -75,10 +76,10 @@ class FrozenPart:
 def part_of(
   config: Config, model: nn.Module, params: Any, image_size: tuple[int, int]
 ) -> FrozenPart | None:
-  """Returns the frozen part of a model; None: it has no block, or is nothing.
+  """Returns the frozen part of a model; None if it has no whole block.
 
   Args:
-    config: Its optim.freeze, lora and model.
+    config: Its optim.freeze, lora and model are used.
     model: The module that is trained.
     params: Shapes of its parameters.
     image_size: (height, width) in pixels.
@@ -109,8 +110,8 @@ def part_of(
 def first_trained(params: Any, freeze: tuple[str, ...]) -> str | None:
   """Returns the path of the first module with a trained parameter.
 
-  None: no block is in front of it, so that little would be computed once; or
-  the module is not the only way from the images to the logits.
+  None if no block comes before that module, since caching would then save
+  little; and None if the images also reach the logits by another way.
 
   Args:
     params: Parameters, or their shapes.
@@ -149,16 +150,16 @@ def first_trained(params: Any, freeze: tuple[str, ...]) -> str | None:
 
 @contextlib.contextmanager
 def entered(part: FrozenPart | None, images: Array) -> Iterator[Array]:
-  """In its body, activations enter the model behind its frozen part.
+  """In its body, activations enter the model after its frozen part.
 
   Args:
-    part: The frozen part; None: there is none.
+    part: The frozen part, or None.
     images: Images or activations.
 
   Yields:
-    What the model must be applied to: the images; or, for activations, images
-    of NaN. Nothing is computed of these, since the logits do not depend on
-    them, and XLA leaves out what nobody uses.
+    The input to apply the model to: the images; or, for activations, images of
+    NaN. The logits do not depend on these NaN, so XLA removes the computation
+    of the frozen part.
   """
   if part is None or images.dtype == np.uint8:
     yield images
@@ -169,10 +170,10 @@ def entered(part: FrozenPart | None, images: Array) -> Iterator[Array]:
 
 
 def _input_of(model: nn.Module, path: str, params: Any, images: Array) -> Array:
-  """Returns the first argument of a module of a model.
+  """Returns the first argument of a module when the model calls it.
 
   Raises:
-    LookupError: The model does not call it.
+    LookupError: The model does not call the module.
   """
   inputs = []
 
@@ -188,7 +189,7 @@ def _input_of(model: nn.Module, path: str, params: Any, images: Array) -> Array:
 
 
 def _is_random(model: nn.Module, params: Any, images: Any) -> bool:
-  """Returns whether a model needs an rng in training: dropout, or the like."""
+  """Whether a model needs an rng in training, for dropout for example."""
 
   def apply(params, images):
     records = jnp.arange(len(images))
@@ -206,7 +207,7 @@ def _is_random(model: nn.Module, params: Any, images: Any) -> bool:
 def _changed_input(
   path: str, change: Callable[[Array], Array]
 ) -> contextlib.AbstractContextManager:
-  """In its body, the first argument of a module is changed."""
+  """In its body, `change` is applied to the first argument of a module."""
 
   def intercept(apply, args, kwargs, context):
     is_call = context.method_name == "__call__"
@@ -221,14 +222,14 @@ class Room:
   """Memory for activations: a quarter of the machine's.
 
   Attributes:
-    left: Bytes that are not taken.
+    left: Bytes that are still free.
   """
 
   def __init__(self):
     self.left = memory() // 4
 
   def take(self, num_bytes: int) -> bool:
-    """Takes bytes, and returns whether there are so many."""
+    """Reserves bytes; returns False, and reserves none, if too few are left."""
     if num_bytes > self.left:
       return False
     self.left -= num_bytes
@@ -236,7 +237,7 @@ class Room:
 
 
 def memory() -> int:
-  """Returns the bytes that the process may use: of the machine or container."""
+  """Returns the bytes that the process may use, in a container its limit."""
   sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
   for path in map(pathlib.Path, LIMITS):
     with contextlib.suppress(OSError, ValueError):  # "max": there is no limit

@@ -1,10 +1,10 @@
-"""The linear probe from which fine-tuning starts.
+"""Linear probing before fine-tuning (config.init_head=linear_probe).
 
-A new head of zeros changes pre-trained features before it has learned to read
-them; a head that is a linear classifier on the frozen features does not (linear
-probing, then fine-tuning). The classifier is the ridge regression of
-`vit_jax.ridge`, fitted on the training images without augmentation. Its penalty
-and the scale of its logits are chosen on held-out images:
+A new head of zeros changes pre-trained features before the head has learned to
+read them. A head that is a linear classifier on the frozen features does not.
+The classifier is the ridge regression of `vit_jax.ridge`, fitted on the
+training images without augmentation. Its penalty and the scale of its logits
+are chosen on held-out images:
 
   scores = ((feature - mean) / std, 100) W,  logits = scale scores
   kernel = scale W / std,  bias = scale (100 w_bias - mean W / std)
@@ -45,8 +45,9 @@ class LinearProbe:
   l2: Its penalty.
   scale: Factor between ridge scores, whose targets are -1 and 1, and logits.
   num_held_out: Number of held-out images.
-  accuracy: Share of them predicted right, 0 to 1.
-  loss: Their mean cross-entropy, in which classes may have weights.
+  accuracy: Share of held-out images that are predicted right, 0 to 1.
+  loss: Mean cross-entropy of the held-out images, weighted by class if the
+    run's loss is.
   """
 
   kernel: Float32[np.ndarray, "d classes"]
@@ -71,11 +72,11 @@ def start(
 ) -> tuple[TrainState, LinearProbe]:
   """Returns a state whose head is a linear probe. Collective.
 
-  It is also written to `FOLDER`, as a model that `vit_jax.load` reads.
+  The probe is also written to `FOLDER`, as a model that `vit_jax.load` reads.
 
   Args:
-    experiment: The run; its training data are config.data's.
-    evaluators: Those of the run; `val` has the held-out images, and the
+    experiment: The run, with the training data of config.data.
+    evaluators: Evaluators of the run; `val` has the held-out images, and the
       preprocessing without augmentation.
     state: A state at step 0.
   """
@@ -111,12 +112,12 @@ def better(
 ) -> tuple[TrainState, str]:
   """Returns the fine-tuned state, or the probe if that is better. Collective.
 
-  Better is a higher accuracy on the held-out images; the balanced accuracy
-  where the classes have weights in the loss.
+  The better one has the higher accuracy on the held-out images (the balanced
+  accuracy if the loss weights the classes).
 
   Args:
     workdir: Folder of the run.
-    evaluators: Those of the run.
+    evaluators: Evaluators of the run.
     state: The fine-tuned state.
 
   Returns:
@@ -153,7 +154,7 @@ def better(
 
 
 def _class_weights(experiment: Experiment) -> np.ndarray | None:
-  """Returns the weights of the classes in the loss; None: they have none."""
+  """Returns the weights of the classes in the loss, or None."""
   shape = experiment.counted_shape()
   if not shape.class_counts:
     return None
@@ -183,17 +184,17 @@ def fit(
 ) -> LinearProbe:
   """Fits a head on some images, and chooses penalty and scale on others.
 
-  The penalty is that with the highest accuracy, among equal ones with the
-  lowest loss; the scale is that with the lowest loss. An image counts by the
-  weight of its class in all of them.
+  The chosen penalty has the highest accuracy, among equal ones the lowest loss.
+  The chosen scale has the lowest loss. All of them weight an image by its
+  class.
 
   Args:
-    features: Features of the images to learn from.
+    features: Features of the images to fit on.
     labels: Their classes, 0 to num_classes - 1.
-    held_out: Features of the images to choose by.
+    held_out: Features of the images for the choice.
     held_out_labels: Their classes.
     num_classes: Columns of the head.
-    class_weights: None: 1.
+    class_weights: Weight of each class; None for 1.
 
   Raises:
     ValueError: See `ridge.fit`.

@@ -1,13 +1,13 @@
-"""Low-rank adapters: a frozen kernel W, and the trained product of two factors.
+"""LoRA: a frozen kernel W, plus the trained product of two low-rank factors.
 
-A linear map y = x W + b becomes y = x W + b + s (x A) B, where A [in, r] and
-B [r, out] are trained, r is small and s = alpha / r. A starts uniformly between
--1 / sqrt(in) and 1 / sqrt(in), as PyTorch's `kaiming_uniform_(a=sqrt(5))`, B
-with zeros: the model starts as its base. The product A B is only formed where
-it is merged into W.
+A linear map y = x W + b becomes y = x W + b + s (x A) B. Here A [in, r] and B
+[r, out] are trained, r is small, and s = alpha / r. A is drawn uniformly
+between -1 / sqrt(in) and 1 / sqrt(in), as in PyTorch's
+`kaiming_uniform_(a=sqrt(5))`. B is zero, so the model starts as its base. The
+product A B is computed only to merge it into W.
 
 The factors are the parameters `lora_a` and `lora_b` beside the kernel. The
-modules know nothing of them: flax lets `added` intercept their calls.
+modules do not know them: `added` intercepts their calls by flax.
 
 Source: arXiv:2106.09685, section 4.1; peft, tuners/lora/layer.py.
 """
@@ -42,8 +42,9 @@ MAPS = {
 
 
 def num_inputs(path: str) -> int | None:
-  """Returns how many dimensions of a map's kernel are summed; None: it is none
-  of `MAPS`.
+  """Returns how many dimensions of a map's kernel are summed, or None.
+
+  None if the map is not one of `MAPS`.
 
   Example:
     >>> block = "Transformer/encoderblock_0/"
@@ -65,20 +66,19 @@ def split(
   key: jax.Array,
   own: str | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Returns what is trained, and the base, which is not.
+  """Adds factors; returns the trained parameters and the frozen base.
 
   Args:
     params: All parameters of a model, a nested dict of arrays.
     options: `targets` names the maps that get factors.
-    key: The factors A are drawn from it.
-    own: Prefix of the parameters that an objective adds; None: there are none.
+    key: Random key for the factors A.
+    own: Prefix of the parameters that an objective adds, or None.
 
   Returns:
-    The new factors with the head and the objective's own parameters; and the
-    rest.
+    The new factors, the head and the objective's own parameters; the rest.
 
   Raises:
-    ValueError: No map has one of these names.
+    ValueError: The model has no map of these names.
   """
   flat = flatten_dict(params, sep="/")
   trained = {k: v for k, v in flat.items() if is_trained(k, own)}
@@ -115,15 +115,15 @@ def split(
 
 
 def is_trained(name: str, own: str | None = None) -> bool:
-  """Whether a parameter is trained as a whole: of a head, or an objective's."""
+  """Whether a parameter is trained whole: the head's, or an objective's own."""
   return bool(re.match(HEADS, name) or (own and name.startswith(own)))
 
 
 def joined(base: Mapping | None, params: Mapping) -> dict[str, Any]:
-  """Returns one tree of two that have no leaf in common.
+  """Returns one nested dict of two that have no leaf in common.
 
   Args:
-    base: Nested dict, or None: there is nothing to join.
+    base: Nested dict, or None.
     params: Nested dict.
 
   Example:
@@ -139,7 +139,7 @@ def joined(base: Mapping | None, params: Mapping) -> dict[str, Any]:
 
 
 def without_factors(params: Mapping) -> dict[str, Any]:
-  """Returns parameters without factors, as if they were merged."""
+  """Returns parameters without factors, with the names of a merged model."""
   flat = flatten_dict(params, sep="/")
   others = {k: v for k, v in flat.items() if not k.endswith((A, B))}
   return unflatten_dict(others, sep="/")
@@ -148,10 +148,11 @@ def without_factors(params: Mapping) -> dict[str, Any]:
 def added(options: LoRAConfig) -> contextlib.AbstractContextManager:
   """In its body, linear maps with factors among their parameters add s (x A) B.
 
-  The products have the type of the map's inputs, their sum that of its output.
+  The products have the type of the map's inputs; the sum has that of its
+  output.
 
   Args:
-    options: `alpha`; the rank is that of the factors.
+    options: `alpha` is used; the rank is that of the factors.
   """
 
   def add(apply, args, kwargs, context):
@@ -170,7 +171,7 @@ def added(options: LoRAConfig) -> contextlib.AbstractContextManager:
 
 
 def scale(options: LoRAConfig, rank: int) -> float:
-  """Returns s = alpha / r; 1 where alpha is None."""
+  """Returns s = alpha / r; 1 if alpha is None."""
   return 1.0 if options.alpha is None else options.alpha / rank
 
 
@@ -180,6 +181,6 @@ def merged(
   b: Float[np.ndarray, "r ..."],
   scale: float,
 ) -> Float[np.ndarray, "..."]:
-  """Returns W + s A B of one block, computed in float64, in W's type."""
+  """Returns W + s A B of one block in W's type, computed in float64."""
   product = np.tensordot(np.asarray(a, "d"), np.asarray(b, "d"), 1)
   return (kernel + scale * product).astype(kernel.dtype)

@@ -13,12 +13,12 @@ def targets_of(
 ) -> Float[Array, "b classes"]:
   """Turns the labels of a batch into targets, one weight per class.
 
-  Integers become one-hot rows; rows that already have a weight per class pass
-  through. A negative label (padding) becomes a row of zeros, whose softmax loss
-  is 0; the mask of the batch must still exclude it from the mean.
+  Integers become one-hot rows. Rows that already have a weight per class do not
+  change. A negative label (padding) becomes a row of zeros. Its softmax loss is
+  0, but the mask of the batch must still exclude it from the mean.
 
   Raises:
-    ValueError: The rows have another width than `num_classes`.
+    ValueError: The rows are not `num_classes` wide.
 
   Example:
     >>> targets_of(jnp.array([2, 0]), 3).tolist()
@@ -38,23 +38,23 @@ def targets_of(
 def smooth(
   targets: Float[Array, "*b classes"], amount: float
 ) -> Float[Array, "*b classes"]:
-  """Spreads a share of the target evenly over all classes, the true one too.
+  """Label smoothing: spreads a share of the target evenly over all classes.
 
   targets_k -> (1 - amount) targets_k + amount / classes
 
-  The rule is the same for both losses, as in scenic and timm. For the sigmoid
-  it lowers a target of 1 to 1 - amount + amount / classes and lifts a 0 to
-  amount / classes only, so a usual amount of 0.1 hardly moves the negatives of
-  a set with many classes. (Recipes with a fixed floor write it as on/off
-  values: off = 1e-4 with 1000 classes is about an amount of 0.1 here, but
-  there the true class keeps 1 - 1e-4.)
+  Softmax and sigmoid losses use the same rule, as in scenic and timm. For the
+  sigmoid, a target of 1 becomes 1 - amount + amount / classes, and a target of
+  0 becomes amount / classes: with many classes and an amount of 0.1, the
+  negative targets hardly change. (Other recipes give on/off values: off = 1e-4
+  with 1000 classes is about an amount of 0.1 here, but keeps 1 - 1e-4 for the
+  true class.)
 
   Args:
     targets: One-hot or mixed one-hot rows.
     amount: Share of the target, 0 to 1; 0 changes nothing.
 
   Raises:
-    ValueError: The amount is outside of these.
+    ValueError: The amount is not between 0 and 1.
 
   Source: arXiv:1512.00567, section 7.
 
@@ -92,19 +92,18 @@ def softmax_xent(
 def sigmoid_xent(
   logits: Float[Array, "*b classes"], targets: Float[Array, "*b classes"]
 ) -> Float[Array, "*b"]:
-  """Sum over the classes of each class's own cross-entropy, in nats.
+  """Binary cross-entropy of each class, summed over the classes, in nats.
 
   loss = -sum_k (t_k log sigmoid(x_k) + (1 - t_k) log sigmoid(-x_k)), computed
   in float32. The sum is not divided by the number of classes: the learning
-  rates of the published recipes count on that, and so does a head bias of
-  -10, with which the loss of an untrained head is about 10.
+  rates of the published recipes expect the sum. So does a head bias of -10,
+  with which the loss of an untrained head is about 10.
 
   Args:
     logits: Log-odds of each class, any float type.
-    targets: Probability of each class, from 0 to 1, each for itself.
+    targets: Probability of each class, 0 to 1; rows need not sum to 1.
 
-  Source: arXiv:2006.07159; issue 34 of
-    google-research/vision_transformer for the sum.
+  Source: arXiv:2006.07159; for the sum, google-research/vision_transformer#34.
 
   Example:
     >>> round(float(sigmoid_xent(jnp.zeros((1, 4)), jnp.eye(4)[:1])[0]), 4)
@@ -122,12 +121,12 @@ def sigmoid_xent(
 def binary_xent(
   logits: Float[Array, "*b classes"], targets: Float[Array, "*b classes"]
 ) -> Float[Array, "*b"]:
-  """Mean over the classes of each class's own cross-entropy, in nats.
+  """Binary cross-entropy of each class, averaged over the classes, in nats.
 
-  `sigmoid_xent` divided by the number of classes, as in PyTorch and timm. An
-  update of Adam does not depend on that factor, but the norm that gradients are
-  clipped to does. Targets are used as they are; with
-  config.objective.binary_targets those above 0 are 1.
+  This is `sigmoid_xent` divided by the number of classes, as in PyTorch and
+  timm. That factor does not change Adam's updates, but it changes the norm to
+  which gradients are clipped. Targets are used as they are; with
+  config.objective.binary_targets, those above 0 become 1.
 
   Source: arXiv:2110.00476, section 3; arXiv:2204.07118, section 3.
 
@@ -141,15 +140,16 @@ def binary_xent(
 def balanced_weights(
   counts: Sequence[int], num_classes: int
 ) -> Float32[np.ndarray, " classes"]:
-  """Returns a weight for each class, so that all classes weigh the same.
+  """Returns a weight for each class, so that all classes count the same.
 
-  w_c = n / (C n_c), of n images of which n_c have class c, where C is the
-  number of classes that have an image; the mean over the images is 1. A class
-  without an image gets 0. scikit-learn's `class_weight="balanced"`.
+  w_c = n / (C n_c), where n_c of the n images have class c, and C classes have
+  an image. The mean weight of the images is 1. A class without an image gets 0.
 
   Args:
     counts: Images of each class.
     num_classes: Width of the head, at least the number of counts.
+
+  Source: scikit-learn's `class_weight="balanced"`.
 
   Example:
     >>> balanced_weights([30, 10, 0], 4).tolist()

@@ -1,7 +1,7 @@
-"""Metrics of predictions: correct ones, rankings, calibration.
+"""Metrics of predictions: top-k accuracy, average precision, calibration.
 
-Masked means are `clu.metrics.Average`: a sum and a count, so that batches with
-different numbers of real examples add up without weights.
+Masked means are `clu.metrics.Average`, a sum and a count. Batches with
+different numbers of real examples therefore add up without weights.
 """
 
 import functools
@@ -19,20 +19,20 @@ def top_k_correct(
   labels: Int[Array, " b"] | Shaped[Array, "b classes"],
   k: int,
 ) -> Bool[Array, " b"]:
-  """Returns whether one of the k largest logits is that of a label.
+  """Returns whether a label is among the k largest logits.
 
-  Among equal logits the lower class comes first, so the result never depends on
-  the order of the examples or on the device; a head of zeros predicts class 0,
-  not every class. A row with NaN is never right.
+  Among equal logits the lower class comes first. So the result does not depend
+  on the order of the examples or on the device, and a head of zeros predicts
+  only class 0. A row with NaN is always wrong.
 
   Args:
     logits: Any float type.
-    labels: The class, where -1 is never predicted; or a row per example with a
-      positive entry for each class that counts as right. A row without any is
-      always wrong: an evaluation that skips such examples, like ImageNet
-      ReaL's, masks them with `labels.max(-1) > 0`.
-    k: 1 or more; k at least the number of classes makes every labelled example
-      right.
+    labels: The class, where -1 is never right; or a row per example with a
+      positive entry for each right class. A row without a right class is always
+      wrong: an evaluation that skips such examples, like ImageNet ReaL's, masks
+      them with `labels.max(-1) > 0`.
+    k: 1 or more; with k at least the number of classes, every example with a
+      label is right.
 
   Example:
     >>> logits = jnp.array([[0.1, 0.7, 0.2], [0.4, 0.4, 0.2]])
@@ -54,7 +54,7 @@ def top_k_correct(
 def merged(parts: Iterable[Average]) -> Average:
   """Returns the average over all batches, added up in float64 on the host.
 
-  In float32 a count would stop at 2**24.
+  A float32 count would stop at 2**24.
 
   Args:
     parts: The average of each batch, at least one.
@@ -74,14 +74,16 @@ def average_precision(
 ) -> float:
   """Returns the average precision of a ranking, from 0 to 1.
 
-  AP = sum_i (R_i - R_(i-1)) P_i over the distinct scores, falling, where P_i
-  and R_i are precision and recall of all examples with at least the i-th score.
-  Equal scores have one threshold, so that the order of examples is no matter.
-  (PASCAL VOC 2007 took 11 points of an interpolated curve instead; VOC since
-  2010, COCO's classifications and scikit-learn do not.)
+  AP = sum_i (R_i - R_(i-1)) P_i over the distinct scores in falling order,
+  where P_i and R_i are precision and recall of all examples with at least the
+  i-th score. Equal scores share one threshold, so the order of the examples
+  does not matter.
 
   Returns:
-    NaN if there are no positive examples; a NaN among the scores ranks last.
+    The AP; NaN without a positive example. NaN scores rank last.
+
+  Source: scikit-learn's `average_precision_score`, also the rule of PASCAL VOC
+    since 2010. (VOC 2007 used 11 points of an interpolated curve.)
 
   Example:
     >>> average_precision(np.array([3, 2, 1]), np.array([True, False, True]))
@@ -105,12 +107,12 @@ def calibration_error(
 ) -> float:
   """Returns the expected calibration error, from 0 to 1.
 
-  ECE = sum_b n_b / n |share right in b - mean confidence in b| over bins of
-  equal width, bin b of confidences in (b / num_bins, (b + 1) / num_bins].
+  ECE = sum_b n_b / n |accuracy in b - mean confidence in b| over bins of equal
+  width; bin b has the confidences in (b / num_bins, (b + 1) / num_bins].
 
   Args:
-    confidence: Probability that was given to the predicted class.
-    is_right: Whether it was the label.
+    confidence: Probability of the predicted class.
+    is_right: Whether the predicted class is the label.
     num_bins: Number of bins; 15 in the source.
 
   Source: arXiv:1706.04599, section 2, equation 3.
@@ -132,9 +134,10 @@ def reliability(
   is_right: Bool[np.ndarray, " n"],
   num_bins: int = 15,
 ) -> dict[str, np.ndarray]:
-  """Returns count, mean confidence and share right of each bin, [num_bins].
+  """Returns count, mean confidence and accuracy of each bin, [num_bins].
 
-  The last two are NaN in an empty bin. See `calibration_error`.
+  Mean confidence and accuracy are NaN for an empty bin. See
+  `calibration_error`.
   """
   confidence = confidence.astype(np.float64)
   at = np.ceil(confidence * num_bins).astype(int) - 1

@@ -1,4 +1,4 @@
-"""Evaluators whose data sets are not on disk: refused, or left out."""
+"""Evaluators whose data sets are not on disk: an error, or left out."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ Evals = tuple[EvaluatorConfig, ...]
 
 
 def missing(evals: Sequence[EvaluatorConfig], sources: Sources) -> Evals:
-  """Returns the evaluators that can be left out and have no records on disk.
+  """Returns the evaluators that may be left out and have no records on disk.
 
   Args:
     evals: The options of all evaluators, data sets included.
@@ -36,9 +36,10 @@ def left_out(config: Config, absent: Evals) -> Evals:
 
 
 def advice(config: Config, absent: Evals) -> list[str]:
-  """Returns how to go without the missing evaluators that are refused.
+  """Returns an error for missing evaluators that the config does not leave out.
 
-  One for each option that leaves them out, not for each of the data sets.
+  One error for each option that would leave them out, not one for each data
+  set.
   """
   needed: dict[tuple[str, str], list[str]] = {}
   for e in absent:
@@ -48,9 +49,9 @@ def advice(config: Config, absent: Evals) -> list[str]:
   data_dir = config.data.data_dir
   where = f" --data_dir={shlex.quote(data_dir)}" if data_dir else ""
   return [
-    f"config.{key}: got {getattr(config, key)!r}, but {', '.join(names)}: not"
-    f" on disk. Go without their scores: --config.{key}={value}; or prepare"
-    f" each once: for d in {' '.join(map(shlex.quote, names))}; do vit-jax"
+    f"config.{key}: got {getattr(config, key)!r}, but not on disk:"
+    f" {', '.join(names)}. Leave out their scores: --config.{key}={value}; or"
+    f" prepare them: for d in {' '.join(map(shlex.quote, names))}; do vit-jax"
     f" prepare $d{where}; done"
     for (key, value), names in needed.items()
   ]

@@ -1,4 +1,4 @@
-"""The update rule (clip, scale, decay) and the learning rate's schedule."""
+"""Optimizers (clipping, update rule, weight decay) and learning rates."""
 
 import fnmatch
 import math
@@ -52,38 +52,41 @@ def make_optimizer(
 
     g <- g min(1, clip_norm / |g|)            |g| over all parameters
     u = momentum-and-scale(g)                 see OPTIMIZERS
-    u <- u + weight_decay w                   decay only where decay_mask says
-    u <- u |w| / |u|                          lamb alone, and only kernels
+    u <- u + weight_decay w                   only where decay_mask is True
+    u <- u |w| / |u|                          only lamb, and only kernels
     w <- w - lr(s) f u                        f of `rate_factors`
 
   Weight decay is decoupled (never in the moments) and multiplied by the
-  learning rate, whatever the optimizer, as in the ViT paper, AugReg, optax
-  and PyTorch. big_vision's `wd` is not multiplied by it: its 1e-4 at lr 1e-3
-  is 0.1 here.
+  learning rate for every optimizer, as in the ViT paper, AugReg, optax and
+  PyTorch. big_vision does not multiply: its `wd` of 1e-4 at lr 1e-3 is 0.1
+  here.
 
-  What an optimizer computes of a whole array it computes of each block by
-  itself, also where a scan stacks them.
+  Norms and products of a whole array are computed for each block separately,
+  also if a scan stacks the blocks.
 
-  The state is a plain tree: the moments repeat the tree of the parameters
-  below them (so a sharding is found by the end of the path), the rest are
-  counts and constants. adafactor's `v_row` and `v_col` do so, too, with fewer
-  dimensions.
+  The state is a plain tree: the moments repeat the tree of the parameters (so
+  the end of a path decides the sharding), the rest are counts and constants.
+  adafactor's `v_row` and `v_col` repeat the tree with fewer dimensions.
 
   Args:
-    config: `accumulator_dtype` is the type in which the accumulator or first
-      moment is stored between steps, rounded to nearest; it is decayed and
-      added to in float32, and this step's update is not rounded. Second moments
-      always stay in float32.
+    config: `accumulator_dtype` is the type in which the accumulator, or first
+      moment, is stored between steps, rounded to nearest. It is decayed and
+      added to in float32, and the update of the step is not rounded. Second
+      moments are always float32.
     total_steps: Length of the run, in updates.
 
-  Why to nearest: over 200 steps, against float32 accumulators, the sum of the
-  updates was off by 0.10 to 0.21 % (root mean square over 4,096 weights, whose
-  gradients were 1 to 10 times as noisy as large) and by less than 0.01 % in the
-  mean; rounded stochastically, by 0.14 to 0.30 %. With optax's own decay, which
-  for a bfloat16 accumulator is 0.8984, it was 0.8 to 1.5 % too small. Only for
-  gradients that never change is stochastic rounding better: rounded to nearest,
-  an accumulator stops up to 4 % before its limit (the sums were 1.7 % too
-  small), where a step adds less than half of its last bit.
+  Returns:
+    The optimizer; the learning rate as a function of the updates applied.
+
+  Rounding to nearest was measured: over 200 steps, against float32
+  accumulators, the sum of the updates was off by 0.10 to 0.21 % (root mean
+  square over 4,096 weights, whose gradients were 1 to 10 times as noisy as
+  large) and by less than 0.01 % in the mean. With stochastic rounding it was
+  off by 0.14 to 0.30 %. With optax's own decay, 0.8984 for a bfloat16
+  accumulator, it was 0.8 to 1.5 % too small. Stochastic rounding is better only
+  for gradients that never change: rounded to nearest, an accumulator stops up
+  to 4 % before its limit (the sums were 1.7 % too small), where a step adds
+  less than half of its last bit.
 
   Raises:
     ValueError: The optimizer is unknown; or as `make_schedule`.
@@ -134,18 +137,21 @@ def _sgd(config: OptimConfig) -> optax.GradientTransformation:
 
 
 def _lion(config: OptimConfig) -> optax.GradientTransformation:
-  """sign(beta1 m + (1 - beta1) g). Source: arXiv:2302.06675, algorithm 2."""
+  """Lion: sign(beta1 m + (1 - beta1) g).
+
+  Source: arXiv:2302.06675, algorithm 2.
+  """
   return optax.scale_by_lion(
     config.beta1, LION_DECAY, mu_dtype=config.accumulator_dtype
   )
 
 
 def _adafactor(config: OptimConfig) -> optax.GradientTransformation:
-  """Adam without the first moment, its second factored; then momentum.
+  """Adam with a factored second moment and no first moment; then momentum.
 
-  The second moment of a kernel is that of its rows times that of its columns,
-  for its two largest dimensions if both are 32 or more. Its decay is 1 -
-  t^-0.8 in step t, up to beta2.
+  The second moment of a kernel is factored into rows and columns, for its two
+  largest dimensions if both are 32 or more. Its decay in step t is 1 - t^-0.8,
+  at most beta2.
 
   Source: arXiv:2106.04560, section 3.4; big_vision, optax.py,
     `scale_by_adafactor`.
@@ -166,11 +172,11 @@ def _adafactor(config: OptimConfig) -> optax.GradientTransformation:
 def _muon(config: OptimConfig) -> optax.GradientTransformation:
   """Orthogonalised momentum for `MATRICES`, Adam for all other parameters.
 
-    m <- 0.95 m + 0.05 g                      bias-corrected, Nesterov's
-    u = 0.2 sqrt(max(inputs, outputs)) NS(m)  its root mean square is about 0.2
+    m <- 0.95 m + 0.05 g                      bias-corrected, Nesterov
+    u = 0.2 sqrt(max(inputs, outputs)) NS(m)  root mean square about 0.2
 
-  NS are five steps of Newton and Schulz's iteration, X <- 3.4445 X - 4.7750 A X
-  + 2.0315 A A X with A = X X^T, from m / |m|: near U V^T of m = U S V^T.
+  NS is five Newton-Schulz steps X <- 3.4445 X - 4.7750 A X + 2.0315 A A X with
+  A = X X^T, from m / |m|. The result is near U V^T, where m = U S V^T.
 
   Source: https://kellerjordan.github.io/posts/muon; arXiv:2502.16982.
   """
@@ -209,8 +215,10 @@ def _muon(config: OptimConfig) -> optax.GradientTransformation:
 
 
 def _matrix(name: str) -> contrib.MuonDimensionNumbers | None:
-  """Returns inputs and outputs of a kernel that Muon orthogonalises, of one
-  block; None for other parameters."""
+  """Returns inputs and outputs of a kernel that Muon orthogonalises, or None.
+
+  Dimensions are those of one block.
+  """
   axes = (v for k, v in MATRICES.items() if re.search(rf"(^|/){k}$", name))
   return next(axes, None)
 
@@ -229,10 +237,10 @@ OPTIMIZERS = {
 def _by_blocks(
   tx: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-  """Applies tx to every block of a scan by itself, as it would be in a loop.
+  """Applies tx to every block of a scan separately, as in a loop over blocks.
 
   Args:
-    tx: Treats each parameter by itself.
+    tx: Treats each parameter separately.
   """
 
   def axes(tree):
@@ -278,11 +286,11 @@ def _reads_float32(
 
 
 def decay_mask(params: PyTree) -> PyTree:
-  """Returns True where weight decay acts: the leaves named `kernel`, and the
-  factors that stand for one, `lora_a` and `lora_b`.
+  """Returns True for parameters with weight decay.
 
-  So kernels of products and convolutions decay; biases, scales and offsets of
-  normalisations, class token, position embedding and probe do not.
+  These are the leaves named `kernel` (matrix products and convolutions), and
+  the LoRA factors `lora_a` and `lora_b`. Biases, scales and offsets of
+  normalisations, class token, position embedding and probe do not decay.
 
   Source: big_vision, mask `.*/kernel$`. (The code of 2020 is believed to have
     decayed everything.)
@@ -301,10 +309,10 @@ def trained(
   patterns: Sequence[str],
   is_leaf: Callable[[Any], bool] | None = None,
 ) -> PyTree:
-  """Returns a tree of parameters without those that are frozen.
+  """Returns a tree of parameters in which the frozen ones are None.
 
-  These are None, which jax takes for no leaf: they get no gradient, no update
-  and no state of the optimizer.
+  jax has no leaf for None: frozen parameters get no gradient, no update and no
+  optimizer state.
 
   Args:
     tree: Parameters, or a tree of the same form.
@@ -324,12 +332,12 @@ def trained(
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-  """Whether a path, such as "head/kernel", matches one of some patterns."""
+  """Whether a path, such as "head/kernel", matches one of the patterns."""
   return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def errors(config: OptimConfig, params: PyTree) -> list[str]:
-  """Returns errors of the options that name parameters or their layers.
+  """Returns errors of the options that name parameters or layers.
 
   Args:
     config: The options.
@@ -353,16 +361,16 @@ def errors(config: OptimConfig, params: PyTree) -> list[str]:
   trained_names = [n for n in names if not matches(n, config.freeze)]
   if not trained_names:
     errors.append(
-      f"config.optim.freeze: got {', '.join(config.freeze)}, which leaves"
-      " nothing to train; expected patterns that leave some parameters."
+      f"config.optim.freeze: got {', '.join(config.freeze)}, which freezes all"
+      " parameters; expected patterns that leave some to train."
     )
   if config.layer_decay is not None and not any(
     re.match(BLOCKS, name) for name in trained_names
   ):
     errors.append(
-      f"config.optim.layer_decay: got {config.layer_decay}, expected None where"
-      " no block of a Transformer is trained; config.optim.lr_scale gives"
-      " parameters other rates."
+      f"config.optim.layer_decay: got {config.layer_decay}, expected None: no"
+      " Transformer block is trained. config.optim.lr_scale sets the rates of"
+      " other parameters."
     )
   if config.name == "muon" and not any(map(_matrix, trained_names)):
     errors.append(
@@ -373,7 +381,7 @@ def errors(config: OptimConfig, params: PyTree) -> list[str]:
 
 
 def num_blocks(params: PyTree) -> int:
-  """Returns the number of blocks, in a loop or in a scan; 0: there are none."""
+  """Returns the number of blocks, in a loop or in a scan; 0 without blocks."""
   blocks = params.get("Transformer", {})
   if stacked := jax.tree.leaves(blocks.get("encoderblock")):
     return stacked[0].shape[0]
@@ -381,15 +389,16 @@ def num_blocks(params: PyTree) -> int:
 
 
 def layers(params: PyTree) -> PyTree:
-  """Returns the layer of each parameter, by which its rate decays.
+  """Returns the layer number of each parameter, for config.optim.layer_decay.
 
-  With L blocks: 0 for all before the first block (patch embedding or ResNet,
-  class, distillation and register tokens, positions, the norm before the
-  blocks), i + 1 for block i, L + 1 for all behind the last (norms, pooling,
-  heads) and what an objective adds. For blocks in a scan it is a vector.
+  With L blocks: 0 before the first block (patch embedding or ResNet, class,
+  distillation and register tokens, positions, the norm before the blocks), i +
+  1 for block i, L + 1 after the last block (norms, pooling, heads) and for the
+  parameters that an objective adds. Parameters of blocks in a scan get a
+  vector.
 
-  Source: BEiT, `get_num_layer_for_vit`; MAE, util/lr_decay.py. (timm has the
-    norm behind the last block in layer L.)
+  Source: BEiT, `get_num_layer_for_vit`; MAE, util/lr_decay.py. (In timm, the
+    norm after the last block is in layer L.)
 
   Example:
     >>> block = {"LayerNorm_0": {"scale": 0.0}}
@@ -409,10 +418,10 @@ def layers(params: PyTree) -> PyTree:
 
 
 def rate_factors(config: OptimConfig, params: PyTree) -> PyTree:
-  """Returns by what the rate of each parameter is multiplied.
+  """Returns the factor of each parameter's learning rate.
 
-  layer_decay^(L + 1 - layer), see `layers`, times the factors of all patterns
-  of lr_scale that its path matches.
+  It is layer_decay^(L + 1 - layer), see `layers`, times the factors of all
+  patterns in lr_scale that match the path.
 
   Args:
     config: The options.
@@ -420,7 +429,7 @@ def rate_factors(config: OptimConfig, params: PyTree) -> PyTree:
       blocks.
 
   Returns:
-    Numbers, or arrays that broadcast over blocks in a scan.
+    A tree of numbers, or of arrays that broadcast over blocks in a scan.
   """
   last = num_blocks(params) + 1
 
@@ -439,8 +448,10 @@ def rate_factors(config: OptimConfig, params: PyTree) -> PyTree:
 def rates(
   config: OptimConfig, params: PyTree
 ) -> dict[str, tuple[np.ndarray, np.ndarray] | None]:
-  """Returns path -> layers and factors of the rate, of each block in a scan a
-  number; None where a parameter is frozen."""
+  """Returns path -> (layers, factors of the rate), or None for a frozen one.
+
+  A parameter of blocks in a scan has one number per block.
+  """
   factors, of_layers = rate_factors(config, params), layers(params)
   leaves, _ = jax.tree_util.tree_flatten_with_path(of_layers)
   return {
@@ -456,7 +467,7 @@ def rates(
 
 
 def replaced(tree: PyTree, part: PyTree) -> PyTree:
-  """Returns a tree with the leaves that `trained` left in `part`."""
+  """Returns a tree whose trained leaves are those of `part`."""
   return jax.tree.map(
     lambda new, old: old if new is None else new,
     part,
@@ -470,12 +481,12 @@ def _path_name(path: Sequence[Any]) -> str:
 
 
 def ema_weight(decay: float, step: ArrayLike) -> jax.Array:
-  """Returns the weight of an update's parameters in their running average.
+  """Returns the weight of new parameters in their running average.
 
   max(1 - decay, 9 / (10 + step)): the decay rises as (1 + step) / (10 + step)
-  until it is `decay`. Early averages so reach back about a ninth of the run,
-  and after n updates 1 / binomial(n + 9, 9) of the start is left: 1e-5 after
-  ten. With 0.9999 throughout, 95 % would be left after 500.
+  until it is `decay`. So an early average covers about the last ninth of the
+  run, and after n updates the start has a weight of 1 / binomial(n + 9, 9):
+  1e-5 after ten. With a constant 0.9999 it would be 95 % after 500.
 
   Args:
     decay: config.optim.ema_decay, 0 to 1; reached after (10 decay - 1) / (1 -
@@ -495,14 +506,14 @@ def ema(
 
   average <- average + ema_weight(decay, step) (params - average)
 
-  The difference form is needed because 0.9999 x + 0.0001 y rounds off much of
-  what the second term adds. The average starts as the initial parameters.
+  The difference is needed because 0.9999 x + 0.0001 y rounds off much of the
+  second term. The average starts as the initial parameters.
 
   Args:
     average: The average after the previous step; float32.
     params: Parameters after this step's update.
-    decay: Decay per step, 0 to 1; in the end the average reaches back about 1 /
-      (1 - decay) steps.
+    decay: Decay per step, 0 to 1; after the warm-up of `ema_weight` the average
+      covers about 1 / (1 - decay) steps.
     step: Updates applied before this one.
 
   Example:
@@ -517,30 +528,32 @@ def ema(
 
 
 def _name(key: Any) -> str:
-  """Returns the last word of a path, for every kind of node."""
+  """Returns the last name of a path, for every kind of node."""
   return str(getattr(key, "key", getattr(key, "name", key)))
 
 
 def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
   """Linear warm-up from 0 to `lr`, then the decay that the config names.
 
-  With s updates applied, w = warmup_steps, T = total_steps, and progress
-  p = (s - w) / (T - w), held between 0 and 1:
+  With s updates applied, w = warmup_steps, T = total_steps, and progress p = (s
+  - w) / (T - w), clipped to 0..1:
 
     s < w      lr s / w
     cosine     end_lr + (lr - end_lr) (1 + cos(pi p)) / 2
     linear     lr + (end_lr - lr) p
     rsqrt      lr / sqrt(1 + (s - w) / 10,000)
     constant   lr
-    step       lr / 10^k, k the number of decay_at that s / T has reached
+    step       lr / 10^k, where s / T has reached k numbers of decay_at
 
-  So the first update of a run with warm-up has rate 0, as in big_vision; the
-  update after w others has the peak; end_lr is reached after T updates, which
-  is one more than the last update sees.
+  With warm-up, the first update has rate 0, as in big_vision, and update w + 1
+  has the peak. The rate is end_lr at s = T, one step after the last update.
 
   Args:
     config: The rate is per step; lengths are in steps.
     total_steps: Length of the run, in updates.
+
+  Returns:
+    The learning rate as a function of s.
 
   Raises:
     ValueError: The warm-up does not end before the run, or the decay is

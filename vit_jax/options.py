@@ -29,7 +29,7 @@ _SHORT.maxlevel = 3
 
 
 def shown(value) -> str:
-  """Returns a value as Python writes it, cut where it is long.
+  """Returns a value as Python writes it, shortened if it is long.
 
   Example:
     >>> shown([1, "a"]), len(shown("a" * 10**6))
@@ -39,16 +39,17 @@ def shown(value) -> str:
 
 
 def at_home(args: list[str]) -> list[str]:
-  """Returns args of a command with `~/` replaced where bash leaves it alone.
+  """Expands `~/` in arguments where bash does not.
 
-  That is behind an equals sign, as in --config=folder:path=~/birds.
+  bash leaves it unchanged after an equals sign, as in
+  --config=folder:path=~/birds.
   """
   home = os.path.expanduser("~")
   return [re.sub("=~(?=/)", lambda _: f"={home}", arg) for arg in args]
 
 
 class ConfigError(ValueError):
-  """All errors of a config, one line each."""
+  """All errors of a config, one per line."""
 
   def __init__(self, errors):
     self.errors = tuple(errors)
@@ -69,22 +70,22 @@ def option(
   """Returns a dataclass field that `--help` can describe.
 
   Args:
-    default: Value where nothing is set.
-    doc: What the option means, with its unit, in a line.
-    choices: Every value that it may have, and what each means; None: any.
-    is_rare: Whether only `--help=all` describes it: the numerics of published
-      files, which importing them sets.
+    default: Value if nothing is set.
+    doc: One line with the meaning of the option and its unit.
+    choices: Every allowed value with its meaning; None to allow any value.
+    is_rare: Whether only `--help=all` describes it. Such options are the
+      numerics of published files, which importing the weights sets.
   """
   metadata = {"doc": doc, "choices": choices or {}, "is_rare": is_rare}
   return dataclasses.field(default=default, metadata=metadata)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-  """Returns " Did you mean 'x'?" for what `word` was meant to be, or "".
+  """Returns " Did you mean 'x'?" with the known word nearest to `word`, or "".
 
-  That is a known word of nearly the same letters, one of the same letters in
-  another order, or the only one of whose parts, as "image" of "image_size", it
-  is one: more distant words may have any other meaning.
+  A known word is near if it has nearly the same letters, or the same letters in
+  another order, or if it is the only one that has `word` as a part, as
+  "image_size" has "image". More distant words may have any other meaning.
 
   Example:
     >>> nearest("optimizer", ["optim", "data"]), nearest("opset", ["posemb"])
@@ -107,7 +108,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def not_installed(packages: Iterable[str], extra: str) -> str | None:
-  """Returns what to do where packages of an extra are missing; None: nothing.
+  """Returns how to install the missing packages of an extra, or None.
 
   Args:
     packages: Names to import.
@@ -123,7 +124,7 @@ def not_installed(packages: Iterable[str], extra: str) -> str | None:
 
 
 def parse_value(annotation, value, where: str):
-  """Converts `value`, maybe a text of the command line, to the type.
+  """Converts a value, or its text on the command line, to a type.
 
   Raises:
     ValueError: It is of another type; the message names `where`.
@@ -172,7 +173,7 @@ def parse_value(annotation, value, where: str):
 
 
 def type_name(annotation) -> str:
-  """Returns what values of a type are called, "whole number or None"."""
+  """Returns the name of a type for messages, such as "whole number or None"."""
   annotation, is_optional = _without_none(annotation)
   if is_optional:
     return f"{type_name(annotation)} or None"
@@ -197,10 +198,10 @@ def _without_none(annotation) -> tuple[typing.Any, bool]:
 
 
 def check_choice(value, choices: Iterable[str] | None, where: str) -> None:
-  """Refuses a value, or one of a tuple, that is not among the choices.
+  """Raises if a value, or one of a tuple, is not among the choices.
 
   Raises:
-    ValueError: The message names `where`, the choices and the nearest.
+    ValueError: The message names `where`, the choices and the nearest one.
   """
   for one in value if isinstance(value, tuple) else (value,):
     if choices and one is not None and one not in choices:

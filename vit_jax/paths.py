@@ -1,6 +1,6 @@
-"""Paths on a disk or in a bucket, and names that lead out of no folder.
+"""Paths on a disk or in a bucket, and names that must stay in their folder.
 
-A bucket is what epath reads by an address, such as gs://.
+A bucket is storage that epath reads by an address such as gs://.
 """
 
 import os
@@ -24,14 +24,14 @@ _BY_PROGRAMS = {
 
 
 def file_in(folder: epath.Path, name: str) -> epath.Path:
-  """Returns the path of a file in a folder; it need not exist.
+  """Returns the path of a file in a folder; the file need not exist.
 
   A link may lead to another place in the folder. In the cache of Hugging Face,
-  whose `snapshots/REVISION` has links into `blobs` beside it, it may lead to
-  any place of that model's cache.
+  where `snapshots/REVISION` has links into `blobs` beside it, a link may lead
+  to any place of that model's cache.
 
   Args:
-    folder: The folder that a user named, or that of the user's file.
+    folder: The folder that a user named, or the folder of the user's file.
     name: Name of the file, which may come from another file, such as an index.
 
   Raises:
@@ -58,11 +58,11 @@ def file_in(folder: epath.Path, name: str) -> epath.Path:
 
 
 def printable(path: str | bytes | os.PathLike) -> str:
-  """Returns a path on one line, with escapes for bytes that are no text.
+  """Returns a path on one line, with escapes for bytes that are not text.
 
   Example:
-    >>> printable("a\\nb" + chr(0xdce9))
-    'a\\\\nb\\\\xe9'
+    >>> printable("a\nb" + chr(0xdce9))
+    'a\\nb\\xe9'
   """
   text = os.fsencode(path).decode("utf-8", "backslashreplace")
   return "".join(
@@ -71,15 +71,15 @@ def printable(path: str | bytes | os.PathLike) -> str:
 
 
 def is_by_program(name: str) -> bool:
-  """Whether programs make folders of this name, beside a user's own ones.
+  """Whether a folder name is one that programs make, not users.
 
-  Hidden ones, such as .thumbnails and .ipynb_checkpoints, are among them.
+  Hidden names, such as .thumbnails and .ipynb_checkpoints, are among them.
   """
   return name.startswith(".") or name.lower() in _BY_PROGRAMS
 
 
 def walk(root: str | os.PathLike) -> Iterator[tuple[str, list[str], list[str]]]:
-  """Walks a folder as `os.walk` does, into links, but into no folder twice.
+  """Walks a folder as `os.walk` does, also into links, but never twice.
 
   Raises:
     ValueError: A folder cannot be opened.
@@ -109,17 +109,17 @@ def is_remote(path: str | os.PathLike) -> bool:
 def absolute(path: epath.Path) -> epath.Path:
   """Returns a path that does not depend on the working directory.
 
-  epath's own `resolve` takes gs://b for a folder of the working directory.
+  `resolve` of epath takes gs://b for a folder of the working directory.
   """
   return path if is_remote(path) else path.resolve()
 
 
 def kind(path: epath.Path) -> str:
-  """Returns "file" or "folder"; "" if there is neither.
+  """Returns "file" or "folder", or "" if neither exists.
 
   Raises:
-    OSError: The disk cannot answer now. epath's own `exists` and `is_dir`
-      would return False.
+    OSError: The disk cannot answer now. `exists` and `is_dir` of epath would
+      return False.
   """
   if is_remote(path):
     return "folder" if path.is_dir() else "file" if path.exists() else ""
@@ -131,9 +131,9 @@ def kind(path: epath.Path) -> str:
 
 
 def file_size(path: epath.Path) -> int:
-  """Returns the number of bytes of a file.
+  """Returns the size of a file in bytes.
 
-  epath's own `stat` fails where the owner has no name, as in many containers.
+  `stat` of epath fails if the owner has no name, as in many containers.
   """
   if is_remote(path):
     return path.stat().length
@@ -141,7 +141,7 @@ def file_size(path: epath.Path) -> int:
 
 
 def place(value: object) -> object:
-  """Returns a data set folder:PATH with its absolute path; others as they are.
+  """Returns a data set folder:PATH with an absolute path; others unchanged.
 
   Example:
     >>> place("folder:/a/../b/"), place("cifar10"), place(3)
@@ -154,6 +154,6 @@ def place(value: object) -> object:
 
 
 def cache_folder(name: str) -> pathlib.Path:
-  """Returns $XDG_CACHE_HOME/vit_jax/<name>, or that folder in ~/.cache."""
+  """Returns $XDG_CACHE_HOME/vit_jax/<name>; the default is in ~/.cache."""
   base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
   return pathlib.Path(base) / "vit_jax" / name

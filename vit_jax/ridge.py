@@ -1,16 +1,16 @@
-"""Few-shot classification by least squares, in closed form, on the host.
+"""Few-shot classification by ridge regression, in closed form, on the host.
 
-Features are whitened one by one with the mean and the standard deviation of
-the shots; a constant feature stands for the bias; the targets are +1 for the
-class and -1 for all others:
+Each feature is whitened with the mean and the standard deviation of the shots.
+A constant feature is added for the bias. The targets are +1 for the class and
+-1 for all others:
 
   x = (feature - mean) / (std + 1e-5), followed by 100
   W = argmin |X W - Y|^2 + l2 |W|^2,  prediction = argmax_k (x W)_k
 
-The constant is 100 and not 1 so that the penalty hardly touches the bias.
-All in float64: the smaller Gram matrix is near singular for the small
-penalties. On one core, 10 shots of 1,000 classes at width 768 are fitted in
-half a second, and 50,000 images scored in two for every penalty.
+The constant is 100 and not 1, so that the penalty hardly affects the bias. All
+computations are in float64, because the smaller Gram matrix is near singular
+for small penalties. On one core, fitting 10 shots of 1,000 classes at width 768
+takes half a second, and scoring 50,000 images takes two seconds per penalty.
 
 Source: arXiv:2010.11929, section 4.1; big_vision `evaluators/fewshot_lsr.py`.
 """
@@ -28,7 +28,7 @@ ROWS = 4096  # Examples scored at a time, which bounds the memory.
 
 @dataclasses.dataclass(frozen=True)
 class Ridge:
-  """A fitted classifier: whitening, and weights with the bias's row last."""
+  """A fitted classifier: whitening and weights; the last row is the bias's."""
 
   mean: Float64[np.ndarray, " d"]
   std: Float64[np.ndarray, " d"]
@@ -45,24 +45,24 @@ def sample_shots(
 ) -> Int64[np.ndarray, " chosen"]:
   """Draws the same number of examples of every class.
 
-  One generator, `numpy.random.default_rng(seed)`, permutes the indices of
-  class 0, then those of class 1, and so on; the first `shots` of each are
-  taken. So the 5 shots of a seed are among its 10 shots.
+  One generator, `numpy.random.default_rng(seed)`, permutes the indices of class
+  0, then those of class 1, and so on. The first `shots` of each are taken, so
+  the 5 shots of a seed are among its 10 shots.
 
   Args:
-    labels: Class of each example; those below 0 are never drawn.
+    labels: Class of each example; negative ones are never drawn.
     shots: Examples per class, 1 or more.
     seed: Seed of the draw; evaluations average over several.
-    num_classes: None: one more than the largest label.
-    allow_fewer: Whether a class with fewer examples gives all of them, as in
-      big_vision, if most classes have enough and none has no example.
+    num_classes: Number of classes; None for one more than the largest label.
+    allow_fewer: Whether a class with fewer examples may give all that it has,
+      as in big_vision. At least half of the classes must still have `shots`
+      examples, and each class at least one.
 
   Returns:
     Indices into `labels`, class after class.
 
   Raises:
-    ValueError: A class has fewer examples than `shots`, or, with `allow_fewer`,
-      more than half of the classes have, or one has none.
+    ValueError: A class has too few examples.
 
   Source: big_vision `evaluators/fewshot_lsr.py`.
 
@@ -94,9 +94,9 @@ def sample_shots(
 
 
 def fewest_examples(shots: int, num_classes: int) -> int:
-  """Returns how many examples `sample_shots` needs at least, allowing fewer.
+  """Returns the fewest examples that `sample_shots(allow_fewer=True)` needs.
 
-  Half of the classes must have all shots, and each of the others one.
+  Half of the classes must have all shots, each of the others one.
 
   Example:
     >>> fewest_examples(shots=25, num_classes=1000)
@@ -116,7 +116,7 @@ def fit(
   """Fits several penalties from one eigendecomposition.
 
   With n shots of d features (the constant included), the smaller Gram matrix is
-  decomposed once, after which a penalty costs two matrix products:
+  decomposed once. Then a penalty costs two matrix products:
 
     n >= d:  X'X = V S V',  W = V (S + l2)^-1 V' X'Y
     n < d:   XX' = U S U',  W = X' U (S + l2)^-1 U' Y
@@ -124,10 +124,10 @@ def fit(
   Args:
     features: Features of the shots.
     labels: Their classes, 0 to num_classes - 1.
-    num_classes: Columns of the targets; a class without shots gets -1 only.
-    l2s: Weights of the penalty, more than 0; not divided by the number of
-      shots.
-    class_weights: Factor of each squared error by the class of its shot; None:
+    num_classes: Columns of the targets. A class without shots has only targets
+      of -1.
+    l2s: Penalties, more than 0; not divided by the number of shots.
+    class_weights: Factor of the squared errors of each class's shots; None for
       1.
 
   Returns:
@@ -182,7 +182,7 @@ def fit(
 def predict(
   ridge: Ridge, features: Num[np.ndarray, "n d"]
 ) -> Int64[np.ndarray, " n"]:
-  """Returns the class with the largest score; among equal ones the lowest."""
+  """Returns the class with the largest score, the lowest of equal ones."""
   classes = np.empty(len(features), np.int64)
   for part, products in _products(ridge, features):
     classes[part] = products.argmax(axis=-1)
@@ -198,7 +198,7 @@ def scores(
 ]:
   """Returns the class with the largest score, that score, and the label's.
 
-  A score is x W. It has no bounds, though the targets are 1 and -1.
+  A score is x W. It has no bounds, although the targets are 1 and -1.
   """
   best = np.empty(len(features), np.int64)
   largest, of_label = np.empty(len(features)), np.empty(len(features))
@@ -213,12 +213,12 @@ def accuracy(
   features: Num[np.ndarray, "n d"],
   labels: Integer[np.ndarray, " n"],
 ) -> float:
-  """Returns the share of examples predicted right, 0 to 1."""
+  """Returns the share of examples that are predicted right, 0 to 1."""
   return float(np.mean(predict(ridge, features) == labels))
 
 
 def _products(ridge, features):
-  """Yields `ROWS` examples at a time, as a slice, and their scores [n, k]."""
+  """Yields slices of `ROWS` examples, and their scores [n, k]."""
   for i in range(0, len(features), ROWS):
     part = slice(i, i + ROWS)
     x = _whiten(features[part].astype(np.float64), ridge.mean, ridge.std)
@@ -231,7 +231,7 @@ def _whiten(features, mean, std):
 
 
 def _times_targets(rows, labels, num_classes):
-  """Returns rows' Y without storing the targets Y, which are +1 and -1."""
+  """Returns rows' Y without storing the targets Y (+1 and -1)."""
   sums = np.zeros((num_classes, rows.shape[1]))
   np.add.at(sums, labels, rows)
   return (2.0 * sums - rows.sum(axis=0)).T

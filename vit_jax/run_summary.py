@@ -1,4 +1,4 @@
-"""What a run prints before its first step, and the metadata of its weights."""
+"""The summary that a run prints before its first step, and its metadata."""
 
 import itertools
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ FEW_CLASSES = 10  # whose counts are all printed
 
 
 def metadata(experiment: Experiment, state: TrainState) -> dict[str, Any]:
-  """Returns the JSON that must stay with the weights.
+  """Returns the metadata that is stored beside the weights, for JSON.
 
   Args:
     experiment: The run.
@@ -62,7 +62,7 @@ def metadata(experiment: Experiment, state: TrainState) -> dict[str, Any]:
 
 
 def group_datasets(experiment: Experiment) -> dict[str, list[str]]:
-  """Returns the data sets over which each group's mean is taken."""
+  """Returns group -> names of the data sets in its mean."""
   return {
     group: [e.dataset for e in members]
     for group, members in groups(experiment.evals).items()
@@ -70,7 +70,7 @@ def group_datasets(experiment: Experiment) -> dict[str, list[str]]:
 
 
 def sets_text(experiment: Experiment) -> str:
-  """Returns lines on the means of groups, and what is left out, or ""."""
+  """Returns lines on groups of data sets and on evaluators left out, or ""."""
   lines = [
     f"{group:<11} mean of {len(names)} data set{'s' * (len(names) > 1)}:"
     f" {', '.join(names)}"
@@ -96,11 +96,11 @@ def sets_text(experiment: Experiment) -> str:
 def classes_lines(
   counts: Sequence[int] | None, names: Sequence[str] | None
 ) -> list[str]:
-  """Returns the line on the images of each class; [] without counts.
+  """Returns a line with the images of each class; [] if `counts` is None.
 
   Args:
-    counts: Images of each class; None: they are unknown.
-    names: Names by class; None: there are none.
+    counts: Images of each class; None if unknown.
+    names: Names by class, or None.
 
   Example:
     >>> classes_lines([40, 120], ["cat", "dog"])
@@ -130,7 +130,7 @@ def classes_lines(
 
 
 def _outputs(experiment: Experiment) -> str:
-  """Returns what the data have a number of."""
+  """Returns what `num_classes` counts: classes, or numbers to predict."""
   if experiment.standardisation is None:
     return "classes"
   plural = "s" * (experiment.data.num_classes > 1)
@@ -138,7 +138,7 @@ def _outputs(experiment: Experiment) -> str:
 
 
 def _numbers_lines(experiment: Experiment) -> list[str]:
-  """Returns a line with mean and deviation of the numbers to predict, or []."""
+  """Returns a line with mean and deviation of regression targets, or []."""
   if (of := experiment.standardisation) is None:
     return []
   names = experiment.head.class_names or itertools.count()
@@ -150,14 +150,16 @@ def _numbers_lines(experiment: Experiment) -> list[str]:
 
 
 def eval_ops(config: Config) -> str:
-  """Returns the preprocessing of images to be scored, that of training if no
-  evaluator has one."""
+  """Returns the preprocessing of images for evaluation.
+
+  Without an evaluator, it is that of training.
+  """
   of_head = [e.ops for e in config.evals if e.scores_head]
   return [*of_head, *(e.ops for e in config.evals), config.data.ops][0]
 
 
 def text(experiment: Experiment, mesh: Mesh, state: TrainState) -> str:
-  """Returns the lines shown before the first step.
+  """Returns the lines that are printed before the first step.
 
   Args:
     experiment: The run.

@@ -1,9 +1,9 @@
-"""Which device has which part of what: the mesh, and the rules for parameters.
+"""The mesh of devices, and the sharding rules for parameters.
 
-Batches are split over `data` and `fsdp`; parameters, and all that the optimizer
-keeps for each of them, over `fsdp` and `tensor`. Where TPU slices are joined by
-the data centre's network, each slice has whole copies of the state: only `data`
-passes from one to another.
+Batches are split over `data` and `fsdp`. Parameters and their optimizer state
+are split over `fsdp` and `tensor`. If TPU slices are joined by the data
+centre's network, each slice has a whole copy of the state: only `data` spans
+several slices.
 """
 
 import math
@@ -65,10 +65,10 @@ BY_HEADS = (r"(query|key|value)/kernel", P(None, ("tensor", "fsdp"), None))
 
 
 def slices(devices: list[Device] | None = None) -> list[list[Device]]:
-  """Returns the devices of each TPU slice; one list where there is only one.
+  """Returns the devices of each TPU slice; a single list without slices.
 
   Args:
-    devices: None: all of them, on all processes.
+    devices: None for all devices of all processes.
   """
   by_slice: dict[int, list[Device]] = {}
   for device in jax.devices() if devices is None else devices:
@@ -77,14 +77,14 @@ def slices(devices: list[Device] | None = None) -> list[list[Device]]:
 
 
 def slice_of(device: Device) -> int:
-  """Returns the number of a TPU's slice; 0 for devices of other kinds."""
+  """Returns the number of a TPU's slice; 0 for other devices."""
   # On GPUs jax numbers the hosts by this attribute.
   is_tpu = device.platform == "tpu"
   return getattr(device, "slice_index", 0) if is_tpu else 0
 
 
 def _num_nodes(devices: list[Device] | None) -> int:
-  """Returns how many groups of GPUs there are, each with fast links within."""
+  """Returns the number of GPU nodes, each with fast links inside."""
   devices = jax.devices() if devices is None else devices
   gpus = [device for device in devices if device.platform == "gpu"]
   return len({getattr(gpu, "slice_index", 0) for gpu in gpus}) or 1
@@ -95,19 +95,19 @@ def mesh_shape(
 ) -> dict[str, int]:
   """Returns the devices along each axis, -1 resolved.
 
-  If data and fsdp are both -1, fsdp gets the largest divisor, up to `MAX_FSDP`,
-  of the remaining devices of a slice, or of a node of GPUs, and data gets the
-  rest. A single axis of -1 gets all remaining devices.
+  If only one axis is -1, it gets all remaining devices. If data and fsdp are
+  both -1, fsdp gets the largest divisor, up to `MAX_FSDP`, of the remaining
+  devices of a slice or GPU node, and data gets the rest.
 
   Args:
     mesh: Devices along each axis.
     num_devices: Devices of all slices.
-    num_slices: Slices of equal size, which only the axis data joins.
-    num_nodes: Nodes of equal size, which any axis may join.
+    num_slices: Slices of equal size; only the axis data may span several.
+    num_nodes: Nodes of equal size; any axis may span several.
 
   Raises:
-    ValueError: The axes do not multiply to the number of devices, or more than
-      data would have to join the slices.
+    ValueError: The product of the axes is not the number of devices, or an axis
+      other than data would span several slices.
   """
   shape = {axis: getattr(mesh, axis) for axis in AXES}
   fixed = math.prod(n for n in shape.values() if n != -1)
@@ -129,8 +129,8 @@ def mesh_shape(
   if shape["data"] % num_slices:
     raise ValueError(
       f"config.mesh: got {shape} on {num_slices} TPU slices; data must be a"
-      f" multiple of {num_slices}, as fsdp and tensor stay within a slice of"
-      f" {num_devices // num_slices} devices."
+      f" multiple of {num_slices}, because fsdp and tensor stay within a slice"
+      f" of {num_devices // num_slices} devices."
     )
   return shape
 
@@ -142,11 +142,11 @@ def shape_here(mesh: MeshConfig) -> dict[str, int]:
 
 
 def make_mesh(mesh: MeshConfig, devices: list[Device] | None = None) -> Mesh:
-  """Returns the mesh of data, fsdp and tensor; slices are apart along data.
+  """Returns the mesh of data, fsdp and tensor; only data spans slices.
 
   Args:
     mesh: Devices along each axis.
-    devices: None: all of them, on all processes.
+    devices: None for all devices of all processes.
 
   Raises:
     ValueError: As `mesh_shape`.
@@ -182,13 +182,14 @@ def _laid_out(sizes: tuple[int, ...], devices: list[Device]) -> np.ndarray:
 def mesh_errors(
   config: Config, devices: list[Device] | None = None
 ) -> list[str]:
-  """Returns errors of mesh and devices, and of batches and mesh.
+  """Returns errors of mesh and devices, and of batch sizes and mesh.
 
-  None if the axes themselves are wrong, which `config.checks` reports.
+  It returns none if the axes themselves are wrong; `config.checks` reports
+  these.
 
   Args:
     config: The run.
-    devices: None: all of them, on all processes.
+    devices: None for all devices of all processes.
   """
   axes = [getattr(config.mesh, axis) for axis in AXES]
   are_two_open = axes.count(-1) > 1 and config.mesh.tensor == -1
@@ -213,10 +214,10 @@ def mesh_errors(
 
 
 def row_errors(mesh: Mesh) -> list[str]:
-  """Returns an error if two processes hold the same rows of a batch.
+  """Returns an error if two processes have the same rows of a batch.
 
-  A process reads rows for its own devices. With tensor, several devices hold
-  the same rows; all of these must be of one process.
+  A process reads the rows of its own devices. With tensor > 1, several devices
+  have the same rows; these devices must belong to one process.
   """
   rows: dict[int, set] = {}
   for (data, fsdp, _), device in np.ndenumerate(mesh.devices):
@@ -226,8 +227,8 @@ def row_errors(mesh: Mesh) -> list[str]:
     return []
   return [
     f"config.mesh: got {shape} on {len(rows)} processes, some of which would"
-    " hold the same rows of a batch; each must hold rows of its own: use a"
-    " smaller config.mesh.tensor, or 1."
+    " have the same rows of a batch; each must have its own rows. Use a smaller"
+    " config.mesh.tensor, or 1."
   ]
 
 
@@ -251,15 +252,15 @@ def microbatches_of(config: Config, mesh: Mesh) -> int:
 
 
 def _rows(config: Config, mesh: Mesh) -> int:
-  """Returns the images of a batch that a device has."""
+  """Returns the images of a batch on one device."""
   return config.data.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
 
 
 def fast_microbatch(config: Config, mesh: Mesh) -> int | None:
-  """Returns the images of a fast microbatch; None: all images of a device.
+  """Returns the images of a fast microbatch; None for all images of a device.
 
-  This is config.optim.microbatch, or less on chips where smaller ones are
-  faster, see `devices.MAX_HIDDEN`. Blocks in a scan are gathered once a
+  This is config.optim.microbatch, or less on chips where small microbatches are
+  faster, see `devices.MAX_HIDDEN`. Blocks in a scan are gathered once per
   microbatch, so their microbatches are never made smaller.
   """
   most = config.optim.microbatch
@@ -271,7 +272,10 @@ def fast_microbatch(config: Config, mesh: Mesh) -> int | None:
 
 
 def _hidden_of_image(config: Config) -> int | None:
-  """Returns the numbers in an MLP's hidden layers of an image, if known."""
+  """Returns the activations of an image in all MLPs' hidden layers, or None.
+
+  None if the family does not say.
+  """
   tokens = config.model.num_tokens(image_size(config.data.ops))
   # A family that was added may state no width of its hidden layers.
   width = getattr(getattr(config.model, "size", None), "mlp_dim", None)
@@ -282,7 +286,7 @@ def _hidden_of_image(config: Config) -> int | None:
 
 
 def hidden_of_microbatch(config: Config, mesh: Mesh) -> int | None:
-  """Returns the numbers in an MLP's hidden layers of a microbatch, if known."""
+  """Returns the activations of a microbatch in hidden layers, or None."""
   hidden = _hidden_of_image(config)
   rows = _rows(config, mesh) // microbatches_of(config, mesh)
   return None if hidden is None else hidden * rows
@@ -294,11 +298,11 @@ def num_microbatches(
   """Returns the number of equal microbatches of a device.
 
   Args:
-    num_rows: Its rows.
-    most: The most rows that a microbatch may have; None: all.
-    fast: Rows that are fastest. The nearest possible number, by ratio, is
-      taken: half and twice as many were equally slow
-      (benchmarks/notes/performance_log.md). None: `most`.
+    num_rows: Rows of the device.
+    most: Largest number of rows of a microbatch; None for no limit.
+    fast: Fastest number of rows of a microbatch; None for `most`. The result is
+      the nearest possible one by ratio, because half and twice as many were
+      equally slow (benchmarks/notes/performance_log.md).
 
   Example:
     >>> [num_microbatches(24, n) for n in (16, 7, None)]
@@ -317,12 +321,12 @@ def few_at_a_time(
   images: jax.Array,
   devices: Sequence[Device],
 ) -> Any:
-  """Returns forward(images), on few images at a time where that is faster.
+  """Returns forward(images), computed in small parts where that is faster.
 
   Args:
     forward: Maps images to a tree of arrays with a row for each image.
     images: [b, h, w, c], before they are split over devices.
-    devices: All that compute; images on several stay together.
+    devices: All devices that compute. With several, there are no parts.
   """
   limit = FORWARD_PIXELS.get(generation(devices[0].device_kind))
   if limit is None or len(devices) > 1 or not len(images):
@@ -337,14 +341,14 @@ def few_at_a_time(
 
 
 def infer(tree, mesh: Mesh | AbstractMesh):
-  """Returns a NamedSharding for every leaf: by its path and the kind of chip.
+  """Returns a NamedSharding for every leaf, by its path and the kind of chip.
 
-  The rules are `PARAM_RULES`, after `BY_HEADS` on chips of `SPLIT_BY_HEADS`.
+  The rules are `PARAM_RULES`, on chips of `SPLIT_BY_HEADS` after `BY_HEADS`.
 
   Blocks stacked for a scan have one more dimension in front, which is not
-  split. Where fsdp does not divide the dimension of the rule, it splits the
-  largest dimension that it does divide; where tensor does not, it splits none
-  (see `left_whole`).
+  split. If fsdp does not divide the dimension that a rule names, it splits the
+  largest dimension that it divides. If tensor does not divide it, tensor splits
+  none (see `left_whole`).
 
   Args:
     tree: Parameters, or a state that has them; arrays or shapes.
@@ -364,9 +368,9 @@ def left_whole(
   """Returns what the mesh does not split.
 
   Returns:
-    The share of the bytes that every device along fsdp has in full, 0 to 1; and
-    axis -> paths of the leaves that a rule would have it split, were they
-    divisible.
+    The share of the bytes that every device along fsdp has whole, 0 to 1; axis
+    -> paths of the leaves that a rule would split along it but whose size it
+    does not divide.
   """
   whole, total = 0, 0
   indivisible: dict[str, list[str]] = {"fsdp": [], "tensor": []}
@@ -400,7 +404,7 @@ def describe(config: Config, params, mesh: Mesh) -> str:
   for axis, names in indivisible.items():
     text += (
       f"; {axis}={mesh.shape[axis]} does not divide {len(names)} leaves such as"
-      f" {names[0]}, which it leaves whole"
+      f" {names[0]}, which are not split"
     )
   return text
 
@@ -411,11 +415,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def to_global(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
-  """Makes one global array from the parts that the processes read.
+  """Makes a global array of the rows that each process has read.
 
   Args:
-    batch: The rows of this process; the image is transferred as uint8.
-    mesh: Rows are split over its axes data and fsdp; every process must have
+    batch: The rows of this process; images are transferred as uint8.
+    mesh: Rows are split over its axes data and fsdp. Every process must have
       whole rows (see `row_errors`).
   """
   sharding = NamedSharding(mesh, BATCH_SPEC)
@@ -439,12 +443,12 @@ def abstract_batch(
   label: tuple[int, ...],
   mesh: Mesh,
 ) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns what `to_global` returns, without arrays.
+  """Returns the shapes of what `to_global` returns, without arrays.
 
   Args:
     num_rows: Rows of all devices.
     image: (height, width, channels) of the images.
-    label: Shape of a label: (), a class, or (classes,), numbers.
+    label: Shape of a label: () for a class, (classes,) for a vector.
     mesh: The mesh.
   """
   rows = NamedSharding(mesh, BATCH_SPEC)
@@ -494,10 +498,10 @@ def _spec(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> P:
 
 
 def _dividing(axes, size: int, mesh: Mesh | AbstractMesh):
-  """Returns those of a dimension's axes that divide it, from the left.
+  """Returns the axes that divide a dimension, from the left.
 
-  On one dimension fsdp comes before tensor, so that gathering along fsdp leaves
-  the parts of tensor.
+  On one dimension, fsdp comes before tensor, so that gathering along fsdp
+  leaves the parts of tensor.
   """
   names = (axes,) if isinstance(axes, str) else axes or ()
   axes = ()

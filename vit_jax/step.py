@@ -1,7 +1,7 @@
-"""State and update: what a config is assembled to, and the step that trains.
+"""Train state and train step: what a config is assembled to.
 
 Nothing here reads files, or knows where batches come from and what is learned
-from them: that is the objective's task.
+from them. The objective knows that.
 """
 
 import concurrent.futures
@@ -32,15 +32,15 @@ StepMetrics = Callable[[Params, Params, Params], dict[str, jax.Array]]
 
 @flax.struct.dataclass
 class TrainState:
-  """All that changes from step to step.
+  """Everything that changes from step to step.
 
   step: int32 scalar, batches taken so far.
-  params: Nested dict, float32.
-  opt_state: State of the optimizer.
-  ema: Averaged parameters, or None where config.optim.ema_decay is.
-  base: With config.lora the parameters that stay as they are, which no
-    checkpoint has; `params`, opt_state and ema are then of the adapters and the
-    head alone. None without.
+  params: Nested dict, float32. With config.lora, only the adapters and the
+    head.
+  opt_state: State of the optimizer, for `params`.
+  ema: Running average of `params`; None if config.optim.ema_decay is None.
+  base: With config.lora, the frozen parameters, which no checkpoint has;
+    otherwise None.
   """
 
   step: Any
@@ -51,12 +51,12 @@ class TrainState:
 
   @property
   def eval_params(self):
-    """The model's parameters, the averaged ones where there are some."""
+    """The model's parameters for evaluation: the average if there is one."""
     return lora.joined(self.base, self.params if self.ema is None else self.ema)
 
   @property
   def model_params(self):
-    """The model's parameters as they are trained."""
+    """The model's parameters in training."""
     return lora.joined(self.base, self.params)
 
 
@@ -66,10 +66,10 @@ def run_shape_of(
   """Returns the sizes of a training run.
 
   Args:
-    config: Its data.ops, num_classes, total_steps, or total_epochs beside
-      data.batch_size.
-    num_classes: Classes of the data.
-    num_examples: Records of an epoch; None: total_steps is the config's.
+    config: Its data.ops, num_classes, and total_steps or total_epochs are used.
+    num_classes: Classes of the data; config.num_classes has precedence.
+    num_examples: Records of an epoch. None leaves total_steps as the config has
+      it.
   """
   steps = config.total_steps
   if steps is None and num_examples is not None:
@@ -81,16 +81,16 @@ def run_shape_of(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trainer:
-  """A config, assembled: module, optimizer and step; it holds no arrays.
+  """An assembled config: module, optimizer and step, without arrays.
 
   seed: Root of all randomness.
-  module: The module that is trained; maps images in [-1, 1] to (logits, out).
+  module: The module to train; maps images in [-1, 1] to (logits, out).
   init: Makes a fresh state from a key; pure.
-  state: The state, of `jax.ShapeDtypeStruct` with shardings.
+  state: The abstract state: `jax.ShapeDtypeStruct` with shardings.
   schedule: Updates applied so far -> learning rate; None without training.
   train_step: See `make_train_step`; None without training.
-  lora: Adapters that are trained.
-  frozen_part: What is in front of the first trained module; None: nothing.
+  lora: Options of the trained adapters.
+  frozen_part: Everything before the first trained module, or None.
   """
 
   seed: int
@@ -103,7 +103,7 @@ class Trainer:
   frozen_part: frozen.FrozenPart | None = None
 
   def init_state(self) -> TrainState:
-    """Returns the state before the first step, every array made in place."""
+    """Returns the state before the first step, made on its devices."""
     return self.maker(lambda state: state)()
 
   def init_params(self) -> Params:
@@ -128,13 +128,15 @@ class Trainer:
     )
 
   def compile_step(self, batch: dict) -> concurrent.futures.Future:
-    """Begins to compile `train_step` in a thread; XLA leaves Python to others.
+    """Starts to compile `train_step` in a thread.
+
+    XLA releases Python's lock, so other work goes on.
 
     Args:
-      batch: A batch, abstract, with shardings.
+      batch: An abstract batch with shardings.
 
     Returns:
-      A future; once it has a result, `train_step` takes what was compiled.
+      A future. Once it has a result, `train_step` uses the compiled program.
     """
     pool = concurrent.futures.ThreadPoolExecutor(1)
     done = pool.submit(
@@ -148,12 +150,12 @@ class Trainer:
     params: Params,
     images: UInt8[Array, "b h w c"] | Float[Array, "b ..."],
   ) -> tuple[Array, dict[str, Any]]:
-    """Returns (logits, out), not jitted.
+    """Returns (logits, out); not jitted.
 
-    The caller jits it and takes what it needs of `out`; XLA drops the rest.
+    The caller jits it and uses what it needs of `out`; XLA removes the rest.
 
     Args:
-      params: Those of the model.
+      params: Parameters of the model.
       images: Images; or activations of the frozen part, for which `out` is {}.
     """
 
@@ -175,16 +177,16 @@ def assemble(
   mesh: Mesh,
   step_metrics: Sequence[StepMetrics] = (),
 ) -> Trainer:
-  """Makes module, optimizer, abstract state and step; no other place does.
+  """Makes module, optimizer, abstract state and step of a run.
 
   Args:
     config: The run.
     run_shape: Sizes of the run.
-    mesh: Mesh that it runs on; its devices need not exist.
+    mesh: The run's mesh; its devices need not exist.
     step_metrics: Further metrics of the step, see `Callback.step_metrics`.
 
   Raises:
-    ValueError: The config describes no run; `config.checks` finds all errors
+    ValueError: The config is not valid; `config.checks` finds all its errors
       beforehand.
   """
   module, loss_fn = config.objective.make(config.model, run_shape)
@@ -245,30 +247,31 @@ def make_train_step(
 ) -> Callable[[TrainState, dict], tuple[TrainState, dict]]:
   """Returns the jitted (state, batch) -> (state, metrics); donates the state.
 
-  The loss is a mean: the objective's sum over what counts, divided by its
-  number, over the whole batch. Every device divides its own rows into
-  microbatches (see `sharding.fast_microbatch`), and adds up their sums and
-  gradients; only these cross the links, once a step (of blocks in a scan along
-  `fsdp` once a microbatch, see `collectives`). The result is that of the whole
-  batch on one device, up to rounding.
+  The loss is a mean over the whole batch: the objective's sum divided by its
+  count. Every device divides its rows into microbatches (see
+  `sharding.fast_microbatch`) and adds up their sums and gradients. Only these
+  are communicated, once a step (for blocks in a scan, along `fsdp` once a
+  microbatch, see `collectives`). The result is that of the whole batch on one
+  device, up to rounding.
+
+  An update is applied only if loss and grad_norm are finite. Otherwise
+  parameters, optimizer state and average do not change, and only `step` counts
+  up.
 
   Args:
     config: The run.
     loss_fn: Loss of the objective, see `Objective.make`.
     tx: The optimizer.
-    state: Abstract, with shardings.
-    mesh: Mesh that it runs on.
+    state: The abstract state, with shardings.
+    mesh: The run's mesh.
     step_metrics: Further metrics of the step.
-    part: The frozen part, whose activations a batch may have for images.
-
-  An update is applied only where loss and grad_norm are finite. Otherwise
-  parameters, optimizer and average keep their bits, and only `step` counts up.
+    part: The frozen part whose activations a batch may have in place of images.
 
   Returns:
-    A function; metrics are the float32 scalars `loss`, the objective's own
-    (means, too), `grad_norm` (before clipping), `param_norm` (after the
-    update), `skipped` (1 if the update was not applied, or 0) and `undecodable`
-    (rows with mask False).
+    A function. Its metrics are float32 scalars: `loss`, the objective's own
+    (also means), `grad_norm` (before clipping), `param_norm` (after the
+    update), `skipped` (1 if the update was not applied, otherwise 0) and
+    `undecodable` (rows with mask False).
   """
   shardings = sharding.shardings_of(state)
   specs = collectives.manual_specs(shardings.params)

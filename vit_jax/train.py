@@ -3,7 +3,7 @@
 `train_and_evaluate` is the whole run, in the order in which things come to
 exist: setup, state, data, loop. What happens around a step is in
 `vit_jax/callbacks/`. The same command again resumes from the newest checkpoint,
-and ends in the bits of an unbroken run.
+and ends in the same bits as an uninterrupted run.
 """
 
 import sys
@@ -60,28 +60,29 @@ def train_and_evaluate(
   Args:
     config: The run.
     workdir: Folder for checkpoints, metrics, TensorBoard and predictions.
-    data: Training data; None: those of config.data. With data of your own,
-      config.data.dataset is used only by evaluators that name no other, and
-      need not exist; batch_size, and the image size of ops, must be those of
-      `data`.
+    data: Training data; None for those of config.data. With your own data,
+      batch_size and the image size of ops must be those of `data`.
+      config.data.dataset is then used only by evaluators that name no data set,
+      and need not exist.
     callbacks: Called around the steps, after the default ones.
     allow_change: Options and sections, such as "optim.lr" and "data", that may
       differ from those with which the run began.
-    writer: Gets every row of metrics.jsonl, too, in process 0, and is closed at
-      the end, such as one of clu's metric_writers; None: there is none.
-    began: Start of the process, seconds since the epoch, from which the time of
-      the run counts; None: now.
+    writer: Also gets every row of metrics.jsonl, in process 0, and is closed at
+      the end; for example, one of clu's metric_writers.
+    began: When the process started, in seconds since the epoch; None for now.
+      The run's time counts from here.
 
   Returns:
     The last state.
 
   Raises:
-    ConfigError: Something about the run cannot work; nothing was compiled.
-    DataError: Records cannot be trained on, or scored.
+    ConfigError: The run cannot work; nothing was compiled.
+    DataError: Records cannot be used for training or evaluation.
     FloatingPointError: The loss or the gradients are no longer finite.
     SaveError: The last checkpoint could not be written.
     Stop: A callback stopped the run; the state is saved.
-    WriteError: The workdir cannot be written, was deleted, or was taken.
+    WriteError: The workdir cannot be written, was deleted, or is used by
+      another run.
   """
   # Setup: every error of config, data, weights and disk is raised here.
   startup = Startup(began)
@@ -117,14 +118,15 @@ def train_and_evaluate(
   )
 
   with contextlib.ExitStack() as stack:
-    for evaluator in evaluators:  # else what they keep waits for gc
+    for evaluator in evaluators:  # frees their caches without waiting for gc
       stack.callback(evaluator.context.shared.clear)
     stack.enter_context(hooks)
     lock.acquire()  # from here on, this run writes into the folder
     stack.callback(checkpointer.close)
 
-    # Where it changes no result, the step starts from activations of the frozen
-    # part of the model. It compiles in a thread, beside what makes the state.
+    # The step starts from activations of the frozen part of the model if that
+    # does not change the result. It compiles in a thread while the state is
+    # made.
     part, why_not = activations.usable(experiment, trainer.frozen_part)
     compiling = None
     if experiment.start < total_steps:
@@ -188,7 +190,7 @@ def train_and_evaluate(
     due = experiment.due(evaluators, start)
     missing = log.missing(start, due)
     hooks.enter("step")
-    # Between host and devices moves only what says so, such as `device_get`.
+    # Only explicit transfers between host and devices, such as `device_get`.
     stack.enter_context(jax.transfer_guard("disallow"))
     try:
       if missing:

@@ -182,7 +182,7 @@ def test_a_full_disk_ends_in_a_sentence(unbuffered):
       env={**ENV, "PYTHONUNBUFFERED": unbuffered},
     )
   assert done.returncode == 1
-  text = "vit-jax: what is written: No space left on device.\n"
+  text = "vit-jax: the output: No space left on device.\n"
   assert done.stderr == text
 
 
@@ -227,17 +227,18 @@ ABSENT = (
     (
       RuntimeError(IN_USE),
       "vit-jax: JAX_PLATFORMS=tpu: the TPU is already in use by process 4242,"
-      " and one process has it at a time; wait until that has ended, or put"
-      " JAX_PLATFORMS=cpu before the command to compute on the CPU.\n",
+      " and only one process can use it at a time. Wait until that process"
+      " ends, or put JAX_PLATFORMS=cpu before the command to compute on the"
+      " CPU.\n",
     ),
     (
       RuntimeError(ABSENT),
       "vit-jax: JAX_PLATFORMS=tpu: jax has no such device here (NOT_FOUND: TPU"
-      " initialization failed: No jellyfish device found); take a machine that"
-      " has one, with vit_jax installed as '.[cuda]' or '.[tpu]', or put"
+      " initialization failed: No jellyfish device found). Use a machine that"
+      " has one, and install vit_jax there as '.[cuda]' or '.[tpu]'; or put"
       " JAX_PLATFORMS=cpu before the command to compute on the CPU.\n",
     ),
-    (AssertionError(), "jax has no such device here (none is visible); take"),
+    (AssertionError(), "jax has no such device here (none is visible). Use"),
   ],
 )
 def test_without_its_device_a_command_ends_in_a_sentence(

@@ -121,9 +121,8 @@ def test_parts_there_and_back(tmp_path, name):
       "hf",
       [
         "transformers.ViTForImageClassification.from_pretrained('DST')",
-        "images there: decode(dct='accurate')|resize_torch((24, 32),"
-        " 'bilinear'), the nearest that transformers has to"
-        " decode|resize((24, 32))",
+        "preprocessing there: decode(dct='accurate')|resize_torch((24, 32),"
+        " 'bilinear'), transformers' nearest to decode|resize((24, 32))",
       ],
     ),
     (
@@ -162,7 +161,7 @@ def test_a_npz_has_no_preprocessing(tmp_path):
   path = str(tmp_path / "x.npz")
   _, *notes = convert.convert(vit, path, "npz")
   assert notes == [
-    "images there: decode|resize(16), since .npz has no place to say"
+    "preprocessing there: decode|resize(16), because .npz has no place for"
     " decode|resize_small(18)|central_crop(16)"
   ]
   assert vit_jax.load(path, verbose=False).ops == "decode|resize(16)"
@@ -215,7 +214,7 @@ def test_hugging_face_gets_the_crop(tmp_path, ops):
   assert names == ["decode", "resize_small", "central_crop"]
   # All differences are notes, and the card describes the folder.
   expected = [
-    f"images there: {again.ops}, the nearest that transformers has to {ops}"
+    f"preprocessing there: {again.ops}, transformers' nearest to {ops}"
   ]
   assert notes[1:] == (expected if again.ops != ops else [])
   assert f"`{again.ops}`, then" in (dst / "README.md").read_text()

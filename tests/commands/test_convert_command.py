@@ -50,8 +50,8 @@ def test_the_command_says_what_it_did(tmp_path, capsys):
     "images          48x48, decode|resize(48)",
     f"written         {dst}",
     f"{'':<16}transformers.ViTForImageClassification.from_pretrained('{dst}')",
-    f"{'':<16}images there: decode(dct='accurate')|resize_torch(48,"
-    " 'bilinear'), the nearest that transformers has to decode|resize(48)",
+    f"{'':<16}preprocessing there: decode(dct='accurate')|resize_torch(48,"
+    " 'bilinear'), transformers' nearest to decode|resize(48)",
   ]
   # The same arrays, the same program: no difference at all.
   assert lines[-2].startswith("read again      largest difference of logits 0,")
@@ -89,7 +89,7 @@ def test_the_command_s_options(tmp_path, capsys, monkeypatch):
   safetensors_file.write(
     bare, {k: np.asarray(v) for k, v in arrays.items()}, {}
   )
-  with pytest.raises(SystemExit, match="State it: num_heads"):
+  with pytest.raises(SystemExit, match="Pass num_heads"):
     main(capsys, bare, tmp_path / "d", "--to=orbax")
   main(
     capsys, bare, tmp_path / "d", "--to=orbax", "--num_heads=4", "--grid=4x6"

@@ -43,9 +43,9 @@ def test_sets_that_are_not_on_disk_are_refused():
     experiment.setup(_config())
   (advice,) = e.value.errors
   assert advice == (
-    "config.fewshot: got 'required', but oxford_iiit_pet: not on disk. Go"
-    " without their scores: --config.fewshot=available; or prepare each once:"
-    " for d in oxford_iiit_pet; do vit-jax prepare $d; done"
+    "config.fewshot: got 'required', but not on disk: oxford_iiit_pet. Leave"
+    " out their scores: --config.fewshot=available; or prepare them: for d in"
+    " oxford_iiit_pet; do vit-jax prepare $d; done"
   )
 
 
@@ -61,7 +61,9 @@ def test_a_recipe_without_data_has_an_error_for_each_way_out(tmp_path):
     " --fake_data tries the program without data; to prepare it once: vit-jax"
     f" prepare imagenet2012 --data_dir={tmp_path} --manual_dir=FOLDER (in which"
   )
-  assert fewshot.startswith("config.fewshot: got 'required', but caltech101, ")
+  assert fewshot.startswith(
+    "config.fewshot: got 'required', but not on disk: caltech101, "
+  )
   assert "imagenet2012" not in fewshot
   assert f"do vit-jax prepare $d --data_dir={tmp_path}; done" in fewshot
 

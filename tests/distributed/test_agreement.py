@@ -67,7 +67,7 @@ def test_those_that_differ_all_end_and_say_how(tmp_path):
   first, second = both(values, folders)
   assert first[1] == (
     "got other options, data or versions in process 1 than in process 0; each"
-    " says which."
+    " prints its differences."
   )
   assert second[1] == (
     "b: got None in process 1, expected 2 as in process 0; give all hosts the"

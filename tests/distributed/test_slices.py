@@ -65,7 +65,7 @@ def test_a_state_does_not_span_slices(two_slices):
   config = tiny.config(mesh__data=1, mesh__fsdp=8)
   expected = (
     "config.mesh: got {'data': 1, 'fsdp': 8, 'tensor': 1} on 2 TPU slices; data"
-    " must be a multiple of 2, as fsdp and tensor stay within a slice of 4"
+    " must be a multiple of 2, because fsdp and tensor stay within a slice of 4"
     " devices."
   )
   with pytest.raises(ValueError, match=re.escape(expected)):

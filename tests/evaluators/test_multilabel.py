@@ -239,10 +239,10 @@ def test_a_softmax_is_refused(objects):
     )
   softmax, wide = sorted(e.value.errors, reverse=True)
   assert softmax.startswith(
-    "config.objective.loss: got 'softmax', one distribution over the classes,"
-    " but an image of 'objects' has any number of classes; expected 'sigmoid'"
+    "config.objective.loss: got 'softmax', which needs one class per image,"
+    " but an image of 'objects' can have several; expected 'sigmoid'"
   )
-  assert wide.startswith("config.num_classes: got 4, expected the 3 of")
+  assert wide.startswith("config.num_classes: got 4, expected 3, the width of")
 
 
 def test_few_shots_need_one_class():

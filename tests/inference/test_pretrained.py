@@ -261,7 +261,7 @@ def test_options_that_do_not_fit_are_named(options, text):
   with pytest.raises(ValueError) as e:
     vit_jax.load(TOKEN, **options)
   assert str(e.value).endswith(
-    f"\nThe model is by what you gave, {text}: change it or leave it out."
+    f"\nYour arguments decide the model: {text}. Change them or leave them out."
   )
 
 

@@ -46,7 +46,8 @@ def test_without_cudnn_it_says_so():
 
 
 def test_the_type_that_it_has_not():
-  assert cudnn.why_not(9, 2, 8, "float32") == "cuDNN's attention has no float32"
+  expected = "cuDNN's attention does not support float32"
+  assert cudnn.why_not(9, 2, 8, "float32") == expected
 
 
 def test_it_works(monkeypatch):
@@ -115,7 +116,7 @@ def test_devices_along_an_axis_of_xla_s_have_their_share_of_the_heads(
 
 
 @pytest.mark.parametrize(
-  "factor, reason", [(1.1, "off by 10"), (np.nan, "off by nan")]
+  "factor, reason", [(1.1, "differs by 10"), (np.nan, "differs by nan")]
 )
 def test_numbers_that_are_off(monkeypatch, factor, reason):
   wrong = lambda q, k, v: factor * attend(q, k, v, False)

@@ -347,7 +347,7 @@ def test_it_starts_from_any_weights(run):
 @pytest.mark.parametrize(
   "changes, text",
   [
-    (tiny.RESNET, "config.objective.kind: got 'masked_patch', which trains"),
+    (tiny.RESNET, "config.objective.kind: got 'masked_patch', which needs"),
     (dict(data__ops="decode|resize(8)"), "a single patch of 8"),
     (
       dict(model__pool="map"),

@@ -82,8 +82,8 @@ def test_the_head_is_loaded_as_a_whole_or_not(
       "abcdefghijk",
       "xbcdefghijk",
       False,
-      "the head is not loaded: its classes are others (a, b, c, d and 7 more;"
-      " those of the data: x, b, c, d and 7 more).",
+      "the head is not loaded: its classes (a, b, c, d and 7 more) are not"
+      " those of the data (x, b, c, d and 7 more).",
     ),
     (
       "abcdefghijk",
@@ -95,8 +95,8 @@ def test_the_head_is_loaded_as_a_whole_or_not(
       None,
       "abcdefghijk",
       True,
-      "the head is loaded: it has as many classes as the data, and no"
-      " names of its own to compare.",
+      "the head is loaded: it has as many classes as the data, and no class"
+      " names to compare.",
     ),
     ("abcdefghijk", None, True, None),
   ],
@@ -183,7 +183,7 @@ def test_what_is_not_finite_is_refused():
   assert str(e.value) == (
     f"1 error in the weights of {file.path} for this model:\n"
     f"  - {path}: got 3 values that are NaN or infinite, expected none.\n"
-    "The model is the right one; take other weights."
+    "No other model fits them better; use other weights."
   )
 
 

@@ -78,8 +78,8 @@ def test_an_unknown_grid_is_asked_for():
     adapt(file, (24, 40))
   assert str(e.value).split("\n")[1] == (
     f"  - {POS_EMBEDDING}: got 15 patches (with a row for the class token),"
-    " expected a square number, since the file states no grid. State it:"
-    " grid=(rows, columns), and cls_row if that is wrong."
+    " expected a square number, because the file states no grid. Pass"
+    " grid=(rows, columns), and cls_row if the row is wrong."
   )
   _, report = adapt(dataclasses.replace(file, grid=(3, 5)), (24, 40))
   assert not report.resized
@@ -187,7 +187,7 @@ def test_biases_of_offsets_on_an_unknown_grid():
   parts = dict(name="modern", posemb="relative_bias", qkv_bias="no_key")
   file = random_weights(model_config(**SIZE, **parts), (24, 16))
   adapt(file, (24, 16), **parts)  # as many rows as the images need
-  with pytest.raises(ValueError, match="got 18 rows, expected .2 n - 1.*State"):
+  with pytest.raises(ValueError, match="got 18 rows, expected .2 n - 1.*Pass"):
     adapt(file, (40, 16), **parts)
 
 
@@ -284,7 +284,7 @@ def test_relative_positions_of_another_grid_are_refused():
     "2 errors in the weights of random for this model:\n"
     f"  - {path.format('*')}: got shape {old.shape}, expected {new.shape}."
     " Offsets of another number of tokens cannot be resampled. (2 times)\n"
-    "The model is the right one; take other weights."
+    "No other model fits them better; use other weights."
   )
 
 

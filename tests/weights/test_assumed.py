@@ -123,11 +123,11 @@ def test_a_bare_file_says_what_its_model_is_taken_for(tmp_path):
   path = _timm(tmp_path / "x.safetensors")
   _, note = load(path).report.notes
   assert note.startswith(
-    "nothing beside the arrays states the model; assumed: the class token as"
-    " output, gelu='erf', a square grid of patches"
+    "the file has only arrays; assumed: the class token as output, gelu='erf',"
+    " a square grid of patches"
   )
   _, note = load(path, gelu="tanh", grid=(4, 4)).report.notes
-  assert "assumed: the class token as output. vit_jax" in note
+  assert "assumed: the class token as output. To change" in note
   (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit"}))
   assert len(load(path).report.notes) == 1  # of the pixels
 
@@ -213,7 +213,7 @@ def test_positions_that_a_file_of_timm_s_lacks(tmp_path, pool):
   path = tmp_path / "x.safetensors"
   none = dataclasses.replace(model, posemb="none")
   safetensors_file.write(path, timm.write(params, none), {})
-  assert "pos_embedding: missing, expected a table" in message(
+  assert "pos_embedding: missing, expected a position table" in message(
     path, num_heads=4
   )
   assert load(path, posemb="none", image_size=32).config.posemb == "none"
@@ -226,7 +226,7 @@ def test_positions_that_may_be_lost(tmp_path):
   table = "Transformer__posembed_input__pos_embedding"
   path = save(tmp_path / "x.npz", **{table: None})
   text = message(path, image_size=32)
-  assert "pos_embedding: missing, expected a table of positions" in text
+  assert "pos_embedding: missing, expected a position table" in text
   vit = vit_jax.load(path, posemb="none", image_size=32)
   assert vit.config.posemb == "none"
 
@@ -267,7 +267,7 @@ def test_a_run_and_an_evaluation_take_it_as_text(tmp_path):
   with pytest.raises(ConfigError, match="config.init: mean, std: got 'imagnet"):
     experiment.setup(wrong, data=tiny.Data())
   alone = dataclasses.replace(config, init=None)
-  with pytest.raises(ConfigError, match="init_mean: .* without config.init"):
+  with pytest.raises(ConfigError, match="init_mean: .* config.init is None"):
     experiment.setup(alone, data=tiny.Data())
   args = evaluate.parse([f"--checkpoint={path}", "--mean=clip", "--knn=digits"])
   assert args.flags["mean"] == "clip"

@@ -105,7 +105,7 @@ def test_timm(tmp_path):
   assert result.format == "timm" and result.has_cls_row
   assert result.options == {"gelu": "erf", "ln_eps": 1e-6, "num_heads": 4}
   assert result.image_size is None and result.ops is None
-  assert "State it: num_heads." in message(path)
+  assert "Pass num_heads." in message(path)
 
 
 CROP = "resize_small_torch(32)|central_crop_torch(32)"
@@ -190,21 +190,21 @@ PREFIX = {"pool_include_prefix": True}
     ),
     (
       GAP | {"global_pool": "avgmax"},
-      "global_pool: got 'avgmax', expected 'token' or 'avg', which is what a"
-      " model of these arrays computes here.",
+      "global_pool: got 'avgmax', expected 'token' or 'avg', which vit_jax"
+      " computes with these arrays.",
     ),
     (
       {"model_args": {"num_heads": 4, "use_rot_pos_emb": True}},
-      "model_args.use_rot_pos_emb: got True, expected False, which is what",
+      "model_args.use_rot_pos_emb: got True, expected False, which vit_jax",
     ),
     (
       {"global_pool": "avg", "model_args": dict(num_heads=4, **PREFIX)},
-      "model_args.pool_include_prefix: got True, expected False, which is what",
+      "model_args.pool_include_prefix: got True, expected False, which vit_jax",
     ),
     (
       {"model_args": {"num_heads": 4, "attn_layer": "diff", "norm": None}},
-      "model_args.attn_layer: got 'diff', expected no such key: timm's model"
-      " may compute otherwise by it.",
+      "model_args.attn_layer: got 'diff', expected no such key, because timm's"
+      " model may depend on it.",
     ),
   ],
 )

@@ -53,8 +53,8 @@ def wrong_bias():
   [
     (
       {DENSE: np.zeros((48, 95), "f")},
-      f"{DENSE}: got shape (48, 95), expected (48, 96).\nThe model is the right"
-      " one; take other weights.",
+      f"{DENSE}: got shape (48, 95), expected (48, 96).\nNo other model fits"
+      " them better; use other weights.",
     ),
     (
       {"head/bias": wrong_bias()},
@@ -191,7 +191,7 @@ def test_a_file_of_another_name_is_read_where_it_is_alone(tmp_path):
   [
     (["conv_proj.weight", "encoder.layers.encoder_layer_0.x"], "torchvision's"),
     (["layer1.0.conv1.weight", "bn1.running_mean"], "a ResNet of torchvision"),
-    (["visual.layer1.0.conv1.weight", "x"], "a CLIP whose tower of images is"),
+    (["visual.layer1.0.conv1.weight", "x"], "a CLIP whose image tower is"),
     (["layers.0.blocks.0.attn.relative_position_bias_table"], "Swin"),
     (["image_encoder.blocks.0.attn.rel_pos_h"], "SAM"),
   ],
@@ -266,8 +266,8 @@ def test_arrays_of_other_models(tmp_path):
   path = tmp_path / "x.npz"
   np.savez(path, conv1=np.ones((7, 7, 3, 64)), fc=np.ones((64, 10)))
   assert message(path) == (
-    f"got '{path}' with 2 arrays, such as conv1, fc, of no model that we know;"
-    f" {EXPECTED}."
+    f"got '{path}' with 2 arrays, such as conv1, fc, of no model that vit_jax"
+    f" knows; {EXPECTED}."
   )
   np.savez(path)
   assert "a zip without arrays (.npy) in it; unpack it" in message(path)

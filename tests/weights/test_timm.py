@@ -101,7 +101,7 @@ def test_attention_without_biases_gets_zeros():
       " 'blocks.0.attn.q_norm.weight', 'blocks.1.attn.q_norm.weight',"
       " 'blocks.2.attn.q_norm.weight', 'blocks.3.attn.q_norm.weight',"
       " 'blocks.4.attn.q_norm.weight', 'blocks.5.attn.q_norm.weight' and 2"
-      " more. They belong to norms in attention: no such part in vit_jax. Take"
+      " more. They belong to norms in attention: no such part in vit_jax. Use"
       " weights of a ViT with the parts of config.model.name=modern, a hybrid,"
       " BiT.",
     ),
@@ -139,7 +139,7 @@ def test_heads_must_be_known():
   assert str(e.value) == (
     "weights of timm: got width 24, depth 2 and mlp_dim 40, which is none of"
     " the sizes Ti, S, B, L, H, g, G, e, So400m, M, H+, 7B, g2, gopt, so that"
-    " the number of attention heads is unknown. State it: num_heads."
+    " the number of attention heads is unknown. Pass num_heads."
   )
   with pytest.raises(ValueError, match="D a multiple of the 7 heads. State"):
     weights.read(_arrays(written), num_heads=7)

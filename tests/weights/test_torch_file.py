@@ -81,7 +81,7 @@ def test_a_pickle_that_would_run_code(torch, tmp_path):
   args = argparse.Namespace(lr=1)
   torch.save({"model": tensors(torch), "args": args}, path)
   text = message(path)
-  assert f"got '{path}', a pickle of PyTorch that would run code" in text
+  assert f"got '{path}', a PyTorch pickle that would run code" in text
   assert "argparse.Namespace" in text and "weights_only=False" in text
   torch.save([1, 2], path)
   assert "without arrays by name (a list), expected the state_dict" in message(
@@ -91,7 +91,7 @@ def test_a_pickle_that_would_run_code(torch, tmp_path):
   assert "a: got a tensor of type torch.complex64" in message(path)
   data = path.read_bytes()
   torch.jit.script(torch.nn.Linear(2, 2)).save(path)
-  assert "a program of TorchScript" in message(path)
+  assert "a TorchScript program" in message(path)
   torch.save(tensors(torch), path)
   data = path.read_bytes()
   path.write_bytes(data[: len(data) // 2])
@@ -133,7 +133,7 @@ def test_without_torch(tmp_path, monkeypatch):
   monkeypatch.setattr(
     importlib.util, "find_spec", lambda n: None if n == "torch" else find(n)
   )
-  assert "which torch alone reads: install it (pip install" in message(path)
+  assert "which only torch can read. Install it (pip install" in message(path)
 
 
 def test_torch_is_imported_in_one_file():

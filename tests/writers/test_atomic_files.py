@@ -89,7 +89,7 @@ def test_a_file_that_cannot_be_read_is_not_replaced(
     return call
 
   path.write_bytes(b"what it holds")
-  text = re.escape(f"{path}: cannot be read (Stale file handle), and a run ")
+  text = re.escape(f"{path}: cannot be read (Stale file handle), and the run")
   with monkeypatch.context() as patch:
     patch.setattr(os, "stat", fails(os.stat))
     patch.setattr(type(path), "open", fails(type(path).open))
@@ -103,7 +103,7 @@ def test_a_file_is_the_old_or_the_new_one(tmp_path, monkeypatch):
   atomic_files.replace(path, "old")
   with monkeypatch.context() as patch:
     patch.setattr(atomic_files, "write", full)
-    text = f"{path}: cannot be written (No space left on device); make room"
+    text = f"{path}: cannot be written (No space left on device); free disk"
     with pytest.raises(WriteError, match=re.escape(text)):
       atomic_files.replace(path, "new")
   assert path.read_text() == "old"
@@ -178,7 +178,7 @@ def test_records_do_not_wait_for_ever(tmp_path, monkeypatch):
   disk.is_full = True
   lines.append(b"1")
   lines.append(b"2")
-  with pytest.raises(WriteError, match="3 records wait, .* make room"):
+  with pytest.raises(WriteError, match="3 records wait, .* free disk space"):
     lines.append(b"3")
 
 

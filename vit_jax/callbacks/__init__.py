@@ -1,4 +1,4 @@
-"""What happens around the steps of a run, one file each."""
+"""Callbacks: what happens around the steps of a run, one file each."""
 
 from vit_jax.callbacks.base import Callback, CallbackList, Stop
 

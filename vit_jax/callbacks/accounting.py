@@ -1,17 +1,16 @@
-"""What a run cost, and where its time went, over all of its processes.
+"""Cost of a run, and the use of its time, over all of its processes.
 
 ExaFLOPs are counted as in Table 6 of arXiv:2010.11929: 2 FLOPs per
-multiply-add, three passes a training step (the backward pass counts as two),
-times the images seen; docs/paper.md compares them with the paper's. They are
-the model's, without what is recomputed. Device-hours are the devices of the run
-times the hours on the clock since the compilation of the first step, with
-evaluations and checkpoints. Steps that were lost by an interruption do not
-count.
+multiply-add, three passes per training step (the backward pass counts as two),
+times the images seen; docs/paper.md compares them with the paper's.
+Recomputation does not count. Device-hours are the number of devices times the
+hours on the clock since the compilation of the first step, with evaluations and
+checkpoints. Steps that an interruption lost do not count.
 
 Every second since the first start of the run is in one bucket, so the buckets
-add up to the time on the clock: those of `PHASES`; "repeated", the time of a
-process after the last checkpoint before it died; and "restart", from the last
-sign of life of a process to the start of the next.
+add up to the time on the clock. The buckets are `PHASES`; "repeated", the time
+of a process after its last checkpoint before it died; and "restart", from the
+last sign of life of a process to the start of the next.
 """
 
 import time
@@ -37,7 +36,7 @@ SECONDS = "seconds/"  # before the name of a bucket
 
 
 class Accounting(Callback):
-  """Adds cost and time to those in the metadata of the checkpoint.
+  """Adds cost and time to the account in the checkpoint's metadata.
 
   Args:
     batch_size: Images per step, over all devices.
@@ -45,10 +44,10 @@ class Accounting(Callback):
     num_devices: Number of devices of all processes.
     num_examples: Records of the training data.
     workdir: Folder of the run, whose record has the lifetimes of earlier
-      processes; None: there were none.
-    init: Account of the checkpoint from which a new run takes its weights; a
-      resumed run has it in its own account. None: there is none.
-    began: Start of this process, seconds since the epoch; None: now.
+      processes; None if there were none.
+    init: Account of the checkpoint from which a new run takes its weights, or
+      None. A resumed run has it in its own account.
+    began: Start of this process, seconds since the epoch; None for now.
     note: Prints lines, at the end of the run.
   """
 
@@ -101,7 +100,7 @@ class Accounting(Callback):
     self._step = step
 
   def _process_seconds(self) -> dict[str, float]:
-    """Returns the seconds of this process in each of `PHASES`, until now."""
+    """Returns the seconds of this process in each of `PHASES` so far."""
     now = time.time() - self._phase_began
     before = self._phase_seconds
     return before | {self._phase: before[self._phase] + now}
@@ -119,14 +118,14 @@ class Accounting(Callback):
     }
 
   def state_dict(self, step: int) -> dict[str, Any]:
-    """Returns the account after so many updates.
+    """Returns the account after a number of updates.
 
     Returns:
-      images_seen, flops (exact), exaflops and device_hours (None: unknown) of
-      this run; `init`, the account of the run that it took its weights from, or
-      None; `position` of the next image in the order of the run; `began`, the
-      first start of the run, seconds since the epoch; `seconds` in each of
-      `BUCKETS`, whose sum is the time since then.
+      images_seen, flops (exact), exaflops and device_hours (None if unknown) of
+      this run; `init`, the account of the run that its weights come from, or
+      None; `position`, the index of the next image in the order of the run;
+      `began`, the first start of the run, seconds since the epoch; `seconds` in
+      each of `BUCKETS`, whose sum is the time since then.
     """
     images = (step - self._start) * self._batch_size
     flops = self._flops + images * self._flops_per_image
@@ -162,8 +161,8 @@ def _until(
 
   Args:
     process_began: Start of this process, seconds since the epoch.
-    account: That of the checkpoint; {}: none.
-    earlier: Start and last sign of life of each process before.
+    account: Account of the checkpoint; {} for none.
+    earlier: Start and last sign of life of each earlier process.
   """
   seconds = seconds_of_metadata({KEY: account})
   began = account["began"] if seconds else process_began
@@ -180,8 +179,7 @@ def _until(
 
 
 def seconds_of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-  """Returns the seconds of each bucket in the last row of metrics that has
-  them; {}: none has."""
+  """Returns the seconds of each bucket in the last row that has them, or {}."""
   for row in reversed(rows):
     if seconds := _valid({b: row.get(f"train/{SECONDS}{b}") for b in BUCKETS}):
       return seconds
@@ -189,8 +187,10 @@ def seconds_of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def seconds_of_metadata(metadata: Mapping[str, Any]) -> dict[str, float]:
-  """Returns the seconds of each bucket in the metadata of a run or of a
-  checkpoint; {}: it has none, or a damaged account."""
+  """Returns the seconds of each bucket in a run's or checkpoint's metadata.
+
+  {} if there are none, or if the account is damaged.
+  """
   account = metadata.get(KEY)
   if not isinstance(account, dict) or not _is_seconds(account.get("began")):
     return {}
@@ -226,7 +226,7 @@ def time_text(seconds: Mapping[str, float]) -> str:
 
 
 def duration(seconds: float) -> str:
-  """Returns seconds as text, below 10 with a decimal.
+  """Returns seconds as text, with a decimal below 10.
 
   Example:
     >>> duration(3.14), duration(61.0)
@@ -236,7 +236,7 @@ def duration(seconds: float) -> str:
 
 
 def cost_text(account: Mapping[str, Any] | None) -> str:
-  """Returns an account as text, and those of the runs before it.
+  """Returns an account as text, with those of the runs before it.
 
   Example:
     >>> cost_text({"images_seen": 1200, "exaflops": 2.5, "device_hours": 0.25})
@@ -258,7 +258,7 @@ def cost_text(account: Mapping[str, Any] | None) -> str:
 
 
 def number(value: float) -> str:
-  """Returns three digits, or all those before the point.
+  """Returns a number with three digits, or with all digits before the point.
 
   Example:
     >>> number(0.0012345), number(0.25), number(12345.6)

@@ -1,6 +1,6 @@
-"""The interface of what happens around the steps of a run.
+"""The interface of callbacks.
 
-A `Callback` is one file in this folder, or one class of a user's own:
+A `Callback` is a file in this folder, or a class of your own:
 
     class Every1000(Callback):
       def on_step(self, step, batch, metrics):
@@ -10,7 +10,7 @@ A `Callback` is one file in this folder, or one class of a user's own:
     train_and_evaluate(config, workdir, callbacks=[Every1000()])
 
 `train.py` shows where each method is called. This module imports no jax, so
-that commands that only read runs stay light.
+that commands that only read runs start fast.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Stop(BaseException):
 
   Attributes:
     reason: Why the run stops, such as "SIGTERM".
-    step: Updates in the saved state; None: nothing was saved.
+    step: Updates in the saved state; None if nothing was saved.
   """
 
   def __init__(self, reason: str):
@@ -47,14 +47,14 @@ class Stop(BaseException):
 
 
 class Callback:
-  """Observes a run; every method is optional and does nothing here.
+  """Observes a run; every method is optional and does nothing by default.
 
-  Every process of a run calls the same methods in the same order, so a method
-  may enter a collective of all processes, if it does so in each of them.
+  Every process of a run calls the same methods in the same order. So a method
+  may use collectives, if it does so in each process.
 
   Attributes:
-    name: Key of `state_dict` in the metadata of checkpoints; "": the callback
-      has no state.
+    name: Key of `state_dict` in the metadata of checkpoints; "" for a callback
+      without state.
   """
 
   name = ""
@@ -64,8 +64,8 @@ class Callback:
   ) -> dict[str, jax.Array]:
     """Returns further metrics of a step, computed on the devices.
 
-    A pure function that becomes a part of the jitted train step. Its results
-    are in the `metrics` of `on_step` and the `values` of `on_log`.
+    This is a pure function, and becomes a part of the jitted train step. Its
+    results are in the `metrics` of `on_step` and the `values` of `on_log`.
 
     Args:
       grads: Gradients of the mean loss, before clipping.
@@ -78,7 +78,7 @@ class Callback:
     return {}
 
   def on_start(self, start: int, state: TrainState, saved: Mapping) -> None:
-    """Begins, when the state is made and before the first batch is read.
+    """Called after the state is made, before the first batch is read.
 
     Args:
       start: Updates already applied; 0 for a new run.
@@ -88,38 +88,38 @@ class Callback:
     """
 
   def on_phase(self, name: str) -> None:
-    """Notes that the loop enters a phase.
+    """Called when the loop enters a phase.
 
     Args:
       name: One of "start", "input" (waits for a batch), "compile" (the first
-        step), "step", "evaluation" and "save". After a phase the one around it
-        is entered again.
+        step), "step", "evaluation" and "save". At the end of an inner phase,
+        the outer phase is entered again.
     """
 
   def on_step(
     self, step: int, batch: Mapping[str, jax.Array], metrics: Mapping
   ) -> None:
-    """Sees every step, as soon as the devices have been given it.
+    """Called after every step, when the devices may still compute it.
 
-    It should not wait for the newest step: reading a value of `metrics` does.
+    It should not wait for the newest step; reading a value of `metrics` waits.
 
     Args:
-      step: Updates given to the devices so far, counted from 1.
-      batch: Global arrays of the step: image, label, mask, index. Where the
-        frozen part of the model is computed once, "image" has its activations,
-        floats (see `vit_jax.frozen`).
+      step: Number of steps started so far, from 1.
+      batch: Global arrays of the step: image, label, mask, index. If the frozen
+        part of the model is computed once, "image" has its activations, floats
+        (see `vit_jax.frozen`).
       metrics: Scalars of the step on the devices, such as loss.
     """
 
   def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
-    """Returns the values to write for a step, possibly with more of them.
+    """Returns the values to write for a step; it may add some.
 
-    Called at every `log_steps`, at the first step, and before a save.
+    Called every `log_steps`, at the first step, and before a save.
 
     Args:
       step: Updates applied so far.
-      values: Metrics of the step as floats, and what the callbacks before this
-        one added; written under the names `train/<key>`.
+      values: Metrics of the step as floats, and those that the callbacks before
+        this one added. They are written under the names `train/<key>`.
 
     Raises:
       Exception: Ends the run; the state is not saved.
@@ -127,19 +127,19 @@ class Callback:
     return values
 
   def on_eval_batch(self) -> None:
-    """Notes progress within an evaluation; may raise `Stop`."""
+    """Called before each batch of an evaluation; may raise `Stop`."""
 
   def before_save(self, step: int) -> None:
-    """Runs before a checkpoint is written; an exception prevents it."""
+    """Called before a checkpoint is written; an exception prevents it."""
 
   def state_dict(self, step: int) -> dict:
     """Returns the state to save with the checkpoint of a step, for JSON."""
     return {}
 
   def check_stop(self, step: int) -> None:
-    """Raises `Stop` where the run is to stop after this step.
+    """Raises `Stop` if the run should stop after this step.
 
-    The last call of each step; all processes must raise it at the same step.
+    Called last in each step. All processes must raise it at the same step.
     """
 
   def stop_requested(self) -> bool:
@@ -147,13 +147,13 @@ class Callback:
     return False
 
   def on_end(self, state: TrainState) -> None:
-    """Runs once after the last step, when its checkpoint is written."""
+    """Called once after the last step, when its checkpoint is written."""
 
   def close(self, error: BaseException | None) -> None:
-    """Releases what the callback holds, however the run ends.
+    """Releases the callback's resources, however the run ends.
 
     Args:
-      error: What ended the run, possibly a `Stop`; None: it is finished.
+      error: What ended the run, possibly a `Stop`; None if it is finished.
     """
 
 
@@ -186,7 +186,7 @@ class CallbackList:
 
   @contextlib.contextmanager
   def phase(self, name: str) -> Iterator[None]:
-    """The context of a phase; afterwards the phase around it goes on."""
+    """The context of a phase; at its end the outer phase is entered again."""
     before = self._phase
     self.enter(name)
     try:

@@ -29,7 +29,7 @@ def default_callbacks(
   lock: RunLock,
   startup: Startup,
 ) -> list[Callback]:
-  """Returns the callbacks of a run; `on_log` goes through them in this order.
+  """Returns the callbacks of a run; `on_log` calls them in this order.
 
   Args:
     experiment: The run.

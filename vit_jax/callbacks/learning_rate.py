@@ -11,8 +11,8 @@ from vit_jax.callbacks.base import Callback
 class LearningRate(Callback):
   """Adds `lr`, the learning rate of the newest step.
 
-  A skipped step is no update: the schedule lags by the number of `skipped`
-  steps, which `NonFinite` counts before.
+  A skipped step is not an update, so the schedule lags by the number of
+  `skipped` steps. `NonFinite`, an earlier callback, counts them.
 
   Args:
     schedule: Jitted; updates applied so far -> learning rate.

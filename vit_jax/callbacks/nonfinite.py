@@ -1,8 +1,8 @@
-"""Steps whose loss or gradient is not finite: counted, recorded, refused.
+"""Steps whose loss or gradient is not finite: skipped, counted and recorded.
 
 The train step does not apply such an update, and returns `skipped` (see
-`step.make_train_step`). The host reads it before metrics are written or a
-checkpoint is saved.
+`step.make_train_step`). The host reads it before it writes metrics or saves a
+checkpoint.
 """
 
 import math
@@ -70,7 +70,7 @@ class NonFinite(Callback):
     self._entries: list[dict[str, Any]] = []  # of `FILE`
 
   def on_start(self, start: int, state: TrainState, saved: Mapping) -> None:
-    """Takes the counts up to the checkpoint from which the run resumes."""
+    """Reads the counts from the metadata of the checkpoint."""
     counts = saved.get(self.name, {})
     self.skipped = int(counts.get("skipped", 0))
     self.undecodable = int(counts.get("undecodable", 0))
@@ -84,7 +84,7 @@ class NonFinite(Callback):
   def on_step(
     self, step: int, batch: Mapping[str, jax.Array], metrics: Mapping
   ) -> None:
-    """Keeps metrics and record numbers of a step on the devices.
+    """Stores metrics and record numbers of a step, on the devices.
 
     Raises:
       FloatingPointError: As `on_log`, because of an earlier step.
@@ -95,15 +95,15 @@ class NonFinite(Callback):
       self._fetch(leave=NUM_NEWEST)
 
   def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
-    """Returns metrics of a step that may be written, and the state saved.
+    """Returns the metrics that may be written.
 
     Returns:
-      The metrics without those that are not finite, which a skipped step has;
-      `skipped` and `undecodable` are those of the whole run so far.
+      The finite metrics (a skipped step also has others); `skipped` and
+      `undecodable` are counts over the whole run so far.
 
     Raises:
-      FloatingPointError: The run must stop; all processes raise it. What is
-        known of the step is in `FILE`.
+      FloatingPointError: The run must stop; all processes raise it. `FILE` has
+        the details of the step.
       DataError: Too many records of the batches cannot be used.
     """
     self._fetch()
@@ -130,7 +130,7 @@ class NonFinite(Callback):
     return {"skipped": self.skipped, "undecodable": self.undecodable}
 
   def _fetch(self, leave: int = 0) -> None:
-    """Fetches the metrics that wait, except those of the newest steps."""
+    """Fetches the waiting metrics, except those of the newest steps."""
     number = max(0, len(self._pending) - leave)
     fetched, self._pending = self._pending[:number], self._pending[number:]
     metrics = jax.device_get([values for _, values, _ in fetched])
@@ -147,7 +147,7 @@ class NonFinite(Callback):
   def _skip(
     self, step: int, values: dict[str, float], index: jax.Array
   ) -> None:
-    """Records a skipped step; then stops the run, or prints a line."""
+    """Records a skipped step; then stops the run or prints a line."""
     bad = {k: values[k] for k in ("loss", "grad_norm")}
     newest = self._newest()
     with jax.transfer_guard("allow"):
@@ -176,7 +176,7 @@ class NonFinite(Callback):
     )
 
   def _stop(self, step: int, values: dict[str, float]) -> None:
-    """Raises: loss and gradient are finite, and other values are not."""
+    """Raises if a metric other than loss and gradient is not finite."""
     raise FloatingPointError(
       f"{_bad(values)} at step {step}, though loss and gradient are finite:"
       f" nothing was saved since. {_checkpoint(self._newest())} {ADVICE}"
@@ -188,7 +188,7 @@ class NonFinite(Callback):
 
 
 def read(workdir: str) -> list[dict[str, Any]]:
-  """Returns the entries of `FILE`, by step; none where it is damaged.
+  """Returns the entries of `FILE`, by step; none if it is damaged.
 
   Raises:
     WriteError: It cannot be read, see `atomic_files.contents`.

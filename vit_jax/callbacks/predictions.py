@@ -1,4 +1,4 @@
-"""Saves images with their predictions at the end, for the report of a run."""
+"""Saves images with their predictions at the end, for the run's report."""
 
 import io
 
@@ -19,7 +19,8 @@ NUM_MISTAKES = 24  # the most confident mistakes
 class SavePredictions(Callback):
   """Writes images and mistakes of the first evaluator that has predictions.
 
-  Only in runs of one process: each of several sees only a part of the images.
+  Only a run of one process does: each of several processes sees only a part of
+  the images.
 
   Args:
     evaluators: Evaluators of the run.
@@ -34,7 +35,7 @@ class SavePredictions(Callback):
     """Writes the file.
 
     Raises:
-      WriteError: It cannot be written; an earlier file stays.
+      WriteError: It cannot be written; an earlier file does not change.
     """
     if jax.process_count() > 1:
       return
@@ -53,5 +54,5 @@ class SavePredictions(Callback):
     except OSError as e:
       raise atomic_files.WriteError(
         f"{self._path}: cannot be written ({atomic_files.reason(e)}); the rest"
-        " of the run is done: make room, and the same command writes it."
+        " of the run is done. Free disk space; the same command then writes it."
       ) from None

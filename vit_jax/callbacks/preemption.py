@@ -1,6 +1,6 @@
 """Stops a run on SIGTERM or Ctrl-C, in all its processes at the same step.
 
-jax is imported late: `train.py` receives signals before it imports jax.
+jax is imported late, because `train.py` receives signals before it imports jax.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class StopSignals:
   writes the number of a signal to a socket as soon as the signal arrives
   (`signal.set_wakeup_fd`), and a thread reads it.
 
-  The first signal is only noted if the run has a state to save (`action`), and
-  ends the process otherwise. A second one ends the process at once: with status
-  143 for SIGTERM, by the signal itself for Ctrl-C, so that a loop of the shell
-  ends, too. A signal that is ignored, as by a shell's background jobs, stays
+  If the run has a state to save (`action`), the first signal is only noted;
+  otherwise it ends the process. A second signal ends the process at once: with
+  status 143 for SIGTERM, by the signal itself for Ctrl-C, so that a shell loop
+  also ends. A signal that is ignored, as in a shell's background jobs, stays
   ignored.
 
   Attributes:
-    received: Name of the first signal; None: none came.
+    received: Name of the first signal, or None.
     action: Returns what the run does after the first signal, for the user, such
-      as "the state is saved"; None: there is nothing to save, so the signal
+      as "the state is saved". None if there is nothing to save; the signal then
       ends the process with `EXIT_RESTART`.
     on_exit: Called with a text before a signal ends the process.
   """
@@ -58,15 +58,15 @@ class StopSignals:
     threading.Thread(target=self._listen, name="signals", daemon=True).start()
 
   def install(self) -> None:
-    """Sets the handlers in the main thread; again after libtpu sets its own."""
+    """Sets the handlers in the main thread; call it again after libtpu."""
     set_handlers(ENDING, self._handle)
     signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
 
   def close(self, numbers: Iterable[int] = ENDING) -> None:
-    """Stops receiving, and sets Python's own handlers of these signals.
+    """Stops receiving, and restores Python's own handlers of these signals.
 
-    Leave SIGTERM out when jax has set a handler in C++, which Python does not
-    see and would replace.
+    Leave SIGTERM out if jax has set a handler in C++, which Python does not see
+    and would replace.
     """
     signal.set_wakeup_fd(-1)
     for number in numbers:
@@ -113,7 +113,8 @@ class StopSignals:
     """Ends the process by a signal, if the main thread can handle it.
 
     Only the main thread may set the default handler (`signal.signal`). While
-    XLA has that thread, the process ends with the status 128 + number instead.
+    XLA occupies that thread, the process ends with the status 128 + number
+    instead.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -122,22 +123,22 @@ class StopSignals:
     time.sleep(MAIN_THREAD_SECONDS)
 
   def _handle(self, number: int, frame: object) -> None:
-    """Python's handler: the thread reads the number from the socket."""
+    """Python's handler; it does nothing, as the thread reads the socket."""
     if self._is_ending:
       die_by(number)
 
 
 class Preemption(Callback):
-  """Raises `Stop` after a step, or a batch of an evaluation.
+  """Raises `Stop` after a step, or after a batch of an evaluation.
 
-  A process that is alone stops at the first such place after SIGTERM or Ctrl-C.
-  Several processes stop on SIGTERM alone, which jax's preemption service
-  receives in any of them; all stop at the first place that none of them has
+  A single process stops at the first such place after SIGTERM or Ctrl-C.
+  Several processes stop only on SIGTERM, which jax's preemption service may
+  receive in any of them. All stop at the first place that none of them has
   passed. A place is the number of checks so far, the same in all processes.
 
   Args:
-    signals: Those of this process; None: jax receives them, as the process is
-      one of several, or nothing does.
+    signals: Signals of this process; None if jax receives them, as in one of
+      several processes, or if nothing does.
   """
 
   def __init__(self, signals: StopSignals | None = None):

@@ -1,6 +1,7 @@
 """A trace of some steps for TensorBoard's profiler: `train --profile=STEP`.
 
-Imported only on request: clu's module loads TensorFlow, which takes seconds.
+It is imported only on request, because clu's module loads TensorFlow, which
+takes seconds.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ NUM_STEPS = 5
 
 
 class Profile(Callback):
-  """Writes a trace of the `NUM_STEPS` steps after a step, by process 0.
+  """Writes a trace of `NUM_STEPS` steps, in process 0.
 
-  TensorBoard shows it among the metrics of the run, with the package
-  tensorboard-plugin-profile. Steps are annotated by the train loop.
+  TensorBoard shows it beside the metrics of the run, with the package
+  tensorboard-plugin-profile. The train loop annotates the steps.
 
   Args:
     logdir: Folder of the run's TensorBoard files.
@@ -32,7 +33,7 @@ class Profile(Callback):
       compilation of the first step is not in it.
 
   Raises:
-    ConfigError: The run never comes to `first_step`.
+    ConfigError: The run never reaches `first_step`.
   """
 
   def __init__(self, logdir: str, first_step: int):
@@ -52,7 +53,7 @@ class Profile(Callback):
       raise ConfigError(
         [
           f"--profile: got {self._first_step}, expected a step after {start:,},"
-          " from which the run goes on."
+          " from which the run resumes."
         ]
       )
 

@@ -1,6 +1,6 @@
-"""The progress of a run: tqdm's bar on a terminal, plain lines elsewhere.
+"""The progress of a run: tqdm's bar on a terminal, lines elsewhere.
 
-Everything goes to stderr, so that stdout has results only.
+Everything goes to stderr, so that stdout has only results.
 """
 
 import sys
@@ -20,10 +20,10 @@ SLOW_INPUT = 0.1  # a smaller share of waiting for input is not shown
 
 
 def note(text: str | None) -> None:
-  """Prints lines to stderr, above the bar if there is one; only process 0 does.
+  """Prints lines to stderr, above the bar if there is one; only in process 0.
 
   Args:
-    text: The lines; None or "": nothing is printed.
+    text: The lines; nothing is printed for None or "".
   """
   import jax  # commands that only read runs import this module, not jax
 
@@ -34,17 +34,18 @@ def note(text: str | None) -> None:
 
 
 class Progress(Callback):
-  """Shows step, metrics, speed and the time left.
+  """Shows step, metrics, speed and remaining time.
 
   On a terminal a bar is redrawn in place. Elsewhere (a file, a pipe, a job's
   log) each call of `on_log` prints a line.
 
-  The time left is the time per step since the first one, with evaluations and
-  checkpoints but without the compilation, times the steps left.
+  The remaining time is the number of remaining steps times the mean time per
+  step since the first one. This mean includes evaluations and checkpoints, but
+  not the compilation.
 
   Args:
     total_steps: Length of the run.
-    is_shown: False prints nothing: for all processes but the first.
+    is_shown: False to print nothing, in all processes but the first.
   """
 
   def __init__(self, total_steps: int, is_shown: bool = True):
@@ -114,7 +115,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def metric_texts(values: Mapping[str, float]) -> list[str]:
-  """Returns the metrics that a line of progress has, with their units.
+  """Returns the metrics of a progress line, with their units.
 
   Example:
     >>> metric_texts({"loss": 6.9, "skipped": 0.0, "mfu": 0.41})

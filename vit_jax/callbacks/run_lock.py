@@ -1,18 +1,18 @@
 """One run at a time in a folder, also on a disk that several machines share.
 
 Process 0 of a run writes `process.json`, a record of its host, process and
-start, and rewrites `beat.json`, its heartbeat, while it lives. A later run
-reads both before it writes anything:
+start. While it lives, it rewrites `beat.json`, its heartbeat. A later run reads
+both before it writes anything:
 
 - A run on the same machine is alive if its process exists.
 - A run on another machine is alive if its heartbeat changes twice, each time
-  within `WATCH_SECONDS`. No clock of another machine is read.
+within `WATCH_SECONDS`. No clock of another machine is used.
 
-A live run refuses the later one; a dead one is replaced. When several runs
-start at once, the last to write its record owns the folder. So each waits
-`SETTLE_SECONDS` before its first other file, then reads the record, and stops
-if it is another's. A run that was suspended and taken for dead does the same
-before its next row or checkpoint.
+If the run is alive, the later one ends with an error; otherwise it takes the
+folder. If several runs start at once, the last one that writes its record owns
+the folder. So each waits `SETTLE_SECONDS` before its first other file, then
+reads the record, and stops if it is another's. A run that was suspended, and
+taken for dead, does the same before its next row or checkpoint.
 """
 
 import contextlib
@@ -53,11 +53,12 @@ _dead_runs: dict[str, tuple[dict[str, Any], bytes | None]] = {}
 def refuse_live(
   workdir: str, note: Callable[[str], None] = exit_codes.say
 ) -> None:
-  """Refuses a folder in which another run trains; writes nothing.
+  """Raises if another run trains in a folder; writes nothing.
 
-  Each process calls it before it joins the others: a second start of the same
-  command would join the live run, which jax would then abort. A run writes its
-  record after all its processes have joined, so none is refused for its own.
+  Each process calls it before it joins the others. (A second start of the same
+  command would join the live run, and jax would then abort that run.) A run
+  writes its record after all its processes have joined, so its own record
+  raises nothing.
 
   Args:
     workdir: Folder of the run.
@@ -115,7 +116,8 @@ class RunLock(Callback):
   Args:
     workdir: Folder of the run.
     note: Prints a line.
-    began: Start of the run in this process, seconds since the epoch; None: now.
+    began: Start of the run in this process, seconds since the epoch; None for
+      now.
 
   Raises:
     ConfigError: Another run trains in the folder.
@@ -137,7 +139,7 @@ class RunLock(Callback):
     self._heartbeat_fails = False
 
   def acquire(self) -> None:
-    """Writes the record of this run and starts its heartbeat; collective.
+    """Writes the record of this run and starts its heartbeat. Collective.
 
     Raises:
       ConfigError: In all processes; another run was faster, or the folder
@@ -177,7 +179,7 @@ class RunLock(Callback):
     self.check()
 
   def check(self) -> None:
-    """Reads whether the folder still belongs to this run.
+    """Checks that the folder still belongs to this run.
 
     Raises:
       LostError: It was deleted, or another run took it.
@@ -191,7 +193,7 @@ class RunLock(Callback):
     """Writes how the run ended.
 
     Args:
-      error: What ends it; None: it is finished.
+      error: What ended it; None if it is finished.
     """
     how = run_record.FINISHED
     if isinstance(error, Stop):
@@ -229,7 +231,7 @@ class RunLock(Callback):
     return self._loss is not None
 
   def _write_record(self) -> None:
-    """Replaces the record by this run's, from a file of this run alone."""
+    """Replaces the record by this run's, written first to a file of its own."""
     draft = self._folder / f"{run_record.FILE}.{self._record['id']}"
     try:
       atomic_files.write(draft, json.dumps(self._record, indent=2) + "\n")
@@ -267,7 +269,7 @@ class RunLock(Callback):
 
 @contextlib.contextmanager
 def _folder_errors(workdir: str) -> Iterator[None]:
-  """Makes any error of a file system or a bucket a ConfigError."""
+  """Turns errors of a file system or a bucket into ConfigError."""
   try:
     yield
   except ConfigError:
@@ -276,14 +278,14 @@ def _folder_errors(workdir: str) -> Iterator[None]:
     raise ConfigError(
       [
         f"--workdir: got {workdir!r}, where {run_record.FILE} cannot be read"
-        f" and written ({atomic_files.reason(e)}); make room, or take another"
-        " --workdir."
+        f" and written ({atomic_files.reason(e)}); free disk space, or take"
+        " another --workdir."
       ]
     ) from None
 
 
 def _read_record(folder: epath.Path) -> dict[str, Any]:
-  """Returns the record of a folder, {} where there is none or a damaged one.
+  """Returns the record of a folder; {} if it is missing or damaged.
 
   Raises:
     OSError: It cannot be read now, so that the owner is unknown.

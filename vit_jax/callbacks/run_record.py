@@ -1,8 +1,9 @@
 """Which process trains in the folder of a run, and how it ended.
 
-`process.json` names the process. A process that is killed writes no end, so a
-reader on the same machine checks whether the process exists; a reader on
-another one watches the heartbeat, see `run_lock`. Nothing here imports jax.
+`process.json` names the process. A process that is killed does not write its
+end. So a reader on the same machine checks whether the process exists; a reader
+on another machine watches the heartbeat, see `run_lock`. This module imports no
+jax.
 """
 
 import os
@@ -28,13 +29,14 @@ def new(num_processes: int = 1, began: float | None = None) -> dict[str, Any]:
 
   Args:
     num_processes: Number of processes of the run; this is the first.
-    began: Start of the run in this process, seconds since the epoch; None: now.
+    began: Start of the run in this process, seconds since the epoch; None for
+      now.
 
   Returns:
-    "id", a random text; "host", "machine", "pid" and "ticks", which tell this
-    process from any other; "processes" and "began"; "earlier", start and last
+    "id", a random text; "host", "machine", "pid" and "ticks", which together
+    identify the process; "processes" and "began"; "earlier", start and last
     sign of life of each process that trained in the folder before; "ended" and
-    "how", None until it ends, then when and how, see `end`.
+    "how", None until the process ends, then the time and the reason, see `end`.
   """
   return {
     "id": secrets.token_hex(8),
@@ -51,7 +53,7 @@ def new(num_processes: int = 1, began: float | None = None) -> dict[str, Any]:
 
 
 def end(how: str) -> None:
-  """Writes the end of the records of this process, if any; from any thread.
+  """Writes the end into the records of this process; from any thread.
 
   Args:
     how: "finished", the signal that stopped the run, or its error.
@@ -62,7 +64,7 @@ def end(how: str) -> None:
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
-  """Returns the record or heartbeat in a file, {} if there is no whole one."""
+  """Returns the record or heartbeat in a file; {} if missing or damaged."""
   try:
     return json_file.read(path)
   except (OSError, ValueError):
@@ -85,8 +87,10 @@ def describe(record: Mapping[str, Any]) -> str:
 
 
 def earlier(workdir: str | os.PathLike) -> list[tuple[float, float]]:
-  """Returns start and last sign of life of each process that trained before
-  the one of the record; seconds since the epoch."""
+  """Returns start and last sign of life of each earlier process.
+
+  Both are seconds since the epoch. The process of the record is not among them.
+  """
   from etils import epath  # --help does not wait for it
 
   intervals = read(epath.Path(workdir) / FILE).get("earlier")
@@ -114,11 +118,11 @@ def intervals(workdir: str | os.PathLike) -> list[tuple[float, float]]:
 
 
 def is_alive(record: Mapping[str, Any]) -> bool | None:
-  """Whether the process of a record still runs.
+  """Whether the process of a record still runs; None if unknown.
 
-  None: that cannot be seen from here. The process is, or was, on another
-  machine or in a container with its own process numbers; or, where it is not
-  Linux, another process may have its number by now.
+  It is unknown if the process is, or was, on another machine or in a container
+  with its own process numbers; or, outside of Linux, if another process may
+  have its number by now.
 
   Args:
     record: Contents of `process.json`.
@@ -142,8 +146,11 @@ def is_alive(record: Mapping[str, Any]) -> bool | None:
 
 
 def _machine() -> str:
-  """Returns what tells process numbers apart: the host's name and, on Linux,
-  the namespace of the numbers, which a container has of its own."""
+  """Returns the name of the space in which a process number is unique.
+
+  It is the host's name and, on Linux, the namespace of process numbers, of
+  which a container has its own.
+  """
   try:
     namespace = os.stat("/proc/self/ns/pid").st_ino
   except OSError:
@@ -152,10 +159,10 @@ def _machine() -> str:
 
 
 def _start_ticks(pid: int) -> int | None:
-  """Returns when a process began, in Linux's count since the boot.
+  """Returns when a process began, in Linux's ticks since the boot.
 
-  It tells a process from a later one of the same number. None where the count
-  or the process does not exist, or where the process is a zombie.
+  It distinguishes a process from a later one of the same number. None if the
+  count or the process does not exist, or if the process is a zombie.
   """
   try:
     text = pathlib.Path(f"/proc/{pid}/stat").read_text()

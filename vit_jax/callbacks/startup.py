@@ -1,7 +1,7 @@
-"""From the command to the first step: where the time goes, and the cache.
+"""Time from the command to the first step, and the compilation cache.
 
-Compiled programs are cached on disk, so that a run that resumes, or starts
-again with the same shapes, need not compile them.
+Compiled programs are cached on disk. A run that resumes, or starts again with
+the same shapes, need not compile them.
 """
 
 import time
@@ -26,13 +26,14 @@ def use_cache(workdir: str | None = None) -> None:
   <workdir>/xla, which may be in a bucket: jax lets only process 0 write, and
   the others must see its files.
 
-  Programs are cached that take more than a second to compile (jax's default).
+  Programs that take more than a second to compile are cached (jax's default).
   The name of a file is a hash of program, versions, devices and flags, so a
-  wrong one is never used, and any may be deleted. JAX_COMPILATION_CACHE_DIR
-  names another folder; JAX_ENABLE_COMPILATION_CACHE=false turns the cache off.
+  wrong file is never used, and any file may be deleted.
+  JAX_COMPILATION_CACHE_DIR sets another folder;
+  JAX_ENABLE_COMPILATION_CACHE=false turns the cache off.
 
   Args:
-    workdir: Folder of the run; None: there is none.
+    workdir: Folder of the run, or None.
   """
   import jax  # only here, as BEGAN comes before
 
@@ -57,12 +58,12 @@ def use_cache(workdir: str | None = None) -> None:
 class Startup(Callback):
   """Prints the seconds from the start of a run to the end of its first step.
 
-  The line has the seconds of each part, and whether all programs were in the
-  cache that are worth it.
+  The line has the seconds of each part, and whether all programs that are
+  cached came from the cache.
 
   Args:
-    began: Start of the command, seconds since the epoch; the time until now is
-      the part "imports". None: now.
+    began: Start of the command, seconds since the epoch. The time until now is
+      the part "imports". None for now.
     note: Prints the line.
 
   Attributes:

@@ -1,4 +1,4 @@
-"""How fast a run trains, and whether it waits for images."""
+"""Training speed, and whether a run waits for images."""
 
 import collections
 import concurrent.futures
@@ -23,30 +23,30 @@ PEAK = "peak_bytes_in_use"  # jax's name
 
 
 class Throughput(Callback):
-  """Adds the rates since the last call of `on_log`, except at the first.
+  """Adds the rates since the last call of `on_log`, except at the first call.
 
-  The first call follows the first step, which was compiled. Evaluations and
-  saves are left out. The rates:
+  The first call follows the first step, which includes compilation. Evaluations
+  and saves are left out. The rates:
 
   images_per_second, images_per_second_per_device.
   input_wait: Share of the time, 0 to 1, in which this process waited for a
-    batch and the devices had nothing to compute. Waiting while a step computes
-    costs nothing and does not count; neither does waiting for another process,
-    which lengthens the step. On a CPU, which also decodes, a small share does
-    not mean that decoding is free.
-  mfu: Share of the peak FLOP/s, 0 to 1; only where the peak is known.
+    batch and the devices had nothing to compute. Waiting while a step is
+    computed does not count, because it costs nothing. Waiting for another
+    process does not count either; it lengthens the step. On a CPU, which also
+    decodes, a small share does not mean that decoding is free.
+  mfu: Share of the peak FLOP/s, 0 to 1; only if the peak is known.
   peak_bytes: The most memory that a device of this process used at once since
-    its start; only where devices count it.
+    its start; only if devices count it.
 
-  It also waits, so that at most `MAX_IN_FLIGHT` batches are on the devices
-  beside the one that is computed.
+  `on_step` also waits, so that at most `MAX_IN_FLIGHT` steps are queued in
+  addition to the one that is computed.
 
   Args:
     batch_size: Images per step, over all devices.
     num_devices: Number of devices of all processes.
     flops_per_image: FLOPs of a training step per image.
-    peak_flops: Peak of one device, FLOP/s; None where it is not known.
-    devices: Those of this process, which may count their memory.
+    peak_flops: Peak of one device, FLOP/s; None if unknown.
+    devices: Devices of this process, which may count their memory.
     note: Prints a line of advice, the first time that input is slow.
 
   Attributes:
@@ -130,7 +130,7 @@ class Throughput(Callback):
 
 
 def _end_of(result) -> float:
-  """Returns when an array was computed; the loop will meet any error."""
+  """Returns when an array was computed; the loop itself meets any error."""
   with contextlib.suppress(Exception):
     result.block_until_ready()
   return time.perf_counter()

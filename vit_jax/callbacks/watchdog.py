@@ -19,21 +19,22 @@ STACKS = "stacks-{}.txt"  # with the number of the process
 
 
 class Watchdog(Callback):
-  """Ends the process with code 124 after a time without a heartbeat.
+  """Ends the process with code 124 after some time without a heartbeat.
 
-  A new phase, a step and a batch of an evaluation are heartbeats. The stacks of
-  all threads go to stderr and to `stacks-<process>.txt` in the run's folder. It
-  watches from its construction, and so covers the start of the run, too.
+  A new phase, a step and a batch of an evaluation are heartbeats. At the end,
+  the stacks of all threads go to stderr and to `stacks-<process>.txt` in the
+  run's folder. The watchdog runs from its construction on, so it also covers
+  the start of the run.
 
-  A process that waits for another one has no heartbeat either: the limit must
-  be longer than the slowest compilation of all processes.
+  A process that waits for another one has no heartbeat either. So the limit
+  must be longer than the slowest compilation of all processes.
 
   Args:
-    seconds: Most seconds without a heartbeat; 0: no limit.
+    seconds: Longest time without a heartbeat; 0 for no limit.
     workdir: Folder of the run.
     process_index: Number of this process.
     on_exit: Called with a text before the process ends.
-    clock: Seconds, for tests.
+    clock: Clock in seconds, for tests.
   """
 
   def __init__(
@@ -72,10 +73,10 @@ class Watchdog(Callback):
     self._last_heartbeat = self._clock()
 
   def alarm(self) -> str | None:
-    """Returns the text of the alarm; None: the limit has not passed.
+    """Returns the text of the alarm; None if the limit has not passed.
 
-    Called every `CHECK_SECONDS`: a much later call means that the process was
-    suspended.
+    It is called every `CHECK_SECONDS`. A much later call means that the process
+    was suspended.
     """
     now, before = self._clock(), self._last_look
     self._last_look = now
@@ -119,7 +120,7 @@ class Watchdog(Callback):
 
 
 def stacks() -> str:
-  """Returns where every thread of this process is, in Python."""
+  """Returns the Python stack of every thread of this process."""
   with tempfile.TemporaryFile("w+") as file:
     faulthandler.dump_traceback(file, all_threads=True)
     file.seek(0)

@@ -1,1 +1,1 @@
-"""Checkpoints of a run: written, checked, restored and removed."""
+"""Checkpoints of a run: saving, checking, restoring and removing them."""

@@ -1,9 +1,10 @@
 """Checkpoints of a run, written by Orbax in the background.
 
-Each step's folder holds three items: `params` (what evaluation uses; loads
-alone into other Flax code), `train` (step, optimizer, and the raw parameters
-where `params` is their running average) and `metadata` (JSON: config, patch
-grid, preprocessing, class names, versions); and `digests.json`, see `layout`.
+The folder of a step has three items: `params` (used for evaluation; can be
+loaded alone into other Flax code), `train` (step, optimizer state, and the raw
+parameters if `params` is their running average) and `metadata` (JSON: config,
+patch grid, preprocessing, class names, versions). `digests.json` is beside
+them, see `layout`.
 """
 
 import math
@@ -41,8 +42,8 @@ class Checkpointer:
   """Writes and reads the checkpoints of one run.
 
   Args:
-    workdir: Folder of the run; checkpoints go to its `checkpoints/<step>/`.
-    config: How often to write, and what to keep.
+    workdir: Folder of the run; checkpoints are in its `checkpoints/<step>/`.
+    config: How often to save, and what to keep.
   """
 
   def __init__(self, workdir: str, config: CheckpointConfig):
@@ -50,13 +51,13 @@ class Checkpointer:
     self._saver = AsyncSaver(self._folder, config)
 
   def steps(self) -> list[int]:
-    """Returns the steps on disk that seem whole, the oldest first."""
+    """Returns the steps on disk that seem complete, the oldest first."""
     return sorted(layout.whole(self._folder)[0])
 
   def newest(self) -> int | None:
-    """Returns the newest step whose checkpoint is whole; None: there is none.
+    """Returns the newest step with a complete checkpoint, or None. Collective.
 
-    Waits for the save that runs. All processes must call it, and get the same.
+    It waits for the running save.
     """
     self._saver.wait()
     return self._saver.newest or None
@@ -64,9 +65,9 @@ class Checkpointer:
   def save(
     self, step: int, state: TrainState, metadata: dict[str, Any]
   ) -> None:
-    """Starts to write; returns as soon as the arrays are copied.
+    """Starts a save; returns as soon as the arrays are copied.
 
-    A failure is logged, and tried again when `retry_due` says so.
+    A failure is logged, and the save is tried again when `retry_due` says so.
 
     Args:
       step: Updates applied so far; nothing happens if its checkpoint exists.
@@ -76,9 +77,9 @@ class Checkpointer:
     self._saver.start(step, _items(state), metadata)
 
   def retry_due(self, step: int) -> bool:
-    """Whether a save has failed and should be tried again after this step.
+    """Whether a failed save should be tried again after this step.
 
-    All processes must call it after every step, and get the same answer.
+    All processes must call it after every step; all get the same result.
     """
     return self._saver.retry_due(step)
 
@@ -89,7 +90,7 @@ class Checkpointer:
   def save_now(
     self, step: int, state: TrainState, metadata: dict[str, Any]
   ) -> None:
-    """Writes, and waits until the checkpoint is whole on disk.
+    """Saves, and waits until the checkpoint is complete on disk.
 
     Args:
       step: As for `save`.
@@ -104,19 +105,19 @@ class Checkpointer:
   def restore(
     self, step: int, state: TrainState, form_of: FormOf | None = None
   ) -> TrainState:
-    """Returns the state of a step, exactly, on the devices given.
+    """Returns the exact state of a step, on the given devices.
 
     Args:
       step: A step that has a checkpoint.
       state: `jax.ShapeDtypeStruct` of each array with its sharding, which may
         differ from that of the run that wrote it.
-      form_of: See `checkpointing.convert_state.form_of`; None: the checkpoint
+      form_of: See `checkpointing.convert_state.form_of`; None if the checkpoint
         has the form of `state`.
 
     Raises:
       ConfigError: The checkpoint is of another model or optimizer, or cannot be
-        read for a reason that is not its own.
-      DamagedError: It is not what was written; the same in all processes.
+        read although it may be complete.
+      DamagedError: It differs from what was written; raised in all processes.
     """
     folder = self._folder / str(step)
     arrays, error, is_damaged, convert = None, None, True, None
@@ -145,8 +146,8 @@ class Checkpointer:
       raise ConfigError(
         [
           f"{folder}: cannot be read now"
-          f" ({error or 'by another process'}); see to it, and start the same"
-          " command again."
+          f" ({error or 'by another process'}); correct this, and start the"
+          " same command again."
         ]
       )
     if outcome:
@@ -164,21 +165,21 @@ class Checkpointer:
       raise ConfigError(
         [
           f"--workdir: got a disk with {free / 1e9:,.2f} GB free, expected the"
-          f" {needed / 1e9:,.2f} GB of a checkpoint; make room, or take"
-          " a folder on another disk."
+          f" {needed / 1e9:,.2f} GB of a checkpoint; free disk space, or use a"
+          " folder on another disk."
         ]
       )
 
   def restore_newest(
     self, start: int, state: TrainState, form_of: FormOf | None = None
   ) -> tuple[int, TrainState | None, dict[str, Any]]:
-    """Restores a step, or the newest one before it that is whole.
+    """Restores a step, or the newest complete one before it.
 
     Damaged steps are logged and renamed (`70.damaged`), so that they can be
     written again. Nothing is removed.
 
     Args:
-      start: Step to begin with; 0: a new run.
+      start: Step to begin with; 0 for a new run.
       state: As for `restore`.
       form_of: As for `restore`.
 
@@ -186,8 +187,8 @@ class Checkpointer:
       The step, its state and its metadata; (0, None, {}) for a new run.
 
     Raises:
-      ConfigError: As `restore`; or none is whole, or the disk has no room for
-        another one.
+      ConfigError: As `restore`; or no step is complete, or the disk has no room
+        for another checkpoint.
     """
     self._check_room(state)
     if not start:
@@ -209,20 +210,20 @@ class Checkpointer:
     return step, restored, layout.metadata(self._folder / str(step))
 
   def close(self) -> None:
-    """Waits for what is being written; a failure is logged, not raised."""
+    """Waits for the running save; a failure is logged, not raised."""
     self._saver.close()
 
 
 def digests(path: str) -> dict[str, dict[str, Digest]]:
   """Returns item ("params", "train") -> path -> digest, as they were written.
 
-  Reads no arrays.
+  It reads no arrays.
 
   Args:
     path: As for `find`.
 
   Raises:
-    DamagedError: They are not what was written.
+    DamagedError: The digests differ from what was written.
     FileNotFoundError: As `find`.
   """
   return layout.read_digests(find(path))
@@ -237,15 +238,15 @@ def load_params(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
   """Reads only the parameters, as numpy, whatever devices wrote them.
 
   Args:
-    path: Folder of a run, of its checkpoints, or of one step. Of a run it is
-      the newest that is whole, also while the run writes and removes them.
+    path: Folder of a run, of its checkpoints, or of one step. For a run, the
+      newest complete step is read, also while the run writes and removes steps.
 
   Returns:
-    Nested dict of numpy arrays, and the metadata.
+    Nested dict of numpy arrays; the metadata.
 
   Raises:
     FileNotFoundError: As `find`.
-    DamagedError: The step, or every step, is not what was written.
+    DamagedError: The step, or every step, differs from what was written.
   """
   return _read(path, lambda f: (_checked(f / "params"), layout.metadata(f)))
 
@@ -259,7 +260,7 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
       with the metadata beside it.
 
   Returns:
-    Nested dict of numpy arrays; and the metadata, {} if it is not ours.
+    Nested dict of numpy arrays; the metadata, {} if vit_jax did not write it.
 
   Raises:
     FileNotFoundError: There is no checkpoint.
@@ -288,7 +289,7 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _read(path: str, read: Callable[[epath.Path], T]) -> T:
-  """Reads a step; where a run is given, the newest that can be read."""
+  """Reads a step; for a run, the newest step that can be read."""
   jax.devices()  # its errors are not the checkpoint's
   damaged: set[str] = set()
   num_removed = 0
@@ -312,16 +313,16 @@ def _read(path: str, read: Callable[[epath.Path], T]) -> T:
 
 
 def verify(folder: epath.Path) -> str | None:
-  """Reads all of a step's folder, and compares all digests.
+  """Reads everything in a step's folder, and compares all digests.
 
   Args:
     folder: Folder of one step.
 
   Returns:
-    What is wrong with it; None: nothing is.
+    The damage, or None.
 
   Raises:
-    OSError: It cannot be read, for a reason that is not its files'.
+    OSError: It cannot be read, for a reason other than its files.
   """
   jax.devices()  # its errors are not the checkpoint's
   if error := layout.damage(folder):
@@ -360,7 +361,7 @@ def write_params(
 
 
 def _checked(folder: epath.Path) -> dict[str, Any]:
-  """Reads an item as numpy, and compares its digests where it has some."""
+  """Reads an item as numpy, and compares its digests if it has some."""
   _check_size(folder, orbax_reader.shapes(folder))
   arrays = orbax_reader.read_as_numpy(folder)
   step, item = folder.parent, folder.name
@@ -372,9 +373,9 @@ def _checked(folder: epath.Path) -> dict[str, Any]:
 
 
 def _check_size(folder: epath.Path, shapes: Any) -> None:
-  """Raises ValueError if arrays would take far more memory than their files.
+  """Raises ValueError if arrays would need far more memory than their files.
 
-  TensorStore fills what no file holds with zeros, whatever shape is stated.
+  TensorStore fills missing files with zeros, for any shape.
   """
   stated = sum(
     math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize

@@ -1,11 +1,11 @@
 """Resumes a run from a checkpoint whose state has another form.
 
-- The blocks were in a loop and are in a scan, or the other way round: a loop
-  has the parameters of each block, a scan has all blocks in one array. The
-  numbers of parameters, optimizer and average stay the same.
-- A part of the optimizer was off and is on, or the other way round: clipping
-  and weight decay have no numbers, but shift the places of the others; an
-  average begins with the parameters; accumulators of another type are rounded.
+- Blocks in a loop become blocks in a scan, or the reverse: a loop has the
+parameters of each block, a scan has all blocks in one array. The numbers of
+parameters, optimizer and average stay the same.
+- A part of the optimizer is turned on or off: clipping and weight decay have no
+numbers, but shift the places of the others; an average starts as the
+parameters; accumulators of another type are rounded.
 """
 
 import dataclasses
@@ -33,11 +33,11 @@ def form_of(
   Args:
     config: The run.
     run_shape: Sizes of the run.
-    trainer: The run's, of which only the state is used.
+    trainer: The run's trainer, of which only the state is used.
     mesh: Mesh of the state.
 
   Returns:
-    A function of the metadata of a checkpoint, which reads their "config". It
+    A function of the metadata of a checkpoint, which uses their "config". It
     returns the abstract state as it was written, and a function that converts
     such a state to the form of this run.
   """

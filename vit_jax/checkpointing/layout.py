@@ -1,13 +1,13 @@
-"""The folders of a run's checkpoints: which are whole, which is the newest.
+"""The folders of a run's checkpoints: which are complete, which is the newest.
 
 `checkpoints/<step>/` has the items `params`, `train` and `metadata`, and
-`digests.json`, which is written last, before the folder gets its name. It has
-the digests of all arrays, of the metadata and of the small files that describe
-the arrays, and the size of every file. So names, sizes and small files show
-that a part of a checkpoint is missing; a flipped bit in an array is found by
-its digest only.
+`digests.json`, which is written last, before the folder gets its name.
+`digests.json` has the digests of all arrays, of the metadata and of the small
+files that describe the arrays, and the size of every file. So names, sizes and
+small files show that a part of a checkpoint is missing. Only an array's digest
+shows that a bit in it flipped.
 
-No Orbax here: see `vit_jax.checkpointing.checkpointer`.
+This module does not import Orbax, see `vit_jax.checkpointing.checkpointer`.
 """
 
 import errno
@@ -52,19 +52,19 @@ _logged: set[str] = set()  # damaged folders that this process has named
 
 
 class DamagedError(ValueError):
-  """A checkpoint is not what was written."""
+  """A checkpoint differs from what was written."""
 
 
 def damage_of(error: Exception) -> str | None:
-  """Returns what is wrong with files, as a line; None: maybe nothing is.
+  """Returns the damage that an error shows, as a line; None if maybe none.
 
   Errors of memory, devices, permissions, or of a server that does not answer
-  say nothing about the files. TensorStore's are all of one class and count as
-  damage: if it could not reach the files, an older checkpoint is used, and the
-  steps since are computed again.
+  say nothing about the files. TensorStore's errors are all of one class, and
+  count as damage: if it could not reach the files, an older checkpoint is used,
+  and the steps since are computed again.
 
   Args:
-    error: Raised by reading them.
+    error: Raised by reading the files.
   """
   if isinstance(error, (MemoryError, jax.errors.JaxRuntimeError)):
     return None
@@ -82,7 +82,7 @@ def damage_of(error: Exception) -> str | None:
 def step_folders(folder: epath.Path) -> dict[int, epath.Path]:
   """Returns step -> folder of `checkpoints/`, the newest first.
 
-  Unfinished and removed ones have other names, or are `is_unfinished`.
+  Unfinished and removed folders have other names, or are `is_unfinished`.
   """
   if is_remote(folder) and not folder.is_dir():
     return {}  # iterdir would raise TensorFlow's error
@@ -98,8 +98,10 @@ def step_folders(folder: epath.Path) -> dict[int, epath.Path]:
 
 
 def is_unfinished(folder: epath.Path) -> bool:
-  """Whether a step on Google's store, where Orbax does not rename, lacks the
-  file that is written last."""
+  """Whether a step on Google's store lacks the file that is written last.
+
+  Orbax does not rename folders there.
+  """
   is_there = str(folder).startswith("gs://")
   return is_there and not (folder / COMMITTED).exists()
 
@@ -109,12 +111,12 @@ def is_step(name: str) -> bool:
 
 
 def damage(folder: epath.Path) -> str | None:
-  """Returns why a step's folder is not whole; None: it seems whole.
+  """Returns why a step's folder is not complete; None if it seems complete.
 
-  Reads no arrays.
+  It reads no arrays.
 
   Raises:
-    OSError: The folder cannot be read, for a reason that is not its files'.
+    OSError: The folder cannot be read, for a reason other than its files.
   """
   try:
     return _difference(folder)
@@ -125,8 +127,7 @@ def damage(folder: epath.Path) -> str | None:
 
 
 def _difference(folder: epath.Path) -> str | None:
-  """Returns how a step's folder differs from what was written; None: in
-  nothing."""
+  """Returns how a step's folder differs from what was written, or None."""
   metadata, stored = _read_metadata(folder), _read_digests_file(folder)
   if digests_lib.of_json(metadata) != stored["metadata"]:
     return "metadata/metadata is not what was written"
@@ -142,10 +143,10 @@ def _difference(folder: epath.Path) -> str | None:
 
 
 def metadata(folder: epath.Path) -> dict[str, Any]:
-  """Returns the JSON beside the parameters, as it was given to `save`.
+  """Returns the JSON beside the parameters, as it was passed to `save`.
 
   Raises:
-    DamagedError: It is missing, or no JSON.
+    DamagedError: It is missing, or is not JSON.
   """
   values = _read_metadata(folder)
   return {k: v for k, v in values.items() if k != HAS_DIGESTS}
@@ -165,7 +166,7 @@ def read_json(folder: epath.Path, name: str) -> dict[str, Any]:
   """Returns the JSON object of a file.
 
   Raises:
-    DamagedError: It is missing, or no JSON object.
+    DamagedError: It is missing, or is not a JSON object.
     OSError: It cannot be read.
   """
   path = folder / name
@@ -185,7 +186,7 @@ def read_digests(folder: epath.Path) -> dict[str, dict[str, Digest]]:
   """Returns item -> path -> digest of a step; reads one small file.
 
   Raises:
-    DamagedError: They are missing, or not what was written.
+    DamagedError: They are missing, or differ from what was written.
   """
   return {
     item: {
@@ -211,10 +212,10 @@ def write_digests(
   items: Mapping[str, Mapping[str, Digest]],
   metadata: dict[str, Any],
 ) -> None:
-  """Writes `digests.json`; the other files must be there.
+  """Writes `digests.json`; the other files must exist.
 
   Args:
-    folder: Folder of a step, finished but for its name.
+    folder: Folder of a step, complete except for its name.
     items: "params" and "train" -> path -> digest.
     metadata: The item that was written, with `HAS_DIGESTS`.
   """
@@ -234,14 +235,14 @@ def write_digests(
 
 
 def _size_and_digest(path: epath.Path) -> tuple[int, str]:
-  """Returns a file's size, and the digest of one that describes arrays."""
+  """Returns a file's size, and its digest if it describes arrays."""
   size, name = file_size(path), str(path)
   has_arrays = path.parent.name == "d" or "/ocdbt.process_" in name
   return size, "" if has_arrays else digests_lib.of_bytes(path.read_bytes())
 
 
 def files_in(folder: epath.Path) -> Iterator[epath.Path]:
-  """Yields the files of a folder and of those in it, by name.
+  """Yields the files of a folder and of its sub-folders, by name.
 
   Raises:
     ValueError: One is a link out of its folder.
@@ -255,7 +256,7 @@ def files_in(folder: epath.Path) -> Iterator[epath.Path]:
 
 
 def whole(folder: epath.Path) -> tuple[list[int], dict[int, str]]:
-  """Returns the steps that seem whole, newest first, and what the others lack.
+  """Returns the complete steps, the newest first, and the damage of others.
 
   Args:
     folder: `checkpoints/`.
@@ -270,9 +271,9 @@ def whole(folder: epath.Path) -> tuple[list[int], dict[int, str]]:
 
 
 def find(path: str, exclude: Collection[str] = ()) -> epath.Path:
-  """Returns the folder of a step, given it, its run, or `checkpoints/`.
+  """Returns the folder of a step, for a step, a run, or `checkpoints/`.
 
-  In a run it is the newest step that seems whole; damaged ones are named on
+  In a run it is the newest step that seems complete; damaged ones are named on
   stderr.
 
   Args:
@@ -281,7 +282,7 @@ def find(path: str, exclude: Collection[str] = ()) -> epath.Path:
 
   Raises:
     FileNotFoundError: There is no checkpoint.
-    DamagedError: There is none that is whole.
+    DamagedError: No checkpoint is complete.
   """
   base = epath.Path(path)
   if (base / "params").is_dir():
@@ -305,13 +306,13 @@ def find(path: str, exclude: Collection[str] = ()) -> epath.Path:
 
 
 def log_damage(folder: epath.Path, error: str) -> None:
-  """Prints, once in a process, that a checkpoint is passed over."""
+  """Prints, once per process, that a checkpoint is skipped."""
   if (name := str(absolute(folder))) not in _logged:
     _logged.add(name)
     log(f"damaged     {folder}: {error}; this checkpoint is passed over")
 
 
 def log(text: str) -> None:
-  """Prints a line to stderr; only process 0 does."""
+  """Prints a line to stderr; only in process 0."""
   if jax.process_index() == 0:
     console.write(sys.stderr, f"{text}\n")

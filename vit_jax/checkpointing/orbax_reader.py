@@ -1,9 +1,9 @@
 """Reads the arrays of a checkpoint's item with Orbax.
 
-Orbax reads arrays in tasks of an event loop. When one array cannot be read, its
-own handlers raise at once, and the loop is closed while TensorStore still reads
-the others; each of these then prints a stack that ends in "Event loop is
-closed". The handlers here end after all of their reads.
+Orbax reads arrays in tasks of an event loop. If one array cannot be read,
+Orbax's own handlers raise at once, and the loop is closed while TensorStore
+still reads the others. Each of these then prints a stack that ends in "Event
+loop is closed". The handlers of this module end after all of their reads.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class _NumpyHandler(type_handlers.NumpyHandler):
 
 
 async def _with_all_tasks(reads: Awaitable[T]) -> T:
-  """Awaits reads; if one fails, also all tasks that were begun meanwhile."""
+  """Awaits reads; if one fails, also all tasks that were started meanwhile."""
   before = asyncio.all_tasks()
   try:
     return await reads

@@ -18,8 +18,8 @@ from vit_jax.step import RunShape
 class OldConfig(NamedTuple):
   """The config with which a run began, as JSON.
 
-  values: Its options; {}: unknown.
-  error: Why config.json was not used; None: it was.
+  values: Its options; {} if unknown.
+  error: Why config.json was not used, or None.
   """
 
   values: dict[str, Any]
@@ -46,8 +46,10 @@ class Resumed:
 
   @functools.cached_property
   def old_config(self) -> OldConfig:
-    """The config of config.json; if that is damaged or missing, the config of
-    the checkpoint."""
+    """The config in config.json, or that of the checkpoint.
+
+    The checkpoint's is used if config.json is damaged or missing.
+    """
     path = epath.Path(self.workdir) / resume_rules.CONFIG
     error = f"{path}: missing"
     try:
@@ -77,9 +79,9 @@ class Resumed:
     """Returns an error for everything that must not differ.
 
     Args:
-      run_shape: Sizes of the run of now.
+      run_shape: Sizes of the present run.
       data: Its training data, or their source.
-      classes: Its class names; None: unknown.
+      classes: Its class names; None if unknown.
     """
     errors = resume_rules.errors(self.changes, self.allow_change, self.workdir)
     if not resume_rules.is_allowed("data.dataset", self.allow_change):
@@ -95,7 +97,7 @@ class Resumed:
   def _data_errors(
     self, data: DataInfo, classes: Sequence[str] | None
   ) -> list[str]:
-    """Returns how the data differ under the name that they had."""
+    """Returns how the data differ although their name is the same."""
     errors = []
     began = f"but the run in {self.workdir} began with"
     old_classes = tuple(self.metadata.get("class_names") or ())
@@ -127,7 +129,7 @@ class Resumed:
     return errors
 
   def notes(self) -> list[str]:
-    """Returns a line for each change, and for what was ignored."""
+    """Returns a line for each change, and for ignored options."""
     lines = [f"changed     {c.text} ({c.rule.why})" for c in self.changes]
     if unknown := resume_rules.unknown_options(self.old_config.values):
       lines.append(

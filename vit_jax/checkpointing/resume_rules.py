@@ -1,7 +1,7 @@
 """Which options may change in a run that resumes, and which have changed.
 
-`RULES` says of every option whether a change of it makes another run. Such a
-change is refused unless `--allow_change` names it; any other one is accepted.
+`RULES` says for every option whether a change makes another run. Such a change
+is an error unless `--allow_change` names it; any other change is accepted.
 Accepted changes are written to `changes.jsonl` and to the checkpoints.
 """
 
@@ -24,7 +24,7 @@ CONFIG = "config.json"
 
 
 class Rule(NamedTuple):
-  """Whether a change of an option makes another run, and why, or why not."""
+  """Whether a change of an option makes another run, and the reason."""
 
   makes_another_run: bool
   why: str
@@ -69,7 +69,7 @@ class Change(NamedTuple):
   """An option that differs.
 
   key: Its path without "config.".
-  was, now: Its values, as JSON has them; None where there is no such option.
+  was, now: Its values as JSON; None if the option does not exist.
   rule: Whether it may differ.
   """
 
@@ -101,7 +101,7 @@ def differences(old: dict[str, Any], config: Config) -> list[Change]:
   """Returns the options in which a config differs from an older one.
 
   Args:
-    old: Config with which the run began, as `to_dict` made it, of any version.
+    old: Config with which the run began, from `to_dict` of any version.
     config: The present config.
   """
   was, now = options_of(old), flat(to_dict(config))
@@ -128,7 +128,7 @@ def unknown_options(old: dict[str, Any]) -> list[str]:
 
 
 def names_of(flag: str | None) -> tuple[str, ...]:
-  """Returns the options and sections that the flag's values name.
+  """Returns the options and sections that the flag names.
 
   Example:
     >>> names_of("config.optim.lr, data")
@@ -140,7 +140,7 @@ def names_of(flag: str | None) -> tuple[str, ...]:
 
 
 def flag_errors(names: Iterable[str], config: Config, old: dict) -> list[str]:
-  """Returns an error for each name that is no option and no section."""
+  """Returns an error for each name that is not an option or a section."""
   keys = {*flat(to_dict(config)), *(options_of(old) if old else ())}
   known = set()
   for key in keys:
@@ -155,14 +155,17 @@ def flag_errors(names: Iterable[str], config: Config, old: dict) -> list[str]:
 
 
 def is_allowed(key: str, names: Iterable[str]) -> bool:
-  """Whether one of the names is the option, or a section that it is in."""
+  """Whether one of the names is the option, or a section that contains it."""
   return any(f"{key}.".startswith(f"{name}.") for name in names)
 
 
 def errors(
   changes: Sequence[Change], names: Iterable[str], workdir: str
 ) -> list[str]:
-  """Returns an error for each refused change; the last says what to do."""
+  """Returns an error for each change that is not allowed.
+
+  The last error says what to do.
+  """
   refused = [
     c
     for c in changes
@@ -187,12 +190,12 @@ def trail(
   Args:
     workdir: Folder of the run, whose file has the earlier changes.
     step: Step from which it resumes.
-    changes: The present changes; one that was accepted at this step before is
-      not repeated.
+    changes: The present changes. A change that was already accepted at this
+      step is not repeated.
 
   Returns:
-    For each its step, time (seconds since the epoch), key, from, to, and by:
-    "--allow_change" or "harmless".
+    For each change its step, time (seconds since the epoch), key, from, to, and
+    by: "--allow_change" or "harmless".
 
   Raises:
     WriteError: The file cannot be read.
@@ -214,7 +217,7 @@ def trail(
 
 
 def read(workdir: str) -> list[dict[str, Any]]:
-  """Returns the lines of `changes.jsonl`; damaged ones are left out.
+  """Returns the lines of `changes.jsonl`; damaged lines are left out.
 
   Raises:
     WriteError: It cannot be read, see `atomic_files.contents`.
@@ -236,7 +239,7 @@ def read(workdir: str) -> list[dict[str, Any]]:
 
 
 def write(workdir: str, rows: Sequence[dict[str, Any]]) -> None:
-  """Writes `changes.jsonl`; only process 0 does.
+  """Writes `changes.jsonl`; only in process 0.
 
   Raises:
     WriteError: It cannot be written.

@@ -1,8 +1,8 @@
 """Which checkpoints a run keeps, and from which one it resumes.
 
 A step is renamed before it is removed (`60.deleted`), so that a reader sees all
-of it or nothing. When a run resumes from a step before damaged ones, these are
-renamed (`70.damaged`), since it will write them again.
+of it or nothing. If a run resumes from a step before damaged ones, these are
+renamed (`70.damaged`), because the run will write them again.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ DAMAGED, DELETED = ".damaged", ".deleted"
 
 
 def max_of_processes(value: int) -> int:
-  """Returns the largest value of all processes; a collective."""
+  """Returns the largest value of all processes. Collective."""
   if jax.process_count() == 1:
     return int(value)
   return int(np.max(multihost_utils.process_allgather(np.int32(value))))
 
 
 def probe(folder: epath.Path) -> None:
-  """Raises OSError unless files can be written in a folder, which it makes."""
+  """Makes a folder; raises OSError if files cannot be written in it."""
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / ".probe"
   path.write_bytes(bytes(4096))
@@ -40,7 +40,7 @@ def probe(folder: epath.Path) -> None:
 
 
 def free_bytes(folder: epath.Path) -> int | None:
-  """Returns the free space of its disk; None where that is not known."""
+  """Returns the free space of the folder's disk; None if unknown."""
   for path in () if is_remote(folder) else (folder, *folder.parents):
     if path.is_dir():
       return shutil.disk_usage(path).free
@@ -48,9 +48,9 @@ def free_bytes(folder: epath.Path) -> int | None:
 
 
 def note_newest(folder: epath.Path, step: int) -> None:
-  """Notes in the run's folder that a step has a checkpoint.
+  """Writes in the run's folder that a step has a checkpoint.
 
-  A run without checkpoints but with this note has lost them.
+  A run with this note but without checkpoints has lost them.
   """
   path = folder.parent / NEWEST
   draft = path.parent / (path.name + ".new")
@@ -59,7 +59,7 @@ def note_newest(folder: epath.Path, step: int) -> None:
 
 
 def noted_newest(folder: epath.Path) -> int:
-  """Returns the step of `note_newest`; 0: there is none.
+  """Returns the step of `note_newest`; 0 without such a note.
 
   Raises:
     OSError: It cannot be read.
@@ -78,8 +78,8 @@ def start(folder: epath.Path) -> tuple[int, list[str]]:
     folder: Its `checkpoints/`, which need not exist.
 
   Returns:
-    The newest step that seems whole, 0 for a new run; and an error if there is
-    none though there has been one.
+    The newest step that seems complete, 0 for a new run; an error if none is
+    complete although there was a checkpoint.
   """
   step, error = 0, ""
   if jax.process_index() == 0:
@@ -105,13 +105,13 @@ def start(folder: epath.Path) -> tuple[int, list[str]]:
 def no_checkpoint(folder: epath.Path, reason: str) -> str:
   """Returns why a run does not resume, and how to start over on purpose."""
   return (
-    f"{folder}: {reason}. Copy a whole one back; or, to start over from the"
+    f"{folder}: {reason}. Copy a complete one back; or, to start over from the"
     f" first step, take another --workdir, or delete {folder.parent}."
   )
 
 
 def set_aside_after(folder: epath.Path, step: int) -> None:
-  """Renames the later steps, none of which is whole; process 0 does."""
+  """Renames the later steps, which are all damaged; only in process 0."""
   if jax.process_index() != 0:
     return
   later = {
@@ -147,15 +147,16 @@ def expired(
 ) -> list[int]:
   """Returns the steps to remove.
 
-  These are the steps before the newest `keep_last` whole ones, except the first
-  at or after each multiple of `keep_every_steps` (the save at the multiple may
-  have failed).
+  These are the steps before the newest `keep_last` complete ones, except the
+  first at or after each multiple of `keep_every_steps` (the save at the
+  multiple may have failed).
 
   Args:
-    good: Steps that are whole.
+    good: Steps that are complete.
     there: All steps that have a folder.
-    keep_last: Newest whole checkpoints that stay.
-    keep_every_steps: None: no others stay.
+    keep_last: Number of newest complete checkpoints to keep.
+    keep_every_steps: Also keep one checkpoint per this many steps; None for no
+      others.
 
   Example:
     >>> expired([1, 2, 4], [1, 2, 3, 4], 2, None)
@@ -173,7 +174,7 @@ def expired(
 
 
 def remove(folder: epath.Path) -> None:
-  """Removes a step such that a reader sees all of it, or nothing."""
+  """Removes a step; a reader sees all of it or nothing."""
   if is_remote(folder):  # renaming would copy it
     (folder / layout.COMMITTED).unlink(missing_ok=True)
   else:

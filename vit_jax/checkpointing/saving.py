@@ -1,12 +1,12 @@
-"""When a checkpoint is written, tried again, verified, and old ones removed.
+"""When a checkpoint is saved, tried again and verified, and old ones removed.
 
-A save runs in the background. It counts when its folder has been read again;
-then older ones are removed. A failure is logged at the next step, and the save
-is tried again after 1, 2, 4 ... steps, with the state of that step.
+A save runs in the background. It counts after its folder has been read again;
+then older checkpoints are removed. A failure is logged at the next step, and
+the save is tried again after 1, 2, 4 ... steps, with the state of that step.
 
-All processes agree on how a save ended by an all-gather 1, 2, 4 ... steps after
-its start, and before the next save. When one of them fails, the others learn it
-at their next barrier.
+All processes agree on the outcome of a save by an all-gather 1, 2, 4 ... steps
+after its start, and before the next save. If one of them fails, the others
+learn it at their next barrier.
 """
 
 import concurrent.futures
@@ -34,7 +34,7 @@ _save_numbers = itertools.count()  # of this process
 
 
 class SaveError(Exception):
-  """A checkpoint that a run cannot go without could not be written."""
+  """A checkpoint that a run needs could not be written."""
 
 
 class AsyncSaver:
@@ -45,8 +45,8 @@ class AsyncSaver:
     config: What to keep.
 
   Attributes:
-    newest: Step of the newest checkpoint that is known to be whole; 0: none.
-      The same in all processes.
+    newest: Step of the newest checkpoint that is known to be complete, 0 for
+      none; the same in all processes.
   """
 
   def __init__(self, folder: epath.Path, config: CheckpointConfig):
@@ -62,7 +62,7 @@ class AsyncSaver:
   def start(
     self, step: int, items: dict[str, Any], metadata: dict[str, Any]
   ) -> None:
-    """Waits for the save before, and starts this one, unless it is there."""
+    """Waits for the previous save, and starts this one unless it exists."""
     self._settle(step)
     if step == self.newest:
       return
@@ -87,7 +87,7 @@ class AsyncSaver:
     )
 
   def wait(self) -> None:
-    """Waits for the save that runs, if any; all processes must call it."""
+    """Waits for the running save, if any. Collective."""
     self._settle(self._step)
 
   def retry_due(self, step: int) -> bool:
@@ -112,7 +112,7 @@ class AsyncSaver:
     items: Callable[[], dict[str, Any]],
     metadata: dict[str, Any],
   ) -> None:
-    """Writes and waits, and tries again; raises SaveError."""
+    """Saves and waits, with several attempts; raises SaveError."""
     for seconds in (*WAITS, None):
       self.start(step, items(), metadata)
       again = "" if seconds is None else f"tried again in {seconds:g} s"
@@ -125,12 +125,12 @@ class AsyncSaver:
     raise SaveError(
       f"{self._folder}: the checkpoint of step {step:,} could not be written"
       f" ({self._error}), nor {len(WAITS)} times after that. The newest"
-      f" checkpoint is {last}: make room, or mend what is named, and start the"
-      " same command again."
+      f" checkpoint is {last}: free disk space, or correct the error, and"
+      " start the same command again."
     )
 
   def close(self) -> None:
-    """Waits for the save that runs; a failure is logged."""
+    """Waits for the running save; a failure is logged."""
     if self._running is not None:
       try:
         self._running.result()
@@ -140,11 +140,12 @@ class AsyncSaver:
     self._worker.shutdown()
 
   def _settle(self, step: int, again: str | None = None) -> None:
-    """Waits for the save that runs, if any, and notes how it ended.
+    """Waits for the running save, if any, and records its outcome.
 
     Args:
-      step: The present one.
-      again: When it is tried again, for the message; None: after some steps.
+      step: The present step.
+      again: When it is tried again, for the message; None for "after some
+        steps".
     """
     if self._running is None:
       return
@@ -177,8 +178,10 @@ class AsyncSaver:
     )
 
   def _make_room(self, step: int) -> None:
-    """Removes what failed saves left, and checks that files can be written;
-    process 0 does."""
+    """Removes what failed saves left; checks that files can be written.
+
+    Only in process 0.
+    """
     if jax.process_index() == 0:
       if self.newest and not self._folder.exists():
         layout.log(f"note        {self._folder} was removed; it is made again")
@@ -194,7 +197,7 @@ class AsyncSaver:
     barrier: "FailFastBarrier",
     error: Exception | None,
   ) -> None:
-    """The rest of a save, in the background; raises what went wrong."""
+    """The rest of a save, in the background; raises its errors."""
     is_first = jax.process_index() == 0
     folder = self._folder / str(step)
     try:
@@ -233,16 +236,16 @@ def _reason(e: Exception) -> str:
 
 
 class FailFastBarrier:
-  """The barriers of one save, which no process waits at after one has failed.
+  """The barriers of one save; after a failure no process waits at them.
 
-  At each of them the processes wait for each other, and then once more, for
+  At each barrier the processes wait for each other, and then once more, for
   `CONFIRM_SECONDS`. A process that has failed comes only to the first, so the
   others learn of it at the second. With Orbax's own barriers, which were tried,
-  they would wait for 20 minutes. Like those, these go through jax's
-  coordination service, in threads, without the devices.
+  they would wait for 20 minutes. Like those, these use jax's coordination
+  service, in threads, without the devices.
 
   Args:
-    number: Counts the saves of this program, alike in all processes.
+    number: Number of the save in this program, the same in all processes.
   """
 
   CONFIRM_SECONDS = 15.0
@@ -256,7 +259,7 @@ class FailFastBarrier:
 
   @property
   def sync_fn(self) -> Callable | None:
-    """Orbax's function of (key, timeout_ms); None: there is one process."""
+    """Orbax's function of (key, timeout_ms); None for a single process."""
     if self._has_ended:
       return None
     return lambda key, timeout_ms: self.arrive(timeout_ms)
@@ -281,7 +284,7 @@ class FailFastBarrier:
       raise OSError("another process, which says why") from None
 
   def fail(self) -> None:
-    """Lets the others go on, who wait for this process, which has failed."""
+    """Releases the processes that wait for this one, which has failed."""
     if self._has_ended:
       return
     self._has_ended = True
@@ -293,9 +296,9 @@ class FailFastBarrier:
 
 
 class _Items(ocp.CompositeCheckpointHandler):
-  """Orbax's handler of several items, which also gives the parts of a save.
+  """Orbax's handler of several items, which also exposes the parts of a save.
 
-  parts: Futures of the newest save, one for each item or more.
+  parts: Futures of the newest save, at least one for each item.
   """
 
   parts: Sequence[ocp.future.Future] = ()
@@ -311,14 +314,15 @@ class _ItemArgs(ocp.args.Composite):
 
 
 class StepWriter:
-  """Writes one step's folder, which gets its name when all is in it.
+  """Writes one step's folder, which gets its name when it is complete.
 
-  When a part of a save fails, threads of Orbax and asyncio may print stacks of
-  their own: no documented setting turns that off.
+  If a part of a save fails, threads of Orbax and asyncio may print their own
+  stacks; no documented setting turns that off.
 
   Args:
     folder: `checkpoints/<step>`.
-    barrier: Synchronises the processes; Orbax's keywords. None: Orbax's own.
+    barrier: Synchronises the processes, with Orbax's keywords; None for Orbax's
+      own.
   """
 
   def __init__(self, folder: epath.Path, barrier: Callable | None = None):
@@ -341,7 +345,7 @@ class StepWriter:
     )
 
   def start(self, items: dict[str, Any], metadata: dict[str, Any]) -> None:
-    """Returns as soon as the arrays are copied, and may be donated."""
+    """Starts to write; returns when the arrays are copied (may be donated)."""
     self._metadata = {**metadata, layout.HAS_DIGESTS: layout.VERSION}
     # Before Orbax begins: numpy would compete with its threads, and its
     # callback runs in one of them, where collectives are not allowed.
@@ -353,7 +357,7 @@ class StepWriter:
     )
 
   def wait(self) -> None:
-    """Waits until the folder has its name; raises what went wrong."""
+    """Waits until the folder has its name; raises the errors of the save."""
     try:
       self._orbax.wait_until_finished()
     except Exception:

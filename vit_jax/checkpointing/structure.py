@@ -1,6 +1,6 @@
-"""How the arrays of a config differ from those that a checkpoint has.
+"""How the arrays of a config differ from those in a checkpoint.
 
-An error of these is another model or optimizer, not a damaged checkpoint.
+Such a difference means another model or optimizer, not a damaged checkpoint.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def errors(
 
 
 def _differences(stored: Mapping[str, Digest], tree: Any) -> list[str]:
-  """Returns the arrays that only one has, or of another type or shape."""
+  """Returns arrays that only one side has, or that differ in type or shape."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   want = {path_of(path): _type(leaf) for path, leaf in leaves}
   got = {path: _type(digest) for path, digest in stored.items()}

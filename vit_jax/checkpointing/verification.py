@@ -11,11 +11,12 @@ from vit_jax.paths import absolute
 def main(run: str, only: int | None = None) -> None:
   """Prints a line for each checkpoint, the oldest first.
 
-  Ends the process with status 1 if a checkpoint is damaged, or there is none.
+  It ends the process with status 1 if a checkpoint is damaged, or if there is
+  none.
 
   Args:
     run: Folder of a run, or its folder of checkpoints.
-    only: The step to check; None: all.
+    only: The step to check; None for all.
   """
   folder = absolute(epath.Path(run))
   if folder.name != checkpointer.FOLDER:

@@ -1,1 +1,1 @@
-"""Input: sources, image operations, the deterministic pipeline."""
+"""Input: sources of records, image operations, the deterministic pipeline."""

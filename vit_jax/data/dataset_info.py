@@ -1,4 +1,4 @@
-"""Data sets whose size and classes are known without their records."""
+"""Sizes and classes of common data sets, known without their records."""
 
 import re
 from collections.abc import Mapping
@@ -57,7 +57,9 @@ _VERSION = re.compile(r"(\d+|\*)(\.(\d+|\*)){2}|experimental_latest")
 
 
 def prefix_of(dataset: str) -> str:
-  """Returns the prefix of a name by which it is opened, colon included.
+  """Returns the prefix of a data set's name that decides how to open it.
+
+  The colon is included; "" for a name of TFDS.
 
   Example:
     >>> [prefix_of(n) for n in ("folder:/a:b", "glyphs/size=32", "mnist:3.0.1")]

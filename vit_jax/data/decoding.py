@@ -1,11 +1,11 @@
-"""From raw records to rows of a batch, broken records included.
+"""From raw records to rows of a batch, also for broken records.
 
-Nearly all records are good, so a fast row function is tried first. When it
-fails, reading starts again at the same batch with a slower, careful function,
-which turns a broken record into a row with mask False, so that no other row
-moves. Random-access sources return to the fast function after
-`CAREFUL_BATCHES`; streams do not, as that would read them from their start.
-Each broken record is logged once, with the reason; too many are an error.
+Nearly all records are good, so a fast row function is tried first. If it fails,
+reading starts again at the same batch with a slower, careful function. It turns
+a broken record into a row with mask False, so that no other row moves.
+Random-access sources return to the fast function after `CAREFUL_BATCHES`;
+streams do not, because that would read them from their start. Each broken
+record is logged once, with the reason; too many are an error.
 """
 
 import atexit
@@ -66,7 +66,7 @@ _WAIT_SECONDS = 10.0  # between two tries, after the first few
 def row_fns(source: Source, ops: str, root: int) -> tuple[RowFn, RowFn]:
   """Returns a fast and a careful function {"raw", "epoch"} -> row.
 
-  Rows of the careful one also have `error`, string []: why mask is False.
+  Rows of the careful function also have `error`, string []: why mask is False.
 
   Args:
     source: Source of the raw records.
@@ -150,7 +150,7 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[RowFn, RowFn]:
 
 
 def _rescued(data, error, options: dict) -> tuple[np.ndarray, bytes]:
-  """Returns the pixels, and why there are none or b""."""
+  """Returns the pixels, and b"" or why there are none."""
   error = as_bytes(error)
   if not error:
     try:
@@ -170,7 +170,7 @@ def _too_large(shape: np.ndarray, ops: str) -> bytes:
 
 
 def _first_that_works(element: Record, *functions: RowFn) -> Record:
-  """Applies the first function that raises no error, inside the graph."""
+  """Returns the result of the first function without an error, in the graph."""
   given = tf.data.Dataset.from_tensors(element)
   results = given.map(functions[0]).ignore_errors()
   for fn in functions[1:]:
@@ -192,8 +192,8 @@ def iterate(
     read: (number of the first batch, row function) -> batches.
     fns: The functions of `row_fns`.
     first_step: Number of the first batch.
-    num_records: How many different records are read; of these,
-      `most_unusable` may be broken.
+    num_records: Number of different records that are read; `most_unusable` of
+      them may be broken.
 
   Raises:
     DataError: Too many records are broken, or preprocessing or reading failed;
@@ -260,13 +260,13 @@ def _iterate(source, read, fns, first_step, broken) -> Iterator[Batch]:
 
 
 class _Retries:
-  """Waits between tries to read from a store that does not answer."""
+  """Waits between attempts to read from a store that does not answer."""
 
   def __init__(self):
     self._count, self._start = 0, 0.0
 
   def wait(self, error: str) -> None:
-    """Waits before the next try; raises DataError after `RETRY_SECONDS`."""
+    """Waits before the next attempt; raises DataError after `RETRY_SECONDS`."""
     if self._count == 0:
       self._start = time.monotonic()
     if time.monotonic() - self._start > RETRY_SECONDS:
@@ -278,7 +278,7 @@ class _Retries:
 
 
 class _BrokenRecords:
-  """The broken records that were met; some are allowed."""
+  """The broken records so far; some are allowed."""
 
   def __init__(self, source: Source, limit: int):
     self._source, self._limit = source, limit
@@ -290,7 +290,7 @@ class _BrokenRecords:
     """Logs the records that were not logged before, and counts them.
 
     Raises:
-      DataError: They are too many.
+      DataError: There are too many.
     """
     source = self._source
     for row in np.flatnonzero(is_bad):
@@ -319,7 +319,7 @@ class _BrokenRecords:
 def _with_labels_in_range(
   batch: dict, source: Source, broken: _BrokenRecords
 ) -> dict:
-  """Returns a batch in which rows of impossible labels do not count."""
+  """Returns a batch in which rows with impossible labels do not count."""
   label = batch["label"]
   if source.is_regression:
     outside = ~np.isfinite(label)
@@ -352,7 +352,7 @@ def most_unusable(num_records: int, num_examples: int) -> int:
   """Returns how many records may be broken: 1 %, or ten, but not all.
 
   Args:
-    num_records: Number of records that are read, maybe one process's share.
+    num_records: Number of records that are read, possibly one process's share.
     num_examples: Number of records of the split.
   """
   limit = max(10, int(num_records * MAX_UNDECODABLE))

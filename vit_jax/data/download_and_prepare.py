@@ -1,4 +1,4 @@
-"""Puts data sets on disk in TFDS's format, as `vit-jax prepare` asks for."""
+"""Puts data sets on disk in TFDS's format, for `vit-jax prepare`."""
 
 import argparse
 import contextlib
@@ -32,12 +32,12 @@ Say = Callable[[str], None]
 class Prepared(NamedTuple):
   """A data set on disk.
 
-  folder: The files.
+  folder: Its files.
   splits: Split -> number of records.
-  num_classes: Number of classes; None without a label, as in some data sets
-    whose labels VTAB makes from other features.
+  num_classes: Number of classes; None without a label (VTAB makes the labels of
+    some data sets from other features).
   left_out: Number of records that were left out.
-  is_regression: Whether num_classes is that of the numbers to predict.
+  is_regression: Whether num_classes is the number of regression targets.
   """
 
   folder: str
@@ -54,20 +54,20 @@ def prepare(
   say: Say = print,
   file_format: str | None = None,
 ) -> Prepared:
-  """Prepares a data set of TFDS, or `imagenet21k`; downloads if TFDS does.
+  """Prepares a data set of TFDS, or `imagenet21k`; TFDS downloads it if it can.
 
-  A data set that exists stays as it is.
+  An existing data set does not change.
 
   Args:
     dataset: Name in TFDS, with a config if it has several.
-    data_dir: Folder of TFDS's data; None: $TFDS_DATA_DIR, or
+    data_dir: Folder of TFDS's data; None for $TFDS_DATA_DIR, or
       ~/tensorflow_datasets.
-    manual_dir: Folder of what the user downloaded; None: downloads/manual in
-      `data_dir`.
-    say: Gets lines about the progress. What it prints to sys.stdout is
+    manual_dir: Folder of the files that the user downloaded; None for
+      downloads/manual in `data_dir`.
+    say: Called with lines about the progress. Its output to sys.stdout is
       discarded while TFDS writes.
-    file_format: array_record or tfrecord; None: array_record, whose records can
-      be read by number, if that library is installed.
+    file_format: array_record or tfrecord. None for array_record, whose records
+      can be read by number, if that library is installed.
 
   Raises:
     ValueError: Unknown data set, missing files, too many broken records, a full
@@ -133,7 +133,7 @@ def import_source(
     name: Name of the data set, for `--config.data.dataset`.
     data_dir: See `prepare`.
     options: The user's options for the source.
-    say: Gets lines about the progress.
+    say: Called with lines about the progress.
     file_format: See `prepare`.
 
   Raises:
@@ -182,7 +182,7 @@ def import_source(
 
 
 def _write(builder, say: Say, config: tfds.download.DownloadConfig) -> None:
-  """Makes a data set.
+  """Writes a data set.
 
   Raises:
     ValueError: The disk is full.
@@ -237,7 +237,7 @@ def _prepared(builder, left_out: int) -> Prepared:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Prepares a data set, and prints its sizes and what was left out.
+  """Prepares a data set; prints its sizes and what was left out.
 
   Args:
     args: The command line of `vit-jax prepare`.
@@ -260,7 +260,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _run(args: argparse.Namespace, say: Say) -> Prepared:
-  """Imports a source of one's own, or prepares a data set of TFDS."""
+  """Imports a user's source, or prepares a data set of TFDS."""
   prefix = prefix_of(args.source)
   if prefix in KINDS:
     if not args.name:
@@ -298,7 +298,7 @@ def _run(args: argparse.Namespace, say: Say) -> Prepared:
 
 
 def _splits_of(text: str) -> dict[str, str | None]:
-  """Returns split -> pattern of file names, or None, as --splits says."""
+  """Returns split -> pattern of file names, or None, from --splits."""
   splits = {}
   for part in text.split(",") if text else ():
     name, _, pattern = part.strip().partition("=")

@@ -1,9 +1,9 @@
 """Decodes images in TensorFlow's graph, with Pillow where TensorFlow cannot.
 
 TensorFlow's decoders apply no EXIF orientation, read some formats wrongly or
-with all frames, take memory for as many pixels as a header states, and cut a
-crop out of a JPEG whose end is missing. A few bytes tell that most files have
-none of these problems; Pillow inspects the others first.
+with all frames, allocate memory for as many pixels as a header states, and cut
+a crop out of a JPEG whose end is missing. For most files a few bytes show that
+none of this applies; Pillow inspects the others first.
 """
 
 from collections.abc import Callable
@@ -39,14 +39,14 @@ def decoded(
     plain: Decodes a JPEG that needs no inspection.
     jpeg: Decodes another JPEG and turns it by its argument, an orientation,
       int32 [], see `images.turned`.
-    other: Takes the whole upright image of another format, uint8 [h, w, 3].
+    other: Receives the whole upright image of another format, uint8 [h, w, 3].
     exif: Whether the orientation is applied; otherwise it is 1.
     background: See `images.read`.
     max_pixels: See `images.read`.
 
   Raises:
-    tf.errors.InvalidArgumentError: In the graph: the file is no image, is cut
-      off, or is too large.
+    tf.errors.InvalidArgumentError: In the graph: the file is not an image, is
+    cut off, or is too large.
   """
 
   options = {"exif": exif, "background": background, "max_pixels": max_pixels}
@@ -82,7 +82,7 @@ def decoded(
 
 
 def jpeg_shape(data: tf.Tensor, max_pixels: int) -> tf.Tensor:
-  """Returns (height, width, channels) of a JPEG, int32, by its header.
+  """Returns (height, width, channels) of a JPEG from its header, int32.
 
   Raises:
     tf.errors.InvalidArgumentError: In the graph: it has too many pixels.
@@ -93,7 +93,7 @@ def jpeg_shape(data: tf.Tensor, max_pixels: int) -> tf.Tensor:
 
 
 def upright(image: Image, turn: tf.Tensor) -> Image:
-  """Does in the graph what `images.turned` does."""
+  """Turns an image as `images.turned` does, in the graph."""
 
   def turned():
     swapped = tf.cond(
@@ -107,7 +107,7 @@ def upright(image: Image, turn: tf.Tensor) -> Image:
 
 
 def stored_window(begin, extent, shape, turn):
-  """Returns where a box of the upright image is among the stored pixels.
+  """Returns the place of a box of the upright image in the stored pixels.
 
   Args:
     begin: (y, x) of the box, int32.
@@ -145,20 +145,20 @@ def _mirrored(turn) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _is_bare_jpeg(data):
-  """Whether it is a JPEG without metadata that ends as it should."""
+  """Whether data are a JPEG without metadata that has its end."""
   parts = ((0, _START), (_TABLES_AT, _TABLES), (-len(_END), _END))
   bytes_there = [tf.strings.substr(data, at, len(part)) for at, part in parts]
   return tf.strings.join(bytes_there) == b"".join(part for _, part in parts)
 
 
 def _is_jpeg_without_exif(data):
-  """Whether it is a JPEG with other metadata that ends as it should."""
+  """Whether data are a JPEG with metadata other than EXIF that has its end."""
   is_whole = tf.strings.substr(data, -len(_END), len(_END)) == _END
   return tf.io.is_jpeg(data) & is_whole & ~_has(data, b"Exif\0\0")
 
 
 def _is_bare_png(data, max_pixels: int):
-  """Whether it is a PNG without alpha and EXIF, of sides that are no risk."""
+  """Whether data are a PNG without alpha and EXIF, with safe sides."""
   # The colour types are grey, colour, palette, grey and colour with alpha.
   is_opaque = tf.strings.substr(data, 25, 1)[..., None] == [b"\0", b"\2", b"\3"]
   sides = tf.strings.substr(data, 16, 8)
@@ -173,7 +173,7 @@ def _is_bare_png(data, max_pixels: int):
 
 
 def _has(data, part: bytes):
-  """Whether the bytes are anywhere in a file."""
+  """Whether a file contains these bytes."""
   # A fifth of the time of a regular expression.
   parts = tf.raw_ops.StringSplitV2(input=data[None], sep=part, maxsplit=1)
   return parts.shape[1] > 1

@@ -1,8 +1,8 @@
-"""Fake records with the shapes and numbers of a real data set.
+"""Fake records with the shapes and sizes of a real data set.
 
 They need no disk, so that any config can be tried, timed and tested. Their
-labels repeat in order, 0, 1, ..., and an image is noise over a pattern of its
-class, so that a model can learn something.
+labels repeat in order, 0, 1, ... An image is noise over a pattern of its class,
+so that a model can learn something.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class FakeSource(Source):
   info: Info
 
   def _base_index(self, index):
-    """Returns the position in the unsliced split, which decides the content."""
+    """Returns the index in the unsliced split, which decides the content."""
     lengths = [span.stop - span.start for span in self.spans]
     ends = np.cumsum(lengths)
     shifts = np.array([s.start for s in self.spans]) - (ends - lengths)
@@ -48,7 +48,7 @@ class FakeSource(Source):
     }
 
   def _label(self, base):
-    """Returns the label of a record; the numbers of regression are 0, 1, ..."""
+    """Returns the label of a record; regression targets are 0, 1, ..."""
     if not self.is_regression:
       return _label(base, self)
     numbers = tf.cast(base % _NUM_IMAGES, tf.float32)
@@ -116,9 +116,10 @@ def dataset_info(dataset: str, data_dir: str | None = None) -> Info:
 
 
 def _label(base, source: FakeSource):
-  """Returns the class of a record, or bool [..., classes] if it has several.
+  """Returns the class of a record, or bool [..., classes] for multi-label data.
 
-  Then every third record has the next class, too, and every sixteenth none.
+  In multi-label data, every third record also has the next class, and every
+  sixteenth none.
   """
   label = base % source.num_classes
   if not source.is_multilabel:
@@ -133,9 +134,9 @@ def _label(base, source: FakeSource):
 
 @functools.cache
 def _images(num_classes: int, kind: str, size: tuple[int, int]) -> tf.Tensor:
-  """Returns encoded images, string [n], n a multiple of the classes if few.
+  """Returns encoded images, string [n]; n is a multiple of the classes if few.
 
-  Record i gets image i modulo n, so that every class has images of its own.
+  Record i gets image i modulo n, so that every class has its own images.
   """
   count = _NUM_IMAGES
   if num_classes < count:

@@ -6,13 +6,13 @@ Two layouts:
   /path/train/cat/1.jpg, /path/val/...     the folders are the splits
 
 Images are the files that end in one of `images.SUFFIXES`, in any case and of
-any format; hidden files, and folders that programs make (`__MACOSX`, `@eaDir`),
-are left out. Splits are `train`, `val` and `test`;
-folders and configs may use any of the names in `SPLIT_FOLDERS`, in any case.
+any format. Hidden files, and folders that programs make (`__MACOSX`, `@eaDir`),
+are left out. Splits are `train`, `val` and `test`. Folders and configs may use
+any of the names in `SPLIT_FOLDERS`, in any case.
 
 To make splits, the files of every class are ordered by a hash of their names,
 and the first 10 % (at least one, if there are two) become `val`. The hash
-depends only on the name and a constant, so every machine and every run makes
+depends only on the name and a constant. So every machine and every run makes
 the same splits, and a change in one class moves no file of another.
 
 The records of a split are in the order of such a hash, too, so that a slice
@@ -119,7 +119,7 @@ class FolderSource(Source):
 
 
 def _read(path: bytes) -> tuple[bytes, bytes]:
-  """Returns the bytes of a file, and why there are none or b""."""
+  """Returns the bytes of a file, and b"" or why there are none."""
   try:
     with open(path, "rb") as file:
       return file.read(), b""
@@ -134,7 +134,7 @@ def _read(path: bytes) -> tuple[bytes, bytes]:
 
 
 def open_folder(dataset: str, split: str, data_dir: str | None) -> FolderSource:
-  """Opens "folder:/path"; a relative path is relative to the working directory.
+  """Opens "folder:/path"; the path may be relative to the working directory.
 
   Raises:
     ValueError: The folder does not exist, has no class folders or only one, a
@@ -178,7 +178,7 @@ def _remark(dataset: str, left_out: tuple[str, ...]) -> str:
 
 
 def _stamp(root: pathlib.Path) -> tuple[int, ...]:
-  """Returns when the folders changed, so that one scan serves until then."""
+  """Returns the times of change of the folders; a scan is valid until then."""
   if not root.is_dir():
     return ()
   folders = [root, *(root / name for name in _subfolders(root))]
@@ -193,8 +193,8 @@ def _scan(root: pathlib.Path, dataset: str, stamp: tuple[int, ...]):
   """Reads the names of all files.
 
   Returns:
-    The names of the classes; for each split (path, class) of its records; and
-    the files that are no records, and folders that are not looked into.
+    The names of the classes; for each split (path, class) of its records; the
+    files that are no records, and folders that are skipped.
   """
   del stamp
   if not root.is_dir():
@@ -217,8 +217,9 @@ def _split_folders(
 ) -> dict[str, pathlib.Path]:
   """Returns the folder of each split; {} if the folders are classes.
 
-  The folders are splits if one of them has a name of `train`, unless that is a
-  class: a folder without folders, beside others without names of splits.
+  The folders are splits if one of them has a name of `train`. The exception is
+  a class of that name: a folder without folders, beside others without names of
+  splits.
   """
   by_split = collections.defaultdict(list)
   for name in names:
@@ -316,7 +317,7 @@ def _hint(root: pathlib.Path, files: _Files) -> str:
   """Returns a hint to the folder that probably has the class folders.
 
   Args:
-    root: The folder that the user gave.
+    root: The folder from the user.
     files: Its folders, and the images in each.
   """
   for suffix, prefix in ((".tar", "webdataset:"), (".parquet", "parquet:")):
@@ -353,7 +354,7 @@ def _by_programs(root: pathlib.Path) -> list[str]:
 def _images_in(root: pathlib.Path) -> tuple[list[str], list[str]]:
   """Returns the images in a folder, at any depth, and the other files.
 
-  A link to nothing is among the images, so that it is named and counted. Hidden
+  A broken link is among the images, so that it is named and counted. Hidden
   files, and folders that programs make, are among the others.
   """
   images, others = [], []

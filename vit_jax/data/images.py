@@ -1,12 +1,11 @@
 """From images in any form to arrays: files, globs, bytes, PIL images, arrays.
 
-Pillow decodes. From lossless files its pixels equal those of TensorFlow's
-decoder; from JPEG they differ: Pillow's inverse cosine transform is the
-accurate one, TensorFlow's the fast one.
+Pillow decodes them. For lossless files its pixels equal those of TensorFlow's
+decoder. For JPEG they differ: Pillow's inverse cosine transform is the accurate
+one, TensorFlow's the fast one.
 
-The header is read first: an image of more than `MAX_PIXELS`, or the limit that
-a run states (config.data.max_pixels), is refused before memory is taken for its
-pixels.
+The header is read first. An image of more than `MAX_PIXELS`, or the run's limit
+(config.data.max_pixels), is an error before memory is allocated for its pixels.
 """
 
 import functools
@@ -86,7 +85,7 @@ def listed(images: Any) -> list[Any]:
 
 
 def name(image: Any, index: int) -> str:
-  """Returns an image's name in an error: its path, or its position."""
+  """Returns an image's name for messages: its path, or its position."""
   if isinstance(image, str | os.PathLike):
     return str(image)
   return getattr(image, "filename", "") or f"image {index}"
@@ -99,24 +98,24 @@ def read(
   background: str | None = None,
   max_pixels: int = MAX_PIXELS,
 ) -> UInt8[np.ndarray, "h w 3"]:
-  """Returns the pixels as RGB.
+  """Returns the pixels of an image as RGB.
 
   As in training, grey becomes three equal channels, a transparent image is put
-  on a ground, 16 bits become 8, an animation is represented by its first frame,
-  and an image is turned upright as its EXIF orientation says.
+  on a background, 16 bits become 8, an animation is represented by its first
+  frame, and an image is turned upright by its EXIF orientation.
 
   Args:
     image: A path, the bytes of a file, a file that is open in binary, a PIL
       image, or an array uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4].
     exif: Whether the orientation is applied. An array has none.
-    background: Colour of the ground, see `preprocessing.colour`. None: white
-      where a pixel is fully transparent; others keep their colours, alpha is
-      dropped. A warning says so once.
-    max_pixels: Most pixels of an image that is not decoded yet.
+    background: Colour of the background, see `preprocessing.colour`. With None,
+      fully transparent pixels become white; the others keep their colours, and
+      alpha is dropped. A warning says so once.
+    max_pixels: Largest number of pixels of an image that is not decoded yet.
 
   Raises:
     FileNotFoundError: There is no such file.
-    ValueError: It is no image, or has more pixels than `max_pixels`.
+    ValueError: It is not an image, or has more pixels than `max_pixels`.
   """
   pixels = read_with_alpha(image, exif=exif, max_pixels=max_pixels)
   return on_ground(pixels, background)
@@ -125,7 +124,7 @@ def read(
 def read_with_alpha(
   image: Any, *, exif: bool = True, max_pixels: int = MAX_PIXELS
 ) -> UInt8[np.ndarray, "h w c"]:
-  """Returns the pixels as RGB, or as RGBA where some may be transparent.
+  """Returns the pixels as RGB, or as RGBA if some may be transparent.
 
   Arguments and errors are those of `read`.
   """
@@ -183,12 +182,12 @@ def _say_ground() -> None:
 def rescued(
   data: bytes, *, max_pixels: int = MAX_PIXELS, **options: Any
 ) -> UInt8[np.ndarray, "h w 3"]:
-  """Returns the pixels of a file that another decoder refused.
+  """Returns the pixels of a file that another decoder could not read.
 
   Args:
     data: Bytes of the file.
     max_pixels: See `read`.
-    **options: Further ones of `read`.
+    **options: Further options of `read`.
 
   Raises:
     ValueError: See `read`; or the file is cut off.
@@ -199,19 +198,19 @@ def rescued(
 
 
 def turn(data: bytes, max_pixels: int = MAX_PIXELS) -> int:
-  """Returns how an image must be turned after another decoder decoded it.
+  """Returns how to turn an image after another decoder has decoded it.
 
   Args:
     data: Bytes of the file.
     max_pixels: See `read`.
 
   Returns:
-    Its EXIF orientation, 1 (upright) to 8, see `turned`; 0: only Pillow, that
+    Its EXIF orientation, 1 (upright) to 8, see `turned`; 0 if only Pillow, that
     is `read`, decodes it correctly.
 
   Raises:
-    ValueError: It must not be decoded: it is no image, is cut off, or has more
-      pixels than `max_pixels`.
+    ValueError: It is not an image, is cut off, or has more pixels than
+      `max_pixels`.
   """
   with _opened(data, max_pixels) as image:
     if data.startswith(_JPEG):
@@ -233,7 +232,7 @@ def turned(
   """Returns stored pixels upright.
 
   Args:
-    pixels: As they are stored.
+    pixels: The stored pixels.
     orientation: 1 to 8, of EXIF 2.32, section 4.6.4: rows and columns are
       exchanged from 5 on; then 3, 4, 7 and 8 mirror top and bottom, and 2, 3, 6
       and 7 left and right.
@@ -301,7 +300,7 @@ def _rest_of(file) -> bytes:
 
 
 def _opened(data: bytes, max_pixels: int) -> Image.Image:
-  """Returns the image, nothing of it decoded."""
+  """Returns the image, with nothing decoded."""
   if not data:
     raise ValueError(f"got no bytes; {EXPECTED}.")
   allow(max_pixels)
@@ -318,7 +317,7 @@ def _opened(data: bytes, max_pixels: int) -> Image.Image:
 
 
 def allow(max_pixels: int) -> None:
-  """Raises Pillow's own limit, which would refuse twice as many pixels."""
+  """Raises Pillow's own limit, so that it accepts `max_pixels`."""
   if max_pixels > MAX_PIXELS and Image.MAX_IMAGE_PIXELS is not None:
     Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
 
@@ -346,7 +345,7 @@ def _check_whole(data: bytes) -> None:
 
 
 def _orientation(image: Image.Image) -> int:
-  """Returns the orientation of an image, 1 to 8; 1 where none can be read."""
+  """Returns the orientation of an image, 1 to 8; 1 if it cannot be read."""
   exif = Image.Exif()
   try:
     exif.load(image.info.get("exif", b""))
@@ -389,10 +388,11 @@ def _cannot_decode(error: Exception) -> ValueError:
 
 
 def array(images: Any) -> np.ndarray:
-  """Returns what numpy reads, such as a tensor of torch.
+  """Returns an object as a numpy array, such as a tensor of torch.
 
   Raises:
-    ValueError: It cannot: torch's bfloat16, gradients, a GPU's memory.
+    ValueError: numpy cannot read it: torch's bfloat16, gradients, a GPU's
+      memory.
   """
   try:
     return np.asarray(images)

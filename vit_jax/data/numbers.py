@@ -1,4 +1,4 @@
-"""The feature of TFDS that has the numbers of an image to predict."""
+"""The TFDS feature for regression targets."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ _SEPARATOR = "\n"  # between names in the documentation of the feature
 
 
 def feature(names: Sequence[str]) -> tfds.features.Tensor:
-  """Returns the feature of one number for each name."""
+  """Returns the feature with one number for each name."""
   doc = _SEPARATOR.join(names)
   return tfds.features.Tensor(shape=(len(names),), dtype=np.float32, doc=doc)
 
@@ -17,8 +17,8 @@ def feature(names: Sequence[str]) -> tfds.features.Tensor:
 def names_of(known: tfds.features.FeatureConnector) -> tuple[str, ...]:
   """Returns the names of a feature's numbers; () if it has none.
 
-  A float32 feature of another program, a number or a vector, has no names:
-  they are "label", or "label 0", "label 1", ...
+  A float32 feature of another program, a number or a vector, has no names. They
+  are then "label", or "label 0", "label 1", ...
 
   Example:
     >>> names_of(feature(["width", "height"]))

@@ -1,15 +1,16 @@
-"""The preprocessing operations: what each does to the pixels of one image.
+"""The preprocessing operations: how each changes the pixels of one image.
 
-An operation takes an image uint8 [h, w, 3] (`decode*`: encoded bytes, or an
-array that passes through), a key, and its own parameters; it returns an image
-uint8 [h, w, 3]. Keys are int64 [2], as TensorFlow's stateless functions take
-them, so the same key gives the same pixels in any process and at any time.
+An operation has as arguments an image uint8 [h, w, 3] (for `decode*`: encoded
+bytes, or an array that it does not change), a key, and its own parameters. It
+returns an image uint8 [h, w, 3]. Keys are int64 [2], as for TensorFlow's
+stateless functions. So the same key gives the same pixels in any process and at
+any time.
 
-Resizing computes in float32 without antialiasing and then drops the fraction.
-That is how the published checkpoints were trained and scored with big_vision
+Resizing computes in float32 without antialiasing, and then drops the fraction.
+The published checkpoints were trained and scored in this way with big_vision
 (bit for bit, see tests); it darkens an image by half a level of 255. With
-`antialias` the filter is widened when shrinking, and the result is rounded, as
-in Pillow, with which PyTorch's models were trained and scored.
+`antialias` the filter is widened when the image shrinks, and the result is
+rounded, as in Pillow, with which PyTorch's models were trained and scored.
 """
 
 import functools
@@ -50,16 +51,16 @@ def decode(
   """Decodes JPEG, PNG, WebP, GIF (first frame), BMP, TIFF or PPM to RGB.
 
   Grey becomes three equal channels, 16 bits become 8, a CMYK JPEG is converted,
-  and a transparent image is put on a ground: `background`, or, if it is None,
-  white where nothing is visible, and its colours without alpha elsewhere. One
-  of more than `max_pixels` is broken. The image is turned upright as its EXIF
-  orientation says, unless `exif` is False: the pipelines that trained and
-  scored the published checkpoints take pixels as they are stored.
+  and a transparent image is put on `background`. If that is None, fully
+  transparent pixels become white, and the others keep their colours without
+  alpha. An image of more than `max_pixels` is broken. The image is turned
+  upright by its EXIF orientation, unless `exif` is False: the published
+  checkpoints were trained and scored on pixels as they are stored.
 
-  Of a JPEG, `dct` is the inverse cosine transform: "fast", TensorFlow's
-  default, or "accurate", which with `upsampling` "fancy" is Pillow's, to the
-  bit. Colours of half the resolution are interpolated ("fancy") or repeated
-  ("plain").
+  For a JPEG, `dct` is the inverse cosine transform: "fast", TensorFlow's
+  default, or "accurate", which with `upsampling` "fancy" is bit for bit
+  Pillow's. Colours of half the resolution are interpolated ("fancy") or
+  repeated ("plain").
   """
   del key
   if image.dtype != tf.string:
@@ -99,13 +100,13 @@ def decode_inception_crop(
   method="bilinear",
   antialias=False,
 ):
-  """Does `decode` and `inception_crop`, but decodes little outside the crop.
+  """Computes `decode|inception_crop`, but decodes little outside of the crop.
 
-  The box is that of `inception_crop`, and so are the pixels, except the
-  outermost ones of the crop of a JPEG with subsampled colours, since the
-  decoder interpolates colours without the neighbours outside. They differ by at
-  most 18 levels of 255 on photographs, and by 0.002 in the mean over a crop of
-  224 (see the test).
+  The box is that of `inception_crop`. So are the pixels, except the outermost
+  ones of the crop of a JPEG with subsampled colours, because the decoder
+  interpolates colours without the neighbours outside. They differ by at most 18
+  levels of 255 on photographs, and by 0.002 in the mean over a crop of 224 (see
+  the test).
   """
   if image.dtype != tf.string:
     image = _as_rgb(image)
@@ -154,7 +155,7 @@ def inception_crop(
 
   The box covers `area_min` to `area_max` percent of the image, and its width is
   0.75 to 1.33 times its height (as in big_vision; the paper says 3/4 to 4/3).
-  The whole image is taken if 100 attempts fail.
+  If 100 attempts fail, the whole image is used.
 
   Source: Szegedy et al., arXiv:1409.4842; the sampling is TensorFlow's.
   """
@@ -172,14 +173,14 @@ def resize(image, key, size, method="bilinear", antialias=False):
 
 
 def resize_small(image, key, size, method="area", antialias=False):
-  """Resizes so that the shorter side has `size` pixels, aspect ratio kept.
+  """Resizes the shorter side to `size` pixels, and keeps the aspect ratio.
 
   Both sides are multiplied by the float32 ratio and rounded to the nearest
   integer, ties to even.
 
   Raises:
     tf.errors.InvalidArgumentError: In the graph: the result would have more
-      than `preprocessing.MAX_PIXELS`; `pixels.check_sides` has the message.
+    than `preprocessing.MAX_PIXELS`; `pixels.check_sides` has the message.
   """
   del key
   sides = tf.cast(tf.shape(image)[:2], tf.float32)
@@ -191,7 +192,7 @@ def resize_small(image, key, size, method="area", antialias=False):
 
 
 def central_crop(image, key, size):
-  """Crops the middle; an odd pixel remains at the bottom and right."""
+  """Crops the centre; an odd pixel remains at the bottom and right."""
   del key
   size = preprocessing.pair(size)
   spare = _spare("central_crop", image, size)
@@ -199,7 +200,7 @@ def central_crop(image, key, size):
 
 
 def resize_torch(image, key, size, method="bicubic"):
-  """Resizes to `size` with Pillow, to the bit."""
+  """Resizes to `size`, bit for bit as Pillow."""
   del key
   resized = _by_numpy(pixels.resize_torch, image, size, method)
   return tf.ensure_shape(resized, [*preprocessing.pair(size), 3])
@@ -212,7 +213,7 @@ def resize_small_torch(image, key, size, method="bicubic"):
 
 
 def central_crop_torch(image, key, size):
-  """Crops the middle as torchvision does: half a pixel is rounded to even."""
+  """Crops the centre as torchvision does: half a pixel is rounded to even."""
   del key
   size = preprocessing.pair(size)
   spare = tf.cast(_spare("central_crop_torch", image, size), tf.float32)
@@ -221,7 +222,7 @@ def central_crop_torch(image, key, size):
 
 
 def random_crop(image, key, size):
-  """Crops a box of `size`, with every position equally likely."""
+  """Crops a box of `size`; every position is equally likely."""
   size = preprocessing.pair(size)
   spare = _spare("random_crop", image, size)
   begin = tf.random.stateless_uniform(
@@ -233,7 +234,7 @@ def random_crop(image, key, size):
 
 
 def flip_lr(image, key):
-  """Mirrors left and right for every second key."""
+  """Mirrors left and right with probability 1/2."""
   # Not tf.where: it takes nearly as long as the decoding of a JPEG.
   return tf.cond(
     _is_flipped(key), lambda: tf.reverse(image, [1]), lambda: image
@@ -245,10 +246,10 @@ def _is_flipped(key) -> tf.Tensor:
 
 
 def pad(image, key, pixels, mode="black"):
-  """Adds `pixels` pixels on each side; a random crop then shifts.
+  """Adds `pixels` pixels on each side, for a random crop that shifts the image.
 
-  They are black, or with the mode "reflect" the image's own, mirrored at its
-  outermost ones.
+  They are black. With the mode "reflect" they are the image's own, mirrored at
+  its outermost pixels.
   """
   del key
   mode = "CONSTANT" if mode == "black" else "REFLECT"
@@ -256,7 +257,7 @@ def pad(image, key, pixels, mode="black"):
 
 
 def three_augment(image, key):
-  """Does one of DeiT III's three; see `pillow_augment`."""
+  """Applies one of DeiT III's three augmentations; see `pillow_augment`."""
   draws = tf.random.stateless_uniform([2], key)
   return _by_pillow(pillow_augment.three_augment, image, draws)
 
@@ -271,7 +272,7 @@ def color_jitter(image, key, strength):
 
 
 def randaug_timm(image, key, magnitude):
-  """Does timm's `rand-m<magnitude>-mstd0.5-inc1`; see `pillow_augment`."""
+  """Applies timm's `rand-m<magnitude>-mstd0.5-inc1`; see `pillow_augment`."""
   layers = pillow_augment.LAYERS
   draws = tf.random.stateless_uniform([3 * layers], key)
   # Another key: the two functions turn the same bits into their numbers.
@@ -285,13 +286,13 @@ def randaug_timm(image, key, magnitude):
 def random_erase(image, key, share):
   """Replaces a box by noise, in a share of the images.
 
-  The box covers 2 % to a third of the image, and its height is 0.3 to 1 / 0.3
-  times its width, by a uniform logarithm; the image stays as it is if ten
-  attempts find none that is smaller than it. The noise of a pixel is normal,
-  with ImageNet's mean and deviation, and cut off at 0 and 255.
+  The box covers 2 % to a third of the image. The logarithm of its height /
+  width is uniform between those of 0.3 and 1 / 0.3. If ten attempts find no box
+  that is smaller than the image, the image does not change. The noise of a
+  pixel is normal, with ImageNet's mean and deviation, clipped to 0..255.
 
   Source: arXiv:1708.04896; timm's RandomErasing of mode "pixel", which erases
-    after the normalisation, so that nothing is cut off.
+    after the normalisation, without clipping.
   """
   height, width, _ = image.shape
   draws = tf.random.stateless_uniform([1 + 4 * ERASE_ATTEMPTS], key)
@@ -324,7 +325,7 @@ def random_erase(image, key, share):
 
 
 def grey(image, key):
-  """Returns one channel, the luma of ITU-R 601, rounded as by Pillow."""
+  """Returns one channel, the luma of ITU-R 601, rounded as in Pillow."""
   del key
   weights = tf.constant(pixels.LUMA, tf.int32)
   luma = tf.reduce_sum(tf.cast(image, tf.int32) * weights, -1, keepdims=True)
@@ -357,7 +358,7 @@ def bind(text: str) -> tuple[BoundOp, ...]:
   """Returns one function (image, seed_pair) -> image for each operation.
 
   The key of an operation is derived from the pair and the operation's position
-  in the string, so that two random operations, or the same one twice, draw
+  in the string. So two random operations, or the same one twice, draw
   independently.
 
   Raises:
@@ -386,7 +387,7 @@ def apply(image: tf.Tensor, text: str, seed_pair: tf.Tensor) -> tf.Tensor:
   Args:
     image: Encoded bytes, or uint8 [h, w, c].
     text: Operations, see `vit_jax.config.preprocessing`.
-    seed_pair: int64 [2], another for each record and epoch.
+    seed_pair: int64 [2], different for each record and epoch.
 
   Raises:
     ValueError: See `preprocessing.shapes`.
@@ -399,7 +400,7 @@ def apply(image: tf.Tensor, text: str, seed_pair: tf.Tensor) -> tf.Tensor:
 def _bound(
   op: preprocessing.Op, position: int, shape: preprocessing.Shape
 ) -> BoundOp:
-  """Returns the operation on images of a shape, None if they differ."""
+  """Returns the operation on images of a shape; sides that vary are None."""
 
   def fn(image, seed_pair):
     if shape is not None:  # TensorFlow does not always know it.

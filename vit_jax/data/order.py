@@ -1,8 +1,8 @@
 """The order in which a run reads the records: a function of (seed, epoch).
 
 All positions of a run are numbered: position p = step * batch_size + row
-belongs to epoch p // n, where n is the number of records. If n is no multiple
-of the batch size, an epoch starts in the middle of a batch, so that no record
+belongs to epoch p // n, where n is the number of records. If the batch size
+does not divide n, an epoch starts in the middle of a batch, so that no record
 is left out and none is repeated.
 
 Records with random access are permuted (`shuffled`). Streamed records are
@@ -28,7 +28,7 @@ _ROUNDS = 16
 
 
 def root(seed: int) -> int:
-  """Returns a number of 56 bits; adding an epoch meets no other seed's."""
+  """Returns a number of 56 bits; adding an epoch never gives another seed's."""
   digest = hashlib.blake2b(str(seed).encode(), digest_size=7).digest()
   return int.from_bytes(digest, "big")
 
@@ -36,17 +36,17 @@ def root(seed: int) -> int:
 def shuffled(positions: tf.Tensor, num_examples: int, seed: int) -> tf.Tensor:
   """Returns the record at each position of a run, int64 [n].
 
-  The record is pi(position mod num_examples), where pi is a permutation of all
-  records that depends on the seed and the epoch, computed position by position
-  without memory.
+  The record is pi(position mod num_examples). pi is a permutation of all
+  records that depends on the seed and the epoch. It is computed position by
+  position, without memory.
 
   Args:
     positions: int64 [n], 0 or more, of any epochs.
     num_examples: Number of records in the split.
     seed: Seed of the run.
 
-  Source: TensorFlow's RandomIndexShuffle: the block cipher Simon, applied again
-  while its result is not the number of a record.
+  Source: TensorFlow's RandomIndexShuffle: the block cipher Simon, repeated
+    until its result is the number of a record.
   """
   first, second = divmod(root(seed), 2**32)
   epoch = tf.cast(positions // num_examples, tf.uint32)
@@ -64,19 +64,19 @@ def shuffled(positions: tf.Tensor, num_examples: int, seed: int) -> tf.Tensor:
 def repeated(positions: tf.Tensor, batch_size: int, repeats: int):
   """Returns places of records, and numbers of copies, of repeated augmentation.
 
-  A place stands for `repeats` positions in a row, its copies, which come into
-  one batch, or two neighbouring ones. In a batch the first copies come before
-  the second ones, so that neighbours, which mixup mixes, are other records if
-  the batch has three rows or more for each copy.
-  Augmentation draws anew for each copy; dropout and stochastic depth, which
-  depend on the number of the record, are the same for its copies in a batch.
+  A place stands for `repeats` consecutive positions, its copies, which are in
+  one batch or two neighbouring ones. In a batch, all first copies come before
+  the second ones. So neighbours, which mixup mixes, are different records if
+  the batch has three rows or more for each copy. Augmentation draws anew for
+  each copy. Dropout and stochastic depth depend on the number of the record, so
+  they are the same for its copies in a batch.
 
   Args:
     positions: int64 [n], see this file.
     batch_size: Rows of a batch.
     repeats: Copies of each record.
 
-  Source: arXiv:1902.05509; the copies of facebookresearch/deit, samplers.py,
+  Source: arXiv:1902.05509. In facebookresearch/deit, samplers.py, the copies
     are on different devices.
 
   Example: batches of 6 rows with 3 copies, the first and the second batch.
@@ -96,13 +96,14 @@ def repeated(positions: tf.Tensor, batch_size: int, repeats: int):
 class Lanes:
   """Streams that are read at the same time and together give the batches.
 
-  Lane l has the positions p with p mod num_lanes = l, so that every lane gives
-  batch_size / num_lanes rows to every batch. In an epoch it has as many records
-  as positions, and they follow those of lane l - 1 in the files. Together the
-  lanes have every record once; their bounds move from epoch to epoch.
+  Lane l has the positions p with p mod num_lanes = l, so every lane gives
+  batch_size / num_lanes rows to every batch. In an epoch a lane has as many
+  records as positions; in the files, they come after those of lane l - 1.
+  Together the lanes have every record once. Their bounds change from epoch to
+  epoch.
 
-  A lane is read at `num_places` places at once, so that a batch draws from
-  num_lanes * num_places places of the files even if these are in class order.
+  A lane is read at `num_places` places at once. So a batch draws from num_lanes
+  * num_places places of the files, also if these are in class order.
 
   Attributes:
     num_examples: Number of records in the split.

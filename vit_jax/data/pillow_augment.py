@@ -1,12 +1,12 @@
-"""Distortions of DeiT III's and of timm's recipes, by Pillow itself.
+"""Augmentations of DeiT III's and timm's recipes, computed by Pillow.
 
-Every function takes an image uint8 [h, w, 3] and uniform draws in [0, 1), and
-returns an image of the same shape; it draws nothing itself. The operations are
-those that PyTorch's transforms call, so the pixels are the same to the bit; the
-sequence of random numbers is not.
+Every function has as arguments an image uint8 [h, w, 3] and uniform draws in
+[0, 1), and returns an image of the same shape; it draws nothing itself. The
+operations are those that PyTorch's transforms call, so the pixels are the same
+bit for bit. The sequence of random numbers is not the same.
 
 Source: arXiv:2204.07118, section 3.2 (facebookresearch/deit, augment.py);
-torchvision's ColorJitter; timm's RandAugment, data/auto_augment.py.
+  torchvision's ColorJitter; timm's RandAugment, data/auto_augment.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,11 +25,11 @@ LAYERS = 2  # of RandAugment
 
 
 def three_augment(image: np.ndarray, draws: Draws) -> np.ndarray:
-  """Does one of three: grey, solarized, or blurred by a Gaussian.
+  """Applies one of three operations: grey, solarize, or a Gaussian blur.
 
   Args:
     image: See this file.
-    draws: Which one; where the radius is between the ends of `RADIUS`.
+    draws: Which operation; the radius, between the ends of `RADIUS`.
   """
   picture = Image.fromarray(image)
   which = int(draws[0] * 3)
@@ -74,16 +74,16 @@ def randaug_timm(
   normals: Draws,
   magnitude: float,
 ) -> np.ndarray:
-  """Does timm's `rand-m<magnitude>-mstd0.5-inc1`.
+  """Applies timm's `rand-m<magnitude>-mstd0.5-inc1`.
 
-  Two layers; each applies, for every second image, one operation of
-  `DISTORTIONS`, drawn with replacement. Its magnitude is drawn from a normal
-  distribution and held between 0 and 10.
+  It has two layers. Each applies, with probability 1/2, one operation of
+  `DISTORTIONS`, drawn with replacement. The magnitude of the operation is drawn
+  from a normal distribution and clipped to 0..10.
 
   Args:
     image: See this file.
     draws: For each layer: which operation, whether it is applied, its sign.
-    normals: For each layer one of the standard normal distribution.
+    normals: For each layer a number of the standard normal distribution.
     magnitude: Mean of the magnitudes; their deviation is `DEVIATION`.
   """
   picture = Image.fromarray(image)
@@ -128,7 +128,7 @@ def _rotate(picture, level, sign):
 
 
 def _posterize(picture, level, sign):
-  """Keeps 4 - int(4 level) bits; none at the strongest, as older Pillows."""
+  """Keeps 4 - int(4 level) bits; none at the strongest, as in older Pillows."""
   del sign
   mask = 256 - 2 ** (4 + int(level * 4))
   return picture.point([i & mask for i in range(256)] * 3)

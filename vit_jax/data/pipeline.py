@@ -1,16 +1,16 @@
-"""From a source to batches: the same for any number of processes.
+"""From a source to batches, which do not depend on the number of processes.
 
-A training batch is a function of (seed, step): its rows are the positions step
+A training batch is a function of (seed, step). Its rows are the positions step
 * batch_size to (step + 1) * batch_size of the run, and `vit_jax.data.order`
-says which record is at a position. Process p of P reads the p-th of P equal
+computes which record is at a position. Process p of P reads the p-th of P equal
 parts of every batch.
 
-With random access a process fetches only its own records, and a run starts at
-any step without delay. From streamed files it reads the lanes of its rows; a
-run that starts in the middle of an epoch first reads, without decoding, the
-records before.
+With random access, a process fetches only its own records, and a run starts at
+any step without delay. From streamed files it reads the lanes of its rows. A
+run that starts in the middle of an epoch first reads the records before,
+without decoding.
 
-Augmentation draws from (seed, epoch, record), not from the place in a batch.
+Augmentation draws from (seed, epoch, record), not from the row in a batch.
 """
 
 import dataclasses
@@ -37,11 +37,11 @@ _SHIFT = -1 - order.MAX_LANES  # purpose of a random number, below all lanes
 
 @dataclasses.dataclass(frozen=True)
 class TrainingData:
-  """A split in the order of config.seed, an implementation of `batch.Data`.
+  """A split in the order of config.seed; implements `batch.Data`.
 
   Args:
-    source: The split that config.data names.
-    config: Its preprocessing, shuffling and batch size.
+    source: The split of config.data.
+    config: Its preprocessing, shuffling and batch size are used.
   """
 
   source: Source
@@ -69,8 +69,8 @@ class TrainingData:
   def most_unusable(self, step: int) -> int:
     """Returns how many rows up to a step may have broken records.
 
-    A record has one row in an epoch, or `repeats` rows in as many epochs, so
-    more rows mean more broken records than `decoding.most_unusable` allows.
+    A record has one row in an epoch, or `repeats` rows in as many epochs. More
+    rows mean more broken records than `decoding.most_unusable` allows.
     """
     data, num = self.config.data, self.num_examples
     passes = -(-step * data.batch_size // (num * data.repeats))
@@ -78,7 +78,7 @@ class TrainingData:
 
   @property
   def ops(self) -> str:
-    """The preprocessing, for as many channels as the model takes."""
+    """The preprocessing, with the model's number of channels."""
     config = self.config
     return preprocessing.for_channels(config.data.ops, config.model.channels)
 
@@ -97,7 +97,7 @@ class TrainingData:
     return "|".join(p for i, p in enumerate(parts) if i != self.flip)
 
   def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what `batches` has in a batch, without reading any record.
+    """Returns the records of a batch, without reading them.
 
     Only for records that can be read by number.
 
@@ -105,8 +105,8 @@ class TrainingData:
       step: Number of the batch.
 
     Returns:
-      The records, int64 [batch_size]; and whether the operation at `flip`
-      mirrors them, bool [batch_size].
+      The records, int64 [batch_size]; whether the operation at `flip` mirrors
+      them, bool [batch_size].
     """
     data, seed = self.config.data, self.config.seed
     size = data.batch_size
@@ -157,8 +157,9 @@ def train_batches(
     batch_size: Rows of a batch, over all processes.
     seed: Seed of order and augmentation.
     start_step: Number of the first batch.
-    shuffle_buffer: Encoded records in memory for shuffling, over all processes,
-      if they are streamed from files. The buffer is filled anew in every epoch.
+    shuffle_buffer: For records that are streamed from files: encoded records in
+      memory for shuffling, over all processes. The buffer is filled anew in
+      every epoch.
     repeats: Copies of each record, see `order.repeated`.
     process_index: Number of this process.
     process_count: Number of processes; must divide the batch size.
@@ -199,7 +200,7 @@ def train_records(
   process_index: int = 0,
   process_count: int = 1,
 ) -> tf.data.Dataset:
-  """Streams the raw records of `train_batches`, row by row; its arguments.
+  """Streams the raw records of `train_batches`, row by row; same arguments.
 
   Returns:
     An endless dataset of {"raw": see `Source`, "epoch": int64 []}.
@@ -258,7 +259,7 @@ def _records_at(
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Returns record and epoch of positions, int64 [n], see `order`.
 
-  Every copy of a record has an epoch of its own, of which its key is made.
+  Every copy of a record has its own epoch number, which decides its key.
   """
   places, copies = order.repeated(positions, batch_size, repeats)
   indices = order.shuffled(places, source.num_examples, seed)
@@ -274,7 +275,7 @@ def _streamed(
   rows: int,
   shuffle_buffer: int,
 ) -> tf.data.Dataset:
-  """Streams what `_permuted` does, but reads the files from start to end."""
+  """Streams the same as `_permuted`, but reads the files from start to end."""
   lanes = order.Lanes.for_batches(source.num_examples, batch_size)
   per_step = batch_size // lanes.num_lanes  # Rows that a lane gives to a batch.
   buffer = max(1, shuffle_buffer // lanes.num_lanes)
@@ -351,8 +352,8 @@ def _draw(seed: int, epoch, purpose, below: int | None) -> tf.Tensor:
   Args:
     seed: Seed of the run.
     epoch: Epoch of the number.
-    purpose: Negative, so that it is no key of augmentation.
-    below: The bound, excluded; None: no bound.
+    purpose: A negative number, so that it is not a key of augmentation.
+    below: The bound, excluded; None for no bound.
   """
   return tf.random.stateless_uniform(
     [],
@@ -385,12 +386,12 @@ def eval_reader(
 ) -> Callable[[], Iterator[Batch]]:
   """Returns a function that reads all records anew with every call.
 
-  TensorFlow builds its graph, which takes as long as reading a small split,
-  once for all calls. Small splits of a folder are decoded once a process: all
-  runs in it, such as trials, get the same arrays, which are read-only.
+  TensorFlow builds its graph once for all calls; building it takes as long as
+  reading a small split. Small splits of a folder are decoded once per process:
+  all runs in the process, such as trials, get the same read-only arrays.
 
   Process p reads the p-th of equal consecutive parts, in order. Every process
-  yields `num_eval_batches` batches; missing rows, or whole batches, are
+  yields `num_eval_batches` batches. Missing rows, or whole batches, are
   padding: zeros, with mask False and index -1.
 
   Args:
@@ -399,7 +400,7 @@ def eval_reader(
     batch_size: Rows of a batch, over all processes.
     process_index: Number of this process.
     process_count: Number of processes; must divide `batch_size`.
-    indices: The records to yield, in rising order; None: all.
+    indices: The records to yield, in rising order; None for all.
 
   Raises:
     ValueError: Malformed `ops`, or numbers that do not fit each other.
@@ -491,7 +492,7 @@ def eval_batches(source: Source, ops: str, **options: Any) -> Iterator[Batch]:
   Args:
     source: Source of the records.
     ops: Preprocessing.
-    **options: Those of `eval_reader`.
+    **options: Options of `eval_reader`.
   """
   return eval_reader(source, ops, **options)()
 

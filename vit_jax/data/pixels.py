@@ -1,9 +1,9 @@
-"""The operations of evaluation on one image, in numpy: no TensorFlow, no jax.
+"""The operations of evaluation on one image, in numpy, without TensorFlow.
 
-`vit_jax.data.ops` has all operations, for training and scoring; those without
-randomness are here as well, for `predict`. They give the same pixels bit for
-bit, except with antialiasing, where 1 pixel in 1,000 differs by 1 level of 255
-(see the test).
+`vit_jax.data.ops` has all operations, for training and scoring. Those without
+randomness are also here, for `predict`. They give the same pixels bit for bit,
+except with antialiasing, where 1 pixel in 1,000 differs by 1 level of 255 (see
+the test).
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ def apply(
 
   Args:
     image: An image of any size.
-    ops: See `vit_jax.config.preprocessing`. The first operation, decoding, has
-      been done already.
+    ops: See `vit_jax.config.preprocessing`. The first operation, decoding, is
+      already done.
 
   Raises:
-    ValueError: Malformed `ops`, a random one among them, or an image that is
-      smaller than a crop, or that resizing would make too large.
+    ValueError: Malformed or random `ops`, an image that is smaller than a crop,
+      or one that resizing would make too large.
 
   Example:
     >>> apply(np.zeros((9, 7, 3), np.uint8), "decode|resize(4)").shape
@@ -59,7 +59,7 @@ def check_sides(height: int, width: int, ops: str) -> None:
 
   Args:
     height: Pixels of the image after the first operation, decoding.
-    width: Likewise.
+    width: As `height`.
     ops: See `vit_jax.config.preprocessing`.
   """
   sides = height, width
@@ -97,13 +97,13 @@ def resize(image, size, method="bilinear", antialias=False):
 
 
 def resize_small(image, size, method="area", antialias=False):
-  """Resizes so that the shorter side has `size` pixels, aspect ratio kept."""
+  """Resizes the shorter side to `size` pixels, and keeps the aspect ratio."""
   sides = _small_sides(image.shape[:2], size)
   return resize(image, sides, method, antialias)
 
 
 def central_crop(image, size):
-  """Crops the middle; an odd pixel remains at the bottom and right."""
+  """Crops the centre; an odd pixel remains at the bottom and right."""
   height, width = preprocessing.SHAPE_FNS["central_crop"](image.shape[:2], size)
   top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
   return image[top : top + height, left : left + width]
@@ -142,7 +142,7 @@ LUMA = (19595, 38470, 7471)
 
 
 def grey(image):
-  """Returns one channel, the luma of ITU-R 601, rounded as by Pillow."""
+  """Returns one channel, the luma of ITU-R 601, rounded as in Pillow."""
   luma = (image.astype(np.int32) * LUMA).sum(-1, keepdims=True)
   return ((luma + 2**15) // 2**16).astype(np.uint8)
 
@@ -183,7 +183,7 @@ def _bounded(
   """Returns the sides after an operation.
 
   Raises:
-    ValueError: They are of more than `preprocessing.MAX_PIXELS`.
+    ValueError: They have more than `preprocessing.MAX_PIXELS`.
   """
   most = preprocessing.MAX_PIXELS
   if made[0] * made[1] > most:
@@ -228,7 +228,7 @@ def _bilinear(image, size):
 
 
 def _antialiased(image, size, method):
-  """Resizes with Pillow's filter, widened when shrinking, all in floats."""
+  """Resizes with Pillow's filter, widened when the image shrinks, in floats."""
   channels = (
     Image.fromarray(channel.astype(np.float32)).resize(
       size[::-1], FILTERS[method]
@@ -241,8 +241,8 @@ def _antialiased(image, size, method):
 def _weighted(image, size, weights, axes):
   """Sums some old pixels for each new one, along one axis, then the other.
 
-  In float32 and in TensorFlow's order: as the result is not rounded, the last
-  digit decides whether a flat area keeps its level or loses one.
+  It computes in float32 and in TensorFlow's order. The result is not rounded,
+  so the last digit decides whether a flat area keeps its level or loses one.
   """
   for axis in axes:
     index, weight = weights(image.shape[axis], size[axis])

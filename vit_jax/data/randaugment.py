@@ -1,22 +1,22 @@
-"""RandAugment: random distortions of an image, as AugReg was trained with.
+"""RandAugment: random distortions of an image, as in AugReg's training.
 
-Every layer applies one of 16 operations, drawn uniformly and with replacement,
-at a strength that `magnitude` alone decides. The operations, their strengths
-and their order are those of the code that AugReg and the plain ViT-S/16 were
-trained with (big_vision; magnitude 10 was meant as the strongest), and so are
-its irregularities, since the published accuracies have them:
+Every layer applies one of 16 operations, drawn uniformly and with replacement.
+Only `magnitude` decides its strength. The operations, their strengths and their
+order are those of the code that trained AugReg and the plain ViT-S/16
+(big_vision; magnitude 10 was meant as the strongest). The published accuracies
+include its irregularities, so they are here, too:
 
 - solarize's threshold is an uint8: 256 at magnitude 10 and 512 at 20 become 0,
-  and the image is inverted, as by `invert`. At 15 it is 384 - 256 = 128.
+and the image is inverted, as by `invert`. At 15 it is 384 - 256 = 128.
 - contrast moves colours away from a level that is the number of pixels / 256,
-  196 at 224 px, not from the mean of the image.
+196 at 224 px, not from the mean of the image.
 - posterize keeps 4 bits at 10, 6 at 15 and all 8 at 20: less and less effect.
 - color, contrast, brightness and sharpness have a factor of 0.1 + 0.18 *
-  magnitude: above 5 they only increase, below 5 they only decrease.
+magnitude: above 5 they only increase, below 5 they only decrease.
 - at magnitude 0 all but the moving ones, cutout and solarize_add still act:
-  solarize inverts, posterize keeps 1 bit, and these factors are 0.1.
+solarize inverts, posterize keeps 1 bit, and these factors are 0.1.
 - translations are in pixels, whatever the size of the image; shears keep the
-  upper left corner in its place, not the centre.
+upper left corner in its place, not the centre.
 
 Source: arXiv:1909.13719; arXiv:2106.10270, section 3.3.
 """
@@ -35,11 +35,11 @@ GREY = (0.2989, 0.587, 0.114)
 
 
 class Draw(NamedTuple):
-  """What is random in an operation; scalars.
+  """The random numbers of an operation; scalars.
 
   is_negative: int32, 0 or 1: the sign of an angle, shear or shift.
-  y: float32 in [0, 1), for the centre of `cutout`.
-  x: The same, horizontally.
+  y: float32 in [0, 1), for the vertical centre of `cutout`.
+  x: The same for the horizontal centre.
   """
 
   is_negative: tf.Tensor
@@ -304,10 +304,10 @@ def _moved(image, transform, amount, draw):
 
 @functools.cache
 def _sources(transform, amount, height, width):
-  """Returns the number of the pixel that each pixel [h, w] is taken from.
+  """Returns the number of the source pixel for each pixel [h, w].
 
-  The number of pixels stands for an empty place. In float32 and in the order of
-  TensorFlow's own transform; halves are rounded away from zero.
+  The number of pixels stands for an empty place. It computes in float32 and in
+  the order of TensorFlow's own transform; halves are rounded away from zero.
   """
   y, x = np.mgrid[:height, :width].astype(np.float32)
   a, b, c, d, e, f = np.array(transform(amount, height, width), np.float32)

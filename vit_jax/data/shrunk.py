@@ -1,17 +1,17 @@
 """Large images of a folder, shrunk once: config.data.shrink.
 
 A photograph of 12 megapixels takes twenty times as long to decode as one of 512
-pixels, in every epoch. Before the first step each image whose shorter side is
-at least `LARGE` times `side` is decoded, by JPEG's own scaling where it is one,
-resized to a shorter side of `side`, and stored as a JPEG in the user's cache,
-where all runs find it. Other images, transparent ones and broken ones are read
-as they are, so that labels, order and errors do not change.
+pixels, in every epoch. Before the first step, each image whose shorter side is
+at least `LARGE` times `side` is decoded (a JPEG with its own scaling), resized
+to a shorter side of `side`, and stored as a JPEG in the user's cache, where all
+runs find it. Other images, transparent ones and broken ones are read as they
+are, so that labels, order and errors do not change.
 
-The pixels of a record are a function of its file and of config.data: what is
-not in the cache, because it is too large or was deleted meanwhile, is shrunk
+The pixels of a record are a function of its file and of config.data: an image
+that is not in the cache, because it is too large or was deleted, is shrunk
 whenever it is read. The name of a cache file is a hash of the image's path,
-size and time of change, as for make and rsync: a digest of the contents would
-read every large file at every start.
+size and time of change, as in make and rsync. (A digest of the contents would
+read every large file at every start.)
 """
 
 import concurrent.futures
@@ -57,13 +57,13 @@ def shrunk(
 ) -> Source:
   """Returns a source whose large images have a shorter side of `side`.
 
-  Reads the sizes of a few images; only if one of them is large, all large ones
-  are shrunk now, with a progress bar.
+  It reads the sizes of a few images. Only if one of them is large, all large
+  ones are shrunk now, with a progress bar.
 
   Args:
-    source: The source; one of other images than a folder's is returned.
-    side: Pixels; 0: the source is returned.
-    ops: Preprocessing, whose options of decoding are those of shrinking.
+    source: The source; returned unchanged unless it is a folder's.
+    side: Pixels; with 0 the source is returned unchanged.
+    ops: Preprocessing, whose decoding options are used for shrinking.
     on_image: Called for each image that is shrunk now.
   """
   if isinstance(source, Subset):
@@ -121,7 +121,7 @@ class ShrunkFolder(FolderSource):
   """Images of a folder, the large ones shrunk.
 
   Attributes:
-    side: Pixels of the shorter side of those that are shrunk.
+    side: Pixels of the shorter side of shrunk images.
     options: Further arguments of `shrunk_file`.
   """
 
@@ -229,7 +229,7 @@ class ShrunkFolder(FolderSource):
         self._large.add(index)
 
   def _shrink(self, index: int) -> bytes | None:
-    """Returns the shrunk file, which is in the cache if there is room."""
+    """Returns the shrunk file; it is added to the cache if there is room."""
     data = _contents(self.paths[index])
     small = shrunk_file(data, self.side, **self.options)
     if small is None:
@@ -254,7 +254,7 @@ class ShrunkFolder(FolderSource):
     return cache_folder(CACHE)
 
   def _cached(self, index: int) -> str:
-    """Returns the place of a shrunk image."""
+    """Returns the path of a shrunk image in the cache."""
     path = os.fsencode(self.paths[index])
     try:
       stat = os.stat(path)
@@ -266,7 +266,7 @@ class ShrunkFolder(FolderSource):
 
 
 def _size(size: tuple[int, int], side: int) -> tuple[int, int]:
-  """Returns the (width, height) whose shorter one is `side`."""
+  """Returns the (width, height) with a shorter side of `side`."""
   ratio = side / min(size)
   return tuple(max(side, round(pixels * ratio)) for pixels in size)
 
@@ -278,7 +278,7 @@ def _may_be_large(path: str, side: int) -> bool:
 
 
 def _is_large(path: str, side: int) -> bool:
-  """Whether an image is large by its header, and opaque; False without one.
+  """Whether an image is large, by its header, and opaque; False without one.
 
   Raises:
     OSError: The file cannot be read.
@@ -315,7 +315,7 @@ def _contents(path: str) -> bytes:
 
 
 def _write(path: str, data: bytes) -> None:
-  """Writes a file so that others see all of it or nothing."""
+  """Writes a file; others see all of it or nothing."""
   folder = os.path.dirname(path)
   os.makedirs(folder, exist_ok=True)
   with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:

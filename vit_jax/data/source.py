@@ -36,7 +36,7 @@ UNAVAILABLE_ERRNOS = {
 
 
 class NotOnDisk(ValueError):
-  """Records that are not on disk; the message says how to put them there."""
+  """Records are not on disk; the message says how to put them there."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -44,7 +44,7 @@ class Source(abc.ABC):
   """A split of a data set: records in a fixed order, numbered from 0.
 
   Reading has two stages. `raw` streams records as they are stored, or only
-  their numbers; `load` turns one of them, in parallel with others, into
+  their numbers. `load` turns one of them, in parallel with others, into
   {"image", "label", "index"}: the image as encoded bytes or uint8 [h, w, c],
   the label as `label_spec` says, the index int64 []. A source with random
   access may override `fetch`. A streamed source has `is_by_number` False, and
@@ -52,16 +52,17 @@ class Source(abc.ABC):
   and `file_starts`.
 
   Attributes:
-    name: The name given in the config.
-    split: The split given in the config, slices included.
+    name: The name in the config.
+    split: The split in the config, slices included.
     num_examples: Number of records in the split.
-    num_classes: Number of classes; labels are below it.
+    num_classes: Number of classes, or of regression targets. Labels are 0 to
+      num_classes - 1.
     class_names: Names by label; None if the data set has none.
     file_bytes: Bytes of the encoded records in files of TFDS, which may be kept
       in memory; 0 for all other sources.
-    is_multilabel: Whether an image has any number of classes, none included.
-    is_regression: Whether a label has numbers to predict, one for each of
-      num_classes outputs, whose names are class_names.
+    is_multilabel: Whether an image can have any number of classes, also none.
+    is_regression: Whether labels are num_classes numbers to predict, named by
+      class_names.
     remark: What a user should know before training on it, or "".
   """
 
@@ -84,8 +85,11 @@ class Source(abc.ABC):
 
   @property
   def label_spec(self) -> tf.TensorSpec:
-    """A label: int32 [], or float32 [num_classes]: 1 for each class, or, for
-    regression, the numbers, NaN where they are missing."""
+    """A label: int32 [], or float32 [num_classes].
+
+    For multi-label data, the vector has a 1 for each class. For regression it
+    has the numbers, with NaN for missing ones.
+    """
     if self.is_multilabel or self.is_regression:
       return tf.TensorSpec([self.num_classes], tf.float32)
     return tf.TensorSpec([], tf.int32)
@@ -98,10 +102,10 @@ class Source(abc.ABC):
     """Streams raw records.
 
     Args:
-      start: The first of them; may be a tensor.
-      stop: The first behind them; may be a tensor.
-      streams: How many are read at the same time; they share the memory for
-        reading ahead.
+      start: The first record; may be a tensor.
+      stop: The end, excluded; may be a tensor.
+      streams: Number of streams that are read at the same time; they share the
+        memory for reading ahead.
     """
     return self._fetched(tf.data.Dataset.range(start, stop))
 
@@ -120,22 +124,22 @@ class Source(abc.ABC):
   def identity(self) -> str:
     """Returns a text that identifies these records and their order.
 
-    It is the same on all machines that have the same records, wherever they
-    are; "" if only the numbers of records and classes can be compared. A run
-    stores it, and is refused when it resumes with another.
+    It is the same on all machines that have the same records, at any path. It
+    is "" if only the numbers of records and classes can be compared. A run
+    stores it, and cannot resume with another.
     """
     return ""
 
   def stamp(self) -> str:
-    """Returns a text that differs when any pixel differs, on this machine.
+    """Returns a text that changes if any pixel changes, on this machine.
 
-    "": unknown, or images are cheap to read; `pipeline.eval_reader` then reads
-    them anew.
+    "" if that is unknown, or if images are cheap to read;
+    `pipeline.eval_reader` then reads them anew.
     """
     return ""
 
   def note(self) -> str:
-    """Returns `remark`, and what else a user should know, or ""."""
+    """Returns `remark` and further notes for the user, or ""."""
     return self.remark
 
   @abc.abstractmethod
@@ -143,10 +147,10 @@ class Source(abc.ABC):
     """Turns a raw record into {"image", "label", "index"}."""
 
   def rescue(self, raw: Record) -> Record:
-    """Reads a record for which `load`, or decoding what it returns, failed.
+    """Reads a record for which `load`, or decoding its result, failed.
 
     Returns:
-      As `load`, and `error`, string []: why there is no image, or "". If this
+      As `load`, and `error`, string []: "", or why there is no image. If this
       fails as well, the record counts as broken without a reason.
     """
     return {**self.load(raw), "error": tf.constant("")}
@@ -156,7 +160,7 @@ class Source(abc.ABC):
     """Returns all labels without decoding an image.
 
     Returns:
-      int32 [num_examples]; with several per image bool [num_examples, classes],
+      int32 [num_examples]; for multi-label data bool [num_examples, classes],
       for regression float32 [num_examples, outputs].
     """
 
@@ -171,7 +175,7 @@ class Source(abc.ABC):
 
 
 def readable(error: str, source: Source) -> str:
-  """Returns the message of a graph's error without nodes' names and stacks."""
+  """Returns the message of a graph's error without node names and stacks."""
   text = re.sub(
     r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:.*|Traceback \(most recent.*"
     r"|Error in user-defined function passed to .*? with iterator: \S+",
@@ -185,9 +189,10 @@ def readable(error: str, source: Source) -> str:
 
 
 def message_of(error: Exception) -> str:
-  """Returns the message of an error that TensorFlow raises.
+  """Returns the message of an error from TensorFlow.
 
-  A message with bytes of a record in it reaches Python as UnicodeDecodeError.
+  A message that contains bytes of a record reaches Python as
+  UnicodeDecodeError.
   """
   return getattr(error, "message", None) or str(error)
 

@@ -33,25 +33,25 @@ def open_source(
 ) -> Source:
   """Opens a split of a data set.
 
-  Never downloads. A data set of TFDS must have been prepared before, except the
-  embedded ones (digits, glyphs), which are generated on first use. Splits of
-  TFDS of up to 256 MiB, after slicing and drawing, stay in memory, encoded;
-  larger ones are read from the files again and again.
+  It never downloads. A data set of TFDS must have been prepared before, except
+  the embedded ones (digits, glyphs), which are generated on first use. Splits
+  of TFDS of up to 256 MiB, after slicing and drawing, stay in memory, encoded;
+  larger ones are read from the files in every epoch.
 
   Args:
     dataset: Name in TFDS, with a config if it has several; "folder:/path" for
       images in one folder per class; or "vtab:TASK", see `vtab`.
-    split: A split such as "train", "train[:99%]" or "train[100:200]+test", or
-      a subset of one, such as "train@2000" or "train[:99%]@10%/seed=1".
-    data_dir: Folder of TFDS's data; None: $TFDS_DATA_DIR, or
+    split: A split such as "train", "train[:99%]" or "train[100:200]+test", or a
+      subset of one, such as "train@2000" or "train[:99%]@10%/seed=1".
+    data_dir: Folder of TFDS's data; None for $TFDS_DATA_DIR, or
       ~/tensorflow_datasets.
     fake: Whether to use fake records of the same shape and number instead; the
       data set need not exist on disk.
 
   Raises:
-    ValueError: Unknown data set (with the nearest name) or split (with those
-      that exist), records that are not on disk (with the command that puts them
-      there), or features other than an image and a label (see
+    ValueError: Unknown data set (the message has the nearest name) or split (it
+      has those that exist), records that are not on disk (it has the command
+      that puts them there), or features other than an image and a label (see
       `tfds_source.find_label`).
   """
   opener = OPENERS.get(prefix_of(dataset), tfds_source.open_tfds)
@@ -67,7 +67,7 @@ def open_source(
 
 
 class Sources:
-  """Splits of data sets, each opened once for all who read it.
+  """Splits of data sets; each is opened once for all its readers.
 
   Args:
     data_dir: As for `open_source`.
@@ -88,8 +88,8 @@ class Sources:
   def inspect(self, dataset: str, split: str) -> Source:
     """Opens a split as `open` does, but generates no embedded data set.
 
-    Instead of one that is to be generated it returns fake records of the same
-    number and classes, so that a config is checked before.
+    For a data set that would be generated, it returns fake records of the same
+    number and classes. So a config can be checked before.
     """
     key = dataset, split
     is_open = key in self._opened or self._fake
@@ -114,13 +114,13 @@ class Sources:
   def errors(
     self, dataset: str, split: str, dataset_key: str, split_key: str
   ) -> list[str]:
-    """Returns the error of `inspect`, instead of raising it.
+    """Returns the error of `inspect` instead of raising it.
 
     Args:
       dataset: As for `inspect`.
       split: As for `inspect`.
-      dataset_key: Path of the option that names the data set.
-      split_key: Path of the option that names the split.
+      dataset_key: Path of the option with the data set's name.
+      split_key: Path of the option with the split's name.
     """
     try:
       self.inspect(dataset, split)
@@ -134,7 +134,7 @@ class Sources:
 def typical_side(source: Source, num_images: int = 32) -> int:
   """Returns the median shorter side of the first images of a split, in pixels.
 
-  Images that cannot be read are left out; 0 if all are.
+  Images that cannot be read are left out; 0 if none can be read.
   """
   sides = []
   records = source.records(0, min(num_images, source.num_examples))

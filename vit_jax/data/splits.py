@@ -1,7 +1,7 @@
 """The language of splits: "train", "train[:99%]", "train[100:200]+test".
 
 A slice has the same records as in TFDS. It is parsed here because folders and
-fake data have splits, too, and so that errors can name the splits that exist.
+fake data have splits, too, and because errors then name the existing splits.
 
 After all slices and sums a subset may follow, which TFDS does not have:
 "train@2000" and "train[:99%]+test@10%/seed=1" draw that many of the records,
@@ -41,7 +41,7 @@ class Span(NamedTuple):
 
 
 class Draw(NamedTuple):
-  """A subset: how many records are drawn, and by which seed."""
+  """A subset: how many records are drawn, with which seed."""
 
   number: float
   is_percent: bool
@@ -49,12 +49,12 @@ class Draw(NamedTuple):
   text: str  # the whole split, for messages
 
   def count(self, num_examples: int) -> int:
-    """Returns the number of records drawn from so many.
+    """Returns the number of records to draw from `num_examples`.
 
-    Percents are rounded to the nearest record.
+    Percentages are rounded to the nearest record.
 
     Raises:
-      SplitError: That is none, or more than there are.
+      SplitError: The number is 0, or larger than `num_examples`.
     """
     count = int(self.number)
     if self.is_percent:
@@ -72,8 +72,8 @@ def parse_draw(text: str) -> tuple[str, Draw | None]:
   """Divides a split into its slices and the subset that is drawn from them.
 
   Raises:
-    SplitError: What follows "@" is neither a number nor a percentage, or is
-      followed by something other than a seed.
+    SplitError: After "@" there is neither a number nor a percentage, or
+      something other than a seed follows it.
 
   Example:
     >>> parse_draw("train[:99%]@10%/seed=1")[0]
@@ -94,7 +94,7 @@ def parse_draw(text: str) -> tuple[str, Draw | None]:
 
 
 def num_examples(text: str, sizes: Mapping[str, int]) -> int:
-  """Returns how many records a split holds, slices and subset included.
+  """Returns the number of records in a split, with slices and subset.
 
   Raises:
     SplitError: See `parse_split` and `parse_draw`.
@@ -114,7 +114,7 @@ def parse_split(
 
   Args:
     text: Names with optional slices, joined by "+"; no subset.
-    sizes: Number of records of each split that exists.
+    sizes: Number of records of each existing split.
     synonyms: Other names in lower case, accepted in any case, and the splits
       that they stand for.
 
@@ -136,7 +136,7 @@ _SIZES = (100, 1_000, 10_000, 1_000_000, 1_000_000_000)
 
 
 def are_apart(a: str, b: str) -> bool:
-  """Returns whether two slices of one split share no record, whatever its size.
+  """Whether two slices of one split share no record, whatever its size.
 
   Example:
     >>> are_apart("train[:90%]", "train[90%:]"), are_apart("train", "train[:9]")
@@ -155,7 +155,7 @@ def are_apart(a: str, b: str) -> bool:
 
 
 def num_records(spans: tuple[Span, ...]) -> int:
-  """Returns how many records the spans hold together."""
+  """Returns the number of records in all spans."""
   return sum(span.stop - span.start for span in spans)
 
 

@@ -1,9 +1,9 @@
 """Nested subsets of a split: "train@2000", "train[:99%]@10%/seed=1".
 
-Records are ranked by a hash of the seed and their number in the split; a
-subset of N is the N records that come first. So the subset of N lies inside
-every larger one of the same split and seed, and another seed draws another.
-Within the subset records keep the order they have in the split.
+Records are ranked by a hash of the seed and their number in the split. A subset
+of N is the N records of the lowest ranks. So it is inside every larger subset
+of the same split and seed, and another seed draws another subset. The records
+of a subset keep their order in the split.
 """
 
 import dataclasses
@@ -31,11 +31,11 @@ def members(num_examples: int, count: int, seed: int) -> np.ndarray:
     count: Number of records in the subset, at most num_examples.
     seed: Seed of the subset; not that of a run.
 
-  Needs about 32 bytes per record of the split, for the moment.
+  It temporarily needs about 32 bytes per record of the split.
 
-  Source: the outputs of SplitMix64 as ranks, which are a bijection of 64-bit
-  numbers: no two records tie. Integers alone, so that no version of numpy
-  changes them.
+  Source: the outputs of SplitMix64 as ranks. They are a bijection of 64-bit
+    numbers, so no two records tie. All numbers are integers, so that no version
+    of numpy changes the result.
   """
   start = hashlib.blake2b(f"subset {seed}".encode(), digest_size=8).digest()
   state = np.arange(1, num_examples + 1, dtype=np.uint64)
@@ -52,11 +52,11 @@ def members(num_examples: int, count: int, seed: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Subset(Source):
-  """Some records of another source, numbered anew from 0.
+  """Some records of another source, numbered from 0.
 
   With random access only these records are read. Streamed files are read whole,
-  and records outside the subset are dropped before decoding, at about 0.1 ms of
-  a core each (records of 80 kB).
+  and records outside of the subset are dropped before decoding, at about 0.1 ms
+  of a core each (records of 80 kB).
 
   Attributes:
     base: The source, opened without the subset.

@@ -1,4 +1,4 @@
-"""TensorFlow on the CPU alone: the accelerators belong to jax.
+"""TensorFlow on the CPU alone: the accelerators are for jax.
 
 Import `tf` from here, never from `tensorflow`: the devices must be hidden
 before TensorFlow does anything else in the process.
@@ -57,7 +57,7 @@ as_is = tf.autograph.experimental.do_not_convert
 
 
 def as_bytes(data) -> bytes:
-  """Returns the bytes that `tf.numpy_function` passes, outside a graph too."""
+  """Returns the bytes that `tf.numpy_function` passes, in a graph or not."""
   return data if isinstance(data, bytes) else data.item()
 
 

@@ -47,8 +47,8 @@ class TfdsFiles(Source):
   Attributes:
     pieces: The records, in their order.
     label_key: Feature that is the label.
-    parse: (serialized example, names) -> those of "image" and "label"; None:
-      the features `image` and `label_key` as they are.
+    parse: (serialized example, names) -> the features "image" and "label"; None
+      to use the features `image` and `label_key`.
     is_embedded: Whether every host makes the files itself.
   """
 
@@ -80,9 +80,9 @@ class TfdsFiles(Source):
     """Parses one serialized example or a batch.
 
     Args:
-      example: string [] or, without `parse`, [n].
+      example: string []; without `parse` also [n].
       names: "image", which stays encoded, or "label", or both. Labels are int32
-        [] or [n]; with several per image bool [classes] or [n, classes], for
+        [] or [n]; for multi-label data bool [classes] or [n, classes], for
         regression float32 [outputs] or [n, outputs].
     """
     if self.parse:
@@ -185,7 +185,7 @@ class TfdsStream(TfdsFiles):
     return self._raw(start, stop, streams, at_once)
 
   def _at_once(self, num_bytes: int) -> int:
-    """Returns how many files to read at once, by the bytes wanted of all."""
+    """Returns how many files to read at once, by the bytes wanted from all."""
     if not num_bytes:  # unknown
       return 1
     bytes_per_file = num_bytes / len(self.pieces)
@@ -199,15 +199,15 @@ class TfdsStream(TfdsFiles):
     at_once: int,
     wanted: tf.Tensor | None = None,
   ) -> tf.data.Dataset:
-    """Streams raw records in order, from several files before their turn.
+    """Streams raw records in order, reading several files ahead.
 
     Args:
       start: The first record; may be a tensor.
-      stop: The first behind them; may be a tensor.
-      streams: How many such streams are read at the same time.
-      at_once: How many files are read at the same time; memory holds records
-        of up to `_OPENED` times as many.
-      wanted: Whether to stream a record, bool [num_examples]; None: all.
+      stop: The end, excluded; may be a tensor.
+      streams: Number of such streams that are read at the same time.
+      at_once: Number of files that are read at the same time; memory holds
+        records of up to `_OPENED` times as many.
+      wanted: Whether to stream a record, bool [num_examples]; None for all.
     """
     opened = streams * (at_once * _OPENED if at_once > 1 else 1)
     ahead = max(2**18, min(_MOST_AHEAD, _READ_AHEAD // opened))
@@ -374,14 +374,14 @@ def columns_of(files: Source, *names: str) -> dict[str, tf.Tensor]:
 
 
 def in_range(labels: np.ndarray, num_classes: int) -> np.ndarray:
-  """Returns labels, -1 in place of those that are no class."""
+  """Returns labels, with -1 for those that are not a class."""
   if labels.ndim > 1:
     return labels
   return np.where((labels < 0) | (labels >= num_classes), -1, labels)
 
 
 def _is_short(file: tf.Tensor) -> tf.data.Dataset:
-  """Returns a dataset to append to a file's, which fails when it is reached.
+  """Returns a dataset that fails when it is reached, to append to a file's.
 
   TensorFlow does not notice that a file was cut between two records.
   """

@@ -73,8 +73,7 @@ def open_tfds(dataset: str, split: str, data_dir: str | None) -> Source:
 def in_memory_if_small(source: Source) -> Source:
   """Returns a source that keeps the encoded records of small files in memory.
 
-  Sources that are larger than 256 MiB, or are no files of TFDS, are returned
-  as they are.
+  Sources that are larger than 256 MiB, or are not files of TFDS, do not change.
   """
   if not source.file_bytes:
     return source
@@ -120,7 +119,7 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
   Args:
     dataset: See `sources.open_source`.
     data_dir: See `sources.open_source`.
-    known: Further names, suggested where a data set is unknown.
+    known: Further names to suggest if a data set is unknown.
 
   Raises:
     ValueError: Unknown data set, or a config that it does not have.
@@ -165,8 +164,8 @@ def _on_disk(dataset: str, data_dir: str | None) -> tuple[list[str], list[str]]:
   """Returns the versions of a data set that are on disk.
 
   Returns:
-    Names that read the whole ones, such as "birds:1.0.0"; and the folders of
-    versions without metadata, as of copies that stopped half way.
+    Names that read the complete versions, such as "birds:1.0.0"; folders of
+    versions without metadata, for example copies that stopped half way.
   """
   name = dataset.partition(":")[0]
   root = epath.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
@@ -182,7 +181,7 @@ def _on_disk(dataset: str, data_dir: str | None) -> tuple[list[str], list[str]]:
 
 
 def known_names() -> list[str]:
-  """Returns the names that TFDS knows, the embedded data sets included."""
+  """Returns the names that TFDS knows, embedded data sets included."""
   return [*tfds.list_builders(with_community_datasets=False), *EMBEDDED]
 
 
@@ -210,9 +209,9 @@ def check_features(dataset: str, builder) -> None:
 
 
 class Label(NamedTuple):
-  """The feature that is the label: its name, classes, one or several.
+  """The feature that is the label: name, classes, whether it has several.
 
-  For regression `names` are those of the numbers.
+  For regression, `names` are those of the numbers.
   """
 
   key: str
@@ -222,12 +221,12 @@ class Label(NamedTuple):
 
 
 def find_label(features) -> Label | None:
-  """Returns the feature that is the label; None if there is none.
+  """Returns the feature that is the label, or None.
 
-  It is `label` if that is one class, a real number or a vector of these, which
-  are to be predicted; otherwise the first of `real_label`
-  (ImageNet's reassessed labels) and `labels` (VOC: classes of all objects, the
-  difficult ones included) that is a sequence of classes.
+  It is `label` if that is one class, a real number or a vector of real numbers
+  (a regression). Otherwise it is the first of `real_label` (ImageNet's
+  reassessed labels) and `labels` (VOC: classes of all objects, also the
+  difficult ones) that is a sequence of classes.
   """
   classes = tfds.features.ClassLabel
   if "label" in features and isinstance(features["label"], classes):
@@ -265,7 +264,7 @@ def prepared(builder, dataset: str, data_dir: str | None):
   """Returns a builder whose records are on disk; generates embedded ones.
 
   Raises:
-    NotOnDisk: They are not there (with the command that puts them there).
+    NotOnDisk: They are not there; the message has the command to prepare them.
   """
   if builder.is_prepared():
     return builder
@@ -299,8 +298,8 @@ def manual_files(builder) -> tuple[tuple[str, ...], str]:
   """Returns the files that a user must download, and a text about them.
 
   Returns:
-    Names of files, empty if they are not fixed, and a description; "" for a
-    data set that needs none.
+    Names of files, empty if they are not fixed; a description, "" for a data
+    set that needs none.
   """
   names = _MANUAL_FILES.get(builder.name, ())
   if names:
@@ -336,7 +335,7 @@ def pieces_of(infos, span: splits.Span) -> Sequence[Piece]:
 
 
 def bytes_of(infos, spans: Sequence[splits.Span]) -> int:
-  """Returns about how many bytes of files the records of spans are."""
+  """Returns roughly how many bytes of files the records of spans have."""
   return sum(
     infos[s.split].num_bytes * (s.stop - s.start) // infos[s.split].num_examples
     for s in spans

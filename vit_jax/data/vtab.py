@@ -1,12 +1,12 @@
-"""The 19 tasks of VTAB-1k: data sets, slices, classes. Imports nothing heavy.
+"""The 19 tasks of VTAB-1k: data sets, slices, classes; without heavy imports.
 
-Every task has the splits `train800` and `val200`, by which options are chosen,
-both together as `train800val200`, and `test`. The slices are fixed positions of
+Every task has the splits `train800` and `val200` (for choosing options), both
+together as `train800val200`, and `test`. The slices are fixed positions of
 TFDS's splits, neither drawn nor balanced, so that a class may be missing.
 `vit_jax.data.vtab_source` opens them as "vtab:<task>".
 
 Source: arXiv:1910.04867 and google-research/task_adaptation (data/*.py and its
-tests) for slices, classes, sizes and versions.
+  tests) for slices, classes, sizes and versions.
 """
 
 from collections.abc import Mapping
@@ -23,13 +23,13 @@ class Task(NamedTuple):
 
   Attributes:
     group: One of the three groups whose means are reported.
-    dataset: Name in TFDS, with the version that the benchmark asks for.
+    dataset: Name in TFDS, with the version of the benchmark.
     num_classes: Number of classes.
     sizes: Numbers of records of TFDS's splits, which are checked.
-    train: `train800` among TFDS's splits.
-    val: `val200` among TFDS's splits.
-    test: `test` among TFDS's splits.
-    label: Key of `vtab_source.LABELS`, how the label is made.
+    train: `train800` in terms of TFDS's splits.
+    val: `val200` in terms of TFDS's splits.
+    test: `test` in terms of TFDS's splits.
+    label: Key of `vtab_source.LABELS`: how the label is made.
     image: Format of the images, "jpeg" or "png".
     size: (height, width) of the images, a typical one if they vary.
     note: How TFDS's data differ from those of the benchmark, or "".
@@ -53,7 +53,7 @@ class Task(NamedTuple):
     return {k: splits.num_records(v) for k, v in self._splits.items()}
 
   def spans(self, split: str) -> tuple[splits.Span, ...]:
-    """Returns the records of a split, among TFDS's splits.
+    """Returns the records of a split, in terms of TFDS's splits.
 
     Args:
       split: Names of the task's splits, with optional slices, joined by "+".

@@ -1,9 +1,8 @@
 """Opens the tasks of VTAB-1k, "vtab:<task>", and makes their labels.
 
 A task is slices of a data set of TFDS, see `vit_jax.data.vtab`. Some data sets
-have no label, but objects or positions from which it is made. Images stay as
-they are stored, except those of dSprites, whose pixels 0 and 1 become 0 and
-255.
+have no label, but objects or positions from which it is made. Images do not
+change, except those of dSprites, whose pixels 0 and 1 become 0 and 255.
 """
 
 import functools
@@ -42,7 +41,7 @@ def interval(value, bounds: Sequence[float]):
 
 
 def object_count(record: Record):
-  """Returns the number of objects less 3, which is the fewest: 0 to 7."""
+  """Returns the number of objects minus 3, the smallest number: 0 to 7."""
   return tf.shape(record["objects/pixel_coords"])[0] - FEWEST_OBJECTS
 
 
@@ -55,7 +54,7 @@ def object_distance(record: Record):
 def vehicle_distance(record: Record):
   """Returns the interval of the distance of the nearest car, van or truck.
 
-  0: up to 8 metres, 1: up to 20 metres, 2: farther, 3: there is none.
+  0: up to 8 metres, 1: up to 20 metres, 2: farther, 3: no such vehicle.
   """
   is_vehicle = record["objects/type"] < NUM_VEHICLE_TYPES
   distances = tf.boolean_mask(record["objects/location"][:, 2], is_vehicle)
@@ -139,9 +138,9 @@ def open_vtab(dataset: str, split: str, data_dir: str | None) -> TfdsFiles:
   """Opens a split of a task: train800, val200, train800val200 or test.
 
   Raises:
-    ValueError: Unknown task or split; its data are not on disk (with the
-      command that puts them there), or have other numbers of records than the
-      benchmark's, so that its slices would be of other images.
+    ValueError: Unknown task or split; its data are not on disk (the message has
+      the command that puts them there), or have other numbers of records than
+      the benchmark's, so that its slices would be other images.
   """
   name = dataset.removeprefix(vtab.PREFIX)
   if name not in TASKS:

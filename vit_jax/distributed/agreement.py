@@ -1,7 +1,8 @@
-"""Compares what all processes of a run must have alike, before it begins.
+"""Compares what must be equal in all processes of a run, before it begins.
 
 Each process reads its own config and its own disk. If they differed, replicas
-of the parameters would drift apart silently, or wait for each other forever.
+of the parameters would silently become different, or processes would wait for
+each other forever.
 """
 
 import hashlib
@@ -41,7 +42,7 @@ FOLDER = "folder:"  # begins the name of data that are files in a folder
 
 
 def broadcast_text(text: str) -> str:
-  """Returns the text of process 0, in all processes; a collective."""
+  """Returns the text of process 0, in all processes. Collective."""
   if jax.process_count() == 1:
     return text
   data = np.frombuffer(text.encode(), np.uint8)
@@ -55,14 +56,14 @@ def broadcast_text(text: str) -> str:
 def of_run(
   config: Config, data: Mapping[str, Any], params: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns what must be alike, for `check`.
+  """Returns the values that must be equal, for `check`.
 
-  Hosts may have their files in different places, but with the same content.
+  Hosts may have their files in different places, if the content is the same.
 
   Args:
     config: The run.
     data: Option that names the data -> a `batch.Data` or a source of records.
-    params: Initial parameters that were read; {}: none were.
+    params: Initial parameters from a file; {} if there are none.
   """
   options = {f"config.{k}": v for k, v in flat(to_dict(config)).items()}
   for key in ("config.data.data_dir", "config.init"):
@@ -85,8 +86,10 @@ def of_run(
 
 
 def _of_code() -> dict[str, str]:
-  """Returns the digest of each file of this package, without hidden files,
-  which editors and notebooks leave behind."""
+  """Returns the digest of each file of this package.
+
+  Hidden files, which editors and notebooks leave behind, are left out.
+  """
   root = pathlib.Path(__file__).parents[1]
   paths = {p.relative_to(root): p for p in sorted(root.rglob("*.py"))}
   return {
@@ -97,7 +100,7 @@ def _of_code() -> dict[str, str]:
 
 
 def identity(data: DataInfo) -> str:
-  """Returns a digest of the records of data, see `Source`; "": unknown.
+  """Returns a digest of the records of data, see `Source`; "" if unknown.
 
   Args:
     data: A user's `Data`, whose attribute `identity` may be anything, or a
@@ -116,13 +119,15 @@ def _of_data(data: DataInfo) -> str:
 
 
 def check(values: Mapping[str, Any]) -> None:
-  """Compares values of all processes; a collective.
+  """Compares values of all processes. Collective.
 
   Args:
-    values: Name -> value for JSON; both may differ.
+    values: Name -> value for JSON. Processes may have different names and
+      values.
 
   Raises:
-    ConfigError: In all processes; each that differs from process 0 says how.
+    ConfigError: In all processes, if values differ. Each process that differs
+      from process 0 has its differences in the message.
   """
   text = _text(values)
   mine = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
@@ -136,7 +141,7 @@ def check(values: Mapping[str, Any]) -> None:
     differences
     or [
       f"got other options, data or versions in {_named(differ)} than in process"
-      " 0; each says which."
+      " 0; each prints its differences."
     ]
   )
 
@@ -163,7 +168,7 @@ def _differences(
 
 
 def check_folder(workdir: str) -> None:
-  """Checks that all processes have the same folder; a collective.
+  """Checks that all processes have the same folder. Collective.
 
   Raises:
     ConfigError: In all processes, if one does not see the file of process 0.
@@ -186,8 +191,8 @@ def check_folder(workdir: str) -> None:
     raise ConfigError(
       [
         f"--workdir: got {workdir!r}, where {missing} cannot find what process"
-        " 0 writes; expected one folder that all hosts share, as gs://bucket/run"
-        " or one on a file server."
+        " 0 writes; expected one folder that all hosts share, such as"
+        " gs://bucket/run or a folder on a file server."
       ]
     )
 

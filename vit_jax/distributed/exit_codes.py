@@ -1,7 +1,7 @@
-"""Exit codes of `train`, by which a scheduler knows whether to start it again.
+"""Exit codes of `train`, which tell a scheduler whether to start it again.
 
 docs/tasks/pod.md has them in a table, and a batch script that uses them. jax is
-imported late: signals are received before.
+imported late, because signals are received before.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ CLOSING_SECONDS = 8.0  # A disk or pipe that hangs must not keep the process.
 def end(code: int, *closing: Callable[[], None]) -> NoReturn:
   """Ends the process now, from any thread, whatever the others do.
 
-  It does not wait for what Python and jax wait for at their end: threads, and
-  the other processes of the run.
+  It does not wait for threads or for the other processes of the run, as the
+  normal exit of Python and jax does.
 
   Args:
     code: Exit status.
@@ -52,7 +52,7 @@ def end(code: int, *closing: Callable[[], None]) -> NoReturn:
 
 
 def refuse(text: str) -> NoReturn:
-  """Ends a command with an error that needs no stack, and `EXIT_ERROR`."""
+  """Ends a command with an error message, no stack, and `EXIT_ERROR`."""
   _end_if_joined(lambda: say(text))
   sys.exit(text)
 
@@ -63,10 +63,10 @@ def end_if_joined(
   """Ends one of several processes after an unexpected error, with its stack.
 
   Otherwise jax would wait at the exit for the others, which may wait for this
-  process. A process that is alone returns, to raise the error.
+  process. A single process returns from here, to raise the error.
 
-  A collective fails if another process has died. This process then waits until
-  jax notices the missing heartbeats, aborts it and names the other one.
+  A collective fails if another process has died. Then this process waits until
+  jax notices the missing heartbeats, aborts it, and names the other process.
   """
   import jax
 
@@ -93,7 +93,7 @@ def restart(text: str) -> NoReturn:
 
 
 def say(text: str) -> None:
-  """Prints lines to stderr, on a line of their own, from any thread."""
+  """Prints lines to stderr, from any thread, starting on a new line."""
   # One write, so that lines of several processes do not mix.
   is_terminal = not sys.stderr.closed and sys.stderr.isatty()
   write(sys.stderr, f"\n{text}\n" if is_terminal else f"{text}\n")

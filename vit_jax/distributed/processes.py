@@ -1,4 +1,4 @@
-"""Joins the processes of a run before anything asks jax for devices."""
+"""Joins the processes of a run, before anything asks jax for devices."""
 
 import os
 import sys
@@ -31,12 +31,12 @@ TPU_ADVICE = "start the same command on every host (ssh --worker=all)"
 
 
 class Group(NamedTuple):
-  """The processes of a run that this one belongs to.
+  """The processes of a run, as seen from this one.
 
   Attributes:
     settings: Arguments of `jax.distributed.initialize`, which finds the others.
     name: Their address, and the number of this process, for an error.
-    advice: What to check where the others do not come.
+    advice: What to check if the others do not come.
     is_tpu_slice: Whether they are the hosts of a TPU slice.
   """
 
@@ -64,30 +64,31 @@ def initialise(
 ) -> None:
   """Connects this process to the others of its run, if there are any.
 
-  The first of these that is present tells which processes there are:
+  The first of these that is present decides which processes there are:
 
   1. the flags --coordinator=host:port --num_processes --process_id;
   2. JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID;
-  3. SLURM, for a process that srun started beside others;
-  4. on a TPU VM whose slice has other hosts, what jax knows of it.
+  3. SLURM, for a process that srun started together with others;
+  4. on a TPU VM whose slice has other hosts, what jax knows about the slice.
 
-  A single process needs none, nor does the only host of a slice.
+  A single process needs none of them, nor does the only host of a slice.
 
   Args:
     flags: Flags of the command line; only `FLAGS` are read.
-    errors: Errors of the command line, to be raised together with those here.
+    errors: Errors of the command line, which are raised together with those
+      found here.
     timeout: Seconds to wait for the other processes.
     heartbeat_timeout_seconds: Seconds without a heartbeat of a process after
       which jax aborts the others.
-    stops_on_sigterm: Whether jax receives SIGTERM, which then ends no process;
-      see `multihost_utils.reached_preemption_sync_point`.
-    before_joining: Called before this process joins others, to raise where it
-      may not.
+    stops_on_sigterm: Whether jax receives SIGTERM, which then does not end a
+      process; see `multihost_utils.reached_preemption_sync_point`.
+    before_joining: Called before this process joins others; raises if it must
+      not join.
 
   Raises:
-    ConfigError: Only some of the three are set, or one of them is no address or
-      no such number; or the others did not come; or another process of this
-      host has joined them already.
+    ConfigError: Only some of the three flags or variables are set, or one of
+      them is not an address or not a valid number; or the others did not come;
+      or another process of this host has already joined them.
   """
   group = _group(flags or {}, errors)
   if group is None:
@@ -103,7 +104,7 @@ def initialise(
 def _group(
   flags: Mapping[str, str | None], errors: Iterable[str]
 ) -> Group | None:
-  """Returns the processes of the run; None: this one is alone, and says why."""
+  """Returns the processes of the run; for a single process, says so: None."""
   by_flag = {f"--{name}": flags.get(name) for name in FLAGS}
   by_name = {name: os.environ.get(name) for name in VARIABLES}
   # A flag without its value is None, too, and among `errors` already.
@@ -149,9 +150,9 @@ def _group(
 
 
 def refuse_several_hosts() -> None:
-  """Ends a command that joins no others on a TPU slice that has other hosts.
+  """Ends a single-process command on a TPU slice of several hosts.
 
-  libtpu would wait for a process on each of them, without a message.
+  Otherwise libtpu would wait for a process on each host, without a message.
   """
   if not tpu_slice.is_tpu_vm():
     return
@@ -198,10 +199,10 @@ def _errors(given: dict[str, str | None]) -> list[str]:
 
 
 def _join(group: Group, timeout: float) -> None:
-  """Waits for the others for so many seconds.
+  """Waits for the others for `timeout` seconds.
 
-  If they do not come, jax ends the process with a C++ stack. So jax waits in a
-  thread, with a longer timeout than this function's.
+  If they do not come, jax ends the process with a C++ stack. Therefore jax
+  waits in a thread, with a longer timeout than this function's.
 
   Raises:
     ConfigError: They did not come.
@@ -232,10 +233,10 @@ def _join(group: Group, timeout: float) -> None:
 
 
 def is_slurm_step() -> bool:
-  """Whether srun started this process, beside others.
+  """Whether srun started this process together with others.
 
-  A batch script and a shell within an allocation have the variables of the job,
-  too; for them the step is missing or has one task.
+  A batch script, and a shell within an allocation, also have the variables of
+  the job. There, the step is missing or has one task.
   """
   return (
     "SLURM_JOB_ID" in os.environ
@@ -245,15 +246,15 @@ def is_slurm_step() -> bool:
 
 
 def _slurm_devices() -> list[int] | None:
-  """Returns which of the visible GPUs belong to this task.
+  """Returns the numbers of the visible GPUs that belong to this task.
 
-  By default jax gives each task the GPU of its number on the node. That is
-  right if a node has as many tasks as GPUs, and each sees all GPUs. It would
-  leave seven of eight idle if one task has the node to itself, and find none if
-  SLURM shows each task only its own (--gpus-per-task).
+  By default jax gives each task the GPU with the task's number on the node.
+  That is right if a node has as many tasks as GPUs, and each task sees all
+  GPUs. It would leave seven of eight idle if one task has the node to itself,
+  and find none if SLURM shows each task only its own (--gpus-per-task).
 
   Returns:
-    Numbers; an empty list leaves all; None leaves it to jax.
+    Numbers; an empty list for all GPUs; None for jax's default.
   """
   if os.environ.get("JAX_LOCAL_DEVICE_IDS"):  # jax reads it
     return None

@@ -19,15 +19,15 @@ def end_at_once(
 ) -> None:
   """Makes a signal end the process after one line on stderr, without a stack.
 
-  The exit status is 143 for SIGTERM; Ctrl-C ends the process by its signal, as
-  Python does (130 in a shell), so that a loop of the shell ends, too. A signal
-  that is ignored, as under nohup, stays ignored.
+  The exit status is 143 for SIGTERM. Ctrl-C ends the process by its signal, as
+  Python does (130 in a shell), so that a shell loop also ends. A signal that is
+  ignored, as under nohup, stays ignored.
 
   Call it in the main thread, and again after a library that installs its own
-  handlers: libtpu prints a stack.
+  handlers; libtpu's would print a stack.
 
   Args:
-    last_line: Text of the line after the signal's name; the function may
+    last_line: Returns the rest of the line after the signal's name; it may
       print.
     numbers: Signals that end the process.
   """
@@ -57,10 +57,11 @@ def blocked() -> Iterator[None]:
 
 
 def in_thread(work: Callable[[], T]) -> T:
-  """Returns what `work` returns, or raises its error; runs it in a thread.
+  """Runs `work` in a thread, and returns its result or raises its error.
 
-  Python calls handlers in its main thread, between two instructions, so not
-  while a compiler runs there. Waiting for another thread can be interrupted.
+  Python calls signal handlers in its main thread, between two instructions, so
+  not while a compiler runs there. Waiting for another thread can be
+  interrupted.
   """
   outcome = concurrent.futures.Future()
 

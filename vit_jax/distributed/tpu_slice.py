@@ -1,11 +1,11 @@
 """Whether other hosts work on the TPU slice of this one.
 
-libtpu waits for all hosts of a slice, and jax's coordinator for all processes,
-so a process must know of them before it asks for devices. jax has no public
+libtpu waits for all hosts of a slice, and jax's coordinator for all processes.
+So a process must know about them before it asks for devices. jax has no public
 function for that: `jax.distributed.initialize` finds the hosts, but also joins
-them. So this reads what jax reads: the variables of GKE, or the metadata server
-of Compute Engine. On a host that has a slice to itself no coordinator is
-started, which would need a fixed port.
+them. Therefore this module reads what jax reads: the variables of GKE, or the
+metadata server of Compute Engine. If a host has a slice to itself, no
+coordinator is started, because that would need a fixed port.
 """
 
 import glob
@@ -32,7 +32,7 @@ _locks: list[socket.socket] = []  # of this process
 
 
 class Slice(NamedTuple):
-  """What is known of the slice, or slices, of this host's chips.
+  """The slice, or slices, of this host's chips.
 
   Attributes:
     is_shared: Whether it has chips of other processes.
@@ -52,10 +52,10 @@ def is_tpu_vm() -> bool:
 
 
 def find() -> Slice:
-  """Returns what the environment of a TPU VM states of its slice.
+  """Returns what the environment of a TPU VM says about its slice.
 
   Raises:
-    ConfigError: The hosts are stated in a file that cannot be read.
+    ConfigError: The file that lists the hosts cannot be read.
   """
   platforms = os.environ.get("JAX_PLATFORMS", "")
   if platforms and "tpu" not in platforms.lower().split(","):
@@ -122,7 +122,7 @@ def lock() -> None:
   which would then abort all processes of that run.
 
   Raises:
-    ConfigError: Another process has it.
+    ConfigError: Another process has the place.
   """
   port = os.environ.get("JAX_COORDINATOR_PORT") or PORT
   # Several processes of a host, each with chips of its own, differ in this.
@@ -137,7 +137,7 @@ def lock() -> None:
         "TPU slice: another process of this host has joined it at port"
         f" {port}, and jax would abort that one if this one did; let it finish,"
         " or end it on every host, or put JAX_PLATFORMS=cpu before a command"
-        " that can do without the TPU."
+        " that does not need the TPU."
       ]
     ) from None
   _locks.append(place)

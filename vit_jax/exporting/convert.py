@@ -260,7 +260,7 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
   notes = [f"transformers.{kind}.from_pretrained({str(target)!r})"]
   if ops != vit.ops:
     notes.append(
-      f"images there: {ops}, the nearest that transformers has to {vit.ops}"
+      f"preprocessing there: {ops}, transformers' nearest to {vit.ops}"
     )
   return notes
 

@@ -1,7 +1,7 @@
-"""Model families: every one by the name in `config.model.name`.
+"""Model families: every family by its name in `config.model.name`.
 
-The file of a family has, without jax, its options and what follows from them:
-sizes, grid of tokens, arithmetic, sharding, errors, published files. Its linen
+The file of a family has its options and what follows from them, without jax:
+sizes, token grid, multiply-adds, sharding, errors, published files. Its linen
 module is in `vit_jax.models`.
 """
 
@@ -32,8 +32,8 @@ PUBLISHED = {
 def family(variant: str) -> str:
   """Returns config.model.name for a variant.
 
-  It is the first family but "vit" that knows the variant, or "vit", whose
-  errors list the known variants.
+  It is the first family other than "vit" that knows the variant. Otherwise it
+  is "vit", whose errors list the known variants.
 
   Example:
     >>> family("R50x1"), family("R50+B/16")
@@ -54,5 +54,5 @@ def model_config(name: str = "vit", **options) -> ModelConfig:
 
 
 def by_variant(variant: str) -> ModelConfig:
-  """Returns the model of a variant with all other options at their defaults."""
+  """Returns the model of a variant with defaults for all other options."""
   return model_config(family(variant), variant=variant)

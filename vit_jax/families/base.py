@@ -8,7 +8,7 @@ from vit_jax.options import nearest, option
 
 
 class Heads(NamedTuple):
-  """Self-attention of the tokens of an image.
+  """Shape of self-attention for one image.
 
   num_tokens: Number of tokens, class token included.
   num_heads: Number of heads.
@@ -22,7 +22,7 @@ class Heads(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """The network: options of all families, and what a family states about it.
+  """The network: options of all families, and the interface of a family.
 
   A family is a subclass in its own file, with its options as fields, and a line
   in `FAMILIES`. `config.model.name` chooses it.
@@ -31,7 +31,7 @@ class ModelConfig:
   name: str = ""
   variant: str = ""
   head_bias: float = option(
-    0.0, "initial bias of the head, logits; -10 suits sigmoid on many classes"
+    0.0, "initial bias of the logits; -10 suits a sigmoid loss on many classes"
   )
   dtype: str = option(
     "float32",
@@ -42,10 +42,10 @@ class ModelConfig:
     },
   )
 
-  # How parameters are split: the end of a path (a regular expression) -> the
-  # axes of each of its last dimensions: None, "fsdp", "tensor", or both. The
-  # first match counts, also for the optimizer's moments. Paths that no rule
-  # matches are not split.
+  # Sharding of parameters and of their optimizer moments: the end of a path (a
+  # regular expression) -> the axes of each of its last dimensions: None,
+  # "fsdp", "tensor", or both. The first match counts. Paths without a match are
+  # not split.
   SHARDING: ClassVar[tuple[tuple[str, tuple], ...]] = ()
   # Kernels of matrix products (a regular expression, or None), cast to `dtype`
   # before the all-gather instead of after it.
@@ -55,11 +55,11 @@ class ModelConfig:
   SCANNED: ClassVar[str | None] = None
   # Name of a variant -> the published files that fit it.
   PUBLISHED: ClassVar[dict[str, tuple[str, ...]]] = {}
-  # Options that change no parameter but the function: an import reports those
-  # with which the weights were not trained.
+  # Options that change the function but no parameter. An import reports those
+  # that differ from the training of the weights.
   NUMERICS: ClassVar[tuple[str, ...]] = ()
 
-  # What families have that lack these options.
+  # Values for families without these options.
   channels = 3
   patch_bias = True
   rope = None
@@ -68,12 +68,12 @@ class ModelConfig:
 
   @classmethod
   def unread(cls, options: dict) -> tuple[str, ...]:
-    """Returns the options that have no use beside these values, for --help."""
+    """Returns options that have no effect beside these values, for --help."""
     return ()
 
   @classmethod
   def knows(cls, variant: str) -> bool:
-    """Whether this is the name of one of the family's sizes."""
+    """Whether the variant is one of the family's."""
     raise NotImplementedError
 
   def errors(self) -> Iterator[str]:
@@ -96,7 +96,7 @@ class ModelConfig:
     raise NotImplementedError
 
   def forward_macs(self, image_size: tuple[int, int], num_classes: int) -> int:
-    """Returns multiply-adds of one image's forward pass, products only.
+    """Returns multiply-adds of one image's forward pass, matrix products only.
 
     Args:
       image_size: (height, width) in pixels.
@@ -107,20 +107,20 @@ class ModelConfig:
   def train_flops(self, image_size: tuple[int, int], num_classes: int) -> int:
     """Returns FLOPs of one image's training step: 2 per multiply-add, 3 passes.
 
-    The backward pass costs two forward ones; recomputed products do not count,
-    as is usual for model FLOPs utilisation (MFU).
+    The backward pass costs two forward passes. Recomputed products do not
+    count, as is usual for model FLOPs utilisation (MFU).
     """
     return 6 * self.forward_macs(image_size, num_classes)
 
   def attention(self, image_size: tuple[int, int]) -> Heads | None:
     """Returns the shape of self-attention that a fused kernel may compute.
 
-    None: there is no attention, or one that only XLA can compute.
+    None without attention, or if only XLA can compute it.
     """
     return None
 
   def num_tokens(self, image_size: tuple[int, int]) -> int | None:
-    """Returns the number of tokens of an image; None: the model has none."""
+    """Returns the number of tokens of an image; None without tokens."""
     return None
 
   @property
@@ -129,10 +129,10 @@ class ModelConfig:
     return False
 
   def with_patch(self, patch: int) -> "ModelConfig":
-    """Returns the model with patches of another side, in pixels.
+    """Returns the model with another patch size, in pixels.
 
     Raises:
-      ValueError: It has no patches of pixels.
+      ValueError: The model has no patches of pixels.
     """
     raise ValueError(
       f"patch: got {patch}, but {self.variant} has no patches of pixels;"
@@ -141,10 +141,10 @@ class ModelConfig:
 
   @property
   def pixel_patch(self) -> int | None:
-    """Side in pixels of the patches, if a token depends on its patch alone.
+    """Side of the patches in pixels, if a token depends on its patch alone.
 
     The module then has `embed` and `encode`, and the options have `size`; see
-    `ViT`. None: there are no such tokens.
+    `ViT`. None for other models.
     """
     return None
 
@@ -153,9 +153,9 @@ class ModelConfig:
     return dataclasses.replace(self, dtype="float32")
 
   def stacked(self) -> "ModelConfig | None":
-    """Returns the model with its blocks in a scan; None: it has no blocks.
+    """Returns the model with its blocks in a scan; None without blocks.
 
-    The number of parameters is the same, and one block is compiled.
+    The number of parameters is the same, but only one block is compiled.
     """
     return None
 

@@ -1,7 +1,7 @@
-"""Published models since 2021: their parts, and the files that are read.
+"""Published models since 2021: their options, and the files to read.
 
-Source: timm 1.0.31 for its tags; the repositories of DINOv2, MAE and big_vision
-and the cards of Hugging Face's hub for the others.
+Source: timm 1.0.31 for its tags; the repositories of DINOv2, MAE and
+  big_vision, and the model cards on Hugging Face, for the others.
 """
 
 from typing import Any, NamedTuple
@@ -13,13 +13,13 @@ from vit_jax.families.vit import ViTConfig
 
 
 class Later(NamedTuple):
-  """A family of published models.
+  """A series of published models.
 
-  side: Pixels of a side of the images that most of them were trained on.
-  options: Options of our model that they share.
+  side: Image side in pixels of most of their training.
+  options: Options that all of them have.
   files: Variant -> published files.
-  of_one: Variant -> options that it has beside.
-  licence: What a user has to agree to; "": the usual open licences.
+  of_one: Variant -> its additional options.
+  licence: Terms that a user has to accept; "" for the usual open licences.
   """
 
   side: int
@@ -29,7 +29,7 @@ class Later(NamedTuple):
   licence: str = ""
 
   def model(self, variant: str) -> ModelConfig:
-    """Returns the model of a variant; a plain ViT where it has no parts."""
+    """Returns the model of a variant, a plain ViT if it has no later parts."""
     own = self.options | self.of_one.get(variant, {})
     cls = ModernConfig if own else ViTConfig
     return cls(variant=variant, **{"gelu": "erf", **own})

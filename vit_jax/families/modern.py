@@ -1,26 +1,26 @@
-"""Vision Transformers since 2021: the paper's encoder with other parts.
+"""Vision Transformers since 2021: the paper's encoder with later parts.
 
-Each part is an option, off by default; `ModernConfig` without any computes as
-`ViTConfig` does, with the same parameters. What other projects name differently
-are sizes with parts:
+Each part is an option, off by default. `ModernConfig` without any part computes
+the same as `ViTConfig`, with the same parameters. Published models are
+combinations of options:
 
-- DINOv2: layer_scale, ln_eps=1e-6, gelu=erf; of size g2 mlp=swiglu; its later
-  files have registers=4 and cls_row=False.
+- DINOv2: layer_scale, ln_eps=1e-6, gelu=erf; g2 also mlp=swiglu; files with
+registers also registers=4 and cls_row=False.
 - DINOv3: layer_scale, registers=4, rope=dinov3, posemb=none, ln_eps=1e-5,
-  gelu=erf, qkv_bias=no_key. S+, L+, H+ and 7B have mlp=swiglu, with mlp_dim
-  1536, 4096, 5120 and 8192; 7B has qkv_bias=none.
+gelu=erf, qkv_bias=no_key. S+, L+, H+ and 7B have mlp=swiglu, with mlp_dim 1536,
+4096, 5120 and 8192; 7B has qkv_bias=none.
 - DeiT III: layer_scale, cls_row=False, gelu=erf, and
-  stochastic_depth_rule=constant in training.
+stochastic_depth_rule=constant in training.
 - CLIP: pre_norm, patch_bias=False, ln_eps=1e-5, projection; gelu=quick in
-  OpenAI's files, erf in OpenCLIP's.
+OpenAI's files, erf in OpenCLIP's.
 - BEiT: posemb=relative_bias, layer_scale, qkv_bias=no_key, pool=gap,
-  final_norm=pooled, gelu=erf.
+final_norm=pooled, gelu=erf.
 - EVA-02: mlp=swiglu, rope=eva02, qkv_bias=no_key, pool=gap, final_norm=pooled;
-  B and L have mlp_norm.
+B and L have mlp_norm.
 
 Source: arXiv:2304.07193 (DINOv2), 2309.16588 (registers), 2508.10104 (DINOv3),
-2204.07118 (DeiT III), 2012.12877 (DeiT), 2103.00020 (CLIP), 2106.08254 (BEiT),
-2303.11331 (EVA-02), 2502.14786 (SigLIP 2).
+  2204.07118 (DeiT III), 2012.12877 (DeiT), 2103.00020 (CLIP), 2106.08254
+  (BEiT), 2303.11331 (EVA-02), 2502.14786 (SigLIP 2).
 """
 
 import dataclasses
@@ -77,12 +77,11 @@ class ModernConfig(ViTConfig):
   )
   rope: str | None = option(
     None,
-    "rotation of the patches' queries and keys by their positions, beside"
-    " posemb; without the random changes of DINOv3's training; None: no"
-    " rotation",
+    "rotary positions of the patches' queries and keys, in addition to posemb;"
+    " without the random augmentation of DINOv3's training; None: no rotation",
     {
-      "dinov3": "positions are centres in [-1, 1]; halves of a head are paired",
-      "eva02": "positions are places on a 16 x 16 grid; neighbours are paired",
+      "dinov3": "centres in [-1, 1]; channel j is paired with j + half a head",
+      "eva02": "positions on a 16 x 16 grid; neighbouring channels are paired",
     },
   )
   rope_periods: str = option(
@@ -95,7 +94,7 @@ class ModernConfig(ViTConfig):
     is_rare=True,
   )
   registers: int = option(
-    0, "number of learned tokens without a position, which pooling ignores"
+    0, "number of register tokens: learned, without position, not pooled"
   )
   distilled: bool = option(
     False, "a second class token with a head of its own; logits are the mean"
@@ -113,8 +112,8 @@ class ModernConfig(ViTConfig):
   )
   layer_scale: float | None = option(
     None,
-    "initial value of the learned factors of each branch, one a channel; None:"
-    " no factors",
+    "initial value of LayerScale, a learned factor for each channel of a"
+    " branch; None: no LayerScale",
   )
   qkv_bias: str = option(
     "all",
@@ -142,15 +141,16 @@ class ModernConfig(ViTConfig):
     },
   )
   projection: int | None = option(
-    None, "width of a last linear map of the pooled vector; None: there is none"
+    None,
+    "width of a linear projection of the pooled vector; None: no projection",
   )
   stochastic_depth: float = option(
-    0.0, "share of branches dropped in the last block, 0 to 1"
+    0.0, "drop path rate of the last block, 0 to 1"
   )
   stochastic_depth_rule: str = option(
     "linear",
     "stochastic_depth of the blocks before the last",
-    {"linear": "linear in depth, from 0", "constant": "as in the last one"},
+    {"linear": "linear in depth, from 0", "constant": "as in the last block"},
   )
 
   SIZES: ClassVar = SIZES
@@ -167,7 +167,7 @@ class ModernConfig(ViTConfig):
 
   @classmethod
   def unread(cls, options: dict) -> tuple[str, ...]:
-    """Returns what `ViTConfig` does, and its option that this family lacks."""
+    """Returns the same as `ViTConfig`, and the option that is missing here."""
     return (*super().unread(options), "posemb_at")
 
   @classmethod
@@ -211,7 +211,7 @@ class ModernConfig(ViTConfig):
       yield f"config.model.{key}: got {value!r}, expected {wanted}."
 
   def _mistakes(self) -> Iterator[tuple[str, object, str]]:
-    """Yields options that do not fit: name, value, what is expected."""
+    """Yields options that do not fit: name, value, expected value."""
     if self.posemb_at != "stem":
       yield "posemb_at", self.posemb_at, "'stem' in this family"
     if not self.class_token and self.pool in ("token", "token_gap"):

@@ -1,7 +1,7 @@
-"""Addresses of the published files of weights.
+"""Addresses of the published weight files.
 
-Source: README of google-research/vision_transformer and of big_vision for the
-buckets; timm 1.0.31 for its tags, which name the files of each bucket, too.
+Source: the READMEs of google-research/vision_transformer and big_vision for the
+  buckets; timm 1.0.31 for its tags, which also name the files of each bucket.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""ResNets with GroupNorm and standardised kernels (BiT): sizes and arithmetic.
+"""ResNets with GroupNorm and standardised kernels (BiT): sizes, multiply-adds.
 
-"R50x2" is a ResNet-50 with all widths doubled. A hybrid's Transformer has one
-in front, too (`vit_jax.families.vit`).
+"R50x2" is a ResNet-50 with all widths doubled. The Transformer of a hybrid also
+has a ResNet in front (`vit_jax.families.vit`).
 
 Source: arXiv:1912.11370; section 4.1 of arXiv:2010.11929.
 """
@@ -36,11 +36,12 @@ class Stages(NamedTuple):
 
 
 class Norms(NamedTuple):
-  """Constants that keep the divisors of the norms from zero.
+  """Epsilons of the norms.
 
-  gn_eps: Added to GroupNorm's variance.
-  ws_eps: Added where kernels are standardised, to `ws_eps_on`: the variance
-  ("var") or the standard deviation ("std").
+  gn_eps: Added to the variance of GroupNorm.
+  ws_eps: Added in the standardisation of kernels.
+  ws_eps_on: Whether ws_eps is added to the variance ("var") or to the standard
+    deviation ("std").
   """
 
   gn_eps: float
@@ -53,7 +54,7 @@ V2_NORMS = Norms(1e-5, 1e-10, "var")
 
 
 def units(depth: int) -> tuple[int, ...]:
-  """Returns the units of each stage of a ResNet-50 and the like.
+  """Returns the units of each stage of a ResNet, such as ResNet-50.
 
   Raises:
     ValueError: The depth is unknown.
@@ -87,7 +88,7 @@ def parse_variant(variant: str) -> Stages:
 def overridden(
   stages: Stages, blocks: tuple[int, ...] | None, width: float | None
 ) -> Stages:
-  """Returns the stages with the given values in place of their own."""
+  """Returns the stages, with the given values in place of their own."""
   return Stages(
     stages.blocks if blocks is None else blocks,
     stages.width if width is None else width,
@@ -97,7 +98,7 @@ def overridden(
 def norms_of(
   default: Norms, gn_eps: float | None, eps: float | None, on: str | None
 ) -> Norms:
-  """Returns the constants with the given values in place of the family's."""
+  """Returns the epsilons, with the given values in place of the defaults."""
   given = (gn_eps, eps, on)
   return Norms(
     *(d if g is None else g for d, g in zip(default, given, strict=True))
@@ -105,9 +106,9 @@ def norms_of(
 
 
 def feature_map(stages: Stages, image_size: tuple[int, int]) -> tuple[int, int]:
-  """Returns rows and columns of the last map of an image of (height, width).
+  """Returns rows and columns of the last feature map of an image.
 
-  The root halves the sides twice, every stage but the first once, rounding up.
+  The root halves both sides twice, every stage but the first once, rounding up.
   """
   halvings = 2 + max(0, len(stages.blocks) - 1)
   height, width = (-(-side // 2**halvings) for side in image_size)
@@ -137,7 +138,7 @@ def trunk_macs(stages: Stages, image_size: tuple[int, int]) -> tuple[int, int]:
 
 
 def stage_errors(stages: Stages) -> Iterator[str]:
-  """Yields the errors of the sizes, in terms of config.model."""
+  """Yields errors of the sizes, with the names of config.model."""
   if any(not 1 <= n <= MAX_UNITS for n in stages.blocks) or (
     len(stages.blocks) > MAX_STAGES
   ):
@@ -154,7 +155,7 @@ def stage_errors(stages: Stages) -> Iterator[str]:
     yield (
       f"config.model.stage_width: got {stages.width}, which makes the root"
       f" {ROOT_CHANNELS * stages.width:g} channels; expected a multiple of"
-      f" {GROUPS / ROOT_CHANNELS:g}, since the norms have {GROUPS} groups."
+      f" {GROUPS / ROOT_CHANNELS:g}, because the norms have {GROUPS} groups."
     )
 
 
@@ -186,16 +187,16 @@ class BiTConfig(ModelConfig):
     None, "units in each stage; None: the variant's"
   )
   stage_width: float | None = option(
-    None, "factor of the widths; None: the variant's"
+    None, "factor of all widths; None: the variant's"
   )
   gn_eps: float | None = option(
     None,
-    "added to GroupNorm's variance; None: 1e-5 (bit_v1: 1e-6)",
+    "epsilon of GroupNorm; None: 1e-5 (bit_v1: 1e-6)",
     is_rare=True,
   )
   ws_eps: float | None = option(
     None,
-    "added where kernels are standardised; None: 1e-10 (bit_v1: 1e-5)",
+    "epsilon of the weight standardisation; None: 1e-10 (bit_v1: 1e-5)",
     is_rare=True,
   )
   ws_eps_on: str | None = option(
@@ -206,10 +207,10 @@ class BiTConfig(ModelConfig):
   )
   root_pad: str = option(
     "zero",
-    "padding of the root before its maximum; bit alone",
+    "padding of the root's max pooling; only for bit",
     {
       "zero": "zeros, as in BiT's own code",
-      "nothing": "values that never are the maximum, as in big_vision's",
+      "nothing": "values that are never the maximum, as in big_vision",
     },
     is_rare=True,
   )
@@ -259,7 +260,7 @@ class BiTConfig(ModelConfig):
 
   @property
   def norms(self) -> Norms:
-    """Returns the constants of the norms."""
+    """Returns the epsilons of the norms."""
     return norms_of(self.NORMS, self.gn_eps, self.ws_eps, self.ws_eps_on)
 
   def errors(self) -> Iterator[str]:
@@ -288,7 +289,7 @@ class BiTConfig(ModelConfig):
 
 @dataclasses.dataclass(frozen=True)
 class BiTV1Config(BiTConfig):
-  """ResNets in the form that hybrids have (V1): norm after a convolution."""
+  """ResNets in the form of the hybrids (V1): norm after a convolution."""
 
   name: str = "bit_v1"
 
@@ -300,6 +301,6 @@ class BiTV1Config(BiTConfig):
     yield from super().errors()
     if self.root_pad != "zero":
       yield (
-        f"config.model.root_pad: got {self.root_pad!r}, which"
-        " config.model.name=bit_v1 has no use for; leave it at 'zero'."
+        f"config.model.root_pad: got {self.root_pad!r}, expected 'zero':"
+        " config.model.name=bit_v1 has no other padding."
       )

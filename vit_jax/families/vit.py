@@ -1,11 +1,12 @@
-"""The Vision Transformer and its hybrids: options, sizes, arithmetic.
+"""The Vision Transformer and its hybrids: options, sizes, multiply-adds.
 
-"B/16" is a Transformer of size B on patches of 16 pixels, "R50+B/16" the same
-on the feature map of a ResNet-50 that is 16 times smaller than the image.
+"B/16" is a Transformer of size B on patches of 16 pixels. "R50+B/16" is the
+same Transformer on the feature map of a ResNet-50 that is 16 times smaller than
+the image.
 
-Source: Table 1 of arXiv:2010.11929 (B, L, H), Table 1 of arXiv:2106.10270
-(Ti, S), Table 2 of arXiv:2106.04560 (g, G), big_vision, models/vit.py (So400m,
-e); section 4.1 of arXiv:2010.11929 for the hybrids.
+Source: Table 1 of arXiv:2010.11929 (B, L, H), Table 1 of arXiv:2106.10270 (Ti,
+  S), Table 2 of arXiv:2106.04560 (g, G), big_vision, models/vit.py (So400m, e);
+  section 4.1 of arXiv:2010.11929 for the hybrids.
 """
 
 import dataclasses
@@ -50,8 +51,8 @@ class Variant(NamedTuple):
   """The parts of a variant's name.
 
   size: Size of the Transformer.
-  patch: Side of a patch: pixels, or points of the feature map of a ResNet.
-  stages: Stages of the ResNet; None: there is none.
+  patch: Side of a patch, in pixels, or in points of a ResNet's feature map.
+  stages: Stages of the ResNet, or None.
   """
 
   size: Size
@@ -63,10 +64,10 @@ def parse_variant(variant: str, sizes: Mapping[str, Size] = SIZES) -> Variant:
   """Parses a name such as "B/16" or "R50+B/16".
 
   The number after the slash is the ratio of the image's side to that of the
-  grid of tokens. "R50+B/32" puts patches of 1 on the last of four stages; for
-  "R50+B/16" the units of the fourth stage are moved to the third. "R+Ti/16" has
-  only the root block and, as in the published code, patches of 8. The root
-  shrinks an image by 4, so the grid is 32 times smaller, contrary to the name.
+  token grid. "R50+B/32" has patches of 1 on the last of four stages. For
+  "R50+B/16" the units of the fourth stage move to the third. "R+Ti/16" has only
+  the root block and, as in the published code, patches of 8. The root shrinks
+  an image by 4, so its grid is 32 times smaller, contrary to the name.
 
   Args:
     variant: The name.
@@ -164,8 +165,8 @@ class ViTConfig(ModelConfig):
   )
   channels: int = option(
     3,
-    "channels of an image; 1: images become grey; other numbers need a loader"
-    " of your own. Weights of another number of channels are folded",
+    "channels of an image; 1: images become grey; other numbers need your own"
+    " loader. The patch embedding of weights is adapted",
   )
   pre_logits: bool = option(
     False, "tanh layer, as wide as a token, before the head"
@@ -179,11 +180,11 @@ class ViTConfig(ModelConfig):
     },
   )
   ln_eps: float = option(
-    1e-6, "added to LayerNorm's variance; files of Hugging Face have 1e-12"
+    1e-6, "epsilon of LayerNorm; Hugging Face's ViT files have 1e-12"
   )
-  dropout: float = option(0.0, "share of activations dropped, 0 to 1")
+  dropout: float = option(0.0, "dropout rate, 0 to 1")
   stochastic_depth: float = option(
-    0.0, "share of branches dropped in the last block, 0 to 1; linear in depth"
+    0.0, "drop path rate of the last block, 0 to 1; linear in depth"
   )
   scan: bool = option(
     False,
@@ -206,11 +207,11 @@ class ViTConfig(ModelConfig):
     None, "factor of the widths of a hybrid's ResNet; None: the variant's"
   )
   gn_eps: float | None = option(
-    None, "added to GroupNorm's variance in a hybrid; None: 1e-6", is_rare=True
+    None, "epsilon of a hybrid's GroupNorm; None: 1e-6", is_rare=True
   )
   ws_eps: float | None = option(
     None,
-    "added where kernels of a hybrid are standardised; None: 1e-5",
+    "epsilon of a hybrid's weight standardisation; None: 1e-5",
     is_rare=True,
   )
   ws_eps_on: str | None = option(
@@ -271,7 +272,7 @@ class ViTConfig(ModelConfig):
 
   @classmethod
   def unread(cls, options: dict) -> tuple[str, ...]:
-    """Returns options of the ResNet if the model has none."""
+    """Returns the options of the ResNet if the model has none."""
     if str(options.get("variant", "")).startswith("R"):
       return ()
     return ("stage_blocks", "stage_width", "gn_eps", "ws_eps", "ws_eps_on")
@@ -315,14 +316,14 @@ class ViTConfig(ModelConfig):
 
   @property
   def norms(self) -> Norms:
-    """Returns the constants of the norms of the ResNet."""
+    """Returns the epsilons of the ResNet's norms."""
     return resnet.norms_of(
       resnet.V1_NORMS, self.gn_eps, self.ws_eps, self.ws_eps_on
     )
 
   @property
   def num_class_tokens(self) -> int:
-    """Number of tokens in front that may have rows of the position table."""
+    """Number of leading tokens that may have rows in the position table."""
     return int(self.pool == "token")
 
   @property
@@ -331,11 +332,11 @@ class ViTConfig(ModelConfig):
 
   @property
   def num_class_rows(self) -> int:
-    """Number of rows of the position table in front of those of patches."""
+    """Number of rows of the position table before those of the patches."""
     return self.num_class_tokens * self.has_cls_row
 
   def feature_map(self, image_size: tuple[int, int]) -> tuple[int, int]:
-    """Returns the sides of the map that is cut into patches."""
+    """Returns the sides of the map, or image, that is cut into patches."""
     stages = self.stages
     return resnet.feature_map(stages, image_size) if stages else image_size
 

@@ -9,10 +9,10 @@ if TYPE_CHECKING:  # flax takes a second
 
 
 def build(model: ModelConfig, num_classes: int) -> "nn.Module":
-  """Returns the network that `model` describes.
+  """Returns the network that `model` describes, a linen module.
 
-  Called on images [b, h, w, c] in [-1, 1], it returns logits [b, num_classes]
-  and a dict of intermediates, of which "pre_logits" is the input of the head.
+  It maps images [b, h, w, c] in [-1, 1] to logits [b, num_classes] and a dict
+  of intermediates, of which "pre_logits" is the input of the head.
 
   Raises:
     ValueError: The variant is unknown.

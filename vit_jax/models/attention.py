@@ -18,18 +18,18 @@ def dot_product_attention(
   """Averages the values, weighted by how well each query matches the keys.
 
   out = softmax_k(query . key / sqrt(d)) value, separately for each head. Scores
-  and softmax have at least float32, whatever the type of the inputs; the
-  weights are then cast to the type of the values.
+  and softmax are at least float32, whatever the type of the inputs. The weights
+  are then cast to the type of the values.
 
   Args:
     query, key, value: Projected queries, keys and values.
-    offsets: One learned vector for each offset k - q of two positions, from
-      1 - n to n - 1 (r = 2 n - 1, for n queries and n keys). Its product with
-      the query is added to the score. None: no relative positions.
-    bias: Added to the scores of every image; None: nothing is.
+    offsets: One learned vector for each offset k - q of two positions, from 1 -
+      n to n - 1 (r = 2 n - 1, for n queries and n keys). Its product with the
+      query is added to the score. None for no relative positions.
+    bias: Added to the scores of every image, or None.
 
   Source: arXiv:2010.11929, appendix A, equations 5 to 7; appendix D.4 for
-  relative positions.
+    relative positions.
 
   Example:
     >>> x = jnp.ones((1, 3, 1, 2))

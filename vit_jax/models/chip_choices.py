@@ -1,9 +1,9 @@
-"""What a train step does otherwise on some chips: a row of `CHOICES` each.
+"""How a train step differs by kind of chip: a row of `CHOICES` each.
 
-A choice changes what is saved for the backward pass, or how much is computed at
-once; the numbers are the same up to rounding. Choices hold inside the step
-only: its `shard_map` gives each device images of its own, whereas elsewhere
-images may be spread over devices. Gains: benchmarks/notes/performance_log.md.
+A choice decides what is saved for the backward pass, or how much is computed at
+once. The results are the same up to rounding. Choices apply only inside the
+step, where `shard_map` gives each device its own images; elsewhere images may
+be spread over devices. Gains: benchmarks/notes/performance_log.md.
 """
 
 from typing import NamedTuple
@@ -17,12 +17,12 @@ class Choices(NamedTuple):
   """The choices for one kind of chip.
 
   max_scores: Attention runs on so few images at a time that they have at most
-    this many scores (images x heads x queries x keys), which then stay in the
-    chip's fast memory; None: on all images at once.
-  save_weights: Whether the backward pass gets attention's weights from the
-    forward pass, instead of recomputing them.
+    this many scores (images x heads x queries x keys), which then fit the
+    chip's fast memory; None for all images at once.
+  save_weights: Whether the backward pass gets the attention weights from the
+    forward pass instead of recomputing them.
   save_slope: Whether the backward pass gets the derivative of GELU and dropout
-    from the forward pass, instead of recomputing both. This pays where the
+    from the forward pass instead of recomputing both. This is faster if the
     matrix unit is so fast that they take longer than the products around them.
   """
 
@@ -53,7 +53,7 @@ class StepDevice(NamedTuple):
 
 
 def device_of_step() -> StepDevice | None:
-  """Returns the device of the train step being traced; None outside of one."""
+  """Returns the device of the train step being traced, or None."""
   mesh = jax.sharding.get_abstract_mesh()
   device = mesh.abstract_device if mesh.manual_axes else None
   if not device:

@@ -1,4 +1,4 @@
-"""cuDNN's fused attention, on NVIDIA GPUs on which it works."""
+"""cuDNN's fused attention, for NVIDIA GPUs that support it."""
 
 import concurrent.futures
 import functools
@@ -26,11 +26,11 @@ def attend(
   """Computes `attention.dot_product_attention` without storing the scores.
 
   Inside a `shard_map` that leaves an axis of the mesh to XLA, each device along
-  that axis computes its share of the heads; or all of them, where their number
-  is no multiple of the devices.
+  that axis computes its share of the heads. If the devices do not divide the
+  number of heads, each computes all heads.
 
   Args:
-    query, key, value: Those of self-attention, bfloat16.
+    query, key, value: Inputs of self-attention, bfloat16.
   """
   mesh = jax.sharding.get_abstract_mesh()
   axes = {*mesh.axis_names} - {*mesh.manual_axes}
@@ -65,10 +65,10 @@ def _attend_here(query, key, value):
 def why_not(num_tokens: int, num_heads: int, head_dim: int, dtype: str) -> str:
   """Returns why cuDNN's attention does not work here, or "" if it does.
 
-  It depends on the driver, the library, the chip and the sizes. So cuDNN's
-  attention and its gradients are computed once, on the first device of this
-  process, and compared with XLA's. The processes of a run check that they have
-  the same answer (`distributed/agreement.py`).
+  It depends on the driver, the library, the chip and the sizes. Therefore
+  cuDNN's attention and its gradients are computed once, on the first device of
+  this process, and compared with XLA's. The processes of a run check that they
+  have the same result (`distributed/agreement.py`).
 
   Args:
     num_tokens: Number of tokens of an image.
@@ -80,7 +80,7 @@ def why_not(num_tokens: int, num_heads: int, head_dim: int, dtype: str) -> str:
     One line of text, or "".
   """
   if dtype != "bfloat16":
-    return f"cuDNN's attention has no {dtype}"
+    return f"cuDNN's attention does not support {dtype}"
   # In another thread: this one may be tracing a step.
   with concurrent.futures.ThreadPoolExecutor(1) as thread:
     return thread.submit(_try, (4, 2, num_tokens, num_heads, head_dim)).result()
@@ -99,7 +99,10 @@ def _try(shape: tuple[int, ...]) -> str:
   for g, w in zip(got, want, strict=True):
     error = np.max(np.abs(g - w)) / np.max(np.abs(w))
     if not error < TOLERANCE:  # true for NaN, too
-      return f"cuDNN's numbers are off by {error:.1%}, expected {TOLERANCE:.0%}"
+      return (
+        f"cuDNN's result differs by {error:.1%} from XLA's, expected less than"
+        f" {TOLERANCE:.0%}"
+      )
   return ""
 
 
@@ -110,7 +113,7 @@ def output_and_gradients(
 ) -> list[Float[np.ndarray, "b n heads d"]]:
   """Returns attention, and the gradients of its weighted sum by each input.
 
-  Computed on one device, inside a `shard_map` as in a step.
+  They are computed on one device, inside a `shard_map` as in a step.
   """
 
   def fn(inputs, weights):

@@ -1,9 +1,9 @@
-"""Attention as a train step computes it: less memory traffic, same numbers.
+"""Attention in a train step: less memory traffic, same results.
 
-`attention` gives the numbers of `attention.dot_product_attention` up to
-rounding. On NVIDIA GPUs cuDNN's kernel computes it where that works; elsewhere
-XLA does, with a custom gradient. `chip_choices` says what is saved for the
-backward pass on which chip, and how many images are computed at once.
+`attention` is `attention.dot_product_attention` up to rounding. On NVIDIA GPUs
+cuDNN's kernel computes it if that works; otherwise XLA does, with a custom
+gradient. `chip_choices` decides for each chip what is saved for the backward
+pass, and how many images are computed at once.
 """
 
 import functools
@@ -30,7 +30,7 @@ def attention(
   offsets: Float[Array, "r heads d"] | None = None,
   bias: Float[Array, "heads q k"] | None = None,
 ) -> Float[Array, "b q heads d"]:
-  """Returns `dot_product_attention`, by the program for the step's device."""
+  """Returns `dot_product_attention`, as the step's device computes it best."""
   # The names are those of `encoder.SAVED_NAMES`.
   query = checkpoint_name(query, "query")
   key = checkpoint_name(key, "key")
@@ -57,15 +57,15 @@ def attend(
   value: Float[Array, "b k heads d"],
   save_weights: bool,
 ) -> Float[Array, "b q heads d"]:
-  """Returns `dot_product_attention`, with a backward pass of fewer bytes.
+  """Returns `dot_product_attention`; its backward pass moves fewer bytes.
 
   The gradient of the softmax needs, for every query, the sum over keys of
-  weight times gradient. It equals the product of the output and its gradient,
-  which are already in memory; so the gradient of the scores is one elementwise
-  function of a matrix product, which XLA writes once.
+  weight times gradient. This sum equals the product of the output and its
+  gradient, which are already in memory. So the gradient of the scores is one
+  elementwise function of a matrix product, and XLA writes it once.
 
-  Saved weights are exponentials that are not divided by their sums. What is
-  computed from them is divided instead, which needs no pass over the weights.
+  Saved weights are exponentials that are not divided by their sums. The results
+  computed from them are divided instead, which saves a pass over the weights.
 
   Args:
     query, key, value: Projected queries, keys and values.
@@ -99,7 +99,7 @@ def _exponentials(
 ) -> tuple[Float[Array, "b heads q k"], Float[Array, "b q heads 1"]]:
   """Returns exp(score - largest), cast to `dtype`; and 1 / the sum over keys.
 
-  The weights of `attention_weights` are the product of the two.
+  `attention_weights` is the product of the two.
   """
   scores = jnp.einsum(
     "bqhd,bkhd->bhqk",
@@ -152,15 +152,15 @@ def in_chunks(
   tokens: Float[Array, "b n d"],
   draws: DRAWS,
 ) -> tuple[Array, ...]:
-  """Returns branch(tokens, draws), on few images at a time where that pays.
+  """Returns branch(tokens, draws), on few images at a time if that is faster.
 
   Args:
     branch: Self-attention, with the norm and the projections before it and the
-      sum after it, so that nothing in between is copied. Its results have an
-      image for each of `tokens`.
+      sum after it, so that nothing in between is copied. Its results have a row
+      for each image of `tokens`.
     num_heads: Number of heads.
     tokens: Tokens of all images.
-    draws: What is drawn for them.
+    draws: Random numbers for the images.
   """
   device, num_chunks = device_of_step(), 1
   if device and device.choices.max_scores:
@@ -177,11 +177,11 @@ def in_chunks(
 
 
 def count_chunks(num_images: int, scores: int, max_scores: int) -> int:
-  """Returns the fewest equal chunks of at most `max_scores` scores each.
+  """Returns the fewest equal chunks with at most `max_scores` scores each.
 
   Args:
-    num_images: Number of images in all.
-    scores: Number of scores of one image; a chunk may be one image of more.
+    num_images: Number of all images.
+    scores: Number of scores of one image; a chunk has at least one image.
     max_scores: See `chip_choices.Choices`.
 
   Example:
@@ -203,7 +203,7 @@ def implementation(
   head_dim: int,
   dtype: DTypeLike,
 ) -> tuple[str, str]:
-  """Returns what computes self-attention in a train step, and why.
+  """Returns which program computes self-attention in a train step, and why.
 
   Args:
     platform: Platform of the devices: "tpu", "cpu", "gpu" or "cuda".
@@ -213,7 +213,7 @@ def implementation(
     dtype: Type of the matrix products.
 
   Returns:
-    "cudnn" or "xla"; and on a GPU, why it is not cuDNN.
+    "cudnn" or "xla"; on a GPU with "xla", why not cuDNN, otherwise "".
   """
   if platform not in cudnn.PLATFORMS:
     return "xla", ""
@@ -225,7 +225,7 @@ def implementation(
 def describe_implementation(
   config: ModelConfig, image_size: tuple[int, int], platform: str
 ) -> str:
-  """Returns "cuDNN" or "XLA (why)" on GPUs; "" where there is no choice.
+  """Returns "cuDNN" or "XLA (why)" on a GPU; "" if there is no choice.
 
   Args:
     config: The model.

@@ -1,8 +1,8 @@
-"""The Transformer's encoder: positions, blocks, the norm at the end, pooling.
+"""The Transformer's encoder: positions, blocks, last norm, attention pooling.
 
-Equations 1 to 3 of arXiv:2010.11929. Parameters are float32; matrix products,
-and the stream of tokens between them, have type `dtype`; the statistics of the
-norms are float32.
+Equations 1 to 3 of arXiv:2010.11929. Parameters are float32. Matrix products,
+and the tokens between blocks, have type `dtype`. The statistics of the norms
+are float32.
 """
 
 from collections.abc import Callable
@@ -42,12 +42,12 @@ _is_saved_by_name = jax.checkpoint_policies.save_only_these_names(*SAVED_NAMES)
 
 
 def remat_policy(options: ViTConfig) -> Callable[..., bool] | None:
-  """Returns the policy of `jax.checkpoint` for a block; None: none is needed.
+  """Returns the policy of `jax.checkpoint` for a block, or None.
 
-  Without `remat` XLA chooses what it saves of blocks in a loop. In a scan jax
-  would save all that a block computes, copies in float32 and masks included. So
-  a scan saves only `SAVED_NAMES`, sums (those of the norms) and what cuDNN's
-  attention returns.
+  Without `remat`, XLA chooses what it saves of blocks in a loop. In a scan, jax
+  would save everything that a block computes, float32 copies and masks
+  included. So a scan saves only `SAVED_NAMES`, sums (the norms' statistics) and
+  the results of cuDNN's attention.
   """
   if options.scan and options.remat == "none":
     return _is_saved_in_scan
@@ -133,10 +133,11 @@ class MlpBlock(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-  """Equations 2 and 3: attention, then MLP, each x + branch(norm(x)).
+  """Equations 2 and 3: attention, then MLP, each as x + branch(norm(x)).
 
   Attributes:
-    options: With `posemb_at` "blocks", a block has a table of its own.
+    options: The model's options; with `posemb_at` "blocks", each block has its
+      own position table.
     grid: Rows and columns of patches.
   """
 
@@ -155,11 +156,11 @@ class EncoderBlock(nn.Module):
 
     Args:
       x: Tokens.
-      drop_rate: Probability that an example skips a branch; None skips none.
-      draws: What is drawn in this block, by the place of `PLACES`; without a
-        place, nothing is dropped there.
-      positions: Added to the tokens first; None: a table of the block's own, or
-        nothing.
+      drop_rate: Probability that an example skips a branch; None to skip none.
+      draws: Random numbers of this block, by the place in `PLACES`; nothing is
+        dropped at a place that is missing.
+      positions: Added to the tokens first. With None, the block's own table is
+        added, if it has one.
     """
     out, options = {}, self.options
     if options.posemb_at == "blocks":
@@ -194,11 +195,11 @@ class EncoderBlock(nn.Module):
 
 
 class Encoder(nn.Module):
-  """Positions, blocks, and the norm at the end.
+  """Positions, blocks, and the last norm.
 
   Attributes:
-    options: `posemb` chooses the positions, `posemb_at` where they are added;
-      those without parameters were added before.
+    options: `posemb` chooses the positions, `posemb_at` where they are added.
+      Positions without parameters are added before.
   """
 
   options: ViTConfig
@@ -232,14 +233,14 @@ class Encoder(nn.Module):
     records: RECORDS,
     positions: Any,
   ) -> tuple[Float[Array, "b n d"], dict[str, Any]]:
-    """Applies blocks of a class in a loop or a scan.
+    """Applies all blocks, in a loop or in a scan.
 
     Args:
       block: A class with the attributes and arguments of `EncoderBlock`.
       x: Tokens.
       grid: Rows and columns of patches.
-      records: A number for each image; None: nothing is random.
-      positions: What every block gets.
+      records: A number for each image; None without random numbers.
+      positions: Argument of every block.
 
     Returns:
       The tokens, and the intermediates of each encoderblock_{i}.
@@ -273,15 +274,15 @@ class Encoder(nn.Module):
   def _draw(
     self, shape: tuple[int, int], records: RECORDS
   ) -> tuple[Float[Array, " depth"] | None, DRAWS]:
-    """Returns what is random in the blocks, each with depth as first dimension.
+    """Draws the random numbers of all blocks; depth is the first dimension.
 
     Args:
-      shape: That of the tokens of an image.
-      records: A number for each image; None: nothing is random.
+      shape: Shape of the tokens of an image.
+      records: A number for each image; None without random numbers.
 
     Returns:
-      The rates of stochastic depth, None without; and the draws for dropout
-      and stochastic depth.
+      The rates of stochastic depth, or None; the draws for dropout and
+      stochastic depth.
     """
     options, rates, shapes = self.options, None, {}
     if records is not None and options.stochastic_depth:
@@ -296,7 +297,7 @@ class Encoder(nn.Module):
     return rates, draw_all(keys, records, PLACES, shapes)
 
   def _rates(self) -> Float[Array, " depth"]:
-    """Returns the rates of stochastic depth, from 0 in the first block."""
+    """Returns the rates of stochastic depth of all blocks; 0 in the first."""
     options = self.options
     return jnp.linspace(0, options.stochastic_depth, options.size.depth)
 

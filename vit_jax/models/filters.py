@@ -13,10 +13,10 @@ NUM_COMPONENTS = 28  # as in Figure 7 of arXiv:2010.11929
 
 
 class Filters(NamedTuple):
-  """The filters that see the pixels.
+  """The filters on the pixels.
 
   what: Their name in a sentence.
-  kernel: One filter for each channel of the output.
+  kernel: One filter for each output channel.
   """
 
   what: str
@@ -24,10 +24,10 @@ class Filters(NamedTuple):
 
 
 class Components(NamedTuple):
-  """Principal components, the one of the largest variance first.
+  """Principal components, in the order of falling variance.
 
-  images: Each of length 1, and at right angles to all others.
-  variances: Share of the filters' variance that each has.
+  images: Each of length 1, and orthogonal to the others.
+  variances: Share of the filters' variance that each explains.
   """
 
   images: Float[np.ndarray, "k h w 3"]
@@ -35,7 +35,7 @@ class Components(NamedTuple):
 
 
 def first_layer(params: dict[str, Any]) -> str | None:
-  """Returns the layer whose kernel has three channels of input; None: none."""
+  """Returns the layer whose kernel has three input channels, or None."""
   for name, layer in params.items():
     shape = np.shape(layer.get("kernel")) if isinstance(layer, dict) else ()
     if len(shape) == 4 and shape[2] == 3:
@@ -44,18 +44,18 @@ def first_layer(params: dict[str, Any]) -> str | None:
 
 
 def filters_of(config: ModelConfig, params: dict[str, Any]) -> Filters:
-  """Returns the filters on pixels.
+  """Returns the filters on the pixels.
 
-  For a Transformer they are the linear projection of its patches. For a ResNet
-  and a hybrid they are the 7 x 7 filters of the ResNet's root, standardised as
-  they are used: a hybrid's projection sees channels that are no colours.
+  For a Transformer they are the patch embedding. For a ResNet and a hybrid they
+  are the 7 x 7 filters of the ResNet's root, standardised as in the forward
+  pass. (A hybrid's patch embedding does not see colours.)
 
   Args:
     config: The model's options.
     params: Its parameters.
 
   Raises:
-    ValueError: No convolution of pixels is among the outermost layers.
+    ValueError: The model does not begin with a convolution of pixels.
   """
   name = first_layer(params)
   if name is None:
@@ -75,14 +75,14 @@ def principal_components(
 ) -> Components:
   """Returns the directions in which the filters differ most.
 
-  The right singular vectors of the matrix whose rows are the filters less their
-  mean. The sign of a component, which is arbitrary, makes its largest value
-  positive.
+  They are the right singular vectors of the matrix whose rows are the filters
+  minus their mean. The sign of a component is arbitrary; here its largest value
+  is positive.
 
   Args:
     kernel: Filters.
-    most: Components returned at most; there are no more than filters, less 1,
-      and than values of a filter.
+    most: Largest number of components. There are also at most as many as
+      filters minus 1, and as values of a filter.
 
   Source: arXiv:2010.11929, Figure 7 (left).
   """

@@ -20,9 +20,9 @@ def gelu_dropout(
 
   Args:
     x: The first dense layer's output.
-    draws: Those of the block; without "hidden" nothing is dropped.
+    draws: Random numbers of the block; without "hidden" nothing is dropped.
     rate: Probability to drop.
-    approximate: Whether GELU is the form with tanh, instead of erf.
+    approximate: Whether GELU uses the tanh approximation instead of erf.
   """
   device = device_of_step()
   if device and device.choices.save_slope:
@@ -39,10 +39,10 @@ def _gelu_dropout(x, draws, rate, approximate):
 def with_saved_slope(
   x: Float[Array, "b n f"], draws: DRAWS, rate: float, approximate: bool
 ) -> Float[Array, "b n f"]:
-  """Returns `gelu_dropout`; the forward pass saves result and derivative.
+  """Returns `gelu_dropout`; its forward pass saves result and derivative.
 
-  Both are computed once in float32, and saved in the type of x: in bfloat16
-  that is 2 bytes an element more than x alone.
+  Both are computed once in float32, and saved in the type of x. For bfloat16
+  this needs 2 bytes per element more than saving x alone.
   """
   return _gelu_dropout(x, draws, rate, approximate)
 

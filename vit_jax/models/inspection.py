@@ -1,9 +1,9 @@
-"""Attention weights of a trained model, and what is computed from them.
+"""Attention weights of a trained model, and statistics of them.
 
 A forward pass does not return its attention weights: fused kernels never write
 them, and a scan would stack them. So they are recomputed block by block, from
-the block's parameters and from its input, which the model does return. This
-holds for every program that computes a model's attention.
+the block's parameters and its input, which the model returns. This works for
+every implementation of attention.
 """
 
 import functools
@@ -53,7 +53,7 @@ def _attention(
 
 
 class _Positions(nn.Module):
-  """The position table among some parameters; None: there is none."""
+  """The position table among some parameters, or None."""
 
   options: ViTConfig
   grid: tuple[int, int]
@@ -70,7 +70,7 @@ def _block_attention(
   params: dict[str, Any],
   x: Float[Array, "b n d"],
 ) -> Float[Array, "b heads n n"]:
-  """Returns the weights of a block whose input is x."""
+  """Returns the attention weights of a block whose input is x."""
   if options.posemb_at != "stem":
     table = _Positions(options, grid).apply({"params": params})
     x = x + table.astype(x.dtype)
@@ -88,7 +88,7 @@ def _block_attention(
 def _probe_attention(
   options: ViTConfig, params: dict[str, Any], x: Float[Array, "b n d"]
 ) -> Float[Array, "b heads 1 n"]:
-  """Returns the weights of a `MAPHead` on the encoded patches x."""
+  """Returns the attention weights of a `MAPHead` on the encoded patches x."""
   probe = jnp.broadcast_to(params["probe"], (len(x), 1, x.shape[-1]))
   return _attention(options, params["MultiHeadDotProductAttention_0"], probe, x)
 
@@ -107,10 +107,10 @@ def _run(
 def attention_by_layer(
   config: ModelConfig, params: dict[str, Any], images: Images
 ) -> Iterator[Float[Array, "b heads n n"]]:
-  """Yields the weights of one block after the other, the first block first.
+  """Yields the attention weights block by block, from the first block on.
 
-  Only one block's weights are in memory at a time: at 577 tokens and 12 heads
-  (B/16 on images of 384 px) 16 MB an image.
+  Only one block's weights are in memory at a time: 16 MB an image for 577
+  tokens and 12 heads (B/16 at 384 px).
 
   Args: See `attention_of`.
   """
@@ -123,15 +123,14 @@ def attention_of(
 ) -> Float[Array, "layers b heads n n"]:
   """Returns the attention weights of every block, float32.
 
-  Row q holds the weights with which token q takes the values of all tokens; it
-  sums to 1. Tokens are the patches, row by row, behind class token and
-  registers where there are some. Weights are those before they are cast to
-  `config.dtype`.
+  Row q has the weights with which token q averages the values of all tokens; it
+  sums to 1. The tokens are class token and registers, if any, then the patches
+  row by row. The weights are not cast to `config.dtype`.
 
   Args:
-    config: The model's options; those of training (dropout, remat, scan) have
+    config: The model's options. Those of training (dropout, remat, scan) have
       no effect.
-    params: Its parameters, blocks stacked or not; a head may be among them.
+    params: Its parameters, blocks stacked or not, with or without a head.
     images: Floats in [-1, 1].
 
   Raises:
@@ -143,13 +142,13 @@ def attention_of(
 def rollout(
   attention: Float[Array, "layers b heads n n"],
 ) -> Float[Array, "b n n"]:
-  """Returns how much each encoded token draws from each token at the start.
+  """Returns how much each encoded token depends on each input token.
 
-  The product of the layers' matrices (A + I) / 2, the last one leftmost, with A
-  the mean over heads, and I the residual connection. Each row sums to 1.
+  It is the product of the layers' matrices (A + I) / 2, the last one leftmost.
+  A is the mean over heads, I the residual connection. Each row sums to 1.
 
   Source: arXiv:2005.00928, section 3 (attention rollout); arXiv:2010.11929,
-  appendix D.8.
+    appendix D.8.
 
   Example:
     >>> a = jnp.full((2, 1, 3, 2, 2), 0.5)
@@ -163,9 +162,9 @@ def rollout(
 def roll(
   rolled: Float[Array, "b n n"] | None, layer: Float[Array, "b heads n n"]
 ) -> Float[Array, "b n n"]:
-  """Returns the rollout of one more layer; `rolled` is None before the first.
+  """Returns the rollout with one more layer; `rolled` is None before the first.
 
-  For layers that are never in memory together, see `rollout`.
+  It computes `rollout` without all layers in memory.
   """
   mixed = (layer.mean(axis=1) + jnp.eye(layer.shape[-1])[None]) / 2
   return mixed if rolled is None else mixed @ rolled
@@ -174,14 +173,14 @@ def roll(
 def attention_map(
   config: ModelConfig, params: dict[str, Any], images: Images
 ) -> Float[Array, "b gh gw"]:
-  """Returns how much of the model's answer each patch contributes, by rollout.
+  """Returns how much each patch contributes to the head's input, by rollout.
 
-  It is the row of the rollout that the head reads: the row of the class token,
-  or the mean of those of both class tokens; the mean of the patches' rows if
-  the model averages the patches; the mean of these two if it does both; or,
-  with attention pooling (MAP), the mean of the rows with the weights of the
-  probe, averaged over its heads. The weights on class tokens and registers are
-  left out, and the map is scaled to sum to 1.
+  It is the row of the rollout of what the head reads: the row of the class
+  token, or the mean of both class tokens' rows; the mean of the patches' rows
+  if the model averages patches; the mean of these two if it does both. With
+  attention pooling (MAP), it is the mean of the rows weighted by the probe's
+  attention, averaged over its heads. Class tokens and registers are left out of
+  the map, which is then scaled to sum to 1.
 
   Args: See `attention_of`.
 
@@ -194,7 +193,7 @@ def attention_map(
 
 
 class Survey(NamedTuple):
-  """What `survey` returns for some images.
+  """The result of `survey`.
 
   distances: See `mean_distance`; in pixels.
   maps: See `attention_map`.
@@ -230,7 +229,7 @@ def by_head(
   images: Images,
   patch: tuple[int, int],
 ) -> Float[Array, "layers b heads gh gw"]:
-  """Returns the weights of one patch on all patches, for each head.
+  """Returns the attention of one patch to all patches, for each head.
 
   Args:
     config, params, images: See `attention_of`.
@@ -250,8 +249,8 @@ def by_head(
 def batch_size(config: ModelConfig, image_size: tuple[int, int]) -> int:
   """Returns how many images to pass together, 1 to 16.
 
-  One block's weights, and the inputs of all blocks, then have at most 2^26
-  numbers each (256 MB in float32), or belong to one image.
+  With more than one image, one block's weights, and the inputs of all blocks,
+  have at most 2^26 numbers each (256 MB in float32).
 
   Args:
     config: The model's options.
@@ -272,18 +271,19 @@ def mean_distance(
   grid: tuple[int, int],
   step: Sides = (1, 1),
 ) -> Float[Array, "*layers b heads"]:
-  """Returns the attention distance of each head, as the mean over patches.
+  """Returns the attention distance of each head, averaged over the patches.
 
-  The distance of patch q is sum_k A_qk |q - k|, with the Euclidean distance
-  between the centres of patches q and k. Class token and registers have no
-  position: their rows are left out, and so are the weights on them; the other
-  weights are scaled to sum to 1. (The paper does not say how it treats the
-  class token.) A patch without any weight on patches does not count.
+  The distance of patch q is sum_k A_qk |q - k|, where |q - k| is the Euclidean
+  distance between the centres of patches q and k. Class token and registers
+  have no position. Their rows are left out, and so are the weights on them; the
+  other weights are scaled to sum to 1. (The paper does not say how it treats
+  the class token.) A patch without any weight on patches does not count.
 
   Args:
-    attention: Weights of all tokens.
+    attention: Attention weights of all tokens.
     grid: Rows and columns of patches.
-    step: Height and width of a patch, pixels; (1, 1): distances are in patches.
+    step: Height and width of a patch in pixels; (1, 1) for distances in
+      patches.
 
   Source: arXiv:2010.11929, Figure 7 (right) and appendix D.7.
 
@@ -320,7 +320,7 @@ def position_table(
 ) -> Float[np.ndarray, "n d"]:
   """Returns the position embeddings of the patches, row by row.
 
-  If every block has a table of its own, it is that of the first block.
+  If every block has its own table, it is the table of the first block.
 
   Args:
     config: The model's options.
@@ -328,7 +328,7 @@ def position_table(
     image_size: (height, width), pixels.
 
   Raises:
-    ValueError: No position is added to the patches; the text says why.
+    ValueError: No position is added to the patches; the message says why.
   """
   if "Transformer" not in params:
     raise ValueError(f"{config.variant} has no positions")
@@ -374,7 +374,7 @@ def _layers_and_encoded(
 
 
 def has_attention(config: ModelConfig, image_size: tuple[int, int]) -> bool:
-  """Whether patches attend to each other: in a Transformer, but no Mixer."""
+  """Whether patches attend to each other: in a Transformer, not in a Mixer."""
   num_tokens = config.num_tokens(image_size)
   return num_tokens is not None and hasattr(config.size, "num_heads")
 

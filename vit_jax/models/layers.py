@@ -22,14 +22,14 @@ def by_rows(
   """Returns `jax.lax.dot_general`; in a train step on a CPU, of two matrices.
 
   The rows of the first matrix are then the tokens of all images. Otherwise XLA
-  for CPUs would copy both factors of the kernel's gradient, a sum over images
-  and tokens: S/16's step takes 0.95 to 0.97 of the time without the copies
-  (benchmarks/notes/performance_log.md). A TPU copies nothing.
+  for CPUs would copy both factors of the kernel's gradient, which is a sum over
+  images and tokens. Without these copies, the step of S/16 takes 0.95 to 0.97
+  of the time (benchmarks/notes/performance_log.md). A TPU does not copy.
 
   Args:
     x: Inputs; the sum is over the last dimensions.
     kernel: The sum is over the first dimensions.
-    dimensions: As flax's layers give them: ((dimensions of x, of the kernel),
+    dimensions: As flax's layers pass them: ((dimensions of x, of the kernel),
       (none, none)).
     options: Other arguments of `jax.lax.dot_general`.
   """
@@ -63,14 +63,14 @@ def product_of_patches(
   *_,
   **__: Any,
 ) -> Float[Array, "b gh gw d"]:
-  """Convolves with a stride that is the kernel's size, and without padding.
+  """Convolves with a stride equal to the kernel's size, without padding.
 
-  For `nn.Conv.conv_general_dilated`. On a TPU the gradient of the convolution
-  is nearly a fifth of all code that the compiler makes for L/16, and slower.
+  Used as `nn.Conv.conv_general_dilated`. For L/16 on a TPU, the gradient of the
+  convolution would be nearly a fifth of all compiled code, and slower.
 
   Args:
     images: Their sides are multiples of p.
-    kernel: As that of a convolution.
+    kernel: As for a convolution.
   """
   size, features = kernel.shape[0], kernel.shape[-1]
   b, h, w, c = images.shape
@@ -83,13 +83,13 @@ def product_of_patches(
 def head(
   num_classes: int, bias: float, dtype: DTypeLike, name: str | None = None
 ) -> nn.Dense:
-  """Returns the head, a submodule of the module that calls this.
+  """Returns the head, as a submodule of the calling module.
 
   Args:
     num_classes: Number of logits per image.
     bias: Initial bias of every logit; the kernel starts at zero.
-    dtype: Type of the product; float32 at least.
-    name: "head"; None in a `setup`, where the attribute is the name.
+    dtype: Type of the product; at least float32.
+    name: "head"; None in a `setup`, where the attribute's name is used.
   """
   return nn.Dense(
     num_classes,

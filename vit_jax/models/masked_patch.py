@@ -1,7 +1,7 @@
 """Masked patch prediction: some patches are corrupted, and predicted.
 
 The network's parameters have the same paths as without this objective, so that
-another objective can load them. The mask token and the head that predicts are
+another objective can load them. The mask token and the prediction head are
 under `masked_patch`.
 """
 
@@ -26,8 +26,8 @@ MASKED, REPLACED = 0.8, 0.1  # of these; the rest stays as it is
 class Plan(NamedTuple):
   """Which k of the n patches of every image are corrupted, and how.
 
-  places: Their numbers, all different, in no order.
-  sources: The patch whose embedding each gets: another, or itself.
+  places: Numbers of these patches, all different, in no order.
+  sources: The patch whose embedding each of them gets: another one, or itself.
   is_masked: Whether it gets the mask token instead.
   """
 
@@ -37,11 +37,11 @@ class Plan(NamedTuple):
 
 
 def draw(key: jax.Array, records: Int[Array, " b"], num_patches: int) -> Plan:
-  """Draws what is corrupted; for a record it depends on its number alone.
+  """Draws the plan; for a record, it depends only on the record's number.
 
-  `CORRUPTED` of the patches are, rounded down but at least one. Each of these
-  is masked with probability `MASKED`, and replaced with probability `REPLACED`
-  by any other patch of the image; the rest stays as it is.
+  A share `CORRUPTED` of the patches is corrupted, rounded down but at least
+  one. Each of them is masked with probability `MASKED`, replaced by any other
+  patch of the image with probability `REPLACED`, and otherwise left unchanged.
 
   Args:
     key: Key of the step, typed.
@@ -68,7 +68,7 @@ def draw(key: jax.Array, records: Int[Array, " b"], num_patches: int) -> Plan:
 def chosen(
   tokens: Shaped[Array, "b n *d"], places: Int[Array, "b k"]
 ) -> Shaped[Array, "b k *d"]:
-  """Returns the tokens, or patches, at the places of each image."""
+  """Returns the tokens, or patches, at the given places of each image."""
   index = places.reshape(*places.shape, *(1,) * (tokens.ndim - 2))
   return jnp.take_along_axis(tokens, index, axis=1)
 
@@ -76,7 +76,7 @@ def chosen(
 def corrupt(
   tokens: Float[Array, "b n d"], mask_token: Float[Array, " d"], plan: Plan
 ) -> Float[Array, "b n d"]:
-  """Returns the tokens with those of the plan corrupted."""
+  """Returns the tokens after corrupting those of the plan."""
   new = jnp.where(
     plan.is_masked[..., None],
     mask_token[None, None],  # float32, for the sum that is its gradient
@@ -100,12 +100,12 @@ def colors(
 ) -> Int[Array, "b k cells"]:
   """Returns the mean colour of each cell of a patch, one of `NUM_COLORS`.
 
-  64 r + 8 g + b, each the three upper bits of the mean of 0..255 over the cell:
-  exact, in whole numbers.
+  The colour is 64 r + 8 g + b, where r, g and b are the three upper bits of the
+  mean of 0..255 over the cell. Integer arithmetic makes it exact.
 
   Args:
     patches: Their side p is a multiple of `num_cells`.
-    num_cells: Cells on a side; 1: the whole patch.
+    num_cells: Cells along a side; 1 for the whole patch.
   """
   cells = einops.rearrange(
     patches.astype(jnp.int32),
@@ -118,12 +118,12 @@ def colors(
 
 
 class Predictions(nn.Module):
-  """Parameters of the objective: mask token, and head of every patch.
+  """Parameters of the objective: mask token and prediction head.
 
   Attributes:
-    num_outputs: How many numbers are predicted for a patch.
+    num_outputs: Numbers predicted for each patch.
     width: Width of a token.
-    dtype: Type of the matrix products; the head's is float32 at least.
+    dtype: Type of the matrix products; the head's is at least float32.
   """
 
   num_outputs: int
@@ -141,7 +141,7 @@ class Predictions(nn.Module):
 
 
 class MaskedPatchModel(nn.Module):
-  """A network, and the predictions of its patches.
+  """A network with the predictions of its patches.
 
   Attributes:
     network: A network without a head, with the `embed` and `encode` of `ViT`.
@@ -160,7 +160,7 @@ class MaskedPatchModel(nn.Module):
   def __call__(
     self, images: Float[Array, "b h w c"], **options
   ) -> tuple[Array, dict[str, Any]]:
-    """Applies the network to images as they are; see `ViT.__call__`."""
+    """Applies the network to images without corruption; see `ViT.__call__`."""
     if self.is_initializing():
       self.masked_patch(jnp.zeros((1, 1, self.width)))
     return self.network(images, **options)
@@ -168,12 +168,12 @@ class MaskedPatchModel(nn.Module):
   def predict_patches(
     self, images: Float[Array, "b h w c"], plan: Plan, records: RECORDS
   ) -> Float[Array, "b k outputs"]:
-    """Corrupts the embeddings of images, and predicts what was corrupted.
+    """Corrupts the embeddings of images, and predicts the corrupted patches.
 
     Args:
       images: Floats in [-1, 1].
       plan: What is corrupted in each image.
-      records: A number for each image; None: no dropout.
+      records: A number for each image; None for no dropout.
 
     Returns:
       Predictions of the patches `plan.places`, float32.

@@ -1,13 +1,13 @@
-"""The Vision Transformer with the parts of later ones; see `ModernConfig`.
+"""The Vision Transformer with parts of later models; see `ModernConfig`.
 
-It has the interface of `ViT`, and its names of parameters and intermediates. An
-image's tokens are, in this order: class token, distillation token, registers,
-patches. Without any part it computes what `ViT` does.
+It has the interface of `ViT`, and the same names of parameters and
+intermediates. The order of an image's tokens is class token, distillation
+token, registers, patches. Without any part it computes the same as `ViT`.
 
-Initial values of the parts: registers are normal with a deviation of 0.02, as
-in DINOv3, the distillation token too, as in DeiT; factors are `layer_scale`;
-the projection is normal with a variance of 1 / width, as in CLIP. Kernels and
-class token are those of `ViT`.
+Initial values: registers are normal with a standard deviation of 0.02, as in
+DINOv3, and so is the distillation token, as in DeiT. LayerScale's factors are
+`layer_scale`. The projection is normal with a variance of 1 / width, as in
+CLIP. Kernels and class token are initialised as in `ViT`.
 """
 
 import einops
@@ -51,11 +51,11 @@ POSITIONS = Rotation | Int[Array, "n n"] | None
 
 
 class Attention(nn.Module):
-  """`MultiHeadDotProductAttention` of tokens, with positions of its own.
+  """`MultiHeadDotProductAttention` with the positions of later models.
 
   Attributes:
-    options: `qkv_bias` says which maps have biases, `rope` how queries and keys
-      are rotated, `posemb` whether scores have a bias.
+    options: `qkv_bias` decides which maps have biases, `rope` how queries and
+      keys are rotated, `posemb` whether scores have a bias.
     grid: Rows and columns of patches.
   """
 
@@ -96,14 +96,14 @@ class Attention(nn.Module):
 
 
 class MlpBlock(nn.Module):
-  """Dense, activation, dense; dropout after both, a norm before the second.
+  """Dense, activation, optional norm, dense; dropout after both dense layers.
 
-  The activation is GELU(u), or with "swiglu" SiLU(g) u, where u and g are two
-  linear maps of the tokens (`Dense_0` and `Gate`). "quick" GELU is
-  u sigmoid(1.702 u).
+  The activation is GELU(u), or SiLU(g) u for "swiglu", where u and g are two
+  linear maps of the tokens (`Dense_0` and `Gate`). The "quick" GELU is u
+  sigmoid(1.702 u).
 
   Source: arXiv:2002.05202, equation 6, for SwiGLU; arXiv:1606.08415, section 2,
-  for quick GELU; arXiv:2303.11331, section 2, for the norm.
+    for quick GELU; arXiv:2303.11331, section 2, for the norm.
   """
 
   options: ModernConfig
@@ -144,7 +144,7 @@ class MlpBlock(nn.Module):
 
 
 class Block(nn.Module):
-  """`EncoderBlock` with the parts: x + scale * branch(norm(x)), twice.
+  """`EncoderBlock` with later parts: x + scale * branch(norm(x)), twice.
 
   Attributes:
     options: The model's options.
@@ -166,7 +166,7 @@ class Block(nn.Module):
 
     Args:
       x, drop_rate, draws: See `EncoderBlock`.
-      positions: What attention adds or rotates; None: nothing.
+      positions: Positions that attention adds or rotates by, or None.
     """
     out, options = {}, self.options
 
@@ -201,7 +201,7 @@ class Block(nn.Module):
 
 
 class ModernEncoder(Encoder):
-  """`Encoder` with registers, a norm and positions of later models."""
+  """`Encoder` with registers, and with norms and positions of later models."""
 
   options: ModernConfig
 
@@ -247,9 +247,9 @@ def insert(
   """Returns x with the same tokens inserted in every image.
 
   Args:
-    tokens: The tokens.
-    x: Those of the images.
-    place: Number of tokens of x that are before them.
+    tokens: The tokens to insert.
+    x: Tokens of the images.
+    place: Number of tokens of x before the inserted ones.
   """
   tokens = jnp.broadcast_to(tokens, (x.shape[0], *tokens.shape[1:]))
   parts = [x[:, :place], tokens.astype(x.dtype), x[:, place:]]
@@ -257,11 +257,12 @@ def insert(
 
 
 class Modern(ViT):
-  """Images to logits, and every intermediate by name; see `ViT`.
+  """Maps images to logits and a dict of all intermediates; see `ViT`.
 
   Attributes:
     options: Sizes and parts.
-    num_classes: Number of logits per image; 0: no head, its input is returned.
+    num_classes: Number of logits per image; with 0 there is no head, and its
+      input is returned.
   """
 
   options: ModernConfig
@@ -302,8 +303,8 @@ class Modern(ViT):
   def __call__(self, images, *, is_training=False, records=None):
     """Applies the network; see `ViT.__call__`.
 
-    With `distilled`, pre_logits is the mean of both tokens, and the logits are
-    the mean of both heads, each of its token.
+    With `distilled`, each class token has its own head: the logits are the mean
+    of both heads' logits, and pre_logits is the mean of both tokens.
     """
     x, out = super().__call__(images, is_training=is_training, records=records)
     if self.options.distilled:
@@ -332,7 +333,7 @@ class Modern(ViT):
     return self.Transformer(x, (grid_h, grid_w), records, registers)
 
   def pool(self, encoded: Float[Array, "b n d"]) -> Float[Array, "b e"]:
-    """Returns one vector per image, with its norm and projection."""
+    """Returns one vector per image, after its norm and projection."""
     options = self.options
     patches = encoded[:, options.num_class_tokens + options.registers :]
     x = {

@@ -1,7 +1,7 @@
-"""Dropout whose noise depends on the record, not on its place in a batch.
+"""Dropout whose noise depends on the record, not on its row in a batch.
 
-The noise is a function of (key, layer, record), so a run draws the same one
-whatever the mesh, the microbatch and the number of processes.
+The noise is a function of (key, layer, record). So a run draws the same noise
+for any mesh, microbatch and number of processes.
 """
 
 import functools
@@ -20,7 +20,7 @@ RECORDS = Int[Array, " b"] | None
 class Draw(NamedTuple):
   """Random numbers for a batch, from which `bits` computes its noise.
 
-  The arrays may have more dimensions in front, such as one for the layers.
+  The arrays may have leading dimensions, such as one for the layers.
 
   rows: Two numbers for each row of each record, uint32 [b, 2, ...].
   columns: Two numbers for each column, uint32 [2, f].
@@ -60,17 +60,16 @@ def draw_all(
   places: tuple[str, ...],
   shapes: dict[str, tuple[int, ...]],
 ) -> DRAWS:
-  """Draws for all layers together; they are the first dimension of each result.
+  """Draws for all layers together; layers are the first dimension of results.
 
-  A TPU's compiler takes as long for the draws of one layer as for those of all
-  (benchmarks/notes/performance_log.md).
+  For a TPU, compiling the draws of all layers takes as long as compiling those
+  of one (benchmarks/notes/performance_log.md).
 
   Args:
     keys: A typed key of jax.random for each layer.
     records: Numbers of the records.
-    places: Names of all places of a layer: each has a key of its own.
-    shapes: Place -> shape of one record there, for the places where something
-      is dropped.
+    places: Names of all places of a layer; each has its own key.
+    shapes: Place -> shape of one record there, for the places with dropout.
   """
   split = functools.partial(jax.random.split, num=len(places))
   place_keys = dict(zip(places, jax.vmap(split, out_axes=1)(keys), strict=True))
@@ -92,17 +91,17 @@ def bits(drawn: Draw) -> UInt32[Array, "b ..."]:
     (r_i + c_j) (s_i + d_j),
 
   where jax.random draws r and s for every row of every record, and c and d for
-  every column, from separate keys. The draws cost rows plus columns, the
-  elements only two sums and a product, where jax.random would take 20 rounds
-  for every two of them; a TPU's own generator is cheap, but its numbers depend
-  on how the batch is split.
+  every column, from separate keys. The number of draws is rows plus columns,
+  and an element costs only two sums and a product; jax.random would take 20
+  rounds for every two elements. A TPU's own generator is cheap, but its numbers
+  depend on how the batch is split.
 
   Any two elements are independent: in another row, or in another column, both
   sums are shifted by independent numbers. No row is a shifted copy of another,
-  since c and d do not follow the column's number. The upper bits are the better
-  ones (a product is even three times in four): compare, do not mask. This is
-  plenty for dropout, but no general generator: the 25 products of 5 rows and 5
-  columns are not independent together.
+  because c and d do not follow the column's number. The upper bits are the
+  better ones (a product is even three times in four), so compare and do not
+  mask. This is enough for dropout, but it is not a general generator: the 25
+  products of 5 rows and 5 columns are not independent together.
 
   Source: the product of two sums is that of NH, a universal hash (J. Black et
     al., "UMAC: fast and secure message authentication", CRYPTO 1999).
@@ -113,7 +112,7 @@ def bits(drawn: Draw) -> UInt32[Array, "b ..."]:
 
 
 def threshold(rate: float | Float[Array, ""]) -> Int32[Array, ""]:
-  """Returns the smallest signed number that is not dropped; exact to 2^-26."""
+  """Returns the smallest signed number that is kept; exact to 2^-26."""
   return jnp.asarray(rate * 2.0**32 - 2.0**31).astype(jnp.int32)
 
 
@@ -122,13 +121,13 @@ def drop(
 ) -> Float[Array, "b ..."]:
   """Zeroes a share `rate` of the elements, and divides the rest by 1 - rate.
 
-  Computed and returned in float32, so that the caller rounds once: in bfloat16,
-  1 - 0.1 itself is 0.17 % too small, and every activation would be too large by
-  as much.
+  The result is float32, so that the caller rounds once. In bfloat16, 1 - 0.1
+  itself is 0.17 % too small, and every activation would be too large by as
+  much.
 
   Args:
     x: A batch.
-    drawn: Draws with the shape of an example, or one that broadcasts to it:
+    drawn: Draws with the shape of an example, or one that broadcasts to it;
       elements with the same draw are dropped together.
     rate: Probability to drop, from 0 to below 1.
   """
@@ -145,14 +144,14 @@ def drop_at(
   draws: DRAWS,
   rate: float | Float[Array, ""] | None,
 ) -> Float[Array, "b ..."]:
-  """Returns `drop` with the draws of a place; x where there are none."""
+  """Returns `drop` with the draws of a place; x itself if there are none."""
   return drop(x, draws[place], rate) if place in draws else x
 
 
 class Dropout(nn.Module):
-  """Zeroes a share `rate` of the elements, and scales up the rest.
+  """Zeroes a share `rate` of the elements, and divides the rest by 1 - rate.
 
-  Source: arXiv:1207.0580, with the scaling in training instead of in use.
+  Source: arXiv:1207.0580, but scaled in training, not in inference.
   """
 
   rate: float
@@ -165,7 +164,7 @@ class Dropout(nn.Module):
 
     Args:
       x: A batch.
-      records: The number of each record; None: nothing is dropped.
+      records: The number of each record; None to drop nothing.
     """
     if records is None or self.rate == 0.0:
       return x

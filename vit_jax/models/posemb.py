@@ -1,4 +1,4 @@
-"""Position embeddings: learned tables, and sines of the grid."""
+"""Position embeddings: learned tables and fixed sines and cosines."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -13,15 +13,15 @@ def learned_positions(
 ) -> Float[Array, "1 n d"] | None:
   """Returns the calling module's table of positions, a row for each token.
 
-  Its parameters are below `posembed_input`. A class token that has no position
-  of its own (`cls_row` False) gets zeros.
+  Its parameters are under `posembed_input`. A class token without a position of
+  its own (`cls_row` False) gets zeros.
 
   Args:
     options: The model's options.
     grid: Rows and columns of patches.
 
   Returns:
-    The table; None where no table is learned.
+    The table; None if the model learns none.
   """
   tables = {"learn": PositionEmbedding, "learn2d": PositionEmbedding2D}
   if options.posemb not in tables:
@@ -39,8 +39,8 @@ class PositionEmbedding(nn.Module):
 
   Attributes:
     grid: Rows and columns of patches.
-    num_rows: Number of rows: one for each patch, and for a class token that has
-      a position.
+    num_rows: Number of rows: one for each patch, and for each class token that
+      has a position.
     width: Width of a token.
   """
 
@@ -56,9 +56,9 @@ class PositionEmbedding(nn.Module):
 
 
 class PositionEmbedding2D(nn.Module):
-  """Learned tables of half the width, of columns (x) and of rows (y).
+  """Learned tables of half the width, for columns (x) and rows (y).
 
-  A patch gets those of its column and of its row, concatenated.
+  A patch gets the concatenation of the entries of its column and its row.
 
   Attributes: See `PositionEmbedding`.
 
@@ -85,7 +85,7 @@ class PositionEmbedding2D(nn.Module):
 
 
 def sincos2d(grid_h: int, grid_w: int, width: int) -> Float[np.ndarray, "n d"]:
-  """Returns a fixed embedding of a grid's positions: sines, cosines of x and y.
+  """Returns a fixed embedding of a grid: sines and cosines of x and y.
 
   Row y * grid_w + x is [sin(x f), cos(x f), sin(y f), cos(y f)], with the width
   / 4 frequencies f_k = 10000^(-k / (width / 4 - 1)).

@@ -1,4 +1,4 @@
-"""Which numbers must not be rounded to bfloat16, and which products may be."""
+"""Types: what must stay float32, and the fastest type of matrix products."""
 
 import dataclasses
 import pathlib
@@ -12,7 +12,7 @@ from vit_jax.families import ModelConfig
 
 
 def at_least_float32(dtype: DTypeLike) -> np.dtype:
-  """Returns float32, or float64 for float64: for statistics, softmax, heads."""
+  """Returns float32, or float64 for float64; for statistics, softmax, heads."""
   return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -23,12 +23,12 @@ def bias_in_float32(
   *,
   dtype: DTypeLike,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """Casts inputs and kernel of a layer to `dtype`; the bias has float32.
+  """Casts inputs and kernel of a layer to `dtype`, and the bias to float32.
 
-  It is the `promote_dtype` of flax's linear layers, whose results are then
-  float32; the caller casts them to `dtype`. The gradient of a bias is a sum
-  over all rows. With a bias in bfloat16, XLA would add them in bfloat16, where
-  a number that is small beside the sum so far changes nothing.
+  It is the `promote_dtype` of flax's linear layers. Their results are then
+  float32, and the caller casts them to `dtype`. The gradient of a bias is a sum
+  over all rows. With a bias in bfloat16, XLA would add in bfloat16, where a
+  number that is small compared to the sum so far changes nothing.
   """
   if bias is not None:
     bias = jnp.asarray(bias, at_least_float32(dtype))
@@ -42,7 +42,7 @@ BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16"}
 def with_fastest_dtype(model: ModelConfig) -> ModelConfig:
   """Returns a Transformer with the dtype of the fastest inference here.
 
-  ResNets and hybrids, which were not measured, stay as they are.
+  ResNets and hybrids do not change, because they were not measured.
   """
   if model.pixel_patch is None:
     return model
@@ -52,9 +52,9 @@ def with_fastest_dtype(model: ModelConfig) -> ModelConfig:
 def fastest_dtype() -> str:
   """Returns the dtype of a Transformer's products for the fastest inference.
 
-  "bfloat16" on a CPU with instructions for it if XLA uses them, as it does from
-  jax 0.12 on: on one core S/16 then takes 0.66 (AMD EPYC, Zen 4) or 0.54 (Intel
-  Xeon with AMX) of the time of float32. "float32" on all other devices.
+  It is "bfloat16" on a CPU with instructions for it, if XLA uses them (from jax
+  0.12 on). On one core, S/16 then takes 0.66 (AMD EPYC, Zen 4) or 0.54 (Intel
+  Xeon with AMX) of the time of float32. On all other devices it is "float32".
 
   Source: docs/performance.md, measured by benchmarks/cpu_types.py.
   """
@@ -65,7 +65,7 @@ def fastest_dtype() -> str:
 
 
 def cpu_flags() -> set[str]:
-  """Returns the flags of the first CPU; none where the system lists none."""
+  """Returns the flags of the first CPU; none if the system lists none."""
   try:
     lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
   except OSError:

@@ -1,12 +1,12 @@
 """A learned bias of attention scores for every offset of two patches (BEiT).
 
-The score of a query at row i, column j and a key at row k, column l of an h x w
-grid gets the entry of its head in row
+The query at row i, column j and the key at row k, column l of an h x w grid add
+to their score, for each head, the entry in row
 
   (i - k + h - 1) (2 w - 1) + j - l + w - 1
 
-of a table, whose last three rows are for the class token as query, as key, and
-as both. There are no other positions.
+of a table. The last three rows of the table are for the class token as query,
+as key, and as both. The model has no other positions.
 
 Source: arXiv:2106.08254, section 2.5; unilm, beit/modeling_finetune.py.
 """
@@ -18,7 +18,7 @@ NUM_CLASS_ROWS = 3
 
 
 def num_rows(grid: tuple[int, int]) -> int:
-  """Returns the number of rows of the table of a grid."""
+  """Returns the number of rows of the table for a grid."""
   return (2 * grid[0] - 1) * (2 * grid[1] - 1) + NUM_CLASS_ROWS
 
 
@@ -42,5 +42,5 @@ def rows(grid: tuple[int, int]) -> Int[np.ndarray, "n n"]:
 def bias(
   table: Float[Array, "r heads"], rows: Int[Array, "n n"]
 ) -> Float[Array, "heads n n"]:
-  """Returns what is added to the scores of each query and key."""
+  """Returns the bias of the score of each query and key."""
   return table[rows].transpose(2, 0, 1)

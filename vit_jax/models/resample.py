@@ -1,7 +1,7 @@
-"""Resizes what is learned on a grid: position tables, patch kernels.
+"""Resizes parameters learned on a grid: position tables, patch kernels.
 
-All methods are linear and separable: a matrix [new, old] for the rows, one for
-the columns, in float64.
+All methods are linear and separable: a matrix [new, old] for the rows and one
+for the columns, in float64.
 """
 
 import functools
@@ -25,45 +25,47 @@ def resample_posemb(
 
   The methods of `METHODS`:
 
-  - "zoom": bilinear between the corners, which stay fixed: row i of the new
-    grid is at i (old - 1) / (new - 1) of the old one; columns alike. The
-    paper's code: scipy.ndimage.zoom with order=1.
+  - "zoom": bilinear between the corners, which do not move: row i of the new
+  grid is at i (old - 1) / (new - 1) of the old one, and columns alike. This is
+  the paper's code, scipy.ndimage.zoom with order=1.
 
-  All others compare centres of patches: row i of the new grid is at
-  (i + 1/2) old / new - 1/2 of the old one.
+  All others align the centres of patches: row i of the new grid is at (i + 1/2)
+  old / new - 1/2 of the old one.
 
-  - "bilinear": linear; when shrinking, the filter is widened by old / new
-    (antialiasing). Weights outside the grid are dropped, the others divided by
-    their sum. FlexiViT's: jax.image.resize(method="bilinear").
-  - "linear": the same, never widened, as for "hf": transformers' BEiT.
-  - "bicubic": "bilinear" with Keys' cubic filter, a = -1/2:
-    jax.image.resize(method="bicubic").
+  - "bilinear": linear; if the grid shrinks, the filter is widened by old / new
+  (antialiasing). Weights outside of the grid are dropped, the others divided by
+  their sum. FlexiViT uses it, as jax.image.resize(method="bilinear").
+  - "linear": as "bilinear" without antialiasing, and at the edges as "hf";
+  transformers' BEiT.
+  - "bicubic": as "bilinear" with Keys' cubic filter, a = -1/2;
+  jax.image.resize(method="bicubic").
   - "timm": another name of "bicubic", the method of timm's
-    resample_abs_pos_embed: torch has a = -1/2 if it antialiases.
-  - "hf": Keys' filter with a = -3/4, never widened; a point outside the grid
-    counts for the nearest point of the edge. interpolate_pos_encoding of
-    Hugging Face's ViT: torch's bicubic without antialiasing.
+  resample_abs_pos_embed: torch uses a = -1/2 with antialiasing.
+  - "hf": Keys' filter with a = -3/4, without antialiasing. A point outside of
+  the grid counts for the nearest point of the edge. This is
+  interpolate_pos_encoding of Hugging Face's ViT, torch's bicubic without
+  antialiasing.
   - "dinov2": as "hf", but row i of the new grid is at (i + 1/2) old / (new +
-    1/10) - 1/2 of the old one: Meta's code of DINOv2 without registers. Its
-    models with registers are resized as "timm" does.
+  1/10) - 1/2 of the old one: Meta's code of DINOv2 without registers. Use
+  "timm" for its models with registers.
 
   Args:
     table: One row per token, in raster order.
     old_grid: Rows and columns of patches of the table.
-    new_grid: Rows and columns wanted.
-    num_class_rows: Rows in front, of class tokens; they are not changed.
+    new_grid: Rows and columns of the new table.
+    num_class_rows: Leading rows of class tokens, which do not change.
     method: A name of `METHODS`.
 
   Returns:
-    The new table, of the same type; the same one if the grids are equal.
+    The new table, of the same type; the same table if the grids are equal.
 
   Raises:
-    ValueError: The number of rows is not that of the old grid, or the method is
+    ValueError: The number of rows does not match the old grid, or the method is
       unknown.
 
   Source: arXiv:2010.11929, section 3.2, for "zoom"; R. Keys, Cubic convolution
-  interpolation for digital image processing, IEEE TASSP 29(6), 1981, for the
-  cubic filters.
+    interpolation for digital image processing, IEEE TASSP 29(6), 1981, for the
+    cubic filters.
 
   Example:
     >>> line = np.array([0.0, 2.0]).reshape(1, 2, 1)
@@ -102,12 +104,12 @@ def resample_relative_bias(
   new_grid: tuple[int, int],
   method: str,
 ) -> Float[np.ndarray, "s heads"]:
-  """Interpolates biases of offsets to another grid; see `relative_bias`.
+  """Interpolates the biases of offsets to another grid; see `relative_bias`.
 
-  Offsets are (2 h - 1) x (2 w - 1) points, resampled as `resample_posemb` does
-  patches, except for "timm": linear between points whose distances from the
-  centre grow geometrically up to the new edge, as in timm's BEiT and unilm. The
-  rows of the class token stay.
+  The offsets are a grid of (2 h - 1) x (2 w - 1) points, resampled as
+  `resample_posemb` resamples patches. The exception is "timm": linear between
+  points whose distances from the centre grow geometrically up to the new edge,
+  as in timm's BEiT and unilm. The rows of the class token do not change.
   """
   old, new = ([2 * n - 1 for n in grid] for grid in (old_grid, new_grid))
   offsets, last = np.split(table, [-NUM_CLASS_ROWS])
@@ -123,7 +125,7 @@ def resample_relative_bias(
 
 
 def _geometric(old: int, new: int) -> Float[np.ndarray, "new old"]:
-  """Returns the matrix of an axis, which is not I for old = new."""
+  """Returns the matrix of an axis; it is not I for old = new."""
   low, high = 1.01, 1.5  # the ratio, found as timm does
   while high - low > 1e-6:
     ratio = (low + high) / 2
@@ -142,9 +144,9 @@ def resample_patch_kernel(
 ) -> Float[np.ndarray, "q_h q_w c d"]:
   """Resizes the patch embedding to patches of another size (PI-resize).
 
-  Where B resizes an old patch x linearly to the new size, without antialiasing,
-  the new kernel is the w that minimises the mean of (<x, kernel> - <B x, w>)^2
-  over white noise x:
+  B resizes an old patch x linearly to the new size, without antialiasing. The
+  new kernel is the w that minimises the mean of (<x, kernel> - <B x, w>)^2 over
+  white noise x:
 
     w = (B^T)^+ kernel,  ^+ the pseudoinverse.
 
@@ -153,14 +155,14 @@ def resample_patch_kernel(
 
   Args:
     kernel: Kernel for patches of (p_h, p_w) pixels.
-    new: (q_h, q_w), rows and columns of the new patch in pixels.
+    new: (q_h, q_w), height and width of the new patch in pixels.
 
   Returns:
-    The new kernel, of the same type; the same one if the sizes are equal.
+    The new kernel, of the same type; the same kernel if the sizes are equal.
 
-  Source: arXiv:2212.08013, section 3.4; the authors' code (big_vision,
-  models/proj/flexi/vit.py) resizes with tf.image.resize, which is bilinear and
-  by default not antialiased.
+  Source: arXiv:2212.08013, section 3.4. The authors' code (big_vision,
+    models/proj/flexi/vit.py) resizes with tf.image.resize, which is bilinear
+    and by default not antialiased.
 
   Example:
     >>> resample_patch_kernel(np.ones((4, 4, 1, 1)), (2, 2)).ravel().round(6)
@@ -184,7 +186,7 @@ def resample_patch_kernel(
 
 
 def _zoom(old: int, new: int) -> Float[np.ndarray, "new old"]:
-  """Returns weights of old points in new ones; a single point is the first."""
+  """Returns weights of old points in new ones; one new point is the first."""
   return _triangle(np.linspace(0, old - 1, new)[:, None] - np.arange(old))
 
 
@@ -195,7 +197,7 @@ def _weights(
   antialias: bool,
   more: float = 0.0,
 ) -> Float[np.ndarray, "new old"]:
-  """Returns weights of old points in new ones, centre against centre.
+  """Returns weights of old points in new ones, with centres aligned.
 
   Args:
     old: Number of old points.
@@ -204,7 +206,7 @@ def _weights(
     antialias: Whether the kernel is widened by old / new, if that is above 1,
       and weights outside are dropped. Otherwise a weight outside counts for the
       point at that edge.
-    more: What is added to `new` before the old points are divided by it.
+    more: Added to `new` in the ratio old / new.
   """
   centres = (np.arange(new)[:, None] + 0.5) * old / (new + more) - 0.5
   if antialias:

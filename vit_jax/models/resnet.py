@@ -1,15 +1,15 @@
 """ResNets with GroupNorm and standardised kernels, as in BiT and the hybrids.
 
-Modules are named so that the paths of the parameters are those of the published
-hybrids (`block1/unit1/conv1/kernel`), in both forms:
+The names of the modules give the parameter paths of the published hybrids
+(`block1/unit1/conv1/kernel`), in both forms:
 
 - V1 (`bit_v1`, and the ResNet of a hybrid): norm and ReLU after a convolution,
-  ReLU after the sum, padding "SAME".
-- V2 (`bit`, as released by BiT): norm and ReLU before a convolution, padding
-  equal on both sides, one more norm before the mean over positions.
+ReLU after the sum, padding "SAME".
+- V2 (`bit`, as released by BiT): norm and ReLU before a convolution, equal
+padding on both sides, one more norm before the mean over positions.
 
-Parameters are float32; products have type `dtype`; the statistics of the norms
-and of the kernels are float32.
+Parameters are float32. Products have type `dtype`. The statistics of norms and
+kernels are float32.
 """
 
 from collections.abc import Callable
@@ -82,7 +82,7 @@ def _norm(name: str, norms: Norms, dtype: DTypeLike, **options) -> nn.GroupNorm:
 
 
 class UnitV1(nn.Module):
-  """1x1, 3x3 (with the stride), 1x1; the last norm starts at zero."""
+  """1x1, 3x3 (with the stride), 1x1; the last norm's scale starts at zero."""
 
   channels: int
   stride: int
@@ -144,7 +144,7 @@ UNITS = {"v1": UnitV1, "v2": UnitV2}
 
 
 class Stage(nn.Module):
-  """Units of one width; the first of them has the stride."""
+  """Units of one width; the first unit has the stride."""
 
   unit: Callable[..., nn.Module]
   num_units: int
@@ -175,23 +175,23 @@ def trunk(
   remat: Callable[[type[nn.Module]], type[nn.Module]] = lambda unit: unit,
   root_pad: str = "zero",
 ) -> tuple[Float[Array, "b y x f"], dict[str, Array]]:
-  """Returns root and stages, as submodules of the module that calls this.
+  """Applies root and stages, as submodules of the calling module.
 
-  The root shrinks the image by 4 (a 7x7 convolution, then a maximum over 3x3,
-  both with stride 2), every stage but the first by 2.
+  The root shrinks the image by 4: a 7x7 convolution, then a 3x3 max pooling,
+  both with stride 2. Every stage but the first shrinks it by 2.
 
   Args:
     x: Images.
     form: "v1" or "v2".
     stages: Units per stage, and the factor of all widths.
-    norms: Constants of the norms and of the standardisation.
+    norms: Epsilons of norms and of the standardisation.
     dtype: Type of the products.
     remat: Wraps the class of a unit, so that the backward pass recomputes it.
-    root_pad: See `BiTConfig`; it matters in V2 alone, whose root has no ReLU
-      before the maximum.
+    root_pad: See `BiTConfig`. It matters only in V2, whose root has no ReLU
+      before the max pooling.
 
   Returns:
-    The last feature map; and all by name: root, block1, block2, ...
+    The last feature map; all feature maps by name: root, block1, block2, ...
   """
   width = round(ROOT_CHANNELS * stages.width)
   pad = "SAME" if form == "v1" else ((3, 3), (3, 3))
@@ -221,15 +221,15 @@ def trunk(
 
 
 class ResNet(nn.Module):
-  """Images to logits, and every feature map by name.
+  """Maps images to logits and a dict of all feature maps.
 
   Attributes:
     options: Options of BiT as released (V2), or of the hybrids' form (V1).
-    num_classes: Number of logits per image; 0: no head, the features are
-      returned.
+    num_classes: Number of logits per image; with 0 there is no head, and its
+      input is returned.
 
   Source: arXiv:1912.11370, section 3; arXiv:2010.11929, section 4.1. Equal to
-  big_vision's bit_paper.py (V2, `root_pad` "nothing") and bit.py (V1).
+    big_vision's bit_paper.py (V2, `root_pad` "nothing") and bit.py (V1).
   """
 
   options: BiTConfig
@@ -250,9 +250,9 @@ class ResNet(nn.Module):
       is_training, records: Without effect; Transformers need them.
 
     Returns:
-      Logits, float32, and the intermediates: root, block1, block2, ... [b, y,
-        x, c]; encoded, the last map after its norm; pooled [b, c]; pre_logits,
-        the same; logits.
+      Logits, float32; the intermediates: root, block1, block2, ... [b, y, x,
+      c]; encoded, the last map after its norm; pooled [b, c]; pre_logits, equal
+      to pooled; logits.
     """
     del is_training, records
     options = self.options

@@ -1,10 +1,10 @@
-"""Rotary positions of patches on a grid, in the forms of DINOv3 and EVA-02.
+"""Rotary positions of patches on a grid, as in DINOv3 and EVA-02.
 
-Channels of a head are pairs; each pair of a query, and of a key, is rotated by
-an angle that is the patch's row or column times a frequency. So the product of
-a query with a key depends on the offset between their patches. With n channels
-there are n / 4 frequencies f_j; half of the angles are of the row y, half of
-the column x:
+The channels of a head form pairs. In queries and keys, each pair is rotated by
+an angle: the patch's row or column times a frequency. So the product of a query
+and a key depends on the offset between their patches. With n channels there are
+n / 4 frequencies f_j; half of the angles belong to the row y, half to the
+column x:
 
   dinov3  y = 2 (i + 1/2) / rows - 1,  x alike; f_j = 2 pi / 100^(4 j / n);
           pair j is channels j and j + n / 2, its angle the j-th of
@@ -12,8 +12,8 @@ the column x:
   eva02   y = 16 i / rows,  x alike; f_j = 10000^(-4 j / n);
           pair j is channels 2 j and 2 j + 1, with the same angles.
 
-Source: dinov3, layers/rope_position_encoding.py; timm, layers/
-pos_embed_sincos.py, for EVA-02; arXiv:2104.09864, section 3.2.
+Source: dinov3, layers/rope_position_encoding.py; timm,
+  layers/pos_embed_sincos.py, for EVA-02; arXiv:2104.09864, section 3.2.
 """
 
 from typing import NamedTuple
@@ -46,7 +46,7 @@ def rotation(
   Args:
     options: The model's options.
     grid: Rows and columns of patches.
-    num_tokens: Number of tokens; the patches are the last of them.
+    num_tokens: Number of tokens; the patches are the last ones.
   """
   if options.rope is None:
     return None
@@ -85,7 +85,7 @@ def angles(
 def rotate(
   x: Float[Array, "b n heads d"], rope: str, by: Rotation
 ) -> Float[Array, "b n heads d"]:
-  """Returns queries or keys, rotated in float32, in their type.
+  """Returns queries or keys, rotated in float32 and cast back to their type.
 
   Args:
     x: Queries or keys.

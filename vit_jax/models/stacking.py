@@ -15,8 +15,8 @@ class Part:
   """A device's part of a parameter of all blocks of a scan.
 
   Attributes:
-    array: The part, with blocks as first dimension; in the body of the scan
-      that of one block.
+    array: The part, with blocks as first dimension; in the body of the scan,
+      the part of one block.
     gather: Makes a block's whole parameter from its part.
   """
 
@@ -27,7 +27,7 @@ class Part:
 
 
 def gather_parts(params: dict[str, Any]) -> dict[str, Any]:
-  """Returns the parameters of a block, each `Part` of them gathered."""
+  """Returns the parameters of a block, after gathering each `Part`."""
   return jax.tree.map(
     lambda x: x.gather(x.array) if isinstance(x, Part) else x,
     params,
@@ -43,8 +43,8 @@ def stack_blocks(params: dict[str, Any]) -> dict[str, Any]:
       numpy stays numpy.
 
   Returns:
-    The same with `Transformer/encoderblock`, a leading axis of length depth on
-    its leaves; `params` itself if the blocks are stacked already.
+    A dict with `Transformer/encoderblock`, whose leaves have a leading axis of
+    length depth; `params` itself if the blocks are already stacked.
   """
   encoder = dict(params.get("Transformer", {}))
   names = [k for k in encoder if k.startswith("encoderblock_")]

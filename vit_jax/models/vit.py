@@ -1,9 +1,9 @@
 """The Vision Transformer of arXiv:2010.11929, equations 1 to 4.
 
-Modules are named so that the paths of the parameters are those of the published
-checkpoints (`Transformer/encoderblock_0/LayerNorm_0/scale`). Parameters are
-float32; matrix products and tokens between blocks have the options' `dtype`;
-the statistics of the norms, softmax and the head are float32.
+The names of the modules give the parameter paths of the published checkpoints
+(`Transformer/encoderblock_0/LayerNorm_0/scale`). Parameters are float32. Matrix
+products, and the tokens between blocks, have the options' `dtype`. The
+statistics of the norms, softmax and head are float32.
 """
 
 from typing import Any
@@ -23,15 +23,16 @@ from vit_jax.models.resnet import trunk
 
 
 class ViT(nn.Module):
-  """Images to logits, and every intermediate by name.
+  """Maps images to logits and a dict of all intermediates.
 
-  `__call__` is `embed`, `encode`, `pool` and the head, one after the other. An
-  objective that changes what passes between them calls them one by one, inside
-  a module of its own.
+  `__call__` applies `embed`, `encode`, `pool` and the head, in this order. An
+  objective that changes the values between them calls them one by one, in its
+  own module.
 
   Attributes:
     options: Sizes, positions, pooling and the rest; see `ViTConfig`.
-    num_classes: Number of logits per image; 0: no head, its input is returned.
+    num_classes: Number of logits per image; with 0 there is no head, and its
+      input is returned.
   """
 
   options: ViTConfig
@@ -65,13 +66,13 @@ class ViT(nn.Module):
       images: Floats in [-1, 1].
       is_training: Whether dropout and stochastic depth are on; they draw from
         the rng "dropout".
-      records: A number for each image, which together with the rng decides
-        what is dropped; None: its place in the batch.
+      records: A number for each image. Together with the rng it decides what is
+        dropped. With None, it is the row in the batch.
 
     Returns:
-      Logits, float32, and the intermediates: those of `embed` and `encode`;
-        pooled [b, d]; pre_logits [b, d], the input of the head; logits. Under
-        jit an intermediate that nobody uses costs nothing.
+      Logits, float32; the intermediates: those of `embed` and `encode`; pooled
+      [b, d]; pre_logits [b, d], the input of the head; logits. Under jit,
+      unused intermediates cost nothing.
 
     Raises:
       ValueError: The options contradict each other, or the patch does not
@@ -103,7 +104,7 @@ class ViT(nn.Module):
       images: Floats in [-1, 1].
 
     Returns:
-      The tokens, without a class token and without positions; and the
+      The tokens, without a class token and without positions; the
       intermediates: root, block1, ... of a hybrid's ResNet; stem, the tokens.
 
     Raises:
@@ -143,18 +144,18 @@ class ViT(nn.Module):
   def encode(
     self, tokens: Float[Array, "b gh gw d"], records: RECORDS
   ) -> tuple[Float[Array, "b n d"], dict[str, Any]]:
-    """Applies class token, positions, blocks and the norm at the end.
+    """Applies class token, positions, blocks and the last norm.
 
     Args:
-      tokens: What `embed` returned, one for each patch.
-      records: A number for each image; None: no dropout.
+      tokens: The result of `embed`, a token for each patch.
+      records: A number for each image; None for no dropout.
 
     Returns:
       The encoded tokens, n = gh gw, or n = gh gw + 1 with the class token in
-      front; and the intermediates: with_posemb [b, n, d], the input of the
-      first block; encoderblock_{i}, each with attention and mlp (the branches,
-      as they are added) and after_attention and after_mlp (the sums); encoded
-      [b, n, d].
+      front; the intermediates: with_posemb [b, n, d], the input of the first
+      block; encoderblock_{i}, each with attention and mlp (the branches before
+      they are added) and after_attention and after_mlp (the sums); encoded [b,
+      n, d].
     """
     options = self.options
     num_images, grid_h, grid_w, width = tokens.shape

@@ -1,8 +1,8 @@
-"""What a run learns: every objective by the name in `config.objective.kind`.
+"""Objectives: every objective by its name in `config.objective.kind`.
 
-An objective is one file: its options with their checks, the module and the
-loss. Its functions import jax and flax, the file does not, so that `--help` is
-quick. See `vit_jax.objectives.objective`.
+An objective is one file with its options, their checks, the module and the
+loss. Only its functions import jax and flax, so that `--help` is fast. See
+`vit_jax.objectives.objective`.
 """
 
 from vit_jax.objectives.classification import Classification

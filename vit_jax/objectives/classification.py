@@ -1,4 +1,4 @@
-"""Classes of images, by the cross-entropy of a softmax or of sigmoids."""
+"""Classification, by the cross-entropy of a softmax or of sigmoids."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from vit_jax.options import option
 
 @dataclasses.dataclass(frozen=True)
 class Classification(Objective):
-  """Classes of images, by cross-entropy."""
+  """Classification of images, by cross-entropy."""
 
   kind: str = "classification"
   loss: str = option(
@@ -27,11 +27,11 @@ class Classification(Objective):
     0.0, "share of the target spread over all classes, 0 to 1; DeiT: 0.1"
   )
   mixup: float = option(
-    0.0, "alpha of the Beta distribution of mixup's share in a step; 0: off"
+    0.0, "alpha of mixup's Beta distribution, one draw a step; 0: off"
   )
   cutmix: float = option(
     0.0,
-    "the same for cutmix; with both, each takes half of the steps; DeiT: 1.0",
+    "alpha of cutmix; with both, each takes half of the steps; DeiT: 1.0",
   )
 
   binary_targets: bool = option(
@@ -67,16 +67,17 @@ class Classification(Objective):
   def errors(self) -> Iterator[str]:
     if self.counts_classes and self.loss != "softmax":
       yield (
-        f"config.objective.class_weights: got 'balanced' beside"
-        f" config.objective.loss={self.loss!r}, which learns from every image"
-        " for every class; expected 'softmax', or 'none'."
+        f"config.objective.class_weights: got 'balanced' with"
+        f" config.objective.loss={self.loss!r}, where every image counts for"
+        " every class; expected loss='softmax' or class_weights='none'."
       )
     if self.binary_targets and (self.loss == "softmax" or self.label_smoothing):
       yield (
-        "config.objective.binary_targets: got true beside"
-        f" config.objective.loss={self.loss!r} and label_smoothing"
-        f" {self.label_smoothing}, with which targets of 1 are no distribution,"
-        " or all are above 0; expected 'sigmoid' or 'bce', and 0."
+        "config.objective.binary_targets: got true with"
+        f" config.objective.loss={self.loss!r} and label_smoothing="
+        f"{self.label_smoothing}; expected loss='sigmoid' or 'bce' (a softmax"
+        " needs targets that sum to 1) and label_smoothing=0 (it makes all"
+        " targets more than 0)."
       )
     if not 0 <= self.label_smoothing < 1:
       yield (
@@ -90,21 +91,20 @@ class Classification(Objective):
     if getattr(data, "is_regression", False):
       name = getattr(data, "name", type(data).__name__)
       yield (
-        f"config.objective.kind: got {self.kind!r}, but images of {name!r} have"
-        " numbers to predict, and no classes; expected 'regression'."
+        f"config.objective.kind: got {self.kind!r}, but the labels of {name!r}"
+        " are numbers to predict, not classes; expected 'regression'."
       )
     if self.counts_classes and not callable(getattr(data, "labels", None)):
       yield (
-        "config.objective.class_weights: got 'balanced' beside data that were"
-        f" passed to the run ({type(data).__name__}), whose classes cannot be"
-        " counted; expected a method labels() -> int [num_examples], or 'none'."
+        "config.objective.class_weights: got 'balanced', but the data passed to"
+        f" the run ({type(data).__name__}) have no method labels() to count the"
+        " classes; add labels() -> int [num_examples], or use 'none'."
       )
     if self.loss == "softmax" and getattr(data, "is_multilabel", False):
       name = getattr(data, "name", type(data).__name__)
       yield (
-        f"config.objective.loss: got 'softmax', one distribution over the"
-        f" classes, but an image of {name!r} has any number of classes;"
-        " expected 'sigmoid'."
+        "config.objective.loss: got 'softmax', which needs one class per image,"
+        f" but an image of {name!r} can have several; expected 'sigmoid'."
       )
 
   def paired(self, batch):
@@ -117,13 +117,13 @@ class Classification(Objective):
     Args:
       model: `config.model`.
       run_shape: num_classes is the width of the head; class_counts decide the
-        weights; None: these are 1.
+        class weights (all 1 if None).
 
-    With weights w the loss of an image is -sum_k w_k target_k log p_k, mixed
-    and smoothed targets included, as in PyTorch for targets that are
-    probabilities. The mean over a batch stays that over its images: divided by
-    the sum of their weights, as PyTorch does where a target is one class, an
-    image would count less beside other rare ones.
+    With class weights w, the loss of an image is -sum_k w_k target_k log p_k,
+    also for mixed and smoothed targets, as in PyTorch for targets that are
+    probabilities. The mean over a batch divides by the number of images.
+    (PyTorch divides by the sum of weights if targets are classes. An image
+    would then count less beside other rare ones.)
     """
     import jax.numpy as jnp
 

@@ -1,14 +1,16 @@
 """Masked patch prediction: corrupted patches are predicted from the others.
 
-Half of the patches of an image are corrupted: their embeddings become a learned
-mask token (80 %), that of another patch of the image (10 %), or stay (10 %).
-The loss is that of these patches alone. Labels are not used.
+Half of the patches of an image are corrupted: the embedding is replaced by a
+learned mask token (80 %) or by that of another patch of the image (10 %), or
+does not change (10 %). The loss is that of the corrupted patches only. Labels
+are not used.
 
-Source: arXiv:2010.11929, section 4.6 and appendix B.1.2. No code was published;
-where the paper says nothing: exactly half of the patches, the kinds of
-corruption drawn for each by itself; colours 0..255 in 8 equal steps, 0 to 31
-the first; a small patch has the means of 4 x 4 cells; heads are linear and
-start at zero; mean instead of sum over the predictions of a patch.
+Source: arXiv:2010.11929, section 4.6 and appendix B.1.2. No code was published.
+  Where the paper does not say: exactly half of the patches; the kind of
+  corruption is drawn for each patch independently; 0..255 has 8 equal bins per
+  colour, the first from 0 to 31; a small patch has the means of 4 x 4 cells;
+  heads are linear and start at zero; the loss of a patch is the mean over its
+  predictions, not the sum.
 """
 
 import dataclasses
@@ -24,7 +26,7 @@ GRID = 4  # a small patch has so many cells a side
 
 @dataclasses.dataclass(frozen=True)
 class MaskedPatch(Objective):
-  """Corrupted patches, predicted from the others; without labels."""
+  """Prediction of corrupted patches from the others, without labels."""
 
   kind: str = "masked_patch"
   target: str = option(
@@ -44,15 +46,15 @@ class MaskedPatch(Objective):
     side = model.pixel_patch
     if side is None:
       yield (
-        f"config.objective.kind: got {self.kind!r}, which trains models of"
-        " patches of pixels, such as config.model.variant='B/16', but"
-        f" config.model.variant={model.variant!r} has none."
+        f"config.objective.kind: got {self.kind!r}, which needs patches of"
+        f" pixels, but config.model.variant={model.variant!r} has none;"
+        " expected a model such as config.model.variant='B/16'."
       )
       return
     if model.channels != 3:
       yield (
-        f"config.model.channels: got {model.channels}, expected 3: the colours"
-        f" that config.objective.kind={self.kind!r} predicts."
+        f"config.model.channels: got {model.channels}, expected 3, because"
+        f" config.objective.kind={self.kind!r} predicts colours."
       )
     rows, columns = model.grid(image_size)
     if rows * columns < 2:
@@ -80,19 +82,20 @@ class MaskedPatch(Objective):
       if adds_layers(value):
         yield (
           f"config.model.{name}: got {value!r}, which adds layers that"
-          f" config.objective.kind={self.kind!r} does not train, since it"
-          " predicts from the tokens; leave it out, and set it to fine-tune."
+          f" config.objective.kind={self.kind!r} does not train, because it"
+          " predicts from the tokens. Leave it out here, and set it when you"
+          " fine-tune."
         )
 
   def make(self, model, run_shape):
     """Returns the network with its own parameters, and the loss.
 
-    The loss counts the corrupted patches of the rows that count. Beside it
-    `accuracy` is logged: the share of colours that are predicted.
+    The loss counts the corrupted patches of valid rows. `accuracy` is also
+    logged: the share of colours that are predicted right.
 
     Args:
       model: `config.model`, with patches of pixels.
-      run_shape: image_size is read.
+      run_shape: image_size is used.
     """
     import jax
     import jax.numpy as jnp

@@ -1,12 +1,12 @@
-"""Mixup and cutmix: an image and its neighbour in the batch become one.
+"""Mixup and cutmix: each image is mixed with its neighbour in the batch.
 
-Row r is mixed with row r - 1 of the whole batch, the first one with the last.
-One share is drawn for a step, from the key of the step. So every row is the
-same whatever the mesh and the microbatch, where rows are in the same order: on
-TPU slices of several hosts the rows of a process are where its chips are in the
-mesh, and another slice has other neighbours. (big_vision takes the neighbour
-within the rows of a device, so that its results depend on the number of
-devices. timm's partner of row r of b is b - 1 - r, the batch reversed.)
+Row r is mixed with row r - 1 of the whole batch, the first row with the last.
+One share is drawn per step, from the key of the step. So every row is the same
+for any mesh and microbatch that keeps the order of rows. (On TPU slices of
+several hosts, the rows of a process are where its chips are in the mesh, so
+another slice has other neighbours.) big_vision mixes within the rows of a
+device, so that its results depend on the number of devices. timm's partner of
+row r of b is b - 1 - r, the reversed batch.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ PARTNER = "partner"  # key of a batch: the rows that its rows are mixed with
 
 
 def errors(**alphas: float) -> Iterator[str]:
-  """Yields an error for every option whose alpha is below 0."""
+  """Yields an error for every alpha below 0."""
   for name, alpha in alphas.items():
     if alpha < 0:
       yield (
@@ -39,22 +39,22 @@ def paired(batch: dict) -> dict:
 def mix(images, targets, partners, is_there, rng, alpha: float, box: float):
   """Returns the mixed images and targets of some rows.
 
-  Mixup: x <- a x + (1 - a) partner, the same for the targets, where a =
-  max(b, 1 - b), b ~ Beta(alpha, alpha): the row itself is always the larger
-  part. Cutmix: a box of the partner's pixels, with sides of sqrt(1 - b) of
-  the image's, b ~ Beta(box, box), anywhere, its outside cut off; a is the share
-  of pixels that the row keeps, exactly. Where both are on, half of the steps
-  have one, half the other.
+  Mixup: x <- a x + (1 - a) partner, the same for the targets, where a = max(b,
+    1 - b), b ~ Beta(alpha, alpha): the row itself is always the larger part.
+    Cutmix: a box of the partner's pixels, with sides sqrt(1 - b) of the
+    image's, b ~ Beta(box, box), at a random centre, clipped to the image; a is
+    the exact share of pixels that the row keeps. If both are on, each step uses
+    one of them, with probability 1/2.
 
   Args:
     images: Floats [b, h, w, c].
     targets: Floats [b, classes].
     partners: Images and targets of the partners.
-    is_there: bool [b]; where False, since an image could not be decoded, there
-      is no partner, and the row stays as it is.
+    is_there: bool [b]; False if the partner could not be decoded. The row then
+      does not change.
     rng: Key of the step.
-    alpha: Alpha of mixup; 0: off.
-    box: Alpha of cutmix; 0: off.
+    alpha: Alpha of mixup; 0 for off.
+    box: Alpha of cutmix; 0 for off.
 
   Source: arXiv:1710.09412 (the maximum: arXiv:2106.10270's code) and
     arXiv:1905.04899.

@@ -1,4 +1,4 @@
-"""What every objective has: options, checks, and a loss for the step."""
+"""The interface of objectives: options, checks, and a loss for the step."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-  """What is learned: the options of all objectives; each kind adds its own.
+  """What is learned: options of all objectives, and their interface.
 
   Class attributes:
-    trains_head: Whether the logits are those of the data's classes. Otherwise
-      evaluators that score them are refused, and the checkpoint has no head.
+    trains_head: Whether the logits are those of the data's classes. If not,
+      evaluators that score logits are an error, and the checkpoint has no head.
     standardises: Whether `make` needs `RunShape.standardisation`.
     own: Start of the paths of the objective's own parameters, such as
-      "masked_patch/"; None: it has none. `config.init` and `vit_jax.load` leave
-      them out for models without this objective.
+      "masked_patch/", or None. `config.init` and `vit_jax.load` leave them out
+      for models without this objective.
   """
 
   kind: str = ""  # the key of OBJECTIVES
@@ -32,7 +32,7 @@ class Objective:
 
   @property
   def head_loss(self) -> str | None:
-    """What metadata state as the loss of the head; None: it trains none."""
+    """The head's loss, for the metadata; None if no head is trained."""
     return None
 
   @property
@@ -42,8 +42,9 @@ class Objective:
 
   @property
   def passes_images(self) -> bool:
-    """Whether the module is the model, and the loss applies it to each image of
-    the batch as it is: what a frozen part makes of it is then always the same.
+    """Whether `make` returns the model itself, applied to unchanged images.
+
+    The activations of a frozen part are then the same in every step.
     """
     return False
 
@@ -54,26 +55,26 @@ class Objective:
   def model_errors(
     self, model: ModelConfig, image_size: tuple[int, int]
   ) -> Iterator[str]:
-    """Yields why it cannot train a model on images of a size.
+    """Yields why the objective cannot train a model on images of this size.
 
     Args:
-      model: `config.model`, which has no errors.
-      image_size: (height, width) in pixels, which suit the model.
+      model: `config.model`, without errors of its own.
+      image_size: (height, width) in pixels, which fit the model.
     """
     return iter(())
 
   def start_errors(self, model: ModelConfig) -> Iterator[str]:
-    """Yields why no new run may train a model; a resumed one may."""
+    """Yields why no new run may train a model; a resumed run may."""
     return iter(())
 
   def data_errors(self, data: DataInfo) -> Iterator[str]:
-    """Yields why it cannot learn from data."""
+    """Yields why the objective cannot learn from data."""
     return iter(())
 
   def paired(self, batch: dict) -> dict:
-    """Returns a global batch, maybe with arrays of other rows for each row.
+    """Returns a global batch, possibly with arrays of other rows for each row.
 
-    The step calls it before rows are divided over devices and microbatches, so
+    The step calls it before it divides rows over devices and microbatches, so
     that `loss_fn` needs no other row.
     """
     return batch
@@ -88,17 +89,17 @@ class Objective:
       run_shape: The sizes of the run.
 
     Returns:
-      module: A `flax.linen.Module`. Called on images [b, h, w, c] in [-1, 1]
-        it returns (logits, out), as every model does; its `init` on such images
-        makes all parameters.
-      loss_fn: (params, batch, rng) -> (sum, count, named): the loss summed
-        over what counts in the rows of a batch, how much counts, and further
-        sums to log by name, each a float32 scalar. The step adds them up over
-        microbatches and devices and divides by the count. So the loss of a row
-        must not depend on other rows, unless `paired` adds them to it, and
-        random numbers must follow from `rng`, the key of the step, and the
+      module: A `flax.linen.Module`. It maps images [b, h, w, c] in [-1, 1] to
+        (logits, out), as every model does. Its `init` on such images makes all
+        parameters.
+      loss_fn: (params, batch, rng) -> (sum, count, named). `sum` is the loss
+        summed over the valid items of a batch, `count` their number, `named`
+        further sums to log by name; all are float32 scalars. The step adds them
+        up over microbatches and devices, and divides by the count. So the loss
+        of a row must not depend on other rows, unless `paired` adds them to it.
+        Random numbers must follow from `rng`, the key of the step, and from the
         record's number batch["index"], not from the position of the row. Only
-        the module reads `params`: those of scanned blocks are one device's
+        the module may read `params`: those of scanned blocks are one device's
         parts (`models.stacking.Part`), which the scan's body gathers.
     """
     raise NotImplementedError(type(self).__name__)

@@ -1,10 +1,9 @@
-"""Numbers of images, such as an age, by squared error.
+"""Regression: predicts numbers of images, such as an age, by squared error.
 
-The numbers are standardised by their mean and deviation over the training
-split, which are stored with the model, so that one learning rate suits numbers
-of any unit, and several numbers weigh the same. The squared error is the loss
-whose best prediction is the mean of what an image may have, and under which a
-head of zeros predicts the mean of the data.
+The numbers are standardised by their mean and deviation in the training split,
+which are stored with the model. So one learning rate suits numbers of any unit,
+and several numbers count the same. The squared error is smallest for the mean
+of the possible values, and a head of zeros predicts the mean of the data.
 """
 
 import dataclasses
@@ -17,7 +16,7 @@ from vit_jax.objectives.objective import Objective
 
 @dataclasses.dataclass(frozen=True)
 class Regression(Objective):
-  """Numbers of images, standardised, by their mean squared error."""
+  """Standardised numbers of images, by their mean squared error."""
 
   kind: str = "regression"
 
@@ -38,27 +37,28 @@ class Regression(Objective):
     name = getattr(data, "name", type(data).__name__)
     if not getattr(data, "is_regression", False):
       yield (
-        f"config.objective.kind: got {self.kind!r}, but images of {name!r} have"
-        " classes; expected data with numbers, as `vit-jax prepare` imports"
-        " them with --numbers, or 'classification'."
+        f"config.objective.kind: got {self.kind!r}, but the labels of {name!r}"
+        " are classes; expected data with numbers, which `vit-jax prepare"
+        " --numbers` imports, or 'classification'."
       )
     elif not callable(getattr(data, "labels", None)):
       yield (
-        f"config.objective.kind: got {self.kind!r} beside data that were passed"
-        f" to the run ({name}), which lack labels(): float32 [num_examples,"
-        " num_classes], whose mean and deviation are needed."
+        f"config.objective.kind: got {self.kind!r}, but the data passed to the"
+        f" run ({name}) have no method labels() for the mean and deviation; add"
+        " labels() -> float32 [num_examples, num_classes]."
       )
 
   def make(self, model, run_shape):
     """Returns the network and its loss; see `Objective.make`.
 
     The loss of an image is the mean over its numbers of ((number - mean) /
-    deviation - output)^2. A batch with one number a row has it for all outputs.
+    deviation - output)^2. A batch with one number per row uses it for all
+    outputs.
 
     Args:
       model: `config.model`.
       run_shape: num_classes is the number of outputs; standardisation has mean
-        and deviation; None: they are 0 and 1.
+        and deviation (0 and 1 if None).
     """
     import jax.numpy as jnp
 

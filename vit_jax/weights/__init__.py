@@ -1,4 +1,4 @@
-"""Published weights: read a file, fit it to a model, report what was done."""
+"""Published weights: reads a file, fits it to a model, reports the result."""
 
 from vit_jax.weights.fitting import (
   Report,

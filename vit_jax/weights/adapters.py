@@ -1,8 +1,8 @@
-"""Adapters of a run: where their base is from, and the model they make of it.
+"""LoRA adapters of a run: the file of their base, and the merged model.
 
-A checkpoint of a run with config.lora has the factors and the head. What else
-the model has is read from the file that config.init named, which must be the
-same one: `Base` has its digest.
+A checkpoint of a run with config.lora has only the factors and the head. The
+other parameters are read from the file of config.init. It must be the same file
+as before: `Base` has its digest.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ from vit_jax.weights.weights_file import LazyArray, Weights
 
 
 class Base(NamedTuple):
-  """Where the frozen parameters of a run are from.
+  """The file of a run's frozen parameters.
 
-  path: Path or address, that of a disk absolute.
+  path: Path or address; a path on disk is absolute.
   mean: config.init_mean.
-  digest: Of all arrays, as they were read.
+  digest: Digest of all arrays, as they were read.
   """
 
   path: str
@@ -52,7 +52,7 @@ class _Stated:
 
 
 class Factors(NamedTuple):
-  """The product of a linear map's factors, A [in..., r] and B [r, out...]."""
+  """The factors of a linear map's product, A [in..., r] and B [r, out...]."""
 
   a: np.ndarray
   b: np.ndarray
@@ -60,7 +60,7 @@ class Factors(NamedTuple):
 
 
 def base_of(weights: Weights, mean: str | None) -> Base:
-  """Returns where weights are from; reads all arrays.
+  """Returns the path and digest of weights; reads all arrays.
 
   Args:
     weights: Weights of config.init.
@@ -75,12 +75,12 @@ def base_of(weights: Weights, mean: str | None) -> Base:
 
 
 def is_on_base(metadata: Mapping[str, Any]) -> bool:
-  """Whether a checkpoint has adapters, by its metadata."""
+  """Whether a checkpoint with this metadata has adapters."""
   return isinstance(metadata, Mapping) and "base" in metadata
 
 
 def factors_of(weights: Weights) -> dict[str, Factors]:
-  """Returns path of a linear map -> its factors, of a run's checkpoint."""
+  """Returns path of a linear map -> its factors, from a run's checkpoint."""
   where = f"{weights.path}: metadata"
   stated = json_file.build(_Stated, weights.metadata, where)
   options = json_file.build(LoRAConfig, stated.config.lora, where)
@@ -101,8 +101,9 @@ def on_base(weights: Weights, read: Callable[..., Weights]) -> Weights:
     read: `weights.read`.
 
   Raises:
-    FileNotFoundError: The base is gone.
-    ValueError: It is another one, or no model.
+    FileNotFoundError: The base does not exist any more.
+    ValueError: The base has other arrays than at the run's start, or is no
+      model.
   """
   stated = json_file.build(
     _Stated, weights.metadata, f"{weights.path}: metadata"
@@ -113,7 +114,7 @@ def on_base(weights: Weights, read: Callable[..., Weights]) -> Weights:
   except FileNotFoundError:
     raise FileNotFoundError(
       f"{begin}, which does not exist; expected the weights from which the run"
-      " began. Put them back there."
+      " began. Put them back at this path."
     ) from None
   if error := difference(base_of(base, stated.mean), stated.digest):
     raise ValueError(f"{begin}: {error}")
@@ -135,29 +136,30 @@ def on_base(weights: Weights, read: Callable[..., Weights]) -> Weights:
 
 
 def difference(base: Base, digest: str) -> str | None:
-  """Returns an error if a base is not that with which a run began."""
+  """Returns an error if a base is not the one from which a run began."""
   if base.digest == digest:
     return None
   return (
-    f"got other arrays ({base.digest[:8]}) at {base.path!r} than those from"
-    f" which the run began ({digest[:8]}); expected these, put them back there."
+    f"got arrays with digest {base.digest[:8]} at {base.path!r}, expected"
+    f" {digest[:8]}, those from which the run began. Put them back at this"
+    " path."
   )
 
 
 def without_pre_logits(
   params: Mapping[str, LazyArray],
 ) -> dict[str, LazyArray]:
-  """Returns parameters without the tanh layer before a head."""
+  """Returns parameters without the tanh layer before the head."""
   return {k: v for k, v in params.items() if not k.startswith("pre_logits/")}
 
 
 def merged(
   params: Mapping[str, LazyArray], factors: Mapping[str, Factors]
 ) -> dict[str, LazyArray]:
-  """Returns parameters without heads, with products added to their kernels.
+  """Returns parameters without heads, with the products added to the kernels.
 
   Raises:
-    ValueError: A kernel is missing, or of another shape.
+    ValueError: A kernel is missing, or has another shape.
   """
   result = {k: v for k, v in params.items() if not lora.is_trained(k)}
   for path, (a, b, scale) in factors.items():

@@ -1,4 +1,4 @@
-"""A model as a `.npz` of a published format, and what such a file lacks."""
+"""A model as a `.npz` of a published format; what such a file cannot say."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -18,25 +18,25 @@ from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray, Weights
 def write(
   params: Mapping[str, np.ndarray], model: ModelConfig
 ) -> tuple[dict[str, np.ndarray], str]:
-  """Returns the arrays by published names, and which code reads these names.
+  """Returns the arrays by published names, and the code that reads these names.
 
   Args:
     params: Our flat names -> arrays; blocks not stacked.
     model: Model of the parameters.
 
   Raises:
-    ValueError: No published format has a place for the model.
+    ValueError: No published format has names for all parts of the model.
   """
   if (at := getattr(model, "posemb_at", "stem")) != "stem":
     raise ValueError(
-      f"config.model.posemb_at: got {at!r}, expected 'stem': the codes that"
-      " read Google's names add positions once. Write a checkpoint of ours:"
+      f"config.model.posemb_at: got {at!r}, expected 'stem': code that reads"
+      " Google's names adds positions once. Write a vit_jax checkpoint:"
       " --to=orbax."
     )
   if model.name == "modern":
     raise ValueError(
       "config.model.name: got 'modern', expected 'vit' or a ResNet: no code"
-      " that reads Google's names has these parts. Write a checkpoint of ours:"
+      " that reads Google's names has these parts. Write a vit_jax checkpoint:"
       " --to=orbax."
     )
   if model.name == "bit":
@@ -46,7 +46,7 @@ def write(
   if not NEEDED.keys() <= params.keys():
     raise ValueError(
       f"--to=npz: got {model.variant}, whose parameters have no names in"
-      " Google's files; write a checkpoint of ours: --to=orbax."
+      " Google's files. Write a vit_jax checkpoint: --to=orbax."
     )
   is_big_vision = google.is_big_vision(model, params)
   reader = "big_vision" if is_big_vision else "vision_transformer and timm"
@@ -65,14 +65,14 @@ def missing_arguments(
   num_classes: int,
   loss: str,
 ) -> dict[str, Any]:
-  """Returns arguments that `vit_jax.load` needs, since no array states them.
+  """Returns the arguments that `vit_jax.load` needs, because no array has them.
 
   Args:
     params: Our flat names -> anything with a shape; blocks not stacked.
     model: Model of the parameters.
     image_size: (height, width) of the images, pixels.
     num_classes: Width of the head, 0 for none.
-    loss: Loss that the head was trained with.
+    loss: Training loss of the head.
   """
   by_names = identify(params, {})
   keys = "gelu ln_eps gn_eps ws_eps ws_eps_on root_pad posemb".split()
@@ -105,7 +105,7 @@ def missing_arguments(
 
 
 def _shape(array: Any) -> LazyArray:
-  """Returns an array that is known by its shape alone."""
+  """Returns a lazy array of the same shape."""
   shape = tuple(array.shape)
   return LazyArray(shape, np.dtype(np.float32), lambda: array)
 
@@ -117,10 +117,10 @@ def notes(
   ops: str,
   image_size: tuple[int, int],
 ) -> list[str]:
-  """Returns notes for the user on what the file does not state.
+  """Returns notes for the user on what the file cannot say.
 
   Args:
-    arguments: What `missing_arguments` returned.
+    arguments: The result of `missing_arguments`.
     num_classes: Width of the head, 0 for none.
     names: Names of the classes in the order of the logits, or None.
     ops: Preprocessing of the model, as `config.data.ops`.
@@ -134,13 +134,13 @@ def notes(
     texts.append(note)
   if arguments:
     text = ", ".join(f"{k}={v!r}" for k, v in arguments.items())
-    note = f"load it with {text}: .npz has no place to say so"
+    note = f"load it with {text}: .npz has no place for them"
     if arguments.keys() - {"image_size"}:
       note += ", and Google's code differs"
     texts.append(note)
   whole = eval_preprocessing.google(tuple(image_size))
   if eval_preprocessing.taken_apart(ops) != whole:
     texts.append(
-      f"images there: {whole.ops}, since .npz has no place to say {ops}"
+      f"preprocessing there: {whole.ops}, because .npz has no place for {ops}"
     )
   return texts

@@ -1,4 +1,4 @@
-"""What no array of a file tells: refused, or assumed and said in a note."""
+"""What no array of a file shows: an error, or an assumption with a note."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,22 +11,21 @@ _OUTPUTS = {"token": "the class token", "gap": "the mean of the tokens"}
 
 
 LOST_POSITIONS = (
-  f"{POS_EMBEDDING}: missing, expected a table of positions: take a whole file."
-  " If the model has none, state what it has:"
-  " vit_jax.load(path, posemb='sincos2d') for fixed ones, posemb='none' for"
-  " none; vit-jax convert has --posemb."
+  f"{POS_EMBEDDING}: missing, expected a position table. Use a complete file."
+  " If the model has no table: vit_jax.load(path, posemb='sincos2d') for fixed"
+  " positions, posemb='none' for no positions; vit-jax convert has --posemb."
 )
 
 
 def check_positions(weights: Weights, options: Mapping[str, Any]) -> None:
-  """Raises ValueError if a position table may be lost.
+  """Raises ValueError if a position table may have been lost.
 
   Published files without a class token and without a table have fixed
-  positions; beside a class token, all of them have a table.
+  positions. With a class token, all of them have a table.
 
   Args:
     weights: Weights under our names.
-    options: What the file and the user state.
+    options: Options from the file and the user.
   """
   params = weights.params
   if "cls" in params and "posemb" not in options and not has_positions(params):
@@ -42,12 +41,12 @@ def has_positions(params: Mapping[str, Any]) -> bool:
 def notes(
   weights: Weights, model: ModelConfig, options: Mapping[str, Any]
 ) -> Iterator[str]:
-  """Yields a note for each thing that is assumed.
+  """Yields a note for each assumption.
 
   Args:
     weights: The file, its grid and options included.
     model: The model that `identify` finds.
-    options: Options that the user states.
+    options: Options from the user.
   """
   if not isinstance(model, ViTConfig) or weights.metadata:
     return
@@ -68,14 +67,13 @@ def notes(
       parts.append("a square grid of patches (if images have no other)")
     if parts:
       yield (
-        "nothing beside the arrays states the model; assumed:"
-        f" {', '.join(parts)}. vit_jax.load(path, gelu=..., grid=(rows,"
-        " columns)) states others."
+        f"the file has only arrays; assumed: {', '.join(parts)}. To change"
+        " this: vit_jax.load(path, gelu=..., grid=(rows, columns))."
       )
 
 
 def _lost_blocks(model: ViTConfig) -> Iterator[str]:
-  """Yields a note if a known size has another number of blocks."""
+  """Yields a note if a model of a known size has another number of blocks."""
   for name, size in SIZES.items():
     has = model.size
     same = ("width", "mlp_dim", "num_heads")

@@ -24,11 +24,11 @@ def looks_like(names: Iterable[str]) -> bool:
 
 
 def read(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-  """Returns the arrays by our flat names, unread.
+  """Returns lazy arrays by our flat names.
 
   Raises:
     ValueError: Some names are not those of a BiT file; the message lists them.
-      Or the head is no convolution of 1 x 1.
+      Or the head is not a 1 x 1 convolution.
   """
   params, unknown = {}, []
   for name, array in arrays.items():
@@ -63,7 +63,7 @@ def write(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def rename(name: str) -> str | None:
-  """Returns our name of a published one; None if it is not one.
+  """Returns our name for a published one; None if it is not one.
 
   Example:
     >>> rename("resnet/block1/unit02/c/group_norm/gamma")

@@ -1,9 +1,9 @@
-"""Weights by address or name: downloaded once, or an error that says how.
+"""Downloads weights by address or name, once; otherwise says how to get them.
 
-`https://...` is fetched by pooch, `hf-hub:OWNER/NAME` by huggingface_hub, which
-is installed separately; each has its cache. The buckets of the published files
-are public, so `gs://vit_models/...` is fetched by https, which needs no
-account.
+pooch downloads `https://...`. huggingface_hub, which is installed separately,
+downloads `hf-hub:OWNER/NAME`. Each has its own cache. The buckets of the
+published files are public, so `gs://vit_models/...` is downloaded by https,
+without an account.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ HUB_FILES = (
 
 
 def is_remote(path: str | os.PathLike) -> bool:
-  """Whether `local` would have to download it."""
+  """Whether `local` would have to download this path."""
   return _url(str(path)) is not None or str(path).startswith(HUB)
 
 
@@ -43,8 +43,8 @@ def local(path: str | os.PathLike) -> epath.Path:
       hf-hub:OWNER/NAME[@REVISION].
 
   Raises:
-    FileNotFoundError: It cannot be fetched; the message says what to do.
-    ValueError: It is the name of a model, which has several files.
+    FileNotFoundError: The download failed; the message says what to do.
+    ValueError: It is the name of a model that has several files.
   """
   text = str(path)
   if text.startswith(HUB):
@@ -64,7 +64,7 @@ def local(path: str | os.PathLike) -> epath.Path:
 
 
 def cache_folder() -> pathlib.Path:
-  """Returns $XDG_CACHE_HOME/vit_jax/weights, or that folder in ~/.cache."""
+  """Returns $XDG_CACHE_HOME/vit_jax/weights; the default is in ~/.cache."""
   return paths.cache_folder("weights")
 
 
@@ -120,7 +120,7 @@ def _from_web(url: str) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _one_at_a_time(folder: pathlib.Path) -> Iterator[None]:
-  """Lets one process of this host at a time into the block."""
+  """Lets only one process of this host at a time enter the block."""
   try:
     import fcntl  # of Unix
   except ImportError:
@@ -137,7 +137,7 @@ def _one_at_a_time(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-  """Returns the innermost cause, which is the one that explains."""
+  """Returns the innermost cause, which explains the error."""
   for inner in (getattr(error, "reason", None), *error.args):
     if isinstance(inner, Exception):
       return _reason(inner)
@@ -181,7 +181,7 @@ def _from_hub(text: str) -> str:
 
 
 def _choices(name: str, files: tuple[str, ...]) -> str:
-  """Returns the published files of a model, each as `path` may name it."""
+  """Returns the published files of a model, each as a value of `path`."""
   if not files:
     return (
       f"got {name!r}, a model of which no files were published; expected the"

@@ -1,17 +1,17 @@
-"""From an encoded image to a model's pixels, as the libraries evaluate.
+"""Evaluation preprocessing: from an encoded image to a model's pixels.
 
-A `PixelPath` has the steps of a string of operations, so that one of them can
-be exchanged. Three libraries have scored the published checkpoints:
+A `PixelPath` has the steps of a string of operations, so that each can be
+replaced. Three libraries have scored the published checkpoints:
 
-- timm (`timm`): resizes the shorter side to floor(pixels / crop share) by
-  Pillow's bicubic filter, and crops the centre, even with a share of 1.
+- timm (`timm`): resizes the shorter side to floor(pixels / crop share) with
+Pillow's bicubic filter, and crops the centre, even with a share of 1.
 - Google's vision_transformer (`google`): resizes the whole image to the model's
-  size, whatever its aspect ratio, bilinear, without antialiasing.
+size, whatever its aspect ratio, bilinear, without antialiasing.
 - big_vision (`big_vision`): resizes the shorter side to 8/7 of the model's size
-  (256 for 224) by the mean over areas, and crops the centre.
+(256 for 224) by the mean over areas, and crops the centre.
 
 Source: timm 1.0.31, data/transforms_factory.py; vision_transformer,
-vit_jax/input_pipeline.py; big_vision, configs/vit_s16_i1k.py.
+  vit_jax/input_pipeline.py; big_vision, configs/vit_s16_i1k.py.
 """
 
 import dataclasses
@@ -29,24 +29,24 @@ from vit_jax.options import shown
 
 @dataclasses.dataclass(frozen=True)
 class PixelPath:
-  """How an image becomes the pixels of a model.
+  """The steps from an image to the pixels of a model.
 
   Attributes:
     size: (height, width) of the model's images, pixels.
-    short: Pixels of the shorter side before the centre is cropped; None: the
-      whole image is resized to `size`.
+    short: Pixels of the shorter side before the centre crop; None to resize the
+      whole image to `size`.
     dct: Inverse transform of a JPEG: "fast", TensorFlow's default, or
       "accurate", Pillow's.
     upsampling: How a JPEG's colours are enlarged: "fancy", interpolated, or
       "plain".
-    resizer: Library whose arithmetic is used, and whose rounding of sides and
+    resizer: Library whose arithmetic is used, also its rounding of sides and
       crops: "tensorflow", or "pillow" with torchvision.
     filter: "bilinear", "bicubic" or, with TensorFlow, "area" or "nearest".
-    antialias: Whether the filter is widened when shrinking. Pillow always
-      widens it; "area" and "nearest" ignore it.
+    antialias: Whether the filter is widened when the image shrinks. Pillow
+      always widens it; "area" and "nearest" ignore the option.
     floors: With "pillow", whether half a pixel at the left or top of a crop is
-      rounded down, as transformers does, and not to even, as torchvision and
-      thus timm. TensorFlow's code always rounds down.
+      rounded down, as in transformers, instead of to even, as in torchvision
+      and timm. TensorFlow always rounds down.
   """
 
   size: tuple[int, int]
@@ -82,24 +82,24 @@ class PixelPath:
 
   @property
   def crop(self) -> str:
-    """The operation that crops the centre."""
+    """The name of the centre-crop operation."""
     rounds = self.resizer == "pillow" and not self.floors
     return "central_crop" + "_torch" * rounds
 
   @property
   def share(self) -> float | None:
-    """Side of the crop / shorter side of the image; None: not cropped."""
+    """Side of the crop / shorter side of the image; None without a crop."""
     return None if self.short is None else min(self.size) / self.short
 
   def cropped(self, share: float | None) -> "PixelPath":
-    """Returns the path with another share of the crop; None: not cropped."""
+    """Returns the path with another share of the crop; None for no crop."""
     short = None if share is None else _short(min(self.size), share)
     return dataclasses.replace(self, short=short)
 
   def at(self, size: tuple[int, int]) -> "PixelPath":
     """Returns the path to images of another size, with the same share.
 
-    If an image could be smaller than the crop, the whole is resized.
+    If an image could be smaller than the crop, the whole image is resized.
     """
     short = self.short and self.short * min(size) // min(self.size)
     if short and short < max(size):
@@ -121,8 +121,8 @@ def timm(
     share: Side of the crop / shorter side of the image; timm's crop_pct.
     filter: "bicubic" or "bilinear", timm's interpolation; others become
       "bicubic".
-    mode: "center", or "squash", which resizes the whole image; timm's
-      crop_mode.
+    mode: timm's crop_mode: "center", or "squash", which resizes the whole
+      image.
   """
   is_cropped = mode == "center" and size[0] == size[1]
   return PixelPath(
@@ -146,7 +146,7 @@ def big_vision(size: tuple[int, int]) -> PixelPath:
 
 
 def centre_of(path: PixelPath, whole: tuple[int, int]) -> str:
-  """Returns operations that resize to `whole`, and crop the path's size.
+  """Returns operations that resize to `whole` and crop the centre.
 
   Example:
     >>> centre_of(PixelPath((224, 224)), (256, 256))
@@ -162,11 +162,11 @@ def unlike(
   keys: Iterable[str],
   size: tuple[int, int],
 ) -> str:
-  """Returns a note on a preprocessing that no operations can express.
+  """Returns a note on a preprocessing that our operations cannot express.
 
   Args:
-    file: Name of the file that states it.
-    about: Its contents.
+    file: Name of the file that describes it.
+    about: Contents of the file.
     keys: The keys that decide on the pixels.
     size: (height, width) of the model's images, pixels.
   """
@@ -182,7 +182,7 @@ def unlike(
 def as_stored(ops: str) -> str:
   """Returns operations that ignore the orientation in EXIF.
 
-  The pipelines of the published scores take pixels as they are stored.
+  The published scores were computed on pixels as they are stored.
 
   Example:
     >>> as_stored("decode(dct='accurate')|resize(224)")
@@ -197,7 +197,7 @@ def as_stored(ops: str) -> str:
 
 
 def taken_apart(ops: str) -> PixelPath | None:
-  """Returns the path of a string of operations; None if they are no such path.
+  """Returns the path of a string of operations; None if they have another form.
 
   Raises:
     ValueError: Malformed `ops`.
@@ -230,10 +230,10 @@ def taken_apart(ops: str) -> PixelPath | None:
 
 
 def whole_and_centre(ops: str, size: tuple[int, int]) -> str | None:
-  """Returns operations that crop a resized whole, for another size of images.
+  """Scales operations that resize and crop the centre, to another image size.
 
-  Both are scaled alike, so that the share of the crop stays. None if the
-  operations are others.
+  Both sizes are scaled by the same factor, so that the share of the crop is the
+  same. Returns None for other operations.
 
   Args:
     ops: Operations, such as those of transformers' processor of DeiT.
@@ -264,7 +264,7 @@ def whole_and_centre(ops: str, size: tuple[int, int]) -> str | None:
 
 
 def _side(size: tuple[int, int]) -> int | tuple[int, int]:
-  """Returns one number for a square."""
+  """Returns one number for a square, two for other sizes."""
   return size[0] if size[0] == size[1] else size
 
 

@@ -1,4 +1,4 @@
-"""Fits weights to a model, and reports what was done."""
+"""Fits weights to a model, and reports what happened to each array."""
 
 import dataclasses
 import math
@@ -49,15 +49,15 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What happened to each array; paths as in the file, blocks not stacked.
+  """What happened to each array. Paths are the file's, blocks not stacked.
 
   Attributes:
     path: The file or folder of the weights.
-    loaded: Path -> shape, resized ones included.
+    loaded: Path -> shape, with resized arrays.
     resized: Path -> (old, new), sides of a grid or of a patch.
     reinitialised: Paths of the model that keep their initial values.
     ignored: Paths of the file that the model does not use.
-    notes: Further facts that a user should know.
+    notes: Further facts for the user.
   """
 
   path: str
@@ -81,19 +81,20 @@ def adapt(
 ) -> tuple[dict[str, Any], Report]:
   """Fits weights to a model, as the paper does before fine-tuning.
 
-  An array is loaded where path and shape agree:
+  An array is loaded if path and shape agree. The exceptions are:
 
-  - Position tables are resampled to the model's grid. If only one of the two
-    has a row for the class token, the row is added (zeros) or folded into
-    `cls`, which changes no output.
+  - Position tables are resampled to the model's grid. If only the file or only
+  the model has a row for the class token, the row is added (zeros) or added to
+  `cls`, which changes no output.
   - Head and pre_logits are loaded together, if all their shapes agree and the
-    classes are not known to differ; the head's columns get the order of the
-    model's classes. Otherwise the model keeps its initial ones.
+  classes are not known to differ. The head's columns get the order of the
+  model's classes. Otherwise both keep their initial values.
   - The parameters that an objective adds to the network are loaded together, if
-    all their shapes agree.
-  - A norm of the tokens is not loaded where the model has one of the pooled
-    vector, which keeps its initial values: MAE's fine-tuning.
-  - Blocks are stacked or not, as in the model.
+  all their shapes agree.
+  - If the model has a norm of the pooled vector, the file's norm of the tokens
+  is not loaded, and the model's norm keeps its initial values, as in MAE's
+  fine-tuning.
+  - Blocks become stacked or not, as in the model.
 
   All other arrays must agree.
 
@@ -102,20 +103,20 @@ def adapt(
     target: The model's parameters, a nested dict of anything with a shape.
     model: The model of `target`.
     image_size: (height, width) of its images, pixels.
-    class_names: Class names of the model's data; None where they are unknown.
+    class_names: Class names of the model's data; None if unknown.
     posemb_filter: Filter that resamples tables, a name of
-      `models.resample.METHODS`; None: `weights.posemb_filter`.
-    resize_patch: Whether a patch embedding of another patch size is resized
-      (FlexiViT's pseudoinverse) instead of refused.
-    stated: Options that the caller stated, for the message.
+      `models.resample.METHODS`; None for `weights.posemb_filter`.
+    resize_patch: Whether to resize a patch embedding of another patch size
+      (FlexiViT's pseudoinverse); otherwise it is an error.
+    stated: Options that the caller gave, for the message.
 
   Returns:
-    Nested dict like `target` of numpy float32 arrays, None where the model
-    keeps its initial values; and the report.
+    Nested dict like `target` of numpy float32 arrays, with None for parameters
+    that keep their initial values; the report.
 
   Raises:
     ValueError: `posemb_filter` is unknown; or parameters are missing,
-      superfluous, of another shape or not finite: the message lists them all,
+      superfluous, of another shape or not finite. The message lists them all,
       and names the model that would fit.
 
   Source: arXiv:2010.11929, section 3.2.
@@ -157,7 +158,7 @@ def adapt(
 
 
 class _Fit:
-  """Weights on the way to a model; each method is a step of `adapt`.
+  """Weights on their way to a model; each method is a step of `adapt`.
 
   Attributes:
     weights: The file.
@@ -165,7 +166,7 @@ class _Fit:
     expected: Path -> shape in the model.
     params: Path -> array of the file, changed by the steps.
     resized, reinitialised, ignored: See `Report`.
-    notes: Facts that a user should know.
+    notes: Facts for the user.
     errors: Messages; the first word is the path.
   """
 
@@ -187,8 +188,8 @@ class _Fit:
     old_names = self.weights.class_names
     if loads and shapes and class_names and not old_names:
       self.notes.append(
-        "the head is loaded: it has as many classes as the data, and no"
-        " names of its own to compare."
+        "the head is loaded: it has as many classes as the data, and no class"
+        " names to compare."
       )
       columns = by_number(class_names, len(class_names))
       if columns is not None:
@@ -198,9 +199,9 @@ class _Fit:
       if columns is None or len(columns) != len(old_names):
         loads = False
         self.notes.append(
-          "the head is not loaded: its classes are others"
-          f" ({shortened(old_names)}; those of the data:"
-          f" {shortened(class_names)})."
+          "the head is not loaded: its classes"
+          f" ({shortened(old_names)}) are not those of the data"
+          f" ({shortened(class_names)})."
         )
       else:
         self._reorder_head(columns, "by name")
@@ -228,7 +229,7 @@ class _Fit:
         self._reinitialise(shapes, expected)
 
   def choose_last_norm(self) -> None:
-    """Loads no norm of the tokens where the pooled vector has one instead."""
+    """Drops the norm of tokens if the model has one of the pooled vector."""
     tokens, is_left = self._shapes_under("Transformer/encoder_norm/")
     pooled, expected = self._shapes_under("pooled_norm/")
     if tokens and expected and not pooled and not is_left:
@@ -282,7 +283,7 @@ class _Fit:
   def _resample_relative(
     self, path: str, grid: tuple[int, int], method: str
   ) -> None:
-    """Resamples a table over offsets, whose rows of the class token stay."""
+    """Resamples a table over offsets; the class token's rows do not change."""
     old_grid = table_grid(self.weights, grid)
     if old_grid != grid:
       table = np.asarray(self.params[path], np.float32)
@@ -323,9 +324,9 @@ class _Fit:
   def fold_channels(self) -> None:
     """Gives the patch embedding the model's number of channels.
 
-    Each channel gets the sum over the file's channels, by the number of its
-    own. So an image whose channels are all equal has the response that it has
-    in the file's channels: grey has that of the same image in colours.
+    Each new channel gets the sum over the file's channels, divided by the new
+    number of channels. So an image whose channels are all equal gets the same
+    response as before: a grey image that of the same image in colours.
     """
     old = getattr(self.params.get(KERNEL), "shape", ())
     new = self.expected.get(KERNEL, ())
@@ -381,7 +382,7 @@ class _Fit:
     return paths
 
   def read(self, paths: Sequence[str]) -> dict[str, np.ndarray]:
-    """Reads arrays as float32; what is not finite is an error."""
+    """Reads arrays as float32; values that are not finite are an error."""
     loaded = dict.fromkeys(sorted(paths))
     # In this order arrays stacked in one array of the file are neighbours.
     for path in sorted(paths, key=lambda p: re.sub(r"encoderblock_\d+", "", p)):
@@ -416,19 +417,19 @@ def table_grid(
 ) -> tuple[int, int] | None:
   """Returns rows and columns of patches of the position table.
 
-  Where nothing states them, a grid of published files is square. Other files
-  have the grid of the user's images if it has as many patches, and otherwise a
-  square one, too.
+  If the file does not say, a published file has a square grid. Another file has
+  the grid of the user's images if that has as many patches, and otherwise a
+  square grid.
 
   Args:
     weights: The file.
-    wanted: Rows and columns of the images that it will get; None: unknown.
+    wanted: Rows and columns of the images that it will get; None if unknown.
 
   Returns:
-    None if there is no table.
+    (rows, columns), or None without a table.
 
   Raises:
-    ValueError: The file states none, and the number of patches is no square.
+    ValueError: The file does not say, and the number of patches is no square.
   """
   tables = {p: a for p, a in weights.params.items() if _TABLE.search(p)}
   if sides := {p[-1]: a.shape[1] for p, a in tables.items() if p[-2] == "_"}:
@@ -449,8 +450,8 @@ def table_grid(
     row = "with" if weights.has_cls_row else "without"
     raise ValueError(
       f"got {num_patches} patches ({row} a row for the class token), expected a"
-      " square number, since the file states no grid. State it: grid=(rows,"
-      " columns), and cls_row if that is wrong."
+      " square number, because the file states no grid. Pass grid=(rows,"
+      " columns), and cls_row if the row is wrong."
     )
   return side, side
 
@@ -458,14 +459,14 @@ def table_grid(
 def _grid_of_offsets(
   num_rows: int, wanted: tuple[int, int] | None
 ) -> tuple[int, int]:
-  """Returns the grid whose offsets are rows of a table; see `table_grid`."""
+  """Returns the grid of a table with a row per offset; see `table_grid`."""
   if wanted is not None and relative_bias.num_rows(wanted) == num_rows:
     return wanted
   side = (math.isqrt(num_rows) + 1) // 2
   if relative_bias.num_rows((side, side)) != num_rows:
     raise ValueError(
-      f"got {num_rows} rows, expected (2 n - 1)^2 + 3 for n x n patches, since"
-      " the file states no grid. State it: grid=(rows, columns)."
+      f"got {num_rows} rows, expected (2 n - 1)^2 + 3 for n x n patches,"
+      " because the file states no grid. Pass grid=(rows, columns)."
     )
   return side, side
 
@@ -473,11 +474,11 @@ def _grid_of_offsets(
 def _grid_note(
   weights: Weights, grid: tuple[int, int], wanted: tuple[int, int]
 ) -> str | None:
-  """Returns how a table was read that may be of two grids; None: it is not.
+  """Returns a note if a table could be of two grids, or None.
 
   Args:
     weights: The file.
-    grid: As `table_grid` returns it.
+    grid: The result of `table_grid`.
     wanted: Rows and columns of the images.
   """
   num_patches = math.prod(grid)
@@ -487,10 +488,10 @@ def _grid_note(
   other = wanted if grid != wanted else (side, side)
   text = f"the table of {num_patches} positions is read as {_sides(grid)}"
   if math.prod(other) != num_patches:
-    return f"{text}, the grid of the images: nothing states it."
+    return f"{text}, the grid of the images: the file states none."
   why = "as in all published files" if grid != wanted else "as the images are"
   return (
-    f"{text} patches, {why}; nothing states it. If it was trained as"
+    f"{text} patches, {why}: the file states no grid. If it was trained as"
     f" {_sides(other)}: vit_jax.load(path, grid={other}), or vit-jax convert"
     f" --grid={other[0]}x{other[1]}."
   )
@@ -501,7 +502,7 @@ def _sides(grid: tuple[int, int]) -> str:
 
 
 def _numerics(options: dict[str, Any], model: ModelConfig) -> list[str]:
-  """Returns how the model computes otherwise than the weights were trained."""
+  """Returns notes on numerics in which the model differs from the weights."""
   norms = ("gn_eps", "ws_eps", "ws_eps_on")
   options = {k: v for k, v in options.items() if k in (*model.NUMERICS, *norms)}
   keys = [key for key in model.NUMERICS if key not in norms]
@@ -552,10 +553,11 @@ def _message(
       advice = f"The model that fits them: {describe(fits, model)}"
     elif text := ", ".join(f"{k}={v!r}" for k, v in stated.items()):
       advice = (
-        f"The model is by what you gave, {text}: change it or leave it out."
+        f"Your arguments decide the model: {text}. Change them or leave them"
+        " out."
       )
     else:
-      advice = "The model is the right one; take other weights."
+      advice = "No other model fits them better; use other weights."
   return (
     f"{len(errors)} error{'s' * (len(errors) != 1)} in the weights of"
     f" {weights.path} for this model:\n{lines}\n{advice}"
@@ -586,8 +588,8 @@ def _shapes(arrays: dict[str, Any]) -> dict[str, Shape]:
 def trained_at(weights: Weights) -> tuple[int, int]:
   """Returns (height, width) of the images that weights were trained on, pixels.
 
-  It is the size that the file states; if it states none, that of the position
-  table; without a table 224.
+  This is the size that the file states, otherwise that of the position table,
+  otherwise 224.
 
   Raises:
     ValueError: No model fits the arrays; or as `table_grid`.
@@ -606,7 +608,7 @@ def trained_at(weights: Weights) -> tuple[int, int]:
 
 
 def model_to_finetune(weights: Weights) -> ModelConfig:
-  """Returns the model of some weights, as it is fine-tuned on other classes.
+  """Returns the model of some weights, for fine-tuning on other classes.
 
   Family, size and numerics are those of the weights. The tanh layer before the
   head is dropped, as in arXiv:2010.11929. Options that only training uses
@@ -622,8 +624,8 @@ def replace_params(state: TrainState, params: dict[str, Any]) -> TrainState:
 
   Args:
     state: A state at step 0.
-    params: Nested dict like `state.model_params`; None, or nothing, where a
-      parameter keeps its initial value, such as the head for other classes.
+    params: Nested dict like `state.model_params`. Parameters that are None or
+      missing keep their initial values, such as the head for other classes.
   """
   new = flax.traverse_util.flatten_dict(params, sep="/")
 
@@ -642,12 +644,12 @@ def replace_params(state: TrainState, params: dict[str, Any]) -> TrainState:
 def with_base(
   state: TrainState, params: dict[str, Any], like: Any
 ) -> TrainState:
-  """Returns a state that was restored, with the base of its adapters.
+  """Returns a restored state with the base of its adapters.
 
   Args:
-    state: Without a base.
-    params: Nested dict of arrays, which has the base's.
-    like: The base, of `jax.ShapeDtypeStruct` with shardings.
+    state: A state without a base.
+    params: Nested dict of arrays, with those of the base.
+    like: The base, as `jax.ShapeDtypeStruct` with shardings.
   """
   new = flax.traverse_util.flatten_dict(params, sep="/")
   return state.replace(

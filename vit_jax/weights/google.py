@@ -1,10 +1,10 @@
 """Names of Google's `.npz` files: ViT, its hybrids, AugReg, big_vision.
 
 Three generations of names are mapped to ours: the ViT paper's (numbered over
-all layers of a block: `LayerNorm_2`), linen's (numbered by kind: `LayerNorm_1`)
-and big_vision's, for ResNets, too (linen's, with the position table at the top
-level and without a row for the class token). big_vision's files may stack the
-blocks on a leading axis.
+all layers of a block: `LayerNorm_2`), linen's (numbered by kind:
+`LayerNorm_1`), and big_vision's (also for ResNets): linen's, with the position
+table at the top level and without a row for the class token. big_vision's files
+may stack the blocks on a leading axis.
 """
 
 import re
@@ -77,7 +77,7 @@ def looks_like(names: Iterable[str]) -> bool:
 
 
 def left_out(names: Iterable[str]) -> list[str]:
-  """Returns the arrays of texts, and of their comparison with images."""
+  """Returns the arrays of text towers, and of the comparison with images."""
   names = list(names)
   if not any(name.startswith(_IMAGES) for name in names):
     return []
@@ -93,12 +93,12 @@ def read(
 ) -> tuple[dict[str, LazyArray], dict[str, Any]]:
   """Returns the parameters by our flat names ("a/b/c"), and options.
 
-  Moments and steps of a training state are left out, and what `left_out` names.
-  Stacked blocks are separated.
+  Moments and steps of a training state are left out, and so are the arrays of
+  `left_out`. Stacked blocks are separated.
 
   Returns:
-    The arrays, unread; and options of the model that follow from the names:
-    cls_row, root_pad.
+    Lazy arrays; options of the model that follow from the names: cls_row,
+    root_pad.
 
   Raises:
     ValueError: Two arrays have the same name.
@@ -129,7 +129,7 @@ def read(
 
 
 def is_big_vision(model: ModelConfig, params: Mapping[str, Any]) -> bool:
-  """Whether only big_vision's names have a place for such a model.
+  """Whether only big_vision has names for all parts of a model.
 
   Args:
     model: Model of the parameters.
@@ -164,11 +164,12 @@ def write(
 
 
 def rename(name: str, column: int = 1) -> str:
-  """Returns the name in another column of `NAMES`, or the same.
+  """Returns the name in another column of `NAMES`, or the same name.
 
   Args:
-    name: A published name; for columns 2 and 3 ours.
-    column: 1: ours; 2: that in the ViT paper's files; 3: big_vision's.
+    name: A published name; for columns 2 and 3, our name.
+    column: 1 for our name, 2 for that of the ViT paper's files, 3 for
+      big_vision's.
 
   Example:
     >>> rename("Transformer/encoderblock_3/LayerNorm_2/scale")
@@ -187,7 +188,7 @@ def _strip(name: str) -> str:
 
 
 def _unstacked(name: str, array: LazyArray):
-  """Yields names and arrays of single blocks, or the two unchanged."""
+  """Yields names and arrays of single blocks; others unchanged."""
   prefix = "Transformer/encoderblock/"
   if not name.startswith(prefix):
     yield name, array

@@ -1,6 +1,6 @@
 """Weights and configs of Hugging Face's transformers.
 
-`hf_names.py` has the families and their names, `hf_classes.py` writes them.
+`hf_names.py` has the model types and their names, `hf_classes.py` writes them.
 """
 
 import dataclasses
@@ -61,10 +61,10 @@ LOSSES = {
 
 @dataclasses.dataclass(frozen=True)
 class HFConfig:
-  """What is read of config.json, with the defaults of transformers' ViTConfig.
+  """Contents of config.json, with the defaults of transformers' ViTConfig.
 
-  Sizes are pixels, one number or (height, width). `num_patches` is SigLIP 2's:
-  its images have any size, and a square table has so many positions.
+  Sizes are pixels, one number or (height, width). SigLIP 2's images have any
+  size; `num_patches` is the number of positions of its square table.
   """
 
   model_type: str = "vit"
@@ -82,16 +82,16 @@ class HFConfig:
 
 
 class Statements(NamedTuple):
-  """What config.json states beside options of the model.
+  """What config.json states in addition to options of the model.
 
   image_size: (height, width), pixels.
   patch: Side of a patch, pixels.
   num_heads: Number of attention heads.
-  class_names: Names in the order of the logits; None: LABEL_0, LABEL_1, ...
-  loss: "softmax", "sigmoid" or "regression"; None: not stated. As in
+  class_names: Names in the order of the logits; None for LABEL_0, LABEL_1, ...
+  loss: "softmax", "sigmoid" or "regression"; None if not stated. As in
     transformers, a single output is a regression unless config.json states
     otherwise.
-  notes: Facts that a user should know.
+  notes: Facts for the user.
   """
 
   image_size: tuple[int, int]
@@ -106,7 +106,7 @@ def read(file: StateDict) -> Weights:
   """Returns the weights of a folder: arrays, config.json, preprocessor.
 
   Raises:
-    ValueError: A file is damaged, or the arrays are of no model of ours.
+    ValueError: A file is damaged, or the arrays fit no model of vit_jax.
   """
   path = file.path
   if not file.config:
@@ -156,16 +156,16 @@ def read_arrays(
 ) -> tuple[dict[str, LazyArray], dict[str, Any], Statements]:
   """Returns parameters by our flat names, options, and other statements.
 
-  No array is read before its use. Attention without biases gets biases of zero;
-  the pooler becomes pre_logits.
+  Arrays are lazy. Attention without biases gets biases of zero; the pooler
+  becomes pre_logits.
 
   Args:
     arrays: Name in the file -> array.
     config: Contents of config.json.
 
   Returns:
-    Parameters; options that no array states, such as gelu and ln_eps; and what
-    else config.json states.
+    Parameters; options that no array shows, such as gelu and ln_eps; other
+    statements of config.json.
 
   Raises:
     ValueError: Arrays have no place in our models, or unexpected shapes; or the
@@ -180,13 +180,14 @@ def read_arrays(
     errors.append(
       f"model_type: got {read.model_type!r}, expected one of"
       f" {', '.join((*MODEL_TYPES, *TWO_TOWERS))}. Its arrays are nearest to"
-      f" those of {nearest!r}: where its class computes the same, write that"
-      " into a copy of config.json."
+      f" those of {nearest!r}: if that class computes the same, write this"
+      " model_type into a copy of config.json."
     )
   patch = height_and_width(read.patch_size, "config.json: patch_size")
   if patch[0] != patch[1]:
     errors.append(
-      f"patch_size: got {list(patch)}, expected a square: our patches are."
+      f"patch_size: got {list(patch)}, expected a square: vit_jax has only"
+      " square patches."
     )
   named, notes = _of_the_model(arrays, family)
   names = max(family.names, key=lambda n: _num_placed(n, named))
@@ -194,7 +195,7 @@ def read_arrays(
   if read.num_hidden_layers not in (None, depth):
     errors.append(
       f"num_hidden_layers: got {read.num_hidden_layers}, expected the {depth}"
-      " blocks that the file has: take a whole file."
+      " blocks that the file has. Use a complete file."
     )
   rows = names.table(depth)
   params, shape_errors = to_ours(rows, named, read.num_attention_heads)
@@ -261,28 +262,28 @@ def read_arrays(
 
 
 def _nearest(arrays: Mapping[str, Any]) -> str:
-  """Returns the `model_type` of the family that most names belong to."""
+  """Returns the `model_type` to which most names belong."""
   return max(MODEL_TYPES, key=lambda t: _num_named(arrays, MODEL_TYPES[t]))
 
 
 def _num_named(arrays: Mapping[str, Any], family: hf_names.ModelType) -> int:
-  """Returns the number of arrays that have names of a family."""
+  """Returns the number of arrays that have names of a model type."""
   named = {hf_names.without_prefix(n, family.prefixes): 0 for n in arrays}
   return max(_num_placed(names, named) for names in family.names)
 
 
 def _num_placed(names: hf_names.Names, arrays: Mapping[str, Any]) -> int:
-  """Returns the number of arrays that a key table has a place for."""
+  """Returns the number of arrays that a key table contains."""
   rows = names.table(count_blocks(arrays, names.number))
   return len({row.theirs for row in rows} & arrays.keys())
 
 
 def _fold_second_token(params: dict[str, LazyArray]) -> None:
-  """Makes a distillation token without a head a register, in place.
+  """Turns a distillation token without a head into a register, in place.
 
-  It is among the tokens of DeiT's classes with one head, which do not read it:
-  so is a register that has the token's position added. DINOv3's empty array of
-  no registers is removed.
+  DeiT's classes with one head have this token but do not read it. A register
+  with the token's position added computes the same. DINOv3's empty array, for
+  no registers, is removed.
   """
   if "dist" in params and "head_dist/kernel" not in params:
     token, table = params.pop("dist"), params[POS_EMBEDDING]
@@ -298,12 +299,12 @@ def _fold_second_token(params: dict[str, LazyArray]) -> None:
 
 
 def _config(config: Mapping[str, Any]) -> HFConfig:
-  """Returns config.json with its types, and with its family's defaults.
+  """Returns config.json with its types, and with its model type's defaults.
 
-  A model of texts and images states its images' tower in `vision_config`.
+  A model of texts and images states its image tower in `vision_config`.
 
   Raises:
-    ValueError: Values are of other types.
+    ValueError: Values have other types.
   """
   family = hf_names.known(config.get("model_type", "vit"))
   defaults = dict(family.defaults) if family else {}
@@ -372,7 +373,7 @@ def _class_names(id2label: Mapping[str, str]) -> tuple[str, ...] | None:
   """Returns the names in the order of their numbers.
 
   Raises:
-    ValueError: The numbers are not 0 to the last.
+    ValueError: The numbers are not 0, 1, 2, ...
   """
   by_number = {int(k): v for k, v in id2label.items() if k.isdecimal()}
   if set(by_number) != set(range(len(id2label))):

@@ -1,4 +1,4 @@
-"""Writes a model as one of transformers: its arrays and its config.json.
+"""Writes a model for transformers: its arrays and its config.json.
 
 A class of transformers is a line in `CLASSES`. `hf_names.py` has the names.
 """
@@ -44,18 +44,18 @@ _PLAIN = {
 
 
 def _plain(*free: str, **values: tuple) -> dict[str, tuple]:
-  """Returns `_PLAIN` without some options, whose values are free."""
+  """Returns `_PLAIN` without the options that may have any value."""
   return {k: v for k, v in _PLAIN.items() if k not in free} | values
 
 
 class Class(NamedTuple):
-  """A class of transformers, and which of our models it computes.
+  """A class of transformers, and the models of ours that it can compute.
 
-  model_type: Its family, a key of `hf_names.MODEL_TYPES`.
-  options: Our options -> values that it computes; others are free.
-  config: Model -> what config.json has beside `_sizes`.
-  names: Number of the family's key table.
-  two_towers: The `model_type` of a class whose config.json states the tower in
+  model_type: Its model type, a key of `hf_names.MODEL_TYPES`.
+  options: Our options -> values that it supports; other options are free.
+  config: Model -> entries of config.json in addition to `_sizes`.
+  names: Number of the model type's key table.
+  two_towers: The `model_type` of a class whose config.json has the tower in
     `vision_config`.
   """
 
@@ -98,7 +98,7 @@ def _of_dinov2(model: ModelConfig) -> dict[str, Any]:
 
 
 def _mlp_ratio(width: int, mlp_dim: int, is_gated: bool) -> int | None:
-  """Returns the ratio by which DINOv2 computes the hidden width; None: none."""
+  """Returns DINOv2's ratio of hidden width to width; None if there is none."""
   for ratio in range(1, 33):
     hidden = width * ratio
     if is_gated:
@@ -191,7 +191,7 @@ CLASSES = {
 
 
 def class_of(model: ModelConfig, has_head: bool) -> str | None:
-  """Returns the class that a model is nearest to; None: a head has no place.
+  """Returns the class nearest to a model; None if it has no place for a head.
 
   Args:
     model: A ViT, of the family `vit` or `modern`.
@@ -231,22 +231,22 @@ def write(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Returns arrays and config.json.
 
-  The class that config.json names loads a folder of the two and of what
-  `hf_preprocessing.write` makes with `from_pretrained`. A ViT without a head is
+  `from_pretrained` of the class that config.json names loads a folder with
+  both, and with the result of `hf_preprocessing.write`. A ViT without a head is
   a `ViTModel`, whose pooler is our pre_logits. A position table without a row
-  for the class token gets one of zeros, which changes nothing; fixed positions,
-  or none, become a learned table. The safetensors file needs the metadata
-  {"format": "pt"}.
+  for the class token gets a row of zeros, which changes nothing. Fixed
+  positions, or none, become a learned table. The safetensors file needs the
+  metadata {"format": "pt"}.
 
   Args:
     params: Our flat names -> arrays; blocks not stacked.
     model: Model of the parameters.
     num_classes: Width of the head, if `params` has one.
     image_size: Height and width in pixels.
-    class_names: Names in the order of the logits; None: LABEL_0, LABEL_1 ...
-    grid: Rows and columns of patches; None: those of `image_size`.
-    loss: Loss that the head was trained with; transformers turns logits into
-      probabilities accordingly.
+    class_names: Names in the order of the logits; None for LABEL_0, LABEL_1 ...
+    grid: Rows and columns of patches; None for those of `image_size`.
+    loss: Training loss of the head. It decides how transformers turns logits
+      into probabilities.
 
   Raises:
     ValueError: The model has parts that transformers' models lack. All errors
@@ -371,11 +371,11 @@ def _table(params, model: ModelConfig, grid) -> np.ndarray:
 
 
 def _move_to_theirs(params: dict[str, Any], name: str) -> None:
-  """Moves what a class has elsewhere, in place.
+  """Moves arrays to where a class expects them, in place.
 
-  CLIP's patches have no bias: it becomes part of their positions. What DeiT's
-  classes with one head do not read is its distillation token, here a register:
-  it gets a position of zeros.
+  CLIP's patches have no bias, so the bias becomes part of the positions. DeiT's
+  classes with one head do not read their distillation token; it is a register
+  here, and gets a position of zeros.
   """
   if name.startswith("CLIP") and "embedding/bias" in params:
     table = np.array(params[POS_EMBEDDING])
@@ -387,7 +387,7 @@ def _move_to_theirs(params: dict[str, Any], name: str) -> None:
 
 
 def _blank(name: str, width: int) -> dict[str, np.ndarray]:
-  """Returns arrays that a class expects, and does not read for its output."""
+  """Returns arrays that a class expects but does not use for its output."""
   if name == "CLIPForImageClassification":
     leaves = {"weight": np.ones, "bias": np.zeros}
     return {
@@ -416,7 +416,7 @@ def _with_prefix(name: str, family: hf_names.ModelType) -> str:
 
 
 def _sizes(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
-  """Returns the part of config.json that all families have."""
+  """Returns the part of config.json that all model types have."""
   sizes = model.size
   return {
     "hidden_size": sizes.width,

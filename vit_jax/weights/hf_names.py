@@ -1,11 +1,11 @@
-"""Families of transformers: names of their arrays, and what configs leave out.
+"""Model types of transformers: names of their arrays, defaults of configs.
 
-A family is a line in `MODEL_TYPES` and a key table, such as `VIT`. What it
-computes otherwise than our ViT becomes an option in `vit_jax/families/`.
+A model type is a line in `MODEL_TYPES` and a key table, such as `VIT`. A
+difference of its computation from our ViT is an option in `vit_jax/families/`.
 
 A key table has the names in files. transformers 5 has other names in memory
-(`vit.layers.0.attention.q_proj` for `vit.encoder.layer.0.attention.attention.
-query`); both are read.
+(`vit.layers.0.attention.q_proj` for
+`vit.encoder.layer.0.attention.attention.query`); both are read.
 
 Source: transformers 5.24, models/*/modeling_*.py and configuration_*.py.
 """
@@ -25,11 +25,11 @@ class Names(NamedTuple):
   """A key table.
 
   start: Beginning of the names of block {i}.
-  block: Our module or array in a block -> its name behind the beginning.
+  block: Our module or array in a block -> the rest of its name.
   other: Our module or array -> its name.
-  rows: Further rows, for each block if {i} is in our name.
-  in_memory: `start` in the memory of transformers 5; "": the same.
-  block_in_memory: As `block`, where memory has other names than files.
+  rows: Further rows, one for each block if our name has {i}.
+  in_memory: `start` in the memory of transformers 5; "" if it is the same.
+  block_in_memory: As `block`, for names in memory that differ from the files'.
   """
 
   start: str
@@ -40,7 +40,7 @@ class Names(NamedTuple):
   block_in_memory: Mapping[str, str] = {}
 
   def in_files(self, depth: int) -> list[Row]:
-    """Returns the rows of a model with that number of blocks."""
+    """Returns the rows of a model with this number of blocks."""
     rows = [r for ours, name in self.other.items() for r in _rows(name, ours)]
     for i in range(depth):
       for ours, name in self.block.items():
@@ -64,7 +64,7 @@ class Names(NamedTuple):
 
   @property
   def number(self) -> str:
-    """Regular expression of the beginning of a block's name, for its number."""
+    """Regular expression that finds the number in a block's name."""
     starts = (self.start, self.in_memory or self.start)
     starts = (re.escape(start.partition("{i}")[0]) for start in starts)
     return rf"(?:{'|'.join(starts)})(\d{{1,3}})\."
@@ -156,7 +156,7 @@ DINOV2 = VIT._replace(
 
 
 def _packed(theirs: str, *ours: str) -> Iterator[Row]:
-  """Yields the rows of dense layers whose outputs are side by side."""
+  """Yields the rows of dense layers whose outputs are concatenated."""
   for i, name in enumerate(ours):
     yield from dense_rows(theirs, name, part=(i, len(ours)))
 
@@ -269,22 +269,21 @@ SIGLIP2 = SIGLIP._replace(
 
 
 class ModelType(NamedTuple):
-  """A family of transformers.
+  """A model type of transformers.
 
   names: Its key tables, without prefixes; a file has the names of one.
-  prefixes: Beginnings of the names in files of a model with a head, which files
-    of the bare model may lack.
-  defaults: Values of config.json that files need not state, where they are not
+  prefixes: Beginnings of the names in files of a model with a head; files of
+    the bare model may lack them.
+  defaults: Values of config.json that files may leave out, if they are not
     those of ViT.
-  pixels: Name in `normalisation.NAMED` of what its publishers' images are
-    normalised with, for a folder without preprocessor_config.json; None:
-    publishers differ.
-  options: Options of our model that no array states.
-  unclassified: Regular expression of arrays that a classifier does not see.
-  options_of_classifier: As `options`, of a model with a classifier.
-  posemb_filter: How positions are resized, a name of `models.resample.METHODS`;
-    as the family does, except for ViT, which are fine-tuned as in the paper.
-  takes_any_size: Whether the family resizes positions without being asked.
+  pixels: Name in `normalisation.NAMED` of its publishers' normalisation, for a
+    folder without preprocessor_config.json; None if publishers differ.
+  options: Options of our model that no array shows.
+  unclassified: Regular expression of arrays that a classifier does not use.
+  options_of_classifier: As `options`, for a model with a classifier.
+  posemb_filter: How positions are resized, a name of `models.resample.METHODS`:
+    as in transformers, except for ViT, which is fine-tuned as in the paper.
+  takes_any_size: Whether transformers resizes positions without being asked.
   """
 
   names: tuple[Names, ...]
@@ -378,7 +377,7 @@ PARTS = ((r"[qk]_norm\.", "norms of queries and keys"),)
 
 
 def known(model_type: str) -> ModelType | None:
-  """Returns the family of a `model_type`; None: it is none of ours."""
+  """Returns the entry of a `model_type`, or None."""
   return MODEL_TYPES.get(TWO_TOWERS.get(model_type, model_type))
 
 
@@ -388,16 +387,17 @@ def without_prefix(name: str, prefixes: tuple[str, ...]) -> str:
 
 
 def looks_like(names: Iterable[str]) -> bool:
-  """Whether these are names of one of the families, with a head or without.
+  """Whether these are names of a model type, with a head or without.
 
-  A relative with parts that `hf.read` refuses may have such names, too.
+  A related model with parts that `hf.read` does not support may also have such
+  names.
   """
   names = list(names)
   return any(_has_names(names, family) for family in MODEL_TYPES.values())
 
 
 def _has_names(names: list[str], family: ModelType) -> bool:
-  """Whether a patch embedding and a first block have a family's names."""
+  """Whether a patch embedding and a first block have a model type's names."""
   published = {without_prefix(name, family.prefixes) for name in names}
   rows = [row for table in family.names for row in table.table(1)]
   ours = {row.ours for row in rows if row.theirs in published}

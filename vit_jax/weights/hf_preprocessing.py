@@ -52,11 +52,11 @@ _DECISIVE = {
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessor:
-  """What is read of preprocessor_config.json, with the defaults of most types.
+  """Contents of preprocessor_config.json, with the defaults of most types.
 
-  By these, images are resized to the model's size, bilinear, and normalised by
-  0.5. Sizes are pixels in one of several forms, see `_sides`; `resample` is a
-  number of Pillow's, as in `RESAMPLE`.
+  By default, images are resized to the model's size, bilinear, and normalised
+  by 0.5. Sizes are pixels in one of several forms, see `_sides`; `resample` is
+  a number of Pillow's, as in `RESAMPLE`.
   """
 
   image_processor_type: str | None = None
@@ -84,16 +84,16 @@ def typed(about: Mapping[str, Any]) -> Preprocessor:
   """Returns the contents of preprocessor_config.json with their types.
 
   Raises:
-    ValueError: They have others.
+    ValueError: Values have other types.
   """
   return json_file.build(Preprocessor, about, FILE)
 
 
 def complete(about: Mapping[str, Any]) -> dict[str, Any]:
-  """Adds the defaults of the processor's type to what its file states.
+  """Adds the defaults of the processor's type to the file's contents.
 
   Args:
-    about: Contents of preprocessor_config.json; {}: there is none.
+    about: Contents of preprocessor_config.json; {} without such a file.
   """
   about = {k: v for k, v in about.items() if v is not None}
   if not about:
@@ -106,7 +106,7 @@ def complete(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _type(about: Mapping[str, Any]) -> str:
-  """Returns the model whose processor is named; "ViT" where none is."""
+  """Returns the model whose processor is named; "ViT" if none is."""
   keys = ("image_processor_type", "feature_extractor_type")
   name = next((about[key] for key in keys if about.get(key)), "ViT")
   return re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name)
@@ -116,11 +116,12 @@ def ops_of(about: Mapping[str, Any], size: tuple[int, int]) -> str | None:
   """Returns the operations of transformers' evaluation.
 
   Args:
-    about: As `complete` returns it.
+    about: The result of `complete`.
     size: (height, width) of the model's images, pixels.
 
   Returns:
-    None if nothing is stated, or if no operations of ours do the same.
+    The operations; None if `about` states nothing, or if our operations cannot
+    do the same.
   """
   stated = typed(about)
   filter = RESAMPLE.get(stated.resample)
@@ -157,10 +158,10 @@ def image_size(about: Mapping[str, Any]) -> tuple[int, int] | None:
   """Returns the (height, width) that a processor makes, pixels.
 
   Args:
-    about: As `complete` returns it.
+    about: The result of `complete`.
 
   Returns:
-    None if it states none, or none that all images have.
+    The size; None if it is not stated, or if it depends on the image.
   """
   stated = typed(about)
   key = "crop_size" if stated.do_center_crop else "size"
@@ -176,9 +177,9 @@ def _sides(
   """Returns (height, width), the shorter side, or None for another form.
 
   Args:
-    value: A side, two, or a dict of sides by name; None: not stated.
+    value: One side, two, or a dict of sides by name; None if not stated.
     key: Its name in the file, for messages.
-    default: What counts where nothing is stated.
+    default: The result if nothing is stated.
   """
   if value is None:
     return default
@@ -197,7 +198,7 @@ def _sides(
 
 
 def unlike(about: Mapping[str, Any], size: tuple[int, int]) -> str:
-  """Returns a note on a preprocessing that is not ours."""
+  """Returns a note on a preprocessing that our operations cannot express."""
   keys = ("do_resize", "size", "resample", "do_center_crop", "crop_size")
   if _type(about) not in DEFAULTS:
     keys = ("image_processor_type", "feature_extractor_type", *keys)
@@ -205,13 +206,13 @@ def unlike(about: Mapping[str, Any], size: tuple[int, int]) -> str:
 
 
 def pixels(about: Mapping[str, Any]) -> Pixels | None:
-  """Returns how transformers normalises; None: there is no such file.
+  """Returns transformers' normalisation; None without a file.
 
   Args:
-    about: As `complete` returns it.
+    about: The result of `complete`.
 
   Raises:
-    ValueError: Values have other types, or `rescale_factor` is none.
+    ValueError: Values have other types, or `rescale_factor` is not valid.
   """
   if not about:
     return None
@@ -223,10 +224,10 @@ def pixels(about: Mapping[str, Any]) -> Pixels | None:
 
 
 def _white(stated: Preprocessor) -> float:
-  """Returns the value that transformers gives to 255 before it normalises.
+  """Returns the value to which transformers rescales 255 before normalising.
 
   Raises:
-    ValueError: It is not within 0.001 and 255.
+    ValueError: It is not between 0.001 and 255.
   """
   if not stated.do_rescale:
     return 255.0
@@ -240,19 +241,18 @@ def _white(stated: Preprocessor) -> float:
 
 
 def write(ops: str, size: tuple[int, int]) -> tuple[dict[str, Any], str]:
-  """Returns the nearest preprocessing of transformers', to [-1, 1].
+  """Returns transformers' preprocessing nearest to `ops`, to [-1, 1].
 
   transformers resizes with Pillow. A resizing by TensorFlow is written with the
-  same filter, or bilinear where Pillow lacks the filter. Anything but the
-  resized image and its centre is written as the resized image.
+  same filter, or with bilinear if Pillow lacks the filter. Anything other than
+  a resized image and its centre is written as the resized image.
 
   Args:
     ops: Preprocessing of the model, as `config.data.ops`.
     size: (height, width) of its images, pixels.
 
   Returns:
-    Contents of preprocessor_config.json, and the operations that are read from
-    it.
+    Contents of preprocessor_config.json; the operations that reading it gives.
   """
   path = eval_preprocessing.taken_apart(ops) or eval_preprocessing.PixelPath(
     size

@@ -1,4 +1,4 @@
-"""Finds the model of a set of parameters, by names and shapes alone."""
+"""Finds the model of a set of parameters by names and shapes alone."""
 
 import dataclasses
 import re
@@ -40,14 +40,14 @@ PARTS = (
 def identify(
   params: Mapping[str, Any], options: Mapping[str, Any]
 ) -> ModelConfig:
-  """Returns the model that these parameters belong to.
+  """Returns the model of these parameters.
 
   Args:
     params: Our flat names -> anything with a shape; blocks not stacked.
-    options: Options of the model known from elsewhere; they have precedence.
+    options: Options of the model from other sources; they have precedence.
 
   Raises:
-    ValueError: They are the parameters of none of our models.
+    ValueError: The parameters fit no model of vit_jax.
   """
   names = set(params)
   if options.get("name", "vit") not in RECOGNISED:
@@ -97,10 +97,10 @@ def _contradictions(model: ModelConfig, own: ModelConfig) -> list[str]:
 
 
 def _config(options: Mapping[str, Any]) -> ModelConfig:
-  """Returns the model of some options.
+  """Returns the model with these options.
 
   Raises:
-    ValueError: Some are no options of this family.
+    ValueError: Some are not options of this family.
   """
   try:
     return model_from_dict(dict(options))
@@ -109,16 +109,16 @@ def _config(options: Mapping[str, Any]) -> ModelConfig:
 
 
 def num_classes(params: Mapping[str, Any]) -> int:
-  """Returns the width of the head, 0 where there is none."""
+  """Returns the width of the head, 0 without a head."""
   return params["head/kernel"].shape[-1] if "head/kernel" in params else 0
 
 
 def describe(model: ModelConfig, base: ModelConfig | None = None) -> str:
-  """Returns the flags that make this model, e.g. --config.model.pool=gap.
+  """Returns the flags for this model, such as --config.model.pool=gap.
 
   Args:
-    model: The model to be described.
-    base: The model of the config that gets the flags; None: the defaults.
+    model: The model to describe.
+    base: The model of the config that gets the flags; None for the defaults.
   """
   base, flags = base or model_config(), []
   for field in dataclasses.fields(model):
@@ -134,7 +134,7 @@ def describe(model: ModelConfig, base: ModelConfig | None = None) -> str:
 def _transformer(
   params: Mapping[str, Any], sizes: Mapping[str, Size]
 ) -> dict[str, Any]:
-  """Returns the options of a ViT or a hybrid that its arrays state.
+  """Returns the options of a ViT or a hybrid that its arrays show.
 
   Args:
     params: As for `identify`.
@@ -189,12 +189,12 @@ def _transformer(
 
 
 def _parts(params: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the options of the family `modern` that arrays state.
+  """Returns the options of the family `modern` that arrays show.
 
-  What no array states is as in most published files: positions are rotations
-  as DINOv3's where there is no table, the pooled vector that has a norm of its
-  own is a mean, and only CLIP's patches have no bias. Factors of the branches
-  begin at DINOv2's 1e-5, if they are trained anew.
+  Where the arrays leave a choice, the result is that of most published files:
+  without a table, positions are DINOv3's rotations; a pooled vector with a norm
+  of its own is a mean; only CLIP's patches have no bias; LayerScale, if trained
+  anew, starts at DINOv2's 1e-5.
   """
   pooled, query = "pooled_norm/scale" in params, _ATTENTION + "query/bias"
   has_cls, pre_norm = "cls" in params, "Transformer/pre_norm/scale" in params
@@ -241,7 +241,7 @@ _BLOCK_NAME = re.compile(r"Transformer/encoderblock_(\d+)/")
 
 
 def _blocks(names: Iterable[str]) -> tuple[int, ...]:
-  """Returns the number of units in each stage, by their names."""
+  """Returns the number of units in each stage, from their names."""
   units: dict[int, set[str]] = {}
   for name in names:
     if m := re.match(r"block(\d+)/unit(\d+)/", name):

@@ -1,4 +1,4 @@
-"""Images that a model expects normalised otherwise than to [-1, 1]."""
+"""Image normalisations of published models other than [-1, 1]."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -54,16 +54,17 @@ Statement = str | float | int | Sequence[float] | None
 
 
 def stated(mean: Statement, std: Statement = None) -> Pixels | None:
-  """Returns a normalisation as a user states it; None: he states none.
+  """Returns the normalisation that a user gives, or None.
 
   Args:
-    mean: A name of `NAMED`, which stands for the deviation, too; or one number
-      for each channel, or one for all, of pixels in [0, 1]. As text, numbers
-      have commas between them, and "MEAN/STD" states both.
-    std: Numbers, as `mean`; beside numbers as mean only.
+    mean: A name of `NAMED`, which also gives the deviation; or a number for
+      each channel, or one for all, for pixels in [0, 1]. In text, numbers have
+      commas between them, and "MEAN/STD" gives both.
+    std: Numbers, as `mean`; only if `mean` is numbers.
 
   Raises:
-    ValueError: One is missing, is no number, or has another number of channels.
+    ValueError: One is missing, is not a number, or has another number of
+      channels.
 
   Example:
     >>> stated("0.5/0.25,0.5,0.25").std
@@ -107,17 +108,18 @@ def _three(name: str, value, low: float) -> tuple[float, float, float]:
 def fold(weights: Weights) -> Weights:
   """Moves the normalisation of images into the patch embedding.
 
-  The model was trained on (p - mean) / std of pixels p in [0, 1]; it will get
-  x = 2 p - 1. The old input is (x + 1 - 2 mean) / (2 std): the kernel is
-  scaled, and the bias moved. Where there is no bias, the learned positions of
-  the patches are: both are added to a patch, and resampling keeps constants.
+  The model was trained on (p - mean) / std of pixels p in [0, 1]; it will get x
+  = 2 p - 1. The old input is (x + 1 - 2 mean) / (2 std), so the kernel is
+  scaled and the bias shifted. Without a bias, the learned positions of the
+  patches are shifted: both are added to a patch, and resampling does not change
+  a constant.
 
   Args:
-    weights: Weights of the model; where they state no normalisation, that of
-      their publishers or else 0.5 and 0.5 is assumed, and a note says so.
+    weights: Weights of the model. Without a normalisation, that of their
+      publishers is assumed, or 0.5 and 0.5, and a note says so.
 
   Raises:
-    ValueError: The model has no patch embedding that could take it.
+    ValueError: The model has no patch embedding for the normalisation.
   """
   pixels, name = weights.pixels, weights.published_pixels
   if pixels is None and name is None:

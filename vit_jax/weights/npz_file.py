@@ -15,15 +15,15 @@ from vit_jax.weights.weights_file import LazyArray
 
 
 def open_npz(path: str | os.PathLike) -> dict[str, LazyArray]:
-  """Returns the arrays by name; each is read on use.
+  """Returns lazy arrays by name.
 
-  The file stays open as long as one of them is referenced.
+  The file stays open while one of them is referenced.
 
   Args:
     path: A file on disk, or wherever `epath` reads (gs://).
 
   Raises:
-    ValueError: The file is damaged, or holds anything but arrays of numbers.
+    ValueError: The file is damaged, or contains anything but arrays of numbers.
   """
   closing = contextlib.ExitStack()  # in a bucket `open` returns a context
   stream = closing.enter_context(epath.Path(path).open("rb"))
@@ -53,8 +53,8 @@ def _read_header(
   """Returns the shape and type of an array.
 
   Raises:
-    ValueError: It is no array of numbers, or not as large as its shape says:
-      numpy takes memory for the shape before it reads.
+    ValueError: It is not an array of numbers, or its size does not match its
+      shape. (numpy would allocate memory for the shape before it reads.)
   """
   with archive.open(member) as stream:
     version = np.lib.format.read_magic(stream)
@@ -85,10 +85,10 @@ def _read(
 
 @contextlib.contextmanager
 def _one_error(path: str | os.PathLike, name: str = "") -> Iterator[None]:
-  """Turns whatever zipfile and numpy raise for a damaged file into ValueError.
+  """Turns all errors of zipfile and numpy for a damaged file into ValueError.
 
-  They raise a dozen kinds: where damage looks like an unknown compression, like
-  encryption, like a header that is no Python literal, ...
+  They raise a dozen types: damage can look like an unknown compression, like
+  encryption, like a header that is not a Python literal, ...
   """
   try:
     yield

@@ -1,9 +1,9 @@
 """Image towers of CLIP under OpenAI's and OpenCLIP's names.
 
-The arrays of texts beside a tower, and the prefix `visual.`, are taken off
-before. Of a tower that OpenCLIP has from timm (`visual.trunk.`) the names are
-timm's. LayerNorm adds 1e-5 to the variance. GELU is the exact one in OpenCLIP's
-models and x sigmoid(1.702 x) in OpenAI's, which no array tells.
+The arrays of the text tower and the prefix `visual.` are removed before. A
+tower that OpenCLIP takes from timm (`visual.trunk.`) has timm's names.
+LayerNorm's epsilon is 1e-5. No array shows the GELU: it is exact in OpenCLIP's
+models, and x sigmoid(1.702 x) in OpenAI's.
 
 Source: open_clip, src/open_clip/transformer.py.
 """
@@ -71,7 +71,7 @@ class _Model:
 
 @dataclasses.dataclass(frozen=True)
 class _Images:
-  """How images are prepared; `size` is in pixels, one side or two."""
+  """The preprocessing of images; `size` is in pixels, one side or two."""
 
   size: tuple[int, ...] = at_least(1, ())
   mean: tuple[float, float, float] | None = None
@@ -82,7 +82,7 @@ class _Images:
 
 @dataclasses.dataclass(frozen=True)
 class OpenClipConfig:
-  """What is read of open_clip_config.json."""
+  """Contents of open_clip_config.json."""
 
   model_cfg: _Model = _Model()
   preprocess_cfg: _Images = _Images()
@@ -130,9 +130,9 @@ def looks_like(names: Iterable[str]) -> bool:
 
 
 def read(file: StateDict) -> Weights:
-  """Returns the weights of a file, and what open_clip_config.json states.
+  """Returns the weights of a file and the contents of open_clip_config.json.
 
-  A file that we wrote has our own metadata in its header instead.
+  A file that vit_jax wrote has its own metadata in the header instead.
 
   Raises:
     ValueError: Arrays have no place in our models, or unexpected shapes; the
@@ -184,7 +184,7 @@ def read(file: StateDict) -> Weights:
 
 
 def _with_images(weights: Weights, images: _Images) -> Weights:
-  """Adds how OpenCLIP prepares images, if it is stated."""
+  """Adds OpenCLIP's preprocessing of images, if it is stated."""
   if images.mean is None or images.std is None or not images.size:
     return weights
   size, mode = height_and_width(images.size, f"{CONFIG}: size"), "center"

@@ -1,4 +1,4 @@
-"""Files of other programs: recognised, and refused with what can be done."""
+"""Files of other programs: recognised, with an error that says what to do."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -44,7 +44,7 @@ CONTENTS = (
 
 
 def kind_of(head: bytes) -> str | None:
-  """Returns what a file is, by its first 512 bytes; None: it is not known."""
+  """Returns what a file is, by its first 512 bytes, or None."""
   programs = (
     what for start, what in CONTENTS if re.match(start, head, re.DOTALL)
   )
@@ -80,10 +80,9 @@ _SUFFIXES = ".bin .h5 .keras .msgpack .npz .onnx .pt .pth".split()
 
 
 def of_folder(folder: epath.Path) -> str | None:
-  """Returns why a folder of another program has no weights for us.
+  """Returns why a folder of another program has no weights to read, or None.
 
-  Returns:
-    None: it is no such folder.
+  None if it is not such a folder.
   """
   for name, what in _FILES:
     if (folder / name).exists():
@@ -124,12 +123,12 @@ class Family(NamedTuple):
 
   name: The library and the model.
   arrays: Regular expressions; each matches a name of its arrays.
-  advice: What can be done.
+  advice: What to do.
   """
 
   name: str
   arrays: tuple[str, ...]
-  advice: str = "There is no such model here"
+  advice: str = "vit_jax has no such model"
 
 
 # The first one whose arrays are all there names the file.
@@ -137,23 +136,23 @@ FAMILIES = (
   Family(
     "torchvision's ViT",
     (r"^conv_proj\.weight$", r"^encoder\.layers\.encoder_layer_0\."),
-    "Take the same model from timm (vit_base_patch16_224, ...), or rename the"
+    "Use the same model from timm (vit_base_patch16_224, ...), or rename the"
     " arrays as timm does",
   ),
   Family(
     "a ResNet of torchvision or timm with BatchNorm",
     (r"(^|\.)layer1\.0\.conv1\.weight$", r"running_mean$"),
-    "ResNets here have GroupNorm: BiT (resnetv2_*_bit)",
+    "vit_jax's ResNets have GroupNorm: BiT (resnetv2_*_bit)",
   ),
   Family(
-    "a CLIP whose tower of images is a ResNet",
+    "a CLIP whose image tower is a ResNet",
     (r"(^|\.)visual\.layer1\.0\.conv1\.weight$",),
-    "Attention after a ResNet with BatchNorm is not here: take a ViT of CLIP's",
+    "vit_jax has no ResNet with BatchNorm: use a CLIP with a ViT",
   ),
   Family(
     "SAM",
     (r"(^|\.)rel_pos_h$",),
-    "It is a ViT; attention in windows with relative positions is not here",
+    "It is a ViT with attention in windows, which vit_jax does not have",
   ),
   Family("Swin", (r"relative_position_bias_table$", r"layers\.0\.blocks\.0\.")),
   Family("ConvNeXt", (r"(dwconv|conv_dw|depthwise)\w*\.weight$",)),
@@ -162,11 +161,11 @@ FAMILIES = (
 
 
 def family_of(names: Iterable[str], config: Mapping[str, Any]) -> str | None:
-  """Returns what model some arrays are of; None: it is not known.
+  """Returns the model that some arrays belong to, or None.
 
   Args:
     names: Names of the arrays.
-    config: Contents of the config.json beside them; {}: there is none.
+    config: Contents of the config.json beside them; {} without such a file.
   """
   names = list(names)
   stated = config.get("model_type") or config.get("architecture")

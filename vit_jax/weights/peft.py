@@ -1,10 +1,10 @@
-"""Adapters of peft: adapter_model.safetensors and adapter_config.json.
+"""LoRA adapters of peft: adapter_model.safetensors and adapter_config.json.
 
 The arrays of a linear map are `<module>.lora_A.weight` [r, in] and
-`<module>.lora_B.weight` [out, r], behind "base_model.model.". Modules have the
-names that they have in memory: since transformers 5 these differ from those of
-its files, and adapters of transformers 4 have the older ones. timm's fused
-`qkv` has one A, and a B of three parts.
+`<module>.lora_B.weight` [out, r], after "base_model.model.". Modules have their
+names in memory: since transformers 5 these differ from the names in its files,
+and adapters of transformers 4 have the older ones. timm's fused `qkv` has one
+A, and a B of three parts.
 
 Source: peft 0.21, tuners/lora/config.py, utils/save_and_load.py.
 """
@@ -80,7 +80,7 @@ PROJECTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class AdapterConfig:
-  """What is read of adapter_config.json, with peft's defaults."""
+  """Contents of adapter_config.json, with peft's defaults."""
 
   peft_type: str = "LORA"
   base_model_name_or_path: str | None = None
@@ -95,7 +95,7 @@ class AdapterConfig:
 
 
 def is_adapter(folder: epath.Path) -> bool:
-  """Whether a folder is that of an adapter."""
+  """Whether a folder is an adapter's."""
   return (folder / ARRAYS).exists() and (folder / CONFIG).exists()
 
 
@@ -107,8 +107,9 @@ def read(folder: epath.Path, read_base: Callable[[str], Weights]) -> Weights:
     read_base: `weights.read`.
 
   Raises:
-    FileNotFoundError: The base is not there.
-    ValueError: It is no LoRA of linear maps of the blocks, or of another base.
+    FileNotFoundError: The base does not exist.
+    ValueError: It is not a LoRA of the blocks' linear maps, or belongs to
+      another base.
   """
   where = str(folder / CONFIG)
   config = json_file.build(
@@ -147,11 +148,11 @@ def read(folder: epath.Path, read_base: Callable[[str], Weights]) -> Weights:
 def _without_head(base: Weights, heads: Mapping[str, LazyArray]) -> Weights:
   """Returns a base for a head of the adapter's.
 
-  Without the tanh layer, which no classifier sees, and without names and loss
-  of other classes.
+  It has no tanh layer, which no classifier uses, and no names and loss of other
+  classes.
 
   Raises:
-    ValueError: The classifier sees something else than the base computes.
+    ValueError: The classifier uses another input than the base computes.
   """
   params, old = base.params, base.params.get("head/kernel")
   others = {"MAPHead_0/probe", "Transformer/pre_norm/scale"} & params.keys()
@@ -209,7 +210,7 @@ def _ours(
   """Returns path of a linear map -> its factors; and the arrays of a head.
 
   Raises:
-    ValueError: Arrays are of other modules.
+    ValueError: There are arrays of other modules.
   """
   pairs: dict[str, dict[str, np.ndarray]] = {}
   heads, unknown = {}, []
@@ -256,7 +257,7 @@ def _ours(
 
 
 def _maps(module: str) -> list[str]:
-  """Returns the linear maps of ours that are in a module of a block."""
+  """Returns the linear maps of ours that a module of a block contains."""
   if re.fullmatch(FUSED, module):
     return [f"{_ATTENTION}/{name}" for name in ("query", "key", "value")]
   return [ours for name, ours in MODULES.items() if re.fullmatch(name, module)]
@@ -269,11 +270,11 @@ def write(
   kind: str = "ViTForImageClassification",
   has_gate: bool = False,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """Returns the arrays of an adapter of transformers 5, and its config.
+  """Returns the arrays of an adapter for transformers 5, and its config.
 
   Args:
     factors: Path of a linear map -> its factors.
-    head: Its arrays by our names; {}: there is none.
+    head: Arrays of the head by our names; {} without a head.
     base: Path or name of the base.
     kind: A name of `CLASSES`.
     has_gate: Whether its MLP has a gate.

@@ -1,4 +1,4 @@
-"""How publishers prepare images, for files that state nothing but arrays."""
+"""Publishers' preprocessing of images, for files with nothing but arrays."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,16 +18,17 @@ CLIP = normalisation.NAMED["clip"].pixels
 
 
 class Publisher(NamedTuple):
-  """A family whose arrays name it.
+  """A series of models that is recognised by its arrays.
 
   name: Its name.
-  fits: Whether weights are of the family; the model is what `identify` finds.
+  fits: Whether weights are of the series; the model is the result of
+    `identify`.
   pixels: Normalisation of the images.
-  share: Side of the crop / shorter side of the image; None: the whole image is
-    resized to a square.
+  share: Side of the crop / shorter side of the image; None to resize the whole
+    image to a square.
   filter: Filter of the resizing.
   size: Side of the images in pixels, if the trained one is unknown or larger.
-  also: What else the user should know.
+  also: Further facts for the user.
   """
 
   name: str
@@ -88,20 +89,20 @@ MAE = Publisher("MAE", lambda w, m: _has_zero_row(w), IMAGENET)
 
 
 def _has_zero_row(weights: Weights) -> bool:
-  """Whether the class token's position is zero: MAE's are fixed sines."""
+  """Whether the class token's position is zero, as in MAE's fixed sines."""
   if not weights.has_cls_row:
     return False
   return not np.asarray(weights.params[POS_EMBEDDING])[0, 0].any()
 
 
 def assume(weights: Weights) -> Weights:
-  """Returns weights with the images of their publisher, and a note.
+  """Returns weights with their publisher's preprocessing, and a note.
 
-  They are unchanged if their arrays name no family.
+  They do not change if their arrays belong to no known series.
 
   Args:
-    weights: Weights whose file states nothing of images; a normalisation is
-      what the user states.
+    weights: Weights whose file says nothing about images; a normalisation comes
+      from the user.
   """
   if "embedding/kernel" not in weights.params:
     return weights

@@ -62,7 +62,7 @@ def _read_bit(arrays: dict[str, LazyArray]):
 class NpzFormat(NamedTuple):
   """A set of names that the arrays of a `.npz` may have.
 
-  looks_like: Whether some names are such.
+  looks_like: Whether names are of this format.
   read: Arrays by these names -> arrays by our flat names, and options of the
     model that follow from the format.
   """
@@ -76,7 +76,7 @@ class NpzFormat(NamedTuple):
 class StateDictFormat(NamedTuple):
   """A set of names that the arrays of a `.safetensors` or `.pth` may have.
 
-  looks_like: Whether some names are such.
+  looks_like: Whether names are of this format.
   read: A file with these names -> its weights.
   """
 
@@ -116,20 +116,22 @@ def read(
   mean: normalisation.Statement = None,
   std: normalisation.Statement = None,
 ) -> Weights:
-  """Reads weights of any known format; arrays are read on use.
+  """Reads weights of any known format; arrays are lazy.
 
   Args:
-    path: As `EXPECTED` says, on disk or wherever `epath` reads (gs://); or what
-      `download.local` fetches: https://..., hf-hub:OWNER/NAME[@REV].
+    path: See `EXPECTED`, on disk or wherever `epath` reads (gs://); or an
+      address that `download.local` downloads: https://...,
+      hf-hub:OWNER/NAME[@REV].
     grid: Rows and columns of patches of the position table, for a file that
       does not state them and whose grid is not square.
     options: Options of the model that have precedence over the file's, such as
-      num_heads of a timm file of an unknown size, or cls_row.
-    mean, std: How images were normalised, as `normalisation.stated` takes it;
-      None: as the file states, or else 0.5 and 0.5, with a note.
+      cls_row, or num_heads for a timm file of an unknown size.
+    mean, std: Normalisation of the images in training, see
+      `normalisation.stated`; None for the file's, or if it has none 0.5 and
+      0.5, with a note.
 
   Raises:
-    FileNotFoundError: Nothing is there.
+    FileNotFoundError: The path does not exist.
     ValueError: The format is unknown or unsafe, or the file is damaged.
   """
   stated = normalisation.stated(mean, std)
@@ -170,12 +172,12 @@ def _with_grid(
   grid: tuple[int, int] | None,
   given: Mapping[str, Any],
 ) -> Weights:
-  """Adds what the caller states, and whether the table has a row for cls.
+  """Adds the caller's arguments, and whether the table has a row for cls.
 
   Args:
-    weights: Weights as their format states them.
-    grid: Rows and columns of the position table, if the caller states them.
-    given: Options that the caller states.
+    weights: Weights as their format gives them.
+    grid: Rows and columns of the position table, or None.
+    given: Options from the caller.
   """
   params, options = weights.params, weights.options | given
   grid = grid or weights.grid
@@ -191,14 +193,14 @@ def _with_grid(
 
 
 def _with_assumptions(weights: Weights, given: Mapping[str, Any]) -> Weights:
-  """Adds notes on what is assumed.
+  """Adds notes on assumptions.
 
   Args:
-    weights: Weights with what the caller states.
-    given: Options that the caller states.
+    weights: Weights with the caller's arguments.
+    given: Options from the caller.
 
   Raises:
-    ValueError: The arrays are of no model, or what they lack may be lost.
+    ValueError: The arrays fit no model, or an array that they lack may be lost.
   """
   params, options = weights.params, weights.options
   if "embedding/kernel" not in params or not NEEDED.keys() <= params.keys():
@@ -211,8 +213,8 @@ def _with_assumptions(weights: Weights, given: Mapping[str, Any]) -> Weights:
 def _has_row_of_class(num_rows: int, grid: tuple[int, int] | None) -> bool:
   """Whether a table beside a class token has a row for it, by its length.
 
-  A number and the next one are never both squares, so the table of a square
-  grid decides by itself. FlexiViT's has none, with a class token beside it.
+  n and n + 1 are never both squares, so the table of a square grid decides by
+  itself. FlexiViT's has no such row, although it has a class token.
   """
   if grid is not None:
     return num_rows != math.prod(grid)
@@ -303,7 +305,7 @@ def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
 
 
 def read_checkpoint(folder: epath.Path) -> Weights:
-  """Reads a tree of arrays as Orbax wrote it, with our metadata if it has some.
+  """Reads a tree of arrays written by Orbax, and our metadata if there are any.
 
   Adapters are not merged.
 
@@ -337,9 +339,9 @@ def _read_safetensors(
   """Reads a `.safetensors`, or several by their index.
 
   Args:
-    path: What the user named: the file, or its folder.
+    path: The user's path: the file, or its folder.
     file: The file, or the index.
-    options: Options that the user stated.
+    options: Options from the user.
   """
   arrays, metadata = open_safetensors(file)
   config = json_file.read(file_in(file.parent, "config.json"))
@@ -374,7 +376,7 @@ def _unknown_names(
   family = others.family_of(arrays, config or {})
   return (
     f"got {str(path)!r} with {len(arrays)} arrays, such as {some}, of no model"
-    f" that we know{f': {family}' if family else ''}; {EXPECTED}."
+    f" that vit_jax knows{f': {family}' if family else ''}; {EXPECTED}."
   )
 
 

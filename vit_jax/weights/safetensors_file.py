@@ -1,4 +1,4 @@
-"""`.safetensors` files: arrays that are read one by one, and what is beside."""
+"""`.safetensors` files: lazy arrays, and the metadata beside them."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ TYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class _Index:
-  """What is read of an index: name of an array -> its file."""
+  """Contents of an index: name of an array -> its file."""
 
   weight_map: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -40,10 +40,10 @@ class _Index:
 def open_safetensors(
   path: str | os.PathLike,
 ) -> tuple[dict[str, LazyArray], dict[str, str]]:
-  """Returns the arrays by name, each read on use, and the metadata.
+  """Returns lazy arrays by name, and the metadata.
 
-  A file that is not on this machine's disk (gs://) is copied there first, for
-  as long as one of the arrays is referenced.
+  A file that is not on this machine's disk (gs://) is copied there first. The
+  copy exists while one of the arrays is referenced.
 
   Args:
     path: A file; or an index `*.index.json` of several in the same folder.

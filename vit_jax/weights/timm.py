@@ -1,14 +1,14 @@
-"""Weights under timm's names, and Meta's: ViT and later ones, hybrids, BiT.
+"""Weights under timm's and Meta's names: ViT and later models, hybrids, BiT.
 
 `timm_rows` has the key tables and the layouts of blocks, `timm_names` the names
-of timm's models. A new family gets a layout, or a table of its own, and what it
-computes otherwise becomes an option in `vit_jax/families/`.
+of timm's models. A new series gets a layout, or its own table. A difference in
+its computation becomes an option in `vit_jax/families/`.
 
-Names, layouts and numbers are those of timm 1.0.31. Its GELU is the exact one,
-except for the architectures `timm_file.TANH` and `timm_file.QUICK`; LayerNorm
-adds 1e-6 to the variance, that of CLIP and DINOv3 1e-5, and GroupNorm 1e-5.
-Weight standardisation adds 1e-8 to the variance. Meta's files of DeiT, DINOv2,
-DINOv3 and MAE differ in names alone.
+Names, layouts and numbers are those of timm 1.0.31. Its GELU is exact, except
+for the architectures in `timm_file.TANH` and `timm_file.QUICK`. The epsilon of
+LayerNorm is 1e-6 (1e-5 for CLIP and DINOv3), that of GroupNorm 1e-5. Weight
+standardisation adds 1e-8 to the variance. Meta's files of DeiT, DINOv2, DINOv3
+and MAE differ only in names.
 """
 
 import re
@@ -75,7 +75,8 @@ PARTS = (
 def looks_like(names: Iterable[str]) -> bool:
   """Whether these are names of a ViT, a hybrid or a ResNet V2 of timm's.
 
-  A relative with parts that `read` refuses may have such names, too.
+  A related model with parts that `read` does not support may also have such
+  names.
   """
   names = set(names)
   if "patch_embed.proj.weight" in names:
@@ -95,26 +96,26 @@ def read(
 ) -> tuple[dict[str, LazyArray], dict[str, Any]]:
   """Returns parameters by our flat names, and options of the model.
 
-  No array is read before its use. A ViT's attention without biases gets biases
-  of zero. What only pre-training has (`PRETRAINING`) is left out.
+  Arrays are lazy. A ViT's attention without biases gets biases of zero. Arrays
+  that only pre-training uses (`PRETRAINING`) are left out.
 
   Args:
     arrays: Name -> array.
-    num_heads: Attention heads, which no array states; None: those of the known
-      size of the same width, depth and mlp_dim.
-    act_layer: Activation of a Transformer's MLPs, a key of `GELUS`; not read
+    num_heads: Attention heads, which no array shows; None for those of the
+      known size with the same width, depth and mlp_dim.
+    act_layer: Activation of a Transformer's MLPs, a key of `GELUS`; not used
       for a ResNet.
-    pool: timm's global_pool; None: it follows from the arrays.
+    pool: timm's global_pool; None if it follows from the arrays.
 
   Returns:
-    Parameters; and options of the model that follow from timm's code, not from
-    the arrays: gelu and ln_eps, pool where there is a choice, rotary positions
-    and their periods, and posemb without a table; gn_eps, ws_eps and ws_eps_on
-    of a ResNet; root_pad of BiT.
+    Parameters; options of the model that follow from timm's code, not from the
+    arrays: gelu and ln_eps, pool if there is a choice, rotary positions and
+    their periods, and posemb without a table; gn_eps, ws_eps and ws_eps_on of a
+    ResNet; root_pad of BiT.
 
   Raises:
     ValueError: Arrays have no place in our models, or unexpected shapes; the
-      number of heads is not known; or the activation is no GELU.
+      number of heads is not known; or the activation is not a GELU.
   """
   arrays = {n: a for n, a in arrays.items() if not PRETRAINING.match(n)}
   if _is_resnet(arrays):
@@ -161,7 +162,7 @@ def only_pretraining(arrays: Iterable[str]) -> list[str]:
 
 
 def is_modern(params: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
-  """Whether other parts than biases make the model one of the later ones."""
+  """Whether a part other than biases requires the family `modern`."""
   parts = r"LayerScale_|pre_norm/|pooled_norm/|/Gate/|MlpBlock_0/LayerNorm_0/"
   parts += "|/relative_bias$"
   return bool(options.get("rope")) or any(
@@ -181,7 +182,8 @@ def _options(
   if act_layer not in GELUS:
     errors.append(
       f"config.json: model_args.act_layer: got {shown(act_layer)}, expected"
-      f" {' or '.join(GELUS)}: no other activation is here. Take other weights."
+      f" {' or '.join(GELUS)}: vit_jax has no other activation. Use other"
+      " weights."
     )
   if any(n.startswith("patch_embed.backbone.") for n in arrays):
     options |= RESNET
@@ -196,8 +198,8 @@ def _options(
     options |= {"rope": "eva02"}
   elif is_eva and (layout.qkv != "fused" or layout.registers in arrays):
     errors.append(
-      "got the names of timm's class Eva, whose positions no array tells,"
-      " expected those of DINOv3 or EVA-02."
+      "got the names of timm's class Eva without arrays that show its"
+      " positions; expected the arrays of DINOv3 or EVA-02."
     )
   if "norm_pre.weight" in arrays:
     options["ln_eps"] = CLIP_LN_EPS
@@ -205,8 +207,9 @@ def _options(
     if "attn_pool.latent" in arrays or has_scales or not has_norm:
       errors.append(
         "got the arrays of a Perception Encoder (a norm before the blocks, and"
-        " attention pooling, LayerScale or no norm behind them), whose rotary"
-        " positions are not here; expected those of CLIP, DINOv3 or EVA-02."
+        " attention pooling, LayerScale or no norm after them), whose rotary"
+        " positions vit_jax does not have; expected those of CLIP, DINOv3 or"
+        " EVA-02."
       )
   if pool in ("avg", "token") and "cls_token" in arrays:
     options["pool"] = {"avg": "gap"}.get(pool, pool)
@@ -218,7 +221,7 @@ def _options(
 def _periods(
   arrays: Mapping[str, LazyArray], errors: list[str]
 ) -> dict[str, Any]:
-  """Returns the type of the periods in a file of Meta's; others have none."""
+  """Returns the type of the periods in a file of Meta's; {} for others."""
   if PERIODS not in arrays:
     return {}
   periods = np.asarray(arrays[PERIODS], np.float32)
@@ -229,7 +232,7 @@ def _periods(
       return {"rope_periods": name}
   errors.append(
     f"{PERIODS}: got {shown(periods.tolist())}, expected the powers of 100 from"
-    f" 1 to {expected[-1]:.4g}: other rotary positions are not here."
+    f" 1 to {expected[-1]:.4g}: vit_jax has no other rotary positions."
   )
   return {}
 
@@ -237,7 +240,7 @@ def _periods(
 def _known_heads(
   arrays, depth: int, layout: Layout
 ) -> tuple[int | None, str | None]:
-  """Returns the heads of the known size that these arrays have, or an error."""
+  """Returns the heads of the known size with these arrays, or an error."""
   width = length(arrays.get("blocks.0.norm1.weight"))
   mlp_dim = length(arrays.get(f"blocks.0.mlp.{layout.swiglu[2]}.weight"))
   is_dinov3 = layout.registers in arrays and "pos_embed" not in arrays
@@ -267,7 +270,7 @@ LAYOUTS = {
 
 
 def _layout_for(model: ModelConfig, library: str) -> Layout | None:
-  """Returns how a library stores the blocks of a model; None: it cannot."""
+  """Returns how a library stores the blocks of a model; None if it cannot."""
   if model.name == "vit":
     return VIT
   if model.posemb == "relative_bias" and library == "timm":
@@ -290,8 +293,8 @@ def write(
   """Returns the arrays of timm's model, by its names.
 
   `timm_names.create_call` returns the call that makes the model. A fixed
-  position table is written as a learned one. Beside registers timm has no row
-  of the table for the class token: it becomes part of the class token.
+  position table is written as a learned one. With registers, timm's table has
+  no row for the class token; the row is added to the class token.
 
   Args:
     params: Our flat names -> arrays; blocks not stacked.
@@ -367,8 +370,8 @@ def write_meta(
 ) -> dict[str, np.ndarray]:
   """Returns the arrays of Meta's model: DeiT, DeiT III, DINOv2, DINOv3, MAE.
 
-  DINOv3's key has biases of zero there, and a mask; its periods are written.
-  The mask token that strict loading wants is zero.
+  DINOv3's key gets biases of zero and a mask there; its periods are written.
+  The mask token, which strict loading expects, is zero.
 
   Args:
     params: Our flat names -> arrays; blocks not stacked.

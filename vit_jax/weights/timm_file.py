@@ -1,7 +1,7 @@
 """A file of timm's, with the config.json that may be beside it.
 
-config.json states what arrays cannot: the number of heads, the activation, the
-preprocessing of images, the names of the classes.
+config.json states what arrays cannot show: the number of heads, the activation,
+the preprocessing of images, the class names.
 """
 
 import dataclasses
@@ -98,7 +98,10 @@ ROPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-  """What is read of `model_args`; sizes are pixels, one side or two."""
+  """The entries of `model_args` that are read.
+
+  Sizes are pixels, one side or two.
+  """
 
   num_heads: int | None = at_least(1)
   act_layer: str | None = None
@@ -107,7 +110,7 @@ class Args:
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-  """What is read of `pretrained_cfg`, or of the top of older files."""
+  """Contents of `pretrained_cfg`, or of the top level of older files."""
 
   input_size: tuple[int, int, int] | None = at_least(1)
   label_names: tuple[str, ...] | None = None
@@ -119,10 +122,10 @@ class Images:
 
   @property
   def pixels(self) -> Pixels | None:
-    """The normalisation; None: it is not stated.
+    """The normalisation; None if it is not stated.
 
     Raises:
-      ValueError: Half of it is.
+      ValueError: Only one of mean and deviation is stated.
     """
     if (self.mean is None) != (self.std is None):
       stated, missing = ("mean", "std") if self.mean else ("std", "mean")
@@ -134,14 +137,14 @@ class Images:
 
 @dataclasses.dataclass(frozen=True)
 class TimmConfig:
-  """What is read of config.json.
+  """Contents of config.json.
 
   Attributes:
     architecture: NAME or NAME.TAG of timm's.
-    global_pool: Pooling of the model; None: that of its architecture.
-    model_args: Arguments of the model, all of them.
-    args: Those of `model_args` that are read.
-    images: How images are prepared.
+    global_pool: Pooling of the model; None for that of its architecture.
+    model_args: All arguments of the model.
+    args: The arguments among them that are read.
+    images: Preprocessing of images.
     image_json: The values of `images` as they are written.
   """
 
@@ -157,11 +160,11 @@ class TimmConfig:
     """Returns the contents of config.json with their types.
 
     Args:
-      config: The contents; {}: there is none.
+      config: The contents; {} without such a file.
       where: The file, for messages.
 
     Raises:
-      ValueError: Values are of other types.
+      ValueError: Values have other types.
     """
     top = json_file.build(_Top, config, where)
     about = {**config, **top.pretrained_cfg}
@@ -176,10 +179,10 @@ class TimmConfig:
 
   @property
   def image_size(self) -> tuple[int, int] | None:
-    """(height, width) of the images, in pixels; None: it is not stated.
+    """(height, width) of the images, in pixels; None if not stated.
 
-    The size of the model's positions, img_size, has precedence: timm leaves the
-    input_size of other weights beside it.
+    img_size, the size of the model's positions, has precedence: timm does not
+    update input_size, which may be that of other weights.
     """
     if self.args.img_size:
       key = "config.json: model_args.img_size"
@@ -198,12 +201,12 @@ class _Top:
 def read(file: StateDict) -> Weights:
   """Returns the weights of a file, from its arrays, header and config.json.
 
-  A file that we wrote has our own metadata in its header; then config.json is
+  If vit_jax wrote the file, its metadata are in the header, and config.json is
   not read.
 
   Raises:
-    ValueError: The arrays are of no model of ours; or config.json is damaged,
-      or states what our model does not compute.
+    ValueError: The arrays fit no model of vit_jax; or config.json is damaged,
+      or states something that our model does not compute.
   """
   where = f"{file.path}: {METADATA_KEY} in its header"
   ours = json_file.parse(file.metadata.get(METADATA_KEY, "{}"), where)
@@ -251,7 +254,7 @@ def read(file: StateDict) -> Weights:
 
 
 def _filter(arrays, params, options) -> str:
-  """Returns how positions are resized: as in timm, or in Meta's DINOv2."""
+  """Returns how positions are resized: as in timm, or as in Meta's DINOv2."""
   if not timm.is_modern(params, options):
     return "zoom"
   is_dinov2 = "mask_token" in arrays and "registers" not in params
@@ -266,7 +269,7 @@ def _num_heads(metadata: Mapping[str, Any]) -> int | None:
 
 
 def _of_ours(weights: Weights) -> Weights:
-  """Returns a file of ours: beside registers timm has no row for cls."""
+  """Corrects a file from vit_jax: with registers it has no row for cls."""
   if "registers" in weights.params and weights.options.get("cls_row"):
     options = {k: v for k, v in weights.options.items() if k != "cls_row"}
     return dataclasses.replace(weights, options=options)
@@ -274,7 +277,7 @@ def _of_ours(weights: Weights) -> Weights:
 
 
 def _with_preprocessing(weights: Weights, config: TimmConfig) -> Weights:
-  """Adds timm's evaluation preprocessing, or the nearest to it and a note."""
+  """Adds timm's evaluation preprocessing, or the nearest one and a note."""
   size, notes = weights.image_size, weights.notes
   share, filter = config.images.crop_pct, config.images.interpolation
   mode = config.images.crop_mode
@@ -329,12 +332,12 @@ def options_of(
   """Returns options of the model that follow from config.json and arrays.
 
   Args:
-    config: As `TimmConfig.of` returns it.
+    config: The result of `TimmConfig.of`.
     params: Our flat names -> anything.
-    options: As `timm.read` returns them.
+    options: The options from `timm.read`.
 
   Returns:
-    cls_row=False where the table has no row for the class token.
+    cls_row=False if the table has no row for the class token.
 
   Raises:
     ValueError: timm's model computes something else than ours.
@@ -352,7 +355,7 @@ def _errors(
   if "_rope_" in config.architecture and not options.get("rope"):
     yield (
       f"config.json: architecture: got {shown(config.architecture)}, whose"
-      " rotary positions are not here; expected DINOv3 or EVA-02."
+      " rotary positions vit_jax does not have; expected DINOv3 or EVA-02."
     )
   args = config.model_args
   stated = {f"model_args.{k}": v for k, v in args.items() if v is not None}
@@ -367,14 +370,14 @@ def _errors(
     ]:
       expected = " or ".join(map(repr, ours[name]))
       yield (
-        f"config.json: {key}: got {shown(value)}, expected {expected}, which is"
-        " what a model of these arrays computes here. Take other weights, or"
-        " correct config.json."
+        f"config.json: {key}: got {shown(value)}, expected {expected}, which"
+        " vit_jax computes with these arrays. Use other weights, or correct"
+        " config.json."
       )
     elif name not in ours and name not in KNOWN:
       yield (
-        f"config.json: {key}: got {shown(value)}, expected no such key: timm's"
-        " model may compute otherwise by it. If its logits are the same without"
+        f"config.json: {key}: got {shown(value)}, expected no such key, because"
+        " timm's model may depend on it. If timm's logits are the same without"
         " it, remove it from config.json."
       )
 
@@ -382,7 +385,7 @@ def _errors(
 def _our_arguments(
   params: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, tuple]:
-  """Returns the values of timm's arguments that our model agrees with."""
+  """Returns the values of timm's arguments for which our model is the same."""
   if "embedding/kernel" not in params:
     return RESNET
   pools = ("map",) if "MAPHead_0/probe" in params else ("avg",)

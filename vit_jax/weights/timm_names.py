@@ -1,4 +1,4 @@
-"""Names that timm has for models of ours, and the calls that make them."""
+"""timm's names for our models, and the calls that make them."""
 
 import math
 from typing import Any, NamedTuple
@@ -68,11 +68,12 @@ class Name(NamedTuple):
 
 
 class Series(NamedTuple):
-  """Models of timm that differ in their sizes alone.
+  """Models of timm that differ only in their sizes.
 
-  names: The first one stands for models of other sizes.
-  defaults: What the call states where a model differs: keyword -> value.
-  is_eva: Whether the class is Eva, whose keywords are others.
+  names: The first one is also used for models of other sizes.
+  defaults: Keywords of the call for which a model may differ, with their
+    defaults.
+  is_eva: Whether the class is Eva, which has other keywords.
   """
 
   names: tuple[Name, ...]
@@ -263,7 +264,7 @@ def known_heads(
   return None, (
     f"got width {width}, depth {depth} and mlp_dim {mlp_dim}, which is none of"
     f" the sizes {', '.join(SIZES)}, so that the number of"
-    " attention heads is unknown. State it: num_heads."
+    " attention heads is unknown. Pass num_heads."
   )
 
 
@@ -282,12 +283,12 @@ def errors(model: ModelConfig) -> list[str]:
 def create_call(
   model: ModelConfig, num_classes: int, image_size: tuple[int, int]
 ) -> tuple[str | None, dict[str, Any]]:
-  """Returns the arguments of `timm.create_model` for what `write` made.
+  """Returns the arguments of `timm.create_model` for the result of `write`.
 
   Args:
-    model: A model that `write` takes.
+    model: A model that `write` supports.
     num_classes: Width of the head, 0 for none. It is always among the
-      arguments, since timm's default depends on the name.
+      arguments, because timm's default depends on the name.
     image_size: Height and width in pixels.
 
   Returns:
@@ -345,7 +346,7 @@ def create_call(
 
 
 def series_of(model: ModelConfig) -> Series:
-  """Returns the models of timm whose class and parts are the model's."""
+  """Returns the models of timm with the class and the parts of the model."""
   if model.name == "vit":
     return _plain(model)
   if model.posemb == "relative_bias":
@@ -377,7 +378,7 @@ def _pool(model: ModelConfig) -> str:
 
 
 def _vit_options(model: ModelConfig) -> dict[str, Any]:
-  """Returns arguments of timm's VisionTransformer; None: its default."""
+  """Returns arguments of timm's VisionTransformer; None for its default."""
   has_class_token = model.num_class_tokens > 0
   is_modern = model.name == "modern"
   options: dict[str, Any] = {
@@ -405,7 +406,7 @@ def _vit_options(model: ModelConfig) -> dict[str, Any]:
 
 
 def _eva_options(model: ModelConfig) -> dict[str, Any]:
-  """Returns arguments of timm's Eva; None: its default."""
+  """Returns arguments of timm's Eva; None for its default."""
   is_pooled = model.final_norm == "pooled"
   default = model.pool == "gap"
   return {
@@ -450,15 +451,14 @@ def _size_kwargs(
 
 
 def ln_eps(model: ModelConfig) -> float:
-  """Returns what timm's model of `create_call` adds to LayerNorm's variance."""
+  """Returns LayerNorm's epsilon in timm's model of `create_call`."""
   is_clip = getattr(model, "pre_norm", False)
   is_dinov3 = getattr(model, "rope", None) == "dinov3"
   return CLIP_LN_EPS if is_clip or is_dinov3 else LN_EPS
 
 
 def norm_difference(model: ModelConfig) -> str | None:
-  """Returns how LayerNorm differs from timm's, Meta's and OpenCLIP's; None: it
-  does not."""
+  """Returns how LayerNorm differs from timm's, Meta's, OpenCLIP's, or None."""
   if model.name not in ("vit", "modern") or model.ln_eps == ln_eps(model):
     return None
   return (
@@ -467,9 +467,9 @@ def norm_difference(model: ModelConfig) -> str | None:
 
 
 def differences(model: ModelConfig) -> list[str]:
-  """Returns a text for each difference to timm's model of `create_call`.
+  """Returns a text for each difference from timm's model of `create_call`.
 
-  Without any, both compute the same numbers, up to rounding.
+  Without a difference, both compute the same numbers, up to rounding.
   """
   texts = []
   if norm := norm_difference(model):

@@ -1,6 +1,6 @@
-"""Key tables of timm's models, and of Meta's, which are theirs but for names.
+"""Key tables of timm's models, and of Meta's, which differ only in names.
 
-A new family of theirs is a `Layout`, or rows in one of the tables.
+A new series of models is a `Layout`, or rows in one of the tables.
 """
 
 import re
@@ -15,14 +15,15 @@ class Layout(NamedTuple):
   """How the blocks of a Transformer are stored; the defaults are the ViT's.
 
   qkv: "fused": one array for query, key and value, one for their biases;
-    "no_key": the same, where the key's biases are masked (Meta's DINOv3);
-    "own": one array, and biases of query and value of their own (Eva, BEiT);
-    "apart": arrays of their own (EVA-02 B and L).
-  mlp: "gelu"; or SwiGLU "packed", whose first half is the gate, or "apart".
-  scale: Name of LayerScale's factors, a number from 1 in it.
+    "no_key": the same with masked biases of the key (Meta's DINOv3); "own": one
+    array, but separate biases of query and value (Eva, BEiT); "apart": separate
+    arrays (EVA-02 B and L).
+  mlp: "gelu"; or SwiGLU: "packed" in one array, whose first half is the gate,
+    or "apart".
+  scale: Name of LayerScale's factors, with a number from 1.
   registers: Name of the registers.
-  swiglu: Names of gate, value and output of SwiGLU; the first two are one if
-    packed.
+  swiglu: Names of gate, value and output of SwiGLU; the first two are the same
+    if packed.
   """
 
   qkv: str = "fused"
@@ -40,7 +41,7 @@ META_APART = ("w1", "w2", "w3")
 
 
 def layout_of(arrays: Mapping[str, LazyArray]) -> Layout:
-  """Returns the layout that arrays of timm's or Meta's have."""
+  """Returns the layout of timm's or Meta's arrays."""
   first = "blocks.0."
   qkv = "fused"
   if first + "attn.q_proj.weight" in arrays:
@@ -65,7 +66,7 @@ def layout_of(arrays: Mapping[str, LazyArray]) -> Layout:
 
 
 def vit_rows(depth: int, layout: Layout = VIT) -> list[Row]:
-  """Returns the key table of a Transformer; a hybrid has `stem_rows`, too.
+  """Returns the key table of a Transformer; a hybrid also has `stem_rows`.
 
   A file has some of these arrays, never all.
   """

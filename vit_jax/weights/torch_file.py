@@ -1,6 +1,6 @@
 """`.pth`, `.pt` and `.bin` files of torch.save, read without running code.
 
-torch is imported here alone, when such a file is read or written.
+Only this module imports torch, when such a file is read or written.
 """
 
 import importlib.util
@@ -49,10 +49,10 @@ def is_torch(file: epath.Path, head: bytes) -> bool:
 def open_torch(
   path: str | os.PathLike,
 ) -> tuple[dict[str, LazyArray], dict[str, str], tuple[str, ...]]:
-  """Returns the arrays by name, each read on use, texts beside them, and notes.
+  """Returns lazy arrays by name, texts beside them, and notes.
 
-  Where the file is a checkpoint of training, the arrays are those of one of
-  `CONTAINERS`, and a note says which, and what is beside it.
+  In a training checkpoint, the arrays are those under one of `CONTAINERS`. A
+  note then says which one, and what else the file has.
 
   Args:
     path: A file; or the index of several in the same folder.
@@ -78,9 +78,9 @@ def _load(path: str | os.PathLike) -> Any:
   """Returns the contents; tensors of a file on disk are not read."""
   if importlib.util.find_spec("torch") is None:
     raise ValueError(
-      f"got {str(path)!r}, a file of PyTorch, which torch alone reads: install"
-      " it (pip install torch), or save the arrays as .safetensors where it is:"
-      f" {_line('weights_only=True')}"
+      f"got {str(path)!r}, a PyTorch file, which only torch can read. Install"
+      " it (pip install torch), or save the arrays as .safetensors where torch"
+      f" is installed: {_line('weights_only=True')}"
     )
   import torch
 
@@ -101,20 +101,20 @@ def _load(path: str | os.PathLike) -> Any:
 
 
 def _reason(error: Exception) -> str:
-  """Returns why torch does not read a file, and what can be done."""
+  """Returns why torch does not read a file, and what to do."""
   text = str(error).strip() or type(error).__name__
   if type(error).__name__ == "UnpicklingError":
     match = re.search(r"GLOBAL (\S+)|[Uu]nsupported \w+ (\S+)", text)
     what = next(filter(None, match.groups()), "") if match else ""
     return (
-      f"a pickle of PyTorch that would run code{f' ({what})' if what else ''}:"
-      " that is never done here; expected arrays in dicts. If you trust it,"
-      f" save its arrays: {_line('weights_only=False')}"
+      f"a PyTorch pickle that would run code{f' ({what})' if what else ''},"
+      " which vit_jax never does; expected arrays in dicts. If you trust the"
+      f" file, save its arrays: {_line('weights_only=False')}"
     )
   if "TorchScript" in text:
     return (
-      "a program of TorchScript (as OpenAI's CLIP), expected arrays:"
-      " torch.save(torch.jit.load(SRC, 'cpu').state_dict(), DST)"
+      "a TorchScript program (such as OpenAI's CLIP), expected arrays. Save"
+      " them: torch.save(torch.jit.load(SRC, 'cpu').state_dict(), DST)"
     )
   return (
     f"which torch cannot read ({text.splitlines()[0][:200]}); expected a whole"
@@ -123,7 +123,7 @@ def _reason(error: Exception) -> str:
 
 
 def _line(option: str) -> str:
-  """Returns Python that saves the arrays of a file alone."""
+  """Returns a line of Python that saves only the arrays of a file."""
   return (
     f"d = torch.load(SRC, map_location='cpu', {option});"
     " safetensors.torch.save_file({k: v.contiguous() for k, v in"
@@ -213,7 +213,7 @@ def write(
   """
   if importlib.util.find_spec("torch") is None:
     raise ValueError(
-      f"got {str(path)!r}, a file of PyTorch, which torch alone writes: install"
+      f"got {str(path)!r}, a PyTorch file, which only torch can write. Install"
       " it (pip install torch)."
     )
   import torch

@@ -1,7 +1,7 @@
-"""Key tables of PyTorch's models: their arrays, and ours of the same numbers.
+"""Key tables of PyTorch models: their arrays, and ours with the same numbers.
 
-A key table is a list of `Row`s, each for one of our arrays: the name of theirs,
-our name, and how the layouts differ. `timm.py` and `hf_names.py` have them.
+A key table is a list of `Row`s, one for each of our arrays: their name, our
+name, and how the layouts differ. `timm.py` and `hf_names.py` have such tables.
 """
 
 import dataclasses
@@ -19,9 +19,10 @@ Shape = tuple[int, ...]
 
 
 class Kind(NamedTuple):
-  """How the layout of their array and of ours differ.
+  """How the layouts of their array and ours differ.
 
-  axes: Those of their array, for checks and messages; "": any. D = heads * hd.
+  axes: Axes of their array, for checks and messages; "" for any. D = heads *
+    hd.
   shape: (their shape, number of heads) -> our shape.
   to_ours: (their array, our shape) -> our array.
   to_theirs: Our array -> their array.
@@ -112,7 +113,7 @@ class Row:
     theirs: Name of their array that contains it.
     ours: Our flat name.
     kind: A key of `KINDS`.
-    part: (i, n): ours is the i-th of n equal parts of theirs, along axis 0.
+    part: (i, n) if ours is the i-th of n equal parts of theirs, along axis 0.
   """
 
   theirs: str
@@ -149,15 +150,15 @@ def count_blocks(names: Iterable[str], regex: str) -> int:
   Args:
     names: Names of arrays.
     regex: Matches the beginning of a block's name; its first group is the
-      number. A bound on the digits keeps a name such as "blocks.99999999" from
-      making a table of so many blocks.
+      number. It should bound the digits, or a name such as "blocks.99999999"
+      makes a table of so many blocks.
   """
   numbers = [int(m[1]) for n in names if (m := re.match(regex, n))]
   return max(numbers, default=-1) + 1
 
 
 def length(array: LazyArray | None) -> int:
-  """Returns that of the last axis; 0: there is no array, or it is a scalar."""
+  """Returns the size of the last axis; 0 without an array, and for a scalar."""
   return array.shape[-1] if array is not None and array.shape else 0
 
 
@@ -231,7 +232,7 @@ def to_theirs(
 
 
 def add_zero_biases(params: dict[str, LazyArray]) -> None:
-  """Gives attention without biases biases of zero, in place."""
+  """Adds biases of zero to attention without biases, in place."""
   for name, kernel in list(params.items()):
     path, _, leaf = name.rpartition("/")
     if leaf == "kernel" and path.endswith(("/query", "/key", "/value")):
@@ -245,7 +246,7 @@ def option_errors(
   """Returns an error for each option that a library's model does not support.
 
   Args:
-    model: The model to be written.
+    model: The model to write.
     supported: Option -> values that the library's model supports.
   """
   errors = []
@@ -270,7 +271,7 @@ def shorten(names: Sequence[str]) -> str:
 def unplaced(
   names: Sequence[str], known_parts: Iterable[tuple[str, str]], takes: str
 ) -> str:
-  """Returns an error: arrays that none of our models has a place for.
+  """Returns an error for arrays that have no place in any of our models.
 
   Args:
     names: Names of the arrays.
@@ -288,5 +289,5 @@ def unplaced(
     parts = f" They belong to {'; '.join(owners)}: no such part in vit_jax."
   return (
     f"got {len(names)} array{'s' * (len(names) != 1)} without a place in our"
-    f" models: {shorten(names)}.{parts} Take weights of {takes}."
+    f" models: {shorten(names)}.{parts} Use weights of {takes}."
   )

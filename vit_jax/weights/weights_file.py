@@ -1,4 +1,4 @@
-"""A file of weights: arrays that are read on use, and metadata."""
+"""A file of weights: lazy arrays, and metadata."""
 
 import dataclasses
 import math
@@ -24,14 +24,14 @@ METADATA_KEY = "vit_jax"  # in the header of .safetensors files that we write
 
 @dataclasses.dataclass(frozen=True)
 class LazyArray:
-  """An array in a file, known by its shape; `np.asarray` reads it.
+  """An array in a file with a known shape; `np.asarray` reads it.
 
-  Every use reads it again, so a file of any size takes the memory of one array
+  Every use reads it again. So a file of any size needs the memory of one array
   at a time.
 
   Attributes:
-    shape: Shape of what `read` returns.
-    dtype: Type of what `read` returns.
+    shape: Shape of the result of `read`.
+    dtype: Type of the result of `read`.
     read: Returns the array.
   """
 
@@ -58,7 +58,7 @@ class LazyArray:
 
 
 def lazy(array: np.ndarray) -> LazyArray:
-  """Wraps an array that is in memory already."""
+  """Wraps an array that is already in memory."""
   return LazyArray(np.shape(array), array.dtype, lambda: array)
 
 
@@ -68,8 +68,8 @@ class StateDict(NamedTuple):
   path: The file, or its folder.
   arrays: The arrays by name.
   metadata: Texts in the file's header.
-  config: Contents of the config.json beside it; {}: there is none.
-  options: Options of the model that the caller stated.
+  config: Contents of the config.json beside it; {} without such a file.
+  options: Options of the model from the caller.
   """
 
   path: epath.Path
@@ -80,10 +80,10 @@ class StateDict(NamedTuple):
 
 
 class Pixels(NamedTuple):
-  """Normalisation of images: a model got (p - mean) / std of p in [0, 1].
+  """Normalisation of images: the model got (p - mean) / std of p in [0, 1].
 
-  One number for each channel. Images in [-1, 1] are mean 0.5, std 0.5; images
-  in 0 to 255 are mean 0, std 1 / 255.
+  One number for each channel. Images in [-1, 1] have mean 0.5 and std 0.5;
+  images in 0 to 255 have mean 0 and std 1 / 255.
   """
 
   mean: tuple[float, float, float]
@@ -114,7 +114,7 @@ class _Standardisation:
 
 @dataclasses.dataclass(frozen=True)
 class Metadata:
-  """What we write beside parameters, as far as it is read; sizes in pixels."""
+  """The part of a checkpoint's metadata that is read; sizes in pixels."""
 
   model: dict = dataclasses.field(default_factory=dict)
   config: _Config = _Config()
@@ -132,31 +132,30 @@ class Weights:
 
   Attributes:
     path: The file or folder.
-    format: "google", "bit", "timm" (Meta's, too), "hf", "openclip" or
+    format: "google", "bit", "timm" (also Meta's), "hf", "openclip" or
       "checkpoint".
-    params: Flat, "a/b/c" -> array, unread; blocks not stacked.
+    params: Flat, "a/b/c" -> lazy array; blocks not stacked.
     options: Options of the model (fields of its family) that the file or its
       format states, and that do not follow from names and shapes.
-    grid: The (rows, columns) of patches of the position table, or None where
-      they are unknown.
+    grid: The (rows, columns) of patches of the position table; None if unknown.
     has_cls_row: Whether row 0 of that table is the class token's.
-    image_size: (height, width) in pixels, or None where it is unknown.
+    image_size: (height, width) in pixels; None if unknown.
     class_names: Names in the order of the logits, or None.
-    ops: Preprocessing, as `config.data.ops`, or None where it is unknown.
-    crop_share: Side of its crop by the shorter side of the image, unrounded, or
-      None where it is unknown.
-    loss: Loss of the head's training, one of `losses.HEADS`; None: unknown. The
+    ops: Preprocessing, as `config.data.ops`; None if unknown.
+    crop_share: Side of its crop / shorter side of the image, not rounded; None
+      if unknown.
+    loss: Training loss of the head, one of `losses.HEADS`; None if unknown. The
       outputs of a regression are numbers in the data's units.
-    pixels: How images were normalised; None: nothing states it.
-    published_pixels: The name in `normalisation.NAMED` of what is assumed then,
-      and says a note: the publishers of such arrays normalise so. None: the
-      arrays do not tell their family.
+    pixels: Normalisation of images; None if it is not stated.
+    published_pixels: The name in `normalisation.NAMED` of the normalisation
+      that is then assumed, because the publishers of such arrays use it, with a
+      note. None if the arrays belong to no known series.
     posemb_filter: How positions are resized for images of another size, a name
-      of `models.resample.METHODS`, if the user states none.
-    is_bare: Whether nothing beside the arrays states the model, in a format
-      whose models differ.
-    notes: Facts that a user should know.
-    metadata: Everything else that a checkpoint states.
+      of `models.resample.METHODS`, unless the user chooses one.
+    is_bare: Whether only the arrays describe the model, in a format whose
+      models differ.
+    notes: Facts for the user.
+    metadata: Everything else in a checkpoint's metadata.
   """
 
   path: str
@@ -179,7 +178,7 @@ class Weights:
 
   @property
   def num_class_rows(self) -> int:
-    """Number of the table's rows of class and distillation token, in front."""
+    """Number of leading rows of the table, for class and distillation token."""
     return self.has_cls_row * (1 + ("dist" in self.params))
 
 
@@ -197,7 +196,7 @@ def without_head(weights: Weights) -> Weights:
 
 
 def height_and_width(sides: tuple[int, ...], where: str) -> tuple[int, int]:
-  """Returns a size that is stated as one side or as two.
+  """Returns a size that is given as one side or as two.
 
   Raises:
     ValueError: It has another number of sides; the message names `where`.
@@ -210,7 +209,7 @@ def height_and_width(sides: tuple[int, ...], where: str) -> tuple[int, int]:
 def _in_units(
   params: dict[str, LazyArray], of: _Standardisation
 ) -> dict[str, LazyArray]:
-  """Returns parameters whose head predicts numbers, not standardised ones."""
+  """Returns parameters whose head predicts numbers in the data's units."""
   if not of.mean or "head/kernel" not in params:
     return params
   mean, deviation = (np.array(v, np.float32) for v in (of.mean, of.deviation))
@@ -222,17 +221,17 @@ def _in_units(
 
 
 def model_of(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-  """Returns the model's options in the metadata; None: there are none."""
+  """Returns the model's options in the metadata, or None."""
   config = metadata.get("config")  # another program's may be of any type
   stated = config.get("model") if isinstance(config, dict) else None
   return metadata.get("model") or stated
 
 
 def with_metadata(weights: Weights, metadata: Mapping[str, Any]) -> Weights:
-  """Adds what we wrote beside the parameters.
+  """Adds the metadata that vit_jax wrote beside the parameters.
 
   Raises:
-    ValueError: It is damaged: values are of other types.
+    ValueError: They are damaged: values have other types.
   """
   stated = json_file.build(Metadata, metadata, f"{weights.path}: metadata")
   model = model_from_dict(stated.model or stated.config.model)

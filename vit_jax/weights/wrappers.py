@@ -1,4 +1,4 @@
-"""Names that training programs put around those of a model."""
+"""Prefixes that training programs add to the names of a model's arrays."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -50,16 +50,16 @@ def unwrapped(
 ) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
   """Returns the arrays of the model under its own names, and notes.
 
-  A prefix such as `module.` or `teacher.backbone.` is taken off, and DINOv2's
+  A prefix such as `module.` or `teacher.backbone.` is removed, and DINOv2's
   blocks in chunks (`blocks.1.6.`, chunk and block) lose the chunk. Other names
-  are not changed. Of several models the first by `CONTAINERS` is taken.
+  do not change. Of several models, the first one by `CONTAINERS` is used.
 
   Args:
     arrays: Name in the file -> array.
 
   Raises:
-    ValueError: There are several models and none comes first, or arrays beside
-      the model that belong to no pre-training.
+    ValueError: There are several models and none comes first; or there are
+      other arrays that belong to no pre-training.
   """
   notes: list[str] = []
   prefixes = _prefixes(arrays)
@@ -100,7 +100,7 @@ def unwrapped(
 
 
 def has_model(names: Iterable[str]) -> bool:
-  """Whether a model that we may know has such names, with a prefix or not."""
+  """Whether the names contain a model of known form, with a prefix or not."""
   return bool(_prefixes(names))
 
 
@@ -116,7 +116,7 @@ def rank_of(prefix: str) -> tuple[int, ...]:
 
 
 def _prefixes(names: Iterable[str]) -> set[str]:
-  """Returns what is before the names of each model; "": nothing."""
+  """Returns the prefix of each model's names; "" for none."""
   names = list(names)
   for end in _FIRST:
     matches = [re.fullmatch(end, name) for name in names]
@@ -126,7 +126,7 @@ def _prefixes(names: Iterable[str]) -> set[str]:
 
 
 def _line(prefix: str) -> str:
-  """Returns Python that saves the arrays under a prefix without it."""
+  """Returns a line of Python that removes a prefix from saved arrays."""
   return (
     f"p = {prefix!r}; safetensors.torch.save_file({{k.removeprefix(p): v for k,"
     " v in safetensors.torch.load_file(SRC).items() if k.startswith(p)}, DST)"

@@ -6,15 +6,15 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class MetricWriter(Protocol):
-  """Takes the metrics of a run, as clu's `metric_writers.MetricWriter` does.
+  """The interface of a writer of metrics, a part of clu's `MetricWriter`.
 
-  Any of clu's writers is one, and any object with these methods.
+  Any of clu's metric_writers fits, and any object with these methods.
   """
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
     """Writes metrics of a step, which is the number of updates applied.
 
-    Scores of an evaluator come in a call of their own, behind those of
+    Each evaluator's scores come in a separate call, after the metrics of
     training. Steps never decrease.
     """
 

@@ -1,7 +1,7 @@
-"""The small files of a run: written whole or not at all, read where damaged.
+"""The small files of a run: written whole or not at all, and read if damaged.
 
-Readers do not raise for what a file holds: they return what can be read, and
-what is damaged. Nothing here imports jax.
+Reading never raises for the contents of a file: it returns what can be read,
+and what is damaged. This module imports no jax.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ Row = dict[str, int | float]
 
 
 class WriteError(OSError):
-  """A file of a run cannot be written; the text says which, and what to do."""
+  """A file of a run cannot be written; the message says what to do."""
 
 
 class Rows(NamedTuple):
-  """What was read of a file of metrics.
+  """The contents of a file of metrics.
 
   rows: Its rows, in order.
-  damaged: Numbers, from 1, of the lines that are no rows: the process died, or
+  damaged: Numbers, from 1, of the lines that are not rows: the process died, or
     the disk was full, while they were written.
   """
 
@@ -38,14 +38,14 @@ class Rows(NamedTuple):
 
 
 def write(path: epath.Path, data: bytes | str, mode: str = "wb") -> None:
-  """Opens a file, writes and closes it. All is written by it and `append`."""
+  """Opens, writes and closes a file; all functions here but `append` use it."""
   with os_errors(path), path.open(mode) as file:
     file.write(data.encode() if isinstance(data, str) else data)
 
 
 @contextlib.contextmanager
 def os_errors(path: epath.Path) -> Iterator[None]:
-  """Makes errors of an object store, of whatever class, OSErrors."""
+  """Turns errors of an object store, of any class, into OSErrors."""
   try:
     yield
   except OSError:
@@ -57,12 +57,12 @@ def os_errors(path: epath.Path) -> Iterator[None]:
 
 
 def append(path: epath.Path, data: bytes, size: int) -> int:
-  """Writes after the first bytes of a file, and returns how many it has then.
+  """Writes after the first `size` bytes of a file, and returns its new size.
 
   Args:
     path: A local file in an existing folder.
-    data: What is written.
-    size: Bytes that stay; what a failed write left behind them is overwritten.
+    data: What to write.
+    size: Bytes to keep; what a failed write left after them is overwritten.
   """
   number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
   with os.fdopen(number, "r+b") as file:
@@ -72,7 +72,7 @@ def append(path: epath.Path, data: bytes, size: int) -> int:
 
 
 def replace_text(path: epath.Path, data: bytes | str) -> None:
-  """Writes a file such that an interruption leaves the old or the new one."""
+  """Replaces a file; an interruption leaves the old or the new one."""
   draft = path.parent / (path.name + ".new")
   write(draft, data)
   with os_errors(path):
@@ -83,24 +83,24 @@ def replace(path: epath.Path, data: bytes | str) -> None:
   """Writes a file as `replace_text` does.
 
   Raises:
-    WriteError: It cannot be written; the text says what to do.
+    WriteError: It cannot be written; the message says what to do.
   """
   try:
     replace_text(path, data)
   except OSError as e:
     raise WriteError(
-      f"{path}: cannot be written ({reason(e)}); make room, or see who may"
-      " write there, and start again. What was there is unchanged."
+      f"{path}: cannot be written ({reason(e)}); free disk space, or correct"
+      " the permissions, and start again. The old file is unchanged."
     ) from None
 
 
 def reason(error: Exception) -> str:
-  """Returns why the system refused, as a part of a sentence."""
+  """Returns the system's reason for an error, as a part of a sentence."""
   return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def folder_error(workdir: str, error: OSError) -> str:
-  """Returns an error text for a --workdir that cannot be written."""
+  """Returns an error message for a --workdir that cannot be written."""
   at = f"{error.filename}: " if error.filename else ""
   return (
     f"--workdir: got {workdir!r}, where no files can be written"
@@ -109,7 +109,7 @@ def folder_error(workdir: str, error: OSError) -> str:
 
 
 def is_local(path: epath.Path) -> bool:
-  """Whether a path is of the operating system, not of an object store."""
+  """Whether a path is in a file system, not in an object store."""
   return "://" not in str(path)
 
 
@@ -123,10 +123,10 @@ def open_records(
 
   Args:
     path: The file, which is replaced.
-    data: What it holds at first.
-    note: Prints a line on what cannot be written.
-    check_owner: Called before an upload to a bucket, from its thread. Where it
-      raises an OSError the folder is no longer this run's, and nothing is
+    data: Its first contents.
+    note: Prints a line on write errors.
+    check_owner: Called before an upload to a bucket, from its thread. If it
+      raises an OSError, the folder belongs to another run now, and nothing is
       written.
 
   Raises:
@@ -138,18 +138,18 @@ def open_records(
 
 
 class Records:
-  """Appends records to a local file; keeps them in memory while that fails.
+  """Appends records to a local file; while that fails, records wait in memory.
 
-  A record that was written in part, as when the disk became full, is written
-  again from its beginning.
+  A record that was written in part, for example because the disk was full, is
+  written again from its beginning.
 
   Args:
     path: The file, which is replaced.
-    data: What it holds at first.
+    data: Its first contents.
     note: Prints a line, once when writing fails, and once when it works again.
 
   Attributes:
-    error: Why records wait; None: none do, or they have not been tried yet.
+    error: Why records wait, or None.
 
   Raises:
     WriteError: The file cannot be written now.
@@ -171,7 +171,7 @@ class Records:
     """Writes a record, and those that wait.
 
     Raises:
-      WriteError: `MAX_WAITING` wait.
+      WriteError: `MAX_WAITING` records wait.
     """
     self._waiting.append(record)
     self._try_to_write()
@@ -181,11 +181,11 @@ class Records:
     """Starts an upload to a bucket; a local file is always written."""
 
   def close(self) -> str | None:
-    """Writes what waits, to a temporary folder if it must.
+    """Writes the waiting records, if necessary to a temporary folder.
 
     Returns:
-      What became of the records that could not be written; None: there are
-      none.
+      Where the records are that could not be written; None without such
+      records.
     """
     if not self._waiting:
       return None
@@ -204,7 +204,7 @@ class Records:
     return f"{failure}; {rest} in {other}: append them to it, and start again."
 
   def _try_to_write(self) -> None:
-    """Writes what waits, or prints once why that failed."""
+    """Writes the waiting records, or prints once why that failed."""
     try:
       self._write()
     except OSError as e:
@@ -219,9 +219,9 @@ class Records:
   def _refuse_too_many(self) -> None:
     if self.error is not None and len(self._waiting) >= MAX_WAITING:
       raise WriteError(
-        f"{self._path}: {len(self._waiting):,} records wait, since it cannot"
-        f" be written ({reason(self.error)}); make room, or mend the disk, and"
-        " start again: the run resumes from its last checkpoint."
+        f"{self._path}: {len(self._waiting):,} records wait, because it cannot"
+        f" be written ({reason(self.error)}); free disk space, or repair the"
+        " disk, and start again: the run resumes from its last checkpoint."
       )
 
   def _write(self) -> None:
@@ -230,7 +230,7 @@ class Records:
     self._remove_written(len(self._waiting))
 
   def _remove_written(self, count: int) -> None:
-    """Forgets the first records, which are in the file."""
+    """Removes the first records, which are in the file."""
     if self.error is not None:
       self._note(f"file        {self._path}: {count:,} records written again")
     self.error = None
@@ -240,8 +240,8 @@ class Records:
 class _UploadedRecords(Records):
   """Records in a bucket: a thread uploads the whole file every few seconds.
 
-  No object of a store can be appended to: a client sends it anew, and for
-  appending fetches it before.
+  An object of a store cannot be appended to: a client uploads it anew, and
+  would download it before.
   """
 
   def __init__(self, path, data, note, check_owner):
@@ -254,7 +254,7 @@ class _UploadedRecords(Records):
     self._thread.start()
 
   def append(self, record: bytes) -> None:
-    """Keeps a record for the next upload.
+    """Adds a record to the next upload.
 
     Raises:
       WriteError: `MAX_WAITING` records wait.
@@ -266,7 +266,7 @@ class _UploadedRecords(Records):
     self._wakes.set()
 
   def close(self) -> str | None:
-    """Writes what waits, unless the folder was taken by another run."""
+    """Writes the waiting records, unless another run took the folder."""
     self._is_closed = True
     self._wakes.set()
     self._thread.join()
@@ -300,7 +300,7 @@ def contents(path: epath.Path) -> bytes:
   """Reads a file that is about to be rewritten; b"" if it does not exist.
 
   Raises:
-    WriteError: It cannot be read now, so that what it holds would be lost.
+    WriteError: It cannot be read now, so its contents would be lost.
   """
   try:
     with os_errors(path):
@@ -309,21 +309,21 @@ def contents(path: epath.Path) -> bytes:
     return b""
   except OSError as e:
     raise WriteError(
-      f"{path}: cannot be read ({reason(e)}), and a run that goes on writes it"
-      " anew, without what it holds. See to the disk, or to who may read it,"
-      " and start again. What was there is unchanged."
+      f"{path}: cannot be read ({reason(e)}), and the run would overwrite it."
+      " Check the disk and the permissions, and start again. The file is"
+      " unchanged."
     ) from None
 
 
 def read_rows(path: epath.Path) -> Rows:
-  """Reads a file of metrics, see `parse_rows`; empty if there is none."""
+  """Reads a file of metrics, see `parse_rows`; empty if it does not exist."""
   return parse_rows(path.read_bytes() if path.exists() else b"")
 
 
 def parse_rows(data: bytes) -> Rows:
-  """Returns the rows that a file of metrics holds.
+  """Returns the rows of a file of metrics.
 
-  A row is a line of JSON: an object of numbers, of which "step" is whole.
+  A row is a line of JSON: an object of numbers, of which "step" is an integer.
   Numbers may be NaN or infinite, as Python writes them.
   """
   rows, damaged = [], []
@@ -342,7 +342,7 @@ def parse_rows(data: bytes) -> Rows:
 
 
 def lines_text(numbers: Sequence[int]) -> str:
-  """Returns the first numbers of lines, and how many there are more.
+  """Returns the first line numbers, and how many more there are.
 
   Example:
     >>> lines_text([3]), lines_text(range(1, 9))

@@ -1,4 +1,4 @@
-"""Text for people, where the disk may be full or the reader gone."""
+"""Text for people, also if the disk is full or the reader is gone."""
 
 import contextlib
 import errno
@@ -7,10 +7,10 @@ import os
 
 
 def write(stream: io.TextIOBase, text: str) -> None:
-  """Writes text for people to read; a run goes on where nobody can read it.
+  """Writes text for people; the run goes on if nobody can read it.
 
-  So it does after the connection that started it was closed, which closes the
-  pipe or terminal behind stderr: then nothing more is written there.
+  The connection that started a run may be closed, which closes the pipe or
+  terminal behind stderr. Then nothing more is written there.
   """
   try:
     stream.write(text)

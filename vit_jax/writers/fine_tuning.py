@@ -1,4 +1,4 @@
-"""The files on how a fine-tuning began: its linear probe, its short trials."""
+"""Files on the start of a fine-tuning: its linear probe, its short trials."""
 
 import dataclasses
 
@@ -11,9 +11,9 @@ class LinearProbe:
 
   top1: Share of the held-out images that the probe predicts right.
   l2: Its penalty.
-  fine_tuned: The share of the fine-tuned model; None: training goes on.
-  balanced, fine_tuned_balanced: Their balanced accuracies, which decide where
-    the classes have weights in the loss; None: the shares decide.
+  fine_tuned: The same share for the fine-tuned model; None during training.
+  balanced, fine_tuned_balanced: Their balanced accuracies, which decide if the
+    loss weights the classes; otherwise None, and the shares decide.
   """
 
   top1: float = 0.0
@@ -24,7 +24,7 @@ class LinearProbe:
 
   @property
   def is_saved(self) -> bool:
-    """Whether the probe is the better one, and so the model of the run."""
+    """Whether the probe is better, and is therefore the model of the run."""
     if self.balanced is not None and self.fine_tuned_balanced is not None:
       return self.fine_tuned_balanced < self.balanced
     return self.fine_tuned is not None and self.fine_tuned < self.top1
@@ -36,8 +36,9 @@ class Trial:
 
   changes: Names of its changes to the config.
   steps: Its length.
-  top1: Share of the held-out images that it predicts right; None: it diverged.
-  loss: Their mean loss, by which trials are compared; None: it diverged.
+  top1: Share of the held-out images that it predicts right; None if it
+    diverged.
+  loss: Their mean loss, which compares trials; None if it diverged.
   """
 
   changes: str = ""
@@ -51,8 +52,8 @@ class Trials:
   """Contents of `TRIALS`, see `vit_jax.sweep.trials`.
 
   steps: Length of a trial; it stays the same when the run resumes.
-  trials: Those made so far.
-  chosen: The changes that the run has; None: not known yet.
+  trials: The trials so far.
+  chosen: The changes that the run has; None before the choice.
   """
 
   steps: int = 0

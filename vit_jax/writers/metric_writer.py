@@ -1,9 +1,9 @@
 """The rows of a run's metrics: `metrics.jsonl`, TensorBoard and trackers.
 
-Rows come by step; within a step the row of training comes first, then the
-scores of the evaluators in the order of the config. A row waits for the scores
-before it, which a thread computes. So two runs write the same rows, and all
-rows up to a checkpoint can be written before the checkpoint is.
+Rows come by step. Within a step the row of training comes first, then the
+scores of the evaluators in the order of the config. A row waits for earlier
+scores, which a thread computes. So repeated runs write the same rows, and all
+rows up to a checkpoint can be written before the checkpoint.
 """
 
 import collections
@@ -45,10 +45,9 @@ T = TypeVar("T")
 
 
 def is_measured(name: str) -> bool:
-  """Returns whether a metric measures the machine.
+  """Whether a metric measures the machine.
 
-  All other metrics are the same whenever a run is repeated, or was killed and
-  resumed.
+  All other metrics are the same if a run is repeated, or is killed and resumed.
   """
   return name in _MEASURED or name.startswith("train/seconds/")
 
@@ -64,19 +63,19 @@ class MetricLog:
   Args:
     workdir: Folder of the run.
     start: Step at which the run starts or resumes. Rows of later steps are
-      removed, since they will be written again.
-    config: The run, for its trackers; None: it has none.
-    evals: Options of the evaluators that score, for means over groups.
-    writer: Gets the rows from `start` on, too, and is closed at the end; what
-      it raises ends the run. None: there is none.
-    note: Prints a line, on scores and on what cannot be read or written.
+      removed, because they will be written again.
+    config: The run, for its trackers; None for no trackers.
+    evals: Options of the evaluators, for means over groups.
+    writer: Also gets the rows from `start` on, and is closed at the end; its
+      exceptions end the run. None for no such writer.
+    note: Prints a line, on scores and on errors of reading and writing.
     check_owner: Called before each row, and before each upload to a bucket;
-      raises where the folder was taken by another run.
+      raises if another run took the folder.
 
   Raises:
-    WriteError: metrics.jsonl cannot be read or written now. Later on its rows
-      wait in memory, see `atomic_files.Records`; TensorBoard and trackers alone
-      are given up.
+    WriteError: metrics.jsonl cannot be read or written now. Later its rows wait
+      in memory, see `atomic_files.Records`; TensorBoard and trackers are given
+      up.
   """
 
   def __init__(
@@ -132,7 +131,7 @@ class MetricLog:
         self._means.add(step, {name: float(value)})
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Writes a row as soon as those before it are written.
+    """Writes a row as soon as earlier rows are written.
 
     Args:
       step: Number of updates applied.
@@ -148,8 +147,8 @@ class MetricLog:
 
     Args:
       step: Number of updates applied.
-      score_fn: `Evaluator.score`, which needs the host alone.
-      gathered: Its argument, what `Evaluator.gather` returned.
+      score_fn: `Evaluator.score`, which uses only the host.
+      gathered: Its argument, the result of `Evaluator.gather`.
     """
     if jax.process_index() == 0:
       future = self._pool.submit(_score, score_fn, gathered)
@@ -164,13 +163,13 @@ class MetricLog:
   ) -> None:
     """Writes the rows that are known, up to the first that is not.
 
-    What `score_fn` raised is raised here.
+    Exceptions of `score_fn` are raised here.
 
     Args:
       wait: Whether to wait for scores.
       until: Returns whether to stop waiting, such as after SIGTERM.
-      before: Scores of this, the newest step are not waited for, since the run
-        that resumes computes them; None: all are.
+      before: Do not wait for scores of this step, the newest one, because the
+        resumed run computes them; None to wait for all.
 
     Raises:
       WriteError: An evaluator's own file cannot be written; or as
@@ -194,10 +193,10 @@ class MetricLog:
   def missing(
     self, step: int, evaluators: Sequence[Evaluator]
   ) -> list[Evaluator]:
-    """Returns the evaluators that have no score at the resumed step.
+    """Returns the evaluators without a score at the resumed step. Collective.
 
-    The run stopped between saving and evaluating. Collective: all processes get
-    the same.
+    The run stopped between saving and evaluating. All processes get the same
+    result.
     """
     if not evaluators:
       return []
@@ -206,14 +205,14 @@ class MetricLog:
     return [e for e, done in zip(evaluators, scored, strict=True) if not done]
 
   def close(self, error: BaseException | None = None) -> None:
-    """Closes the files; scores that are not known yet are lost.
+    """Closes the files; unfinished scores are lost.
 
     Args:
-      error: What ended the run, which trackers show; None: it is finished.
+      error: What ended the run, for the trackers; None if it is finished.
 
     Raises:
-      WriteError: Rows are not in metrics.jsonl; the text says where they are.
-        Printed instead where there is an error already.
+      WriteError: Some rows are not in metrics.jsonl; the message says where
+        they are. If there is already an error, the message is printed instead.
     """
     self._pool.shutdown(wait=False, cancel_futures=True)
     with contextlib.ExitStack() as stack:  # closes all, whatever one raises
@@ -268,8 +267,8 @@ def _score(
 ) -> Mapping[str, float]:
   """Returns the scores, with numpy's products on half of the cores.
 
-  Input, and on a CPU training, keep the others busy. A product on all of them
-  would wait for its last thread, and the threads spin meanwhile.
+  Input, and on a CPU training, use the others. A product on all cores would
+  wait for its last thread, and its threads would spin meanwhile.
   """
   import threadpoolctl  # not needed to read metrics, nor installed for it
 
@@ -281,11 +280,11 @@ def _score(
 class GroupMeans:
   """Adds the mean over a group to the scores of its last evaluator.
 
-  So mean and scores are one row: both are there, or neither. Every evaluator
-  has the same weight; a metric is averaged if all of them have it.
+  So mean and scores are in one row: both exist, or neither. Every evaluator has
+  the same weight. A metric is averaged if all of them have it.
 
   Args:
-    evals: Options of the evaluators that score.
+    evals: Options of the evaluators.
   """
 
   def __init__(self, evals: Iterable[EvaluatorConfig]):
@@ -297,11 +296,11 @@ class GroupMeans:
     self._waiting: dict[int, dict[str, dict[str, float]]] = {}
 
   def add(self, step: int, scores: Mapping[str, float]) -> dict[str, float]:
-    """Returns the scores of one evaluator, and means that they complete.
+    """Returns the scores of one evaluator, and the means that they complete.
 
     Returns:
-      The scores, and for each group that is complete by them `<group>/<metric>`
-      and `<group>/sets`, the number of evaluators.
+      The scores; for each group that they complete, `<group>/<metric>`, and
+      `<group>/sets`, the number of evaluators.
     """
     waiting = self._waiting.setdefault(step, {})
     for key, value in scores.items():
@@ -329,11 +328,11 @@ def finite_scores(
 ) -> tuple[dict[str, float], str]:
   """Leaves out the scores of an evaluator that are not finite.
 
-  They do not stop the run: its state is finite, and process 0 alone knows them.
+  They do not stop the run: its state is finite, and only process 0 knows them.
 
   Returns:
-    The others, and `<evaluator>/not_finite`, how many are left out, if any are;
-    and a line on them, or "".
+    The others, with `<evaluator>/not_finite`, the number of scores left out, if
+    there are any; a line about them, or "".
   """
   bad = {k: v for k, v in scores.items() if not math.isfinite(v)}
   if not bad:
@@ -348,7 +347,7 @@ def finite_scores(
 
 
 def format_scores(step: int, scores: Mapping[str, float]) -> str:
-  """Returns an evaluator's results, baselines on lines of their own."""
+  """Returns an evaluator's results, with baselines on separate lines."""
   rows: dict[str, list[str]] = {}
   for key, value in scores.items():
     name, metric = key.rsplit("/", 1)

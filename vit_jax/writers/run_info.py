@@ -1,4 +1,4 @@
-"""What a result depends on, and the JSON files of a run."""
+"""Versions, commit and parameter table of a run, and its JSON files."""
 
 import dataclasses
 import importlib.metadata
@@ -23,7 +23,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 def versions() -> dict[str, str]:
-  """Returns the versions that a result depends on."""
+  """Returns the versions on which a result depends."""
   packages = {p: importlib.metadata.version(p) for p in PACKAGES}
   return {
     "python": platform.python_version(),
@@ -33,9 +33,9 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-  """Returns the commit of a checkout, with "+" if its code differs from it.
+  """Returns the commit of a checkout, with "+" if the code was changed.
 
-  None where the package is not in a checkout of its own.
+  None if the package is not in a checkout of its own.
   """
   checkout = pathlib.Path(__file__).parents[2]
 
@@ -75,7 +75,7 @@ class _Row:
 
 @dataclasses.dataclass
 class _RowWithRate(_Row):
-  """The same where parameters have different rates."""
+  """The same, for parameters with different learning rates."""
 
   rate: str  # by what it is multiplied, and the layer of its decay
 
@@ -84,12 +84,12 @@ def parameter_table(
   params,
   rates: Mapping[str, tuple[np.ndarray, np.ndarray] | None] | None = None,
 ) -> str:
-  """Returns clu's table of parameters; those of equal blocks share a row.
+  """Returns clu's table of parameters; equal blocks share a row.
 
   Args:
     params: Nested dict of arrays or shapes.
-    rates: What `optim.rates` returns; those that it lacks are frozen. None: all
-      are trained at one rate.
+    rates: The result of `optim.rates`; parameters that it lacks are frozen.
+      None if all are trained at one rate.
   """
   rows: dict[tuple, _Row] = {}
   of_row: dict[tuple, list] = {}
@@ -128,13 +128,13 @@ def write_json(
   values: dict[str, Any],
   note: Callable[[str], None] | None = None,
 ) -> None:
-  """Writes one file of a run; only process 0 does.
+  """Writes one file of a run; only in process 0.
 
   Args:
     workdir: Folder of the run.
     name: Name of the file.
-    values: What is written, as JSON has it.
-    note: Prints a line in place of an error; None: the error is raised.
+    values: Contents, for JSON.
+    note: Prints an error as a line; None to raise the error.
 
   Raises:
     WriteError: It cannot be written; an existing file is unchanged.

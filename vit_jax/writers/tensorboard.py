@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard: always the rows of `metrics.jsonl`, once each."""
+"""Scalars for TensorBoard: the rows of `metrics.jsonl`, each once."""
 
 import contextlib
 import io
@@ -18,15 +18,16 @@ _VERSION = "brain.Event:2"  # of the format; the first record of a file
 class TensorBoard:
   """A `MetricWriter` of one file, which replaces those of earlier processes.
 
-  A process that is killed leaves rows which its successor writes again. So the
-  successor begins a new file with the rows that the run keeps, with their own
-  times. (clu's SummaryWriter only appends: a resumed run has rows twice.) Where
-  the file cannot be written, TensorBoard is given up, and the run goes on.
+  A process that is killed leaves rows that its successor writes again. So the
+  successor begins a new file with the rows that the run keeps, with their
+  original times. (clu's SummaryWriter only appends: a resumed run would have
+  rows twice.) If the file cannot be written, TensorBoard is given up, and the
+  run goes on.
 
   Args:
     workdir: Folder of the run.
     rows: The rows that it keeps.
-    note: Prints a line on what cannot be written.
+    note: Prints a line on write errors.
     check_owner: See `atomic_files.open_records`.
   """
 
@@ -84,7 +85,7 @@ class TensorBoard:
 
   @contextlib.contextmanager
   def _gives_up(self) -> Iterator[None]:
-    """Goes on without TensorBoard where it cannot be written."""
+    """Gives up TensorBoard if it cannot be written."""
     try:
       with atomic_files.os_errors(self._folder):
         yield
@@ -96,7 +97,7 @@ class TensorBoard:
       )
 
   def _take_buffer(self) -> bytes:
-    """Returns the bytes of what was added since the last call."""
+    """Returns the bytes that were added since the last call."""
     data = self._buffer.getvalue()
     self._buffer.seek(0)
     self._buffer.truncate()

@@ -1,10 +1,10 @@
-"""Metrics for W&B and MLflow, beside the files of a run.
+"""Metrics for W&B and MLflow, in addition to the files of a run.
 
-Each tracker is a `MetricWriter` in a thread of its own, so that it can neither
-stop a run nor hold up a step: what it raises is printed once, and the run goes
-on. Environment variables (docs/tasks/extend.md) say where it writes. The id of
-its run is in trackers/NAME.json of the workdir, so that a resumed run continues
-the same one.
+Each tracker is a `MetricWriter` in a thread of its own, so that it cannot stop
+a run or delay a step. Its first exception is printed, and the run goes on.
+Environment variables (docs/tasks/extend.md) say where it writes. The id of its
+run is in trackers/NAME.json of the workdir, so that a resumed run continues the
+same tracker run.
 """
 
 import json
@@ -35,8 +35,8 @@ class Tracker(MetricWriter, Protocol):
   """A `MetricWriter` of one service, used in a thread of its own.
 
   Attributes:
-    PACKAGE: What to import.
-    id: What finds the run again.
+    PACKAGE: The package to import.
+    id: Identifies the tracker's run.
     where: Where to see it: an address, or a folder.
   """
 
@@ -49,13 +49,13 @@ class Tracker(MetricWriter, Protocol):
 
     Args:
       workdir: Folder of the run.
-      name: A name for the run where the environment has none.
-      id: The tracker's id of the run that resumes; None: a new one.
+      name: A name for the run if the environment has none.
+      id: The tracker's id of the run that resumes; None for a new one.
     """
 
   @staticmethod
   def error() -> str | None:
-    """Returns why it could not write, as far as that shows offline."""
+    """Returns why it could not write, as far as can be checked offline."""
 
   def write_hparams(self, hparams: Mapping[str, Any]) -> None:
     """Writes every option of the run, as "data.dataset" -> value."""
@@ -191,7 +191,7 @@ class MLflow:
 
 
 def mlflow_name(name: str) -> str:
-  """Returns a name with "_" for each sign that MLflow refuses.
+  """Returns a name with "_" for each character that MLflow does not accept.
 
   Example:
     >>> mlflow_name("few/l2=1024/5shot")
@@ -205,7 +205,7 @@ TRACKERS: dict[str, type[Tracker]] = {"wandb": WandB, "mlflow": MLflow}
 
 
 def errors(config: Config) -> list[str]:
-  """Returns what keeps the trackers of a run from writing."""
+  """Returns why the trackers of a run could not write."""
   texts = []
   for name in config.trackers:
     kind = TRACKERS[name]
@@ -221,16 +221,17 @@ def errors(config: Config) -> list[str]:
 class AsyncTracker:
   """A `MetricWriter` that passes rows to one tracker, in a thread.
 
-  A tracker that has no run yet gets the earlier rows as well. One that resumes
-  its run gets only new rows: those of steps that are computed again after a
-  kill come twice.
+  A tracker that has no run yet also gets the earlier rows. One that resumes its
+  run gets only new rows. Rows of steps that are computed again after a kill
+  come twice.
 
   Args:
     name: Its name in `TRACKERS`.
     workdir: Folder of the run.
     config: The run.
-    rows: The rows that metrics.jsonl has at the start.
-    is_resumed: Whether the run resumes; if not, it is a new one of the tracker.
+    rows: The rows in metrics.jsonl at the start.
+    is_resumed: Whether the run resumes; otherwise it is a new run of the
+      tracker.
     note: Prints a line.
   """
 
@@ -260,17 +261,17 @@ class AsyncTracker:
     self._thread.start()
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-    """Hands a row to the thread, and returns at once."""
+    """Passes a row to the thread, and returns at once."""
     self._queue.put((step, scalars))
 
   def flush(self) -> None:
     """Does not wait: the thread writes as fast as it can."""
 
   def close(self, error: BaseException | None = None) -> None:
-    """Waits until all is written, for at most `CLOSE_SECONDS`.
+    """Waits until everything is written, for at most `CLOSE_SECONDS`.
 
     Args:
-      error: What ended the run, which the tracker shows; None: it is finished.
+      error: What ended the run, for the tracker; None if it is finished.
     """
     if error is not None:
       self._state = FAILED if isinstance(error, Exception) else STOPPED
@@ -323,7 +324,7 @@ class AsyncTracker:
       self._note_error(e)
 
   def _note_error(self, error: Exception) -> None:
-    """Prints the first error; a service that is down would fill the screen."""
+    """Prints the first error; a service that is down would print many."""
     if not self._has_failed:
       self._note(
         f"{self._name:<11} failed: {_sentence(error)} The run goes on, with or"

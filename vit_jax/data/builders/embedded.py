@@ -10,10 +10,10 @@ from PIL import Image
 
 
 class EmbeddedInfo(tfds.core.DatasetInfo):
-  """Data set information that is always computed, never fetched.
+  """Data set information that is always computed, never downloaded.
 
   TFDS looks for the sizes of an unprepared data set in a public bucket. These
-  data sets are not there, and on a machine without network the request costs
+  data sets are not there, and on a machine without network the request takes
   seconds.
   """
 
@@ -31,9 +31,9 @@ class EmbeddedBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
   pkg_dir_path = epath.Path(__file__).parent
 
   def __init__(self, *, file_format: str | None = None, **kwargs):
-    """Takes the base class's arguments; the default format is read by index.
+    """Has the base class's arguments; the default format is read by index.
 
-    Files that are there are read in their own format.
+    Existing files are read in their own format.
     """
     super().__init__(file_format=file_format, **kwargs)
     is_open = file_format is None and not self.is_prepared()
@@ -54,9 +54,9 @@ class EmbeddedBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
 
 def png(image: np.ndarray) -> io.BytesIO:
-  """Encodes uint8[h, w] as a file-like PNG, as `tfds.features.Image` takes it.
+  """Encodes uint8[h, w] as a file-like PNG, for `tfds.features.Image`.
 
-  Several times faster than TFDS, which encodes an array with TensorFlow.
+  It is several times faster than TFDS, which encodes an array with TensorFlow.
   """
   file = io.BytesIO()
   Image.fromarray(image).save(file, format="png")

@@ -16,7 +16,7 @@ from vit_jax.data.builders import embedded, render
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class GlyphsConfig(tfds.core.BuilderConfig):
-  """The options, and the name of the folder that no other options have.
+  """The options of `glyphs`, which also decide the name of its folder.
 
   Attributes:
     size: Side of the images in pixels, at least 8.
@@ -75,8 +75,8 @@ def images(
     split: One of `render.SPLITS`.
     count: Number of images.
     num_workers: Number of worker processes; 0 draws in this process. The
-      default is one per available core where there is enough work. The images
-      do not depend on it.
+      default is one per available core if there is enough work. The images do
+      not depend on it.
 
   Raises:
     RuntimeError: A worker stopped early.
@@ -125,9 +125,10 @@ def images(
 class Glyphs(embedded.EmbeddedBuilder):
   """Letters and symbols of many scripts, drawn as if written by hand.
 
-  Drawn from the fonts that matplotlib ships, never a digit. Options go into
-  the name: `tfds.builder("glyphs/size=32,count=20000,seed=0")`; those left
-  out keep these values. `validation` adds 5 % to the `count` of `train`.
+  They are drawn from the fonts that matplotlib ships, and never include a
+  digit. Options are in the name:
+  `tfds.builder("glyphs/size=32,count=20000,seed=0")`; missing ones have these
+  values. `validation` adds 5 % to the `count` of `train`.
   """
 
   VERSION = tfds.core.Version("1.1.0")
@@ -142,7 +143,7 @@ class Glyphs(embedded.EmbeddedBuilder):
     seed: int | None = None,
     **kwargs,
   ):
-    """Takes the options or a config of them; for the rest, see TFDS."""
+    """Has as arguments the options or a config; for others see TFDS."""
     options = {"size": size, "count": count, "seed": seed}
     options = {k: v for k, v in options.items() if v is not None}
     if isinstance(config, str):

@@ -28,9 +28,9 @@ _Tars = dict[str, tuple[pathlib.Path, tarfile.TarInfo | None]]
 class Imagenet21k(imported.Importer):
   """ImageNet with all its classes: one split, `full`.
 
-  The folder of manual downloads holds one tar of JPEGs for each class,
-  n01440764.tar and so on, at any depth; or one tar of these tars, uncompressed.
-  That is how image-net.org gives its releases, fall11 and winter21.
+  The folder of manual downloads has one tar of JPEGs for each class,
+  n01440764.tar and so on, at any depth; or one uncompressed tar of these tars.
+  image-net.org gives its releases fall11 and winter21 in this form.
 
   Classes are the tars' names (WordNet's ids) in sorted order: 21,843 for the
   published checkpoints, fewer for winter21. Records are in the order of a hash

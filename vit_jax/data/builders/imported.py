@@ -1,8 +1,8 @@
-"""Builders of a user's data, whose images go to TFDS's files unchanged.
+"""Builders of a user's data; images are stored in TFDS's files unchanged.
 
 Records without a label, or whose image cannot be decoded, are left out and
-listed. TFDS renames a temporary folder at the end, so that a data set exists
-whole or not at all.
+listed. TFDS renames a temporary folder at the end, so a data set exists whole
+or not at all.
 """
 
 import collections
@@ -35,13 +35,12 @@ class RecordFilter:
   """Checks the records of a data set, and lists those that are left out.
 
   Args:
-    say: Gets lines about the progress.
+    say: Called with lines about the progress.
 
   Attributes:
     left_out: (record, its error), in order.
-    num_without_class: Number of images that have none of the classes, where an
-      image has any number of them.
-    converted: Format -> number of images stored as PNG instead, since
+    num_without_class: For multi-label data, number of images without a class.
+    converted: Format -> number of images stored as PNG instead, because
       TensorFlow cannot read the format, or reads it wrongly.
   """
 
@@ -109,8 +108,8 @@ class Importer(embedded.EmbeddedBuilder, skip_registration=True):
   """A builder of a user's images.
 
   Args:
-    record_filter: Checks the records; None: a new one.
-    **kwargs: Those of the base class.
+    record_filter: Checks the records; None for a new one.
+    **kwargs: Arguments of the base class.
   """
 
   def __init__(self, *, record_filter: RecordFilter | None = None, **kwargs):
@@ -140,13 +139,13 @@ class Importer(embedded.EmbeddedBuilder, skip_registration=True):
 
 
 class Imported(Importer, skip_registration=True):
-  """A data set with a name of the user; reading it does not need this class.
+  """A data set with a user's name; reading it does not need this class.
 
   Args:
     name: Name of the data set.
     listing: Its classes and splits.
     description: Where it comes from.
-    **kwargs: Those of the base class.
+    **kwargs: Arguments of the base class.
   """
 
   VERSION = tfds.core.Version("1.0.0")
@@ -178,7 +177,7 @@ def _checked(
 ) -> Iterator[tuple[Entry, bytes, str, str]]:
   """Yields (entry, *`checked`) in order; threads decode the images.
 
-  Keys become printable, since TFDS takes only text.
+  Keys become printable, because TFDS accepts only text.
   """
   workers = os.cpu_count() or 1
   with futures.ThreadPoolExecutor(workers) as pool:

@@ -92,7 +92,7 @@ def _codepoints(font: str) -> frozenset[int]:
 def fonts_with(character: str) -> tuple[str, ...]:
   """Returns the fonts whose character map has `character`, in a fixed order.
 
-  The Computer Modern fonts count for Latin letters only: their other slots
+  The Computer Modern fonts count only for Latin letters: their other slots
   follow TeX's encoding, not Unicode.
   """
   is_latin = character.isascii() and character.isalpha()

@@ -1,7 +1,7 @@
-"""What `vit-jax prepare` imports: one file for each kind of source.
+"""The sources that `vit-jax prepare` imports, one file for each kind.
 
 A kind is a function (path or name, options) -> `Listing`: the classes and, for
-each split, the number of records and a way to read them. A new one is a file
+each split, the number of records and a way to read them. A new kind is a file
 here, a line in `KINDS` and a word in the help of commands/prepare.py.
 """
 

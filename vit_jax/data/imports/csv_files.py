@@ -1,13 +1,13 @@
-"""CSV files with the name of an image and its label, or labels, a line.
+"""CSV files: on each line the name of an image and its label, or labels.
 
   file,label
   a/1.jpg,cat
   a/2.jpg,cat|indoor
 
-Names are relative to the folder of the CSV. Several labels of an image are
-separated by `|`; where one line has that sign, an image of the data set has any
-number of classes, and one with an empty label has none of them. Columns that
-the user names by `--numbers` are numbers to predict.
+Names are relative to the folder of the CSV. `|` separates several labels of an
+image. If any line has that sign, the data set is multi-label, and an image with
+an empty label has no class. Columns named by `--numbers` are numbers to
+predict.
 """
 
 import csv
@@ -191,7 +191,7 @@ def _image_path(file: str, name: str) -> str:
 
 
 def _image_places(file: str, line: list[str]) -> list[int]:
-  """Returns which cells name images: by their endings, or one that exists."""
+  """Returns which cells name images, by their endings or because one exists."""
   cells = [*enumerate(map(str.strip, line))]
   places = [i for i, cell in cells if cell.lower().endswith(SUFFIXES)]
   # A number may be a class and a file without its ending, so only the first.

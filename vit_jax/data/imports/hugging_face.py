@@ -23,7 +23,7 @@ def scan(name: str, options: Options) -> Listing:
 
   Args:
     name: A name of the hub, with ":CONFIG" if it has several; or the folder of
-      a data set that `save_to_disk` wrote, or that `load_dataset` takes.
+      a data set that `save_to_disk` wrote, or that `load_dataset` accepts.
     options: See `Options`.
 
   Raises:
@@ -99,7 +99,7 @@ def _names(split, label: str) -> tuple[str, ...]:
 
 
 def split_names(splits: Iterable[str]) -> list[str]:
-  """Returns TFDS's names of splits, or their own if two have the same.
+  """Returns TFDS's names of splits, or the given ones if two would be equal.
 
   Example:
     >>> split_names(["train", "dev"]), split_names(["val", "dev"])

@@ -1,4 +1,4 @@
-"""What the import of a source needs: splits, classes, columns, records."""
+"""The result of scanning a source: splits, classes, columns, records."""
 
 import collections
 import dataclasses
@@ -34,12 +34,12 @@ _NUMBER = re.compile("-?[0-9]{1,18}")
 class Options(NamedTuple):
   """The user's options for a source.
 
-  splits: Splits to import -> pattern of their files, or None: by the names of
-    files. Empty: all splits.
-  image: Column of the images; None: by its type.
-  label: Column of the labels; None: by its name and type.
-  classes: Names of the classes by label; None: those of the source.
-  numbers: Columns of numbers to predict, instead of classes; (): none.
+  splits: Splits to import -> pattern of their files, or None to use the names
+    of files. Empty for all splits.
+  image: Column of the images; None to find it by its type.
+  label: Column of the labels; None to find it by its name and type.
+  classes: Names of the classes by label; None for those of the source.
+  numbers: Columns of numbers to predict, instead of classes.
   """
 
   splits: Mapping[str, str | None] = {}
@@ -74,9 +74,9 @@ class Split(NamedTuple):
 class Listing:
   """The names of the classes by label, and the splits by name.
 
-  class_names: Where `is_regression`, the names of the numbers.
-  is_multilabel: Whether an image has any number of classes, none included.
-  remarks: What was chosen for the user, a line each.
+  class_names: If `is_regression`, the names of the numbers.
+  is_multilabel: Whether an image can have any number of classes, also none.
+  remarks: Choices that were made for the user, one per line.
   is_regression: Whether an image has numbers to predict.
   """
 
@@ -91,12 +91,12 @@ class Numbers:
   """Numbers of an image to predict.
 
   Args:
-    columns: Their columns; a single one may have several of them.
-    count: How many a single column has.
+    columns: Their columns; a single one may have several numbers.
+    count: How many numbers a single column has.
     where: The source, for messages.
 
   Raises:
-    ValueError: A name has several lines, or there are two of one name.
+    ValueError: A name has several lines, or two names are equal.
   """
 
   def __init__(self, columns: Sequence[str], count: int, where: str):
@@ -106,7 +106,7 @@ class Numbers:
     check_names(self.names, where)
 
   def label(self, values: Sequence | None) -> np.ndarray | None:
-    """Returns float32 [outputs]; None: one is missing, or is no number."""
+    """Returns float32 [outputs]; None if one is missing, or is not a number."""
     try:
       label = np.array([*map(float, values or ())], np.float32)
     except (TypeError, ValueError):
@@ -116,7 +116,7 @@ class Numbers:
 
 
 def numbers_error(column: str, where: str) -> str:
-  """Returns the error of labels that are real numbers, unless asked for."""
+  """Returns the error for labels that are real numbers without --numbers."""
   return (
     f"got real numbers in the column {column!r} of {where}, expected classes."
     f" To predict the numbers: --numbers={column}."
@@ -124,7 +124,7 @@ def numbers_error(column: str, where: str) -> str:
 
 
 def are_real(texts: Iterable[str]) -> bool:
-  """Whether texts are numbers, and some of them are not whole.
+  """Whether texts are numbers, and some of them are not integers.
 
   Example:
     >>> are_real(["1", "2.5", ""]), are_real(["1", "2"]), are_real(["1.5", "a"])
@@ -140,19 +140,19 @@ def are_real(texts: Iterable[str]) -> bool:
 
 
 class Classes:
-  """The numbers of classes, from all labels that a source has.
+  """The numbers of classes, from all labels of a source.
 
-  Whole numbers are labels as they are, and so are texts if all of them are
-  whole numbers. Otherwise texts are names of classes, numbered in sorted order
-  or in that of `given`.
+  Integers are labels as they are, and so are texts if all of them are integers.
+  Otherwise texts are names of classes, numbered in sorted order or in that of
+  `given`.
 
   Args:
-    labels: The labels that occur, those of an image with several one by one.
-      None and blanks are missing labels, and so are negative numbers.
-    given: Names of the classes by label, from the user or the source; None: the
-      labels themselves.
+    labels: All labels, those of a multi-label image one by one. None, blanks
+      and negative numbers are missing labels.
+    given: Names of the classes by label, from the user or the source; None for
+      the labels themselves.
     where: The source, for messages.
-    is_multilabel: Whether an image has any number of classes.
+    is_multilabel: Whether an image can have any number of classes.
 
   Raises:
     ValueError: There are no labels, names that are not given, more numbers than
@@ -193,10 +193,10 @@ class Classes:
     check_names(self.names, where)
 
   def label(self, value) -> Label | None:
-    """Returns the class of a value, or the classes of a list; None: missing.
+    """Returns the class of a value, or the classes of a list; None if missing.
 
     An image with an empty list has no class. Missing labels in a list are
-    passed over.
+    skipped.
     """
     if self.is_multilabel:
       if value is None:
@@ -214,7 +214,7 @@ class Classes:
 
 
 def _text(label) -> str:
-  """Returns a label as text without blanks around it; "": no label."""
+  """Returns a label as text without blanks around it; "" if missing."""
   if isinstance(label, bytes):
     label = label.decode("utf-8", "replace")
   return "" if label is None else str(label).strip()
@@ -257,7 +257,7 @@ def read_names(path: str) -> tuple[str, ...]:
 
   Raises:
     OSError: The file cannot be read.
-    ValueError: It is no text.
+    ValueError: It is not text.
   """
   try:
     lines = pathlib.Path(path).read_text("utf-8").splitlines()
@@ -270,7 +270,7 @@ def read_names(path: str) -> tuple[str, ...]:
 
 
 def check_names(names: tuple[str, ...], where: str) -> None:
-  """Raises ValueError for names that TFDS would not keep as they are."""
+  """Raises ValueError for names that TFDS would not store unchanged."""
   if len({*names}) < len(names):
     twice, _ = collections.Counter(names).most_common(1)[0]
     raise ValueError(
@@ -303,10 +303,10 @@ def check_unused(options: Options, names: tuple[str, ...], why: str) -> None:
 def select_splits(
   available: Collection[str], options: Options, where: str
 ) -> list[str]:
-  """Returns those of the available splits that are to be imported.
+  """Returns the splits to import.
 
   Raises:
-    ValueError: A split that is not available, or a pattern.
+    ValueError: An option names a split that does not exist, or has a pattern.
   """
   if any(options.splits.values()):
     raise ValueError(
@@ -328,7 +328,7 @@ def pick_column(
   given: str | None,
   where: str,
 ) -> tuple[str, str]:
-  """Returns the column of the images or of the labels, and what to say of it.
+  """Returns the column of the images or of the labels, and a remark on it.
 
   Args:
     role: "image" or "label", the name of the flag.
@@ -338,8 +338,8 @@ def pick_column(
     where: The source, for messages.
 
   Returns:
-    Its name, and a line about the other ones that fit; "" where there are none,
-    or the user named it.
+    Its name; a line about the other ones that fit, "" if there are none or if
+    the user named it.
 
   Raises:
     ValueError: The given column does not exist or has another type; or no

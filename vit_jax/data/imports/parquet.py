@@ -1,9 +1,8 @@
 """Parquet files with a column of encoded images and one of labels.
 
 The images are bytes, or a struct with a field `bytes`, as Hugging Face writes
-them; names of classes in Hugging Face's metadata are used. Where a label is a
-list, an image has any number of classes. Columns that the user names by
-`--numbers` are numbers to predict.
+them. Class names in Hugging Face's metadata are used. If labels are lists, the
+data set is multi-label. Columns named by `--numbers` are numbers to predict.
 """
 
 import contextlib
@@ -121,7 +120,7 @@ def _classes(
 
 
 def _length(opened: dict, label: str) -> int:
-  """Returns how many numbers a column has: those of its longest list."""
+  """Returns the number of numbers in a column, that of its longest list."""
   longest = 1
   for path, file in opened.items():
     with _reading(path, label):

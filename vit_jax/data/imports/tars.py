@@ -1,4 +1,4 @@
-"""Reads the members of tars, whole or cut off.
+"""Reads the members of tars, and notices tars that are cut off.
 
 Nothing is extracted to disk, and only members that are files are read, so that
 names with "..", links and devices do no harm.
@@ -28,7 +28,7 @@ def opened(stream: io.BufferedReader) -> tarfile.TarFile:
     stream: The file, open for reading bytes, at its start.
 
   Raises:
-    BROKEN: It is no tar.
+    BROKEN: It is not a tar.
   """
   has_gzip = stream.read(2) == b"\x1f\x8b"
   stream.seek(0)
@@ -51,8 +51,9 @@ def file_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
   """Yields the members that are files.
 
   Raises:
-    BROKEN: The tar is broken. The block of zeros that ends every tar must be
-      there, because Python's library accepts a tar that is cut off in a header.
+    BROKEN: The tar is broken. The block of zeros that ends every tar is
+      required, because Python's library accepts a tar that is cut off in a
+      header.
   """
   for member in members(tar):
     if member.isfile():

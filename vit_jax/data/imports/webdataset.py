@@ -1,14 +1,14 @@
-"""WebDataset tars: consecutive members of one name are a record.
+"""WebDataset tars: consecutive members with the same name are a record.
 
-Python's tarfile reads them: the format is a few lines, and the labels, needed
-before the images, take only a tar's headers. The library `webdataset` is
-made for streams and would add its own shuffling.
+Python's tarfile reads them: the format is a few lines, and the labels, which
+are needed before the images, are found from a tar's headers. The library
+`webdataset` is made for streams and would add its own shuffling.
 
-A member's name up to the first dot after the last slash is the record's name;
-the rest is the ending: that of an image (.jpg, .seg.png, ...), or `.cls`, the
-label, a number or the name of a class. Where names of records have dots
-themselves, that of the label decides: 1.5_a.cls and 1.5_a.png are the record
-1.5_a. Hidden members, such as `._1.jpg` of macOS, are no records.
+The name of a record is a member's name up to the first dot after the last
+slash. The rest is the ending: that of an image (.jpg, .seg.png, ...), or
+`.cls`, the label, a number or the name of a class. If names of records have
+dots themselves, that of the label decides: 1.5_a.cls and 1.5_a.png are the
+record 1.5_a. Hidden members, such as `._1.jpg` of macOS, are not records.
 """
 
 import collections
@@ -38,8 +38,8 @@ def scan(path: str, options: Options) -> Listing:
   """Lists tars; reads all headers and labels, but no image.
 
   Raises:
-    ValueError: No tars, no labels in them, no single image in any record, or an
-      option for other kinds.
+    ValueError: There are no tars, no labels in them, no single image in any
+      record, or an option is for other kinds.
   """
   why = f"webdataset:{path}, whose labels have a fixed ending"
   check_unused(options, ("label",), why)
@@ -122,12 +122,12 @@ def _images(endings: Collection[str]) -> list[str]:
 
 
 def _chosen(endings: Collection[str], wanted: str | None) -> list[str]:
-  """Returns the ending of a record's image; none or several are an error.
+  """Returns the endings that fit; only a single one is no error.
 
   Args:
-    endings: Those of all members of a record.
-    wanted: "left.png", or "left" for any format; None: the only image, or the
-      only one of a plain ending, as of .jpg beside .seg.png.
+    endings: Endings of all members of a record.
+    wanted: "left.png", or "left" for any format. None for the only image, or
+      the only one with a plain ending, such as .jpg beside .seg.png.
 
   Example:
     >>> _chosen(["jpg", "seg.png", "cls"], None)
@@ -149,7 +149,7 @@ def _groups(
 ) -> Iterator[tuple[tarfile.TarFile, str, _Members | None]]:
   """Yields (tar, name, members) of the records of a tar.
 
-  The last one of a broken tar is (tar, error, None).
+  For a broken tar, the last one is (tar, error, None).
   """
   tar, count = None, 0
   try:
@@ -198,7 +198,7 @@ def _records(tar: tarfile.TarFile) -> Iterator[tuple[str, _Members]]:
 def _divided(members: _Members, more: str) -> tuple[_Members, _Members]:
   """Returns the members whose endings begin with `more`, and the others.
 
-  The first ones are a record only if there is an image among them.
+  The first part is a record only if it contains an image.
   """
   record = {k[len(more) :]: v for k, v in members.items() if k.startswith(more)}
   if not more or not _images(record):
