@@ -81,12 +81,12 @@ class Standardisation(NamedTuple):
 class RunShape:
   """Sizes that config and data decide together; all that a step knows of data.
 
-  num_classes: Width of the head; at least the classes of the labels.
+  num_classes: Width of the head, at least the number of the data's classes.
   image_size: (height, width) after preprocessing, pixels.
-  total_steps: Length of the run in updates; None: nothing is trained.
-  class_counts: Images of each class in the training split; None: not counted.
-  standardisation: That of the numbers to predict; None: there are none, or they
-    are not read.
+  total_steps: Length of the run in updates; None without training.
+  class_counts: Images of each class in the training split; None if not counted.
+  standardisation: Mean and deviation of regression targets; None for other
+    data, and before they are read.
   """
 
   num_classes: int
