@@ -256,8 +256,7 @@ def test_what_is_no_image(small, tmp_path):
 
 def test_addresses(monkeypatch):
   assert error("https://x.y/a.png") == (
-    "got an address that images are not read from, expected a file or gs://...;"
-    " download it first."
+    "got an address, expected a file or gs://...; download the image first."
   )
 
   class Unreachable:  # as TensorFlow's errors, no OSError

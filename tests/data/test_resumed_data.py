@@ -49,7 +49,7 @@ def test_files_of_a_folder(tmp_path, monkeypatch):
     "config.data.dataset: got 12 images of other names, labels or order (files"
   )
   assert error.endswith(
-    "). --allow_change=data.dataset goes on with these; or take another"
+    "). --allow_change=data.dataset continues with the new data; or use another"
     " --workdir."
   )
   names = ("data.dataset",)

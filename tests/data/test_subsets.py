@@ -181,7 +181,7 @@ def test_a_subset_is_those_records_of_the_split(opened):
     expected[i]["image"] for i in members[some]
   ]
   assert f"record {members[7]} of 'digits'" in drawn.record_name(7)
-  assert ("all of which are read" in drawn.note()) == (kind == "streamed")
+  assert ("is streamed: every epoch" in drawn.note()) == (kind == "streamed")
   # Parts that end at the last record, continue at the first, or are empty.
   if kind == "streamed":
     for start, stop in ((290, 310), (299, 300), (300, 300), (0, 0)):

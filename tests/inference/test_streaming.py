@@ -142,7 +142,7 @@ def test_an_address_does_not_end_the_list(folder):
   result = streaming.find([file, "https://x.y/a.png", file])
   rows = list(streaming.read_all(result, OPS, ahead=4))
   assert [row.error is None for row in rows] == [True, False, True]
-  assert "an address that images are not read from" in str(rows[1].error)
+  assert "got an address, expected a file" in str(rows[1].error)
 
 
 def test_threads_end_with_the_iterator():

@@ -178,7 +178,7 @@ class NonFinite(Callback):
   def _stop(self, step: int, values: dict[str, float]) -> None:
     """Raises if a metric other than loss and gradient is not finite."""
     raise FloatingPointError(
-      f"{_bad(values)} at step {step}, though loss and gradient are finite:"
+      f"{_bad(values)} at step {step}, although loss and gradient are finite:"
       f" nothing was saved since. {_checkpoint(self._newest())} {ADVICE}"
     )
 
@@ -206,11 +206,11 @@ def _checkpoint(newest: int | None) -> str:
   if newest is None:
     return (
       "There is no checkpoint yet: the same command starts at step 0, and"
-      " reaches the same step."
+      " reaches this step again."
     )
   return (
     f"The newest checkpoint, of step {newest}, is finite: the same command"
-    " resumes from it, and reaches the same step."
+    " resumes from it, and reaches this step again."
   )
 
 

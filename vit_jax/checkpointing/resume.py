@@ -112,8 +112,8 @@ class Resumed:
     old_number = self.metadata.get("num_examples", number)
     old_identity = self.metadata.get("data_identity")
     advice = (
-      f"{resume_rules.FLAG}=data.dataset goes on with these; or take another"
-      " --workdir."
+      f"{resume_rules.FLAG}=data.dataset continues with the new data; or use"
+      " another --workdir."
     )
     if old_number != number:
       errors.append(

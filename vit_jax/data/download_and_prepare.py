@@ -197,9 +197,9 @@ def _write(builder, say: Say, config: tfds.download.DownloadConfig) -> None:
     # Writers of records raise other errors with the text of OSError.
     if os.strerror(errno.ENOSPC) in str(e):
       raise ValueError(
-        f"--data_dir: got {builder.data_dir_root}, whose disk is full, so that"
-        f" {builder.data_dir} is not made; free space, or choose another"
-        " folder."
+        f"--data_dir: got {builder.data_dir_root}, whose disk is full, so"
+        f" {builder.data_dir} was not written. Free disk space, or choose"
+        " another folder."
       ) from None
     raise
 

@@ -46,7 +46,7 @@ def decoded(
 
   Raises:
     tf.errors.InvalidArgumentError: In the graph: the file is not an image, is
-    cut off, or is too large.
+      cut off, or is too large.
   """
 
   options = {"exif": exif, "background": background, "max_pixels": max_pixels}

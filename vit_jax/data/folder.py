@@ -249,8 +249,8 @@ def _given_splits(
     others = ", ".join((*SPLIT_FOLDERS["val"][1:], *SPLIT_FOLDERS["test"]))
     raise ValueError(
       f"got data set {dataset!r} with {train} but no split to score; expected"
-      f" {train.parent / 'val'} beside it (or {others}, in any case). To have"
-      f" one made, name the folder of the classes: {PREFIX}{train}."
+      f" {train.parent / 'val'} beside it (or {others}, in any case). To split"
+      f" {train.name} automatically, use {PREFIX}{train}."
     )
   for folder in folders.values():
     left_out += [f"{folder.name}/{name}" for name in _by_programs(folder)]

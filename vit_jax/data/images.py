@@ -172,10 +172,10 @@ _SAYING = threading.Lock()
 @functools.cache  # once a process
 def _say_ground() -> None:
   logging.warning(
-    "Some images are transparent: where nothing is visible they become white,"
-    " elsewhere their colours are taken without alpha;"
-    " --config.data.background=white (black, '#ff8800'), or --background of"
-    " predict, puts them on a ground."
+    "Some images are transparent. Fully transparent pixels become white; the"
+    " others keep their colours, without alpha. To put images on a background:"
+    " --config.data.background=white (black, '#ff8800'), or --background for"
+    " predict."
   )
 
 
@@ -275,8 +275,7 @@ def _bytes_of(image: str | os.PathLike) -> bytes:
       return path.read_bytes()
   except KeyError:  # epath's for an unknown scheme
     raise ValueError(
-      "got an address that images are not read from, expected a file or"
-      " gs://...; download it first."
+      "got an address, expected a file or gs://...; download the image first."
     ) from None
   except Exception as e:  # no permission; a bucket raises anything
     first, *_ = str(getattr(e, "strerror", None) or e).splitlines() or [repr(e)]

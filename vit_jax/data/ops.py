@@ -6,11 +6,16 @@ returns an image uint8 [h, w, 3]. Keys are int64 [2], as for TensorFlow's
 stateless functions. So the same key gives the same pixels in any process and at
 any time.
 
+Parameters of several operations: `size` is the new size in pixels, one number
+for a square or (height, width). `method` is the filter of a resizing:
+"bilinear", "bicubic", "area" or "nearest" (for `*_torch`, Pillow's "bilinear"
+or "bicubic"). `antialias` widens the filter when the image shrinks.
+
 Resizing computes in float32 without antialiasing, and then drops the fraction.
 The published checkpoints were trained and scored in this way with big_vision
 (bit for bit, see tests); it darkens an image by half a level of 255. With
-`antialias` the filter is widened when the image shrinks, and the result is
-rounded, as in Pillow, with which PyTorch's models were trained and scored.
+`antialias` the result is rounded, as in Pillow, with which PyTorch's models
+were trained and scored.
 """
 
 import functools
@@ -50,17 +55,21 @@ def decode(
 ):
   """Decodes JPEG, PNG, WebP, GIF (first frame), BMP, TIFF or PPM to RGB.
 
-  Grey becomes three equal channels, 16 bits become 8, a CMYK JPEG is converted,
-  and a transparent image is put on `background`. If that is None, fully
-  transparent pixels become white, and the others keep their colours without
-  alpha. An image of more than `max_pixels` is broken. The image is turned
-  upright by its EXIF orientation, unless `exif` is False: the published
-  checkpoints were trained and scored on pixels as they are stored.
+  Grey becomes three equal channels, 16 bits become 8, and a CMYK JPEG is
+  converted.
 
-  For a JPEG, `dct` is the inverse cosine transform: "fast", TensorFlow's
-  default, or "accurate", which with `upsampling` "fancy" is bit for bit
-  Pillow's. Colours of half the resolution are interpolated ("fancy") or
-  repeated ("plain").
+  Args:
+    image: Encoded bytes, or an array that is returned unchanged.
+    key: Not used.
+    dct: Inverse cosine transform of a JPEG: "fast", TensorFlow's default, or
+      "accurate", which with `upsampling` "fancy" is bit for bit Pillow's.
+    upsampling: How colours of half the resolution in a JPEG are enlarged:
+      "fancy" interpolates them, "plain" repeats them.
+    exif: Whether to turn the image upright by its EXIF orientation. The
+      published checkpoints were trained and scored without.
+    background: Colour behind a transparent image. With None, fully transparent
+      pixels become white, and the others keep their colours without alpha.
+    max_pixels: An image with more pixels counts as broken.
   """
   del key
   if image.dtype != tf.string:
@@ -151,11 +160,19 @@ def inception_crop(
   method="bilinear",
   antialias=False,
 ):
-  """Crops a random box and resizes it.
+  """Crops a random box and resizes it to `size`.
 
-  The box covers `area_min` to `area_max` percent of the image, and its width is
-  0.75 to 1.33 times its height (as in big_vision; the paper says 3/4 to 4/3).
-  If 100 attempts fail, the whole image is used.
+  The width of the box is 0.75 to 1.33 times its height (as in big_vision; the
+  paper says 3/4 to 4/3). If 100 attempts fail, the whole image is used.
+
+  Args:
+    image: See this file, also for the other arguments.
+    key: Decides the box.
+    size: New size.
+    area_min: Smallest area of the box, percent of the image.
+    area_max: Largest area of the box, percent of the image.
+    method: Filter of the resizing.
+    antialias: Whether the filter is widened.
 
   Source: Szegedy et al., arXiv:1409.4842; the sampling is TensorFlow's.
   """
@@ -180,7 +197,7 @@ def resize_small(image, key, size, method="area", antialias=False):
 
   Raises:
     tf.errors.InvalidArgumentError: In the graph: the result would have more
-    than `preprocessing.MAX_PIXELS`; `pixels.check_sides` has the message.
+      than `preprocessing.MAX_PIXELS`; `pixels.check_sides` has the message.
   """
   del key
   sides = tf.cast(tf.shape(image)[:2], tf.float32)
@@ -246,7 +263,7 @@ def _is_flipped(key) -> tf.Tensor:
 
 
 def pad(image, key, pixels, mode="black"):
-  """Adds `pixels` pixels on each side, for a random crop that shifts the image.
+  """Adds `pixels` pixels on each side, before a random crop for example.
 
   They are black. With the mode "reflect" they are the image's own, mirrored at
   its outermost pixels.
@@ -263,7 +280,10 @@ def three_augment(image, key):
 
 
 def color_jitter(image, key, strength):
-  """Changes brightness, contrast and saturation; see `pillow_augment`."""
+  """Changes brightness, contrast and saturation by up to `strength`, 0 to 1.
+
+  See `pillow_augment.color_jitter`.
+  """
   draws = tf.random.stateless_uniform([6], key)
   jitter = functools.partial(
     pillow_augment.color_jitter, strength=float(strength)

@@ -155,10 +155,10 @@ class Subset(Source):
     notes = [self.base.note()]
     if not self.is_by_number:
       notes.append(
-        f"{self.name!r} [{self.split}] is streamed from files of"
-        f" {self.base.num_examples:,} records, all of which are read in every"
-        f" epoch of these {self.num_examples:,}. Write the data set as"
-        " array_record, of which only these are read."
+        f"{self.name!r} [{self.split}] is streamed: every epoch of its"
+        f" {self.num_examples:,} records reads all"
+        f" {self.base.num_examples:,} records of the files. Write the data set"
+        " as array_record to read only the subset."
       )
     return " ".join(filter(None, notes))
 

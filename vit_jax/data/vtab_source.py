@@ -157,8 +157,8 @@ def open_vtab(dataset: str, split: str, data_dir: str | None) -> TfdsFiles:
       count = infos[base].num_examples if base in infos else 0
       raise ValueError(
         f"got data set {dataset!r} with {count:,} records in {base!r} of"
-        f" {builder.data_dir}, expected the {size:,} of {task.dataset}, whose"
-        " slices the benchmark consists of."
+        f" {builder.data_dir}, expected {size:,}, as in {task.dataset}, from"
+        " which the benchmark takes its slices."
       )
   spans = task.spans(split)
   names = None
