@@ -200,8 +200,8 @@ def test_what_depends_on_the_images_is_not_a_number():
     assert images.shape == (2, 16, 16, 3) and jnp.isnan(images).all()
 
 
-def test_room_is_taken_once():
-  room = frozen.Room()
-  room.left = 10
-  assert room.take(6) and not room.take(5) and room.take(4)
-  assert room.left == 0
+def test_memory_is_taken_once():
+  budget = frozen.MemoryBudget()
+  budget.left = 10
+  assert budget.take(6) and not budget.take(5) and budget.take(4)
+  assert budget.left == 0

@@ -1,7 +1,7 @@
 """Activations of the frozen part, computed once for all training images.
 
 A run that trains only the head, or the last blocks, would apply the frozen part
-of its model to the same images in every step. `once` applies it before the
+of its model to the same images in every step. `compute` applies it before the
 first step. The batches then have activations in place of images. Their order,
 labels, masks and random numbers do not change.
 """
@@ -82,7 +82,7 @@ def usable(
   return part, ""
 
 
-def once(
+def compute(
   experiment: Experiment,
   part: FrozenPart,
   mesh: jax.sharding.Mesh,
@@ -137,7 +137,7 @@ def once(
 
 
 def _of_evals(experiment: Experiment) -> str:
-  names = ", ".join(experiment.keeping)
+  names = ", ".join(experiment.caching_evals)
   return f"; kept for the evaluations of {names}" if names else ""
 
 
@@ -169,10 +169,11 @@ def _why_not(experiment: Experiment, part: FrozenPart) -> str:
       " be computed"
     )
   num_bytes = images * part.num_bytes
-  if not experiment.room.take(num_bytes):
+  budget = experiment.memory_budget
+  if not budget.take(num_bytes):
     return (
       f"its activations of {images:,} images take {num_bytes / 2**30:,.1f} GiB,"
-      f" more than the {experiment.room.left / 2**30:,.1f} GiB that are left of"
+      f" more than the {budget.left / 2**30:,.1f} GiB that are left of"
       " a quarter of the memory"
     )
   return ""

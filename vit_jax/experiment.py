@@ -73,8 +73,8 @@ class Experiment:
     self._fitted: tuple[Params, weights.Report] | None = None
     self.init_metadata: dict[str, Any] = {}  # of config.init, once checked
     self.base: adapters.Base | None = None  # of config.lora, once checked
-    self.room = frozen.Room()  # for activations of frozen parts
-    self.keeping: list[str] = []  # evaluators that keep them
+    self.memory_budget = frozen.MemoryBudget()  # of cached activations
+    self.caching_evals: list[str] = []  # names of those that cache them
     self._on_shrunk = on_shrunk
     # Options of the evaluators; data set and batch size may be config.data's.
     self._configured: tuple[EvaluatorConfig, ...] = tuple(
@@ -414,9 +414,9 @@ class Experiment:
       k: self.sources.inspect(e.dataset, getattr(e, k)) for k in e.SPLITS
     }
     num_bytes = sum(e.num_images(splits)) * part.num_bytes
-    if not e.scores_head or not self.room.take(num_bytes):
+    if not e.scores_head or not self.memory_budget.take(num_bytes):
       return None
-    self.keeping.append(e.name)
+    self.caching_evals.append(e.name)
     return part
 
   @property

@@ -218,7 +218,7 @@ def _changed_input(
   return nn.intercept_methods(intercept)
 
 
-class Room:
+class MemoryBudget:
   """Memory for activations: a quarter of the machine's.
 
   Attributes:

@@ -143,7 +143,7 @@ def train_and_evaluate(
     # Data, and the files of metrics.
     computed = None
     if part and start < total_steps:
-      computed = activations.once(
+      computed = activations.compute(
         experiment, part, mesh, state.model_params, hooks.on_eval_batch
       )
     note(computed.note if computed else why_not)

@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 from etils import epath
+from ml_collections import ConfigDict
 
 from vit_jax import experiment, linear_probe, weights
 from vit_jax.config import (
@@ -48,7 +49,7 @@ AS_GIVEN = "no change"  # the first trial where the command sets the first round
 Options = Mapping[str, Any]  # option without "config." -> value
 
 
-def rounds_of(config: Any, has_size: bool) -> list[Round]:
+def rounds_of(config: ConfigDict, has_size: bool) -> list[Round]:
   """Returns what suits a config's data and its weights to start from.
 
   Args:
