@@ -15,7 +15,7 @@ from vit_jax.distributed.signals import die_by
 from vit_jax.options import NOT_LEAN, nearest
 from vit_jax.version import __version__
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or a user's share of it
+FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk or quota
 
 
 def help_text() -> str:
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
   except OSError as e:
     if e.errno not in FULL:
       raise
-    discard_output()  # it may be what is full
+    discard_output()  # the output may be what is full
     sys.exit(f"vit-jax: {e.filename or 'the output'}: {e.strerror}.")
   except ModuleNotFoundError as e:
     if e.name not in NOT_LEAN:

@@ -123,7 +123,7 @@ def compute(
     if label is None:
       label = np.zeros((num, *batch["label"].shape[1:]), batch["label"].dtype)
       mask = np.zeros(num, bool)
-    is_record = batch["index"] >= 0  # the others fill up the last batch
+    is_record = batch["index"] >= 0  # other rows pad the last batch
     index = batch["index"][is_record]
     for to, key in ((image, "image"), (label, "label"), (mask, "mask")):
       to[index] = batch[key][is_record]

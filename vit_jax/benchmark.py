@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 State = TypeVar("State")
 
-BLOCKS = 10  # into which the steps are divided; the medians are over them
+BLOCKS = 10  # number of blocks of steps; medians are over blocks
 # Least steps of a block. Other programs delay the clock by a step or two, which
 # makes one block longer and the next shorter.
 LEAST_BLOCK = 5
-WARMUP = 3  # steps at least, which are not reported
+WARMUP = 3  # least number of steps before the timed ones
 # Platform -> sides of the square matrices whose product is measured as the
 # ceiling, and how many products a call computes.
 MATMULS = {
@@ -136,7 +136,7 @@ def _measure(
     steps=steps,
   )
   peak_bytes, by = peak_memory(device, compiled)
-  del state, batch  # the ceiling's matrices may need the room
+  del state, batch  # frees memory for the matrices of the ceiling
   side, ceiling = matmul_peak(config.model.dtype, device)
   peak = peak_flops(device.device_kind)
   images = config.data.batch_size / statistics.median(seconds)
@@ -226,7 +226,7 @@ def run(
       hooks.on_step(number, batch, metrics)
       ends.append(throughput.step_end)
       if number == warmup:
-        hooks.on_log(warmup, {})  # the rates count from here
+        hooks.on_log(warmup, {})  # the timed steps begin here
     loss = float(metrics["loss"])
     wait = hooks.on_log(warmup + steps, {})["input_wait"]
     # A thread of `Throughput` notes when each step ends: on a CPU dispatching

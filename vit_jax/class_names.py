@@ -39,7 +39,7 @@ _NOT_IN_21K = {
   21_843: {"n04399382"},
 }
 
-SHOWN = 4  # names listed of each side
+SHOWN = 4  # names of each side in an error
 
 _DESCRIPTIONS = {
   1000: (
@@ -289,7 +289,7 @@ def by_number(names: Sequence[str] | None, width: int) -> np.ndarray | None:
     return None
   numbers = np.array([int(name[:18]) for name in names])
   if len(set(numbers)) < len(numbers):
-    return None  # as 1 and 01
+    return None  # such as 1 and 01
   if numbers.max() >= width:
     numbers = np.argsort(np.argsort(numbers))
   return numbers.astype(np.int32)

@@ -159,7 +159,7 @@ def compiler_options(
 
   Args:
     device_kind: jax's name of the device.
-    hidden: Activations in the MLPs' hidden layers of a microbatch; None if
+    hidden: Activations of a microbatch in one MLP's hidden layers; None if
       unknown.
   """
   kind = generation(device_kind)

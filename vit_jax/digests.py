@@ -36,7 +36,7 @@ from jax.sharding import PartitionSpec as P
 from vit_jax.sharding import path_of
 
 PLACE, FIRST, SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
-CHUNK = 1 << 16  # elements that numpy takes at once: what its caches hold
+CHUNK = 1 << 16  # elements per call of numpy, so that they fit the caches
 
 
 class Digest(NamedTuple):
@@ -118,7 +118,7 @@ def sums_of(x: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
   mixed_places, odd_places = _of_places()
   w = np.empty(min(CHUNK, bits.size), np.uint32)
   other = np.empty_like(w)
-  for begin in range(0, bits.size, CHUNK):  # in place: memory is the limit
+  for begin in range(0, bits.size, CHUNK):  # in place, to save memory
     part = bits[begin : begin + CHUNK]
     w, other = w[: part.size], other[: part.size]
     if places is None:

@@ -26,7 +26,7 @@ def labels_of(source: "Source") -> np.ndarray:
   num, count = source.num_examples, jax.process_count()
   if source.knows_labels or count == 1:
     return source.labels()
-  size = -(-num // count)  # of a part; the last ones may have fewer
+  size = -(-num // count)  # records of a part; the last parts may have fewer
   part = np.arange(num)[jax.process_index() * size :][:size]
   spec = source.label_spec
   mine = np.zeros([size, *spec.shape], spec.dtype.as_numpy_dtype)

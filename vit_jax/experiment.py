@@ -568,7 +568,7 @@ class Experiment:
     """Returns errors of an evaluator, given head, layers and its data."""
     if e.scores_head and not self.head.num_classes:
       if self.scored_weights is None:
-        return []  # an error of the options alone
+        return []  # `option_errors` reports it
       return [
         f"--checkpoint: got {self.scored_weights.path!r}, which has no head;"
         " expected one, or --fewshot=<dataset>."

@@ -99,7 +99,7 @@ def part_of(
     x = jax.eval_shape(
       functools.partial(_input_of, model, path), params, images
     )
-  except LookupError:  # a model of other modules
+  except LookupError:  # the model has other modules
     return None
   output = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
   return FrozenPart(

@@ -30,7 +30,7 @@ from vit_jax.losses import balanced_weights
 from vit_jax.step import TrainState
 from vit_jax.writers import fine_tuning, run_info
 
-FOLDER = "probe"  # of the workdir: the model with the probe as its head
+FOLDER = "probe"  # folder in the workdir: the model with the probe as head
 
 L2S = tuple(4.0**k for k in range(9))  # 1 to 65,536
 SCALES = tuple(2.0**k for k in range(-2, 8))
@@ -99,7 +99,7 @@ def start(
   heads = {name: head for name in ("head", "head_dist")}
   state = weights.replace_params(state, heads)
   folder = epath.Path(experiment.workdir) / FOLDER
-  if jax.process_index() == 0:  # of a run that ended before its checkpoint
+  if jax.process_index() == 0:  # left by a run that ended before its checkpoint
     folder.rmtree(missing_ok=True)
   metadata = run_summary.metadata(experiment, state)
   write_params(str(folder), state.params, metadata)

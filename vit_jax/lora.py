@@ -84,7 +84,7 @@ def split(
   trained = {k: v for k, v in flat.items() if is_trained(k, own)}
   base = {k: v for k, v in flat.items() if k not in trained}
   kernels = [k for k in base if k.endswith("/kernel")]
-  names = {}  # of all maps that may have factors
+  names = {}  # names of all maps that may have factors
   for i, name in enumerate(sorted(kernels)):
     path = name.removesuffix("/kernel")
     if (summed := num_inputs(path)) is None:

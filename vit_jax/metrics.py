@@ -94,7 +94,7 @@ def average_precision(
   scores = np.where(np.isnan(scores), -np.inf, scores.astype(np.float64))
   order = np.argsort(-scores, kind="stable")
   scores, hits = scores[order], np.cumsum(is_positive[order])
-  last = np.append(scores[1:] != scores[:-1], True)  # of its score
+  last = np.append(scores[1:] != scores[:-1], True)  # of equal scores
   hits, ranks = hits[last], np.flatnonzero(last) + 1
   gained = np.diff(hits, prepend=0)
   return float(np.sum(gained * hits / ranks) / hits[-1])

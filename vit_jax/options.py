@@ -20,7 +20,7 @@ NOT_LEAN = (
   "threadpoolctl",
 )
 NEAR = 0.65  # share of letters that a misspelt word has in common
-MOST_ERRORS = 50  # listed; a config file of another program has thousands
+MOST_ERRORS = 50  # a config file of another program has thousands
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 120

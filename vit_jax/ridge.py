@@ -23,7 +23,7 @@ from jaxtyping import Float64, Int64, Integer, Num
 
 BIAS = 100.0
 STD_FLOOR = 1e-5
-ROWS = 4096  # Examples scored at a time, which bounds the memory.
+ROWS = 4096  # Examples scored at a time; this bounds the memory.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from vit_jax.models import efficient_attention
 from vit_jax.step import TrainState
 from vit_jax.writers import run_info
 
-FEW_CLASSES = 10  # whose counts are all printed
+FEW_CLASSES = 10  # with at most so many classes, all counts are printed
 
 
 def metadata(experiment: Experiment, state: TrainState) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def mesh_shape(
   if num_devices % fixed == 0:
     rest = num_devices // fixed
     if shape["data"] == shape["fsdp"] == -1:
-      # An indivisible number is an error below.
+      # A number that is not divisible is an error below.
       parts = math.lcm(num_slices, num_nodes)
       near = rest // parts if rest % parts == 0 else rest
       shape["fsdp"] = max(n for n in range(1, MAX_FSDP + 1) if near % n == 0)
@@ -272,12 +272,12 @@ def fast_microbatch(config: Config, mesh: Mesh) -> int | None:
 
 
 def _hidden_of_image(config: Config) -> int | None:
-  """Returns the activations of an image in all MLPs' hidden layers, or None.
+  """Returns an image's activations in the hidden layers of one MLP, or None.
 
-  None if the family does not say.
+  None if the family does not say. A SwiGLU has two such layers.
   """
   tokens = config.model.num_tokens(image_size(config.data.ops))
-  # A family that was added may state no width of its hidden layers.
+  # A user's family may not state the width of its hidden layers.
   width = getattr(getattr(config.model, "size", None), "mlp_dim", None)
   if None in (tokens, width):
     return None
@@ -286,7 +286,7 @@ def _hidden_of_image(config: Config) -> int | None:
 
 
 def hidden_of_microbatch(config: Config, mesh: Mesh) -> int | None:
-  """Returns the activations of a microbatch in hidden layers, or None."""
+  """Returns a microbatch's activations in one MLP's hidden layers, or None."""
   hidden = _hidden_of_image(config)
   rows = _rows(config, mesh) // microbatches_of(config, mesh)
   return None if hidden is None else hidden * rows

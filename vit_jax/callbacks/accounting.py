@@ -26,7 +26,7 @@ from vit_jax.config import json_file
 if TYPE_CHECKING:
   from vit_jax.step import TrainState
 
-KEY = "accounting"  # in the metadata of a checkpoint
+KEY = "accounting"  # key in the metadata of a checkpoint
 # Phases of the loop, see `Callback.on_phase`. start: imports, checks, restore.
 # compile: the first step. input: waiting for a batch.
 PHASES = ("start", "compile", "input", "step", "evaluation", "save")

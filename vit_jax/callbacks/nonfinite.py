@@ -22,7 +22,7 @@ from vit_jax.writers import atomic_files, run_info
 FILE = "nonfinite.json"
 NUM_SHOWN = 5  # steps before the bad one whose losses are shown
 MAX_PENDING = 1024  # steps whose metrics wait on the device
-NUM_NEWEST = 8  # steps that are not fetched then: they may not be computed yet
+NUM_NEWEST = 8  # newest steps, not fetched because the devices may compute them
 METRICS = ("loss", "grad_norm", "param_norm", "skipped", "undecodable")
 ADVICE = (
   "If loss and grad_norm rose before, the run diverges: lower config.optim.lr,"
@@ -67,7 +67,7 @@ class NonFinite(Callback):
     # Step, metrics and record numbers that were not fetched yet.
     self._pending: list[tuple[int, dict[str, jax.Array], jax.Array]] = []
     self._shown: list[str] = []  # texts of the newest steps
-    self._entries: list[dict[str, Any]] = []  # of `FILE`
+    self._entries: list[dict[str, Any]] = []  # entries of `FILE`
 
   def on_start(self, start: int, state: TrainState, saved: Mapping) -> None:
     """Reads the counts from the metadata of the checkpoint."""

@@ -12,8 +12,8 @@ from vit_jax.step import TrainState
 from vit_jax.writers import atomic_files
 
 FILE = "predictions.npz"
-NUM_PREDICTIONS = 64  # test images with their predictions
-NUM_MISTAKES = 24  # the most confident mistakes
+NUM_PREDICTIONS = 64  # number of test images with their predictions
+NUM_MISTAKES = 24  # number of the most confident mistakes
 
 
 class SavePredictions(Callback):

@@ -21,7 +21,7 @@ from vit_jax.distributed.signals import ENDING, die_by, set_handlers
 # Signals within so many seconds count as one: terminals and launchers send
 # theirs to a process and again to its group.
 REPEAT_SECONDS = 1.0
-# The main thread then does not come back from C++.
+# Seconds after which the main thread is taken to be in C++.
 MAIN_THREAD_SECONDS = 1.0
 
 

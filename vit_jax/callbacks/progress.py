@@ -69,7 +69,7 @@ class Progress(Callback):
     self._bar.update()
     if self._first is None:
       self._first = time.monotonic(), step
-      self._bar.unpause()  # its clock starts now
+      self._bar.unpause()  # the bar's clock starts now
 
   def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
     fields = metric_texts(values)

@@ -135,9 +135,9 @@ def is_alive(record: Mapping[str, Any]) -> bool | None:
   if not isinstance(pid, int) or pid < 1:
     return False
   if pid == os.getpid() and ticks == _start_ticks(pid):
-    return record.get("id") in open_records  # False: an earlier run of ours
+    return record.get("id") in open_records  # False for an earlier run
   try:
-    os.kill(pid, 0)  # sends nothing
+    os.kill(pid, 0)  # signal 0 only checks that the process exists
   except (ProcessLookupError, OverflowError):
     return False
   except PermissionError:

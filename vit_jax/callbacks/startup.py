@@ -103,7 +103,7 @@ class Startup(Callback):
       self.ends("first batch")
 
   def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
-    if "first step" not in self._parts:  # it is computed: `values` are there
+    if "first step" not in self._parts:  # `values`: the step is computed
       is_hit = self._events[CACHE_HIT] > 0 == self._events[CACHE_MISS]
       self.ends("first step")
       parts = ", ".join(f"{k} {v:.1f}" for k, v in self._parts.items())

@@ -48,7 +48,7 @@ FILE_ERRNOS = (
 # DATA_LOSS, by `tf.errors.OpError.error_code`.
 FILE_ERROR_CODES = (5, 11, 15)
 
-_logged: set[str] = set()  # damaged folders that this process has named
+_logged: set[str] = set()  # damaged folders that this process has reported
 
 
 class DamagedError(ValueError):
@@ -173,7 +173,7 @@ def read_json(folder: epath.Path, name: str) -> dict[str, Any]:
   if not kind(path):
     raise DamagedError(f"{name} is missing")
   try:
-    file_in(path.parent, path.name)  # no link
+    file_in(path.parent, path.name)  # raises for a link out of the folder
     values = json_file.parse(path.read_bytes(), name)
   except ValueError as e:
     raise DamagedError(str(e)) from None

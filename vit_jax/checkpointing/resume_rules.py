@@ -244,7 +244,7 @@ def write(workdir: str, rows: Sequence[dict[str, Any]]) -> None:
   Raises:
     WriteError: It cannot be written.
   """
-  import jax  # readers need it not
+  import jax  # readers do not need jax
 
   if rows and jax.process_index() == 0:
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -30,7 +30,7 @@ from vit_jax.writers import console
 MAX_STEPS = 1024  # between two attempts
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds between attempts at the end of a run
 MAX_WAIT = 60.0  # seconds for the other parts of a save after one has failed
-_save_numbers = itertools.count()  # of this process
+_save_numbers = itertools.count()  # numbers of the saves of this process
 
 
 class SaveError(Exception):
@@ -279,7 +279,7 @@ class FailFastBarrier:
       self._wait(
         key=f"{name}/confirm", timeout_ms=int(1000 * self.CONFIRM_SECONDS)
       )
-    except Exception:  # of jax; its class is not documented
+    except Exception:  # jax's error; its class is not documented
       self._has_ended = True
       raise OSError("another process, which says why") from None
 

@@ -13,7 +13,7 @@ from etils import epath
 from vit_jax.digests import Digest
 from vit_jax.sharding import path_of
 
-MAX_DIFFERENCES = 6  # listed one by one
+MAX_DIFFERENCES = 6  # differences that are listed one by one
 
 
 def errors(

@@ -29,7 +29,7 @@ from vit_jax.options import shown
 
 # A file system may take so long to show a host what another has written.
 VISIBLE_SECONDS = 90.0
-MAX_DIFFERENCES = 10  # that are listed
+MAX_DIFFERENCES = 10  # differences that are listed
 # Settings of jax that change numbers; environment variables set them, too.
 SETTINGS = (
   "jax_default_prng_impl",

@@ -16,7 +16,7 @@ FLAGS = ("coordinator", "num_processes", "process_id")
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 JOIN_SECONDS = 300.0  # as jax waits by default
-HEARTBEAT_SECONDS = 30  # of commands without a config
+HEARTBEAT_SECONDS = 30  # default for commands without a config
 
 ADVICE = (
   "see that all processes were started, with the same address and number and"
@@ -104,7 +104,7 @@ def initialise(
 def _group(
   flags: Mapping[str, str | None], errors: Iterable[str]
 ) -> Group | None:
-  """Returns the processes of the run; for a single process, says so: None."""
+  """Returns the processes of the run; None if this process is alone."""
   by_flag = {f"--{name}": flags.get(name) for name in FLAGS}
   by_name = {name: os.environ.get(name) for name in VARIABLES}
   # A flag without its value is None, too, and among `errors` already.

@@ -246,7 +246,7 @@ class ModernConfig(ViTConfig):
       yield "pre_logits", self.pre_logits, wanted
     try:
       size = self.size
-    except ValueError:  # said already
+    except ValueError:  # `super().errors()` reports it
       return
     if self.rope and size.num_heads >= 1 and size.width // size.num_heads % 4:
       wanted = (

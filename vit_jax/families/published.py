@@ -7,7 +7,7 @@ Source: the READMEs of google-research/vision_transformer and big_vision for the
 import re
 import urllib.parse
 
-HOST = "https://storage.googleapis.com"  # has the public files of gs://
+HOST = "https://storage.googleapis.com"  # serves the public files of gs://
 
 AUGREG_INDEX = "gs://vit_models/augreg/index.csv"
 BUCKETS = ("gs://vit_models/", "gs://bit_models/", "gs://big_vision/")

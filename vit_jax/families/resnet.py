@@ -16,7 +16,7 @@ from vit_jax.families.base import ModelConfig
 from vit_jax.options import option, shown
 
 ROOT_CHANNELS = 64
-GROUPS = 32  # of a GroupNorm
+GROUPS = 32  # groups of a GroupNorm
 # Larger ones, far above any ResNet, are errors.
 MAX_UNITS, MAX_STAGES, MAX_WIDTH = 200, 8, 100
 RESNETS = {

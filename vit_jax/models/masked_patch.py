@@ -20,7 +20,7 @@ from vit_jax.models.precision import at_least_float32
 
 NUM_COLORS = 512  # 3 bits for each of red, green and blue
 CORRUPTED = 0.5  # share of the patches of an image
-MASKED, REPLACED = 0.8, 0.1  # of these; the rest stays as it is
+MASKED, REPLACED = 0.8, 0.1  # shares of these; others do not change
 
 
 class Plan(NamedTuple):

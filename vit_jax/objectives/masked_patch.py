@@ -21,7 +21,7 @@ from vit_jax.batch import normalise
 from vit_jax.objectives.objective import Objective
 from vit_jax.options import option
 
-GRID = 4  # a small patch has so many cells a side
+GRID = 4  # cells on a side of a patch with target "small"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,7 +67,7 @@ def mix(images, targets, partners, is_there, rng, alpha: float, box: float):
     jax.random.fold_in(rng, 2), 5
   )
   _, height, width, _ = images.shape
-  weight = jnp.ones((height, width))  # of the row itself, by pixel
+  weight = jnp.ones((height, width))  # share of the row itself, for each pixel
   if alpha:
     share = jax.random.beta(mixup_key, alpha, alpha)
     weight = jnp.full((height, width), jnp.maximum(share, 1 - share))

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-MAX_WAITING = 10_000  # records in memory, for a disk that is full
-UPLOAD_SECONDS = 30.0  # between two of a file; stores limit how many
+MAX_WAITING = 10_000  # records that wait in memory while the disk is full
+UPLOAD_SECONDS = 30.0  # seconds between uploads of a file; stores limit them
 MAX_SHOWN = 5  # damaged lines, by their numbers
 # A line of metrics.jsonl: "step", "time" in seconds since the epoch, metrics.
 Row = dict[str, int | float]
@@ -289,7 +289,7 @@ class _UploadedRecords(Records):
       self._try_to_write()
 
   def _write(self) -> None:
-    count = len(self._waiting)  # more may come meanwhile, behind these
+    count = len(self._waiting)  # more may come meanwhile, after these
     content = self._content + b"".join(self._waiting[:count])
     write(self._path, content)
     self._content = content

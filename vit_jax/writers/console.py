@@ -21,5 +21,5 @@ def write(stream: io.TextIOBase, text: str) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
-  except ValueError:  # it was closed
+  except ValueError:  # the stream was closed
     pass

@@ -215,7 +215,7 @@ class MetricLog:
         they are. If there is already an error, the message is printed instead.
     """
     self._pool.shutdown(wait=False, cancel_futures=True)
-    with contextlib.ExitStack() as stack:  # closes all, whatever one raises
+    with contextlib.ExitStack() as stack:  # closes all, even if one raises
       stack.callback(self._close_records, error)
       for writer in self._writers:
         if isinstance(writer, trackers.AsyncTracker):

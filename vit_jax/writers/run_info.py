@@ -46,7 +46,7 @@ def commit() -> str | None:
         capture_output=True,
         text=True,
       )
-    except OSError:  # there is no git
+    except OSError:  # git is not installed
       return None
     return None if done.returncode else done.stdout.strip()
 
@@ -70,7 +70,7 @@ class _Row:
   shape: tuple[int, ...]
   dtype: str
   blocks: int
-  size: int  # of all blocks together
+  size: int  # parameters of all blocks together
 
 
 @dataclasses.dataclass

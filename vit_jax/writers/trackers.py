@@ -24,9 +24,9 @@ from vit_jax.options import not_installed
 from vit_jax.writers import MetricWriter, atomic_files
 from vit_jax.writers.atomic_files import Row
 
-PROJECT = "vit_jax"  # where the environment names none
+PROJECT = "vit_jax"  # project if the environment names none
 EXTRA = "trackers"
-CLOSE_SECONDS = 60.0  # that the end of a run waits for a tracker
+CLOSE_SECONDS = 60.0  # seconds that the end of a run waits for a tracker
 FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 
 
