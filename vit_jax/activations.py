@@ -64,7 +64,7 @@ def usable(
 ) -> tuple[FrozenPart | None, str]:
   """Decides whether the run computes the activations of its frozen part once.
 
-  If it does, their memory is reserved in `experiment.room`.
+  If it does, their memory is reserved in `experiment.memory_budget`.
 
   Args:
     experiment: The run.
