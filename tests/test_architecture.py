@@ -35,11 +35,6 @@ LAYERS = (
 )
 LAYER = {room: i for i, layer in enumerate(LAYERS) for room in layer.split()}
 
-# Imports that run upward all the same, from a room to others.
-EXCEPTIONS: dict[str, str] = {}
-# Rooms of one layer that import one another.
-CIRCLES: dict[str, str] = {}
-
 TENSORFLOW = {"tensorflow", "tensorflow_datasets"}
 JAX = {"jax", "flax", "optax", "orbax"}
 LIGHT = (
@@ -53,12 +48,21 @@ LIGHT = (
 )
 
 
+def _module(path):
+  """Returns the name of a file's module; that of a package is its folder's."""
+  parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+  return ".".join(parts).removesuffix(".__init__")
+
+
+MODULES = {_module(path) for path in FILES}
+
+
 def _room(path):
   return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 def _imports(tree):
-  """Yields (dotted name, whether it is imported with the module).
+  """Yields (module, whether it is imported with the file).
 
   Lines under `if __name__ == "__main__"` are a program, not the module.
   """
@@ -70,15 +74,12 @@ def _imports(tree):
   at_once = {*tree.body}
   for node in ast.walk(tree):
     if isinstance(node, ast.Import):
-      for a in node.names:
-        name = "vit_jax.__init__" if a.name == "vit_jax" else a.name
-        yield name, node in at_once
+      yield from ((a.name, node in at_once) for a in node.names)
     elif isinstance(node, ast.ImportFrom):
       assert node.level == 0, f"relative import of {node.module}"
-      yield node.module, node in at_once
-      if node.module == "vit_jax":  # of its names only rooms are imports
-        names = {a.name for a in node.names} & {*LAYER}
-        yield from ((f"vit_jax.{name}", node in at_once) for name in names)
+      for alias in node.names:
+        name = f"{node.module}.{alias.name}"
+        yield name if name in MODULES else node.module, node in at_once
 
 
 def _forbidden(room, package, at_once):
@@ -89,7 +90,7 @@ def _forbidden(room, package, at_once):
 
 
 def test_imports():
-  """One pass over all imports: layers, circles of rooms, heavy libraries."""
+  """One pass over all imports: layers, circles of files, heavy libraries."""
   errors, graph = [], graphlib.TopologicalSorter()
   for path in FILES:
     room, tree = _room(path), ast.parse(path.read_text())
@@ -97,18 +98,15 @@ def test_imports():
     if room not in LAYER:
       errors.append(f"{where}: {room} has no layer")
       continue
-    excepted = EXCEPTIONS.get(room, "").split()
     for name, at_once in _imports(tree):
       package, *rest = name.split(".")
       if _forbidden(room, package, at_once):
         errors.append(f"{where} imports {name}")
-      if package != "vit_jax" or not rest or rest[0] in (room, *excepted):
+      if package != "vit_jax":
         continue
-      other = rest[0]
-      if LAYER[other] > LAYER[room]:
+      graph.add(_module(path), name)
+      if LAYER[rest[0] if rest else "__init__"] > LAYER[room]:
         errors.append(f"{where} imports {name}, which is above")
-      elif other not in CIRCLES.get(room, "").split():
-        graph.add(room, other)
   assert not errors, "\n".join(errors)
   graph.prepare()  # raises CycleError, which names the circle
 
