@@ -105,6 +105,15 @@ def test_all_errors_at_once_and_of_later_batches_too():
     next(_checked([(1, 2)]))
 
 
+def test_numbers_of_a_regression_may_be_negative_but_not_infinite():
+  label = np.full((4, 3), -2.0, np.float32)
+  next(_checked([_batch(label=label)], is_regression=True))
+  label[1, 2] = np.inf
+  error = "label: got numbers from -2.0 to inf, expected finite numbers.$"
+  with pytest.raises(DataError, match=error):
+    next(_checked([_batch(label=label)], is_regression=True))
+
+
 def test_data_that_end_are_reported():
   batches = _checked(itertools.repeat(_batch(), 3), start_step=7)
   with pytest.raises(DataError, match="ended after 3 batches, at step 10"):

@@ -60,7 +60,7 @@ _UNAVAILABLE = re.compile(
 # starts a new pipeline, which has no batches ready at first.
 CAREFUL_BATCHES = 1000
 RETRY_SECONDS = 7200.0  # the watchdog of a training run ends it before
-_WAIT_SECONDS = 10.0  # between two tries, after the first few
+_WAIT_SECONDS = 10.0  # between two attempts, after the first few
 
 
 def row_fns(source: Source, ops: str, root: int) -> tuple[RowFn, RowFn]:

@@ -35,7 +35,7 @@ SUFFIXES = (
   *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif"),
   *(".tif", ".tiff", ".ppm", ".pgm"),
 )
-if features.check("avif"):  # of Pillow's own wheels since 11.3
+if features.check("avif"):  # in Pillow's own wheels since 11.3
   FORMATS += ("AVIF",)
   SUFFIXES += (".avif",)
 # What Pillow raises, depending on the format and the damage.

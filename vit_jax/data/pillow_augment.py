@@ -16,12 +16,12 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 Draws = Sequence[float] | np.ndarray
 
-RADIUS = (0.1, 2.0)  # of the blur, pixels
+RADIUS = (0.1, 2.0)  # radius of the blur, pixels
 SOLARIZED = 128  # levels from here on are inverted
 MOST = 10.0  # the strongest magnitude
 FILL = (124, 116, 104)  # ImageNet's mean, where a movement leaves nothing
-DEVIATION = 0.5  # of the magnitudes of `randaug_timm`
-LAYERS = 2  # of RandAugment
+DEVIATION = 0.5  # deviation of the magnitudes in `randaug_timm`
+LAYERS = 2  # layers of RandAugment
 
 
 def three_augment(image: np.ndarray, draws: Draws) -> np.ndarray:

@@ -29,9 +29,9 @@ from vit_jax.data.source import FETCHED, PARALLEL, Source
 from vit_jax.data.tf_cpu import as_is, tf
 
 _PREFETCH = 2  # batches decoded ahead
-_MOST_THREADS = 64  # of a stream, each reading at another place
+_MOST_THREADS = 64  # threads of a stream; each reads at another place
 _FOREVER = 2**62
-DECODED_BYTES = 256 * 2**20  # of images that evaluations have decoded
+DECODED_BYTES = 256 * 2**20  # memory for images that evaluations have decoded
 _SHIFT = -1 - order.MAX_LANES  # purpose of a random number, below all lanes
 
 

@@ -22,8 +22,8 @@ NEEDED = {_QUERY: 3, _DENSE: 2}
 # Families whose parameters are recognised by their names; a file with those of
 # another family has to state the family.
 RECOGNISED = ("vit", "modern", "bit", "bit_v1")
-# Parameters, one of which every model of the family `modern` has that is not
-# said to be one.
+# Every model of the family `modern` whose file does not name the family has one
+# of these parameters.
 PARTS = (
   "registers",
   "dist",

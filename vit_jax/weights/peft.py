@@ -27,8 +27,8 @@ from vit_jax.weights.torch_layout import shorten
 from vit_jax.weights.weights_file import LazyArray, Weights
 
 ARRAYS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-# The first factors that leave the base as it is: the others take a part of its
-# kernels away, which no adapter has.
+# Initialisations of the factors (`init_lora_weights`) that do not change the
+# base. The others subtract a part from its kernels, which no adapter file has.
 INITS = (True, False, "gaussian", "eva", "orthogonal", "mica")
 TEXTS = "text_model."  # in the names of a second tower's modules
 PREFIX = "base_model.model."
