@@ -157,7 +157,7 @@ def _why_not(experiment: Experiment, part: FrozenPart) -> str:
   from vit_jax.data import pixels
 
   if pixels.is_random(data.unflipped_ops):
-    return "config.data.ops has random operations other than a mirroring"
+    return "config.data.ops has random operations other than a last flip_lr"
   if not data.source.is_by_number:
     return "the records are streamed"
   images = data.num_examples * (1 + (data.flip is not None))

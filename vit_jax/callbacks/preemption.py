@@ -163,7 +163,7 @@ class Preemption(Callback):
     return self._signals is not None and self._signals.received is not None
 
   def action(self) -> str | None:
-    """Returns what the run does after a first signal; None: nothing to save."""
+    """Returns what the run does after a first signal; None without a state."""
     if not self._step:
       return None
     what = {

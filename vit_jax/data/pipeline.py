@@ -84,8 +84,10 @@ class TrainingData:
 
   @functools.cached_property
   def flip(self) -> int | None:
-    """Where `flip_lr` is among the operations, if what follows does not depend
-    on it; None: nowhere."""
+    """Position of `flip_lr` in the operations, or None.
+
+    None also if a later operation depends on its result.
+    """
     names = [op.name for op in preprocessing.parse_ops(self.ops)]
     place = len(names) - 1 - (names[-1] == "grey")
     return place if names[place] == "flip_lr" else None

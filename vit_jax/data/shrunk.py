@@ -86,12 +86,12 @@ def shrunk(
 def shrunk_file(
   data: bytes, side: int, *, exif: bool, max_pixels: int
 ) -> bytes | None:
-  """Returns a smaller image as a JPEG; None: it is to be read as it is.
+  """Returns a smaller image as a JPEG; None to read the image as it is.
 
   Args:
     data: Bytes of an image file.
     side: Pixels of the shorter side.
-    exif: Whether the image is turned as its EXIF orientation says.
+    exif: Whether the image is turned by its EXIF orientation.
     max_pixels: See `images.read`.
   """
   try:
