@@ -77,17 +77,11 @@ def alone(code: str, folder, *args) -> str:
 
 
 RESTORE = """
-import json, jax, numpy as np, orbax.checkpoint as ocp
-from plain_vit import ViT
+import json, jax, numpy as np
+from plain_vit import ViT, restore
 folder, io, fields = sys.argv[1:]
 io, model = np.load(io), ViT(**json.loads(fields))
-shapes = jax.eval_shape(model.init, jax.random.key(0), io["images"])
-here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-like = jax.tree.map(
-  lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes
-)
-with ocp.StandardCheckpointer() as reader:
-  params = reader.restore(folder, like["params"])
+params = restore(folder, model, io["images"])
 logits = jax.jit(model.apply)({"params": params}, io["images"])
 np.save("logits.npy", logits)
 print(jax.device_count(), {type(x).__name__ for x in jax.tree.leaves(params)})

@@ -3,8 +3,12 @@
 flax's own attention has the names and shapes of ours.
 """
 
+import pathlib
+
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
+import orbax.checkpoint as ocp
 
 
 class Mlp(nn.Module):
@@ -67,3 +71,15 @@ class ViT(nn.Module):
     x = jnp.concatenate([jnp.tile(cls, (len(x), 1, 1)), x], axis=1)
     x = Encoder(self.depth, self.heads, self.hidden, name="Transformer")(x)
     return nn.Dense(self.classes, name="head")(x[:, 0])
+
+
+def restore(folder, model, images):
+  """Returns the parameters in an Orbax checkpoint, on one device."""
+  # Without a sharding, Orbax asks for the devices that wrote the file.
+  here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+  like = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes
+  )
+  with ocp.StandardCheckpointer() as checkpointer:
+    return checkpointer.restore(pathlib.Path(folder).absolute(), like)
