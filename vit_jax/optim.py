@@ -70,23 +70,14 @@ def make_optimizer(
 
   Args:
     config: `accumulator_dtype` is the type in which the accumulator, or first
-      moment, is stored between steps, rounded to nearest. It is decayed and
-      added to in float32, and the update of the step is not rounded. Second
+      moment, is stored between steps, rounded to nearest (stochastic rounding
+      was less accurate, see benchmarks/notes/performance_log.md). It is decayed
+      and added to in float32, and the update of the step is not rounded. Second
       moments are always float32.
     total_steps: Length of the run, in updates.
 
   Returns:
     The optimizer; the learning rate as a function of the updates applied.
-
-  Rounding to nearest was measured: over 200 steps, against float32
-  accumulators, the sum of the updates was off by 0.10 to 0.21 % (root mean
-  square over 4,096 weights, whose gradients were 1 to 10 times as noisy as
-  large) and by less than 0.01 % in the mean. With stochastic rounding it was
-  off by 0.14 to 0.30 %. With optax's own decay, 0.8984 for a bfloat16
-  accumulator, it was 0.8 to 1.5 % too small. Stochastic rounding is better only
-  for gradients that never change: rounded to nearest, an accumulator stops up
-  to 4 % before its limit (the sums were 1.7 % too small), where a step adds
-  less than half of its last bit.
 
   Raises:
     ValueError: The optimizer is unknown; or as `make_schedule`.
