@@ -95,8 +95,10 @@ def shrunk_file(
     max_pixels: See `images.read`.
   """
   try:
-    images.turn(data, max_pixels)  # raises where the file is cut off
+    if not data.endswith(_END):
+      images.turn(data, max_pixels)  # raises where the file is cut off
     with Image.open(io.BytesIO(data), formats=images.FORMATS) as image:
+      images.check_size(image, max_pixels)
       if min(image.size) < LARGE * side or image.has_transparency_data:
         return None
       size = _size(image.size, side)
