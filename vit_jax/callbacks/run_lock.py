@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 HEARTBEAT_SECONDS = 10.0
 WATCH_SECONDS = 35.0  # three heartbeats, and some for a slow disk
 POLL_SECONDS = 1.0
-SETTLE_SECONDS = 1.0  # longer than from reading a record to writing the next
+SETTLE_SECONDS = 0.5  # longer than from reading a record to writing the next
 
 
 class LostError(atomic_files.WriteError):
