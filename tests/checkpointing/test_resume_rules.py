@@ -78,14 +78,16 @@ def test_differences_are_refused_by_name_unless_named():
   errors = resume_rules.errors(changes, ["optim.lr"], "runs/a")
   assert errors == [
     "config.optim.beta1 was 0.9, is now 0.8 (other updates)",
-    "config.seed was 0, is now 3 (other batches and draws from here on): the"
-    " run in runs/a resumes as it began. --allow_change=optim.beta1,seed takes"
-    " the new values from here on; or use another --workdir.",
+    "config.seed was 0, is now 3 (other batches and draws from here on); the"
+    " run in runs/a began with the old values. Give the old values to resume"
+    " it, or --allow_change=optim.beta1,seed to continue with the new values,"
+    " or another --workdir.",
   ]
   assert resume_rules.errors(changes, ["optim"], "runs/a") == [
-    "config.seed was 0, is now 3 (other batches and draws from here on): the"
-    " run in runs/a resumes as it began. --allow_change=seed takes the new"
-    " value from here on; or use another --workdir."
+    "config.seed was 0, is now 3 (other batches and draws from here on); the"
+    " run in runs/a began with the old value. Give the old value to resume it,"
+    " or --allow_change=seed to continue with the new value, or another"
+    " --workdir."
   ]
   assert resume_rules.errors(changes, ["optim", "seed"], "runs/a") == []
   assert len(resume_rules.errors(changes, ["opt", "see"], "runs/a")) == 3

@@ -175,9 +175,9 @@ def errors(
   if texts:
     values = "value" if len(texts) == 1 else "values"
     texts[-1] += (
-      f": the run in {workdir} resumes as it began."
-      f" {FLAG}={','.join(c.key for c in refused)} takes the new {values} from"
-      " here on; or use another --workdir."
+      f"; the run in {workdir} began with the old {values}. Give the old"
+      f" {values} to resume it, or {FLAG}={','.join(c.key for c in refused)} to"
+      f" continue with the new {values}, or another --workdir."
     )
   return texts
 
