@@ -68,7 +68,7 @@ def test_operations_by_the_model_s_channels():
   for channels in (3, 4):
     with pytest.raises(ValueError, match="a loader of your own"):
       for_channels("decode|resize(8)|grey", channels)
-  with pytest.raises(ValueError, match="expected grey, of one channel, last"):
+  with pytest.raises(ValueError, match="expected grey, which leaves one"):
     image_size("decode|grey|resize(8)")
 
 

@@ -286,7 +286,7 @@ def test_help_shows_units(capsys):
     cli.parse("train", {}, ["--help=all"])
   out = capsys.readouterr().out
   for text in (
-    "config.optim.warmup_steps = 0\n      steps of linear rise from 0 to lr",
+    "config.optim.warmup_steps = 0\n      steps in which the learning rate ",
     "config.model.pool = 'token'\n      what the head gets\n"
     "        token  the class token\n        gap    the mean over all tokens\n",
     "config.evals.<name>.l2 = (1024.0,)",

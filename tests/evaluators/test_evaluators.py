@@ -327,7 +327,7 @@ def test_images_without_a_label_are_neither_learned_from_nor_scored():
   assert scored["f/all"] == want
   with pytest.raises(DataError, match="f.shots: got 1 per class, but class 0"):
     scores([-1, -1], [0, 1])
-  message = r"config.evals.f: got 'handmade' \[test\], of which no image has a"
+  message = r"config.evals.f: got 'handmade' \[test\], in which no image has a"
   with pytest.raises(DataError, match=message):
     scores([0, 1], [-1, -1])
 

@@ -144,5 +144,5 @@ def test_errors():
 def test_images_without_any_label_are_refused():
   options = _options(ks=(1,))
   x = np.ones((4, 2), np.float32)
-  with pytest.raises(ValueError, match="'handmade' .test., of which no image"):
+  with pytest.raises(ValueError, match="'handmade' .test., in which no image"):
     options.make(_context(options, [0], [-1, -1])).run({"features": x})

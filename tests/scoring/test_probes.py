@@ -166,9 +166,9 @@ def test_features_that_overflow_end_in_a_sentence(own, tmp_path):
       "--config.data.batch_size=8",
     )
   assert re.fullmatch(
-    r"config.evals.knn.layer: got 'pre_logits', of which \d+ of 24 rows"
-    rf" hold NaN or infinity for '{own}' \[train\]. The model has diverged, or"
-    " its dtype overflows.",
+    r"config.evals.knn.layer: got 'pre_logits', which has NaN or infinity for"
+    rf" \d+ of 24 images of '{own}' \[train\]; expected finite features. The"
+    " model has diverged, or its dtype overflows.",
     str(e.value),
   )
 

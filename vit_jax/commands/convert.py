@@ -68,7 +68,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "--grid",
     type=_sides,
-    help="rows x columns of patches, if SRC has no grid",
+    help="rows x columns of patches, if SRC does not state it",
   )
   parser.add_argument(
     "--num_heads", type=int, help="attention heads, if SRC does not state them"

@@ -80,7 +80,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "--layer",
     metavar="NAME",
-    help="layer of --features (default: pre_logits)",
+    help="layer of the features (default: pre_logits)",
   )
   parser.add_argument(
     "--attention",

@@ -1,9 +1,9 @@
 """The language of preprocessing: "decode|inception_crop(224)|flip_lr".
 
 Operations are separated by `|`; arguments are Python literals. This module has
-the signature of every operation and its effect on the size of an image, so that
-errors are reported before TensorFlow is imported. `vit_jax.data.ops` has the
-effects on the pixels, by the same names.
+the signature of every operation and computes the size of its images, so that
+errors are reported before TensorFlow is imported. `vit_jax.data.ops` computes
+the pixels, under the same names.
 """
 
 import ast
@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from vit_jax.options import check_choice, nearest
 
-# Height times width of an image: a quarter of a GiB as RGB. Pillow warns above.
+# Height x width; an RGB image of this size has a quarter of a GiB. Pillow warns
+# about larger ones.
 MAX_PIXELS = 2**28 // 3
 
 Shape = tuple[int, int] | None  # (height, width); None: different sizes
@@ -31,7 +32,7 @@ class Op(NamedTuple):
 
   @property
   def arguments(self) -> dict[str, Any]:
-    """All arguments by name, defaults included."""
+    """All arguments by name, including defaults."""
     bound = _signature(self.name).bind(*self.args, **self.kwargs)
     bound.apply_defaults()
     return bound.arguments
@@ -52,7 +53,7 @@ def pair(size: Side) -> tuple[int, int]:
   return tuple(sides)
 
 
-# One function per operation, with its parameters; it returns the shape after.
+# One function per operation, which returns the shape after the operation.
 
 
 def _decode(
@@ -86,7 +87,11 @@ def _decode_inception_crop(
 
 
 def check_decoding(background: str | None, max_pixels: int) -> None:
-  """Raises ValueError for a colour or a number that is none."""
+  """Checks two arguments of decoding.
+
+  Raises:
+    ValueError: The background is no colour, or max_pixels is not 1 or more.
+  """
   if background is not None:
     colour(background)
   if not isinstance(max_pixels, int) or max_pixels < 1:
@@ -131,7 +136,9 @@ def _resize_small(
 def _crop(shape: Shape, size: Side) -> Shape:
   size = pair(size)
   if shape is not None and any(a < b for a, b in zip(shape, size, strict=True)):
-    raise ValueError(f"got {size}, larger than the image of {shape} pixels.")
+    raise ValueError(
+      f"got size {size}, expected at most the {shape} pixels of the image."
+    )
   return size
 
 
@@ -159,7 +166,9 @@ def _grey(shape: Shape) -> Shape:
 def _pad(shape: Shape, pixels: int, mode: str = "black") -> Shape:
   check_choice(mode, PAD_MODES, "mode")
   if not isinstance(pixels, int) or pixels < 0:
-    raise ValueError(f"got {pixels!r}, expected pixels to add on each side.")
+    raise ValueError(
+      f"got pixels={pixels!r}, expected the pixels to add on each side."
+    )
   return None if shape is None else tuple(s + 2 * pixels for s in shape)
 
 
@@ -177,7 +186,7 @@ def _randaug(shape: Shape, num_layers: int, magnitude: int) -> Shape:
   if not isinstance(magnitude, int) or not 0 <= magnitude <= 20:
     raise ValueError(
       f"got magnitude={magnitude!r}, expected a whole number from 0 to 20;"
-      " beyond it posterize and solarize_add have no meaning."
+      " posterize and solarize_add are not defined above 20."
     )
   return shape
 
@@ -188,7 +197,9 @@ def _three_augment(shape: Shape) -> Shape:
 
 def _color_jitter(shape: Shape, strength: Number) -> Shape:
   if not 0 <= strength <= 1:
-    raise ValueError(f"strength: got {strength!r}, expected 0 to 1, as 0.3.")
+    raise ValueError(
+      f"strength: got {strength!r}, expected 0 to 1, such as 0.3."
+    )
   return shape
 
 
@@ -208,8 +219,8 @@ def _random_erase(shape: Shape, share: Number) -> Shape:
     )
   if not 0 <= share <= 1:
     raise ValueError(
-      f"share: got {share!r}, expected the share of images that are erased in,"
-      " 0 to 1, such as 0.25."
+      f"share: got {share!r}, expected the share of images with an erased"
+      " rectangle, 0 to 1, such as 0.25."
     )
   return shape
 
@@ -244,8 +255,8 @@ def parse_ops(text: str) -> tuple[Op, ...]:
   """Parses a string of operations.
 
   Raises:
-    ValueError: Syntax, an unknown operation (with the nearest known one), or
-      arguments that it does not take.
+    ValueError: The syntax is wrong, an operation is unknown (the message has
+      the nearest known one) or does not take its arguments.
 
   Example:
     >>> parse_ops("decode|resize(8)")[1]
@@ -258,10 +269,10 @@ def colour(text: str) -> tuple[int, int, int]:
   """Returns red, green and blue of a colour, 0 to 255.
 
   Args:
-    text: What Pillow and CSS have: "white", "#ff8800", "rgb(255, 136, 0)".
+    text: A colour of Pillow and CSS: "white", "#ff8800", "rgb(255, 136, 0)".
 
   Raises:
-    ValueError: It is none.
+    ValueError: The text is no colour.
 
   Example:
     >>> colour("white"), colour("#f80")
@@ -278,7 +289,7 @@ def colour(text: str) -> tuple[int, int, int]:
 
 
 def decoding(text: str) -> dict[str, Any]:
-  """Returns how the operations decode: the arguments of `images.read`.
+  """Returns the arguments of `images.read` with which the operations decode.
 
   Raises:
     ValueError: See `parse_ops`.
@@ -292,11 +303,11 @@ def decoding(text: str) -> dict[str, Any]:
 
 
 def with_decoding(text: str, **changes: Any) -> str:
-  """Returns operations of which the first, decoding, has other arguments.
+  """Returns the operations with other arguments of decoding, the first one.
 
   Args:
     text: The operations.
-    **changes: `background` or `max_pixels`. A default changes nothing.
+    **changes: `background` or `max_pixels`; a default value changes nothing.
 
   Raises:
     ValueError: See `parse_ops`.
@@ -318,7 +329,7 @@ def with_decoding(text: str, **changes: Any) -> str:
 
 
 def turns_upright(text: str) -> bool:
-  """Whether images are turned as their EXIF orientation says.
+  """Whether decoding turns images by their EXIF orientation.
 
   Raises:
     ValueError: See `parse_ops`.
@@ -330,8 +341,8 @@ def image_size(text: str) -> tuple[int, int]:
   """Returns the (height, width) in pixels after the operations.
 
   Raises:
-    ValueError: See `parse_ops`; or the operations do not begin by decoding, or
-      leave images of different sizes.
+    ValueError: See `parse_ops`; or the first operation does not decode, or the
+      images have different sizes at the end.
 
   Example:
     >>> image_size("decode|resize_small(256)|central_crop(224)")
@@ -339,35 +350,38 @@ def image_size(text: str) -> tuple[int, int]:
   """
   ops = parse_ops(text)
   if any(op.name == "grey" for op in ops[:-1]):
-    raise ValueError(f"got {text!r}, expected grey, of one channel, last.")
+    raise ValueError(
+      f"got {text!r}, expected grey, which leaves one channel, at the end."
+    )
   for i, op in enumerate(ops):
     if op.name.startswith("decode") != (i == 0):
       raise ValueError(
-        f"got {text!r}, expected one decode or decode_inception_crop, first."
+        f"got {text!r}, expected one decode or decode_inception_crop, as the"
+        " first operation."
       )
   shape = shapes(text)[-1]
   if shape is None:
     raise ValueError(
-      f"got {text!r}, which leaves images of differing size; end it with an"
-      " operation that fixes the size, such as resize(224)."
+      f"got {text!r}, which gives images of different sizes; add an operation"
+      " that fixes the size at the end, such as resize(224)."
     )
   return shape
 
 
 def channels_of(text: str) -> int:
-  """Returns the channels of the images: 3, or 1 after `grey`."""
+  """Returns the number of channels of the images: 3, or 1 after `grey`."""
   return 1 if parse_ops(text)[-1].name == "grey" else 3
 
 
 def for_channels(text: str, channels: int) -> str:
-  """Returns operations whose images have as many channels as a model takes.
+  """Returns the operations for a model with this number of input channels.
 
   Args:
     text: The operations.
-    channels: 3; or 1, for which images become grey at the end.
+    channels: 3 or 1; for 1, `grey` is added at the end.
 
   Raises:
-    ValueError: Another number, which no operation makes.
+    ValueError: No operation makes images with this number of channels.
 
   Example:
     >>> for_channels("decode|resize(8)", 1)
@@ -379,8 +393,8 @@ def for_channels(text: str, channels: int) -> str:
     return f"{text}|grey"
   raise ValueError(
     f"got {text!r}, whose images have {channels_of(text)} channels, expected"
-    f" the {channels} of config.model.channels, which a loader of your own may"
-    " make: train_and_evaluate(..., data=...)."
+    f" config.model.channels={channels}; use a data loader of your own:"
+    " train_and_evaluate(..., data=...)."
   )
 
 
@@ -388,7 +402,7 @@ def shapes(text: str) -> list[Shape]:
   """Returns the (height, width) after each operation; None: different sizes.
 
   Raises:
-    ValueError: See `parse_ops`, or an operation refuses its arguments.
+    ValueError: See `parse_ops`; or an argument has a wrong value.
 
   Example:
     >>> shapes("decode|resize(8)|pad(1)")
@@ -438,6 +452,6 @@ def _parse_op(part: str, text: str) -> Op:
 
 
 def _signature(name: str) -> inspect.Signature:
-  """Returns the signature of an operation, without the shape before it."""
+  """Returns the signature of an operation, without its argument `shape`."""
   _, *parameters = inspect.signature(SHAPE_FNS[name]).parameters.values()
   return inspect.Signature(parameters)

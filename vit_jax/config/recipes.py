@@ -1,13 +1,13 @@
-"""What config files share: how they read their argument, few-shot scores."""
+"""Functions for config files: parsing of the argument, few-shot evaluators."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from vit_jax.options import nearest
 
-# Data set -> (split the shots are drawn from, split that is scored). They are
-# big_vision's (configs/common_fewshot.py); at least 30 images of every class of
-# ImageNet are among the first 65,000.
+# Data set -> (split of the shots, split that is scored), as in big_vision
+# (configs/common_fewshot.py). The first 65,000 images of ImageNet have at least
+# 30 of every class.
 FEWSHOT_SETS = {
   "caltech101": ("train", "test"),
   "cars196": ("train", "test"),
@@ -22,12 +22,11 @@ FEWSHOT_SETS = {
 def arguments(text: str, known: dict[str, str]) -> dict[str, str]:
   """Parses the argument of a config, "model=B/16,res=384".
 
-  A value may have commas: what follows one belongs to the value before it,
-  unless it begins with a name and "=".
+  A value may contain commas: a comma ends it only if a name and "=" follow.
 
   Args:
     text: The text after the colon.
-    known: Name -> default.
+    known: Name -> default value.
 
   Raises:
     ValueError: A name is unknown.
@@ -60,11 +59,11 @@ def check_choices(
   """Checks arguments that take one of several values.
 
   Args:
-    args: As `arguments` returns them.
-    choices: Name -> the values that it takes.
+    args: Result of `arguments`.
+    choices: Name -> its possible values.
 
   Raises:
-    ValueError: An argument has another value (with the nearest one).
+    ValueError: An argument has another value; the message has the nearest one.
   """
   for name, known in choices.items():
     if args[name] not in known:
@@ -78,7 +77,7 @@ def number(args: dict[str, str], name: str) -> float:
   """Returns an argument as a number above 0.
 
   Raises:
-    ValueError: It is none.
+    ValueError: The argument is not a number above 0.
   """
   try:
     value = float(args[name])
@@ -90,15 +89,15 @@ def number(args: dict[str, str], name: str) -> float:
 
 
 def whole_number(args: dict[str, str], name: str, low: int = 1) -> int:
-  """Returns an argument as a whole number from `low` on.
+  """Returns an argument as a whole number of at least `low`.
 
   Raises:
-    ValueError: It is none.
+    ValueError: The argument is not such a number.
   """
   text = args[name]
   if not text.isdecimal() or int(text) < low:
     raise ValueError(
-      f"got {name}={text}, expected a whole number from {low} on."
+      f"got {name}={text}, expected a whole number, {low} or more."
     )
   return int(text)
 
@@ -106,10 +105,10 @@ def whole_number(args: dict[str, str], name: str, low: int = 1) -> int:
 def fewshot_evals(**options: Any) -> dict[str, dict[str, Any]]:
   """Returns an evaluator "fewshot_<data set>" for each of `FEWSHOT_SETS`.
 
-  All are in the group "fewshot", whose mean is written, too.
+  All are in the group "fewshot", so that their mean is written, too.
 
   Args:
-    **options: Options of each.
+    **options: Options of every evaluator.
   """
   return {
     f"fewshot_{dataset}": {

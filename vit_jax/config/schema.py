@@ -1,8 +1,8 @@
-"""Every option of a run: its type, its default, its unit.
+"""Every option of a run: type, default and unit.
 
-`vit_jax.config.parse` makes a frozen `Config` of a config file; the rest of the
-program sees nothing else. Neither jax nor TensorFlow is imported, so that a
-misspelt option is reported at once.
+`vit_jax.config.parse` makes a frozen `Config` from a config file; the rest of
+the program uses only the `Config`. This module imports neither jax nor
+TensorFlow, so that a misspelt option is reported at once.
 """
 
 import contextlib
@@ -24,42 +24,45 @@ class DataConfig:
     "imagenet2012", "TFDS name (cifar10, glyphs/...), folder:/path or vtab:TASK"
   )
   split: str = option(
-    "train", "split to train on; also train[:99%], train@2000, train@10%/seed=1"
+    "train",
+    "split to train on; a slice such as train[:99%]; or a random subset such as"
+    " train@2000 or train@10%/seed=1",
   )
   data_dir: str | None = option(
     None,
-    "folder of TFDS data, if on another disk or in a bucket; None:"
-    " $TFDS_DATA_DIR or ~/tensorflow_datasets",
+    "folder of TFDS data, on disk or in a bucket; None: $TFDS_DATA_DIR or"
+    " ~/tensorflow_datasets",
   )
   ops: str = option(
     "decode_inception_crop(224)|flip_lr",
-    "preprocessing of an image, operations separated by |",
+    "preprocessing of an image: operations, separated by |",
   )
   background: str | None = option(
     None,
     "colour behind transparent images in training, evaluation and predict:"
-    " white, black, '#ff8800'; None: transparent pixels become white, and the"
-    " others lose their alpha",
+    " white, black, '#ff8800'; None: fully transparent pixels become white, and"
+    " other pixels lose their alpha channel",
   )
   max_pixels: int = option(
-    MAX_PIXELS, "height x width of the largest image; larger ones are not read"
+    MAX_PIXELS, "height x width of the largest image that is decoded"
   )
   shrink: int = option(
     0,
-    "shorter side in pixels to which training images of a folder are shrunk"
-    " once, into a cache, where theirs is at least twice as long; 0: none is",
+    "shorter side, in pixels, of cached copies of large training images"
+    " (folder:/path): an image whose shorter side is at least twice as long is"
+    " shrunk once; 0: no image is",
   )
   batch_size: int = option(4096, "images per step, over all devices")
   repeats: int = option(
     1,
     "copies of an image in a batch, each with its own augmentation (repeated"
-    " augmentation); epochs count rows: with 3 copies, an epoch has a third of"
-    " the images",
+    " augmentation); an epoch has as many rows as without copies, so with 3"
+    " copies it has a third of the images",
   )
   shuffle_buffer: int = option(
     50_000,
-    "encoded records that all processes hold in memory to shuffle streamed"
-    " files; lower it where memory is short: a record of ImageNet takes 110 kB",
+    "encoded records in memory, in all processes together, to shuffle streamed"
+    " files; an ImageNet record takes 110 kB",
   )
 
 
@@ -73,55 +76,56 @@ class OptimConfig:
     {
       "adamw": "Adam with decoupled weight decay",
       "sgd": "gradient descent with momentum",
-      "lamb": "adamw, where each kernel's update is scaled to lr times the norm"
-      " of the kernel (DeiT III)",
-      "lion": "sign of the accumulator; decays beta1 and 0.99. Divide adamw's"
-      " lr by 3 to 10, and multiply its weight_decay by as much",
-      "adafactor": "second moment from the means of rows and columns, then"
+      "lamb": "adamw, with each kernel's update scaled to lr times the norm of"
+      " the kernel (DeiT III)",
+      "lion": "sign of the accumulator; decays beta1 and 0.99. Compared to"
+      " adamw, lr is 3 to 10 times lower and weight_decay as much higher",
+      "adafactor": "second moment from the means of rows and columns, and"
       " momentum; as in big_vision",
       "muon": "orthogonalised momentum (0.95) for kernels of attention and MLP;"
       " adamw for all others. lr and weight_decay as for adamw",
     },
   )
-  lr: float = option(1e-3, "peak learning rate, per step")
+  lr: float = option(1e-3, "peak learning rate")
   schedule: str = option(
     "cosine",
     "learning rate after the warm-up",
     {
       "cosine": "half a cosine from lr to end_lr",
       "linear": "a straight line from lr to end_lr",
-      "rsqrt": "lr / sqrt(1 + steps since / 10,000)",
+      "rsqrt": "lr / sqrt(1 + s / 10,000), s steps after the warm-up",
       "constant": "lr",
       "step": "lr, divided by 10 at each of decay_at",
     },
   )
-  warmup_steps: int = option(0, "steps of linear rise from 0 to lr")
+  warmup_steps: int = option(
+    0, "steps in which the learning rate rises linearly from 0 to lr"
+  )
   end_lr: float = option(
-    0.0,
-    "learning rate that cosine and linear reach after the last step",
+    0.0, "cosine, linear: learning rate after the last step"
   )
   decay_at: tuple[float, ...] = option(
     (),
-    "shares of the run, 0 to 1 with its warm-up, at which schedule=step"
-    " divides the rate",
+    "schedule=step: points at which the learning rate is divided by 10, as"
+    " shares of all steps, 0 to 1",
   )
   weight_decay: float = option(
     0.0, "decay of kernels per step, multiplied by the learning rate"
   )
   beta1: float = option(
     0.9,
-    "adamw, lamb, muon: decay of the first moment; lion: share of the"
-    " accumulator",
+    "adamw, lamb, muon: decay of the first moment; lion: weight of the"
+    " accumulator in the update",
   )
   beta2: float = option(
     0.999,
-    "adamw, lamb, muon: decay of the second moment; adafactor: its largest"
-    " decay",
+    "adamw, lamb, muon: decay of the second moment; adafactor: the largest"
+    " decay of the second moment",
   )
   momentum: float = option(0.9, "sgd, adafactor: decay of the accumulator")
   accumulator_dtype: str = option(
     "float32",
-    "type of the accumulator, or of the first moment",
+    "type of the momentum or of the first moment",
     {
       "float32": "24 bits of mantissa",
       "bfloat16": "8 bits of mantissa, the range of float32",
@@ -133,40 +137,40 @@ class OptimConfig:
   freeze: tuple[str, ...] = option(
     (),
     "parameters that are not trained: patterns of their paths, such as"
-    " embedding/*,Transformer/encoderblock_?/*. Frozen blocks before the first"
-    " trained one are computed once for each image, if data.ops are not random;"
-    " flip_lr at their end may be",
+    " embedding/*,Transformer/encoderblock_?/*. The frozen blocks before the"
+    " first trained block are computed only once for each image if data.ops has"
+    " no random operation except a flip_lr at the end",
   )
   layer_decay: float | None = option(
     None,
-    "factor of the learning rate from each layer to the layer below it, above"
-    " 0 and up to 1. Layer L + 1, with the full rate, is norm, pooling and"
-    " head; 1 to L are the blocks; 0 is patch embedding, class token, registers"
-    " and positions. MAE's ViT-L: 0.75. None: 1",
+    "learning rate of each layer divided by that of the next layer, above 0 and"
+    " up to 1. Layer 0 is patch embedding, class token, registers and"
+    " positions; 1 to L are the blocks; L + 1 is norm, pooling and head, with"
+    " the full rate. MAE's ViT-L: 0.75. None: 1",
   )
   lr_scale: tuple[str, ...] = option(
     (),
     "factors of the learning rates of some parameters, such as"
-    " head/*=10,embedding/*=0.2; patterns as in freeze; a parameter that"
-    " several match gets their product",
+    " head/*=10,embedding/*=0.2; patterns as in freeze. If several patterns"
+    " match a parameter, their factors are multiplied",
   )
   microbatch: int | None = option(
     None,
     "largest number of images that a device computes at once, to save memory;"
-    " the gradients of these microbatches are summed. A TPU v5e takes fewer"
-    " images where that is faster. None: all",
+    " the gradients of these microbatches are summed. On a TPU v5e smaller"
+    " microbatches are used if they are faster. None: all images",
   )
   ema_decay: float | None = option(
     None,
-    "decay per step of the averaged parameters; it rises to this value as"
-    " (1 + step) / (10 + step); None: no average",
+    "decay per step of the moving average of the parameters; at first it is"
+    " (1 + step) / (10 + step), if that is less; None: no average",
   )
 
   def lr_scales(self) -> tuple[tuple[str, float], ...]:
-    """Returns the patterns and factors of lr_scale.
+    """Returns the (pattern, factor) pairs of lr_scale.
 
     Raises:
-      ValueError: One has another form, or is no factor above 0.
+      ValueError: A text is not PATTERN=FACTOR with a factor above 0.
     """
     return tuple(map(_pattern_and_factor, self.lr_scale))
 
@@ -177,18 +181,18 @@ def _pattern_and_factor(text: str) -> tuple[str, float]:
     if pattern and 0 < float(factor) < math.inf:
       return pattern, float(factor)
   raise ValueError(
-    f"got {text!r}, expected PATTERN=FACTOR, a factor above 0, such as"
-    " head/*=10; config.optim.freeze has what is not trained."
+    f"got {text!r}, expected PATTERN=FACTOR with a factor above 0, such as"
+    " head/*=10; to train no such parameter use config.optim.freeze."
   )
 
 
 @dataclasses.dataclass(frozen=True)
 class LoRAConfig:
-  """Low-rank adapters: they and the head are trained, the rest is frozen."""
+  """Low-rank adapters: only the adapters and the head are trained."""
 
   rank: int = option(0, "rank of the adapters; 0: no adapters")
   alpha: float | None = option(
-    None, "the adapters' products are multiplied by alpha / rank; None: by 1"
+    None, "factor alpha / rank of the adapters' output; None: factor 1"
   )
   targets: tuple[str, ...] = option(
     ("query", "value"),
@@ -217,8 +221,8 @@ class MeshConfig:
   )
   tensor: int = option(
     1,
-    "devices that split heads and hidden units, where a device has too few"
-    " images to split the batch further",
+    "devices that split heads and hidden units; for batches that are too small"
+    " to be split over all devices",
   )
 
 
@@ -252,17 +256,18 @@ class Config:
   )
   num_classes: int | None = option(
     None,
-    "classes of the head, if more than the data set has, or if their number is"
-    " not known without the data; None: as the data set",
+    "classes of the head; needed if the head has more classes than the data"
+    " set, or if their number is unknown without the data; None: as in the data"
+    " set",
   )
   init: str | None = option(
     None, "weights to start from: anything that vit_jax.load reads"
   )
   init_head: str = option(
     "zeros",
-    "the head before the first step, where init has no head for these classes",
+    "head before the first step, if init has no head for these classes",
     {
-      "zeros": "zeros",
+      "zeros": "its kernel is zero, its bias is model.head_bias",
       "linear_probe": "ridge regression on the frozen features of data.split;"
       " the evaluator `val` chooses its penalty and scores it at step 0",
     },
@@ -271,14 +276,14 @@ class Config:
     None,
     "normalisation of init's training images, if its file does not state it:"
     " imagenet (DINO, MAE, DeiT), clip, half ([-1, 1]), or MEAN/STD of pixels"
-    " in [0, 1], each one number or three with commas; None: as the file"
+    " in [0, 1], each as one number or three with commas; None: as the file"
     " states, else half",
   )
   log_steps: int = option(50, "steps between lines of metrics")
   on_nonfinite: str = option(
     "stop",
-    "what follows a step whose loss or gradient is NaN or infinite; its update"
-    " is never applied",
+    "what happens after a step whose loss or gradient is NaN or infinite; its"
+    " update is never applied",
     {
       "stop": "the run stops within log_steps, before a checkpoint",
       "skip": "the run continues without the step",
@@ -286,8 +291,8 @@ class Config:
   )
   trackers: tuple[str, ...] = option(
     (),
-    "services that also get the metrics, configured by their own environment"
-    " variables; separated by commas",
+    "services that also get the metrics, separated by commas; their own"
+    " environment variables configure them",
     {
       "wandb": "Weights & Biases",
       "mlflow": "MLflow",
@@ -295,7 +300,8 @@ class Config:
   )
   fake_data: bool = option(
     False,
-    "fake records in the form of the data set, to try a run without its data",
+    "use fake records with the shapes of the data set, to try a run without"
+    " data",
   )
   fewshot: str = option(
     "required",
@@ -310,8 +316,8 @@ class Config:
   watchdog_seconds: float = option(
     3600.0,
     "seconds without progress (a new phase, a step, a batch of an evaluation)"
-    " after which a process ends; must be longer than the first compilation; 0:"
-    " no limit",
+    " after which a process ends itself; must be longer than the first"
+    " compilation; 0: no limit",
   )
   heartbeat_timeout_seconds: int = option(
     30,
@@ -329,12 +335,14 @@ class Config:
 
   @property
   def is_partial(self) -> bool:
-    """Whether a part of the parameters is frozen; the step then has fewer
-    products than `ModelConfig.train_flops` counts."""
+    """Whether some parameters are frozen.
+
+    The step then has fewer products than `ModelConfig.train_flops` counts.
+    """
     return bool(self.optim.freeze or self.lora.rank)
 
 
-# The evaluator whose images are held out of the training data, to choose by.
+# Name of the evaluator that scores held-out training images, for choices.
 HELD_OUT = "val"
 # Sections of several kinds: the option that chooses one, and kind -> class.
 UNIONS = {"model": ("name", FAMILIES), "objective": ("kind", OBJECTIVES)}

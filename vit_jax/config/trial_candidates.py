@@ -1,4 +1,7 @@
-"""What short trials compare before fine-tuning, see `vit_jax.sweep.trials`."""
+"""Options that short trials compare before fine-tuning.
+
+`vit_jax.sweep.trials` runs the trials.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -8,34 +11,35 @@ from vit_jax.config.preprocessing import image_size
 from vit_jax.config.schema import Config
 from vit_jax.objectives import OBJECTIVES
 
-# Changes of one kind: a config -> name of the change -> options that it sets.
+# A round of trials: config -> {name of a change: options that it sets}.
 Round = Callable[[Config], dict[str, dict[str, Any]]]
 
 # Images with a shorter side below this get no crop of 5 to 100 % of the area:
 # of 32 pixels it leaves as few as 7 x 7.
 SMALL = 64
-# Models that see at most so many patches are tried at a higher resolution, too,
-# as arXiv:2010.11929 fine-tunes (section 3.2); more patches cost much more.
+# Models with at most this number of patches are also tried at a higher
+# resolution, as in section 3.2 of arXiv:2010.11929. For others a trial at a
+# higher resolution takes too long.
 FEW_PATCHES = 36
 
 _MIRRORED = "|flip_lr"
-# Parameters that are new for other classes, or that fine-tuning drops.
+# Parameters that are new if the classes change, or that fine-tuning drops.
 _HEAD = (
   *("head/", "head_dist/", "pre_logits/"),
   *filter(None, (cls.own for cls in OBJECTIVES.values())),
 )
-_NORM = ("Transformer/encoder_norm/", "pooled_norm/")  # the last one
+_NORM = ("Transformer/encoder_norm/", "pooled_norm/")  # the final norm
 
 
 def rounds(
   image_side: int, params: Mapping[str, Any], has_size: bool = False
 ) -> list[Round]:
-  """Returns the kinds of changes, in the order in which they are tried.
+  """Returns the rounds of trials, in their order.
 
   Args:
     image_side: Shorter side of a typical image, in pixels.
-    params: Arrays of the pre-trained model by path, such as "head/kernel".
-    has_size: Whether the user has stated the size of the images.
+    params: Path, such as "head/kernel" -> array of the pre-trained model.
+    has_size: Whether the user has set the image size; then it is not changed.
   """
   frozen = _frozen(params)
   kernel = params.get("embedding/kernel")
@@ -56,7 +60,7 @@ def rounds(
     return {f"learning rate {v:g}": {"optim.lr": v} for v in values}
 
   def parts(config):
-    if config.lora.rank:  # which says itself what is trained
+    if config.lora.rank:  # LoRA decides what is trained
       return {}
     return {k: {"optim.freeze": v} for k, v in frozen.items()}
 
@@ -77,7 +81,7 @@ def rounds(
 
 
 def _augmentations(size: int | tuple[int, int]) -> dict[str, str]:
-  """Returns name -> operations, for images of a size."""
+  """Returns name -> operations that give images of this size."""
   return {
     "pad and crop": pad_and_crop(size),
     "no augmentation": f"decode|resize({size})",
@@ -87,17 +91,21 @@ def _augmentations(size: int | tuple[int, int]) -> dict[str, str]:
 
 
 def pad_and_crop(size: int | tuple[int, int]) -> str:
-  """Returns ops that shift the whole image by up to an eighth of its side."""
+  """Returns operations that shift the image by up to an eighth of its side."""
   pad = max(1, (size if isinstance(size, int) else min(size)) // 8)
   return f"decode|resize({size})|pad({pad})|random_crop({size})"
 
 
 def check_budget(text: str) -> None:
-  """Raises ValueError unless the text is a time or a number of steps."""
+  """Checks the budget of all trials.
+
+  Raises:
+    ValueError: The text is neither a time nor a number of steps.
+  """
   if not re.fullmatch(r"\d+(\.\d+)?[ms]|\d+", text):
     raise ValueError(
-      f"got budget={text}, expected minutes such as 10m, the steps of all"
-      " trials together such as 2000, or 0 for none."
+      f"got budget={text}, expected minutes, such as 10m; steps of all trials"
+      " together, such as 2000; or 0 for no trials."
     )
 
 

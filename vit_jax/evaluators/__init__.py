@@ -1,8 +1,8 @@
-"""Scores of a model: every evaluator by the name in `config.evals.*.kind`.
+"""Evaluators, by the name in `config.evals.*.kind`.
 
 An evaluator is one file: its options with their checks, and the class that
-scores. Its functions import jax, the file does not, so that `--help` is quick.
-See `vit_jax.evaluators.evaluator`.
+scores. It imports jax only in functions, so that `--help` is fast. The
+interface is in `vit_jax.evaluators.evaluator`.
 """
 
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ EVALUATORS: dict[str, type[EvaluatorConfig]] = {
 def groups(
   evals: Iterable[EvaluatorConfig],
 ) -> dict[str, tuple[EvaluatorConfig, ...]]:
-  """Returns the evaluators of each `group` by its name, in their order."""
+  """Returns name of a group -> its evaluators, in the order of the config."""
   members: dict[str, tuple[EvaluatorConfig, ...]] = {}
   for e in evals:
     if e.group is not None:

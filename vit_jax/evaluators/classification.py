@@ -1,12 +1,11 @@
 """Accuracies and loss over a whole split, every example exactly once.
 
-`balanced_accuracy` is the mean over the classes of the share of their images
-that are right (their recall), so that classes with many images count no more
-than others.
+`balanced_accuracy` is the mean of the classes' recalls, so that all classes
+have the same weight.
 
-Where the data set gives an image any number of classes, a prediction is right
-if it is one of them, and images without a class do not count: the rule of
-ImageNet's reassessed labels (ReaL, section 4.1 of arXiv:2006.07159).
+If an image may have several classes, a prediction is right if it is one of
+them, and images without a class do not count: the rule of ImageNet's reassessed
+labels (ReaL, section 4.1 of arXiv:2006.07159).
 """
 
 import dataclasses
@@ -28,11 +27,11 @@ from vit_jax.evaluators.evaluator import (
 )
 from vit_jax.options import option
 
-if TYPE_CHECKING:  # jax comes with it
+if TYPE_CHECKING:  # it imports jax
   import clu.metrics
 
 
-RECALL = "recall"  # right images of each class, and all of it
+RECALL = "recall"  # number of right images of each class, and of all images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,10 +47,10 @@ class ClassificationConfig(EvaluatorConfig):
 
   match: str = option(
     "name",
-    "how classes of the data are matched to columns of the head",
+    "how classes of the data are matched to outputs of the head",
     {
-      "name": "by name, or by number or position if one side has no names",
-      "position": "by the number that names a class, or its position",
+      "name": "by name; if one side has no names, by number or position",
+      "position": "by number if a class is named by a number, else by position",
     },
   )
 
@@ -60,7 +59,7 @@ class ClassificationConfig(EvaluatorConfig):
   def check(
     self, where: str, sources: Splits, head: class_names.Head, out: Outputs
   ) -> Iterator[str]:
-    """Yields an error if classes of the data are missing in the head."""
+    """Yields an error if the head lacks classes of the data."""
     try:
       class_names.match(sources["split"], head, self.match)
     except ValueError as e:
@@ -74,17 +73,17 @@ class ClassificationConfig(EvaluatorConfig):
 class Classification(Evaluator):
   """Scores the head of a model on a split.
 
-  Labels are matched with the classes of the head by `class_names.match`; the
-  loss is that of the run. Images without a label do not count. With fake data
-  two batches are scored.
+  Labels are matched with the classes of the head by `class_names.match`. The
+  loss is the loss of the run. Images without a label do not count. With fake
+  data two batches are scored.
 
   Args:
-    context: Its context.
-    classes: Labels of the data, int [n]; the prediction is one of them, and
-      images of other classes do not count. None: any column of the head.
+    context: Context of the evaluator.
+    classes: Labels of the data that can be predicted, int [n]; images of other
+      classes do not count. None: all outputs of the head can be predicted.
 
   Raises:
-    ValueError: The classes of the data are not those of the head.
+    ValueError: The head lacks classes of the data.
   """
 
   def __init__(self, context: Context, classes: np.ndarray | None = None):
@@ -103,8 +102,8 @@ class Classification(Evaluator):
     columns, how = class_names.match(source, context.head, self.config.match)
     self.note += f", {how}"
     width = context.head.num_classes
-    # Columns of the head that are scored; label of the data -> its position
-    # among these columns, -1 if it has none.
+    # _columns: outputs of the head that are scored. _positions: label of the
+    # data -> its position among these columns; -1: none.
     if classes is None:
       self._columns, self._positions = np.arange(width), columns
     else:
@@ -114,7 +113,7 @@ class Classification(Evaluator):
     self._width = width
     loss = context.config.objective.loss
     loss_fn = LOSSES[loss]
-    # A softmax has no loss for several classes of an image.
+    # The softmax loss is not defined for an image with several classes.
     has_loss = loss != "softmax" or not source.is_multilabel
 
     def logits_of(params, batch):
@@ -169,7 +168,7 @@ class Classification(Evaluator):
     self._sums_and_answers = context.jit(sums_and_answers)
 
   def programs(self) -> dict[str, Callable]:
-    """See `Evaluator`; the answers are those of `predictions`."""
+    """See `Evaluator`; "answers" is the function of `predictions`."""
     return {"sums": self._sums, "answers": self._answers}
 
   def gather(self, params: Params) -> list[dict[str, "clu.metrics.Average"]]:
@@ -180,11 +179,11 @@ class Classification(Evaluator):
   def score(
     self, gathered: list[dict[str, "clu.metrics.Average"]]
   ) -> dict[str, float]:
-    """Returns `<name>/top1`, `top5` (shares), `loss` (nats), `count`.
+    """Returns `<name>/top1` and `top5` (shares), `loss` (nats) and `count`.
 
-    Where an image has one class also `balanced_accuracy`. The count is the
-    number of images that are scored. There is no loss where an image has
-    several classes and the loss of the run is a softmax's.
+    `count` is the number of scored images. If every image has one class,
+    `balanced_accuracy` is also returned. If images may have several classes
+    and the loss of the run is "softmax", no loss is returned.
 
     Raises:
       DataError: No image counts.
@@ -196,8 +195,8 @@ class Classification(Evaluator):
     if not count:
       raise DataError(
         f"config.evals.{self.config.name}.split: got {self.config.split!r} of"
-        f" {self.config.dataset!r}, in which no image has a class that counts;"
-        " expected another split."
+        f" {self.config.dataset!r}, in which no image has a class that is"
+        " scored; expected another split."
       )
     recall = averages.pop(RECALL, None)
     scores = {k: float(v.compute()) for k, v in averages.items()}
@@ -209,14 +208,14 @@ class Classification(Evaluator):
     return {f"{self.config.name}/{k}": v for k, v in scores.items()}
 
   def hits(self, params: Params) -> dict[str, np.ndarray]:
-    """Returns the prediction for every image that counts, in the split's order.
+    """Returns the prediction of every image that counts, in the split's order.
 
-    Passes with different preprocessing, or models, are compared by it image by
-    image.
+    Two models, or two preprocessings, are compared image by image with it.
 
     Returns:
-      index int64 [n], number of the record; prediction int [n], column of the
-      head; is_right bool [n], whether it is one of the image's labels.
+      index: Index of the record in the split, int64 [n].
+      prediction: Column of the head, int [n].
+      is_right: Whether the prediction is a label of the image, bool [n].
     """
     parts = self.context.forward(self._hits, params, self._batches())
     rows: dict[str, np.ndarray] = {}
@@ -232,24 +231,25 @@ class Classification(Evaluator):
   def predictions(
     self, params: Params, limit: int, num_mistakes: int
   ) -> dict[str, np.ndarray]:
-    """Returns the first images and the worst mistakes; one process only.
+    """Returns the first images and the worst mistakes; for one process.
 
-    The whole split passes through the model once more. Memory holds the images
-    that are asked for, and two batches.
+    The whole split passes through the model once more. Only the returned images
+    and two batches are in memory.
 
     Args:
       params: Parameters of the model.
-      limit: Most first images.
-      num_mistakes: Most mistakes: images whose predicted class is none of their
-        labels, by falling probability of that class. Images without a label are
-        no mistakes.
+      limit: Largest number of first images.
+      num_mistakes: Largest number of mistakes. A mistake is an image whose
+        predicted class is none of its labels; the mistakes with the highest
+        probability are returned. An image without a label is no mistake.
 
     Returns:
-      image uint8 [n, h, w, 3], label int [n] or [n, classes], prediction int
-      [n] and its probability float [n] (softmax or sigmoid, by the loss of the
-      run); the same of the mistakes, with `mistake_` before the name; and of
-      the split `num_images`, the number of mistakes `num_wrong`, `dataset` and
-      `split`. Labels and predictions are columns of the head.
+      image uint8 [n, h, w, 3]; label int [n] or [n, classes]; prediction int
+      [n]; probability of the prediction, float [n] (softmax or sigmoid, by the
+      loss of the run). The same arrays of the mistakes have names that begin
+      with `mistake_`. `num_images`, `num_wrong` (mistakes), `dataset` and
+      `split` describe the split. Labels and predictions are columns of the
+      head.
     """
     batches, again = itertools.tee(self._batches())
     answers = self.context.forward(self._answers, params, batches)
@@ -272,11 +272,11 @@ class Classification(Evaluator):
     )
 
   def _for_logits(self, params: Params) -> Iterator[Batch]:
-    """Yields the split as `Context.for_logits` does, see `_batches`."""
+    """Yields the batches of `Context.for_logits`, with labels as `_batches`."""
     return self._renumbered(self.context.for_logits(self._source, params))
 
   def _batches(self) -> Iterator[Batch]:
-    """Yields the split; labels are positions among the scored columns."""
+    """Yields batches of the split; labels are positions among the columns."""
     return self._renumbered(self.context.batches(self._source))
 
   def _renumbered(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -299,9 +299,10 @@ def renumbered(
   """Returns labels with new numbers.
 
   Args:
-    labels: [n], -1 for none, or [n, classes], positive where it applies.
-    numbers: Class -> its new number; -1: it has none.
-    width: How many new numbers there are.
+    labels: Label of each image, [n], -1 for none; or [n, classes], positive for
+      the classes of the image.
+    numbers: Class -> its new number; -1: none.
+    width: Number of new classes.
 
   Returns:
     int32 [n], -1 for none, or float32 [n, width].
@@ -320,11 +321,12 @@ def renumbered(
 
 
 def is_mistake(labels: np.ndarray, predictions: np.ndarray) -> np.ndarray:
-  """Returns whether an image has labels, and the prediction is none of them.
+  """Returns whether each image has labels, but not the predicted one, [n].
 
   Args:
-    labels: [n], -1 for none, or [n, classes], positive where it applies.
-    predictions: [n].
+    labels: Label of each image, [n], -1 for none; or [n, classes], positive for
+      the classes of the image.
+    predictions: Predicted class of each image, [n].
 
   Example:
     >>> is_mistake(np.array([2, 0, -1]), np.array([2, 1, 1])).tolist()

@@ -29,7 +29,7 @@ Outputs = dict[str, Any]  # a model's intermediates by name, nested
 
 @runtime_checkable
 class Split(Protocol):
-  """A split of a data set: a `Source`, or what the planner knows of one.
+  """A split of a data set: a `Source`, or the planner's description of one.
 
   Attributes:
     name: Name of the data set.
@@ -37,9 +37,9 @@ class Split(Protocol):
     num_examples: Number of records.
     num_classes: Number of classes.
     class_names: Names by label; None if the data set has none.
-    is_multilabel: Whether an image has any number of classes.
+    is_multilabel: Whether an image may have any number of classes.
     is_regression: Whether an image has numbers to predict.
-    knows_labels: Whether `labels` takes no reading of the whole split.
+    knows_labels: Whether `labels` need not read the whole split.
   """
 
   name: str
@@ -60,17 +60,17 @@ Splits = Mapping[str, Split]  # option of `SPLITS` -> its split
 
 @dataclasses.dataclass(frozen=True)
 class EvaluatorConfig:
-  """What is scored, and when: the options that all evaluators have.
+  """The options of all evaluators: what is scored, and when.
 
   Class attributes:
-    SPLITS: Names of the options that name a split of `dataset`; each split is
-      opened once and shared.
-    scores_head: Whether the logits are scored, so that a head is needed. The
-      first of these evaluators represents the run in its summary.
-    scores_numbers: Whether the head's outputs are scored as numbers, and the
-      data's labels are such; otherwise as classes.
-    LEFT_OUT_BY: An option of the config, and the value with which a run leaves
-      this evaluator out if its data set is not on disk; None: never.
+    SPLITS: Options whose value is a split of `dataset`. A split that several
+      evaluators use is opened once.
+    scores_head: Whether the evaluator scores the logits, which needs a head.
+      The summary of a run has the score of the first such evaluator.
+    scores_numbers: Whether labels and outputs are numbers (regression) and not
+      classes.
+    LEFT_OUT_BY: Name and value of an option of the config. With this value a
+      run leaves the evaluator out if its data set is not on disk. None: never.
   """
 
   name: str = ""  # the key under evals, and prefix of the metrics
@@ -81,13 +81,13 @@ class EvaluatorConfig:
   split: str = option("test", "split to score")
   ops: str = option("decode|resize(256)|central_crop(224)", "preprocessing")
   batch_size: int | None = option(
-    None, "images per batch, all devices; None: data.batch_size"
+    None, "images per batch, over all devices; None: data.batch_size"
   )
   every_steps: int = option(0, "steps between evaluations; 0: only at the end")
   group: str | None = option(
     None,
-    "group of evaluators, whose mean is written as <group>/<metric>; None: no"
-    " group",
+    "group of this evaluator; the mean of a group is written as"
+    " <group>/<metric>; None: no group",
   )
 
   SPLITS: ClassVar[tuple[str, ...]] = ("split",)
@@ -98,7 +98,7 @@ class EvaluatorConfig:
   def resolved(
     self, dataset: str | None, batch_size: int | None
   ) -> "EvaluatorConfig":
-    """Returns the options with those of config.data where they are None."""
+    """Returns the options, with the arguments in place of None."""
     return dataclasses.replace(
       self,
       dataset=self.dataset or dataset,
@@ -106,15 +106,15 @@ class EvaluatorConfig:
     )
 
   def errors(self, where: str) -> Iterator[str]:
-    """Yields the errors that the options alone show, one text each.
+    """Yields the errors that can be seen in the options, one text each.
 
     Args:
       where: Path of these options, "config.evals.<name>".
     """
     if self.name == "train" or "/" in self.name:
       yield (
-        f"{where}: got the name {self.name!r}, expected one without '/' and"
-        " other than 'train', which names the metrics of training."
+        f"{where}: got the name {self.name!r}, expected a name without '/' that"
+        " is not 'train', the name of the training metrics."
       )
     if self.batch_size is not None and self.batch_size < 1:
       yield (
@@ -132,8 +132,8 @@ class EvaluatorConfig:
   ) -> Iterator[str]:
     """Yields an error if data or head have numbers instead of classes.
 
-    For an evaluator of numbers the other way round. The arguments are those of
-    `check`, which is called where there is no such error.
+    If `scores_numbers`, yields an error if they have classes instead of
+    numbers. Arguments: see `check`, which is called only without such an error.
     """
     labels = ("classes", "numbers to predict")
     wanted, other = labels[self.scores_numbers], labels[not self.scores_numbers]
@@ -152,7 +152,7 @@ class EvaluatorConfig:
       )
 
   def model_errors(self, where: str, model: "ModelConfig") -> Iterator[str]:
-    """Yields errors that the options of the model show.
+    """Yields the errors that can be seen in the options of the model.
 
     Args:
       where: Path of these options, "config.evals.<name>".
@@ -163,34 +163,35 @@ class EvaluatorConfig:
   def check(
     self, where: str, sources: Splits, head: Head, out: Outputs
   ) -> Iterator[str]:
-    """Yields the errors that data and model show, before the run starts.
+    """Yields the errors that can be seen in data and model, before the run.
 
     Args:
       where: Path of these options, "config.evals.<name>".
-      sources: Option of `SPLITS` -> its split. The records of a data set that
-        is not prepared yet are fake; its classes and numbers are right.
+      sources: Option of `SPLITS` -> its split. If the data set is not prepared
+        yet, the records are fake, but the number of records and classes are
+        right.
       head: Classes of the logits.
-      out: Intermediates of the model, as shapes for one image.
+      out: Shapes of the model's intermediates for one image.
     """
     return iter(())
 
   def num_images(self, sources: Splits) -> tuple[int, ...]:
-    """Returns the most images of each split that one evaluation computes.
+    """Returns, for each split, an upper bound of the images of one evaluation.
 
     Args:
-      sources: Option of `SPLITS` -> its split, of which only num_examples and
-        num_classes are read.
+      sources: Option of `SPLITS` -> its split; only num_examples and
+        num_classes are used.
     """
     return tuple(source.num_examples for source in sources.values())
 
   def make(self, context: "Context") -> "Evaluator":
-    """Returns the evaluator of these options."""
+    """Returns the evaluator with these options."""
     raise NotImplementedError(type(self).__name__)
 
 
 @runtime_checkable
 class RunConfig(Protocol):
-  """What evaluators read of a run's `Config`, whose layer is above."""
+  """The part of a `Config` that evaluators use; its type is in a layer above."""
 
   model: "ModelConfig"
   objective: Objective
@@ -199,22 +200,22 @@ class RunConfig(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-  """What an evaluator gets from its run; see `vit_jax.evaluation`.
+  """What an evaluator gets from its run; implemented in `vit_jax.evaluation`.
 
   Attributes:
     options: Options of the evaluator; dataset and batch_size are set.
-    config: The run.
-    sources: Option of `options.SPLITS` -> the split, opened.
-    predict: (params, uint8 images) -> (logits, out), not jitted; or, of
-      activations that `for_logits` returned, (logits, {}).
+    config: Config of the run.
+    sources: Option of `options.SPLITS` -> the opened split.
+    predict: (params, uint8 images) -> (logits, out), not jitted. For
+      activations that `for_logits` returned: (logits, {}).
     mesh: Mesh of the run.
-    random_params: Makes freshly initialised parameters, for baselines.
-    head: The classes of the logits.
-    workdir: Folder of the run, for files of an evaluator; None: none is
-      written.
-    shared: What the evaluators of a run share, see `once`.
-    on_batch: Called before every batch, by all processes; an exception that it
-      raises ends the evaluation.
+    random_params: Returns newly initialised parameters, for baselines.
+    head: Classes of the logits.
+    workdir: Folder of the run, for files of an evaluator; None: an evaluator
+      writes no file.
+    shared: Values that the evaluators of a run share, see `once`.
+    on_batch: All processes call it before every batch; if it raises, the
+      evaluation ends.
   """
 
   options: EvaluatorConfig
@@ -229,9 +230,9 @@ class Context:
   on_batch: Callable[[], None] = lambda: None
 
   def once(self, key: Any, make: Callable[[], Any]) -> Any:
-    """Returns what `make` returned for the first evaluator with this key.
+    """Returns the result of `make` for the first evaluator with this key.
 
-    Evaluators that differ only in their data compile one function this way.
+    Evaluators that differ only in their data thus compile a function once.
     """
     if key not in self.shared:
       self.shared[key] = make()
@@ -244,10 +245,10 @@ class Context:
   def labels(self, source: Split) -> np.ndarray:
     """Returns all labels of a split, int32 [n]. Collective.
 
-    Where labels are in the files of the images, each process reads a part.
+    If the labels are in the records, each process reads a part of them.
 
     Args:
-      source: One of `sources`, with one label an image.
+      source: One of `sources`, with one label per image.
     """
     raise NotImplementedError
 
@@ -263,26 +264,27 @@ class Context:
     raise NotImplementedError
 
   def for_logits(self, source: Split, params: Params) -> Iterable[Batch]:
-    """Returns `batches`, of which nothing but `predict`'s logits is used.
+    """Returns `batches` for a caller that uses only the logits of `predict`.
 
-    If a part of the model is frozen, and the run evaluates more than once, the
-    images may be activations of that part, which the first call keeps.
+    If a part of the model is frozen and the run evaluates several times, the
+    batches may have activations of that part instead of images. The first call
+    computes and caches the activations.
 
     Args:
       source: One of `sources`.
-      params: Those of the model.
+      params: Parameters of the model.
     """
     return self.batches(source)
 
   def augmented(
     self, source: Split, indices: np.ndarray, ops: str, seed: int
   ) -> Iterator[Batch]:
-    """Returns this process's rows of endless batches, as of training.
+    """Returns this process's rows of endless batches, as in training.
 
     Args:
       source: One of `sources`.
-      indices: The records that are read, in rising order.
-      ops: Preprocessing, drawn anew in every pass.
+      indices: The records to read, in rising order.
+      ops: Preprocessing; random operations are drawn anew in every pass.
       seed: Seed of order and augmentation.
     """
     raise NotImplementedError
@@ -292,13 +294,13 @@ class Context:
   ) -> Iterator[Any]:
     """Yields the results of a function for each batch, as numpy arrays.
 
-    A batch is dispatched before the results of the previous one are fetched, so
-    that the devices work while the host fetches and decodes.
+    A batch is dispatched before the results of the previous batch are fetched,
+    so that the devices work while the host fetches and decodes.
 
     Args:
-      fn: (params, global batch) -> tree of arrays, as `jit` returns it.
-      params: Its first argument.
-      batches: This process's rows of every batch, as `batches` returns them.
+      fn: (params, global batch) -> tree of arrays; a result of `jit`.
+      params: First argument of `fn`.
+      batches: This process's rows of every batch; a result of `batches`.
     """
     raise NotImplementedError
 
@@ -306,12 +308,12 @@ class Context:
 class Answers(NamedTuple):
   """Predictions of a probe, a classifier learned from features.
 
-  by: The classifier, as a phrase: "the vote of the 20 nearest".
-  unit: What `score` is, as a phrase: "probability", "score".
-  index: Number of the record, int [n].
+  by: Name of the classifier, such as "the vote of the 20 nearest".
+  unit: Name of `score`: "probability" or "score".
+  index: Index of the record in the split, int [n].
   label: True class, int [n].
-  prediction: The class with the largest score, int [n].
-  score: Its score, float [n].
+  prediction: Class with the largest score, int [n].
+  score: Score of the prediction, float [n].
   of_label: Score of the true class, float [n].
   """
 
@@ -325,12 +327,12 @@ class Answers(NamedTuple):
 
 
 class Evaluator:
-  """Scores parameters in two phases, so that training need not wait.
+  """Scores parameters in two phases; training continues during the second.
 
   Attributes:
-    config: Its options.
-    context: Its context.
-    note: A line on the data that it scores.
+    config: Options of the evaluator.
+    context: Context of the evaluator.
+    note: A line about the data that are scored.
     answers: Predictions of a probe after `score`; None: there are none.
   """
 
@@ -343,37 +345,37 @@ class Evaluator:
     self.note = ", ".join(splits)
 
   def gather(self, params: Params) -> Any:
-    """Runs on the devices; returns what `score` needs. Collective."""
+    """Runs on the devices; returns the argument of `score`. Collective."""
     raise NotImplementedError(type(self).__name__)
 
   def score(self, gathered: Any) -> dict[str, float]:
-    """Runs on the host, in all processes or, when training, in process 0 alone.
+    """Runs on the host; during training only in process 0, else in all.
 
     Returns:
-      Metrics by name, "<name of the evaluator>/<metric>".
+      "<name of the evaluator>/<metric>" -> value.
     """
     raise NotImplementedError(type(self).__name__)
 
   def programs(self) -> dict[str, Callable]:
-    """Returns the functions that `Context.jit` made, by name.
+    """Returns name -> function that `Context.jit` made.
 
-    The planner compiles them beforehand, for (params, batch).
+    The planner compiles these functions for (params, batch).
     """
     return {}
 
   def single_device_programs(
     self, width: int
   ) -> dict[str, tuple[Callable, tuple]]:
-    """Returns the functions that one device runs on features, by name.
+    """Returns name -> function that one device runs on features.
 
-    The planner compiles these, too, if one of `programs` is "features", which
-    returns the features as "x".
+    The planner compiles these, too, if `programs` has a function "features",
+    whose result has the features as "x".
 
     Args:
       width: Length of a feature.
 
     Returns:
-      Functions as `jax.jit` made them, each with its abstract arguments.
+      Name -> (result of `jax.jit`, its abstract arguments).
     """
     return {}
 
@@ -388,8 +390,8 @@ class Evaluator:
 
     Args:
       params: Parameters of the model.
-      limit: Most first images.
-      num_mistakes: Most mistakes.
+      limit: Largest number of first images.
+      num_mistakes: Largest number of mistakes.
     """
     return None
 
@@ -397,7 +399,7 @@ class Evaluator:
 def multilabel_error(where: str, source: Split) -> str:
   """Returns the error for data whose images may have several classes."""
   return (
-    f"{where}.dataset: got {source.name!r}, whose images have any number of"
-    " classes, expected one class each; kind='multilabel' scores the head on"
-    " such data."
+    f"{where}.dataset: got {source.name!r}, whose images may have several"
+    " classes, expected one class per image; kind='multilabel' scores the head"
+    " on such data."
   )

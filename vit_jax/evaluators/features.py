@@ -1,10 +1,14 @@
-"""Frozen features of two splits, from which probes learn and are scored.
+"""Frozen features of a split to learn from and of a split to score, for probes.
 
-A layer is an intermediate of the model by its path, of which tokens are
-averaged, or what DINOv2 and DINOv3 are scored by: "cls", the class token behind
-the last norm; "cls*4", those of the last four blocks, each behind that norm,
-side by side; "cls+patches" and "cls*4+patches", the same beside the mean of the
-patches (registers are left out) behind it.
+A feature is an intermediate of the model, given by its path; tokens are
+averaged. Or it is a feature of DINOv2 and DINOv3:
+
+  cls               class token after the final norm
+  cls*4             class tokens of the last four blocks, each after the final
+                    norm, concatenated
+  cls+patches, cls*4+patches
+                    the same, concatenated with the mean of the patch tokens
+                    after the final norm (without registers)
 
 Source: facebookresearch/dinov2 and dinov3, eval/linear.py.
 """
@@ -46,24 +50,25 @@ class FeaturesConfig(EvaluatorConfig):
   train_split: str = option("train", "training split")
   layer: str = option(
     "pre_logits",
-    "intermediate that is the feature; or cls, or cls*4 (class tokens of the"
-    " last four blocks), each also with +patches (their mean)",
+    "intermediate that is the feature; or cls (class token) or cls*4 (class"
+    " tokens of the last four blocks), each also with +patches (mean of the"
+    " patch tokens)",
   )
 
   SPLITS: ClassVar[tuple[str, ...]] = ("train_split", "split")
 
   @property
   def alternatives(self) -> tuple[str, ...]:
-    """The layers that are computed."""
+    """The layers that are computed; a probe may choose among them."""
     return (self.layer,)
 
   @property
   def layers_option(self) -> str:
-    """Name of the option that has them."""
+    """Name of the option that has the `alternatives`."""
     return "layer"
 
   def model_errors(self, where: str, model: "ModelConfig") -> Iterator[str]:
-    """Yields an error for a model without the tokens of a layer."""
+    """Yields an error if the model lacks the tokens of a layer."""
     for layer in self.alternatives:
       if error := tokens_error(layer, model):
         yield f"{where}.{self.layers_option}: {error}"
@@ -71,7 +76,7 @@ class FeaturesConfig(EvaluatorConfig):
   def check(
     self, where: str, sources: Splits, head: Head, out: Outputs
   ) -> Iterator[str]:
-    """Yields an error for an unknown layer, or for several classes."""
+    """Yields an error for an unknown layer, or images of several classes."""
     import jax
 
     for layer in self.alternatives:
@@ -85,14 +90,13 @@ class FeaturesConfig(EvaluatorConfig):
 
 
 class Features(Evaluator):
-  """Extracts the features of the split to learn from and of that to score.
+  """Extracts the features of the split to learn from and the split to score.
 
-  With fake data only the first two batches of each are read.
+  With fake data only the first two batches of each split are read.
 
   Args:
-    context: Its context.
-    least: Records of each split that are read of fake data, if two batches have
-      fewer.
+    context: Context of the evaluator.
+    least: Smallest number of records that are read with fake data.
   """
 
   def __init__(self, context: Context, least: int = 0):
@@ -114,10 +118,10 @@ class Features(Evaluator):
     return {"features": self._features}
 
   def splits(self, params: Params) -> tuple[Rows, Rows]:
-    """Returns the rows to learn from, and those to score. Collective.
+    """Returns the rows to learn from, and the rows to score. Collective.
 
     Raises:
-      DataError: As `extract`.
+      DataError: See `extract`.
     """
     return tuple(
       extract(self.context, source, self._features, params)
@@ -126,14 +130,14 @@ class Features(Evaluator):
 
 
 def features_fn(context: Context, layers: tuple[str, ...]) -> Callable:
-  """Returns (params, global batch) -> what `extract` needs, jitted.
+  """Returns the jitted function (params, global batch) -> rows of `extract`.
 
-  The evaluators of a run that extract the same layers share it.
+  The evaluators of a run that extract the same layers share the function.
 
   Args:
     context: Context of the evaluator.
-    layers: Layers; every part of `parts` that one of them has is in the
-      features once, in the order of the first to have it.
+    layers: Names of the layers. The features have each part of the layers (see
+      `parts`) once, in the order in which the parts first occur.
   """
   model = context.config.model
 
@@ -146,7 +150,7 @@ def features_fn(context: Context, layers: tuple[str, ...]) -> Callable:
 
 
 def learns_from(options: FeaturesConfig, train: Split, test: Split) -> str:
-  """Returns a line on the splits that are learned from and scored."""
+  """Returns a line about the split to learn from and the split to score."""
   return (
     f"{options.dataset}, learns from [{options.train_split}]"
     f" ({train.num_examples:,} images, {train.num_classes:,} classes), scored"
@@ -168,25 +172,26 @@ def extract(
   Args:
     context: Context of the evaluator.
     source: Split to read.
-    fn: (params, global batch) -> {"x", "label", "mask", "index"}, as
-      `Context.jit` returns it.
-    params: Its first argument.
-    indices: The records to read; None: all.
+    fn: (params, global batch) -> {"x", "label", "mask", "index"}, a result of
+      `Context.jit`.
+    params: First argument of `fn`.
+    indices: Records to read; None: all.
 
   Raises:
-    DataError: No image is left, or a feature is not finite. All processes
-      raise it, since all have the same rows.
+    DataError: No image is left, or a feature is not finite. All processes raise
+      it, because all have the same rows.
   """
   batches = context.batches(source, indices)
   parts = list(context.forward(fn, params, batches))
-  # Parts are freed one by one, and copied once: ImageNet's features are 4 GB.
+  # Arrays of a batch are freed when they are copied: ImageNet's features have
+  # 4 GB.
   rows = {k: np.concatenate([p.pop(k) for p in parts]) for k in [*parts[0]]}
   order = np.flatnonzero(rows["mask"] & (rows["label"] >= 0))
   options = context.options
   if not len(order):
     raise DataError(
       f"config.evals.{options.name}: got {options.dataset!r} [{source.split}],"
-      " of which no image has a label; expected another split."
+      " in which no image has a label; expected another split."
     )
   order = order[np.argsort(rows["index"][order])]
   rows = {k: rows.pop(k)[order] for k in [*rows]}
@@ -194,10 +199,10 @@ def extract(
     is_finite = np.isfinite(rows["x"].sum(axis=1, dtype=np.float64))
   if not is_finite.all():
     raise DataError(
-      f"config.evals.{options.name}.layer: got {options.layer!r}, of which"
-      f" {(~is_finite).sum():,} of {len(is_finite):,} rows hold NaN or infinity"
-      f" for {options.dataset!r} [{source.split}]. The model has diverged, or"
-      " its dtype overflows."
+      f"config.evals.{options.name}.layer: got {options.layer!r}, which has NaN"
+      f" or infinity for {(~is_finite).sum():,} of {len(is_finite):,} images of"
+      f" {options.dataset!r} [{source.split}]; expected finite features. The"
+      " model has diverged, or its dtype overflows."
     )
   return rows
 
@@ -205,12 +210,13 @@ def extract(
 def joined(
   out: Outputs, params: Params, model: "ModelConfig", layers: tuple[str, ...]
 ) -> "jax.Array":
-  """Returns the parts of some layers side by side, [b, d].
+  """Returns the concatenated parts of some layers, [b, d].
 
   Args:
     out: Intermediates of the model.
-    params: Its parameters, whose last norm is applied to inner class tokens.
-    model: Its options.
+    params: Parameters of the model; the final norm is applied to the class
+      tokens of inner blocks.
+    model: Options of the model.
     layers: See `features_fn`.
 
   Raises:
@@ -238,7 +244,7 @@ def joined(
 
 
 def tokens_error(layer: str, model: "ModelConfig") -> str | None:
-  """Returns why a model lacks the tokens of a layer; None: it has them."""
+  """Returns an error if a model lacks the tokens of a layer, else None."""
   if not (match := TOKENS.fullmatch(layer)):
     return None
   if not getattr(model, "num_class_tokens", 0):
@@ -248,27 +254,27 @@ def tokens_error(layer: str, model: "ModelConfig") -> str | None:
       " such as pre_logits."
     )
   if not 1 <= int(match["blocks"] or 1) <= (depth := model.size.depth):
-    return f"got {layer!r}, expected 1 to {depth} blocks."
+    return f"got {layer!r}, expected a number of blocks from 1 to {depth}."
   if getattr(model, "final_norm", "tokens") != "tokens":
     return (
       f"got {layer!r}, but {model.variant} with final_norm={model.final_norm!r}"
-      " has no norm of its tokens; expected an intermediate: pre_logits."
+      " has no norm of the tokens; expected an intermediate: pre_logits."
     )
   return None
 
 
 def num_blocks(model: "ModelConfig") -> int | None:
-  """Returns the number of blocks; None for a model that states none."""
+  """Returns the number of blocks; None if the model has no blocks."""
   size = getattr(model, "size", None)
   return getattr(size, "depth", None)
 
 
 def parts(layer: str, depth: int | None) -> tuple[str, ...]:
-  """Returns what a layer is put together of.
+  """Returns the intermediates that are concatenated in a layer.
 
   Args:
-    layer: See this file.
-    depth: Number of blocks; None where there are none, and no class tokens.
+    layer: Name of a layer, see the docstring of this file.
+    depth: Number of blocks; None if the model has no blocks.
 
   Example:
     >>> parts("cls*2+patches", depth=12), parts("pre_logits", depth=12)
@@ -284,7 +290,7 @@ def parts(layer: str, depth: int | None) -> tuple[str, ...]:
 def layer_of(out: Outputs, path: str) -> "jax.Array":
   """Returns an intermediate [b, d], such as "encoderblock_3/mlp".
 
-  If it has tokens or a map, it is their mean.
+  Tokens [b, n, d] and maps [b, h, w, d] are averaged.
 
   Raises:
     ValueError: See `intermediate`.
@@ -294,19 +300,21 @@ def layer_of(out: Outputs, path: str) -> "jax.Array":
 
 
 def intermediate(out: Outputs, path: str) -> "jax.Array":
-  """Returns what a model returns under a name, such as "encoderblock_3/mlp".
+  """Returns the intermediate with a path, such as "encoderblock_3/mlp".
 
   Raises:
-    ValueError: There is none; the message lists the names.
+    ValueError: There is no such intermediate; the message lists all names.
   """
   layer = out
   for key in path.split("/"):
     if not isinstance(layer, dict) or key not in layer:
       known = sorted(layer) if isinstance(layer, dict) else []
       raise ValueError(
-        f"got {path!r}, expected a name among {', '.join(known)} at {key!r}."
+        f"got {path!r}, expected one of {', '.join(known)} in place of {key!r}."
       )
     layer = layer[key]
   if isinstance(layer, dict):
-    raise ValueError(f"got {path!r}, expected {path}/ and {', '.join(layer)}.")
+    raise ValueError(
+      f"got {path!r}, expected {path}/ followed by one of {', '.join(layer)}."
+    )
   return layer

@@ -1,10 +1,10 @@
 """Few-shot accuracy: ridge regression on frozen features.
 
-A linear map from a layer's output to {-1, 1} targets is solved in closed form
-for a few examples per class, then scored on a whole split (section 4.1 of
-arXiv:2010.11929). A draw of the shots takes one eigendecomposition for any
-number of L2 weights. The config fixes these, and the first gives the main
-score: nothing is chosen on the split that is scored.
+Ridge regression maps the features of a few examples per class to {-1, 1}
+targets in closed form. It is then scored on a whole split (section 4.1 of
+arXiv:2010.11929). One eigendecomposition per draw of the shots serves all L2
+weights. The config fixes the weights, and the first one gives the main score,
+so that nothing is chosen on the split that is scored.
 """
 
 import dataclasses
@@ -42,17 +42,20 @@ class FewshotConfig(FeaturesConfig):
   train_split: str = option("train", "split from which the shots are drawn")
   shots: tuple[int, ...] = option(
     (1, 5, 10, 25),
-    "examples per class; 0: all of train_split, as <name>/all. A class with"
-    " fewer gives all that it has, if most classes have enough",
+    "examples per class; 0: all of train_split, written as <name>/all. If at"
+    " least half of the classes have enough examples, the others give all of"
+    " theirs",
   )
-  seeds: tuple[int, ...] = option((0, 1, 2), "draws of the shots, averaged")
+  seeds: tuple[int, ...] = option(
+    (0, 1, 2), "seeds of the draws of the shots; scores are averaged over them"
+  )
   l2: tuple[float, ...] = option(
     (1024.0,),
-    "weights of the L2 penalty, fixed beforehand: the first gives"
-    " <name>/<k>shot, any other <name>/l2=<weight>/<k>shot",
+    "weights of the L2 penalty; none is chosen. The first gives"
+    " <name>/<k>shot, each other one <name>/l2=<weight>/<k>shot",
   )
   baselines: bool = option(
-    False, "also score random weights and raw pixels, once"
+    False, "whether random weights and raw pixels are also scored, once"
   )
 
   LEFT_OUT_BY: ClassVar[tuple[str, str] | None] = ("fewshot", "available")
@@ -62,23 +65,23 @@ class FewshotConfig(FeaturesConfig):
     yield from super().errors(where)
     if not self.l2 or min(self.l2) <= 0:
       yield (
-        f"{where}.l2: got {self.l2}, expected numbers above 0 such as 16,1024."
+        f"{where}.l2: got {self.l2}, expected numbers above 0, such as 16,1024."
       )
     if not self.shots or min(self.shots) < 0:
       yield (
-        f"{where}.shots: got {self.shots}, expected numbers such as 1,5, or 0"
-        " for all examples."
+        f"{where}.shots: got {self.shots}, expected examples per class, such as"
+        " 1,5; 0 means all examples."
       )
     if not self.seeds or min(self.seeds) < 0:
-      yield f"{where}.seeds: got {self.seeds}, expected numbers such as 0,1."
+      yield f"{where}.seeds: got {self.seeds}, expected seeds, such as 0,1."
 
   def check(
     self, where: str, sources: Splits, head: Head, out: Outputs
   ) -> Iterator[str]:
-    """Yields an error for more shots than there are examples, too.
+    """Yields also an error if there are fewer examples than shots.
 
-    Labels that are in files, whose reading may take minutes, are not read: then
-    only the number of images is checked.
+    If the labels are in the records, only the number of images is checked,
+    because it may take minutes to read the labels.
     """
     from vit_jax.ridge import fewest_examples, sample_shots
 
@@ -99,12 +102,12 @@ class FewshotConfig(FeaturesConfig):
         f"{where}.shots: got {shots} per class, but {train.num_examples:,}"
         f" images of {train.num_classes:,} classes in {train.name!r}"
         f" [{train.split}], expected {least:,} or more: {shots} for half of the"
-        " classes, and one for each of the others. Take fewer shots, or a"
-        " larger train_split to draw them from."
+        " classes, and one for each of the others. Take fewer shots, or a larger"
+        " train_split."
       )
 
   def num_images(self, sources: Splits) -> tuple[int, ...]:
-    """See `EvaluatorConfig`; as if no two draws had a shot in common."""
+    """See `EvaluatorConfig`; assumes that no two draws share an image."""
     train, test = (sources[option] for option in self.SPLITS)
     drawn = max(self.shots) * train.num_classes * len(self.seeds)
     is_whole = 0 in self.shots or drawn > train.num_examples
@@ -116,12 +119,12 @@ class FewshotConfig(FeaturesConfig):
 
 
 class Fewshot(Features):
-  """Scores the features of a model by a classifier learned from few labels."""
+  """Scores features by ridge regression on a few labelled images."""
 
   def __init__(self, context: Context):
     super().__init__(context)
     self._baselines: dict[str, float] = {}
-    self._has_baselines = False  # the same in all processes; one scores
+    self._has_baselines = False  # set in all processes, also if one scores
     self.note += self._few_note
 
     def pixels(params, batch):
@@ -137,9 +140,9 @@ class Fewshot(Features):
     return super().programs() | pixels
 
   def gather(self, params: Params) -> dict[str, tuple[Rows, Rows]]:
-    """Returns features of all shots and of the split to score, by origin.
+    """Returns origin -> (features of all shots, features of the scored split).
 
-    The origin "" is the model; others are the baselines. Each split passes
+    The origin "" is the model; the others are baselines. Each split passes
     through the model once, for all shots and seeds together.
     """
     features = {"": (self._features, params)}
@@ -157,12 +160,12 @@ class Fewshot(Features):
     }
 
   def score(self, gathered: dict[str, tuple[Rows, Rows]]) -> dict[str, float]:
-    """Returns accuracies, means over the seeds.
+    """Returns accuracies, averaged over the seeds.
 
-    `<name>/<k>shot` and, learned from the whole train_split, `<name>/all` are
-    those of the first L2 weight; `<name>/l2=<weight>/<k>shot` of the others.
-    With config.baselines also `<name>/random_init/...`, of the same network
-    with random weights, and `<name>/raw_pixels/...`, which are computed once.
+    `<name>/<k>shot` has the first L2 weight, `<name>/l2=<weight>/<k>shot` has
+    another one. `<name>/all` is learned from the whole train_split. With
+    config.baselines, `<name>/random_init/...` (the same network with random
+    weights) and `<name>/raw_pixels/...` are computed once.
     """
     scores: dict[str, float] = {}
     for origin, (support, test) in gathered.items():
@@ -182,7 +185,7 @@ class Fewshot(Features):
       draws = [key for key in self._draws if key[0] == shots]
       scores = np.zeros((len(draws), len(l2s)))
       for i, draw in enumerate(draws):
-        # Images without a label, or not decoded, are not among the rows.
+        # The rows lack images that have no label or could not be decoded.
         rows = np.isin(support["index"], self._draws[draw])
         fits = ridge.fit(
           support["x"][rows],
@@ -207,10 +210,10 @@ class Fewshot(Features):
 
   @functools.cached_property
   def _draws(self) -> dict[tuple[int, int], np.ndarray]:
-    """(shots, seed) -> numbers of the records; reads the labels once.
+    """(shots, seed) -> indices of the records; reads the labels once.
 
     Raises:
-      DataError: There are more shots than images, see `ridge.sample_shots`.
+      DataError: There are fewer images than shots, see `ridge.sample_shots`.
     """
     from vit_jax import ridge
 
@@ -233,13 +236,13 @@ class Fewshot(Features):
           for k in shots
           for seed in self.config.seeds
         }
-      except ValueError as e:  # `check` does not read labels of files
+      except ValueError as e:  # `check` does not read labels in records
         raise DataError(f"config.evals.{self.config.name}.{e}") from None
     return drawn
 
   @property
   def _few_note(self) -> str:
-    """A note on classes with fewer examples than shots in the split, or ""."""
+    """A note about classes with fewer examples than shots, or ""."""
     source, most = self.context.sources["train_split"], max(self.config.shots)
     if not (most and source.knows_labels):
       return ""
@@ -254,12 +257,12 @@ def few_classes(
   shots: int,
   names: Sequence[str] | None = None,
 ) -> str:
-  """Returns how many classes have fewer images than shots; "": none has.
+  """Returns a text about the classes with fewer images than shots, or "".
 
   Args:
-    counts: Images of each class, whole numbers [classes].
-    shots: Examples wanted of each class.
-    names: Names of the classes; None: numbers.
+    counts: Number of images of each class, [classes].
+    shots: Examples per class.
+    names: Names of the classes; None: their numbers.
 
   Example:
     >>> few_classes(np.array([40, 3, 12]), 25, "abc")

@@ -1,11 +1,11 @@
-"""Accuracy of the nearest neighbours: nothing is learned from the features.
+"""Accuracy of k nearest neighbours of frozen features.
 
 The neighbours of a test image are the k training images with the largest cosine
-similarity. It gets the class with the largest sum of exp(similarity / 0.07)
-over them.
+similarity. The predicted class has the largest sum of exp(similarity / 0.07)
+over the neighbours of this class.
 
-Source: arXiv:1805.01978, section 3.4, with the neighbours and the temperature
-of DINO (arXiv:2104.14294; facebookresearch/dino, eval_knn.py).
+Source: arXiv:1805.01978, section 3.4, with k and temperature of DINO
+(arXiv:2104.14294; facebookresearch/dino, eval_knn.py).
 """
 
 import dataclasses
@@ -40,20 +40,20 @@ class KnnConfig(FeaturesConfig):
   kind: str = "knn"
   ks: tuple[int, ...] = option(
     (20, 10, 100, 200),
-    "numbers of neighbours, fixed beforehand, at most the images of"
-    " train_split; <name>/<k>nn is the accuracy",
+    "numbers of neighbours, at most the number of images in train_split; none"
+    " is chosen. <name>/<k>nn is the accuracy",
   )
 
   def errors(self, where: str) -> Iterator[str]:
     """See `EvaluatorConfig`."""
     yield from super().errors(where)
     if not self.ks or min(self.ks) < 1:
-      yield f"{where}.ks: got {self.ks}, expected numbers above 0 such as 20."
+      yield f"{where}.ks: got {self.ks}, expected numbers above 0, such as 20."
 
   def check(
     self, where: str, sources: Splits, head: Head, out: Outputs
   ) -> Iterator[str]:
-    """Yields an error if there are fewer images than neighbours, too."""
+    """Yields also an error if there are fewer images than neighbours."""
     yield from super().check(where, sources, head, out)
     train, most = sources["train_split"], max(self.ks, default=0)
     if most > train.num_examples:
@@ -71,9 +71,9 @@ class Knn(Features):
   """Scores features by the classes of their nearest neighbours."""
 
   def gather(self, params: Params) -> dict[str, float]:
-    """Returns the scores: each process finds the neighbours on a device."""
+    """Returns the scores; each process finds the neighbours on one device."""
     train, test = self.splits(params)
-    # Images that are broken or have no label are not among the rows.
+    # The rows lack images that have no label or could not be decoded.
     most = min(max(self.config.ks), len(train["x"]))
     similarity, label = neighbours(train["x"], train["label"], test["x"], most)
     scores = {}
@@ -95,9 +95,9 @@ class Knn(Features):
     return scores
 
   def score(self, gathered: dict[str, float]) -> dict[str, float]:
-    """Returns `<name>/<k>nn`: the accuracy for each k of the config.
+    """Returns the accuracy `<name>/<k>nn` for each k of the config.
 
-    If fewer than k images can be used, all of them vote.
+    If there are fewer than k usable images, all of them vote.
     """
     return gathered
 
@@ -135,22 +135,22 @@ def neighbours(
   chunk: int = CHUNK,
   block: int = QUERIES,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Finds the k nearest by cosine similarity, exactly, on one device.
+  """Finds the exact k nearest features by cosine similarity, on one device.
 
-  Training features pass through the device chunk by chunk, so that their number
-  has no limit. Equally near ones keep their order.
+  Training features pass through the device in chunks, so that their number is
+  not limited by its memory. Among equal similarities the first row is nearer.
 
   Args:
-    train: float [n, d], n at least k.
-    labels: Their classes, int [n].
-    queries: float [m, d].
+    train: Training features, float [n, d]; n is at least k.
+    labels: Classes of the training features, int [n].
+    queries: Features whose neighbours are searched, float [m, d].
     k: Number of neighbours.
-    chunk: Training features on the device at a time.
-    block: Queries that are compared with a chunk at a time, which takes chunk *
-      block float32 numbers.
+    chunk: Number of training features on the device at a time.
+    block: Number of queries compared with a chunk at a time, which takes
+      chunk * block float32 numbers.
 
   Returns:
-    Similarities float32 [m, k], falling, and classes int32 [m, k].
+    Similarities, float32 [m, k], in falling order; classes, int32 [m, k].
   """
   import jax
 
@@ -172,7 +172,7 @@ def neighbours(
       best = update(
         best, x, _filled(keys, chunk), _filled(classes, chunk), count
       )
-      jax.block_until_ready(best)  # so that one chunk at a time is there
+      jax.block_until_ready(best)  # at most one chunk is on the device
   return tuple(
     np.asarray(v).reshape(-1, k)[: len(queries)] for v in jax.device_get(best)
   )
@@ -180,15 +180,16 @@ def neighbours(
 
 @functools.cache
 def nearer(k: int, chunk: int) -> Callable:
-  """Returns fn(best, queries, keys, labels, count) -> best, jitted.
+  """Returns a jitted function (best, queries, keys, labels, count) -> best.
+
+  The function merges the best neighbours with those of another chunk. `best`
+  has similarities float32 [blocks, block, k] and classes int32 [blocks, block,
+  k]; queries are float32 [blocks, block, d], keys float32 [chunk, d], labels
+  int32 [chunk].
 
   Args:
     k: Number of neighbours.
     chunk: Rows of `keys`, of which the first `count` are images.
-
-  `best` are similarities float32 [blocks, block, k] and classes int32 of that
-  shape; queries float32 [blocks, block, d], keys float32 [chunk, d], labels
-  int32 [chunk].
   """
   import jax
   import jax.numpy as jnp
@@ -220,12 +221,12 @@ def vote(
 
   Args:
     similarity: Similarities of the neighbours, [m, k].
-    labels: Their classes, int [m, k].
+    labels: Classes of the neighbours, int [m, k].
     num_classes: Number of classes.
-    temperature: More than 0; the smaller, the more the nearest decide.
+    temperature: Above 0; a smaller one gives near neighbours more weight.
 
   Returns:
-    int [m]; among equal sums the lowest class.
+    Predicted class of each query, int [m]; of equal sums, the lowest class.
 
   Example:
     >>> near, classes = np.array([[0.9, 0.8, 0.8]]), np.array([[2, 1, 1]])
@@ -248,12 +249,12 @@ def share_of(
   labels: np.ndarray,
   classes: np.ndarray,
 ) -> np.ndarray:
-  """Returns the share of the votes for a class of each query, float [m].
+  """Returns the share of the votes that each query gives to a class, float [m].
 
   Args:
     similarity: Similarities of the neighbours, [m, k].
-    labels: Their classes, int [m, k].
-    classes: A class for each query, int [m].
+    labels: Classes of the neighbours, int [m, k].
+    classes: One class per query, int [m].
 
   Example:
     >>> near, labels = np.full((1, 4), 0.5), np.array([[2, 1, 1, 1]])
@@ -266,7 +267,7 @@ def share_of(
 
 
 def _weights(similarity: np.ndarray, temperature: float) -> np.ndarray:
-  """Returns the weight of each neighbour, float64 [m, k]; the nearest has 1."""
+  """Returns weights of the neighbours, float64 [m, k]; the nearest has 1."""
   similarity = similarity.astype(np.float64)
   nearest = similarity.max(axis=1, keepdims=True)  # no exponential overflows
   return np.exp((similarity - nearest) / temperature)
@@ -279,6 +280,6 @@ def _unit(x: np.ndarray) -> np.ndarray:
 
 
 def _filled(rows: np.ndarray, count: int) -> np.ndarray:
-  """Returns `count` rows, the last of zeros."""
+  """Returns the rows, followed by zeros, `count` in all."""
   missing: Sequence = [(0, count - len(rows)), *[(0, 0)] * (rows.ndim - 1)]
   return np.pad(rows, missing)

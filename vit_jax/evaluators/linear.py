@@ -1,23 +1,23 @@
-"""Linear probe: heads trained by gradient on frozen features.
+"""Linear probe: heads trained by gradient descent on frozen features.
 
-The features of both splits are computed once, without augmentation; with
-`train_ops`, those to learn from anew in each pass. A tenth of the training
-split is held out. On the rest, one head for each layer, learning rate and
-weight decay is trained, all at once on the same batches. The head that is best
-on the held-out tenth is scored on the test split, once.
+A tenth of the training split is held out. On the rest, one head is trained for
+each layer, learning rate and weight decay, all at once on the same batches. The
+head that is best on the held-out tenth is scored once on the test split. The
+features of both splits are computed once, without augmentation; with
+`train_ops`, training features are computed anew in each pass.
 
   x = (feature - mean) / (std + 1e-5), logits = x W + b
   loss = cross-entropy + weight_decay / 2 |W|^2
 
-Heads begin at zero; the optimizer is gradient descent with a momentum of 0.9,
-and the learning rate falls to zero along a cosine.
+Heads start at zero. The optimizer is gradient descent with momentum 0.9; the
+learning rate falls to zero along a cosine.
 
-Source: DINOv2's protocol (arXiv:2304.07193, appendix B.3; facebookresearch/
-dinov2, eval/linear.py: 12,500 steps of 1,024 images, this optimizer and
-schedule, the grid's best on the validation split). Other than there, features
-are whitened by default, which makes one grid suit all models, images are not
-augmented by default, and the head is chosen on held-out training images.
-configs/dino.py has DINOv2's and DINOv3's grids.
+Source: DINOv2 (arXiv:2304.07193, appendix B.3; facebookresearch/dinov2,
+eval/linear.py): 12,500 steps of 1,024 images, the optimizer and the schedule.
+Three things differ. Features are whitened by default, so that one grid suits
+all models. Images are not augmented by default. The head is chosen on held-out
+training images, not on the validation split. configs/dino.py has the grids of
+DINOv2 and DINOv3.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ from vit_jax.evaluators.features import (
 )
 from vit_jax.options import option
 
-HELD_OUT = 0.1  # share of train_split that chooses a head
+HELD_OUT = 0.1  # share of train_split that is held out to choose a head
 STEP_IMAGES = 1024  # images per step; fewer if there are not as many
 MOMENTUM = 0.9
 STD_FLOOR = 1e-5
@@ -66,43 +66,44 @@ class LinearConfig(FeaturesConfig):
   kind: str = "linear"
   lrs: tuple[float, ...] = option(
     (0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
-    "peak learning rates of the grid; widen it if the first or last is best",
+    "peak learning rates of the grid; widen the grid if the first or the last"
+    " is best",
   )
   weight_decays: tuple[float, ...] = option(
     (0.0, 0.001),
-    "weight decays of the grid, as factors of half the squared norm of the"
-    " kernel",
+    "weight decays of the grid: factors of half the squared norm of the kernel",
   )
   layers: tuple[str, ...] = option(
     (),
-    "layers to choose among, such as cls,cls*4+patches, each with every rate"
-    " and decay; intermediates must have the same width; none: only layer",
+    "layers to choose among, such as cls,cls*4+patches, each with every"
+    " learning rate and weight decay; intermediates must have the same width;"
+    " none: only `layer`",
   )
   whiten: bool = option(
-    True, "whether features are scaled to mean 0 and deviation 1"
+    True, "whether features are scaled to mean 0 and standard deviation 1"
   )
   train_ops: str | None = option(
     None,
     "random preprocessing of the training images, drawn anew in each pass;"
-    " None: ops, once",
+    " None: `ops`, computed once",
   )
-  steps: int = option(12_500, "training steps of a head")
-  seed: int = option(0, "seed of the held-out images and of the order")
+  steps: int = option(12_500, "training steps of the heads")
+  seed: int = option(0, "seed of the held-out images and of the batches")
 
   def errors(self, where: str) -> Iterator[str]:
     """See `EvaluatorConfig`."""
     yield from super().errors(where)
     if not self.lrs or min(self.lrs) <= 0:
-      yield f"{where}.lrs: got {self.lrs}, expected numbers above 0 as 0.1,1."
+      yield f"{where}.lrs: got {self.lrs}, expected rates above 0: 0.1,1."
     if not self.weight_decays or min(self.weight_decays) < 0:
       yield (
-        f"{where}.weight_decays: got {self.weight_decays}, expected numbers"
-        " such as 0,0.001."
+        f"{where}.weight_decays: got {self.weight_decays}, expected numbers of"
+        " 0 or more, such as 0,0.001."
       )
     if self.train_ops is not None and self.whiten:
       yield (
-        f"{where}.whiten: got true beside train_ops, whose features are not"
-        " there before all steps; expected false."
+        f"{where}.whiten: got true, but with train_ops the features are not"
+        " known before the steps; expected false."
       )
     if self.steps < 1:
       yield f"{where}.steps: got {self.steps}, expected 1 or more."
@@ -122,18 +123,18 @@ class LinearConfig(FeaturesConfig):
   def check(
     self, where: str, sources: Splits, head: Head, out: Outputs
   ) -> Iterator[str]:
-    """Yields an error for fewer than 10 images, or unequal widths, too."""
+    """Yields also an error for fewer than 10 images, or for unequal widths."""
     yield from super().check(where, sources, head, out)
     widths = {}
     for layer in self.layers:
       path = "encoded" if TOKENS.fullmatch(layer) else layer
-      with contextlib.suppress(ValueError):  # said already
+      with contextlib.suppress(ValueError):  # `super` reports it
         widths[layer] = intermediate(out, path).shape[-1]
     if len(set(widths.values())) > 1:
       listed = ", ".join(f"{k} of {width}" for k, width in widths.items())
       yield (
         f"{where}.layers: got {listed} channels, expected layers of one width;"
-        " give another evaluator the others."
+        " use one evaluator for each width."
       )
     num = sources["train_split"].num_examples
     if num < 10:
@@ -156,9 +157,9 @@ class LinearConfig(FeaturesConfig):
 
 
 class Heads(NamedTuple):
-  """Heads of a grid, and how features are whitened for them.
+  """Heads of a grid, and the whitening of their features.
 
-  A head of a layer has zeros where the features are of other layers.
+  The kernel of a head is zero for the features of other layers.
   """
 
   mean: np.ndarray  # float32 [d]
@@ -169,17 +170,14 @@ class Heads(NamedTuple):
   def logits(
     self, rows: Rows, which: int
   ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields logits [n, classes] of a head and labels [n], `ROWS` at a time."""
+    """Yields logits [n, classes] of a head and labels [n] of `ROWS` images."""
     for start in range(0, len(rows["x"]), ROWS):
       part = slice(start, start + ROWS)
       x = (rows["x"][part] - self.mean) / self.std
       yield x @ self.kernels[which] + self.biases[which], rows["label"][part]
 
   def accuracy(self, rows: Rows, which: int) -> float:
-    """Returns the share of the rows that a head predicts right.
-
-    NaN if it has diverged, so that one of its logits is not finite.
-    """
+    """Returns the accuracy of a head; NaN if a logit is not finite."""
     num_right = 0.0
     for logits, labels in self.logits(rows, which):
       is_right = logits.argmax(axis=1) == labels
@@ -187,7 +185,7 @@ class Heads(NamedTuple):
     return num_right / len(rows["x"])
 
   def answers(self, rows: Rows, which: int) -> tuple[np.ndarray, ...]:
-    """Returns prediction, its probability, and that of the label, each [n]."""
+    """Returns prediction and its probability, and the label's, each [n]."""
     parts = []
     for logits, labels in self.logits(rows, which):
       p = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -198,10 +196,10 @@ class Heads(NamedTuple):
 
 
 class LinearProbe(Features):
-  """Scores features by the best of a grid of linear heads."""
+  """Scores features by the best linear head of a grid."""
 
   def gather(self, params: Params) -> tuple[Heads, Rows, Rows]:
-    """Returns the heads, the rows that choose one, and those to score.
+    """Returns the heads, the held-out rows and the rows to score.
 
     Each process trains the same heads, on one of its devices.
     """
@@ -251,16 +249,16 @@ class LinearProbe(Features):
   def score(self, gathered: tuple[Heads, Rows, Rows]) -> dict[str, float]:
     """Returns `<name>/top1`, the accuracy of the chosen head on the test split.
 
-    Also `held_out`, its accuracy on the images that chose it, its `lr` and
-    `weight_decay`, `layer`, its place among several layers, from 0, and
-    `count`, the number of test images. All but the last two are NaN if all
-    heads have diverged.
+    Other metrics are `held_out`, its accuracy on the held-out images; its `lr`
+    and `weight_decay`; `layer`, its index in the option `layers`, if there are
+    several; and `count`, the number of test images. If all heads diverged, all
+    metrics except `layer` and `count` are NaN.
     """
     heads, held_out, test = gathered
     accuracies = [
       heads.accuracy(held_out, i) for i in range(len(heads.kernels))
     ]
-    # The first of equals; one that has diverged only if all have.
+    # The first of several best heads; a diverged head only if all diverged.
     best = int(np.nan_to_num(accuracies, nan=-1.0).argmax())
     top1 = heads.accuracy(test, best)
     layer, lr, weight_decay = grid(self.config)[best]
@@ -294,9 +292,9 @@ class LinearProbe(Features):
     return [(lr, decay) for _, lr, decay in grid(self.config)]
 
   def _layers(self, width: int) -> np.ndarray:
-    """Returns 1 where a head reads a feature, and 0 elsewhere, [grid, width].
+    """Returns 1 if a head reads a feature, else 0, float32 [grid, width].
 
-    The features are the parts of all layers, of one width each.
+    The features are the parts of all layers, which have the same width.
     """
     layers = self.config.alternatives
     if len(layers) == 1:
@@ -344,24 +342,24 @@ class LinearProbe(Features):
 
 
 def grid(options: LinearConfig) -> list[tuple[int, float, float]]:
-  """Returns the grid: place of a layer, learning rate, weight decay."""
+  """Returns the grid: (index of the layer, learning rate, weight decay)."""
   layers = range(len(options.alternatives))
   return list(itertools.product(layers, options.lrs, options.weight_decays))
 
 
 def num_held_out(num: int) -> int:
-  """Returns how many of `num` images are held out."""
+  """Returns the number of held-out images among `num`."""
   return round(num * HELD_OUT)
 
 
 def is_held_out(num: int, seed: int) -> np.ndarray:
-  """Returns True for what is held out of `num` rows, a function of the seed."""
+  """Returns True for the held-out rows, bool [num], depending on the seed."""
   order = np.random.default_rng(seed).permutation(num)
   return np.isin(np.arange(num), order[: num_held_out(num)])
 
 
 def divided(rows: Rows, seed: int) -> tuple[Rows, Rows]:
-  """Returns the rows to learn from, and those that are held out."""
+  """Returns the rows to learn from, and the held-out rows."""
   is_out = is_held_out(len(rows["label"]), seed)
   return tuple(
     {k: v[chosen] for k, v in rows.items()} for chosen in (~is_out, is_out)
@@ -382,19 +380,19 @@ def train_heads(
 ) -> Heads:
   """Trains a linear head for every pair of the grid, at once, on one device.
 
-  An epoch is a permutation of the images, and batches are taken from one epoch
-  after the other. All heads see the same batches.
+  An epoch is a permutation of the images; a batch may cross the end of an
+  epoch. All heads see the same batches.
 
   Args:
     x: Features, float [n, d].
-    labels: Their classes, int [n].
+    labels: Classes of the images, int [n].
     num_classes: Number of classes.
     grid: (learning rate, weight decay) of each head.
-    steps: Steps.
-    seed: Root of the permutations.
-    step_images: Images per step; at most n are taken.
-    layers: 1 where a head reads a feature, and 0 elsewhere, [grid, d]; None:
-      all read all.
+    steps: Number of steps.
+    seed: Seed of the permutations.
+    step_images: Images per step; at most n are used.
+    layers: 1 if a head reads a feature, else 0, [grid, d]; None: all heads read
+      all features.
     whiten: Whether features are whitened.
   """
   width = x.shape[1]
@@ -417,9 +415,9 @@ def train_heads(
 def _steps_of(
   features: Iterable[Rows], steps: int, rows: int, width: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Yields features and labels of steps, `chunks` of them, from batches.
+  """Yields features and labels of the steps, in the parts of `chunks`.
 
-  Labels of images that could not be decoded, and do not count, are -1.
+  The label of an image that does not count, such as a broken one, is -1.
   """
   x, labels = np.zeros((0, width), np.float32), np.zeros(0, np.int32)
   batches = iter(features)
@@ -449,10 +447,10 @@ def _fitted(
 
   Args:
     batches: Features [n, rows, d] and labels [n, rows] of the next n steps.
-    whitening: Mean and deviation.
+    whitening: Mean and standard deviation of the features.
     num_classes: Number of classes.
     grid: (learning rate, weight decay) of each head.
-    steps: Steps.
+    steps: Number of steps.
     layers: See `train_heads`.
   """
   import jax
@@ -468,16 +466,16 @@ def _fitted(
       numbers = np.arange(start, start + len(x), dtype=np.float32)
       batch = x, labels.astype(np.int32), numbers
       before, state = state, trained(state, batch, *whitening, layers)
-      jax.block_until_ready(before)  # so that few batches are on the device
+      jax.block_until_ready(before)  # few batches are on the device
       start += len(x)
   return Heads(*whitening, *jax.device_get(state[0]))
 
 
 def chunks(steps: int, rows: int, width: int) -> Iterator[tuple[int, int]]:
-  """Yields (first step, number of steps) of the parts sent to the device.
+  """Yields (first step, number of steps) of each part sent to the device.
 
   Args:
-    steps: All steps.
+    steps: Number of all steps.
     rows: Images per step.
     width: Length of a feature.
 
@@ -492,16 +490,16 @@ def chunks(steps: int, rows: int, width: int) -> Iterator[tuple[int, int]]:
 
 @functools.cache
 def training(grid: tuple[tuple[float, float], ...], steps: int) -> Callable:
-  """Returns fn(state, batches, mean, std, layers) -> state, jitted.
+  """Returns a jitted function (state, batches, mean, std, layers) -> state.
+
+  The state is (heads, velocity); both have kernels float32 [grid, d, classes]
+  and biases float32 [grid, classes]. Batches of n steps have features float32
+  [n, rows, d], labels int32 [n, rows] (-1 does not count) and the numbers of
+  the steps, float32 [n]. mean and std are float32 [d], layers [grid, d].
 
   Args:
     grid: (learning rate, weight decay) of each head.
-    steps: All steps, over which the learning rates fall.
-
-  The state is (heads, velocity), each kernels float32 [grid, d, classes] and
-  biases float32 [grid, classes]. Batches have the features float32 [n, rows,
-  d], labels int32 [n, rows], of which -1 does not count, and numbers float32
-  [n] of n steps; mean and std are float32 [d], layers [grid, d].
+    steps: Number of all steps, in which the learning rates fall to 0.
   """
   import jax
   import jax.numpy as jnp
@@ -539,7 +537,10 @@ def training(grid: tuple[tuple[float, float], ...], steps: int) -> Callable:
 
 
 def _order(num: int, seed: int) -> Callable[[int, int], np.ndarray]:
-  """Returns (start, count) -> the records at these places of the epochs."""
+  """Returns (start, count) -> indices of the rows at these positions.
+
+  Positions count through all epochs.
+  """
 
   @functools.lru_cache(1)
   def permutation(epoch: int) -> np.ndarray:

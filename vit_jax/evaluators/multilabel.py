@@ -27,8 +27,8 @@ class MultilabelConfig(ClassificationConfig):
 class Multilabel(Classification):
   """Ranks all images of a split by the logit of each class.
 
-  Images without a class count as negative examples of all. Where every image
-  has one class, it is the positive example of that one.
+  An image without a class is a negative example for all classes. If every image
+  has one class, it is a positive example for this class.
   """
 
   def __init__(self, context: Context):
@@ -39,7 +39,7 @@ class Multilabel(Classification):
     super().__init__(context)
     columns, num_classes = self._positions, self._source.num_classes
     loss = context.config.objective.loss
-    # A softmax has no loss for several classes of an image.
+    # The softmax loss is not defined for an image with several classes.
     loss_fn = None if loss == "softmax" else LOSSES[loss]
 
     def ranked(params, batch):
@@ -65,8 +65,8 @@ class Multilabel(Classification):
   def score(self, gathered: list[dict[str, np.ndarray]]) -> dict[str, float]:
     """Returns `<name>/map`, the mean over the classes that have an image.
 
-    Also `classes`, their number; `count`, the number of images; and the `loss`
-    of the run (nats), unless it is a softmax's.
+    Other metrics are `classes`, the number of these classes; `count`, the
+    number of images; and the `loss` of the run (nats), except for "softmax".
 
     Raises:
       DataError: No class has an image.
@@ -80,7 +80,8 @@ class Multilabel(Classification):
     if not len(occurring):
       raise DataError(
         f"config.evals.{self.config.name}.split: got {self.config.split!r} of"
-        f" {self.config.dataset!r}, in which no image has a class."
+        f" {self.config.dataset!r}, in which no image has a class; expected"
+        " another split."
       )
     scores = {
       "map": np.mean(

@@ -1,18 +1,18 @@
 """Accuracy of each class, which classes are confused, and calibration.
 
-Beside the metrics, each evaluation writes `<name>_classes.json` to the folder
-of the run, over that of the one before:
+Each evaluation also writes `<name>_classes.json` to the folder of the run,
+in place of the previous one. `vit-jax report` shows its contents:
 
-  dataset, split, count   what was scored, and how many images
+  dataset, split, count   what was scored, and the number of images
   classes                 each class that is a label or a prediction: class
                           (column of the head), name, count (its images), right
-                          (of these), predicted (images with that prediction)
+                          (images that are predicted right), predicted (images
+                          with this prediction)
   confusions              [class, predicted class, images], the most frequent
                           first; a matrix would be mostly zeros
-  bins                    15 of equal width, by rising confidence: count,
-                          confidence (mean) and right (share), null if empty
-
-`vit-jax report` shows them.
+  bins                    15 bins of equal width, by rising confidence: count,
+                          mean confidence, share of right predictions; the last
+                          two are null for an empty bin
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from vit_jax.evaluators.evaluator import (
   multilabel_error,
 )
 
-FILE = "{}_classes.json"  # by name of the evaluator
+FILE = "{}_classes.json"  # {} is the name of the evaluator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PerClassConfig(ClassificationConfig):
   def check(
     self, where: str, sources: Splits, head: Head, out: Outputs
   ) -> Iterator[str]:
-    """Yields an error if an image may have several classes, too."""
+    """Yields also an error if an image may have several classes."""
     yield from super().check(where, sources, head, out)
     if sources["split"].is_multilabel:
       yield multilabel_error(where, sources["split"])
@@ -60,7 +60,7 @@ class PerClassConfig(ClassificationConfig):
 
 
 class PerClass(Classification):
-  """Scores the head class by class, and its confidence."""
+  """Scores each class, and the calibration of the confidence."""
 
   def programs(self) -> dict[str, Callable]:
     """See `Evaluator`."""
@@ -77,9 +77,9 @@ class PerClass(Classification):
   def score(self, gathered: list[dict[str, Any]]) -> dict[str, float]:
     """Writes the file; returns `Classification`'s scores and two more.
 
-    `<name>/worst_class` is the lowest of the classes' accuracies, whose mean is
-    `balanced_accuracy`; `ece` the expected calibration error, see
-    `metrics.calibration_error`. Both are shares.
+    `<name>/worst_class` is the lowest accuracy of a class; `balanced_accuracy`
+    is the mean over the classes. `ece` is the expected calibration error, see
+    `metrics.calibration_error`. All are shares.
 
     Raises:
       DataError: No image has a label.
@@ -119,7 +119,7 @@ class PerClass(Classification):
     return scores
 
   def _name(self, column: int) -> str:
-    """Returns the name of a column of the head, its number if it has none."""
+    """Returns the name of a column of the head; without a name, its number."""
     if names := self.context.head.class_names:
       return names[column]
     label = next(iter(np.flatnonzero(self._positions == column)), None)
@@ -136,7 +136,7 @@ class PerClass(Classification):
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(values, ensure_ascii=False) + "\n"
     path = folder / FILE.format(self.config.name)
-    draft = folder / f"{path.name}.new"  # a reader sees one file, whole
+    draft = folder / f"{path.name}.new"  # a reader never sees half of a file
     draft.write_text(text)
     draft.replace(path)
 
@@ -148,11 +148,12 @@ def per_class(
 
   Args:
     label: Class of each image, int [n].
-    prediction: Class that it was given, int [n].
+    prediction: Predicted class of each image, int [n].
 
   Returns:
-    For each class, rising, `class`, and the numbers of images `count` (of the
-    class), `right` (of these, predicted as such) and `predicted` (given it).
+    A dict for each class, by rising class: `class`; `count`, its images;
+    `right`, its images with a right prediction; `predicted`, all images with
+    this prediction.
 
   Example:
     >>> for row in per_class(np.array([3, 3, 7]), np.array([3, 7, 7])):
@@ -171,7 +172,7 @@ def per_class(
 
 
 def confusions(label: np.ndarray, prediction: np.ndarray) -> list[list[int]]:
-  """Counts every pair of a class and another that its images were given.
+  """Counts every pair of a class and a wrong prediction of its images.
 
   Returns:
     [class, prediction, images], the most frequent first, then by class.

@@ -34,7 +34,7 @@ class RegressionConfig(EvaluatorConfig):
   def check(
     self, where: str, sources: Splits, head: Head, out: Outputs
   ) -> Iterator[str]:
-    """Yields an error if the outputs are not those of the head."""
+    """Yields an error if the data have other numbers than the head."""
     source = sources["split"]
     if _columns(source, head) is None:
       yield (
@@ -49,10 +49,10 @@ class RegressionConfig(EvaluatorConfig):
 
 
 class Regression(Evaluator):
-  """Compares predicted numbers with those of a split.
+  """Compares predicted numbers with the numbers of a split.
 
-  Numbers are matched with the outputs of the head by name, where both have
-  names. With fake data two batches are scored.
+  Numbers are matched with the outputs of the head by name if both have names.
+  With fake data two batches are scored.
   """
 
   def __init__(self, context: Context):
@@ -86,8 +86,9 @@ class Regression(Evaluator):
   def score(self, gathered: list[dict[str, np.ndarray]]) -> dict[str, float]:
     """Returns `<name>/mae` and `r2`, means over the outputs, and `count`.
 
-    With several outputs also `<name>/<output>/mae` and `r2` of each. The error
-    is in the data's units; R2 is a share of the variance within the split.
+    If there are several outputs, `<name>/<output>/mae` and `r2` of each are
+    added. `mae` is in the units of the data; `r2` is the explained share of the
+    variance in the split.
 
     Raises:
       DataError: No image counts.
@@ -98,8 +99,8 @@ class Regression(Evaluator):
     if not len(number):
       raise DataError(
         f"config.evals.{self.config.name}.split: got {self.config.split!r} of"
-        f" {self.config.dataset!r}, in which no image counts; expected another"
-        " split."
+        f" {self.config.dataset!r}, in which no image can be scored; expected"
+        " another split."
       )
     output = rows["output"].astype(np.float64)
     if (of := self.context.head.standardisation) is not None:
@@ -119,10 +120,12 @@ class Regression(Evaluator):
 def r_squared(output: np.ndarray, number: np.ndarray) -> np.ndarray:
   """Returns R2 of each output: 1 - sum (y - f)^2 / sum (y - mean y)^2.
 
-  f is `output` and y is `number`, both float64 [n, outputs].
+  If all numbers of an output are equal, R2 is 1 for exact predictions and 0
+  otherwise, as in scikit-learn.
 
-  Where the numbers are all the same, it is 1 if they are predicted exactly, and
-  else 0, as in scikit-learn.
+  Args:
+    output: The predictions f, float64 [n, outputs].
+    number: The true numbers y, float64 [n, outputs].
 
   Example:
     >>> y = np.array([[1.0], [2.0], [3.0]])
@@ -137,7 +140,7 @@ def r_squared(output: np.ndarray, number: np.ndarray) -> np.ndarray:
 
 
 def _columns(source, head: Head) -> np.ndarray | None:
-  """Returns the output of the head for each number; None: they differ."""
+  """Returns the output of the head for each number; None: the names differ."""
   if source.num_classes != head.num_classes:
     return None
   if head.class_names is None or source.class_names is None:

@@ -1,9 +1,9 @@
-"""Top-1 and top-5 among some classes of ImageNet: ImageNet-A's and -R's 200.
+"""Top-1 and top-5 among the 200 classes of ImageNet-A or ImageNet-R.
 
-The published scores of these two sets leave out all columns of the head but the
-200 of their classes. The same columns on ImageNet's own images of these classes
-give the "clean" accuracy that they are compared to. (An evaluator of kind
-"classification" takes the largest of all logits, which gives a lower score.)
+The published scores of these two sets use only the 200 columns of the head that
+are classes of the set. The same columns on ImageNet's own images of these
+classes give the "clean" accuracy, to which the scores are compared. (An
+evaluator of kind "classification" uses all columns, which gives a lower score.)
 
 Each subset is 200 of the 1,000 labels, which are numbers of the sorted wnids.
 TFDS gives the images of both sets labels from 0 to 999 and does not say which
@@ -27,7 +27,7 @@ from vit_jax.evaluators.classification import (
 from vit_jax.evaluators.evaluator import Context, Evaluator, Outputs, Splits
 from vit_jax.options import option
 
-NUM_CLASSES = 1000  # of ImageNet-1k, which the subsets number
+NUM_CLASSES = 1000  # of ImageNet-1k
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +52,14 @@ class SubsetConfig(ClassificationConfig):
     if name in SUBSETS and name != self.classes:
       yield (
         f"{where}.classes: got {self.classes!r} for the data set"
-        f" {self.dataset!r}, expected {name!r}; for a prediction among all"
-        f" classes {where}.kind='classification'."
+        f" {self.dataset!r}, expected {name!r}; to score all classes set"
+        f" {where}.kind='classification'."
       )
 
   def check(
     self, where: str, sources: Splits, head: class_names.Head, out: Outputs
   ) -> Iterator[str]:
-    """Yields an error if the data do not have ImageNet's classes, too."""
+    """Yields also an error if the data do not have the classes of ImageNet."""
     yield from super().check(where, sources, head, out)
     source = sources["split"]
     names, known = source.class_names, class_names.imagenet1k()
@@ -69,7 +69,7 @@ class SubsetConfig(ClassificationConfig):
       yield (
         f"{where}.dataset: got {source.name!r} with {source.num_classes:,}"
         f" classes, expected the {NUM_CLASSES:,} of ImageNet in the order of"
-        f" their wnids, of which {where}.classes={self.classes!r} are some."
+        f" their wnids, because {where}.classes={self.classes!r}."
       )
 
   def make(self, context: Context) -> Evaluator:
