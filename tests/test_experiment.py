@@ -146,7 +146,7 @@ def _eval(**options):
           }
         }
       },
-      "got the name 'train', expected one without '/' and other",
+      "got the name 'train', expected a name without '/'",
     ),
     ({"num_classes": 5}, "config.num_classes: got 5, expected at least the 10"),
   ],

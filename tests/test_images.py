@@ -104,7 +104,7 @@ def test_what_is_random_is_refused():
     " expected operations of decode, resize, resize_small, central_crop,"
     " resize_torch, resize_small_torch, central_crop_torch, pad, grey."
   )
-  with pytest.raises(ValueError, match="larger than the image"):
+  with pytest.raises(ValueError, match="expected at most the"):
     pixels.apply(image, "decode|central_crop(41)")
   # A new operation belongs here, or is one of these.
   random = {"decode_inception_crop", "inception_crop", "random_crop", "flip_lr"}

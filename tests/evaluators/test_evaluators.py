@@ -370,8 +370,8 @@ def test_features_that_are_not_finite_are_refused(options):
   # Before any process scores, so that all of several processes refuse.
   with pytest.raises(
     DataError,
-    match=r"config.evals.f.layer: got 'pre_logits', of which 1 of 60 rows hold"
-    r" NaN or infinity for 'handmade' \[test\]. The model has diverged",
+    match=r"config.evals.f.layer: got 'pre_logits', which has NaN or infinity"
+    r" for 1 of 60 images of 'handmade' \[test\]; expected finite features",
   ):
     evaluator.gather({"features": table})
 

@@ -105,4 +105,4 @@ def test_the_file(tmp_path, order):
 def test_several_classes_are_refused():
   source = handmade.records(np.eye(3, dtype=bool))
   (error,) = _options().check("config.evals.c", {"split": source}, Head(3), {})
-  assert "got 'handmade', whose images have any number of classes" in error
+  assert "got 'handmade', whose images may have several classes" in error

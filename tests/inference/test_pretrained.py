@@ -155,8 +155,8 @@ def test_the_preprocessing_of_another_size(ops, size, expected, is_noted):
   got, notes = pretrained.preprocessing(result, size)
   assert got == expected
   assert notes == is_noted * (
-    f"preprocessing is {expected}: that of the weights, {ops}, has no form for"
-    f" images of {size[0]} x {size[1]} pixels.",
+    f"preprocessing is {expected}, because that of the weights, {ops}, cannot"
+    f" give images of {size[0]} x {size[1]} pixels.",
   )
 
 
@@ -218,7 +218,7 @@ def test_options(vit):
     (
       {"posemb": "learn", "root_pad": "zero"},
       ValueError,
-      "load: got posemb, root_pad, which no family of models has together",
+      "load: got posemb, root_pad, but no model family has all of them",
     ),
     (
       {"image_size": (32, -32)},
@@ -339,9 +339,9 @@ def test_images_of_another_kind_are_refused(vit, images, text):
 def test_values_of_another_range_are_said(vit, on_device):
   ramp = np.linspace(0, 1, 3072, dtype="f").reshape(1, 32, 32, 3)
   put = jax.numpy.asarray if on_device else np.asarray
-  with pytest.warns(UserWarning, match=r"from 0 to 1, .* 2 \* images - 1 if"):
+  with pytest.warns(UserWarning, match=r"from 0 to 1, .* use 2 \* images - 1"):
     vit(put(ramp))
-  with pytest.warns(UserWarning, match="from -2.12 to 2.64, .* mean and dev"):
+  with pytest.warns(UserWarning, match="from -2.12 to 2.64, .* mean and sta"):
     vit(put(4.76 * ramp - 2.12))  # ImageNet's mean and deviation
   with warnings.catch_warnings():
     warnings.simplefilter("error")

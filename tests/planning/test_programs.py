@@ -127,7 +127,9 @@ def test_each_program_is_named_once_and_what_is_unknown_is_noted():
     "near/nearer",
     "heads/heads of 3 steps",
   ]
-  assert notes == ["own: the classes of 'mine' are not known without its data"]
+  assert notes == [
+    "own: the number of classes of 'mine' is not known without its data"
+  ]
 
 
 def test_the_state_stays_beside_an_evaluation():

@@ -191,7 +191,7 @@ class EvaluatorConfig:
 
 @runtime_checkable
 class RunConfig(Protocol):
-  """The part of a `Config` that evaluators use; its type is in a layer above."""
+  """The part of a `Config` that evaluators use (its layer is above)."""
 
   model: "ModelConfig"
   objective: Objective

@@ -310,7 +310,7 @@ def intermediate(out: Outputs, path: str) -> "jax.Array":
     if not isinstance(layer, dict) or key not in layer:
       known = sorted(layer) if isinstance(layer, dict) else []
       raise ValueError(
-        f"got {path!r}, expected one of {', '.join(known)} in place of {key!r}."
+        f"got {path!r}, expected a name among {', '.join(known)} at {key!r}."
       )
     layer = layer[key]
   if isinstance(layer, dict):

@@ -102,8 +102,8 @@ class FewshotConfig(FeaturesConfig):
         f"{where}.shots: got {shots} per class, but {train.num_examples:,}"
         f" images of {train.num_classes:,} classes in {train.name!r}"
         f" [{train.split}], expected {least:,} or more: {shots} for half of the"
-        " classes, and one for each of the others. Take fewer shots, or a larger"
-        " train_split."
+        " classes, and one for each of the others. Take fewer shots, or a"
+        " larger train_split."
       )
 
   def num_images(self, sources: Splits) -> tuple[int, ...]:

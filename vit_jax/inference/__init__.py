@@ -1,1 +1,1 @@
-"""Models with their weights, applied to images."""
+"""Loads models with their weights, and applies them to images."""

@@ -1,4 +1,4 @@
-"""Classes, or numbers, of images as a table, as JSON lines and as CSV."""
+"""Prints predictions (classes or numbers) as a table, JSON lines or CSV."""
 
 import csv
 import io
@@ -18,16 +18,17 @@ Write = Callable[[Answer, pathlib.Path | None], None]
 SHARE = "100.0%"  # the widest share
 VALUE = 11  # columns of the widest number, -1.2346e-05
 GAP = "  "
-LONGEST_NAME = 40  # columns of an image's name where no terminal bounds them
+LONGEST_NAME = 40  # columns of an image's name, if the output is no terminal
 UNBOUNDED = 10_000
 
 
 def as_json(out: io.TextIOBase) -> Write:
-  """Prints an object a line: image, predictions, and attention if any.
+  """Returns a function that prints an object per line.
 
-  A prediction has the class's name, its index, a column of the head, and the
-  probability; that of a regression the name of the number, its index and value.
-  `attention` is the path of the picture.
+  The object has `image`, `predictions` and, if there is a picture, its path
+  `attention`. A prediction has the name of the class, its index (column of the
+  head) and its probability. For a regression it has the name of the number, its
+  index and its value.
   """
 
   def write(answer: Answer, picture: pathlib.Path | None) -> None:
@@ -54,9 +55,9 @@ def as_json(out: io.TextIOBase) -> Write:
 def as_csv(
   out: io.TextIOBase, with_pictures: bool, is_regression: bool = False
 ) -> Write:
-  """Prints a header, and a row for each class of each image, by rank from 1.
+  """Returns a function that prints a header, then the rows of each image.
 
-  Of a regression a row for each number.
+  A row is a class, with its rank from 1; for a regression it is a number.
   """
   rows = csv.writer(out, lineterminator="\n")
   header = ["image", "rank", "class", "index", "probability"]
@@ -83,17 +84,16 @@ def as_table(
   classes: Iterable[str] | None,
   is_regression: bool = False,
 ) -> Write:
-  """Prints a table, of the terminal's width if there is one.
+  """Returns a function that prints a table, as wide as the terminal.
 
-  A class name that is too long loses its end. A path loses its middle, since
-  the file's own name matters most.
+  If a class name is too long, its end is cut off. If a path is too long, its
+  middle is cut out, because the file name matters most.
 
   Args:
-    out: Where to.
-    images: Names of the images, as far as they are known: the longest decides
-      how wide their column is.
-    classes: Names of the classes; None: numbers.
-    is_regression: Whether there are values instead of probabilities.
+    out: The output stream.
+    images: Known names of images; the longest decides the width of the column.
+    classes: Names of the classes; None: their numbers.
+    is_regression: Whether predictions are values instead of probabilities.
   """
   cells_of, head, widest = _class_cells, ("prob.", "class"), len(SHARE)
   if is_regression:
@@ -139,10 +139,10 @@ def _value_cells(c: Value) -> tuple[str, str]:
 
 
 class FileNames:
-  """Names of pictures of images, each once.
+  """Unique file names for the pictures of images.
 
   Args:
-    folder: Where they are.
+    folder: Folder of the pictures.
   """
 
   def __init__(self, folder: str | os.PathLike):
@@ -150,7 +150,7 @@ class FileNames:
     self._taken: set[str] = set()
 
   def of(self, image: str) -> pathlib.Path:
-    """Returns <folder>/<name of the image>.png, or ..._2.png for a second."""
+    """Returns <folder>/<image name>.png, or ..._2.png for a second image."""
     stem = pathlib.PurePath(image).stem.strip("-.") or "image"
     numbered = (f"{stem}_{i}" for i in itertools.count(2))
     names = itertools.chain([stem], numbered)
@@ -160,7 +160,7 @@ class FileNames:
 
 
 def printable(text: str) -> str:
-  """Returns the text with control characters escaped, as a terminal's colours.
+  """Returns the text with control characters escaped, such as colour codes.
 
   Example:
     >>> printable("a\\x1b[31mb")
@@ -176,9 +176,8 @@ def cut(text: str, columns: int, begin: int | None = None) -> str:
 
   Args:
     text: Printable characters.
-    columns: From 1.
-    begin: Columns that its beginning takes, before … and its end. None: all,
-      so that the end is cut off.
+    columns: Largest number of columns, 1 or more.
+    begin: Columns before the … in the middle. None: the … is at the end.
 
   Example:
     >>> cut("great white shark", 8), cut("photos/2024/cat.jpg", 12, 3)

@@ -1,4 +1,4 @@
-"""Features of images in a file: `.npz`, or `.parquet` where pyarrow is."""
+"""Writes features of images to `.npz`, or to `.parquet` with pyarrow."""
 
 import importlib.util
 import io
@@ -15,12 +15,12 @@ SUFFIXES = (".npz", ".parquet")
 
 
 def check(path: str) -> None:
-  """Raises before anything is computed for the file.
+  """Checks that the file can be written, before features are computed.
 
   Raises:
-    ValueError: Its name has no suffix of `SUFFIXES`.
-    FileNotFoundError: Its folder does not exist.
-    ImportError: pyarrow is not installed, and the file is parquet.
+    ValueError: The name has no suffix of `SUFFIXES`.
+    FileNotFoundError: The folder does not exist.
+    ImportError: The suffix is .parquet, and pyarrow is not installed.
   """
   file = pathlib.Path(path)
   if file.suffix not in SUFFIXES or "://" in path:
@@ -30,30 +30,30 @@ def check(path: str) -> None:
     )
   if not file.parent.is_dir():
     raise FileNotFoundError(
-      f"--features: got {path!r}, but {str(file.parent)!r} is no folder; make"
-      " it, or name another one."
+      f"--features: got {path!r}, but there is no folder {str(file.parent)!r};"
+      " create it, or choose another folder."
     )
   if file.suffix == ".parquet" and not importlib.util.find_spec("pyarrow"):
     raise ImportError(
-      f"--features: got {path!r}, but pyarrow, which writes parquet, is not"
-      " installed: pip install pyarrow, or name a file that ends in .npz."
+      f"--features: got {path!r}, which needs pyarrow, but it is not installed:"
+      " pip install pyarrow, or choose a file that ends in .npz."
     )
 
 
 def write(
   path: str, images: Sequence[str], features: Float[np.ndarray, "b ..."]
 ) -> None:
-  """Writes names of images and their features; an old file is replaced.
+  """Writes names of images and their features; replaces an old file.
 
   Args:
-    path: See `check`. An `.npz` has the arrays `image` and `features`, a
-      `.parquet` the columns of these names, in which a row of features is a
-      list, nested where it has tokens.
-    images: Their names, one a row.
-    features: float32 [n, ...].
+    path: See `check`. An `.npz` has the arrays `image` and `features`. A
+      `.parquet` has columns with these names; the features of an image are a
+      list, or nested lists for tokens.
+    images: Names of the images.
+    features: Features of the images, float32 [b, ...].
 
   Raises:
-    WriteError: It cannot be written.
+    WriteError: The file cannot be written.
   """
   data = io.BytesIO()
   if path.endswith(".npz"):

@@ -1,4 +1,4 @@
-"""An image and its attention map, as in Figure 6 of arXiv:2010.11929."""
+"""Pictures of an image and its attention map (Figure 6 of arXiv:2010.11929)."""
 
 from collections.abc import Sequence
 
@@ -12,21 +12,20 @@ SCALE = (
   "full brightness is the largest weight of the map, or twice its 95th"
   " percentile if that is less"
 )
-_SMALLEST = 192  # Longer side of a picture at least, pixels.
-_GAP = 4  # Between two of them, of pictures of that size.
+_SMALLEST = 192  # Smallest longer side of a picture, pixels.
+_GAP = 4  # Pixels between two pictures of that size.
 
 
 def beside(
   image: UInt8[np.ndarray, "h w c"], map: Float[np.ndarray, "gh gw"]
 ) -> Image.Image:
-  """Returns the image, the image lit by the map, and the map, side by side.
+  """Returns the image, the image times the map, and the map, side by side.
 
-  The map alone, a square for each patch, also shows the attention to dark
-  areas, which the lit image cannot.
+  The map, drawn as a square for each patch, also shows attention to dark areas.
 
   Args:
-    image: As the model got it; a small one is enlarged by a whole factor, to
-      192 pixels or more on its longer side.
+    image: The image that the model got. A small image is enlarged by a whole
+      factor, to 192 pixels or more on its longer side.
     map: Attention to each patch, 0 or more; its scale has no effect.
   """
   image = _enlarged(_colours(image))
@@ -36,11 +35,11 @@ def beside(
 def compared(
   pairs: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> Image.Image:
-  """Returns the first image, and the map of every model, side by side.
+  """Returns the first image, and the maps of all models, side by side.
 
   Args:
-    pairs: For each model the image as it got it, uint8 [h, w, 3], and its map
-      [gh, gw]; all become as high as the first image.
+    pairs: For each model, the image that it got, uint8 [h, w, 3], and its map
+      [gh, gw]. All are scaled to the height of the first image.
   """
   first = _enlarged(_colours(pairs[0][0]))
   height = len(first)
@@ -54,10 +53,10 @@ def compared(
 def lit(
   image: UInt8[np.ndarray, "h w c"], map: Float[np.ndarray, "gh gw"]
 ) -> UInt8[np.ndarray, "h w 3"]:
-  """Returns the image times the map, which is 1 from `brightest` on.
+  """Returns the image times the map, which is scaled so that `brightest` is 1.
 
-  The map is enlarged by Lanczos' filter, and what that makes negative is 0. Its
-  border is continued outwards, without which the filter would raise it.
+  The map is enlarged by Lanczos' filter, and clipped to 0 to 1. Its border
+  values are repeated outside, because the filter would change them otherwise.
 
   Args:
     image: An image.
@@ -79,22 +78,22 @@ def lit(
 
 
 def brightest(map: Float[np.ndarray, "gh gw"]) -> float:
-  """Returns the attention from which on a patch is as bright as can be.
+  """Returns the attention at which a patch has full brightness.
 
-  It is the largest, or `MOST` times the 95th percentile if that is less: a
-  single patch that has nearly all attention would leave the others black.
+  It is the maximum, or `MOST` times the 95th percentile if that is less.
+  Otherwise all patches would be black beside one with nearly all attention.
   """
   high = float(np.quantile(map, 0.95, method="lower"))
   return min(float(np.max(map)), MOST * high) or float(np.max(map))
 
 
 def sheet(pictures: Sequence[Image.Image], columns: int) -> Image.Image:
-  """Returns pictures in rows, on a clear ground.
+  """Returns a sheet with the pictures in rows, on a transparent background.
 
   Args:
-    pictures: One or more; all are scaled to 192 pixels of height, and to the
-      first one's width.
-    columns: Pictures in a row at most.
+    pictures: One or more; all are scaled to a height of 192 pixels, and to the
+      width of the first one.
+    columns: Largest number of pictures in a row.
   """
   width, height = pictures[0].size
   width, height = max(1, round(width * _SMALLEST / height)), _SMALLEST
@@ -109,7 +108,7 @@ def sheet(pictures: Sequence[Image.Image], columns: int) -> Image.Image:
 
 
 def _colours(image):
-  """Returns three channels of an image that may be grey."""
+  """Returns an image with three channels, also for a grey one."""
   return np.broadcast_to(image, (*image.shape[:2], 3))
 
 
@@ -128,7 +127,7 @@ def _squares(map, size: tuple[int, int]):
 
 
 def _joined(images) -> Image.Image:
-  """Returns images of one height side by side, on white."""
+  """Returns images of the same height side by side, on white."""
   height = len(images[0])
   gap = max(1, _GAP * height // _SMALLEST)
   white = np.full((height, gap, 3), 255, np.uint8)

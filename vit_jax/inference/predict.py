@@ -1,8 +1,8 @@
 """Classifies images, or writes their features: `vit-jax predict`.
 
-The model, its preprocessing and the names of its classes are those of the
-checkpoint. Results go to the standard output as they come, all other lines to
-the standard error.
+The model, its preprocessing and its class names are read from the checkpoint.
+Results go to the standard output one by one, all other lines to the standard
+error.
 """
 
 import argparse
@@ -29,19 +29,20 @@ from vit_jax.models import precision
 
 Row = TypeVar("Row", Answer, FeatureRow)
 
-LOG_SECONDS = 30.0  # between lines on the progress, where there is no terminal
+LOG_SECONDS = 30.0  # between lines about the progress, without a terminal
 
 
 def run(args: argparse.Namespace) -> int:
-  """Classifies the images, and prints.
+  """Classifies the images and prints the results.
 
   Returns:
     The exit status.
 
   Raises:
-    FileNotFoundError, ValueError: The checkpoint is missing, is none, or has no
-      head; or no attention or layer that was asked for.
-    ImportError: What writes the file of features is not installed.
+    FileNotFoundError: The checkpoint does not exist.
+    ValueError: The checkpoint cannot be read, or lacks the head, the attention
+      or the layer that the arguments need.
+    ImportError: The package that writes the features is not installed.
     OSError: A picture or the file of features cannot be written.
   """
   if args.features is not None:
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 def _counted(
   args: argparse.Namespace, images: Iterable[streaming.Named]
 ) -> tuple[Iterable[streaming.Named], int | None]:
-  """Returns the images, and how many; None: standard input names them."""
+  """Returns the images and their number; None if standard input lists them."""
   if streaming.STANDARD_INPUT in args.images:
     return images, None
   images = list(images)  # names only, to know how many there are
@@ -127,7 +128,7 @@ def _write_features(
 def _refuse_own_folder(
   images: Iterable[streaming.Named], folder: str
 ) -> Iterator[streaming.Named]:
-  """Yields the images; refuses those in the folder that pictures go to.
+  """Yields the images; refuses images in the folder of the pictures.
 
   A picture has the name of its image, and would overwrite it.
   """
@@ -136,14 +137,14 @@ def _refuse_own_folder(
     is_file = isinstance(image.image, str)  # not of standard input
     if is_file and os.path.realpath(os.path.dirname(image.name)) == target:
       raise ValueError(
-        f"--out_dir: got {folder!r}, the folder of {image.name}, which a"
-        " picture of the same name would overwrite; name another."
+        f"--out_dir: got {folder!r}, the folder of {image.name}, so a picture"
+        " could overwrite it; expected another folder."
       )
     yield image
 
 
 def _description(path: str, vit: Pretrained) -> str:
-  """Returns a line about the model, and a report if loading changed it."""
+  """Returns a line about the model, and a report if loading changed weights."""
   height, width = vit.image_size
   names = "" if vit.class_names else ", without names"
   what = "numbers" if vit.is_regression else "classes"
@@ -159,7 +160,7 @@ def _description(path: str, vit: Pretrained) -> str:
 def _writer(
   args: argparse.Namespace, vit: Pretrained, images: list
 ) -> formats.Write:
-  """Returns the function that prints an answer in the form asked for."""
+  """Returns the function that prints an answer in the requested form."""
   if args.json:
     return formats.as_json(sys.stdout)
   if args.csv:
@@ -171,10 +172,11 @@ def _writer(
 
 
 def _shown(answers: Iterator[Row], total: int | None) -> Iterator[Row]:
-  """Yields the answers; shows the progress, and images that cannot be read.
+  """Yields the answers; prints the progress and the unreadable images.
 
   The progress is a bar if the standard error is a terminal, the standard output
-  is not, and the number of images is known; otherwise a line now and then.
+  is not, and the number of images is known. Otherwise it is a line every
+  `LOG_SECONDS`.
   """
   began = logged = time.monotonic()
   # None: disabled where stderr is no terminal.
@@ -204,12 +206,12 @@ def _write_picture(path: pathlib.Path, answer: Answer) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Classifies, and ends the process with the status."""
+  """Classifies the images; ends the process with the exit status."""
   processes.refuse_several_hosts()
   startup.use_cache()
-  # Pillow warns about large images and odd metadata.
+  # Hides Pillow's warnings about large images and odd metadata.
   warnings.filterwarnings("ignore", module="PIL")
-  # Escape what the terminal's encoding cannot show.
+  # Characters that the terminal's encoding lacks are escaped.
   sys.stdout.reconfigure(errors="backslashreplace")
   sys.stderr.reconfigure(errors="backslashreplace")
   try:

@@ -1,4 +1,4 @@
-"""Models that are ready to call: `vit = vit_jax.load(path)`."""
+"""Models that are ready to use: `vit = vit_jax.load(path)`."""
 
 import dataclasses
 import functools
@@ -42,7 +42,7 @@ from vit_jax.options import nearest
 from vit_jax.weights import eval_preprocessing, normalisation
 from vit_jax.writers import run_info
 
-# Arguments of `load` that are no options of the model.
+# Arguments of `load` that are not options of the model.
 ARGUMENTS = (
   "image_size", "patch", "grid", "posemb_filter", "loss", "mean", "std",
   "background", "verbose",
@@ -51,19 +51,23 @@ BATCH = 16  # images in a forward pass
 FLOATS = (
   "expected floats in [-1, 1]: images / 127.5 - 1, or vit.predict(images)."
 )
-# Values that filters leave beyond [-1, 1]; and those of images normalised by
-# another mean and deviation, or of normal noise.
+# Resizing filters may leave values up to MOST. Images with another
+# normalisation, or normal noise, have values up to MOST_ODD.
 MOST, MOST_ODD = 1.5, 8.0
 NO_IMAGES = "got no images, expected one or more."
-PLATFORMS = frozenset({"cpu", "cuda", "rocm", "tpu"})  # jax.export takes any
+# Checked here, because jax.export accepts any name.
+PLATFORMS = frozenset({"cpu", "cuda", "rocm", "tpu"})
 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-  """A class and its probability by the model, 0 to 1.
+  """A predicted class.
 
-  A class of ImageNet has its word and its wnid: "tench (n01440764)". `index` is
-  its column of the head, since two classes may have one name.
+  Attributes:
+    name: Name of the class. A class of ImageNet has its word and its wnid:
+      "tench (n01440764)".
+    probability: Probability of the class, 0 to 1.
+    index: Column of the head; two classes may have the same name.
   """
 
   name: str
@@ -73,9 +77,12 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-  """A number that a regression predicts, in the data's units.
+  """A predicted number of a regression.
 
-  `index` is its output of the head.
+  Attributes:
+    name: Name of the number.
+    value: The number, in the units of the data.
+    index: Output of the head.
   """
 
   name: str
@@ -84,29 +91,30 @@ class Value:
 
   @property
   def probability(self) -> float:
-    """None that could be returned.
+    """Not defined.
 
     Raises:
-      ValueError: A regression has no probabilities.
+      ValueError: Always, because a regression has no probabilities.
     """
     raise ValueError(
-      f"{self.name}: got a question for its probability, but the head is a"
-      f" regression: expected one for its value, {self.value:g}."
+      f"{self.name}: a regression has no probability; use .value, which is"
+      f" {self.value:g}."
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """A model's answer for an image.
+  """The predictions for an image.
 
   Attributes:
-    name: Path of the image, or a name.
-    classes: The most probable first; of a regression its numbers, in the order
-      of the outputs. Empty where the image cannot be read.
-    pixels: uint8 [h, w, 3] as the model got them; None: it cannot be read.
-    attention: Its `Pretrained.attention_map`, [rows, columns]; None: it was not
-      asked for.
-    error: Why the image cannot be read; None: it can.
+    name: Path of the image, or another name.
+    classes: Predicted classes, the most probable first; for a regression the
+      numbers, in the order of the outputs. Empty if the image cannot be read.
+    pixels: The pixels that the model got, uint8 [h, w, 3]; None if the image
+      cannot be read.
+    attention: The `Pretrained.attention_map` of the image, [gh, gw]; None if it
+      was not requested.
+    error: The error of reading the image; None: there was none.
   """
 
   name: str
@@ -119,9 +127,9 @@ class Answer:
 class FeatureRow(NamedTuple):
   """The features of an image.
 
-  name: Path of the image, or a name.
-  features: A layer, float32; None: the image cannot be read.
-  error: Why the image cannot be read; None: it can.
+  name: Path of the image, or another name.
+  features: A layer, float32; None if the image cannot be read.
+  error: The error of reading the image; None: there was none.
   """
 
   name: str
@@ -131,18 +139,18 @@ class FeatureRow(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Pretrained:
-  """A model with its weights, and everything that its use needs.
+  """A model with its weights, preprocessing and class names.
 
   Attributes:
-    config: The model's options.
-    params: Nested dict of arrays, float32.
-    num_classes: Width of the head; 0: there is none.
-    image_size: (height, width) of its images, pixels.
-    class_names: Names in the order of the logits; None where they are unknown.
-    ops: Preprocessing that makes its images, as in `config.data.ops`.
-    loss: "softmax", "sigmoid", "bce" or "regression": the loss of the head's
-      training. The outputs of a regression are numbers in the data's units.
-    report: What was done with the weights.
+    config: Options of the model.
+    params: Parameters, a nested dict of float32 arrays.
+    num_classes: Number of outputs of the head; 0: there is no head.
+    image_size: (height, width) of the images, pixels.
+    class_names: Names in the order of the logits; None if they are unknown.
+    ops: Preprocessing of the images, in the language of `config.data.ops`.
+    loss: Loss with which the head was trained: "softmax", "sigmoid", "bce" or
+      "regression". The outputs of a regression are in the units of the data.
+    report: Which weights were loaded, resized, re-initialised or ignored.
   """
 
   config: ModelConfig
@@ -155,7 +163,7 @@ class Pretrained:
   report: weights.Report
 
   def __repr__(self) -> str:
-    """Returns a line: file, model, parameters, images, classes."""
+    """Returns a line with file, model, parameters, image size and classes."""
     count, (height, width) = run_info.num_params(self.params), self.image_size
     return (
       f"<vit_jax model {self.config.variant} of {self.report.path}:"
@@ -165,7 +173,7 @@ class Pretrained:
 
   @property
   def image_shape(self) -> tuple[int, int, int]:
-    """(height, width, channels) of its images."""
+    """(height, width, channels) of an image."""
     return *self.image_size, self.config.channels
 
   @functools.cached_property
@@ -184,9 +192,10 @@ class Pretrained:
 
   @functools.cached_property
   def probabilities(self) -> Callable[..., jax.Array]:
-    """(params, images uint8 [b, h, w, 3]) -> probabilities, jitted.
+    """Jitted (params, images) -> probabilities, float [b, classes].
 
-    Of a regression the numbers.
+    Images are uint8 [b, h, w, channels]. For a regression the outputs are
+    numbers instead of probabilities.
     """
 
     def probabilities(params, images):
@@ -201,15 +210,16 @@ class Pretrained:
   def __call__(
     self, images: Any
   ) -> tuple[Float[Array, "b classes"], dict[str, Any]]:
-    """Returns logits, and the intermediates by name; see the model.
+    """Returns the logits, and a dict of the model's intermediates.
+
+    A warning is given if the values look like another range than [-1, 1].
 
     Args:
-      images: Floats [b, h, w, 3] in [-1, 1], of `image_size`: an array of jax,
-        or whatever numpy reads, such as a tensor of torch. A warning says that
-        the values look like those of another range.
+      images: Floats [b, h, w, channels] in [-1, 1] of shape `image_shape`: an
+        array of jax or numpy, or a tensor of torch.
 
     Raises:
-      ValueError: They are of another type or shape, or in 0 to 255.
+      ValueError: The images have another type or shape, or the range 0 to 255.
     """
     return self._apply(self.params, self._checked(images))
 
@@ -218,36 +228,31 @@ class Pretrained:
   ) -> list[list[Prediction]] | list[list[Value]]:
     """Classifies images, or predicts their numbers.
 
-    The images get the model's own preprocessing.
-
-    As in training, grey images become RGB, alpha is dropped, and EXIF
-    orientations are applied. Pillow decodes and numpy resizes
-    (`vit_jax.data.pixels`). From lossless files, and from arrays, the model
-    gets the pixels of evaluation (with antialiasing, 1 in 1,000 differs by 1
-    level of 255). From JPEG files, TensorFlow's decoder gives pixels that
-    differ by 1 level in the mean, and by at most 18 on photographs.
+    The images are preprocessed with `ops`. As in training, grey images become
+    RGB, alpha is dropped, and EXIF orientations are applied. Pillow decodes and
+    numpy resizes (`vit_jax.data.pixels`). For lossless files and arrays, the
+    pixels are those of the evaluators (with antialiasing, 1 in 1,000 differs by
+    1 level of 255). For JPEG files, they differ from TensorFlow's decoder by 1
+    level in the mean, and by at most 18 on photographs.
 
     Args:
-      images: A path, a glob, the bytes of a file, a file that is open in
-        binary, a PIL image, or an array uint8 [h, w], [h, w, 1], [h, w, 3] or
-        [h, w, 4]; or any number of these in a list, or as an array
-        [b, h, w, c]. Files of `vit_jax.data.images.FORMATS`.
-      top: Number of classes returned for each image; a regression returns all
-        its numbers.
+      images: A path, a glob, the bytes of a file, an open binary file, a PIL
+        image, or an array uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]; a
+        list of these; or an array [b, h, w, c]. File formats:
+        `vit_jax.data.images.FORMATS`.
+      top: Number of classes per image; a regression returns all its numbers.
 
     Returns:
-      One list per image, in the order of `images` (for a glob: of the names),
-      the most probable class first. Probabilities are the softmax of the
-      logits, or, if the model was trained with another `loss`, each logit's
-      own sigmoid, which do not sum to 1. A class without a name is given by its
-      number. Of a regression, all numbers in the order of its outputs.
+      One list per image, in the order of `images` (a glob: by name), with the
+      most probable class first. Probabilities are the softmax of the logits;
+      for the losses "sigmoid" and "bce", they are the sigmoid of each logit,
+      and do not sum to 1. A class without a name has its number as name. For a
+      regression, the list has all numbers in the order of the outputs.
 
     Raises:
-      FileNotFoundError: A glob matches nothing; or images cannot be read, all
-        of them as their files are missing.
-      ValueError: The model has no head, or `top` is no number from 1; or some
-        images cannot be read for other reasons, too. The messages name the
-        first ten.
+      FileNotFoundError: A glob matches nothing, or files are missing.
+      ValueError: The model has no head; `top` is less than 1; or images cannot
+        be read for other reasons. The message names the first ten images.
     """
     images = images_lib.listed(images)
     named = (
@@ -266,24 +271,23 @@ class Pretrained:
   def features(
     self, images: Any, layer: str = "pre_logits"
   ) -> Float[np.ndarray, "b ..."]:
-    """Returns features of images: what the head reads, or another layer.
+    """Returns features of images: the input of the head, or another layer.
 
-    Sixteen images pass at a time.
+    The images pass through the model in batches of 16.
 
     Args:
       images: See `attention`.
-      layer: A name among those of the intermediates that a call of the model
-        returns: "pre_logits" [b, d]; "encoded", the tokens behind the last
-        norm; "encoderblock_3/after_mlp", those behind the fourth block. Tokens
-        [b, n, d] are not averaged; the class token, if any, is the first. Or
-        "cls+patches", the class token beside the mean of the patches, and so on
-        (`vit_jax.evaluators.features`).
+      layer: Name of an intermediate: "pre_logits" [b, d]; "encoded", the tokens
+        after the final norm; "encoderblock_3/after_mlp", the tokens after the
+        fourth block. Tokens [b, n, d] are not averaged; the class token, if
+        any, is the first. Or a layer of `vit_jax.evaluators.features`, such as
+        "cls+patches".
 
     Returns:
       The layer, float32.
 
     Raises:
-      ValueError: There is no such layer; or an image cannot be read.
+      ValueError: There is no such layer, or an image cannot be read.
 
     Example:
       >>> x = vit.features("photos/*.jpg")  # doctest: +SKIP
@@ -305,11 +309,11 @@ class Pretrained:
   ) -> Iterator[FeatureRow]:
     """Yields features of any number of images, in their order.
 
-    See `predictions` for what is in memory, and `features` for the layer.
+    The use of memory is that of `predictions`.
 
     Args:
-      images: Images with names; `streaming.find` finds those of a folder.
-      layer: Name of an intermediate.
+      images: Images with names; `streaming.find` finds the images of a folder.
+      layer: See `features`.
       batch_size: Images in a forward pass.
 
     Raises:
@@ -328,9 +332,9 @@ class Pretrained:
         yield FeatureRow(row.name, next(values) if is_read else None, row.error)
 
   def forward_features(self, images: Any) -> Float[np.ndarray, "b ..."]:
-    """Returns the encoded tokens [b, n, d], timm's method of that name.
+    """Returns the encoded tokens [b, n, d], as timm's method of this name.
 
-    The class token, if any, is the first; a ResNet has a map [b, h, w, d].
+    The class token, if any, is the first. A ResNet returns a map [b, h, w, d].
 
     Args:
       images: See `attention`.
@@ -358,14 +362,14 @@ class Pretrained:
     return jax.jit(layer_of, static_argnums=2)
 
   def attention(self, images: Any) -> Float[Array, "layers b heads n n"]:
-    """Returns the attention weights of every block, float32.
+    """Returns the attention weights of all blocks, float32.
 
-    See `vit_jax.models.inspection.attention_of`. All are in memory at once: 192
-    MB an image for B/16 at 384 px.
+    See `vit_jax.models.inspection.attention_of`. All weights are in memory at
+    once: 192 MB per image for B/16 at 384 px.
 
     Args:
-      images: Floats in [-1, 1], of `image_size`, as the model itself takes; or
-        whatever `predict` takes, which gets the model's own preprocessing.
+      images: Floats in [-1, 1] of `image_shape`, which are not preprocessed; or
+        images as for `predict`, which are.
 
     Raises:
       ValueError: The model has no attention, or an image cannot be read.
@@ -374,10 +378,10 @@ class Pretrained:
     return inspection.attention_of(self.config, self.params, images)
 
   def attention_map(self, images: Any) -> Float[np.ndarray, "b gh gw"]:
-    """Returns the attention of the answer to each patch, by rollout.
+    """Returns the attention of the output to each patch, by rollout.
 
     See `vit_jax.models.inspection.attention_map`. Each map sums to 1.
-    `vit_jax.inference.overlay.beside` draws it beside its image.
+    `vit_jax.inference.overlay.beside` draws an image beside its map.
 
     Args:
       images: See `attention`.
@@ -394,7 +398,7 @@ class Pretrained:
     return np.concatenate(maps)
 
   def _inputs(self, images) -> inspection.Images:
-    """Returns floats as they are, and other images preprocessed."""
+    """Returns floats unchanged, and other images preprocessed."""
     if hasattr(images, "dtype") and _is_float(images := _array(images)):
       images = self._checked(images)
       if not len(images):
@@ -409,7 +413,7 @@ class Pretrained:
     return normalise(np.stack(rows))
 
   def _checked(self, images: Any) -> inspection.Images:
-    """Returns images as the model takes them, or raises ValueError."""
+    """Returns the images as an array; checks type, shape and range."""
     images = _array(images)
     shape, (height, width, channels) = images.shape, self.image_shape
     if len(shape) != 4 or shape[1:] != self.image_shape:
@@ -437,25 +441,27 @@ class Pretrained:
   ) -> Iterator[Answer]:
     """Classifies any number of images, in their order.
 
-    While the model computes, threads decode and resize the next two batches;
-    more are not in memory. One batch shape is compiled: the last batch is
-    filled up. A single batch that is not full is filled up to a power of two.
+    While the model computes, threads decode and resize the next two batches.
+    Further images are not in memory. One batch shape is compiled: the last
+    batch is padded. If there is only one batch, it is padded to a power of two.
 
     Args:
-      images: Images with names; `streaming.find` finds those of a folder.
-      top: Number of classes of each.
+      images: Images with names; `streaming.find` finds the images of a folder.
+      top: Number of classes per image.
       batch_size: Images in a forward pass.
-      attention: Whether attention maps are wanted, too.
+      attention: Whether to compute attention maps, too.
 
     Raises:
-      ValueError: The model has no head; `top` or `batch_size` is no number
-        from 1; or attention is wanted, and it has none.
+      ValueError: The model has no head; `top` or `batch_size` is less than 1;
+        or `attention` is set, and the model has no attention.
     """
     for name, value in (("top", top), ("batch_size", batch_size)):
       if value < 1:
         raise ValueError(f"{name}: got {value!r}, expected a number from 1.")
     if not self.num_classes:
-      raise ValueError("got a model without a head, expected one; call it.")
+      raise ValueError(
+        "got a model without a head, expected a head; use features(images)."
+      )
     if attention:  # raises if the model has none
       inspection.batch_size(self.config, self.image_size)
     return self._answers(images, top, batch_size, attention)
@@ -486,16 +492,16 @@ class Pretrained:
     batch_size: int,
     compute: Callable[[np.ndarray], Any],
   ) -> Iterator[tuple[list[streaming.Row], Any]]:
-    """Yields batches, and what the device computes of their readable images.
+    """Yields batches, and the results for their readable images.
 
-    The device computes a batch while the next one is read.
+    The device computes a batch while the next one is read. The result is None
+    for a batch without a readable image.
 
     Args:
       images: Images with names.
-      batch_size: Readable images of a batch; the last has fewer.
-      compute: Maps images uint8 [batch_size, h, w, c], filled up with zeros, to
-        what is yielded, without a wait for the device. None is yielded for a
-        batch of which no image can be read.
+      batch_size: Readable images per batch; the last batch has fewer.
+      compute: Maps images uint8 [batch_size, h, w, c], padded with zeros, to
+        results, without waiting for the device.
     """
     ops = for_channels(self.ops, self.config.channels)
     rows = streaming.read_all(images, ops, ahead=2 * batch_size)
@@ -516,7 +522,7 @@ class Pretrained:
       yield running
 
   def metadata(self) -> dict[str, Any]:
-    """Returns the JSON that goes with the parameters."""
+    """Returns the metadata of the parameters, as JSON values."""
     return {
       "model": to_dict(self.config),
       "image_size": list(self.image_size),
@@ -533,17 +539,16 @@ class Pretrained:
     }
 
   def export(self, platforms: str | Sequence[str] = ("cpu",)) -> bytes:
-    """Returns the forward pass as StableHLO, weights included.
+    """Returns the forward pass with its weights as StableHLO.
 
-    `jax.export.deserialize(...).call(images)` runs it without this package, on
-    1 or more images float32 [b, height, width, 3] in [-1, 1], and returns
-    the logits.
+    `jax.export.deserialize(...).call(images)` runs it without this package. It
+    maps images, float32 [b, height, width, channels] in [-1, 1], to logits.
 
     Args:
-      platforms: One or several to run on: "cpu", "cuda", "rocm", "tpu".
+      platforms: Platforms on which it runs: "cpu", "cuda", "rocm", "tpu".
 
     Raises:
-      ValueError: There is no such platform.
+      ValueError: A platform is unknown.
     """
     if isinstance(platforms, str):
       platforms = (platforms,)
@@ -575,52 +580,52 @@ def load(
 ) -> Pretrained:
   """Loads a model with its weights from any known format.
 
-  The format is recognised by the content of the file: `.npz` of Google's ViT,
-  AugReg, BiT or big_vision; `.safetensors` or `.pth` of timm, Meta (DeiT,
-  DINOv2, DINOv3, MAE) or OpenCLIP; the folder of a Hugging Face model or of an
-  adapter of peft; the folder of one of our runs, of one step, or of a plain
-  tree of arrays saved with Orbax. The model is known by the parameters' names
-  and shapes; no code of a file is run.
+  The format is recognised by the content: `.npz` of Google's ViT, AugReg, BiT
+  or big_vision; `.safetensors` or `.pth` of timm, Meta (DeiT, DINOv2, DINOv3,
+  MAE) or OpenCLIP; the folder of a Hugging Face model or of a peft adapter; the
+  folder of a run of vit_jax, of one of its steps, or of a tree of arrays saved
+  with Orbax. Names and shapes of the parameters decide the model. No code of a
+  file is run.
 
   Args:
-    path: A path on disk, or wherever the file layer reads (gs://); or what is
-      downloaded: https://..., hf-hub:OWNER/NAME[@REV].
-    image_size: (height, width) or the side of a square, pixels; None: that of
-      the weights' training. Positions are resampled.
-    patch: Side of a patch, pixels; None: the weights'. The patch embedding is
-      resized by the pseudoinverse of arXiv:2212.08013.
-    grid: Rows and columns of patches of the position table, for a file that
-      does not state them and whose grid is not square.
-    posemb_filter: How positions are resampled: "zoom" (the paper's), or another
-      of `vit_jax.models.resample.METHODS`. None: "zoom" for ViT, and for later
-      models as the library of the file does.
-    loss: Loss of the head's training, which decides the probabilities of
-      `predict`: "softmax", "sigmoid" or "bce" (a sigmoid, too), or
-      "regression", which predicts numbers. None: the loss that our run or
-      Hugging Face's config.json states; if none is stated, sigmoid for the
-      21,843 classes of Google's ImageNet-21k files, and softmax for all others.
-      That is wrong for other heads trained with a sigmoid, such
-      as AugReg's from ImageNet-1k alone, whose files do not state it.
-    mean, std: How the images of its training were normalised, for a file that
-      does not state it: mean="imagenet" (DINO, MAE, DeiT), "clip" or "half"
-      (Google's, [-1, 1]), which stand for both; or one number or three of
-      pixels in [0, 1] for each of the two: images in [0, 1] are mean=0, std=1,
-      images in [0, 255] mean=0, std=1/255. None: as the file states, or else
-      "half", with a note. It becomes part of the patch embedding: the model
-      gets images in [-1, 1] in any case.
+    path: A path on disk or in a bucket (gs://); or a file to download:
+      https://..., hf-hub:OWNER/NAME[@REV].
+    image_size: (height, width), or the side of a square, pixels. The position
+      embedding is resampled. None: the size of the weights' training.
+    patch: Side of a patch, pixels. The patch embedding is resized by the
+      pseudoinverse of arXiv:2212.08013. None: the patch of the weights.
+    grid: Rows and columns of the position embedding, if they are not equal and
+      the file does not state them.
+    posemb_filter: Method that resamples the position embedding, a name of
+      `vit_jax.models.resample.METHODS`. None: "zoom" (the paper's) for ViT; for
+      later models the method of the file's library.
+    loss: Loss with which the head was trained, which decides the probabilities
+      of `predict`: "softmax", "sigmoid", "bce" (also a sigmoid) or
+      "regression" (numbers). None: the loss that a run or Hugging Face's
+      config.json states. If none is stated, it is "sigmoid" for the 21,843
+      classes of Google's ImageNet-21k files and "softmax" for all others. This
+      is wrong for other heads trained with a sigmoid, such as AugReg's from
+      ImageNet-1k alone, because their files do not state it.
+    mean, std: Normalisation of the training images, if the file does not state
+      it. mean is "imagenet" (DINO, MAE, DeiT), "clip" or "half" (Google's,
+      [-1, 1]), which includes std. Or both are one number or three, for pixels
+      in [0, 1]: for images in [0, 1] use mean=0, std=1; for images in [0, 255]
+      use mean=0, std=1/255. The normalisation becomes part of the patch
+      embedding, so that the model always takes images in [-1, 1]. None: as the
+      file states; if it does not, "half", with a note.
     background: Colour behind transparent images: "white", "black", "#ff8800".
-      None: that of the file, or else white where nothing is visible, and
-      colours without alpha elsewhere.
-    verbose: Whether to print the result's `report`: a table of what was loaded,
-      resized, re-initialised and ignored.
-    **options: Options of the model that replace the file's, such as
-      dtype="bfloat16", gelu="erf", num_heads=3; or channels=1, which folds the
-      patch embedding: the model then takes grey images.
+      None: the colour of the file; if it has none, fully transparent pixels
+      become white, and other pixels lose their alpha channel.
+    verbose: Whether to print the `report` of the result: which weights were
+      loaded, resized, re-initialised and ignored.
+    **options: Options of the model that replace those of the file, such as
+      dtype="bfloat16", gelu="erf", num_heads=3. With channels=1 the patch
+      embedding is folded, and the model takes grey images.
 
   Raises:
-    FileNotFoundError: Nothing is there.
-    ValueError: The file is damaged, unsafe or unknown, or not a whole model; or
-      an argument is unknown or of another type.
+    FileNotFoundError: There is no file.
+    ValueError: The file is damaged, unsafe, unknown or incomplete; or an
+      argument is unknown or has another type.
 
   Example:
     >>> import vit_jax
@@ -669,12 +674,12 @@ def load(
   if report.reinitialised:
     parts = {k: file.params.get(k) for k in report.reinitialised}
     raise ValueError(
-      f"{path}: got a head whose parts do not belong together: "
+      f"{path}: got a head whose parts do not fit together: "
       + ", ".join(
         f"{k} {'missing' if v is None else f'of shape {v.shape}'}"
         for k, v in parts.items()
       )
-      + f"; expected {num_classes:,} classes in all. Take a whole file."
+      + f"; expected {num_classes:,} classes in each. Download the file again."
     )
   return Pretrained(
     config=config,
@@ -692,11 +697,15 @@ def load(
 def preprocessing(
   file: weights.Weights, size: tuple[int, int]
 ) -> tuple[str, tuple[str, ...]]:
-  """Returns the operations that make images of a size for a file; and notes.
+  """Returns the preprocessing of a file for an image size, and notes.
 
-  They are the file's own; for another size, with the same filter and the same
-  share of the image. If the file states none, or none has a form for the size,
-  the whole image is resized, as in Google's evaluation.
+  It is the preprocessing that the file states. For another size, filter and
+  share of the image are kept. If the file states none, or its preprocessing
+  cannot give the size, the whole image is resized, as in Google's evaluation.
+
+  Args:
+    file: The file of weights.
+    size: (height, width), pixels.
   """
   ops, whole = file.ops, eval_preprocessing.google(size).ops
   if ops is not None:
@@ -709,19 +718,19 @@ def preprocessing(
     return text, ()
   if path := eval_preprocessing.taken_apart(ops):
     new = path.at(size)
-    if file.crop_share and new.short:  # `path` has it rounded
+    if file.crop_share and new.short:  # the share in `path` is rounded
       new = new.cropped(file.crop_share)
     whole = _decoded_as(ops, new.ops)
     if (new.short is None) == (path.short is None):
       return whole, ()
   return whole, (
-    f"preprocessing is {whole}: that of the weights, {ops}, has no form for"
+    f"preprocessing is {whole}, because that of the weights, {ops}, cannot give"
     f" images of {size[0]} x {size[1]} pixels.",
   )
 
 
 def _decoded_as(ops: str, other: str) -> str:
-  """Returns the other operations, which decode as the first ones."""
+  """Returns `other` with the decoding of `ops`."""
   if not turns_upright(ops):
     other = eval_preprocessing.as_stored(other)
   options = decoding(ops)
@@ -733,7 +742,7 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
   """Returns options of a model, converted to the types of their fields.
 
   Raises:
-    ValueError: No family has all of these options, or a value has another type.
+    ValueError: No family has all of the options, or a value has another type.
   """
   fields = {
     name: [f.name for f in dataclasses.fields(cls)]
@@ -749,18 +758,23 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
   name = next((n for n, f in fields.items() if options.keys() <= {*f}), None)
   if name is None:
     raise ValueError(
-      f"load: got {', '.join(sorted(options))}, which no family of models has"
-      " together; see vit-jax train --help."
+      f"load: got {', '.join(sorted(options))}, but no model family has all of"
+      " them; see vit-jax train --help=model."
     )
   checked = model_from_dict({"name": name, **options})
   return {key: getattr(checked, key) for key in options}
 
 
 def pair(name: str, value: Any, expected: str) -> tuple[int, int] | None:
-  """Returns two whole numbers from 1; one number stands for two equal ones.
+  """Returns two whole numbers from 1, or None for None.
+
+  Args:
+    name: Name of the argument, for messages.
+    value: Two numbers, or one number for both, or None.
+    expected: Text of the message after "expected".
 
   Raises:
-    ValueError: The value is anything else, except None.
+    ValueError: The value is anything else.
   """
   if value is None:
     return None
@@ -784,30 +798,30 @@ def _is_float(images: np.ndarray | jax.Array) -> bool:
 
 
 def _check_range(images: np.ndarray | jax.Array) -> None:
-  """Refuses floats in 0 to 255, and warns of other ranges than [-1, 1].
+  """Refuses floats in 0 to 255, and warns about other ranges than [-1, 1].
 
-  Values that are not finite have no effect. A batch of images that is never
-  below 0 but has contrast is one in [0, 1].
+  Values that are not finite are ignored. A batch is taken for images in [0, 1]
+  if no value is negative and some are below and above 0.5.
   """
   if isinstance(images, jax.core.Tracer) or not images.size:
     return
   if isinstance(images, jax.Array):
     low, high = float(jnp.nanmin(images)), float(jnp.nanmax(images))
-  else:  # without numpy's warning where nothing is a number
+  else:  # np.nanmin warns if all values are NaN
     low, high = (float(f.reduce(images, axis=None)) for f in (np.fmin, np.fmax))
   got = f"got images with values from {low:.3g} to {high:.3g}"
   if MOST_ODD < high < np.inf:
     raise ValueError(f"{got}, {FLOATS}")
   if 0 <= low < 0.5 < high <= 1:
     warnings.warn(
-      f"{got}, expected floats in [-1, 1]: 2 * images - 1 if they are in"
-      " [0, 1].",
+      f"{got}, expected floats in [-1, 1]; if the images are in [0, 1], use"
+      " 2 * images - 1.",
       stacklevel=4,
     )
   elif max(-low, high) > MOST:
     warnings.warn(
-      f"{got}, expected floats in [-1, 1], whatever mean and deviation the"
-      " model was trained with: its first layer has them.",
+      f"{got}, expected floats in [-1, 1]; mean and standard deviation of the"
+      " training images are part of the first layer.",
       stacklevel=4,
     )
 
@@ -833,7 +847,7 @@ def _batch_answers(
   maps: Float[np.ndarray, "b gh gw"] | None,
   answer: Callable[[np.ndarray], list],
 ) -> Iterator[Answer]:
-  """Yields an answer for each image; unreadable ones have no probabilities."""
+  """Yields an answer for each image, also for unreadable ones."""
   probabilities = np.asarray(probabilities)  # waits for the device
   numbers = itertools.count()
   for row in batch:
@@ -857,12 +871,12 @@ def _most_probable(
 
 
 def _values(numbers: np.ndarray, names: Sequence[str], top: int) -> list[Value]:
-  del top  # all are of interest
+  del top  # all numbers are returned
   return [Value(names[k], float(v), k) for k, v in enumerate(numbers)]
 
 
 def _to_device(tree: dict[str, Any]) -> dict[str, Any]:
-  """Moves arrays to the device, releasing each at once: few exist twice."""
+  """Moves arrays to the device, and frees each on the host at once."""
   return {
     key: _to_device(value) if isinstance(value, dict) else jax.device_put(value)
     for key, value in ((k, tree.pop(k)) for k in list(tree))

@@ -1,6 +1,7 @@
 """A page to try a model: drop an image, see its classes and the attention.
 
-Only this machine can open it, unless --host is given. Images are not stored.
+Only this machine can open the page, unless --host allows others. Images are not
+stored.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from vit_jax.inference.pretrained import Pretrained, Value, load
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 PAGE = pathlib.Path(__file__).parent / "try_page"
-# The first one keeps the page from running any code but its own.
+# The first header allows the page to run only its own code.
 HEADERS = {
   "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:;"
   " frame-ancestors 'none'; form-action 'none'; base-uri 'none'",
@@ -39,9 +40,9 @@ HEADERS = {
   "Referrer-Policy": "no-referrer",
   "Cache-Control": "no-store",
 }
-END_SECONDS = 5  # after Ctrl-C, for what is being sent
+END_SECONDS = 5  # after Ctrl-C, to finish running requests
 MAX_CONNECTIONS = 16  # each may upload max_megabytes
-LEAST_SIDE = 192  # pixels; smaller images are enlarged under the attention
+LEAST_SIDE = 192  # pixels; the attention of smaller images is drawn enlarged
 MEANING = (
   "what the model got, brighter where its attention goes (rollout);"
   f" {overlay.SCALE}"
@@ -50,7 +51,7 @@ NEEDS = ("starlette", "uvicorn")
 
 
 class Refused(Exception):
-  """A request that gets no answer: a status of HTTP, and the reason."""
+  """A refused request, with an HTTP status and the reason."""
 
   def __init__(self, status: int, text: str):
     super().__init__(text)
@@ -58,13 +59,13 @@ class Refused(Exception):
 
 
 class Answers:
-  """A model and its limits.
+  """A model, with limits of the images that it classifies.
 
   Args:
     vit: The model; it needs a head.
-    top: Number of classes.
-    max_bytes: Size of a file.
-    max_pixels: Height times width of an image, as its header states them.
+    top: Number of classes in an answer.
+    max_bytes: Largest size of a file.
+    max_pixels: Largest height x width of an image, as its header states them.
 
   Raises:
     ValueError: The model has no head.
@@ -75,14 +76,14 @@ class Answers:
   ):
     if not vit.num_classes:
       raise ValueError(
-        "got a model without a head, expected one with classes to show; its"
-        " features are for `vit-jax evaluate --fewshot=...`."
+        "got a model without a head, expected one with classes; to use its"
+        " features, see `vit-jax evaluate --fewshot=...`."
       )
     self.vit, self.top = vit, min(top, vit.num_classes)
     self.max_bytes, self.max_pixels = max_bytes, max_pixels
 
   def model(self, name: str) -> dict[str, Any]:
-    """Returns what the page shows about the model."""
+    """Returns the description of the model on the page, as JSON values."""
     height, width = self.vit.image_size
     what = "numbers" if self.vit.is_regression else "classes"
     return {
@@ -95,13 +96,13 @@ class Answers:
   def answer(self, data: bytes) -> dict[str, Any]:
     """Returns the classes of an image, and its attention as a PNG.
 
-    An EXIF orientation is applied, so that the model sees what the page shows.
+    The EXIF orientation is applied, so that the model gets what the page shows.
 
     Args:
       data: The bytes of a file.
 
     Raises:
-      Refused: It is no image of `FORMATS`, is broken, or beyond the limits.
+      Refused: The file is no image of `FORMATS`, is broken, or is too large.
     """
     start = time.perf_counter()
     opened = self._opened(data)
@@ -125,7 +126,7 @@ class Answers:
     }
 
   def _opened(self, data: bytes) -> Image.Image:
-    """Returns the image, decoded and as it is stored."""
+    """Returns the decoded image, without its EXIF orientation applied."""
     try:
       image = Image.open(io.BytesIO(data), formats=FORMATS)
       if image.width * image.height > self.max_pixels:  # nothing is decoded yet
@@ -135,18 +136,18 @@ class Answers:
     except Image.DecompressionBombError:
       raise Refused(
         413,
-        "got too many pixels, expected at most"
+        "got an image with too many pixels, expected at most"
         f" {self.max_pixels / 1e6:,g} million.",
       ) from None
     except Exception:  # Pillow raises many kinds for a broken file
       raise Refused(
         415,
-        "got no image that can be decoded, expected a whole JPEG, PNG, WebP,"
-        " BMP or GIF.",
+        "got a file that cannot be decoded, expected a complete JPEG, PNG,"
+        " WebP, BMP or GIF.",
       ) from None
 
   def _attention(self, image: np.ndarray) -> tuple[str | None, str]:
-    """Returns a data URL and its meaning; or None and why there is none."""
+    """Returns a data URL and a caption; or None and why there is none."""
     image = pixels.apply(image, self.vit.ops)
     try:
       (attention,) = self.vit.attention_map(normalise(image[None]))
@@ -161,16 +162,16 @@ class Answers:
 
 
 def application(answers: Answers, name: str, hosts: list[str]):
-  """Returns the page and what it asks for, an ASGI application.
+  """Returns the ASGI application of the page.
 
-  Routes: the page at /; /model describes the model; /predict takes the bytes of
-  an image (POST) and answers with JSON, {"error": text} if it is refused.
+  Routes: / is the page; /model describes the model; /predict takes the bytes of
+  an image (POST) and returns JSON, {"error": text} if the image is refused.
 
   Args:
     answers: The model and its limits.
-    name: What the page calls the model.
-    hosts: Names of this machine that a browser may ask for, ["*"]: any. A page
-      elsewhere cannot reach a local model by a name of its own.
+    name: Name of the model on the page.
+    hosts: Host names that a request may have; ["*"]: any. They prevent that a
+      page elsewhere reaches a local model through a name of its own.
   """
   from starlette.applications import Starlette
   from starlette.middleware import Middleware
@@ -180,8 +181,8 @@ def application(answers: Answers, name: str, hosts: list[str]):
   from starlette.routing import Mount, Route
   from starlette.staticfiles import StaticFiles
 
-  # One image at a time, and in one thread: the C library keeps what a thread
-  # has freed, up to 0.7 GB for a large image, for that thread alone.
+  # One thread decodes all images: the C library reserves memory that a thread
+  # has freed, up to 0.7 GB for a large image, for the same thread.
   worker = concurrent.futures.ThreadPoolExecutor(1)
 
   async def body(request: Request) -> bytes:
@@ -191,8 +192,8 @@ def application(answers: Answers, name: str, hosts: list[str]):
       if len(data) > answers.max_bytes:
         raise Refused(
           413,
-          f"got more than {answers.max_bytes / 1e6:,g} MB, expected a smaller"
-          " file.",
+          f"got a file of more than {answers.max_bytes / 1e6:,g} MB, expected a"
+          " smaller one.",
         )
     return bytes(data)
 
@@ -223,7 +224,7 @@ def application(answers: Answers, name: str, hosts: list[str]):
   class AddHeaders:
     """Adds `HEADERS` to every response.
 
-    Starlette's BaseHTTPMiddleware prints a traceback on Ctrl-C in an upload.
+    (Starlette's BaseHTTPMiddleware prints a traceback on Ctrl-C in an upload.)
     """
 
     def __init__(self, app):
@@ -254,8 +255,8 @@ def application(answers: Answers, name: str, hosts: list[str]):
 def names_of(host: str) -> list[str]:
   """Returns the host names that requests may have; ["*"]: any.
 
-  A server for this machine alone accepts its own names alone, so that a page
-  elsewhere cannot reach it by a name that resolves to this machine.
+  A server for this machine only accepts only names of this machine. Otherwise a
+  page elsewhere could reach it through a name that resolves to this machine.
 
   Args:
     host: Address to listen at.
@@ -270,7 +271,7 @@ def names_of(host: str) -> list[str]:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Loads the model, compiles it, and answers until Ctrl-C."""
+  """Loads and compiles the model, and serves the page until Ctrl-C."""
   if absent := [n for n in NEEDS if importlib.util.find_spec(n) is None]:
     sys.exit(
       f"{', '.join(absent)}: not installed, and the page needs them:"
@@ -314,7 +315,9 @@ def main(args: argparse.Namespace) -> None:
   listening.listen()  # uvicorn does a moment after the address is printed
   port = listening.getsockname()[1]
   where = f"[{args.host}]" if ":" in args.host else args.host
-  reach = "everyone who reaches it" if "*" in hosts else "this machine alone"
+  reach = (
+    "any machine that can connect" if "*" in hosts else "this machine only"
+  )
   print(f"page            http://{where}:{port} ({reach}); Ctrl-C ends it")
   sys.stdout.flush()
   with contextlib.suppress(KeyboardInterrupt):  # the end that was announced

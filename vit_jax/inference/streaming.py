@@ -1,7 +1,7 @@
-"""Images that a command line names: listed, decoded and resized, in order.
+"""Lists, decodes and resizes the images of a command line, in order.
 
-Threads decode while the model computes; the number of images in memory is
-bounded, so that a folder of any size can pass.
+Threads decode while the model computes. The number of images in memory is
+limited, so that a folder may have any size.
 """
 
 import collections
@@ -20,14 +20,14 @@ from vit_jax.config.preprocessing import decoding
 from vit_jax.data import images, pixels
 
 STANDARD_INPUT = "-"
-PEEKED = 64  # bytes
+PEEKED = 64  # bytes of the standard input that tell an image from a list
 
 
 class Named(NamedTuple):
   """An image that is not read yet.
 
-  name: Its path; "-" for standard input.
-  image: What `images.read` takes; or an error, if there is no image.
+  name: Path of the image; "-" for standard input.
+  image: Argument of `images.read`; or an error, if there is no image.
   """
 
   name: str
@@ -35,11 +35,11 @@ class Named(NamedTuple):
 
 
 class Row(NamedTuple):
-  """An image that was read, or could not be.
+  """An image that was read, or an error.
 
   name: See `Named`.
-  pixels: uint8 [h, w, 3] as the model gets them; None: it could not be read.
-  error: Why not; None: it was.
+  pixels: Preprocessed pixels, uint8 [h, w, c]; None after an error.
+  error: Why the image could not be read; None: it was read.
   """
 
   name: str
@@ -48,14 +48,14 @@ class Row(NamedTuple):
 
 
 def find(arguments: Iterable[str]) -> Iterator[Named]:
-  """Yields the images that the arguments of a command line stand for.
+  """Yields the images that the arguments of a command line name.
 
   Args:
-    arguments: Files; folders, which stand for all images in them at any depth,
-      in the order of their names, without hidden ones and without links to
-      folders; globs, with ** for any depth; or "-", the standard input. It is
-      an image if a NUL byte is among its first 64, and otherwise a list of
-      files, folders and globs, one a line.
+    arguments: Files, folders, globs (** matches any depth), or "-". A folder
+      means all images in it at any depth, by name, without hidden files and
+      links to folders. "-" is the standard input: an image if its first 64
+      bytes have a NUL byte; otherwise a list of files, folders and globs, one
+      per line.
 
   Yields:
     Images; an error for a folder or a glob without images.
@@ -107,7 +107,7 @@ def _of_glob(word: str) -> Iterator[Named]:
     error = FileNotFoundError("got a glob that matches no file.")
     yield Named(word, error)
   for path in paths:
-    # "**" also matches folders, whose files it matches one by one.
+    # "**" matches folders, too; their files are matched separately.
     if not os.path.isdir(path):
       yield Named(path, path)
     elif "**" not in word:
@@ -125,7 +125,7 @@ def read_all(
   Args:
     named_images: The images; may be an endless iterator.
     ops: Preprocessing without randomness, see `pixels.apply`.
-    ahead: Most images that are read in advance.
+    ahead: Largest number of images that are read in advance.
   """
   read = functools.partial(_read, ops=ops)
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count(), "read") as pool:
@@ -149,7 +149,7 @@ def _submitted(
   """Starts to read an image; returns a function that waits for it."""
   if isinstance(named.image, str | os.PathLike | bytes):
     return pool.submit(read, named).result
-  # A PIL image may be in the list twice, and cannot be read by two threads.
+  # Two threads cannot read a PIL image that is in the list twice.
   row = read(named)
   return lambda: row
 
@@ -161,5 +161,5 @@ def _read(named: Named, ops: str) -> Row:
     image = images.read(named.image, **decoding(ops))
     return Row(named.name, pixels.apply(image, ops), None)
   except (FileNotFoundError, ValueError) as e:
-    # Its frames refer to the bytes of the file.
+    # The frames of a traceback would keep the bytes of the file in memory.
     return Row(named.name, None, e.with_traceback(None))

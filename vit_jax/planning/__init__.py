@@ -1,1 +1,1 @@
-"""Reads what XLA compiled for a slice, and searches for a faster program."""
+"""Estimates memory, time and cost of a run on a slice of TPUs."""

@@ -1,8 +1,7 @@
-"""Reads what XLA compiled for a TPU: its work, traffic, collectives and time.
+"""Reads a program compiled for a TPU: work, traffic, collectives and time.
 
-XLA's own cost analysis counts the body of a loop once, whatever its trips, and
-does not cover collectives. Here every instruction is counted as often as it
-runs.
+XLA's own cost analysis counts the body of a loop only once, and does not cover
+collectives. This module counts every instruction as often as it runs.
 """
 
 import dataclasses
@@ -23,13 +22,13 @@ COLLECTIVES = (
   "ragged-all-to-all",
   "collective-broadcast",
 )
-# The custom call in the fusion that starts an asynchronous collective.
+# Custom call in the fusion that starts an asynchronous collective.
 START = "AsyncCollectiveStart"
-# Kind of what the hosts of a slice send to those of other slices.
+# Kind of a transfer from the hosts of a slice to the hosts of other slices.
 BETWEEN_SLICES = "between-slices"
 # Estimated cycles of an instruction whose cycles XLA does not know.
 UNKNOWN_CYCLES = 2**63 - 1
-# Opcodes that move no bytes, or name what another instruction moves.
+# Opcodes that move no bytes, or only name the result of another instruction.
 FREE = (
   "parameter constant tuple get-tuple-element bitcast after-all partition-id"
   " replica-id"
@@ -47,7 +46,7 @@ class Array:
     dims: Logical dimensions.
     logical_bytes: Bytes without padding.
     bytes: Bytes in memory, padded to tiles.
-    is_in_hbm: Whether it is in the chip's main memory.
+    is_in_hbm: Whether the array is in the main memory of the chip.
   """
 
   dims: tuple[int, ...]
@@ -68,12 +67,12 @@ class Instruction:
   is_root: bool
 
   def called(self, key: str) -> str:
-    """Returns the computation that an attribute names."""
+    """Returns the name of the computation in an attribute."""
     return re.search(key + r"=%?([\w.\-]+)", self.attributes)[1]
 
   @property
   def kind(self) -> str:
-    """The opcode without -start and -done of asynchronous ones."""
+    """The opcode, without the -start or -done of asynchronous instructions."""
     return re.sub(r"-(start|done)$", "", self.opcode)
 
   @property
@@ -82,16 +81,16 @@ class Instruction:
 
 
 def estimate(text: str, costs: dict[str, float], chip: Chip) -> dict[str, Any]:
-  """Returns work and estimated time of a compiled program, on each chip.
+  """Returns the work and the estimated time of a compiled program, per chip.
 
   Args:
-    text: The module, `compiled.as_text()`.
+    text: Text of the module, `compiled.as_text()`.
     costs: XLA's own costs, `compiled.cost_analysis()`.
-    chip: The chip for which it was compiled.
+    chip: The chip for which the program was compiled.
 
   Returns:
     flops, bytes_accessed, cycles_seconds, link_seconds, between_slices_seconds,
-    optimal_seconds, price_seconds and collectives, see
+    optimal_seconds, price_seconds and collectives; see
     `vit_jax.planning.planner.plan`.
   """
   looped, once = Module(text).totals(chip)
@@ -99,7 +98,7 @@ def estimate(text: str, costs: dict[str, float], chip: Chip) -> dict[str, Any]:
   unknown = len(re.findall(UNKNOWN_CALLS, text))
   optimal = costs["optimal_seconds"] + unknown
   optimal *= looped.roof_seconds / once.roof_seconds
-  # For a loop XLA's estimate can be below its arithmetic at the peak rate.
+  # XLA's estimate of a loop can be less than its arithmetic at the peak rate.
   optimal = max(optimal, looped.roof_seconds)
   links = looped.link_seconds(chip)
   cycles = looped.cycles / chip.clock + links
@@ -117,16 +116,17 @@ def estimate(text: str, costs: dict[str, float], chip: Chip) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class Totals:
-  """Sums over a module, for one chip and one run.
+  """Sums over a module, for one execution on one chip.
 
   Attributes:
-    cycles: The compiler's estimates; without one, the cycles of the longer of
-      arithmetic and traffic. Collectives and custom kernels have none.
+    cycles: Sum of the compiler's estimates. For an instruction without an
+      estimate, the cycles of arithmetic or of traffic, whichever is more.
+      Collectives and custom kernels add none.
     flops: FLOPs of products and convolutions.
     bytes: Bytes to and from the main memory.
-    roof_seconds: Sum over instructions of the longer of arithmetic and traffic
-      at full rates.
-    collectives: Kind -> [how often, bytes].
+    roof_seconds: Sum over the instructions of the time of arithmetic or of
+      traffic at full rate, whichever is longer.
+    collectives: Kind -> [number of executions, bytes].
   """
 
   cycles: float = 0.0
@@ -136,9 +136,9 @@ class Totals:
   collectives: dict[str, list[float]] = dataclasses.field(default_factory=dict)
 
   def link_seconds(self, chip: Chip) -> float:
-    """Returns the time of the collectives at full rate, not overlapped.
+    """Returns the time of the collectives at full rate, without overlap.
 
-    The bytes of an all-reduce pass twice, within and between slices.
+    An all-reduce sends its bytes twice, within and between slices.
     """
     seconds = self.between_slices_seconds(chip)
     for kind, (_, size) in self.collectives.items():
@@ -148,18 +148,18 @@ class Totals:
     return seconds
 
   def between_slices_seconds(self, chip: Chip) -> float:
-    """Returns the part of `link_seconds` that passes between slices."""
+    """Returns the part of `link_seconds` between slices."""
     if BETWEEN_SLICES not in self.collectives:
       return 0.0
     return 2 * self.collectives[BETWEEN_SLICES][1] / chip.dcn_bandwidth
 
 
 class Module:
-  """A compiled module, from its text (`compiled.as_text()`)."""
+  """A compiled module, read from its text (`compiled.as_text()`)."""
 
   def __init__(self, text: str):
     self._computations, self._entry = parse(text)
-    # Chains of asynchronous collectives that some computation starts.
+    # Chains of asynchronous collectives that a computation starts.
     self._started = {
       _chain(x)
       for names in self._computations.values()
@@ -174,7 +174,7 @@ class Module:
     self._flops = functools.cache(self._computation_flops)
 
   def totals(self, chip: Chip) -> tuple[Totals, Totals]:
-    """Returns the sums over all trips of loops, and over one trip of each."""
+    """Returns the sums with all trips of each loop, and with one trip."""
     looped, once = Totals(), Totals()
     for x, names, trips in self._visit(self._entry, 1):
       self._add(x, names, trips, looped, chip)
@@ -182,7 +182,7 @@ class Module:
     return looped, once
 
   def _visit(self, name: str, trips: int) -> Iterator[tuple]:
-    """Yields (instruction, its computation, how often it runs)."""
+    """Yields (instruction, its computation, number of executions)."""
     names = self._computations[name]
     for x in names.values():
       if x.opcode == "while":
@@ -199,7 +199,7 @@ class Module:
         yield x, names, trips
 
   def _trips(self, loop: Instruction) -> int:
-    """Returns the trips of a loop: the bound of its counter / its step."""
+    """Returns the trips of a loop: the bound of the counter / its step."""
     if m := re.search(r"known_trip_count\D*(\d+)", loop.attributes):
       return int(m[1])
     condition = self._computations[loop.called("condition")]
@@ -211,7 +211,7 @@ class Module:
     return -(-max(bounds) // self._step(loop, condition)) if bounds else 1
 
   def _step(self, loop: Instruction, condition: dict[str, Instruction]) -> int:
-    """Returns the counter's increment; 1 where that cannot be read."""
+    """Returns the increment of the counter; 1 if it cannot be read."""
     counters = [
       int(re.search(r"index=(\d+)", x.attributes)[1])
       for x in condition.values()
@@ -253,7 +253,7 @@ class Module:
     total.roof_seconds += trips * seconds
 
   def _collectives_of(self, x, names) -> Iterator[tuple[str, int]]:
-    """Yields kind and bytes of a collective: the larger of input and output."""
+    """Yields kind and bytes of a collective: of input or output, the larger."""
     if x.opcode == "send" and "megascale" in x.attributes:
       yield BETWEEN_SLICES, _size(x.arrays[:1])
     elif x.kind in COLLECTIVES:
@@ -317,9 +317,9 @@ class Module:
     return x.hbm_bytes + sum(y.hbm_bytes for y in operands)
 
   def _parameter_reads(self, name: str) -> dict[int, int]:
-    """Returns the bytes that a fused computation reads of each parameter.
+    """Returns the bytes that a fused computation reads from each parameter.
 
-    If it reads slices of one, only these count.
+    If it reads only slices of a parameter, only their bytes count.
     """
     names = self._computations[name]
     users: dict[str, list[Instruction]] = {}
@@ -354,7 +354,7 @@ class Module:
     }
 
   def _root_writes(self, name: str) -> tuple[int | None, ...]:
-    """Returns the bytes that a fusion writes of each result; None: all."""
+    """Returns the bytes that a fusion writes to each result; None: all."""
     names = self._computations[name]
     root = next(x for x in names.values() if x.is_root)
 
@@ -381,7 +381,7 @@ def _is_start(names: dict[str, Instruction]) -> bool:
 
 
 def _chain(x: Instruction) -> str:
-  """Returns the number of an asynchronous collective's chain; "": none."""
+  """Returns the chain number of an asynchronous collective; "": none."""
   match = re.search(r'chain_id="(\d+)"', x.attributes)
   return match[1] if match else ""
 
@@ -411,7 +411,7 @@ def _copied(names, name: str) -> Instruction | None:
 
 
 def parse(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
-  """Returns computation -> name -> instruction, and the entry's name."""
+  """Returns {computation: {name: instruction}}, and the name of the entry."""
   computations: dict[str, dict[str, Instruction]] = {}
   entry, current = "", None
   for line in text.splitlines():
@@ -451,7 +451,7 @@ def _instruction(name: str, rest: str, is_root: bool) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-  """Returns the place of the parenthesis that closes the one at `start`."""
+  """Returns the index of the parenthesis that closes the one at `start`."""
   depth = 0
   for m in re.finditer(r"[()]", text[start:]):
     depth += 1 if m[0] == "(" else -1
@@ -480,10 +480,10 @@ def _array(kind: str, dims: str, layout: str) -> Array:
 
 
 def product_flops(x: Instruction, left: Instruction, right: Instruction) -> int:
-  """Returns 2 FLOPs for each multiply-add of a product or a convolution.
+  """Returns the FLOPs of a product or a convolution, 2 per multiply-add.
 
   Multiply-adds with the padding of a convolution, or with the gaps of a dilated
-  input, do not count.
+  input, are not counted.
   """
   out, l, r = x.arrays[0].dims, left.arrays[0].dims, right.arrays[0].dims
   if x.opcode == "dot":
@@ -533,7 +533,7 @@ def _pairs(
   dilate_in: int,
   dilate_window: int,
 ) -> int:
-  """Returns the pairs (output, position in the window) that have an input."""
+  """Returns the number of pairs (output, window position) with an input."""
   total = 0
   for k in range(window):
     first = k * dilate_window - pad

@@ -1,4 +1,4 @@
-"""Host cores without which chips would wait for images."""
+"""The host cores that decode images as fast as the chips need them."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ RATES = {
   "decode_inception_crop(224)|flip_lr|randaug(2, 15)": 807.0,
 }
 MACHINE = "AMD EPYC (Zen 4)"
-# Operations of Pillow, which take several times as long as those measured.
+# Operations of Pillow, which take several times as long as the measured ones.
 UNMEASURED = ("three_augment", "color_jitter", "randaug_timm")
 # vCPUs (hardware threads, two to a core) of a host with four chips; other chips
 # are not documented. Source: cloud.google.com/tpu/docs, pages on v5e and TPU7x.
@@ -21,11 +21,11 @@ VCPUS = {"v5e": 112, "v5p": 208, "v6e": 180, "tpu7x": 224}
 
 
 def rate(config: Config) -> tuple[float | None, str]:
-  """Returns images per second of a core, and how they were measured.
+  """Returns the images per second of one core, and how they were measured.
 
   Returns:
-    (None, reason) if no rate was measured: for images that are no JPEGs, and
-    for `UNMEASURED` operations.
+    (rate, text). The rate is None if none was measured, which is so for images
+    other than JPEGs and for `UNMEASURED` operations; the text says why.
   """
   known = dataset_info.lookup(config.data.dataset)
   if known and known.image != "jpeg":
@@ -53,14 +53,14 @@ def needs(
   Args:
     config: The run.
     images_per_second: Rate of the whole slice.
-    num_hosts: Number of hosts, each of which reads its share.
+    num_hosts: Number of hosts; each reads an equal share.
     generation: Kind of chip, such as "v5e".
     input_rate: Images per second of one core; None: see `rate`.
 
   Returns:
-    hosts; input_per_host: images per second; input_rate: that of a core;
-    input_rate_of: how it was measured; input_cores: whole cores of each host;
-    host_vcpus. Unknown ones are None.
+    hosts; input_per_host, images per second of a host; input_rate, images per
+    second of a core; input_rate_of, how the rate was measured; input_cores,
+    whole cores that each host needs; host_vcpus. Unknown values are None.
   """
   core_rate, source = (input_rate, "as given") if input_rate else rate(config)
   per_host = images_per_second / num_hosts

@@ -15,10 +15,11 @@ def shapes(name: str, side: int = 224, num_classes: int = NUM_CLASSES):
 
   Args:
     name: A key of `PUBLISHED`.
-    side: Side of the images, pixels; the position table grows with it.
-    num_classes: Width of the head.
+    side: Side of the images, pixels, which decides the length of the position
+      embedding.
+    num_classes: Number of outputs of the head.
   """
-  # Stacked blocks have as many parameters, and only one is traced.
+  # With a scan only one block is traced; the number of parameters is the same.
   config = by_variant(name)
   images = jax.ShapeDtypeStruct((1, side, side, 3), "float32")
   model = build(config.stacked() or config, num_classes)
@@ -31,7 +32,7 @@ def count(params) -> int:
 
 
 def tokens(name: str, side: int) -> int | None:
-  """Returns the number of tokens of an image, class token included, or None."""
+  """Returns the tokens of an image with the class token; None for a ResNet."""
   return by_variant(name).num_tokens((side, side))
 
 
@@ -48,7 +49,7 @@ def row(name: str) -> tuple[str, ...]:
 
 
 def later_row(family: str, later: Later, variant: str) -> tuple[str, ...]:
-  """Returns the cells of one of the later models, without a head."""
+  """Returns the cells of a later model, without a head."""
   model = later.model(variant)
   side = later.side // model.patch * model.patch
   images = jax.ShapeDtypeStruct((1, side, side, 3), "float32")
@@ -67,7 +68,7 @@ def later_row(family: str, later: Later, variant: str) -> tuple[str, ...]:
 def print_lines(
   head: tuple[str, ...], rows: dict[tuple[str, ...], tuple[str, ...]]
 ) -> None:
-  """Prints one line per model, and a line for each kind of file.
+  """Prints one line per published file of each model.
 
   Args:
     head: Names of the columns.
@@ -86,16 +87,17 @@ def print_lines(
 
 
 def main() -> None:
-  """Prints the paper's models, and later ones."""
+  """Prints a table of the paper's models, and a table of later models."""
   print_lines(
     ("model", "parameters", "GFLOPs 224", "at 384", "tokens 224", "at 384"),
     {row(name): files for name, files in PUBLISHED.items()},
   )
   print(
-    "\nParameters with the class token, a learned table and 1,000 classes at"
-    " 224 px\n(R...x...: BiT's ResNets). FLOPs of the forward pass of one"
-    " image, two a\nmultiply-add. At 384 px a patch of 14 takes 378. Any other"
-    " size and patch works,\ntoo: --config.model.variant=S/8.\n"
+    "\nThe parameters include a class token, a learned position embedding and a"
+    " head with\n1,000 classes, at 224 px (R...x...: BiT's ResNets). The FLOPs"
+    " are those of the forward\npass of one image, two per multiply-add. With"
+    " a patch of 14, 384 px means 378 px.\nEvery other size and patch works,"
+    " too: --config.model.variant=S/8.\n"
   )
   print_lines(
     ("later model", "parameters", "pixels", "GFLOPs", "tokens"),
@@ -107,9 +109,9 @@ def main() -> None:
   )
   licences = dict.fromkeys(later.licence for later in LATER.values())
   print(
-    "\nParameters without a head, for images with a side of that many pixels."
-    " The parts of\nthese models are options of --config.model.name=modern,"
-    " which a file of weights sets.\nS/16 of DINOv3 SwiGLU is S+.",
+    "\nParameters without a head; images with a side of this number of pixels."
+    " The parts of\nthese models are options of --config.model.name=modern;"
+    " loading a file of weights sets\nthem. S/16 of DINOv3 SwiGLU is S+.",
     *filter(None, licences),
     sep="\n",
   )

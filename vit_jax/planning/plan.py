@@ -21,7 +21,9 @@ def main(args: cli.Args) -> None:
   try:
     errors = list(args.errors)
     if not args.flags["topology"]:
-      errors.append("--topology: got none, expected such as v5e:16x16.")
+      errors.append(
+        "--topology: got none, expected a slice, such as v5e:16x16."
+      )
     options = _options(args.flags, errors)
     if errors:
       raise ConfigError(errors)
@@ -50,7 +52,7 @@ def main(args: cli.Args) -> None:
 
 
 def _options(flags: dict[str, str | None], errors: list[str]) -> dict[str, Any]:
-  """Returns arguments of `plan` from flags, and adds errors to the list."""
+  """Returns arguments of `plan` from flags; appends to the list of errors."""
   options = {}
   for flag, name, parse in (
     ("input_rate", "input_rate", parse_input_rate),
@@ -64,20 +66,20 @@ def _options(flags: dict[str, str | None], errors: list[str]) -> dict[str, Any]:
 
 
 def parse_price(text: str) -> tuple[float, str]:
-  """Returns the number and the unit of a price.
+  """Returns the number and the unit of a price; "": no unit.
 
   Example:
     >>> parse_price("1.2"), parse_price("1.20 USD"), parse_price(".5€")
     ((1.2, ''), (1.2, 'USD'), (0.5, '€'))
 
   Raises:
-    ValueError: It does not begin with a number.
+    ValueError: The text does not begin with a number.
   """
   match = _PRICE.fullmatch(text)
   if not match:
     raise ValueError(
-      f"--price_per_chip_hour: got {text!r}, expected a number, and the unit"
-      " behind it if it has one, such as 1.20USD."
+      f"--price_per_chip_hour: got {text!r}, expected a number, with or without"
+      " a unit after it: 1.20 or 1.20USD."
     )
   return float(match[1]), match[2].strip()
 
@@ -86,7 +88,7 @@ def parse_input_rate(text: str) -> float:
   """Returns the images per second of --input_rate.
 
   Raises:
-    ValueError: It is not a number above 0.
+    ValueError: The text is not a number above 0.
   """
   try:
     value = float(text)
@@ -114,7 +116,7 @@ def _search(
   )
 
   def last_message() -> str:
-    print(file=stream, flush=True)  # ends the line of the choice
+    print(file=stream, flush=True)  # the line of the choice has no end yet
     if search.fastest:
       show(search.fastest[0], wants_json)
     at = f"at choice {search.number} of {search.total}"

@@ -1,7 +1,7 @@
-"""The memory, time, host cores and money of a run on a slice of TPUs.
+"""The memory, time, host cores and cost of a run on a slice of TPUs.
 
-The step is that of training, and the compiler is the TPU's own, which reports
-the memory. Times are estimates: no chip has confirmed them.
+The step is the one of training. It is compiled by the compiler of the TPU,
+which reports the memory. Times are estimates: no chip has confirmed them.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ OUT_OF_MEMORY = (
   r"\(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)",
 )
 
-# Steps of a run whose length is not known; longer than any warm-up. The cost of
-# a step does not depend on it.
+# Steps of a run of unknown length, more than any warm-up. The cost of a step
+# does not depend on them.
 UNKNOWN_LENGTH = 10**9
 
 
@@ -36,15 +36,16 @@ def lower(
 ) -> tuple[Callable, tuple[step_lib.TrainState, dict]]:
   """Returns the jitted train step and its abstract arguments.
 
-  `step.lower(*arguments).compile()` compiles it for the devices of the mesh,
-  which need not exist.
+  `step.lower(*arguments).compile()` compiles the step for the devices of the
+  mesh, which need not exist.
 
   Args:
     config: The run.
     mesh: A mesh with the axes of `sharding.AXES`.
 
   Returns:
-    The step; and (state, batch), of `jax.ShapeDtypeStruct` with shardings.
+    The step; and (state, batch), trees of `jax.ShapeDtypeStruct` with
+    shardings.
   """
   run_shape = with_length(run_shape_of(config))
   trainer = step_lib.assemble(config, run_shape, mesh)
@@ -60,7 +61,7 @@ def lower(
 def checked(
   config: Config, mesh: Mesh
 ) -> tuple[Callable, tuple[step_lib.TrainState, dict]]:
-  """Returns what `lower` does.
+  """Returns the result of `lower`.
 
   Raises:
     ConfigError: Options name parameters that the model does not have.
@@ -82,34 +83,39 @@ def plan(
 ) -> dict[str, Any]:
   """Compiles the step for a slice, and estimates its time.
 
-  There are two estimates, and no chip has confirmed either:
-  `cycles_seconds` is the sum of the compiler's cycles over the clock, plus the
-  bytes of collectives over the rate of the links, nothing overlapped;
-  `optimal_seconds` is the larger of the compiler's roofline and the sum over
-  instructions of the longer of arithmetic and traffic at full rates. Both count
-  every trip of a loop. `price_seconds` is their geometric mean; all rates
-  follow from it.
+  No chip has confirmed the estimates. `cycles_seconds` is the compiler's cycles
+  divided by the clock, plus the bytes of the collectives divided by the rate of
+  the links, without overlap. `optimal_seconds` is the larger of two numbers:
+  the compiler's roofline; and the sum over the instructions of the time of
+  arithmetic or of traffic at full rate, whichever is longer. Both count every
+  trip of a loop. `price_seconds` is their geometric mean, from which all rates
+  are computed.
 
   Args:
     config: The run.
     topology: Name of the slice, such as "v5e:16x16".
-    input_rate: Images per second of a core of a host; None: the measured rate.
+    input_rate: Images per second that a core of a host decodes; None: the
+      measured rate.
     chip_hour: Price of a chip for an hour, and its unit; None: unknown.
 
   Returns:
-    A dict for JSON. For each device (`devices.Chip`): fits, capacity_bytes,
-    peak_bytes (XLA's own), argument_bytes, temporary_bytes, flops,
-    bytes_accessed, cycles_seconds, link_seconds (the part of the collectives),
-    between_slices_seconds (of these, the part between slices), optimal_seconds,
-    price_seconds, collectives (kind -> [times, bytes]), mfu (None where a part
-    of the parameters is frozen). For all: chips, split (as text),
-    images_per_second, steps, hours, chip_hours (None where the length is
-    unknown), what `host_requirements.needs` returns, price (of all
-    chip-hours), price_per_chip_hour, price_unit. If the step does not fit, the
-    `ESTIMATES` are None.
+    A dict for JSON.
+
+    Per device (see `devices.Chip`): fits; capacity_bytes; peak_bytes (XLA's);
+    argument_bytes; temporary_bytes; flops; bytes_accessed; cycles_seconds;
+    link_seconds, the part of the collectives; between_slices_seconds, their
+    part between slices; optimal_seconds; price_seconds; collectives (kind ->
+    [times, bytes]); mfu (None if some parameters are frozen).
+
+    For the run: chips; split (text); images_per_second; steps, hours and
+    chip_hours (None if the length is unknown); the values of
+    `host_requirements.needs`; price of all chip-hours; price_per_chip_hour;
+    price_unit.
+
+    The `ESTIMATES` are None if the step does not fit.
 
   Raises:
-    ConfigError: The config, or the slice, cannot work.
+    ConfigError: The config or the slice cannot work.
   """
   chip, devices = describe(topology)
   if texts := errors(config, devices):
@@ -176,10 +182,10 @@ def plan(
 
 
 def parse_out_of_memory(error: Exception) -> tuple[int, int]:
-  """Returns the bytes that a program needs, and those there are.
+  """Returns the bytes that a program needs, and the bytes of the memory.
 
   Args:
-    error: The compiler's error; another one is raised again.
+    error: The compiler's error; any other error is raised again.
   """
   match = next(
     (m for p in OUT_OF_MEMORY if (m := re.search(p, str(error)))), None
@@ -205,14 +211,14 @@ ESTIMATES = (
 
 
 def errors(config: Config, devices: list) -> list[str]:
-  """Returns what is wrong with a run on these chips, one text an error."""
+  """Returns the errors of a run on these chips, one text for each."""
   texts = [*checks.errors(config), *sharding.mesh_errors(config, devices)]
   if not texts and has_several_hosts(devices):
     texts = sharding.row_errors(sharding.make_mesh(config.mesh, devices))
   try:
     steps = run_shape_of(config).total_steps
   except (TypeError, ZeroDivisionError):
-    return texts  # there is no length, or no batch, which is among them
+    return texts  # without these sizes further checks are impossible
   except ValueError as e:
     is_known = any(str(e) in text for text in texts)
     return texts if is_known else [*texts, str(e)]
@@ -230,7 +236,7 @@ def has_several_hosts(devices: list) -> bool:
 
 
 def with_length(run_shape: step_lib.RunShape) -> step_lib.RunShape:
-  """Returns the sizes with some length, which changes no cost of a step."""
+  """Returns the sizes with a length, which the cost of a step does not need."""
   steps = run_shape.total_steps or UNKNOWN_LENGTH
   return dataclasses.replace(run_shape, total_steps=steps)
 
@@ -238,7 +244,7 @@ def with_length(run_shape: step_lib.RunShape) -> step_lib.RunShape:
 def run_shape_of(config: Config) -> step_lib.RunShape:
   """Returns the sizes of a run without opening its data.
 
-  total_steps is None where it depends on data that are not in the table.
+  total_steps is None if it depends on a data set that is not in `DATASETS`.
 
   Raises:
     ValueError: Neither the config nor `DATASETS` states the classes.
@@ -247,8 +253,8 @@ def run_shape_of(config: Config) -> step_lib.RunShape:
   num_classes = known.num_classes if known else 0
   if not config.num_classes and not num_classes:
     raise ValueError(
-      f"config.num_classes: got None for {config.data.dataset!r}, whose classes"
-      " are not known without the data; set it."
+      f"config.num_classes: got None for {config.data.dataset!r}, whose number"
+      " of classes is not known without the data; set it."
     )
   num_examples = None
   if config.data.dataset in dataset_info.DATASETS:  # those of others may change
@@ -268,9 +274,10 @@ def plan_programs(
     step_plan: The result of `plan`.
 
   Returns:
-    `programs`: what `programs.compiled` yields, the step first; `evaluation`:
-    what `programs.evaluation` returns, {} if the length of the run is unknown;
-    `not_rehearsed`: notes on what is left out; `fits`: whether all fit.
+    `programs`, the results of `programs.compiled`, the step first;
+    `evaluation`, the result of `programs.evaluation`, {} if the length of the
+    run is unknown; `not_rehearsed`, notes about omitted programs; `fits`,
+    whether all programs fit.
   """
   chip, devices = describe(topology)
   mesh = sharding.make_mesh(config.mesh, devices)

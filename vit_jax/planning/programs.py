@@ -1,7 +1,7 @@
-"""Every program that a run compiles, and the memory that is taken meanwhile.
+"""Every program that a run compiles, and the memory that it needs.
 
-A pod compiles an evaluation hours after its start; that it does not fit beside
-the optimizer's state is better known beforehand.
+A pod compiles an evaluation hours after its start. The planner finds out
+beforehand whether it fits into the memory beside the optimizer's state.
 """
 
 import contextlib
@@ -23,18 +23,18 @@ from vit_jax.data import dataset_info, splits
 from vit_jax.evaluation import RunContext
 from vit_jax.evaluators.evaluator import Evaluator, EvaluatorConfig
 
-# Batches that are on the devices while another program runs: the next one of
-# training; in an evaluation the previous one.
+# Batches on the devices beside that of the running program: in training the
+# next one, in an evaluation the previous one.
 WAITING = 1
 
 
 class Program(NamedTuple):
-  """A program, not compiled yet.
+  """A program that is not compiled yet.
 
-  name: "train_step", or "<evaluator>/features".
-  fn: The function, as `jax.jit` returned it.
-  arguments: Abstract, with shardings.
-  beside: Bytes on each device that are not its arguments.
+  name: Name of the program, such as "train_step" or "<evaluator>/features".
+  fn: The function, a result of `jax.jit`.
+  arguments: Abstract arguments with shardings.
+  beside: Bytes on each device that are not arguments of the program.
   """
 
   name: str
@@ -44,13 +44,13 @@ class Program(NamedTuple):
 
 
 class Passes(NamedTuple):
-  """The images that an evaluator passes through the model during a run.
+  """The images that pass through the model for an evaluator in a run.
 
   name: Name of the evaluator.
-  program: Name of the `Program` that a batch goes through.
-  images: Most images of one evaluation, over all devices.
-  batches: Batches of these images.
-  times: Evaluations of the run.
+  program: Name of the `Program` that computes a batch.
+  images: Largest number of images in one evaluation, over all devices.
+  batches: Number of batches of these images.
+  times: Number of evaluations in the run.
   """
 
   name: str
@@ -62,7 +62,7 @@ class Passes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """What is known of a split without its data; see `evaluator.Split`."""
+  """A split, described without its data; see `evaluator.Split`."""
 
   name: str
   split: str
@@ -80,18 +80,17 @@ class Split:
 def programs(
   config: Config, run_shape: step_lib.RunShape, mesh: Mesh
 ) -> tuple[list[Program], list[Passes], list[str]]:
-  """Returns what a run compiles, in order, and how often evaluators use it.
+  """Returns the programs of a run in order, and how evaluators use them.
 
-  Left out are the collectives of a few numbers between processes.
+  Collectives of a few numbers between processes are left out.
 
   Args:
     config: The run.
     run_shape: Sizes of the run, with a length.
-    mesh: Mesh that it runs on; its devices need not exist.
+    mesh: Mesh of the run; its devices need not exist.
 
   Returns:
-    The programs; for each evaluator, what it passes through them; notes on what
-    is left out.
+    The programs; the `Passes` of each evaluator; notes about omitted programs.
   """
   trainer = step_lib.assemble(config, run_shape, mesh)
   state = trainer.state
@@ -127,8 +126,8 @@ def programs(
     }
     if None in sources.values():
       notes.append(
-        f"{options.name}: the classes of {options.dataset!r} are not known"
-        " without its data"
+        f"{options.name}: the number of classes of {options.dataset!r} is not"
+        " known without its data"
       )
       continue
     evaluator = options.make(
@@ -159,8 +158,8 @@ def programs(
           has_others = single_device is not Evaluator.single_device_programs
           others = " and its programs of one device" * has_others
           notes.append(
-            f"{options.name}: its share of the time{others}, as the number of"
-            f" images of {options.dataset!r} {unknown} is not known"
+            f"{options.name}: its share of the time{others}, because the number"
+            f" of images of {options.dataset!r} {unknown} is not known"
           )
         num_batches = sum(-(-n // options.batch_size) for n in numbers)
         times = num_times(options.every_steps, run_shape.total_steps)
@@ -200,7 +199,7 @@ def _single_device_programs(
 
 
 def num_times(every_steps: int, total_steps: int) -> int:
-  """Returns how often a run evaluates: at multiples, and at its end.
+  """Returns the number of evaluations of a run: at multiples, and at the end.
 
   Example:
     >>> [num_times(n, 100) for n in (0, 30, 50)]
@@ -210,9 +209,9 @@ def num_times(every_steps: int, total_steps: int) -> int:
 
 
 def split(dataset: str, name: str) -> Split | None:
-  """Returns what is known of a split without its data; None: nothing."""
+  """Returns a split, described without its data; None if it is not known."""
   known = dataset_info.lookup(dataset)
-  # What the table has of a prefix is about fake data.
+  # The table describes fake data for a prefix.
   is_fake = (
     dataset_info.prefix_of(dataset) and dataset not in dataset_info.DATASETS
   )
@@ -227,14 +226,14 @@ def split(dataset: str, name: str) -> Split | None:
 def eval_batch(
   options: EvaluatorConfig, source: Split, mesh: Mesh, channels: int = 3
 ) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns a batch of an evaluator, abstract."""
+  """Returns an abstract batch of an evaluator."""
   label = (source.num_classes,) if source.is_multilabel else ()
   shape = *image_size(options.ops), channels
   return sharding.abstract_batch(options.batch_size, shape, label, mesh)
 
 
 def per_device(tree: Any) -> int:
-  """Returns the bytes of abstract arrays that each device holds."""
+  """Returns the bytes of abstract arrays on each device."""
   return sum(
     math.prod(x.sharding.shard_shape(x.shape)) * np.dtype(x.dtype).itemsize
     for x in jax.tree.leaves(tree)
@@ -242,7 +241,7 @@ def per_device(tree: Any) -> int:
 
 
 def distinct_arrays(tree: Any) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns one array of each type, shape and sharding, by a text of these."""
+  """Returns text of type, shape and sharding -> one array with these."""
   return {
     f"{x.dtype.name}{list(x.shape)} {x.sharding.spec}": x
     for x in jax.tree.leaves(tree)
@@ -264,8 +263,8 @@ def compiled(
     seconds: (name of a program, compiled program) -> estimated time.
 
   Yields:
-    name, peak_bytes (`beside` included; None if the program alone does not
-    fit), fits, seconds.
+    A dict per program: name; peak_bytes, with the bytes `beside` (None if the
+    program alone does not fit); fits; seconds.
   """
   for program in programs:
     peak = time = None
@@ -287,11 +286,11 @@ def compiled(
 def evaluation(
   passes: list[Passes], rows: list[dict[str, Any]], run_seconds: float
 ) -> dict[str, float]:
-  """Returns for each evaluator its time / the time of all steps of a run.
+  """Returns, for each evaluator, its time / the time of all steps of a run.
 
   Args:
-    passes: What the evaluators pass through the model.
-    rows: What `compiled` yielded.
+    passes: The images of the evaluators.
+    rows: Results of `compiled`.
     run_seconds: Estimated time of all steps.
   """
   seconds = {row["name"]: row["seconds"] for row in rows}

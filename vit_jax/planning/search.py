@@ -1,4 +1,4 @@
-"""The planner's search among ways to do the same work."""
+"""The planner's search for the fastest mesh, microbatch, remat and scan."""
 
 import dataclasses
 import itertools
@@ -11,24 +11,24 @@ Plan = dict[str, Any]  # see `vit_jax.planning.planner.plan`
 
 
 class Search:
-  """Plans one choice after another, reports each, and keeps the fastest.
+  """Plans one choice after the other, reports each, and keeps the fastest.
 
   First it varies mesh, microbatch and remat at the batch of the config, with
-  scanned blocks, which compile in a minute. Then it compiles the best of these
-  with a loop over the blocks; the ranking may differ between the two, since a
-  scan with fsdp gathers and reduces in every microbatch. Last it tries half and
-  twice the batch, which would need another learning rate. The fastest has the
-  most images a second by the planner's estimate.
+  scanned blocks, which compile in a minute. Then it compiles the best choices
+  with a loop over the blocks. The ranking may change, because a scan with fsdp
+  gathers and reduces in every microbatch. Last it tries half and twice the
+  batch, which would need another learning rate. The fastest choice has the most
+  images per second by the planner's estimate.
 
   Args:
-    config: The run; itself the first choice.
+    config: The run; it is the first choice.
     num_devices: Number of devices of the slice.
     plan: Compiles one choice; see `vit_jax.planning.planner.plan`.
     report: Prints a text: a line with its newline, or the start of a line.
 
   Attributes:
-    fastest: Plan and config of the fastest choice that fits; None before the
-      first one that does.
+    fastest: Plan and config of the fastest choice that fits; None if none has
+      been found.
     number: Number of the choice that is compiled now, from 1; 0 before that.
     total: Number of choices.
   """
@@ -74,8 +74,8 @@ class Search:
       got = self._config.data.batch_size
       raise ConfigError(
         [
-          f"config.data.batch_size: got {got}, which fits in none of the ways"
-          " tried; use a smaller batch, or a larger slice."
+          f"config.data.batch_size: got {got}, which fits with no mesh,"
+          " microbatch or remat; use a smaller batch, or a larger slice."
         ]
       )
     self._report(f"fastest by estimate: {self.best()}\n")
@@ -105,7 +105,7 @@ class Search:
     self._report(f"{describe(result)}; fastest so far: {best}\n")
 
   def best(self) -> str:
-    """Returns a text on the fastest so far: its estimate and its options."""
+    """Returns a text with estimate and options of the fastest choice so far."""
     if self.fastest is None:
       return "none"
     result, choice = self.fastest
@@ -114,10 +114,10 @@ class Search:
 
 
 def choices(config: Config, num_devices: int) -> Iterator[Config]:
-  """Yields the config, then its batch with other meshes and microbatches.
+  """Yields the config, then other meshes, microbatches and remat.
 
-  These split a batch over all devices. If a batch of the config does not split
-  so, there is no other choice.
+  All of them split the batch over all devices. If the batch cannot be split
+  so, only the config is yielded.
   """
   yield config
   sizes = [config.data.batch_size, *(e.batch_size for e in config.evals)]
@@ -145,7 +145,7 @@ def in_a_loop(config: Config) -> Config:
 
 
 def batches(config: Config, num_devices: int) -> list[int]:
-  """Returns half and twice the batch, where the devices divide them."""
+  """Returns half and twice the batch, if the devices divide them."""
   sizes = (config.data.batch_size // 2, config.data.batch_size * 2)
   return [n for n in sizes if n and n % num_devices == 0]
 

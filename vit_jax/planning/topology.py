@@ -1,4 +1,4 @@
-"""TPU slices by name; no TPU is needed."""
+"""Describes TPU slices by name, without a TPU."""
 
 import importlib.util
 import math
@@ -21,7 +21,7 @@ LARGEST = {
   "v6e": (16, 16),
   "tpu7x": (16, 24, 24),
 }
-# Keeps libtpu from looking for a TPU, and from warnings about it.
+# libtpu does not search for a TPU, and does not warn that there is none.
 ENVIRONMENT = {
   "TPU_SKIP_MDS_QUERY": "1",
   "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -37,10 +37,14 @@ _NAME = re.compile(
 
 
 def describe(topology: str) -> tuple[Chip, list]:
-  """Returns the chip and the devices of a slice, or of several joined ones.
+  """Returns the chip and the devices of a slice, or of several slices.
+
+  Args:
+    topology: Name of the slice, such as "v5e:16x16" or "v5e:16x16,slices=2".
 
   Raises:
-    ConfigError: The slice does not exist, or libtpu is absent or refuses it.
+    ConfigError: The slice does not exist, libtpu is not installed, or libtpu
+      refuses the slice.
   """
   generation = topology.split(":")[0]
   slice_name, _, number = topology.partition(",slices=")
@@ -57,15 +61,15 @@ def describe(topology: str) -> tuple[Chip, list]:
     raise ConfigError(
       [
         f"--topology: got {topology!r}, but the rate of the network between"
-        f" slices of {generation} is not known; expected {known}."
+        f" {generation} slices is not known; expected {known}."
       ]
     )
   if importlib.util.find_spec("libtpu") is None:
     raise ConfigError(
       [
-        "libtpu: not installed; the TPU's compiler is in it: pip install"
-        " 'jax[tpu]' in an environment of Python 3.12 or later, this one has"
-        f" {platform.python_version()} (no TPU is needed)."
+        "libtpu: got no such package, which has the compiler of the TPU; pip"
+        " install 'jax[tpu]' with Python 3.12 or later (this is"
+        f" {platform.python_version()}). No TPU is needed."
       ]
     )
   for name, value in ENVIRONMENT.items():
@@ -80,15 +84,15 @@ def describe(topology: str) -> tuple[Chip, list]:
     )
   except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as e:
     raise ConfigError(
-      [f"--topology: got {topology!r}, which libtpu refuses: {e}"]
+      [f"--topology: got {topology!r}, which libtpu does not support: {e}"]
     ) from None
   return CHIPS[generation], list(topology_desc.devices)
 
 
 def _exists(topology: str) -> bool:
-  """Whether slices of this name can exist.
+  """Whether a slice with this name can exist.
 
-  libtpu also describes larger ones, and ends the process at a side of 0.
+  libtpu also describes larger slices, and ends the process if a side is 0.
   """
   match = _NAME.fullmatch(topology)
   if not match or match[1] not in LARGEST:
@@ -98,7 +102,7 @@ def _exists(topology: str) -> bool:
   num_chips = math.prod(sides)
   return (
     len(sides) == len(largest)
-    # Of three sides one may be longer: switches join cubes of 4x4x4 chips.
+    # One of three sides may be longer: switches join cubes of 4x4x4 chips.
     and (len(sides) == 3 or max(sides) <= max(largest))
     and num_chips <= math.prod(largest)
     and num_chips * int(match[3] or 1) <= MOST_CHIPS
@@ -106,7 +110,7 @@ def _exists(topology: str) -> bool:
 
 
 def _limits(generation: str) -> str:
-  """Returns the limits of slices, the end of a sentence; "" if unknown."""
+  """Returns the limits of slices as the end of a sentence; "" if unknown."""
   if generation not in LARGEST:
     return ""
   largest = LARGEST[generation]

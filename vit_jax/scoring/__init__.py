@@ -1,1 +1,1 @@
-"""Scores of published weights beside their published figures."""
+"""Scores checkpoints and published weights."""

@@ -1,4 +1,4 @@
-"""Evaluations that differ in one step of preprocessing or of numerics."""
+"""Evaluations that differ in one step of the preprocessing or the numerics."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from vit_jax.config.schema import Config
 from vit_jax.families import ModelConfig
 from vit_jax.weights.eval_preprocessing import PixelPath, as_stored, taken_apart
 
-SHARES = (0.875, 0.9, 1.0, None)  # of the shorter side; None: not cropped
+SHARES = (0.875, 0.9, 1.0, None)  # crop / shorter side; None: no crop
 LN_EPS = (1e-6, 1e-5, 1e-12)  # Google's, PyTorch's default, Hugging Face's
 # Epsilons of a ResNet: Google's, and timm's.
 RESNET_EPS = {
@@ -17,7 +17,7 @@ RESNET_EPS = {
   "timm's": {"gn_eps": 1e-5, "ws_eps": 1e-8, "ws_eps_on": "var"},
 }
 
-# What can be exchanged; those of the model that it does not have are left out.
+# Steps that can be replaced, if the model has them.
 STEPS = (
   *("dct", "upsampling", "resizer", "filter", "antialiasing", "crop"),
   *("gelu", "ln_eps", "resnet_eps", "products"),
@@ -28,9 +28,9 @@ class Swap(NamedTuple):
   """An evaluation that differs from a given one in one step.
 
   step: One of `STEPS`.
-  was: What it is, in words.
-  value: What it becomes.
-  config: The evaluation with that value.
+  was: Text of the original value.
+  value: Text of the new value.
+  config: Config with the new value.
   """
 
   step: str
@@ -42,7 +42,7 @@ class Swap(NamedTuple):
 def swaps(config: Config) -> list[Swap]:
   """Returns the evaluations that differ from a config in a single step.
 
-  A preprocessing that `eval_preprocessing` cannot take apart is not changed.
+  A preprocessing that `eval_preprocessing` cannot parse is not changed.
   """
   runs = []
   path = taken_apart(config.data.ops)
@@ -63,7 +63,7 @@ def _path_swaps(
   other = {"fancy": "plain", "plain": "fancy"}[path.upsampling]
   yield "upsampling", path.upsampling, other, replace(path, upsampling=other)
   is_smooth = path.filter in ("bilinear", "bicubic")
-  # Pillow has no other filters, and always antialiases.
+  # Pillow always antialiases, and has no other filters.
   if path.resizer == "pillow" or (is_smooth and path.antialias):
     other = {"pillow": "tensorflow", "tensorflow": "pillow"}[path.resizer]
     changed = replace(path, resizer=other, antialias=True)

@@ -23,23 +23,22 @@ from vit_jax.writers.metric_writer import SCORES, GroupMeans, format_scores
 
 
 def evaluate(config: Config, path: str) -> dict[str, float]:
-  """Runs every evaluator of a config on a checkpoint's parameters.
+  """Runs all evaluators of a config on the parameters of a checkpoint.
 
-  Labels of a data set are matched with the checkpoint's classes by name, see
-  `class_names.match`.
+  The labels of a data set are matched with the classes of the checkpoint by
+  name, see `class_names.match`.
 
   Args:
     config: Options of the model and of the evaluators.
-    path: Weights as `vit_jax.load` takes them: the folder of a run or of one
-      step, or a published file.
+    path: Weights, as for `vit_jax.load`: the folder of a run or of one step, or
+      a published file.
 
   Returns:
-    All metrics by name, as in training, baselines included.
+    Name -> value of all metrics, as in training, with baselines.
 
   Raises:
-    ConfigError: The checkpoint is missing or is of another model, a data set is
-      missing, or its classes are not those of the checkpoint; or the config has
-      no evaluator.
+    ConfigError: The checkpoint is missing or has another model; a data set is
+      missing or has other classes; or the config has no evaluator.
     DataError: Records cannot be read, no image of a split has a label, or
       features are not finite.
   """
@@ -47,13 +46,13 @@ def evaluate(config: Config, path: str) -> dict[str, float]:
 
 
 class Ready(NamedTuple):
-  """A checkpoint and the evaluators of a config, which have not run yet.
+  """A checkpoint and the evaluators of a config, before they run.
 
-  prepared: Data and weights, opened and checked.
-  evaluators: The evaluators in the order of the config.
+  prepared: Opened and checked data and weights.
+  evaluators: The evaluators, in the order of the config.
   params: Parameters on the devices.
   file: Contents of the file of weights.
-  report: How its weights were fitted to the model.
+  report: How the weights were fitted to the model.
   """
 
   prepared: experiment.Experiment
@@ -70,7 +69,10 @@ def open_checkpoint(
   opened: Sources | None = None,
   mean: str | None = None,
 ) -> Ready:
-  """Reads a checkpoint and opens the data; the arguments are `record`'s.
+  """Reads a checkpoint and opens the data.
+
+  Args:
+    config, path, workdir, opened, mean: See `record`.
 
   Raises:
     ConfigError: See `evaluate`.
@@ -78,7 +80,7 @@ def open_checkpoint(
   if not config.evals:
     raise ConfigError(
       [
-        "config.evals: got none, expected an evaluator, which scores; add"
+        "config.evals: got no evaluator, expected one or more; add"
         " --fewshot=DATASET, --linear=DATASET, --knn=DATASET, or"
         " --config.evals.NAME.kind=classification."
       ]
@@ -111,18 +113,19 @@ def record(
   opened: Sources | None = None,
   mean: str | None = None,
 ) -> dict[str, Any]:
-  """Runs every evaluator as `evaluate` does, and returns what was scored, too.
+  """Runs all evaluators, and returns the scores and what was scored.
 
   Args:
     config: See `evaluate`.
     path: See `evaluate`.
-    workdir: Folder in whose evaluation.jsonl a line is added; None: no file.
-    opened: Splits that are open already; None: none.
-    mean: How images were normalised, see `weights.read`.
+    workdir: Folder of evaluation.jsonl, to which a line is added; None: no
+      file is written.
+    opened: Splits that are already open; None: none.
+    mean: Normalisation of the training images, see `weights.read`.
 
   Returns:
-    checkpoint (path), step (updates; 0 where it is unknown), time (seconds
-    since 1970), dtype (of the model's products), data (evaluator -> a text) and
+    checkpoint, its path; step, the number of updates, 0 if unknown; time,
+    seconds since 1970; dtype of the model's products; data, evaluator -> text;
     scores.
 
   Raises:
@@ -130,11 +133,11 @@ def record(
   """
   ready = open_checkpoint(config, path, workdir, opened, mean)
   is_first = jax.process_index() == 0
-  if is_first and not ready.file.metadata:  # no run of ours
+  if is_first and not ready.file.metadata:  # not a run of vit_jax
     print(weights.format_report(ready.report))
   if config.fake_data and is_first:
-    print("data are fake (fake_data); --fake_data=false uses the real ones")
-  text = run_summary.sets_text(ready.prepared)  # to which all processes agree
+    print("data are fake (fake_data); --fake_data=false uses real data")
+  text = run_summary.sets_text(ready.prepared)  # the same in all processes
   if is_first and text:
     print(text)
   results, step = {}, ready.file.metadata.get("step", 0)
@@ -166,7 +169,7 @@ def record(
 
 
 def is_training(run_folder: epath.Path | None) -> bool:
-  """Whether a process of this machine trains in a folder now."""
+  """Whether a process of this machine is training in a folder."""
   if run_folder is None:
     return False
   record = run_record.read(pathlib.Path(run_folder) / run_record.FILE)
@@ -174,7 +177,7 @@ def is_training(run_folder: epath.Path | None) -> bool:
 
 
 def main(args: cli.Args) -> None:
-  """Joins the other processes, checks the run, evaluates."""
+  """Joins the other processes, checks the arguments and evaluates."""
   flags = args.flags
   wants_json = flags["json"] == "true"
   try:
@@ -194,8 +197,8 @@ def main(args: cli.Args) -> None:
       if flags["dtype"] and not is_file_alone:
         raise ConfigError(
           [
-            f"--dtype: got {flags['dtype']!r} beside a config, whose"
-            " config.model.dtype counts; set that."
+            f"--dtype: got {flags['dtype']!r}, which is only for published"
+            " weights without a config; set config.model.dtype."
           ]
         )
       opened = Sources(config.data.data_dir, fake=config.fake_data)
@@ -212,8 +215,8 @@ def main(args: cli.Args) -> None:
       row = record(config, path, into, opened, flags["mean"])
       if is_beside and jax.process_index() == 0:
         print(
-          f"not written: {run_folder} is the folder of a run that trains now;"
-          " --workdir=DIR writes evaluation.jsonl to another one"
+          f"not written: a run is training in {run_folder}; --workdir=DIR"
+          " writes evaluation.jsonl to another folder"
         )
   except (ConfigError, DataError) as e:
     exit_codes.refuse(str(e))

@@ -1,9 +1,8 @@
-"""How much each step of preprocessing and of numerics changes a score.
+"""How much each step of the preprocessing or the numerics changes a score.
 
-Each step is exchanged alone, the others staying as they are, and the answers
-are compared image by image. Where a score changes by chance, about as many
-answers become right as wrong. The changes of single steps need not add up to
-that of all of them together.
+One step at a time is replaced, and the predictions are compared image by image.
+If a score changes by chance, about as many predictions become right as wrong.
+The changes of the single steps need not add up to the change of all of them.
 """
 
 from collections.abc import Sequence
@@ -24,24 +23,23 @@ def explain(
   opened: Sources | None = None,
   steps: Sequence[str] = STEPS,
 ) -> list[dict[str, Any]]:
-  """Scores a file once for each swap, and compares the answers.
+  """Scores a file once for each replaced step, and compares the predictions.
 
   Args:
-    config: Its model and evaluators, which are of kind "classification" or
-      "subset".
+    config: Model and evaluators of kind "classification" or "subset".
     path: The file, as for `evaluate.record`.
-    opened: Splits that are open already; None: none.
-    steps: The steps, of `STEPS`, that are exchanged.
+    opened: Splits that are already open; None: none.
+    steps: Names of `STEPS` to replace.
 
   Returns:
-    A row for each evaluator and swap: on (its name), step, was, value, images
-    (their number), top1 (percent) and change (percentage points), error (the
-    change's standard error, from the number of answers that differ), gained and
-    lost (images answered right only with, or without, the swap) and other
-    (images with another answer).
+    A row for each evaluator and replaced step: on, name of the evaluator; step;
+    was, the original value; value, the new one; images, their number; top1,
+    percent; change, percentage points; error, standard error of the change,
+    from the number of changed predictions; gained and lost, images that became
+    right or wrong; other, images with another prediction.
 
   Raises:
-    ConfigError: As `evaluate.evaluate`.
+    ConfigError: See `evaluate.evaluate`.
   """
   base = _hits(config, path, opened)
   rows = []
@@ -67,15 +65,15 @@ def _hits(
 def compared(
   one: dict[str, np.ndarray], other: dict[str, np.ndarray]
 ) -> dict[str, Any]:
-  """Compares two sets of answers to the same images; see `explain`.
+  """Compares two sets of predictions for the same images; see `explain`.
 
-  With a images gained and b lost of n, the difference of the two scores is
-  (a - b) / n, and its standard error sqrt(a + b - (a - b)^2 / n) / n: images
-  answered alike do not enter it (McNemar's test).
+  If a of n images became right and b became wrong, the scores differ by
+  (a - b) / n, with a standard error of sqrt(a + b - (a - b)^2 / n) / n (as in
+  McNemar's test, images that are right or wrong in both do not matter).
 
   Args:
-    one: Answers of the base, as `Classification.hits` returns them.
-    other: With the swap.
+    one: Predictions of the original, from `Classification.hits`.
+    other: Predictions with the replaced step.
   """
   was, now, num = one["is_right"], other["is_right"], len(one["index"])
   gained, lost = int((now & ~was).sum()), int((was & ~now).sum())

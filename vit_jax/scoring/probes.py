@@ -1,13 +1,13 @@
-"""Classifiers on frozen features of a user's own images: `vit-jax evaluate`.
+"""Classifiers on frozen features of a user's images, for `vit-jax evaluate`.
 
-Each writes two files to <workdir>/probes, `<kind>_<data set>.json` and `.npz`,
-and replaces those of an earlier call; `vit-jax report` shows them:
+Each probe writes two files to <workdir>/probes, `<kind>_<data set>.json` and
+`.npz`. They replace the files of an earlier call. `vit-jax report` shows them:
 
-  json: kind, checkpoint, step, time, dataset, split, note, by (the classifier
-    to which the rest belongs), unit (of a score), l2 (the first counts), scores
-    (by name of the metric), count, num_wrong; classes and confusions as
-    `per_class` writes them; mistakes with the largest scores: record, label,
-    prediction, score, of_label
+  json: kind, checkpoint, step, time, dataset, split, note, by (name of the
+    classifier of the following values), unit (of a score), l2 (the first is the
+    main one), scores (metric -> value), count, num_wrong; classes and
+    confusions, as in `per_class`; mistakes with the largest scores: record,
+    label, prediction, score, of_label
   npz: image uint8 [mistakes, h, w, 3], in the order of `mistakes`
 """
 
@@ -34,11 +34,11 @@ from vit_jax.inference import pretrained
 from vit_jax.models import precision
 
 FOLDER = "probes"
-KINDS = ("fewshot", "linear", "knn")  # evaluators that learn from features
-# The first of these splits that has labels is scored.
+KINDS = ("fewshot", "linear", "knn")  # kinds of evaluators
+# The first of these splits with labels is scored.
 SCORED_SPLITS = ("test", "val", "validation")
-NUM_MISTAKES = 24  # written with their images
-MOST_MISTAKES = 1000  # written by name
+NUM_MISTAKES = 24  # mistakes that are written with their images
+MOST_MISTAKES = 1000  # mistakes that are written
 
 
 def config_of_file(
@@ -46,18 +46,18 @@ def config_of_file(
 ) -> Config:
   """Returns a config with the model and the preprocessing of a weights file.
 
-  They are those of `vit_jax.load`.
+  Model and preprocessing are the same as for `vit_jax.load`.
 
   Args:
     config: All other options.
     path: Published weights.
-    dtype: Type of the products, "float32" or "bfloat16"; None: the fastest
-      (`precision.with_fastest_dtype`), and float32 in several processes, whose
-      machines may differ.
+    dtype: Type of the products, "float32" or "bfloat16". None: the faster one
+      (`precision.with_fastest_dtype`); in several processes float32, because
+      their machines may differ.
 
   Raises:
-    ConfigError: There is no model, or no such type; or the config states a
-      model, which the file does.
+    ConfigError: The file has no model; the type is unknown; or the config sets
+      options of the model, which the file decides.
   """
   if dtype not in (None, "float32", "bfloat16"):
     raise ConfigError(
@@ -94,19 +94,19 @@ def config_of_file(
 def with_probes(
   config: Config, wanted: Mapping[str, str], opened: Sources
 ) -> Config:
-  """Returns the config with probes alone, one for each that is wanted.
+  """Returns the config with the wanted probes as its only evaluators.
 
-  Each learns from `train` and scores the first labelled split of
-  `SCORED_SPLITS`. A few-shot probe learns from as many examples as every class
-  has, and from all; there are at most as many neighbours as training images.
-  A line on the standard output says what that leaves out, and why. Other
-  options are those of the config's own evaluator of the kind, if it has one.
-  Images are preprocessed as for the config's other evaluators.
+  Each probe learns from `train` and scores the first labelled split of
+  `SCORED_SPLITS`. The numbers of shots are limited to the images of the rarest
+  class, and those of neighbours to the training images; a line on the standard
+  output says which are left out, and why. Other options are taken from an
+  evaluator of this kind in the config, if there is one. Images are preprocessed
+  as for the other evaluators of the config.
 
   Args:
     config: Config of the checkpoint.
     wanted: Kind of the evaluator, "fewshot", "linear" or "knn" -> data set.
-    opened: Keeps the splits that are opened, to be read later.
+    opened: Gets the splits that are opened, so that they are opened only once.
 
   Raises:
     ConfigError: Data sets or splits do not exist or cannot be used; it lists
@@ -135,8 +135,8 @@ def _configured(
   train = opened.inspect(dataset, "train")
   if train.is_multilabel:
     raise ValueError(
-      f"got {dataset!r}, whose images have any number of classes, expected"
-      " one class each."
+      f"got {dataset!r}, whose images may have several classes, expected one"
+      " class per image."
     )
   labels = train.labels()
   counts = np.bincount(labels[labels >= 0], minlength=train.num_classes)
@@ -145,8 +145,8 @@ def _configured(
   if not held_out or not fewest:
     raise ValueError(
       f"got {dataset!r} with {fewest:,} training images of its rarest class"
-      f" and {held_out or 'nothing'} to score; expected one or"
-      " more of every class, and a labelled split"
+      f" and {held_out or 'no labelled split'} to score; expected one or more"
+      " images of every class, and a labelled split"
       f" {' or '.join(SCORED_SPLITS)}."
     )
   cls = EVALUATORS[kind]
@@ -158,7 +158,7 @@ def _configured(
     if left_out := [k for k in known.shots if k > fewest]:
       few = few_classes(counts, min(left_out), train.class_names)
       _say_left_out(kind, "shots", left_out, few)
-    limits["baselines"] = False  # raw pixels of all images may exhaust memory
+    limits["baselines"] = False  # raw pixels of all images may need much memory
   elif kind == "knn":
     limits["ks"] = tuple(k for k in known.ks if k <= counts.sum()) or (1,)
     if left_out := [k for k in known.ks if k > counts.sum()]:
@@ -166,7 +166,7 @@ def _configured(
       _say_left_out(kind, "neighbours", left_out, few)
   return dataclasses.replace(
     known,
-    # Not those of the config, whose scores are of another data set.
+    # The options of the config are for another data set.
     name=kind,
     group=None,
     dataset=dataset,
@@ -186,17 +186,18 @@ def _say_left_out(kind: str, what: str, numbers: list[int], why: str) -> None:
 def write(
   evaluator: Evaluator, row: Mapping[str, Any], workdir: str
 ) -> epath.Path | None:
-  """Writes the answers of a probe, in process 0.
+  """Writes the predictions of a probe, in process 0.
 
-  Images are written only by a run of one process: another sees its share alone.
+  Images are written only if there is one process; one of several reads only a
+  part of them.
 
   Args:
-    evaluator: A probe that has scored; others have no answers.
-    row: What goes to evaluation.jsonl.
-    workdir: Folder above `FOLDER`.
+    evaluator: An evaluator that has scored.
+    row: The line of evaluation.jsonl.
+    workdir: Folder in which `FOLDER` is written.
 
   Returns:
-    The JSON file; None: there are no answers.
+    The JSON file; None if the evaluator has no `answers`.
   """
   answers, options = evaluator.answers, evaluator.config
   if answers is None or jax.process_index():
@@ -263,7 +264,7 @@ def write(
 def _images(
   evaluator: Evaluator, source: Source, indices: np.ndarray
 ) -> np.ndarray:
-  """Returns images by the numbers of their records, uint8 [n, h, w, 3]."""
+  """Returns the images of records by their indices, uint8 [n, h, w, 3]."""
   batches = list(evaluator.context.batches(source, np.sort(indices)))
   of = {
     index: image
@@ -277,5 +278,5 @@ def _images(
 
 
 def _slug(dataset: str) -> str:
-  """Returns a data set's name as one of a file."""
+  """Returns the name of a data set as a file name."""
   return re.sub(r"[^A-Za-z0-9.-]+", "_", dataset).strip("_.")

@@ -1,21 +1,22 @@
-"""Sets of images, and scores that others published on them, in percent.
+"""Sets of images, and published scores on them, in percent.
 
 `published_scores.csv` has a row for each file and source. Its columns:
 
-- `name` in timm; `file`, the name of Google's own file without its ending;
-- `pixels`, side of the images; `protocol`, by which they were preprocessed (see
-  `vit_jax.weights.eval_preprocessing`), for timm with `share` of the crop;
-  `mean` of the
-  normalisation, "imagenet" where it is not 0.5;
-- `source`, one of `SOURCES`;
-- percentages of right answers: `imagenet2012` (the official validation set)
-  with `top5`, `real` (images without a label do not count), `v2` (matched
-  frequency), `a` and `r` (among their 200 classes), `sketch`, `a_clean` and
-  `r_clean` (ImageNet's own images of these classes, among these classes).
+- `name`: name in timm.
+- `file`: name of Google's file without its ending.
+- `pixels`: side of the images.
+- `protocol`: preprocessing, see `vit_jax.weights.eval_preprocessing`; for timm
+  `share` is crop / shorter side.
+- `mean`: mean of the normalisation, "imagenet" if it is not 0.5.
+- `source`: one of `SOURCES`.
+- accuracies in percent: `imagenet2012` (the official validation set) with
+  `top5`; `real` (images without a label do not count); `v2` (matched
+  frequency); `a` and `r` (among their 200 classes); `sketch`; `a_clean` and
+  `r_clean` (ImageNet's images of these classes, among these classes).
 
-Names of timm's files that are converted from Google's are those of timm's own
-table of addresses, or, for its tag `orig`, those of the released files of the
-same model and size.
+For a timm file that was converted from Google's, `file` is the file in timm's
+table of addresses; for the tag `orig` it is the released file of the same model
+and size.
 """
 
 import csv
@@ -33,16 +34,16 @@ SOURCES = {
   "paper": "arXiv:2010.11929, Table 5, of another fine-tuning",
   "big_vision": "big_vision, configs/vit_s16_i1k.py",
 }
-CLASSES = 1000  # of every head in the table
+CLASSES = 1000  # number of classes of all heads in the table
 
 
 class Set(NamedTuple):
   """A set of images, and how it is scored.
 
   dataset: Name in TFDS.
-  split: Its split.
-  classes: The classes of `subset.SUBSETS` among which the answer is sought;
-    None: all.
+  split: Name of the split.
+  classes: Name in `subset.SUBSETS` of the classes that can be predicted; None:
+    all classes.
   """
 
   dataset: str
@@ -60,7 +61,7 @@ SETS = {
   "a_clean": Set("imagenet2012", "validation", "imagenet_a"),
   "r_clean": Set("imagenet2012", "validation", "imagenet_r"),
 }
-AVAILABLE = "available"  # names those of `SETS` that are on disk
+AVAILABLE = "available"  # stands for all of `SETS` that are on disk
 
 _FILE = pathlib.Path(__file__).with_suffix(".csv")
 _FACTS = (
@@ -72,18 +73,18 @@ _ENDINGS = (".npz", ".safetensors")
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-  """A published row.
+  """A row of published scores.
 
   Attributes:
     name: Name in timm, or "".
     file: Name of Google's file without its ending, or "".
-    pixels: Side of the images.
+    pixels: Side of the images, pixels.
     protocol: "timm", "google" or "big_vision".
-    share: Side of timm's crop by the shorter side; None for other protocols.
-    mean: "0.5", or "imagenet" for ImageNet's mean and deviation.
+    share: timm's crop / shorter side; None for other protocols.
+    mean: "0.5", or "imagenet" for ImageNet's mean and standard deviation.
     source: A key of `SOURCES`.
     top1: Name of a set of images, such as "imagenet2012" -> percent.
-    top5: The same for one of five answers.
+    top5: The same for the five most probable classes.
   """
 
   name: str
@@ -98,7 +99,7 @@ class Published:
 
   @property
   def ops(self) -> str:
-    """The preprocessing by which it was made, as `config.data.ops`."""
+    """The preprocessing of the score, in the language of `config.data.ops`."""
     size = self.pixels, self.pixels
     if self.protocol == "timm":
       return eval_preprocessing.timm(size, self.share).ops
@@ -119,17 +120,15 @@ def rows() -> tuple[Published, ...]:
 def find(
   path: str, image_size: tuple[int, int], num_classes: int
 ) -> tuple[Published, ...]:
-  """Returns the rows of a file of weights, known by its name.
+  """Returns the rows of a file of weights, which is known by its name.
 
-  Google's files of the same name for other images, or not fine-tuned, have
-  another size or another head.
+  Image size and number of classes tell Google's files of the same name apart.
 
   Args:
-    path: As `vit_jax.load` takes it. What counts is the name of a file, of a
-      folder, of a file's folder where it is called model.safetensors, or of a
-      repository of the hub.
-    image_size: (height, width) that it was trained at, pixels.
-    num_classes: Width of its head.
+    path: As for `vit_jax.load`. Its name is that of the file, of the folder, of
+      the folder with model.safetensors, or of the repository of the hub.
+    image_size: (height, width) of the training images, pixels.
+    num_classes: Number of outputs of the head.
 
   Example:
     >>> rows = find("ViT-B_16.npz", (384, 384), 1000)
@@ -147,7 +146,7 @@ def find(
 
 
 def name_of(path: str) -> str:
-  """Returns the name by which a file of weights is known.
+  """Returns the name of a file of weights; see `find`.
 
   Example:
     >>> name_of("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k@main")

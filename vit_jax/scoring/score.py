@@ -1,4 +1,4 @@
-"""Scores files of weights on sets of images, beside their published scores."""
+"""Scores files of weights on sets of images, and shows published scores."""
 
 import argparse
 import dataclasses
@@ -37,17 +37,17 @@ from vit_jax.weights import eval_preprocessing
 from vit_jax.writers import atomic_files, run_info
 
 RESULT = "score.json"
-TIMM_SHARE = 0.9  # of the shorter side, of a ViT below 384 pixels
+TIMM_SHARE = 0.9  # crop / shorter side of a ViT below 384 pixels
 
 
 class Task(NamedTuple):
   """A file and how it is scored.
 
   path: The file.
-  config: Its model, and an evaluator for each set.
-  names: Name of an evaluator -> the set, as it was written.
-  protocol: By what its images are preprocessed, in words.
-  published: Rows of its published scores; the first counts.
+  config: Config with its model, and an evaluator for each set.
+  names: Name of an evaluator -> name of its set in --on.
+  protocol: Text about the preprocessing.
+  published: Rows of its published scores; the first one is shown.
   """
 
   path: str
@@ -58,11 +58,11 @@ class Task(NamedTuple):
 
 
 def sets_of(text: str, opened: Sources) -> dict[str, Set]:
-  """Returns the sets of images that --on names, by their names there.
+  """Returns name in --on -> set of images.
 
   Raises:
-    ConfigError: All names that are neither a set nor a data set with a split,
-      or, of `available`, that nothing is on disk.
+    ConfigError: Names are neither a set nor a data set with a split (it lists
+      all of them); or `available` is given and no set is on disk.
   """
   sets, errors = {}, []
   for name in dict.fromkeys(part.strip() for part in text.split(",")):
@@ -80,7 +80,7 @@ def sets_of(text: str, opened: Sources) -> dict[str, Set]:
     else:
       errors.append(
         f"--on: got {name!r}, expected {', '.join(SETS)}, {AVAILABLE}, or a"
-        " data set with its split, as in digits[test]."
+        " data set with its split, such as digits[test]."
       )
   if errors:
     raise ConfigError(errors)
@@ -97,28 +97,28 @@ def task_of(
   data_dir: str | None = None,
   fake_data: bool = False,
 ) -> tuple[Task, weights.Weights]:
-  """Returns what is to be done with a file, and what it states.
+  """Returns the task of a file, and the contents of the file.
 
   Args:
     path: As for `vit_jax.load`.
-    sets: The sets of images, by name.
+    sets: Name -> set of images.
     by: Protocol, see `choose_protocol`.
     dtype: Type of the matrix products.
     batch_size: Images per batch, over all devices.
     data_dir: Folder of TFDS's data.
-    fake_data: Whether to use fake records, two batches of a set.
+    fake_data: Whether to use fake records, two batches of each set.
 
   Raises:
-    FileNotFoundError: Nothing is there.
-    ValueError: It is no model with a head, or does not state the preprocessing
-      that was asked for.
+    FileNotFoundError: There is no file.
+    ValueError: The file has no model with a head, or does not state the
+      requested preprocessing.
   """
   file = weights.read(path)
   num_classes = weights.num_classes(file.params)
   if not num_classes:
     raise ValueError(
-      f"{path}: got weights without a head, expected one; a linear map of their"
-      f" features is scored by vit-jax evaluate --checkpoint={path}"
+      f"{path}: got weights without a head, expected a head; to score a linear"
+      f" map of the features: vit-jax evaluate --checkpoint={path}"
       " --fewshot=DATASET."
     )
   model = weights.identify(file.params, file.options).for_inference()
@@ -126,15 +126,15 @@ def task_of(
   size = weights.trained_at(file)
   published = published_scores.find(path, size, num_classes)
   kind, ops = choose_protocol(file, model, size, by, published)
-  # Publishers take pixels as they are stored; a run of ours is scored as it was
-  # trained, upright.
+  # Publishers ignore the EXIF orientation; a run of vit_jax is scored as it was
+  # trained, with the orientation applied.
   scored = (
     ops if file.format == "checkpoint" else eval_preprocessing.as_stored(ops)
   )
   note = ""
   if file.format == "timm" and file.ops is None:
     note = " (no config.json beside it: mean and deviation 0.5)"
-  # The published score of the same protocol comes first.
+  # A published score with the same protocol comes first.
   published = tuple(sorted(published, key=lambda row: row.ops != ops))
   names = {name.replace("/", " "): name for name in sets}
   config = Config(
@@ -156,39 +156,40 @@ def choose_protocol(
   protocol: str,
   published: tuple[Published, ...],
 ) -> tuple[str, str]:
-  """Returns the protocol by which a file is scored, and its operations.
+  """Returns the protocol with which a file is scored, and its operations.
 
-  "auto" takes the preprocessing that the file states. A file that states none
-  gets the protocol of its first published score. Without a published score, the
-  format decides: timm's for timm's names, big_vision's for Google's names
-  without a class token, and Google's for all others. timm crops a share of 0.9,
-  or from 384 pixels on everything, where no published row says otherwise.
+  "auto" takes the preprocessing that the file states. If it states none, "auto"
+  takes the protocol of the first published score. Without a published score the
+  format decides: "timm" for timm's names, "big_vision" for Google's names
+  without a class token, and "google" for all others. The crop of timm is 0.9 of
+  the shorter side, and 1.0 from 384 pixels, unless a published row states
+  another share.
 
   Args:
-    file: The file.
-    model: Its model.
+    file: The file of weights.
+    model: Options of its model.
     size: (height, width) of its images, pixels.
     protocol: "own", "timm", "google", "big_vision" or "auto".
-    published: Its published scores.
+    published: Published scores of the file.
 
   Raises:
-    ValueError: The protocol is "own" and the file states none; or the published
-      model's images are not normalised to [-1, 1], and the file does not say
-      so.
+    ValueError: The protocol is "own", and the file states none; or the
+      published model has another normalisation than [-1, 1], which the file
+      does not state.
   """
   own = file.ops
   if own and (image_size(own) != size or pixels.is_random(own)):
-    own = None  # of a run without evaluation
+    own = None  # a run without evaluation has random operations
   if protocol == "own" and not own:
     raise ValueError(
-      f"{file.path}: got --protocol=own, but it states no preprocessing;"
+      f"{file.path}: got --protocol=own, but the file states no preprocessing;"
       " expected timm, google or big_vision."
     )
   if file.ops is None and any(row.mean != "0.5" for row in published):
     raise ValueError(
-      f"{file.path}: got weights of timm's {published[0].name} without a"
-      " config.json that states mean and deviation, which are ImageNet's;"
-      " expected it beside the file."
+      f"{file.path}: got weights of timm's {published[0].name} without the"
+      " config.json that states ImageNet's mean and deviation; expected it in"
+      " the folder of the file."
     )
   if own and protocol in ("auto", "own"):
     return "own", own
@@ -226,7 +227,7 @@ def _evaluator(name: str, images: Set, ops: str) -> EvaluatorConfig:
 
 
 def _in_flags(error: str, task: Task) -> str:
-  """Returns an error of a config with the flags of this command."""
+  """Returns an error of a config, in terms of the flags of this command."""
   for name, written in task.names.items():
     for option in ("dataset", "split"):
       error = error.replace(f"config.evals.{name}.{option}", f"--on={written}")
@@ -235,9 +236,9 @@ def _in_flags(error: str, task: Task) -> str:
 
 
 def rows_of(task: Task, opened: Sources) -> list[dict[str, Any]]:
-  """Scores a file on its sets; returns a row of the table for each.
+  """Scores a file on its sets; returns a row of the table for each set.
 
-  Percentages are of 100; what is not known is None.
+  Scores are in percent; unknown values are None.
   """
   scores = evaluate.record(task.config, task.path, opened=opened)["scores"]
   rows = []
@@ -271,7 +272,7 @@ def _tasks(args: argparse.Namespace, opened: Sources) -> list[Task]:
   """Returns the task of each file.
 
   Raises:
-    ConfigError: All files and sets that are missing or do not fit.
+    ConfigError: Files or sets are missing or do not fit; it lists all of them.
   """
   sets = sets_of(args.on, opened)
   tasks, errors = [], []
@@ -300,11 +301,11 @@ def _tasks(args: argparse.Namespace, opened: Sources) -> list[Task]:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-  """Scores all files on all sets, and writes score.json after each.
+  """Scores all files on all sets, and writes score.json after each file.
 
   Raises:
-    ConfigError: All files and sets that are missing or do not fit, before
-      anything is scored.
+    ConfigError: Files or sets are missing or do not fit; it lists all of them.
+      It is raised before anything is scored.
   """
   steps = args.steps.split(",") if args.steps else STEPS
   if unknown := [step for step in steps if step not in STEPS]:
@@ -355,7 +356,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def scores_table(rows: list[dict[str, Any]]) -> str:
-  """Returns the scores beside the published ones, as text."""
+  """Returns a table of the measured and the published scores."""
   lines = [
     (
       *("file", "on", "images", "top-1", "top-5"),
@@ -383,7 +384,7 @@ def scores_table(rows: list[dict[str, Any]]) -> str:
 
 
 def swaps_table(rows: list[dict[str, Any]]) -> str:
-  """Returns what `explain.explain` measured of one file, as text."""
+  """Returns a table of the rows of `explain.explain` for one file."""
   lines = [
     (
       *("on", "step", "is", "instead", "top-1", "change", "error"),
@@ -406,7 +407,7 @@ def swaps_table(rows: list[dict[str, Any]]) -> str:
 
 
 def _aligned(lines: list[tuple[str, ...]], left: tuple[int, ...]) -> str:
-  """Returns cells in columns; those in `left` begin where the column does."""
+  """Returns cells in columns; the columns in `left` are aligned left."""
   widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
   return "\n".join(
     "  ".join(
@@ -422,12 +423,12 @@ def _percent(value: float | None) -> str:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Joins the other processes, scores, prints."""
+  """Joins the other processes, scores the files and prints the tables."""
   try:
     processes.initialise(vars(args))
     malloc.keep()
     startup.use_cache()
-    # float32 products are of float32 on every kind of chip.
+    # By default, float32 products have less precision on some chips.
     with jax.default_matmul_precision("highest"):
       run(args)
   except (ConfigError, DataError, atomic_files.WriteError) as e:
