@@ -220,7 +220,7 @@ def test_an_unknown_length_is_longer_than_the_warm_up():
     ("v5e:4x4,slices=100000", "(16x16), and all slices have at most 100,000."),
     ("v3:33x2", "a slice of v3 has 2 sides and at most 1,024 chips (32x32)"),
     ("v5p:16x16x28", "v5p has 3 sides and at most 6,144 chips (16x16x24)"),
-    ("v4:2x2x1,slices=2", "rate of the network between slices of v4 is not"),
+    ("v4:2x2x1,slices=2", "rate of the network between v4 slices is not"),
   ],
 )
 def test_an_unknown_slice(topology, text, monkeypatch):

@@ -93,11 +93,11 @@ def main() -> None:
     {row(name): files for name, files in PUBLISHED.items()},
   )
   print(
-    "\nThe parameters include a class token, a learned position embedding and a"
-    " head with\n1,000 classes, at 224 px (R...x...: BiT's ResNets). The FLOPs"
-    " are those of the forward\npass of one image, two per multiply-add. With"
-    " a patch of 14, 384 px means 378 px.\nEvery other size and patch works,"
-    " too: --config.model.variant=S/8.\n"
+    "\nThe parameters are those at 224 px, with a class token, a learned"
+    " position\nembedding and 1,000 classes (R...x...: BiT's ResNets). The FLOPs"
+    " are those of the\nforward pass of one image, two per multiply-add. With a"
+    " patch of 14, 384 px means\n378 px. Every other size and patch works, too:"
+    " --config.model.variant=S/8.\n"
   )
   print_lines(
     ("later model", "parameters", "pixels", "GFLOPs", "tokens"),
@@ -109,9 +109,9 @@ def main() -> None:
   )
   licences = dict.fromkeys(later.licence for later in LATER.values())
   print(
-    "\nParameters without a head; images with a side of this number of pixels."
-    " The parts of\nthese models are options of --config.model.name=modern;"
-    " loading a file of weights sets\nthem. S/16 of DINOv3 SwiGLU is S+.",
+    "\nThe parameters are those without a head. The parts of these models are"
+    " options of\n--config.model.name=modern; loading a file of weights sets"
+    " them. S/16 of DINOv3\nSwiGLU is S+.",
     *filter(None, licences),
     sep="\n",
   )
