@@ -209,7 +209,7 @@ def test_goes_on_where_it_was_killed(images, tmp_path, monkeypatch):
     (
       {"evals": {"val": {**SCORE, "split": "val"}}},
       GRID,
-      "got val alone, expected another evaluator, which scores",
+      "got only val, expected another evaluator, which scores",
     ),
     (
       {"evals__val__split": "test[:3]"},
@@ -235,14 +235,14 @@ def test_goes_on_where_it_was_killed(images, tmp_path, monkeypatch):
     (
       {"evals__val__kind": "multilabel"},
       GRID,
-      "config.evals.val.kind: got 'multilabel', expected 'classification', by",
+      "config.evals.val.kind: got 'multilabel', expected 'classification', be",
     ),
     (
       {},
       {"init": ["None", "nothere"]},
       "init=nothere: config.init: got 'nothere', which does not exist",
     ),
-    ({}, {}, "--grid: got none, expected one such as --grid=optim.lr=0.001"),
+    ({}, {}, "--grid: got no grid, and the config file has no get_grid"),
     ({}, {"evals.val.split": ["test"]}, "got 'evals.val.split', expected an"),
     ({}, {"optim.rl": ["1"]}, "config.optim.rl: no such option. Did you mean"),
     ({}, {"optim.lr": ["1", "1"]}, "two points for the folder 'optim.lr=1'"),

@@ -159,7 +159,7 @@ def test_long_values_have_folders_of_their_own(images, tmp_path, runs):
       "--grid: got 'optim.lr' twice, expected all of its values in one"
       " --grid=optim.lr=0.1,0.2,0.3.",
     ),
-    (None, "got 'cosine' for 'optim.schedule' of get_grid, expected a tuple"),
+    (None, "got 'cosine' for 'optim.schedule' from get_grid, expected a t"),
   ],
 )
 def test_grids_that_are_refused(tmp_path, text, message):
@@ -178,7 +178,7 @@ def test_other_points_after_the_test_are_refused_at_once(images, search, runs):
   with pytest.raises(ConfigError) as e:
     _sweep(_task(images, {"optim.lr": ["0.1"]}), search)
   assert "config.optim.lr was 0.3, is now 0.1: the run in" in str(e.value)
-  assert "is scored on the test data already; take another" in str(e.value)
+  assert "is scored on the test data already; use another" in str(e.value)
   with pytest.raises(ConfigError, match="evals.test.split was 'test', is now"):
     _sweep(_task(images, test="test[:4]"), search)
   assert (search / "sweep.json").read_text() == table

@@ -113,7 +113,7 @@ def test_splits_that_differ_and_classes_that_are_missing():
   theirs = {"train": B, "val": A, "test": {"records": 5}}
   assert table_lib.differences(ours, ours) == []
   assert table_lib.differences(ours, theirs) == [
-    "`train` has other records than there (10 of them of another class):"
+    "`train` has other records here (10 of another class):"
     " aaaaaaaaaaaa here, bbbbbbbbbbbb there.",
     "this run has no split `test`.",
   ]
@@ -128,7 +128,7 @@ def test_splits_that_differ_and_classes_that_are_missing():
   other["tasks"]["dtd"]["splits"] = theirs
   text = table_lib.overview(results, other)
   assert "- dtd: `train` has no record of 1 of its 3 classes: 2." in text
-  assert "- dtd: `train` has other records than there" in text
+  assert "- dtd: `train` has other records here" in text
   assert "- svhn: `val` has 7 records that `train` has, too." in text
 
 

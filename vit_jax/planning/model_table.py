@@ -94,10 +94,10 @@ def main() -> None:
   )
   print(
     "\nThe parameters are those at 224 px, with a class token, a learned"
-    " position\nembedding and 1,000 classes (R...x...: BiT's ResNets). The FLOPs"
-    " are those of the\nforward pass of one image, two per multiply-add. With a"
-    " patch of 14, 384 px means\n378 px. Every other size and patch works, too:"
-    " --config.model.variant=S/8.\n"
+    " position\nembedding and 1,000 classes (R...x...: BiT's ResNets). The"
+    " FLOPs are those of the\nforward pass of one image, two per multiply-add."
+    " With a patch of 14, 384 px means\n378 px. Every other size and patch"
+    " works, too: --config.model.variant=S/8.\n"
   )
   print_lines(
     ("later model", "parameters", "pixels", "GFLOPs", "tokens"),

@@ -1,1 +1,1 @@
-"""The points of a hyperparameter search and its table."""
+"""Hyperparameter search, and short trials before fine-tuning."""

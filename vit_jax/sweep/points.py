@@ -1,4 +1,4 @@
-"""The points of a search, checks before the first, the choice of the best."""
+"""The points of a search, their checks, and the choice of the best point."""
 
 import contextlib
 import dataclasses
@@ -27,10 +27,10 @@ from vit_jax.data.sources import Sources
 from vit_jax.paths import absolute
 from vit_jax.sweep.splits import joined, num_shared
 
-RESULT = "result.json"  # of a run that is finished
-FINAL = "final"  # folder of the run that is scored
+RESULT = "result.json"  # file of a finished run
+FINAL = "final"  # folder of the run that is scored on the test data
 LONGEST = 200  # bytes of a folder's name; file systems take 255
-# Options that decide where data are held out, and what is scored.
+# Options that decide which data are held out, and what is scored.
 NOT_SEARCHED = (
   *("evals", "fake_data"),
   *("data.dataset", "data.split", "data.data_dir"),
@@ -41,11 +41,11 @@ SCORE_OPTIONS = ("evals.", "fewshot", "on_nonfinite", "total_")
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """Contents of `RESULT`: what a run scored.
+  """Contents of `RESULT`.
 
-  scores: Metrics of the evaluators at the last step, by name.
+  scores: Name -> value of the metrics at the last step.
   step: The last step.
-  error: Why the run diverged; None: it did not.
+  error: Why the run diverged; None: it did not diverge.
   """
 
   scores: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -54,12 +54,12 @@ class Result:
 
 
 class Task(NamedTuple):
-  """One search: a config, and the points as option -> values.
+  """One search: a config and a grid.
 
   Attributes:
-    config: Its evaluator `val` scores what is held out.
-    grid: Option without "config." -> the values that are tried, as texts.
-    group: Tasks of a group share a mean in the table.
+    config: Config whose evaluator `val` scores held-out images.
+    grid: Option without "config." -> values to try, as texts.
+    group: Name of a group of tasks, whose mean is in the table.
   """
 
   config: Config
@@ -72,8 +72,8 @@ class Point(NamedTuple):
 
   Attributes:
     name: Name of its folder, such as "optim.lr=0.01,total_steps=500".
-    values: Option -> value, the text.
-    config: What is trained; `val` is its only evaluator.
+    values: Option -> value, as text.
+    config: Config of the run; `val` is its only evaluator.
   """
 
   name: str
@@ -85,12 +85,12 @@ def grid_of(text: str | None, source: str) -> dict[str, Sequence[str]]:
   """Returns option -> values as texts.
 
   Args:
-    text: Lines of option=value,value; None: what `get_grid` of the config file
-      returns, {} if it has none.
+    text: Lines of option=value,value. None: the result of `get_grid` of the
+      config file, {} if there is no such function.
     source: The config file and its argument.
 
   Raises:
-    ConfigError: An option is named twice, or has no list of values.
+    ConfigError: An option occurs twice, or has no list of values.
 
   Example:
     >>> grid_of("optim.lr=0.1,0.3\\ndata.ops=decode|resize((8, 8))", "")
@@ -101,8 +101,8 @@ def grid_of(text: str | None, source: str) -> dict[str, Sequence[str]]:
     if odd := [k for k, v in grid.items() if not isinstance(v, tuple | list)]:
       raise ConfigError(
         [
-          f"--config={source}: got {grid[k]!r} for {k!r} of get_grid, expected"
-          " a tuple of values."
+          f"--config={source}: got {grid[k]!r} for {k!r} from get_grid,"
+          " expected a tuple."
           for k in odd
         ]
       )
@@ -123,11 +123,11 @@ def grid_of(text: str | None, source: str) -> dict[str, Sequence[str]]:
 
 
 def with_fixed_init(task: Task, folder: epath.Path) -> Task:
-  """Returns the search with `init` as one step of the run that it names.
+  """Returns the search, with `init` set to one step of the run that it names.
 
-  All points then begin from the same weights, even if that run trains on
-  meanwhile. A search that is continued keeps the step of its first run. An
-  `init` that is no run stays.
+  Thus all points begin from the same weights, even if that run is still
+  training. A continued search uses the step of its first run. An `init` that is
+  no run is not changed.
 
   Args:
     task: The search.
@@ -150,10 +150,10 @@ def with_fixed_init(task: Task, folder: epath.Path) -> Task:
 
 
 def points(task: Task) -> list[Point]:
-  """Returns every combination of the values, the last option varying fastest.
+  """Returns all combinations of the values; the last option changes fastest.
 
   Raises:
-    ConfigError: An option does not exist, or a value is not of its type.
+    ConfigError: An option does not exist, or a value has a wrong type.
   """
   config, every, errors = task.config, [], []
   held_out = tuple(e for e in config.evals if e.name == HELD_OUT)
@@ -172,7 +172,7 @@ def points(task: Task) -> list[Point]:
 
 
 def _folder_name(name: str) -> str:
-  """Returns a name without what a file's cannot have, at most `LONGEST`."""
+  """Returns a name that a file can have, of at most `LONGEST` bytes."""
   short = re.sub(r"[^\w.=,+-]", "_", name).encode()
   if len(short) <= LONGEST:
     return short.decode()
@@ -183,9 +183,9 @@ def _folder_name(name: str) -> str:
 def best_point(rows: Sequence[Mapping[str, Any]]) -> str | None:
   """Returns the name of the best point; None if all diverged.
 
-  It has the highest top-1 of `val` after its last step; of equal ones, as they
-  occur on 200 images, the lower loss; of these the first. A number that is not
-  finite has no score, and is the worst.
+  The best point has the highest top-1 of `val` after its last step. Among equal
+  top-1, which occur on 200 images, the lower loss is better, then the earlier
+  point. A value that is not finite is the worst.
   """
   alive = [r for r in rows if r["error"] is None]
   if not alive:
@@ -200,10 +200,10 @@ def best_point(rows: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def final_config(config: Config, best: Config) -> Config:
-  """Returns the run that is scored.
+  """Returns the config of the run that is scored on the test data.
 
-  It has the options of the best point, all of the training data, and all
-  evaluators of the config but `val`, each once, at the end.
+  It has the options of the best point, all training data, and all evaluators of
+  the config except `val`, each once, at the end.
   """
   (held_out,) = best.evals
   tests = tuple(
@@ -217,7 +217,7 @@ def final_config(config: Config, best: Config) -> Config:
 
 
 def check(task: Task, folder: epath.Path) -> list[str]:
-  """Returns what makes a search impossible, or its result worthless."""
+  """Returns the errors of a search; some would only make it worthless."""
   if errors := [*_evaluator_errors(task.config), *_grid_errors(task.grid)]:
     return errors
   try:
@@ -239,9 +239,9 @@ def check(task: Task, folder: epath.Path) -> list[str]:
   done = [(folder / p.name / RESULT).exists() for p in every]
   if (folder / FINAL / RESULT).exists() and not all(done):
     errors.append(
-      f"--grid: got points that are not in {folder}, whose best is scored on"
-      " the test data already; a search that goes on after that would choose"
-      " by them. Take another --workdir."
+      f"--grid: got points that are not in {folder}, whose best point is scored"
+      " on the test data already; a longer search could choose by the test"
+      " data. Use another --workdir."
     )
   errors = errors or _scored_errors(task, every, folder)
   if errors:
@@ -268,7 +268,7 @@ def check(task: Task, folder: epath.Path) -> list[str]:
 def _scored_errors(
   task: Task, every: Sequence[Point], folder: epath.Path
 ) -> list[str]:
-  """Returns what is wrong with results, or differs from the run scored."""
+  """Returns the errors of results, and differences to the scored run."""
   results, errors = {}, []
   for name in [*(p.name for p in every), FINAL]:
     path = folder / name / RESULT
@@ -276,15 +276,15 @@ def _scored_errors(
       if path.exists():
         results[name] = json_file.read_as(Result, path)
     except ValueError as e:
-      errors.append(f"{e} Or delete {folder / name}, to train that run again.")
+      errors.append(f"{e} Or delete {folder / name} to train this run again.")
   if errors or FINAL not in results:
     return errors
   best = best_point(
     [{"name": p.name, **dataclasses.asdict(results[p.name])} for p in every]
   )
   return [
-    f"{c.text}: the run in {folder / FINAL} is another one, and is scored on"
-    " the test data already; take another --workdir."
+    f"{c.text}: the run in {folder / FINAL} has another value, and is scored on"
+    " the test data already; use another --workdir."
     for p in every
     if p.name == best
     for c in _meaningful_changes(
@@ -294,9 +294,9 @@ def _scored_errors(
 
 
 def _distinct(points: Sequence[Point]) -> list[Point]:
-  """Returns the points without those that differ in learning rate alone.
+  """Returns one of the points that differ only in the learning rate.
 
-  To check a point takes seconds, since it reads the weights.
+  The check of a point takes seconds, because it reads the weights.
   """
   first_of_group: dict[str, Point] = {}
   for point in points:
@@ -307,10 +307,10 @@ def _distinct(points: Sequence[Point]) -> list[Point]:
 
 
 def other_run_errors(config: Config, folder: epath.Path) -> list[str]:
-  """Returns an error if a run's folder has another run than this one."""
+  """Returns errors if the folder has a run with another config."""
   return [
-    f"{change.text}: the run in {folder} is another one; take another"
-    " --workdir, or delete that one."
+    f"{change.text}: the run in {folder} has another value; use another"
+    " --workdir, or delete this folder."
     for change in _meaningful_changes(config, folder)
   ]
 
@@ -318,7 +318,7 @@ def other_run_errors(config: Config, folder: epath.Path) -> list[str]:
 def _meaningful_changes(
   config: Config, folder: epath.Path
 ) -> list[resume_rules.Change]:
-  """Returns how a run differs from that in a folder, if there is one."""
+  """Returns the differences between a run and the run in a folder, if any."""
   old = _config_in(folder)
   return [
     change
@@ -328,7 +328,7 @@ def _meaningful_changes(
 
 
 def _config_in(folder: epath.Path) -> dict[str, Any]:
-  """Returns the config of the run in a folder; {} if there is none."""
+  """Returns the config of the run in a folder; {} without a run."""
   try:
     return json_file.read(folder / resume_rules.CONFIG)
   except ValueError:  # damaged; the run itself reports it
@@ -338,21 +338,21 @@ def _config_in(folder: epath.Path) -> dict[str, Any]:
 def other_records_errors(
   known: Mapping[str, Any], current: Mapping[str, Any], folder: epath.Path
 ) -> list[str]:
-  """Returns an error for each split whose records a search began without.
+  """Returns an error for each split whose records changed during the search.
 
-  Points that are done would be compared with points of other data. What is
-  scored in the end may change until then.
+  Otherwise finished points would be compared with points on other data. The
+  test data may change until they are scored.
 
   Args:
-    known: What `splits.digests` returned when the search began; {}: it
-      begins now.
-    current: What it returns now, of the same splits and more.
+    known: Result of `splits.digests` when the search began; {}: it begins now.
+    current: Result of `splits.digests` now, for the same splits and more.
     folder: Folder of the search.
   """
   return [
     f"config.data.dataset: got {now['dataset']!r} [{now['split']}] with other"
-    f" records than when the search in {folder} began, whose points would not"
-    " be compared on the same data; take another --workdir, or delete that one."
+    f" records than when the search in {folder} began, so its points would not"
+    " be compared on the same data; use another --workdir, or delete this"
+    " folder."
     for name in ("train", HELD_OUT)
     if (was := known.get(name))
     for now in [current[name]]
@@ -366,34 +366,33 @@ def _evaluator_errors(config: Config) -> list[str]:
   if HELD_OUT not in names:
     return [
       f"config.evals: got {', '.join(names) or 'no evaluator'}, expected one"
-      f" named {HELD_OUT!r} that scores data held out of the training split, as"
-      " in configs/finetune.py. Nothing is chosen by the data that are scored"
-      " in the end."
+      f" named {HELD_OUT!r} that scores a held-out part of the training data,"
+      " as in configs/finetune.py; points are not chosen by the test data."
     ]
   errors, where = [], f"config.evals.{HELD_OUT}"
   held_out = config.evals[names.index(HELD_OUT)]
   if not held_out.scores_head or held_out.kind == "multilabel":
     errors.append(
-      f"{where}.kind: got {held_out.kind!r}, expected 'classification', by"
-      " whose top-1 a point is chosen."
+      f"{where}.kind: got {held_out.kind!r}, expected 'classification', because"
+      " points are chosen by top-1."
     )
   if held_out.dataset not in (None, config.data.dataset):
     errors.append(
-      f"{where}.dataset: got {held_out.dataset!r}, expected a part of"
-      f" {config.data.dataset!r} (None), on which the best point is trained in"
-      " the end, too."
+      f"{where}.dataset: got {held_out.dataset!r}, expected"
+      f" {config.data.dataset!r} (None), because the best point is trained on"
+      " the held-out part, too."
     )
   for key, split in (("data", config.data.split), (where[7:], held_out.split)):
     if "@" in split:
       errors.append(
         f"config.{key}.split: got {split!r}, a subset, which cannot be joined"
-        " with another split, as the training data are in the end; expected"
-        " one without '@'."
+        " with another split for the last training; expected a split without"
+        " '@'."
       )
   if len(names) < 2:
     errors.append(
-      f"config.evals: got {HELD_OUT} alone, expected another evaluator, which"
-      " scores the best point once, in the end."
+      f"config.evals: got only {HELD_OUT}, expected another evaluator, which"
+      " scores the best point once at the end."
     )
   return errors
 
@@ -401,13 +400,13 @@ def _evaluator_errors(config: Config) -> list[str]:
 def _grid_errors(grid: Mapping[str, Sequence[str]]) -> list[str]:
   if not grid:
     return [
-      "--grid: got none, expected one such as"
-      " --grid=optim.lr=0.001,0.003,0.01,0.03 (this config file has no"
-      " get_grid)."
+      "--grid: got no grid, and the config file has no get_grid; expected one,"
+      " such as --grid=optim.lr=0.001,0.003,0.01,0.03."
     ]
   return [
     f"--grid: got {key!r}, expected an option other than"
-    f" {', '.join(NOT_SEARCHED)}: all points are compared on the same data."
+    f" {', '.join(NOT_SEARCHED)}, because all points are compared on the same"
+    " data."
     for key in grid
     if key in NOT_SEARCHED or key.startswith("evals.")
   ] + [
@@ -418,7 +417,7 @@ def _grid_errors(grid: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _shared_errors(config: Config, sources: Sources) -> list[str]:
-  """Returns errors of splits of the training data that are not apart."""
+  """Returns errors for splits that share records with the training data."""
   splits = {"config.data.split": config.data.split}
   splits |= {
     f"config.evals.{e.name}.split": e.split

@@ -1,4 +1,4 @@
-"""The splits of a search: what they contain, share, and are when joined."""
+"""The splits of a search: their contents, shared records and unions."""
 
 import hashlib
 import re
@@ -13,25 +13,24 @@ from vit_jax.data.source import Source, reading
 from vit_jax.data.sources import Sources
 from vit_jax.data.splits import Span, parse_draw, parse_split
 
-MAX_RECORDS = 100_000  # the records of larger splits are only counted
+MAX_RECORDS = 100_000  # larger splits are not read, only counted
 _HALF = re.compile(r"([\w.-]+)\[(?::([^:\]]+)|([^:\]]+):)\]")
 
 
 def digests(sources: Mapping[str, Source]) -> dict[str, dict[str, Any]]:
-  """Returns a description of each split, as JSON has it.
+  """Returns a description of each split, as JSON values.
 
-  The digest of a record is the SHA-256 of its stored image and its label; that
-  of a split is the SHA-256 of the sorted digests of its records, so that their
-  order does not matter.
+  The digest of a record is the SHA-256 of its stored image and its label. The
+  digest of a split is the SHA-256 of the sorted digests of its records, so that
+  their order does not matter.
 
   Args:
-    sources: Name -> split, of which every record is read once.
+    sources: Name -> split; every record is read once.
 
   Returns:
-    Name -> `dataset`, `split`, `records`; and unless there are more than
-    `MAX_RECORDS`, or one of them cannot be read, `sha256`, `classes` (the
-    number of records by label) and `shared` (earlier name -> the number of
-    records that are in that split as well).
+    Name -> `dataset`, `split` and `records`. If all records can be read and are
+    at most `MAX_RECORDS`, also `sha256`, `classes` (number of records by label)
+    and `shared` (name of an earlier split -> number of shared records).
   """
   result, seen = {}, {}
   for name, source in sources.items():
@@ -58,20 +57,20 @@ def digests(sources: Mapping[str, Source]) -> dict[str, dict[str, Any]]:
 
 
 def _read(source: Source) -> tuple[list[bytes], np.ndarray]:
-  """Returns the digests of all records, and the number of each class."""
+  """Returns the digests of all records, and the number of records by class."""
   records, counts = [], np.zeros(source.num_classes, np.int64)
   with reading(source):
     for record in source.records().as_numpy_iterator():
       image, label = record["image"], record["label"]
       image = image if isinstance(image, bytes) else image.tobytes()
       records.append(hashlib.sha256(image + label.tobytes()).digest())
-      # A class, or for each class whether the image has it.
+      # The label is a class, or a mask of classes.
       counts += label > 0 if label.ndim else np.arange(len(counts)) == label
   return records, counts
 
 
 def joined(split: str, held_out: str) -> str:
-  """Returns the split with the records of both, those of `split` first.
+  """Returns the union of both splits; the records of `split` come first.
 
   Example:
     >>> joined("train[:98%]", "train[98%:]"), joined("train800", "val200")
@@ -85,18 +84,18 @@ def joined(split: str, held_out: str) -> str:
 
 
 def num_shared(sources: Sources, dataset: str, a: str, b: str) -> int:
-  """Returns how many records of a data set are in both of two splits.
+  """Returns the number of records that two splits of a data set share.
 
-  A subset, train@2000, counts as all records that it is drawn from.
+  A subset such as train@2000 counts as the split from which it is drawn.
 
   Args:
     sources: Opens the splits.
     dataset: Name of the data set.
-    a: A split.
-    b: Another one.
+    a: Name of a split.
+    b: Name of another split.
 
   Raises:
-    ValueError: Unknown data set or split.
+    ValueError: The data set or a split is unknown.
   """
   a, b = (parse_draw(split)[0] for split in (a, b))  # drawn from the others
   return sum(
@@ -108,7 +107,7 @@ def num_shared(sources: Sources, dataset: str, a: str, b: str) -> int:
 
 
 def _spans(sources: Sources, dataset: str, split: str) -> tuple[Span, ...]:
-  """Returns the records of a split among splits that share none."""
+  """Returns the records of a split, as parts of splits that share none."""
   task = vtab.TASKS.get(dataset.removeprefix(vtab.PREFIX))
   if task and dataset.startswith(vtab.PREFIX):
     return task.spans(split)  # train800val200 has the records of val200

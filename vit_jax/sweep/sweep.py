@@ -1,4 +1,4 @@
-"""Trains the points of searches, chooses by `val`, and scores the best once."""
+"""Trains the points of searches, chooses by `val`, scores the best one once."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -41,21 +41,21 @@ def sweep(
   only_available: bool = False,
   against: str | None = None,
 ) -> dict[str, Any]:
-  """Searches every task, and scores the best of each, once.
+  """Runs the search of every task, and scores the best point of each once.
 
   Args:
-    tasks: Name -> search; the only one may have the name "".
-    workdir: Folder of the runs, with `sweep.json` and `sweep.md`. A task other
-      than "" has a folder of its own within it.
-    only_available: Whether tasks whose data are not on disk are left out.
-    against: Folder of another search, to be compared with; None: none.
+    tasks: Name -> search; a single task may have the name "".
+    workdir: Folder of the runs, `sweep.json` and `sweep.md`. A task with a name
+      has its own folder in it.
+    only_available: Whether to leave out tasks whose data are not on disk.
+    against: Folder of another search to compare with; None: no comparison.
 
   Returns:
-    What `sweep.json` has: `tasks`, each with its `points`, the `best`, the
-    scores of the `final` run, and what its `splits` hold; and the `left_out`.
+    The contents of `sweep.json`: `tasks`, each with its `points`, the `best`,
+    the scores of the `final` run and its `splits`; and `left_out`.
 
   Raises:
-    ConfigError: A search cannot work; all errors, before the first run.
+    ConfigError: A search cannot work; it lists all errors before the first run.
   """
   searches: dict[str, Task] = {}
   left_out: dict[str, dict[str, str]] = {}
@@ -110,15 +110,16 @@ def search(
   folder: epath.Path,
   show: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
-  """Trains the points, chooses one by `val`, trains and scores it once.
+  """Trains the points, chooses one by `val`, then trains and scores it once.
 
   Args:
     task: The search; `check` returned no error.
     folder: Folder of its runs.
-    show: Called with the results so far.
+    show: Function that gets the results so far.
 
   Raises:
-    ConfigError: See `_splits`; or the last run began with other options.
+    ConfigError: The records of a split changed, or the last run was started
+      with other options.
   """
   result: dict[str, Any] = {
     "group": task.group,
@@ -149,10 +150,10 @@ def search(
 def run(
   config: Config, folder: epath.Path, keeps_weights: bool
 ) -> dict[str, Any]:
-  """Trains a run unless it has its result, which is returned.
+  """Trains a run, unless it is finished, and returns its result.
 
   Returns:
-    `scores` of the last step, its `step`, and `error`, None unless it diverged.
+    `scores` of the last step; its `step`; `error`, None unless it diverged.
   """
   if (row := read_by_first(folder / RESULT)) is None:
     _print_once(f"run         {folder}")
@@ -177,29 +178,29 @@ def run(
       }
       run_info.write_json(str(folder), RESULT, row)
       if not (keeps_weights or error):  # an error names them
-        # 19 tasks of 4 points would leave 50 GB of ViT-B/16.
+        # 19 tasks with 4 points would write 50 GB for ViT-B/16.
         (folder / checkpointer.FOLDER).rmtree(missing_ok=True)
     if error and jax.process_count() > 1:
-      # A score that is not finite is seen by process 0 alone: the others train
-      # on, and would wait for it for ever.
+      # Only process 0 knows that a score is not finite. The other processes
+      # continue, and would wait for it for ever.
       raise ConfigError(
         [f"{folder}: {error} The same command goes on with the next point."]
       )
-    # Each run compiles functions of its own, which jax would keep.
+    # Each run compiles its own functions, which jax would keep in memory.
     jax.clear_caches()
     row = read_by_first(folder / RESULT)
   return row
 
 
 def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
-  """Returns what the splits hold, by `digests`.
+  """Returns the `digests` of the splits.
 
-  They are read again each time that a search goes on; after it is over, what
-  was read then is returned.
+  They are computed again whenever a search continues. For a finished search
+  the stored ones are returned.
 
   Raises:
-    ConfigError: The training data, or what is held out of them, are other
-      records than when the search began.
+    ConfigError: The training records or the held-out records are not those with
+      which the search began.
   """
   path = folder / "splits.json"
   known = read_by_first(path)
@@ -223,9 +224,9 @@ def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
 
 
 def read_by_first(path: epath.Path) -> Any:
-  """Returns the JSON of a file as process 0 reads it; None: it is not there.
+  """Returns the JSON of a file that process 0 reads; None: there is no file.
 
-  All processes call it: a shared disk may show the others an older state.
+  Collective. On a shared disk other processes may see an older file.
   """
   is_first = jax.process_index() == 0
   text = path.read_text() if is_first and path.exists() else ""
@@ -237,7 +238,7 @@ def _table_in(workdir: str) -> dict[str, Any]:
   """Returns the table of another search.
 
   Raises:
-    ValueError: There is none, or it is damaged.
+    ValueError: There is no table, or it is damaged.
   """
   path = epath.Path(workdir) / TABLE
   if not path.exists():
@@ -246,7 +247,7 @@ def _table_in(workdir: str) -> dict[str, Any]:
 
 
 def _missing(config: Config) -> str | None:
-  """Returns the error of data that are not on disk; None if all are there."""
+  """Returns an error if data are not on disk, else None."""
   run = experiment.Experiment(config)
   data = config.data
   wanted = [(data.dataset, data.split)]
@@ -273,7 +274,7 @@ def _write(path: epath.Path, text: str) -> None:
 
 
 def main(parsed: Mapping[str, tuple[str, str, cli.Args]]) -> None:
-  """Joins the other processes, checks the searches, runs them."""
+  """Joins the other processes, checks the searches and runs them."""
   args = [a for _, _, a in parsed.values()]
   flags, errors = args[0].flags, [error for a in args for error in a.errors]
   try:

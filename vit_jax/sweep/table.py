@@ -1,4 +1,4 @@
-"""The tables of `vit-jax sweep`, from the contents of its sweep.json."""
+"""The tables of `vit-jax sweep`, made from the contents of sweep.json."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,11 +7,11 @@ Result = Mapping[str, Any]  # of one task
 
 
 def task_text(name: str, result: Result) -> str:
-  """Returns the points of a task, the choice, and the score, as Markdown.
+  """Returns points, choice and score of a task, as Markdown.
 
   Args:
-    name: Name of the task; "": the only one.
-    result: As `sweep.search` returns it.
+    name: Name of the task; "" for a single task.
+    result: Result of `sweep.search`.
   """
   keys = list(result["grid"])
   head = [*keys, "val top-1", "val loss", "steps", ""]
@@ -40,7 +40,7 @@ def task_text(name: str, result: Result) -> str:
 
 
 def verdict(result: Result) -> str:
-  """Returns which point was chosen, and its scores on the test data."""
+  """Returns a text with the chosen point and its scores on the test data."""
   last, values = result["final"], _values(result)
   if result["best"] is None:
     is_over = bool(result["points"]) and all(
@@ -66,7 +66,7 @@ def verdict(result: Result) -> str:
 
 
 def test_top1(result: Result) -> float | None:
-  """Returns the share of the first evaluator of the last run that has one."""
+  """Returns the first top-1 among the scores of the last run, or None."""
   last = result["final"]
   if last is None or last["error"]:
     return None
@@ -78,14 +78,14 @@ def test_top1(result: Result) -> float | None:
 def means(results: Mapping[str, Any]) -> dict[str, tuple[float, int, int]]:
   """Returns the mean test top-1 of each group, and of all tasks as "all".
 
-  The mean of all is that of the tasks, not of the groups.
+  "all" is the mean over the tasks, not over the groups.
 
   Args:
-    results: What sweep.json has.
+    results: Contents of sweep.json.
 
   Returns:
-    Group -> (mean of the tasks that have a score, their number, that of all
-    tasks in the group); groups without a score are absent.
+    Group -> (mean of the tasks with a score, number of these tasks, number of
+    all tasks in the group). Groups without a score are absent.
   """
   groups = dict.fromkeys(r["group"] for r in _all_tasks(results).values())
   by_group = {}
@@ -99,7 +99,7 @@ def means(results: Mapping[str, Any]) -> dict[str, tuple[float, int, int]]:
 
 
 def _all_tasks(results: Mapping[str, Any]) -> dict[str, Result]:
-  """Returns all tasks; those that are left out have no points."""
+  """Returns all tasks; left-out tasks have no points."""
   none = {"points": [], "best": None, "final": None, "splits": {}}
   left_out = {
     name: {"group": values["group"], **none}
@@ -111,7 +111,7 @@ def _all_tasks(results: Mapping[str, Any]) -> dict[str, Result]:
 def _group_scores(
   results: Mapping[str, Any], group: str
 ) -> dict[str, float | None]:
-  """Returns the score, None if there is none, of each task of a group."""
+  """Returns task of a group -> its score, or None."""
   return {
     name: test_top1(result)
     for name, result in _all_tasks(results).items()
@@ -120,12 +120,12 @@ def _group_scores(
 
 
 def overview(results: Mapping[str, Any], against: Mapping | None = None) -> str:
-  """Returns a row per task, the means, and what is odd about the splits.
+  """Returns a row per task, the means, and remarks about the splits.
 
   Args:
-    results: What sweep.json has.
-    against: Contents of another search's sweep.json, for a column with its
-      scores; None: no such column.
+    results: Contents of sweep.json.
+    against: Contents of another search's sweep.json, whose scores get a column;
+      None: no such column.
   """
   head = ["task", "group", "chosen", "val", "test", "images"]
   other = against["tasks"] if against else {}
@@ -180,7 +180,7 @@ def markdown(results: Mapping[str, Any], against: Mapping | None = None) -> str:
 
 
 def missing_classes(split: Mapping[str, Any]) -> list[int]:
-  """Returns the classes of which a split has no record.
+  """Returns the classes without a record in a split.
 
   Example:
     >>> missing_classes({"classes": [3, 0, 2]}), missing_classes({})
@@ -191,11 +191,11 @@ def missing_classes(split: Mapping[str, Any]) -> list[int]:
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list:
-  """Returns a sentence for each split whose records differ from the other's.
+  """Returns a sentence for each split with other records in another search.
 
   Args:
-    ours: Name -> what `splits.digests` returns.
-    theirs: The same of another run.
+    ours: Result of `splits.digests`.
+    theirs: The same for the other search.
   """
   sentences = []
   for name in [*ours, *(k for k in theirs if k not in ours)]:
@@ -211,14 +211,14 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list:
       counts = zip(a.get("classes", ()), b.get("classes", ()), strict=False)
       moved = sum(abs(x - y) for x, y in counts) // 2
       sentences.append(
-        f"`{name}` has other records than there ({moved:,} of them of another"
-        f" class): {_short(a)} here, {_short(b)} there."
+        f"`{name}` has other records here ({moved:,} of another class):"
+        f" {_short(a)} here, {_short(b)} there."
       )
   return sentences
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  """Returns a table in Markdown, its columns aligned.
+  """Returns a Markdown table with aligned columns.
 
   Example:
     >>> print(table(["a", "b"], [["1", "long"]]))

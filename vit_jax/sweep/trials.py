@@ -1,14 +1,13 @@
-"""Short trials before a run: what suits the data is chosen on held-out images.
+"""Short trials before a run, which choose options on held-out images.
 
-A config file asks for them by a function `get_trials(argument)` beside its
-`get_config`, which returns rounds and a budget. A round has changes of one
-kind, such as augmentations or learning rates. Each change is tried on the best
-config so far; if the best of the round has a lower loss on the held-out images,
-it stays for the next round. (Of some hundred images, the loss tells changes
-apart where the accuracies differ by chance.) All trials have the same length,
-at most that of the run: what is best after a few steps often has too little
-augmentation for all of them. Each begins with the same linear probe; `val`
-scores it at its end.
+A config file has a function `get_trials(argument)`, which returns rounds and a
+budget. A round has changes of one kind, such as augmentations or learning
+rates. Each change is tried on the best config so far. If the best change of the
+round has a lower loss on the held-out images, the next rounds keep it. (For
+some hundred images the loss is compared, because differences in accuracy are
+mostly chance.) All trials have the same length, at most the length of the run:
+the best augmentation after few steps is often too weak for the whole run. Each
+trial begins with the same linear probe; `val` scores it at the end.
 """
 
 import contextlib
@@ -39,22 +38,22 @@ from vit_jax.writers import run_info
 from vit_jax.writers.fine_tuning import TRIALS, Trial, Trials
 from vit_jax.writers.metric_writer import read_metrics
 
-FOLDER = "trials"  # in the workdir
-LOG = "log.txt"  # in the folder of a trial: what it prints
+FOLDER = "trials"  # folder in the workdir
+LOG = "log.txt"  # output of a trial, in its folder
 PROBE, TIMED = "probe", "timed"  # trials that come first
 TOP1, LOSS = f"{HELD_OUT}/top1", f"{HELD_OUT}/loss"
-FEWEST_STEPS = 20  # of a trial
+FEWEST_STEPS = 20  # least number of steps of a trial
 AS_GIVEN = "no change"  # the first trial where the command sets the first round
 
 Options = Mapping[str, Any]  # option without "config." -> value
 
 
 def rounds_of(config: ConfigDict, has_size: bool) -> list[Round]:
-  """Returns what suits a config's data and its weights to start from.
+  """Returns the rounds of trials for the data and the weights of a config.
 
   Args:
-    config: What a config file's `get_config` returns.
-    has_size: Whether the user has stated the size of the images.
+    config: Result of `get_config` of a config file.
+    has_size: Whether the user has set the image size; then it is not changed.
   """
   source = sources.open_source(config.data.dataset, config.data.split)
   params = weights.read(config.init).params
@@ -68,17 +67,17 @@ def choose(
   workdir: str,
   fixed: Collection[str] = (),
 ) -> Config:
-  """Returns the config with the changes that the trials chose.
+  """Returns the config with the changes that the trials chose. Collective.
 
-  The same call after an interruption goes on with the trial that is missing;
-  the length of a trial stays that of the first call. Collective.
+  After an interruption the same call continues with the first missing trial.
+  The length of a trial is that of the first call.
 
   Args:
     config: The run.
-    rounds: Changes by round.
-    budget: All steps of the trials together, "2000"; or their time, "10m" or
-      "90s", from which the steps are derived once, by the clock. They are
-      logged: with them as the budget, another run has the same trials.
+    rounds: The rounds of changes.
+    budget: Steps of all trials together, "2000"; or their time, "10m" or "90s",
+      from which the steps are computed once, by the clock. The steps are
+      logged, so that another run can have the same trials.
     workdir: Folder of the run.
     fixed: Options that no trial may set.
 
@@ -167,7 +166,7 @@ def choose(
 def _changes(
   config: Config, round_: Round, fixed: Collection[str]
 ) -> dict[str, Options]:
-  """Returns the changes of a round that set no option of `fixed`."""
+  """Returns the changes of a round, except those that set a `fixed` option."""
   changes = round_(config)
   return {k: o for k, o in changes.items() if not {*o} & {*fixed}}
 
@@ -181,9 +180,9 @@ def _make_probe(config: Config, folder: epath.Path) -> None:
 def _affordable_steps(
   config: Config, folder: epath.Path, budget: str, num_trials: int
 ) -> int:
-  """Returns the steps of all trials together that the time allows.
+  """Returns the number of steps of all trials that fit into the time.
 
-  A trial of `FEWEST_STEPS` is timed for it, by the clock of process 0.
+  A trial of `FEWEST_STEPS` is timed by the clock of process 0.
   """
   _make_probe(config, folder)
   began = time.monotonic()
@@ -197,7 +196,7 @@ def _affordable_steps(
       for row in read_metrics(str(folder / TIMED))
       if "train/images_per_second" in row
     ]
-    # It has no rate if it diverged.
+    # A diverged trial has no rate.
     step = config.data.batch_size / rates[-1] if rates else total / FEWEST_STEPS
     start = max(0.0, total - FEWEST_STEPS * step)  # of a trial
     seconds = float(budget[:-1]) * (60 if budget.endswith("m") else 1)
@@ -212,7 +211,7 @@ def _budget_text(budget: str) -> str:
 
 
 def _short(config: Config, steps: int) -> Config:
-  """Returns a run of a few steps that is scored once, on what is held out."""
+  """Returns a run of a few steps, scored once on held-out images."""
   return dataclasses.replace(
     config,
     total_steps=steps,
@@ -230,7 +229,7 @@ def _short(config: Config, steps: int) -> Config:
 
 
 def _from_probe(config: Config, folder: epath.Path) -> Config:
-  """Returns a trial that begins with the linear probe of the first one."""
+  """Returns a trial that begins with the linear probe of the first trial."""
   if config.init_head != "linear_probe":
     return config
   probe = folder / PROBE / linear_probe.FOLDER
@@ -238,7 +237,7 @@ def _from_probe(config: Config, folder: epath.Path) -> Config:
 
 
 def _run(config: Config, folder: epath.Path) -> dict[str, Any]:
-  """Trains a trial unless it has its result; see `sweep.run`."""
+  """Trains a trial, unless it is finished; see `sweep.run`."""
   folder.mkdir(parents=True, exist_ok=True)
   with (folder / LOG).open("a") as log, contextlib.redirect_stdout(log):
     with contextlib.redirect_stderr(log):
@@ -246,7 +245,7 @@ def _run(config: Config, folder: epath.Path) -> dict[str, Any]:
 
 
 def _scores(result: Mapping[str, Any]) -> tuple[float | None, float | None]:
-  """Returns top-1 and loss of the held-out images; None: it diverged."""
+  """Returns top-1 and loss of the held-out images; None if it diverged."""
   scores = result["scores"]
   return scores.get(TOP1), scores.get(LOSS)
 
@@ -255,7 +254,7 @@ def _with(config: Config, options: Options) -> Config:
   """Returns the config with some options set.
 
   Raises:
-    ConfigError: An option does not exist, or a value is not of its type.
+    ConfigError: An option does not exist, or a value has a wrong type.
   """
   values = to_dict(config)
   for key, value in options.items():
