@@ -1,7 +1,7 @@
-"""The model card, README.md of a Hugging Face folder, from what a run states.
+"""Writes the model card of a Hugging Face folder, README.md.
 
-Weights that are not a run's get only what their file states. Nothing is
-guessed: a license, for instance, is never written.
+It has what the files of the run state; for weights without a run, what their
+file states. Nothing is guessed: a license, for example, is never written.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from vit_jax.reporting.runs import Run, short_name
 from vit_jax.weights import download, hf_preprocessing
 from vit_jax.writers.metric_writer import read_metrics
 
-# Data sets of TFDS that the hub has under another name.
+# Data set in TFDS -> its other name on the hub.
 ON_HUB = {
   "imagenet2012": "ILSVRC/imagenet-1k",
   "cifar10": "uoft-cs/cifar10",
@@ -46,13 +46,13 @@ LABELS = {
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-  """One number of a run.
+  """A score of a run.
 
-  what: The metric in words.
+  what: Name of the metric.
   dataset: Data set and its options.
   split: Split that was scored.
-  note: What it was held out of, or "".
-  value: From 0 to 1.
+  note: Split from which the scored one was held out, or "".
+  value: Score, 0 to 1.
   """
 
   what: str
@@ -63,10 +63,10 @@ class Score:
 
 
 def run_of(path: str) -> Run | None:
-  """Returns the run that wrote a checkpoint, up to that step; None: no run.
+  """Returns the run of a checkpoint, up to its step; None if it has no run.
 
   Args:
-    path: What was loaded: a run, its checkpoints, one step, or anything else.
+    path: Path that was loaded: a run, its checkpoints, one step, or another.
   """
   if download.is_remote(path):
     return None
@@ -92,7 +92,7 @@ def run_of(path: str) -> Run | None:
 
 
 def is_as_trained(vit: Pretrained, run: Run) -> bool:
-  """Whether a model is the run's own, so that its scores are, too."""
+  """Whether a model is unchanged, so that it has the scores of its run."""
   trained = model_from_dict(run.config["model"]).for_inference()
   return (
     vit.config == trained
@@ -102,7 +102,7 @@ def is_as_trained(vit: Pretrained, run: Run) -> bool:
 
 
 def scores(run: Run) -> list[Score]:
-  """Returns the accuracies at the checkpoint's step, in the config's order."""
+  """Returns accuracies at the step of the checkpoint, in the config's order."""
   last = {}
   for row in run.rows:
     if row["step"] == run.metadata.get("step"):
@@ -121,7 +121,7 @@ def scores(run: Run) -> list[Score]:
 
 
 def _metric_text(metric: str, options: EvaluatorConfig) -> str | None:
-  """Returns what a metric is; None: no accuracy of the whole split."""
+  """Returns the name of a metric; None if it is no accuracy on the split."""
   if count := re.fullmatch(r"(\d+)(shot|nn)", metric):
     return FEATURES[count[2]].format(count[1])
   if metric not in METRICS:
@@ -133,12 +133,12 @@ def _metric_text(metric: str, options: EvaluatorConfig) -> str | None:
 
 
 def text(vit: Pretrained, name: str, is_on_hub: bool = False) -> str:
-  """Returns the card.
+  """Returns the text of the card.
 
   Args:
-    vit: The model as it is written.
-    name: What loads it in transformers: OWNER/NAME, or the folder.
-    is_on_hub: Whether it is OWNER/NAME; a folder may look the same.
+    vit: The model that is written.
+    name: Name for loading it in transformers: OWNER/NAME, or the folder.
+    is_on_hub: Whether the name is OWNER/NAME on the hub.
   """
   run = run_of(vit.report.path)
   measured = scores(run) if run and is_as_trained(vit, run) else []
@@ -163,7 +163,7 @@ def text(vit: Pretrained, name: str, is_on_hub: bool = False) -> str:
 def _front(
   vit: Pretrained, run: Run | None, measured: list[Score], name: str
 ) -> dict[str, Any]:
-  """Returns the metadata; its keys are those of the hub's ModelCardData."""
+  """Returns the metadata, with the keys of the hub's ModelCardData."""
   task = (
     "image-classification" if vit.num_classes else "image-feature-extraction"
   )
@@ -321,13 +321,13 @@ def _details(vit: Pretrained, has_scores: bool) -> str:
 
 
 def _named(path: str) -> str:
-  """Returns an address as it is, of a local path only the last name."""
+  """Returns an address unchanged, and of a local path only the last name."""
   is_local = not download.is_remote(path) and "://" not in path
   return epath.Path(path).name if is_local else path
 
 
 def _without_paths(config: dict[str, Any]) -> dict[str, Any]:
-  """Returns a config without folders of the machine that it ran on."""
+  """Returns a config without the local folders of the run's machine."""
   config = dict(config)
   if config.get("init"):
     config["init"] = _named(config["init"])

@@ -1,1 +1,1 @@
-"""Turns the files of runs into figures and a page."""
+"""Makes pages and figures from the files of runs."""

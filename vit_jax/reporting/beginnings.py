@@ -1,4 +1,4 @@
-"""The linear probes and the trials with which fine-tuning began."""
+"""The linear probes and the trials before fine-tuning."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from vit_jax.writers.fine_tuning import LinearProbe
 
 
 def section(runs: Sequence[Run]) -> str:
-  """Returns what the probe of each run reached, and a table of its trials.
+  """Returns the score of each run's linear probe, and a table of its trials.
 
-  "" if no run has any.
+  Returns "" if no run has a probe or trials.
   """
   parts = [_text(r, r.linear_probe) for r in runs if r.linear_probe]
   parts += [_trials(r) for r in runs if r.trials.trials]
@@ -18,7 +18,7 @@ def section(runs: Sequence[Run]) -> str:
 
 
 def fine_tuned_text(probe: LinearProbe) -> str:
-  """Returns what became of the probe, in words."""
+  """Returns a text about the score after fine-tuning."""
   if probe.fine_tuned is None:
     return "fine-tuning goes on"
   saved = "linear probe" if probe.is_saved else "fine-tuned model"
@@ -43,7 +43,7 @@ def _text(run: Run, probe: LinearProbe) -> str:
 
 
 def _trials(run: Run) -> str:
-  """Returns a table of the trials in their order; the best is marked."""
+  """Returns a table of the trials in order; the best one is marked."""
   trials = run.trials.trials
   best = min((t.loss for t in trials if t.loss is not None), default=None)
 

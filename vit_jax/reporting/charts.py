@@ -1,10 +1,10 @@
 """The charts of the report.
 
-All are drawn for a column of 470 pixels, so that their text is legible on a
-telephone, in the colours of the light page, which `page.chart` replaces by
-variables of the page's style. The hues of curves are those of Okabe and Ito,
-which colour-blind readers can tell apart, with the contrast that text needs,
-and line styles differ as well.
+They are drawn for a column of 470 pixels, so that the text is legible on a
+telephone. They have the colours of the light page, which `page.chart` replaces
+by variables of the page's style. Curves have the hues of Okabe and Ito, which
+colour-blind readers can distinguish, with the contrast of text. Line styles
+differ, too.
 """
 
 import functools
@@ -31,10 +31,16 @@ SOFT = COLOURS["soft"]
 CURVE_COLOURS = tuple(COLOURS[f"curve-{i}"] for i in range(1, 7))
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (4, 1, 1, 1)), "-", "--")
 MOST_LINES = len(DASHES)
-_DPI = 200  # of images inside a chart; lines and text are vectors
-_STEPS = (1, 2, 2.5, 5, 10)  # Between ticks: no 300, 450.
-_TITLE_WIDTH = 40  # characters of a line of a title, which is bold
-_LEGEND_WIDTH = 50  # characters of a line of a legend
+_DPI = 200  # of images in a chart; lines and text are vectors
+_STEPS = (
+  1,
+  2,
+  2.5,
+  5,
+  10,
+)  # Distances between ticks, so that none is at 300 or 450.
+_TITLE_WIDTH = 40  # characters per line of a title, in bold
+_LEGEND_WIDTH = 50  # characters per line of a legend
 _STYLE = {
   "font.family": "DejaVu Sans",  # It has every glyph of the embedded data.
   "font.size": 10,
@@ -69,10 +75,10 @@ _STYLE = {
 
 
 class Line(NamedTuple):
-  """A curve: its name, its points in order, and which colour it has.
+  """A curve.
 
-  y: Where it is not finite the curve has a gap, with a cross on the axis.
-  place: From 0; None: its place among the lines.
+  y: A value that is not finite is a gap, with a cross on the axis.
+  place: Index of the colour, from 0; None: the index among the lines.
   """
 
   label: str
@@ -84,13 +90,13 @@ class Line(NamedTuple):
 def render(draw: Callable[[], Figure]) -> str:
   """Returns a chart as an SVG file in the colours of the light page.
 
-  Text is drawn as outlines, so that the reader needs no font.
+  Text is drawn as outlines, which need no font.
 
   Args:
-    draw: One of the functions below with its arguments.
+    draw: One of the functions below, with its arguments.
   """
   with mpl.rc_context(_STYLE), warnings.catch_warnings():
-    # The page itself has the names whose characters the font lacks.
+    # The page has the names, also with characters that the font lacks.
     warnings.filterwarnings("ignore", "Glyph .* missing from")
     file = io.StringIO()
     draw().savefig(file, dpi=_DPI, format="svg", metadata={"Date": None})
@@ -98,23 +104,23 @@ def render(draw: Callable[[], Figure]) -> str:
 
 
 def file_stem(text: str) -> str:
-  """Returns a text with "_" for what the name of a file should not have."""
+  """Returns a text with "_" for characters that a file name should not have."""
   return "".join(c if c.isalnum() or c in "-_." else "_" for c in text)
 
 
 class ChartFiles:
-  """The charts of a page, which are files as well: `files`, SVG by name."""
+  """The charts of a page. `files` maps file names to SVG."""
 
   def __init__(self):
     self.files: dict[str, str] = {}
 
   def add(self, name: str, draw: Callable[[], Figure], alt: str) -> str:
-    """Draws a chart, keeps its file and returns it as HTML.
+    """Draws a chart, adds its file and returns the chart as HTML.
 
     Args:
-      name: Name of the file without suffix; one that is taken gets a number.
-      draw: One of the functions below with its arguments.
-      alt: What the chart shows.
+      name: Name of the file without suffix; a second one gets a number.
+      draw: One of the functions below, with its arguments.
+      alt: Text that describes the chart.
     """
     stem = file_stem(name)
     names = itertools.chain(
@@ -141,16 +147,16 @@ def curves(
   """Draws lines, and a legend with their names and last values.
 
   Args:
-    title: What is drawn.
-    lines: At most `MOST_LINES`; further ones are left out.
+    title: Title of the chart.
+    lines: Lines, of which the first `MOST_LINES` are drawn.
     value: Format of a value in the legend, such as "{:.1f}%"; "": no values.
-    tick: Returns the text of a value at the y axis.
-    floor: Where the y axis begins; None: matplotlib chooses.
-    top: Where it ends, with `floor`; None: at the largest value.
-    is_noisy: Whether lines of many points get a running mean.
-    mark: Value and name of a dotted line; None: there is none.
-    x_label: What the x axis counts.
-    x_end: Where it ends, if no line goes further.
+    tick: Returns the text of a value on the y axis.
+    floor: Smallest value of the y axis; None: matplotlib chooses.
+    top: Largest value of the y axis, with `floor`; None: the largest value.
+    is_noisy: Whether lines with many points get a running mean.
+    mark: Value and name of a dotted line; None: no dotted line.
+    x_label: Label of the x axis.
+    x_end: Smallest end of the x axis.
   """
   figure = Figure(figsize=(4.8, 3.2), layout="constrained")
   axes = figure.subplots()
@@ -196,7 +202,7 @@ def curves(
 
 
 def _count(value: float) -> str:
-  """Returns text like "12,500" or "2.5M", which is as wide at most."""
+  """Returns text like "12,500" or "2.5M"."""
   return f"{value:,.0f}" if value < 1e6 else f"{value / 1e6:,.6g}M"
 
 
@@ -224,13 +230,13 @@ def accuracy(
   top: float = 0.0,
   **axis: Any,
 ) -> Figure:
-  """Draws shares in percent.
+  """Draws accuracies in percent.
 
   Args:
-    lines: Shares from 0 to 1.
-    chance: Share that guessing would reach, a dotted line; None: not drawn.
-    title: What is drawn.
-    top: Share at which the axis ends; 0: the largest.
+    lines: Accuracies, 0 to 1.
+    chance: Accuracy of guessing, drawn as a dotted line; None: not drawn.
+    title: Title of the chart.
+    top: Largest value of the y axis; 0: the largest accuracy.
     **axis: `x_label` and `x_end` of `curves`.
   """
   return curves(
@@ -249,9 +255,9 @@ def fewshot(lines: Sequence[Line], title: str, top: float) -> Figure:
   """Draws accuracy over labelled images per class.
 
   Args:
-    lines: Shares from 0 to 1.
-    title: Names the L2 weight.
-    top: Largest share of all charts to compare, which have the same axis.
+    lines: Accuracies, 0 to 1.
+    title: Title of the chart, with the L2 weight.
+    top: Largest accuracy of all charts to compare, which have the same axis.
   """
   label = "labelled images per class"
   figure = accuracy(lines, title=title, top=top, x_label=label)
@@ -263,7 +269,7 @@ def fewshot(lines: Sequence[Line], title: str, top: float) -> Figure:
 def set_log_axis(
   axes: Axes, places: Sequence[int | float], ticks: Sequence[int | float]
 ) -> None:
-  """Makes the x axis logarithmic, with all these places on it."""
+  """Makes the x axis logarithmic, with room for all `places`."""
   axes.set_xscale("log")
   axes.set_xlim(min(places) * 0.88, max(places) * 1.1)
   axes.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
@@ -273,15 +279,15 @@ def set_log_axis(
 def similarity(
   table: Float[np.ndarray, "n d"], grid: tuple[int, int], title: str
 ) -> Figure:
-  """Draws cosine similarities of each position's embedding with all others.
+  """Draws cosine similarities between the position embeddings.
 
-  One small map per position, arranged as the patches are; the brightest point
-  of a map is the position itself.
+  There is one small map for each patch, at the place of the patch. The
+  brightest point of a map is the patch itself.
 
   Args:
-    table: Embeddings of the patches in raster order, without a class token's.
+    table: Embeddings of the patches in raster order, without the class token.
     grid: Rows and columns of patches.
-    title: Names the table.
+    title: Title of the chart.
 
   Raises:
     ValueError: The table has another number of rows than the grid.
@@ -322,7 +328,7 @@ def similarity(
 
 
 def mosaic(images: np.ndarray, gap: int = 1) -> np.ndarray:
-  """Returns images [rows, columns, h, w, ...] as one, with clear gaps."""
+  """Joins images [rows, columns, h, w, ...] to one, with transparent gaps."""
   rows, columns, h, w, *channels = images.shape
   clear = 0.0 if channels else np.nan
   whole = np.full((rows, h + gap, columns, w + gap, *channels), clear)
@@ -332,14 +338,14 @@ def mosaic(images: np.ndarray, gap: int = 1) -> np.ndarray:
 
 
 def hide_frame(axes: Axes) -> None:
-  """Hides the grid and the border of a picture."""
+  """Hides the grid and the frame of a picture."""
   axes.grid(False)
   for spine in axes.spines.values():
     spine.set_visible(False)
 
 
 def set_title(axes: Axes, text: str) -> None:
-  """Writes a title in lines that fit; each beyond the first adds height."""
+  """Writes a title in lines that fit; further lines add height."""
   figure = axes.figure
   lines = textwrap.wrap(text, _TITLE_WIDTH)
   height = figure.get_figheight() + 0.19 * max(0, len(lines) - 1)
@@ -348,7 +354,7 @@ def set_title(axes: Axes, text: str) -> None:
 
 
 def add_legend(figure: Figure, entries: dict[Line2D, str]) -> None:
-  """Writes names of lines below the axes; those that are "" are left out."""
+  """Writes names of lines below the axes, except ""."""
   texts = {
     line: textwrap.fill(text, _LEGEND_WIDTH)
     for line, text in entries.items()
@@ -369,9 +375,9 @@ def add_legend(figure: Figure, entries: dict[Line2D, str]) -> None:
 
 
 def _running_mean(values: np.ndarray, width: int) -> np.ndarray:
-  """Returns the mean over a centred window, cut short at both ends.
+  """Returns the mean over a centred window, which is shorter at both ends.
 
-  Values that are not finite stay so, and do not count in their neighbours'.
+  Values that are not finite are kept, and are left out of other means.
   """
   half = max(width // 2, 1)
   finite = np.isfinite(values)

@@ -1,4 +1,4 @@
-"""Runs beside each other: state, options that differ, few-shot, cost."""
+"""Compares runs: state, options that differ, cost."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from vit_jax.writers.atomic_files import lines_text
 
 
 def states_section(runs: Sequence[Run]) -> str:
-  """Returns what became of each run, and lines that could not be read."""
+  """Returns the state of each run, and a note about unreadable lines."""
   rows = [(r.name if runs[1:] else "", *state(r)[:2], remarks(r)) for r in runs]
   unread = [
     f"{lines_text(r.unread)} of the metrics of {r.name}, cut off or damaged"
@@ -31,10 +31,10 @@ def differences(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
   kind, data set and split.
 
   Args:
-    runs: The runs; those without a config.json are left out.
+    runs: The runs; runs without a config.json are left out.
 
   Returns:
-    Path of the option -> name of the run -> value; None where a run has no such
+    Path of the option -> name of the run -> value; None if the run has no such
     option.
   """
   runs = [r for r in runs if r.config]
@@ -78,7 +78,7 @@ def differences_section(runs: Sequence[Run]) -> str:
 
 
 def _value(value: Any) -> str:
-  """Returns the value of an option as the config writes it, text bare."""
+  """Returns the value of an option as text, without quotation marks."""
   if value is None:
     return "—"
   if isinstance(value, str):
@@ -87,7 +87,7 @@ def _value(value: Any) -> str:
 
 
 def costs_section(runs: Sequence[Run]) -> str:
-  """Returns what each run cost."""
+  """Returns a table of the costs of each run."""
   costs = [tables.cost_texts(run) for run in runs]
   if not any(costs):
     return ""

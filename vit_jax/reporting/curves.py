@@ -1,4 +1,4 @@
-"""Curves over steps, and where the wall time of the runs went."""
+"""Curves over the steps, and the shares of the wall time."""
 
 import functools
 import html
@@ -14,9 +14,9 @@ from vit_jax.reporting.charts import MOST_LINES, ChartFiles, Line
 from vit_jax.reporting.page import breakable, missing
 from vit_jax.reporting.runs import LOSS, TOP1, Run
 
-MOST_SETS = 6  # charts of accuracy, each on another set
+MOST_SETS = 6  # charts of accuracy, one for each set
 CROSSES = "Crosses on an axis: steps at which the value was not finite."
-# The parts of the bar in order, with their names on the page.
+# The parts of the bar in order, and their names on the page.
 TIME_NAMES = {
   "step": "steps",
   "input": "waiting for images",
@@ -27,11 +27,11 @@ TIME_NAMES = {
   "repeated": "steps done again",
   "restart": "stopped",
 }
-SMALLEST_SHARE = 0.004  # share of a bar that can be seen
+SMALLEST_SHARE = 0.004  # smallest visible share of a bar
 
 
 def by_dataset(runs: Sequence[Run]) -> dict[str, list[Run]]:
-  """Groups runs on the same data, by its name."""
+  """Returns name of a data set -> its runs."""
   groups: dict[str, list[Run]] = {}
   for run in runs:
     groups.setdefault(run.dataset, []).append(run)
@@ -39,14 +39,14 @@ def by_dataset(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def section(name: str, runs: Sequence[Run], chart_files: ChartFiles) -> str:
-  """Returns the charts of runs, each with the curves of all of them.
+  """Returns charts, each with the curves of all runs.
 
-  Runs with batches of different sizes are drawn over the images they have seen.
+  If batch sizes differ, the x axis counts images instead of steps.
 
   Args:
-    name: Their data set, or any other title.
-    runs: The runs; those after the first `MOST_LINES` are only named.
-    chart_files: The charts of the page; these are added.
+    name: Data set of the runs, or another title.
+    runs: The runs; only the first `MOST_LINES` are drawn.
+    chart_files: The charts of the page; the new ones are added.
   """
   runs = sorted(runs, key=lambda run: not run.rows)  # which has no curve
   shown, more = runs[:MOST_LINES], runs[MOST_LINES:]
@@ -92,7 +92,7 @@ def section(name: str, runs: Sequence[Run], chart_files: ChartFiles) -> str:
 
 
 def _axis(runs: Sequence[Run]) -> tuple[str, Callable[[Run], int]]:
-  """Returns the name of the axis, and by what a run's steps are multiplied."""
+  """Returns the name of the x axis, and run -> factor of its steps."""
   sizes = {r.name: r.config.get("data", {}).get("batch_size") for r in runs}
   if len({*sizes.values()}) > 1 and all(sizes.values()):
     return "images seen", lambda run: sizes[run.name]
@@ -100,7 +100,7 @@ def _axis(runs: Sequence[Run]) -> tuple[str, Callable[[Run], int]]:
 
 
 class _Plot(NamedTuple):
-  """A chart: its name, what draws lines, and (label, run, metric) of each."""
+  """A chart: name, function that draws lines, (label, run, metric) of each."""
 
   name: str
   draw: Callable[..., Figure]
@@ -125,9 +125,8 @@ def _plots(runs: list[Run]) -> list[_Plot]:
 def _accuracies(runs: list[Run]) -> list[_Plot]:
   """Returns the charts of accuracies.
 
-  A single run has one chart with all its scores. Several runs have a chart for
-  each set that any of them scored more than once; if there is no such set, for
-  each set.
+  One run has one chart with all its scores. Several runs have a chart for each
+  set that a run scored more than once; if there is none, for each set.
   """
   draw = functools.partial(charts.accuracy, chance=_chance(runs))
   if len(runs) == 1:
@@ -176,7 +175,7 @@ def _chance(runs: Sequence[Run]) -> float | None:
 
 
 def time_section(runs: Sequence[Run]) -> str:
-  """Returns the section; "" if no run has an account of its time."""
+  """Returns the section about wall time; "" if no run has recorded it."""
   times = {run.name: run.seconds for run in runs}
   known = {label: seconds for label, seconds in times.items() if seconds}
   if not known:
@@ -200,7 +199,7 @@ def time_section(runs: Sequence[Run]) -> str:
 
 
 def _bar(seconds: dict[str, float]) -> str:
-  """Returns a bar of the shares, and below it each with its time."""
+  """Returns a bar of the shares, and below it the time of each part."""
   total = sum(seconds.values())
   shares = {k: seconds[k] / total if total else 0.0 for k in TIME_NAMES}
   parts = "".join(

@@ -1,4 +1,4 @@
-"""Few-shot accuracies: of runs side by side, and of each with its baselines."""
+"""Few-shot accuracies: runs compared, and each run with its baselines."""
 
 import functools
 import html
@@ -10,15 +10,15 @@ from vit_jax.reporting.page import breakable, missing, share, table
 from vit_jax.reporting.runs import Run
 
 BASELINES = {"random_init": "random weights", "raw_pixels": "raw pixels"}
-MOST_WEIGHTS = 4  # L2 weights with a chart of their own
+MOST_WEIGHTS = 4  # L2 weights with their own chart
 
 
 def side_by_side(runs: Sequence[Run], chart_files: ChartFiles) -> str:
-  """Returns few-shot accuracies on the same data beside each other.
+  """Returns few-shot accuracies of several runs on the same data.
 
   Args:
     runs: The runs to compare.
-    chart_files: The charts of the page; these are added.
+    chart_files: The charts of the page; the new ones are added.
   """
   sets: dict[str, dict[str, tuple[str, dict[str, float]]]] = {}
   for run in runs:
@@ -59,11 +59,11 @@ def side_by_side(runs: Sequence[Run], chart_files: ChartFiles) -> str:
 def section(
   runs: Sequence[Run], chart_files: ChartFiles, has_probes: bool
 ) -> str:
-  """Returns the accuracies of each run; "" where only probes have any.
+  """Returns the few-shot accuracies of each run; "" if only probes have any.
 
   Args:
     runs: The runs of the report.
-    chart_files: The charts of the page; these are added.
+    chart_files: The charts of the page; the new ones are added.
     has_probes: Whether the page has probes.
   """
   parts = [
@@ -79,7 +79,7 @@ def section(
 
 
 def _best(accuracies: Iterable[dict[str, float]]) -> dict[str, float]:
-  """Returns the largest accuracy by shots, in rising order of the shots."""
+  """Returns number of shots -> largest accuracy, by rising number."""
   best: dict[str, float] = {}
   for by_shots in accuracies:
     for shots, value in by_shots.items():
@@ -88,7 +88,7 @@ def _best(accuracies: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def _cells(by_shots: dict[str, float], best: dict[str, float]) -> list[str]:
-  """Returns accuracies as cells of a table, the best of a column marked."""
+  """Returns accuracies as cells of a table; the best of a column is marked."""
   return [
     "*" * (by_shots.get(shots) == value) + share(by_shots.get(shots))
     for shots, value in best.items()
@@ -100,7 +100,7 @@ def _line(label: str, by_shots: dict[str, float]) -> Line:
 
 
 def _accuracies(run: Run, name: str, chart_files: ChartFiles) -> str:
-  """Returns table and charts of an evaluator's last accuracies."""
+  """Returns table and charts of the last accuracies of an evaluator."""
   by_features = {"trained weights": run.fewshot(name)}
   by_features |= {text: run.fewshot(name, of) for of, text in BASELINES.items()}
   absent = [text for text, by_l2 in by_features.items() if not by_l2]
@@ -137,7 +137,7 @@ def _accuracies(run: Run, name: str, chart_files: ChartFiles) -> str:
 
 
 def _sets(run: Run, name: str) -> str:
-  """Returns the accuracies that a mean is of, a row each; "" for no mean."""
+  """Returns a row for each data set of a mean; "" if it is no mean."""
   members = run.groups.get(name, ())
   accuracies = {n: next(iter(run.fewshot(n).values()), {}) for n in members}
   if not accuracies:
@@ -151,7 +151,7 @@ def _sets(run: Run, name: str) -> str:
 
 
 def _text(run: Run, name: str, weights: list[str]) -> str:
-  """Returns what the numbers of a few-shot evaluator mean."""
+  """Returns a text about the numbers of a few-shot evaluator."""
   options = run.evals.get(run.groups.get(name, [name])[0])
   draws = len(options.seeds) if options else 1
   text = (

@@ -1,6 +1,6 @@
-"""What models show of themselves, as parts of a page: Figures 6, 7, 10, 14.
+"""Figures of what models learned, as sections of a page.
 
-Figures of arXiv:2010.11929. Several models stand side by side.
+They are Figures 6, 7, 10 and 14 of arXiv:2010.11929, for one or more models.
 """
 
 import dataclasses
@@ -42,25 +42,26 @@ from vit_jax.reporting.charts import (
 from vit_jax.reporting.page import error_text, gallery, missing
 from vit_jax.reporting.runs import Run
 
-MOST_RUNS = 4  # of a report that are loaded
-NUM_IMAGES = 64  # of a run that are passed through, at most
-MOST_MACS = 10**12  # of that; some 10 s on 2 cores
-NUM_SHOWN = 6  # of a run beside their maps
-_COLUMNS = 7  # components side by side, as in the paper
+MOST_RUNS = 4  # runs of a report whose models are loaded
+NUM_IMAGES = 64  # largest number of images that pass through a run's model
+MOST_MACS = 10**12  # largest number of multiply-adds; some 10 s on 2 cores
+NUM_SHOWN = 6  # images of a run that are shown beside their maps
+_COLUMNS = 7  # components in a row, as in the paper
 
 
 class InspectedModel(NamedTuple):
-  """A model, and what its attention does on some images.
+  """A model, and its attention on some images.
 
-  name: Its name in those of files.
-  label: Its name on the page.
+  name: Name of the model in file names.
+  label: Name of the model on the page.
   vit: The model.
-  images: As the model gets them.
-  captions: A text for each.
-  distances: Mean attention distance over these images, pixels; None: no images,
-    or no attention.
-  maps: The map of each image, see `inspection.attention_map`; None likewise.
-  positions: What each patch gets for its position; or why it gets nothing.
+  images: Preprocessed images, uint8 [h, w, c].
+  captions: A text for each image.
+  distances: Mean attention distance over the images, pixels; None without
+    images or attention.
+  maps: The `inspection.attention_map` of each image; None without images or
+    attention.
+  positions: Position embedding of each patch; or an error, why there is none.
   """
 
   name: str
@@ -83,7 +84,11 @@ class InspectedModel(NamedTuple):
     return inspection.has_attention(self.vit.config, self.vit.image_size)
 
   def check_maps(self) -> None:
-    """Raises a ValueError if there is no attention to show."""
+    """Checks that there are attention maps.
+
+    Raises:
+      ValueError: The model has no attention, or there are no images.
+    """
     if not self.has_attention:
       raise ValueError(f"{self.vit.config.variant} has no attention")
     if self.maps is None:
@@ -91,12 +96,12 @@ class InspectedModel(NamedTuple):
 
 
 class Section(NamedTuple):
-  """A part of a page.
+  """A section of a page.
 
-  title: Its heading.
-  text: What it shows, HTML.
-  body: Its pictures, HTML; "": there are none.
-  left_out: What is not shown, and why.
+  title: Heading of the section.
+  text: Description of the pictures, HTML.
+  body: The pictures, HTML; "": there are none.
+  left_out: Texts about missing pictures, with reasons.
   """
 
   title: str
@@ -105,7 +110,7 @@ class Section(NamedTuple):
   left_out: list[str]
 
   def html(self, level: int = 2) -> str:
-    """Returns the part below a heading of that level."""
+    """Returns the section with a heading of this level."""
     text = f"<p>{self.text}</p>" if self.body and self.text else ""
     return (
       f"<h{level}>{html.escape(self.title)}</h{level}>\n{text}{self.body}"
@@ -123,14 +128,14 @@ def inspect_model(
   """Passes images through a model, a few at a time.
 
   Args:
-    name: Name of the model in names of files.
+    name: Name of the model in file names.
     label: Name of the model on the page.
     vit: The model.
-    images: As the model gets them, preprocessed; may be none.
-    captions: A text for each.
+    images: Preprocessed images; the sequence may be empty.
+    captions: A text for each image.
 
   Raises:
-    ValueError: The model's numbers are not finite.
+    ValueError: The attention is not finite.
   """
   images = (
     np.stack(images)
@@ -150,7 +155,7 @@ def inspect_model(
   distances, maps = [], []
   for i in range(0, len(images), rows):
     some = images[i : i + rows]
-    if i:  # fills up the last batch, whose shape would be compiled anew
+    if i:  # pads the last batch, so that no other shape is compiled
       some = np.concatenate([some, images[: rows - len(some)]])
     result = inspection.survey(vit.config, vit.params, normalise(some))
     num = min(rows, len(images) - i)
@@ -159,8 +164,8 @@ def inspect_model(
   mean = np.concatenate(distances, 1).mean(1)
   if not np.isfinite(mean).all():
     raise ValueError(
-      f"{label}: got attention that is not a number (NaN), expected weights of"
-      " a training that did not diverge."
+      f"{label}: got attention that is not a number (NaN), expected the weights"
+      " of a training that did not diverge."
     )
   return model._replace(distances=mean, maps=np.concatenate(maps))
 
@@ -171,14 +176,14 @@ def all_sections(
   patch: tuple[int, int] | None,
   num_shown: int,
 ) -> list[Section]:
-  """Returns all there is to show.
+  """Returns all sections.
 
   Args:
     models: The models.
-    chart_files: The charts of the page; these are added.
-    patch: Row and column, from 0, of the patch whose heads are shown, of the
-      first image; None: the one that is looked at most.
-    num_shown: Images with a map, at most.
+    chart_files: The charts of the page; the new ones are added.
+    patch: Row and column, from 0, of the patch of the first image whose
+      attention is drawn by head; None: the patch that gets most attention.
+    num_shown: Largest number of images with a map.
   """
   maps = rollouts(models, num_shown)
   with_maps = [model for model in models if model.maps is not None]
@@ -197,13 +202,12 @@ def all_sections(
 def runs_section(runs: Sequence[Run], chart_files: ChartFiles) -> str:
   """Returns the section of a report: filters, positions, distances, maps.
 
-  These are of the newest checkpoints of the first `MOST_RUNS` runs, on images
-  that the runs saved; on fewer where passing them through a large model takes
-  long.
+  It shows the newest checkpoints of the first `MOST_RUNS` runs, on images that
+  the runs saved; for a large model, on fewer images.
 
   Args:
     runs: The runs of the report.
-    chart_files: The charts of the page; these are added.
+    chart_files: The charts of the page; the new ones are added.
   """
   models, left_out = [], []
   for run in runs[:MOST_RUNS]:
@@ -237,8 +241,8 @@ def runs_section(runs: Sequence[Run], chart_files: ChartFiles) -> str:
 def inspect_run(run: Run) -> InspectedModel:
   """Passes images that a run saved through its newest checkpoint.
 
-  The result has only the parameters of the first layer, for `filters`, so that
-  large models of several runs are never in memory together.
+  The result has only the parameters of the first layer, which `filters` needs,
+  so that the models of several runs are not in memory together.
 
   Raises:
     FileNotFoundError: The run has no checkpoint.
@@ -267,7 +271,7 @@ class _Charts:
 
   Attributes:
     html: The charts so far.
-    left_out: Models without a chart, and why.
+    left_out: Texts about models without a chart, with reasons.
   """
 
   def __init__(self, kind: str, alt: str, chart_files: ChartFiles):
@@ -276,7 +280,7 @@ class _Charts:
     self.left_out: list[str] = []
 
   def add(self, model: InspectedModel, draw: Callable[[], Figure]) -> None:
-    """Draws a chart; what `draw` raises as a ValueError is left out."""
+    """Draws a chart; if `draw` raises a ValueError, the chart is left out."""
     name = f"{self._kind}_{model.name}" if model.name else self._kind
     try:
       chart = self._chart_files.add(name, draw, f"{self._alt}, {model.label}")
@@ -294,7 +298,7 @@ class _Charts:
 def filters(
   models: Sequence[InspectedModel], chart_files: ChartFiles
 ) -> Section:
-  """Returns principal components of the first layers' filters."""
+  """Returns the principal components of the filters of the first layer."""
 
   def draw(model: InspectedModel) -> Figure:
     what, kernel = filters_of(model.vit.config, model.vit.params)
@@ -314,7 +318,7 @@ def filters(
 def positions(
   models: Sequence[InspectedModel], chart_files: ChartFiles
 ) -> Section:
-  """Returns similarities of the positions of patches."""
+  """Returns the similarities of the position embeddings."""
 
   def draw(model: InspectedModel) -> Figure:
     if isinstance(model.positions, str):
@@ -340,7 +344,7 @@ def positions(
 def distances(
   models: Sequence[InspectedModel], chart_files: ChartFiles
 ) -> Section:
-  """Returns mean attention distances of all heads."""
+  """Returns the mean attention distances of all heads."""
 
   def draw(model: InspectedModel) -> Figure:
     model.check_maps()
@@ -374,7 +378,7 @@ def heads(
 
   Args:
     models: The models.
-    chart_files: The charts of the page; these are added.
+    chart_files: The charts of the page; the new ones are added.
     patch: See `all_sections`.
   """
 
@@ -457,12 +461,12 @@ def _read_by(pool: str) -> str:
 def draw_filters(components: Components, title: str) -> Figure:
   """Draws principal components of filters as colours.
 
-  Zero is grey; each component is scaled so that its largest absolute value is
+  Zero is grey. Each component is scaled so that its largest absolute value is
   black or white.
 
   Args:
     components: See `vit_jax.models.filters`.
-    title: Names the model.
+    title: Title of the chart.
 
   Source: arXiv:2010.11929, Figure 7 (left).
   """
@@ -472,7 +476,7 @@ def draw_filters(components: Components, title: str) -> Figure:
   rows = -(-len(images) // _COLUMNS)
   filled = np.full((rows * _COLUMNS, *images.shape[1:3], 4), 0.0)
   filled[: len(images), ..., :3] = colours
-  filled[: len(images), ..., 3] = 1  # the places that stay empty are clear
+  filled[: len(images), ..., 3] = 1  # empty places are transparent
   picture = mosaic(filled.reshape(rows, _COLUMNS, *filled.shape[1:]))
   height, width, _ = picture.shape
   figure = Figure(
@@ -495,9 +499,9 @@ def draw_mean_distance(
   """Draws the mean attention distance of each head over the depth.
 
   Args:
-    distances: Pixels.
-    even: Distance of a head that attends to all patches alike, pixels.
-    title: Names the model.
+    distances: Mean distances, pixels.
+    even: Distance of a head with the same attention to all patches, pixels.
+    title: Title of the chart.
 
   Source: arXiv:2010.11929, Figure 7 (right).
   """
@@ -536,16 +540,16 @@ def draw_heads(
   image: UInt8[np.ndarray, "h w c"],
   title: str,
 ) -> Figure:
-  """Draws the attention of one patch: a row for each layer, a map per head.
+  """Draws the attention of one patch: a row per layer, a map per head.
 
-  Each map is scaled to its own largest weight; the patch is framed, in the
-  image above, too.
+  Each map is scaled by its largest weight. The patch has a frame, in the image
+  above, too.
 
   Args:
-    weights: On the patches.
-    patch: Its row and column, from 0.
-    image: As the model gets it.
-    title: Names the model.
+    weights: Attention of the patch to all patches.
+    patch: Row and column of the patch, from 0.
+    image: The preprocessed image.
+    title: Title of the chart.
   """
   layers, num_heads, rows, columns = weights.shape
   top = weights.max((2, 3), keepdims=True)
@@ -582,7 +586,7 @@ def draw_heads(
 
 
 def _frame(axes: Axes, x: int, y: int, width: float) -> None:
-  """Frames the square around a point of a picture."""
+  """Draws a frame around a point of a picture."""
   square = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False)
   square.set(edgecolor="#2fc99a", linewidth=width)
   axes.add_patch(square)

@@ -12,36 +12,35 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from PIL import Image
 
-# Where a line may break inside a name, a path or operations, but not inside a
-# number.
+# A line may break here in a name, a path or operations, but not in a number.
 _BREAK = re.compile(r"(?<=[/_|])(?=\w)|(?<=,)(?=[^\d\s])")
 _STATIC = pathlib.Path(__file__).parent / "static"
 _STYLE = (_STATIC / "page.css").read_text("utf-8")
-# Colours of the light page by CSS variable, from the first block of the style.
+# CSS variable -> colour of the light page, from the first block of the style.
 COLOURS = dict(
   re.findall(r"--([\w-]+): (#[0-9a-f]{6});", _STYLE.partition("}")[0])
 )
 
 
 def page(title: str, body: str) -> str:
-  """Returns the whole document; `body` is HTML, `title` is text."""
+  """Returns the document; `body` is HTML, `title` is text."""
   frame = string.Template((_STATIC / "page.html").read_text("utf-8"))
   return frame.substitute(title=html.escape(title), style=_STYLE, body=body)
 
 
 def chart(svg: str, alt: str) -> str:
-  """Returns a chart as HTML: an SVG file that becomes a part of the page.
+  """Returns an SVG file as HTML inside the page.
 
-  Colours of the light page become the variables of the page's style, so that
-  the chart is light, dark or printed as the page is.
+  Colours of the light page become variables of the page's style, so that the
+  chart is light or dark like the page.
 
   Args:
     svg: A file that `charts.render` drew in `COLOURS`.
-    alt: What the chart shows, for readers who do not see it.
+    alt: Text that describes the chart.
   """
   names = {colour: name for name, colour in COLOURS.items()}
   _, _, rest = svg.partition("<svg")
-  # What a page does not need, or has for all its charts.
+  # The page does not need these, or has them once for all charts.
   rest = re.sub(
     r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->\n?"
     r'| xmlns(:\w+)?="[^"]*"',
@@ -64,14 +63,14 @@ def cards(
   number: Callable[[float], str] = lambda share: f"{100 * share:.0f}%",
   records: Sequence[str] = (),
 ) -> str:
-  """Returns images with a model's predictions, errors framed and marked.
+  """Returns images with a model's predictions; mistakes have a frame.
 
-  Columns are as wide as the longest word of a name, so that none is broken.
+  Columns are as wide as the longest word of a name, so that no word is broken.
 
   Args:
-    examples: (uint8 [h, w, 3], true name, name of the prediction, its
-      probability from 0 to 1) each.
-    number: Makes the text of a probability, or of another score.
+    examples: (image uint8 [h, w, 3], true name, predicted name, probability
+      0 to 1) for each image.
+    number: Returns the text of a probability, or of another score.
     records: Paths or names of the images, shown below them; (): none.
   """
   parts, longest = [], 0
@@ -113,7 +112,7 @@ def gallery(pictures: Iterable[tuple[Image.Image, str]]) -> str:
 
 
 def _image(image: np.ndarray, label: str) -> str:
-  """Returns a small image losslessly, with sharp pixels, a photo as JPEG."""
+  """Returns a small image without loss, with sharp pixels; a photo as JPEG."""
   is_small = max(image.shape[:2]) <= 64
   kind, how = ("png", {}) if is_small else ("jpeg", {"quality": 88})
   buffer = io.BytesIO()
@@ -132,7 +131,7 @@ def _link(kind: str, data: bytes) -> str:
 
 
 def breakable(text: str) -> str:
-  """Returns text as HTML whose lines may break after / and _, and in a list.
+  """Returns text as HTML that may break after / and _, and in a list.
 
   Example:
     >>> breakable("a_b/c=1,d=2, 1,000 <")
@@ -142,7 +141,7 @@ def breakable(text: str) -> str:
 
 
 def _unbroken(text: str) -> list[str]:
-  """Returns the parts of a text that stay on one line."""
+  """Returns the parts of a text that do not break."""
   return [
     w for part in _BREAK.split(text) for w in re.split(r"\s|(?<=-)", part)
   ]
@@ -152,9 +151,9 @@ def table(kind: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
   """Returns a table of texts; the first cell of a row is its name.
 
   Args:
-    kind: "facts" (texts) or "numbers" (right-aligned).
+    kind: "facts" (texts) or "numbers" (aligned right).
     head: First row.
-    rows: All others; a cell that starts with "*" is the best of its column.
+    rows: Other rows; a cell that starts with "*" is the best of its column.
   """
   cell = lambda text: (
     f"<td><b>{breakable(text[1:])}</b></td>"
@@ -173,11 +172,11 @@ def table(kind: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def states(rows: Iterable[tuple[str, str, str, str]]) -> str:
-  """Returns a list of runs with what became of them.
+  """Returns a list of runs with their states.
 
   Args:
-    rows: (name, "finished" "going" "stopped" or "unknown", text, what went
-      wrong on the way) each; the name and the last may be "".
+    rows: (name, kind of state, text, remark) for each run. The kind is
+      "finished", "going", "stopped" or "unknown". Name and remark may be "".
   """
   items = "".join(
     f'<li class="{kind}">'
@@ -191,16 +190,16 @@ def states(rows: Iterable[tuple[str, str, str, str]]) -> str:
 
 
 def share(value: float | None) -> str:
-  """Returns a share as text in percent, as in tables."""
+  """Returns a share as text in percent."""
   return "—" if value is None else f"{100 * value:.1f}%"
 
 
 def missing(what: str) -> str:
-  """Returns a line on what the report lacks, or nothing if it lacks nothing."""
+  """Returns a line about missing parts; "" if nothing is missing."""
   what = breakable(re.sub(r"\.(?=; |$)", "", what))  # errors are sentences
   return what and f'<p class="missing">Left out: {what}.</p>'
 
 
 def error_text(error: Exception) -> str:
-  """Returns what is wrong with a damaged file, for `missing`."""
+  """Returns the error of a damaged file as a text for `missing`."""
   return str(error)[:200] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Scores of each class: of `per_class` evaluators, and of probes."""
+"""Scores of each class, from `per_class` evaluators and from probes."""
 
 import html
 import pathlib
@@ -20,7 +20,7 @@ from vit_jax.reporting.page import (
 from vit_jax.reporting.runs import PROBES, Run
 from vit_jax.weights.npz_file import open_npz
 
-MOST = 10  # classes, and pairs of classes, in a table
+MOST = 10  # largest number of classes, or of pairs of classes, in a table
 TITLES = {
   "fewshot": "Few-shot",
   "linear": "Linear probe",
@@ -42,7 +42,7 @@ _SHOTS = re.compile(r"(?:l2=(?P<l2>[^/]+)/)?(?:(?P<k>\d+)shot|(?P<all>all))")
 def evaluators_section(runs: list[Run]) -> str:
   """Returns the worst classes and the most frequent confusions of each run.
 
-  "" if no run has an evaluator of kind "per_class".
+  Returns "" if no run has an evaluator of kind "per_class".
   """
   parts, left_out = [], []
   for run in runs:
@@ -59,10 +59,10 @@ def evaluators_section(runs: list[Run]) -> str:
 
 
 def tables(content: dict[str, Any]) -> list[str]:
-  """Returns tables of the worst classes, of all, and of the confusions.
+  """Returns tables of the worst classes, of all classes, and of confusions.
 
   Args:
-    content: `classes` and `confusions` as a `per_class` evaluator writes them.
+    content: `classes` and `confusions` of a `per_class` evaluator.
   """
   names = {c["class"]: c["name"] for c in content["classes"]}
   counts = {c["class"]: c["count"] for c in content["classes"]}
@@ -135,7 +135,7 @@ def _evaluator(run: Run, name: str, content: dict[str, Any]) -> str:
 def probes_section(runs: list[Run]) -> str:
   """Returns the scores, classes, confusions and worst mistakes of each probe.
 
-  "" if no run has one.
+  Returns "" if no run has a probe.
   """
   parts, left_out = [], []
   for run in runs:
@@ -166,7 +166,7 @@ def _probe(probe: dict[str, Any], images: pathlib.Path, who: str) -> str:
 
 
 def _scores(scores: dict[str, float], l2: list[float] | None) -> str:
-  """Returns a table by L2 weight and shots, or of whatever was measured."""
+  """Returns a table by L2 weight and shots, or a table of all metrics."""
   matches = [_SHOTS.fullmatch(name) for name in scores]
   if not l2 or not all(matches):
     rows = [[k, _number(k, v)] for k, v in scores.items()]

@@ -1,4 +1,4 @@
-"""The report on runs: a page, its charts as files, and a summary."""
+"""The report on runs: a page, its charts as files, and a summary in JSON."""
 
 import dataclasses
 import html
@@ -34,19 +34,20 @@ MOST_TILES = 8
 def write_report(*paths: str, out: str | None = None) -> pathlib.Path:
   """Writes `report.html`, `figures/*.svg` and `summary.json`.
 
-  Several paths are compared: their curves share the charts, whatever their
-  data. The runs of one folder share them by data set.
+  If there are several paths, each chart has the curves of all runs. If there is
+  one folder of runs, each chart has the runs with the same data set.
 
   Args:
-    *paths: Each a run's workdir, or a folder of such.
-    out: Folder to write to; None: the path, or, of several, `report/` in the
-      folder that holds them all (in the working directory if that is `/`).
+    *paths: Folders of runs, or folders that contain such folders.
+    out: Folder to write to. None: the path, if there is one; for several,
+      `report/` in the folder that contains all of them (if that is `/`, in the
+      working directory).
 
   Returns:
     Path of the page.
 
   Raises:
-    ValueError: There is no run in one of the folders.
+    ValueError: One of the folders has no run.
   """
   runs = find_runs(*paths)
   is_one_folder = len(paths) == 1
@@ -68,10 +69,10 @@ def write_report(*paths: str, out: str | None = None) -> pathlib.Path:
 
 
 def summarise(runs: Sequence[Run]) -> dict[str, Any]:
-  """Returns the contents of summary.json; null where nothing was measured.
+  """Returns the contents of summary.json; null if a value was not measured.
 
-  Shares are from 0 to 1, each from the last row that has it. Wall seconds are
-  the sum of those of the runs.
+  Shares are from 0 to 1, from the last row that has them. Wall seconds are the
+  sum over the runs.
   """
   trained = [r for r in runs if r.is_trained]
   summary: dict[str, Any] = {
@@ -98,7 +99,7 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def default_folder(paths: Sequence[str]) -> pathlib.Path:
-  """Returns where a report on these runs is written."""
+  """Returns the folder of a report on these runs; see `write_report`."""
   if len(paths) == 1:
     return pathlib.Path(paths[0])
   above = os.path.commonpath([pathlib.Path(p).resolve().parent for p in paths])
@@ -116,18 +117,18 @@ def _page(
   """Returns the page.
 
   Args:
-    title: Its title.
-    runs: The runs to report on; published weights have probes alone.
-    is_one_folder: Whether they ran one after the other, and only runs on the
-      same data share charts; if not, they are compared with each other.
-    summary: As `summarise` returns it.
+    title: Title of the page.
+    runs: The runs; a folder of published weights has only probes.
+    is_one_folder: Whether the runs belong together, so that only runs on the
+      same data share charts; otherwise they are compared with each other.
+    summary: Result of `summarise`.
     chart_files: Gets the charts.
   """
   probes = per_class.probes_section(runs)
   trained = [r for r in runs if r.is_trained]
   if not trained:
     return page(title, f"<h1>{breakable(title)}</h1>\n{probes}")
-  # The sum of the times of runs that are compared says little.
+  # For compared runs, the sum of the times means little.
   seconds = summary["wall_seconds"] if is_one_folder else None
   groups = curves.by_dataset(trained) if is_one_folder else {"Curves": trained}
   parts = [
@@ -186,7 +187,7 @@ def head(
 
 
 def _facts(runs: list[Run]) -> str:
-  """Returns what was run, with the configs folded."""
+  """Returns a table of the runs, with folded configs."""
   folded = "".join(
     f"<details><summary>config of {breakable(run.name)}</summary><pre>"
     f"{html.escape(json.dumps(run.config, indent=2, ensure_ascii=False))}"

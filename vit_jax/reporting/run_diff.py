@@ -1,4 +1,4 @@
-"""How two runs differ: options, rows of metrics, digests of checkpoints."""
+"""Compares two runs: options, rows of metrics, digests of checkpoints."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from vit_jax.digests import Digest
 from vit_jax.writers import metric_writer
 
 NAMES = ("A", "B")
-# Keys of metadata.json that are compared: machine, versions, data.
+# Compared keys of metadata.json: machine, versions, data.
 METADATA = (
   "devices",
   "processes",
@@ -25,14 +25,14 @@ METADATA = (
   "image_size",
   "preprocessing",
 )
-MOST_SHOWN = 3  # metrics of the first row that differs
+MOST_SHOWN = 3  # metrics that are shown of the first different row
 
 
 class Run(NamedTuple):
-  """What is compared of a run.
+  """The parts of a run that are compared.
 
-  settings: Options (`config.` and their paths) and `METADATA`, flat.
-  rows: Step -> metric -> value; without those that measure the machine.
+  settings: Path -> value of options (`config.` and the path) and `METADATA`.
+  rows: Step -> metric -> value, without metrics that measure the machine.
   checkpoints: Step -> folder.
   """
 
@@ -42,11 +42,11 @@ class Run(NamedTuple):
 
 
 class Comparison(NamedTuple):
-  """How two runs compare.
+  """The result of a comparison.
 
   lines: The text that the command prints.
-  is_compared: Whether both have any metric, or any checkpoint.
-  is_equal: Whether all metrics and checkpoints that both have are equal.
+  is_compared: Whether both runs have a metric or a checkpoint in common.
+  is_equal: Whether all common metrics and checkpoints are equal.
   """
 
   lines: list[str]
@@ -55,11 +55,11 @@ class Comparison(NamedTuple):
 
 
 def compare(a: str, b: str) -> Comparison:
-  """Compares two runs, as far as both go.
+  """Compares two runs, up to the last step of the shorter one.
 
   Raises:
-    FileNotFoundError: One of them is no run.
-    ValueError: A file of theirs is damaged.
+    FileNotFoundError: One of the folders has no run.
+    ValueError: A file of a run is damaged.
   """
   runs = (read(a), read(b))
   lines = [
@@ -88,11 +88,11 @@ def compare(a: str, b: str) -> Comparison:
 
 
 def read(run: str) -> Run:
-  """Reads what is compared of a run; no arrays.
+  """Reads the compared parts of a run, without arrays.
 
   Raises:
-    FileNotFoundError: There is no such run.
-    ValueError: One of its files is damaged.
+    FileNotFoundError: The folder has no run.
+    ValueError: A file of the run is damaged.
   """
   folder = epath.Path(run)
   there = folder / checkpointer.FOLDER
@@ -141,14 +141,14 @@ def _compare_rows(
   """Compares the metrics that both runs have, step by step.
 
   Returns:
-    The first step that differs, or None; lines; and the number of steps of
-    which both have a metric.
+    The first step that differs, or None; lines of text; the number of steps for
+    which both runs have a metric.
   """
   differing, common = {}, []
   for step in sorted(a.keys() & b.keys()):
     keys = [key for key in a[step] if key in b[step]]
     pairs = {key: (a[step][key], b[step][key]) for key in keys}
-    # repr: NaN is equal to NaN.
+    # By repr, NaN is equal to NaN.
     names = {k: (x, y) for k, (x, y) in pairs.items() if repr(x) != repr(y)}
     if names:
       differing[step] = names
@@ -176,8 +176,8 @@ def _compare_checkpoints(
   """Compares the digests of the checkpoints that both runs have.
 
   Returns:
-    The first step that differs, or None; lines; and the number of steps that
-    were compared.
+    The first step that differs, or None; lines of text; the number of compared
+    steps.
   """
   steps = [step for step in a if step in b]
   if not steps:
@@ -208,7 +208,7 @@ def _compare_checkpoints(
 
 
 def _digests(folder: epath.Path) -> dict[str, Digest]:
-  """Returns the digests of a checkpoint, by item and path."""
+  """Returns item and path -> digest of the arrays of a checkpoint."""
   items = checkpointer.digests(str(folder))
   return {f"{i}/{path}": d for i in items for path, d in items[i].items()}
 

@@ -1,4 +1,4 @@
-"""Whether a run is finished, still going, or stopped before its end."""
+"""Finds out whether a run is finished, going on, or stopped early."""
 
 import math
 import time
@@ -9,18 +9,18 @@ from vit_jax.callbacks.progress import format_seconds
 from vit_jax.reporting.runs import LOSS, METRICS, Run
 
 FINISHED, GOING, STOPPED, UNKNOWN = "finished", "going", "stopped", "unknown"
-# Seconds after its last heartbeat in which a run of another host counts as
-# going; they come every 10 seconds.
+# A run on another host counts as going if its last heartbeat is at most this
+# number of seconds old. Heartbeats come every 10 seconds.
 PATIENCE = 60.0
 
 
 class State(NamedTuple):
-  """What became of a run.
+  """The state of a run.
 
   kind: "finished", "going", "stopped" or "unknown".
   text: One line, without the name of the run.
-  seconds_left: Time until a run that is going ends, at the pace of its last
-    rows; None: unknown.
+  seconds_left: Estimated seconds until a running run ends, from its last rows;
+    None: unknown.
   """
 
   kind: str
@@ -29,11 +29,11 @@ class State(NamedTuple):
 
 
 def state(run: Run, now: float | None = None) -> State:
-  """Returns what became of a run, by its metrics and `process.json`.
+  """Returns the state of a run, from its metrics and `process.json`.
 
   Args:
     run: The run.
-    now: Seconds since the epoch; None: this moment.
+    now: Time, seconds since the epoch; None: the current time.
   """
   now = time.time() if now is None else now
   kind, reason = _kind(run, now)
@@ -54,13 +54,13 @@ def state(run: Run, now: float | None = None) -> State:
   if is_complete:
     text += ". The same command completes it"
   elif not reason.startswith(FloatingPointError.__name__):
-    # The error of a run that diverged says what to change.
+    # The error of a diverged run says what to change.
     text += _resumes(run)
   return State(kind, text)
 
 
 def _kind(run: Run, now: float) -> tuple[str, str]:
-  """Returns the kind of a run's state, and why it stopped or is unknown."""
+  """Returns the kind of the state, and the reason of "stopped" or "unknown"."""
   record = run.process
   if not record:
     if run.total_steps and run.steps >= run.total_steps:
@@ -82,9 +82,9 @@ def _kind(run: Run, now: float) -> tuple[str, str]:
 
 
 def remarks(run: Run) -> str:
-  """Returns steps skipped, images left out and values that were not finite.
+  """Returns a text about skipped steps, broken images and non-finite values.
 
-  "": There are none.
+  Returns "" if there are none.
   """
   parts = []
   if skipped := run.last("train/skipped"):
@@ -99,10 +99,10 @@ def remarks(run: Run) -> str:
 
 
 def _not_finite(run: Run) -> dict[str, list[int]]:
-  """Returns the steps of values that were not finite.
+  """Returns the steps with values that were not finite.
 
   Returns:
-    `LOSS` or the name of an evaluator -> steps; {}: all were finite.
+    `LOSS` or the name of an evaluator -> steps; {}: all values were finite.
   """
   steps_by_name: dict[str, dict[int, None]] = {}
   for row in run.rows:
@@ -123,7 +123,7 @@ def _count_text(count: int | float, what: str) -> str:
 
 
 def _position_text(run: Run, now: float) -> str:
-  """Returns step, share and the age of the last line in words."""
+  """Returns a text with step, share of the run and age of the last line."""
   if not run.rows:
     text = "before its first line of metrics"
     if began := run.process.get("began"):
@@ -139,7 +139,7 @@ def _position_text(run: Run, now: float) -> str:
 
 
 def _resumes(run: Run) -> str:
-  """Returns from which checkpoint the same command goes on."""
+  """Returns a text about the checkpoint from which the run can be resumed."""
   folder = run.path / "checkpoints"
   names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
   steps = [int(name) for name in names if name.isdecimal()]
@@ -148,7 +148,7 @@ def _resumes(run: Run) -> str:
 
 
 def _seconds_left(run: Run) -> float | None:
-  """Returns the steps left times the seconds per step of the last lines."""
+  """Returns remaining steps x seconds per step of the last lines."""
   began = run.process.get("began", -math.inf)
   points = [
     (r["step"], r["time"])

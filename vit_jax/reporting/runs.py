@@ -19,27 +19,27 @@ from vit_jax.writers import atomic_files, fine_tuning
 from vit_jax.writers.metric_writer import METRICS
 
 LOSS = "train/loss"
-PROBES = "probes"  # folder, by vit_jax.scoring.probes
-# Metrics by which evaluators of any kind are recognised.
+PROBES = "probes"  # folder that vit_jax.scoring.probes writes
+# Names of metrics, which tell the kinds of evaluators.
 R2 = re.compile(r"(?P<name>[^/]+)/r2")
 TOP1 = re.compile(r"(?P<name>.+)/top1")
 SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>[0-9]{1,6})shot")
-# Splits on which the options of a task of VTAB are chosen.
+# Splits on which the options of a VTAB task are chosen.
 VTAB = ("train800", "val200")
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """The files of one workdir; missing ones are empty.
+  """The files of one workdir; a missing file is empty.
 
-  name: Name of the folder; where several have it, with folders above it.
+  name: Name of the folder; if it is not unique, with folders above it.
   config: Contents of config.json.
   metadata: Contents of metadata.json.
-  rows: The lines of metrics.jsonl, in the order written.
+  rows: The lines of metrics.jsonl, in their order.
   process: Contents of process.json.
-  last_sign: When its process was last alive, seconds since the epoch; None:
-    unknown.
-  unread: Numbers of the damaged lines of metrics.jsonl.
+  last_sign: Time of the last sign of life of the process, seconds since the
+    epoch; None: unknown.
+  unread: Numbers of damaged lines in metrics.jsonl.
   """
 
   name: str
@@ -53,16 +53,16 @@ class Run:
 
   @property
   def is_trained(self) -> bool:
-    """Whether there is more than the probes of published weights."""
+    """Whether the folder has a run, not only probes of published weights."""
     known = self.config or self.rows or self.unread
     return bool(known) or (self.path / "config.json").exists()
 
   @property
   def dataset(self) -> str:
-    """The name without options: "glyphs" for "glyphs/size=32".
+    """Name of the data set without options: "glyphs" for "glyphs/size=32".
 
-    Where a loader was passed to the run, its type, "Squares, given"; made-up
-    images are named so, "glyphs, fake".
+    If a loader was passed to the run, it is the type of the loader, "Squares,
+    given". For fake data it is "glyphs, fake".
     """
     if given := self.metadata.get("data_given"):
       return f"{given}, given"
@@ -72,12 +72,12 @@ class Run:
 
   @property
   def is_fake(self) -> bool:
-    """Whether the images of all data sets were made up, see fake_data."""
+    """Whether all images were fake, see `config.fake_data`."""
     return bool(self.config.get("fake_data"))
 
   @functools.cached_property
   def evals(self) -> dict[str, EvaluatorConfig]:
-    """Options of the evaluators, by name; those of `errors` at defaults."""
+    """Name -> options of an evaluator; those in `errors` have defaults."""
     data = self.config.get("data", {})
     return {
       e.name: e.resolved(data.get("dataset"), data.get("batch_size"))
@@ -86,7 +86,7 @@ class Run:
 
   @property
   def errors(self) -> list[str]:
-    """Options of the evaluators that this version cannot read."""
+    """Errors of options that this version cannot read."""
     return [error.rstrip(".") for error in self._built[1]]
 
   @functools.cached_property
@@ -95,7 +95,7 @@ class Run:
 
   @functools.cached_property
   def linear_probe(self) -> fine_tuning.LinearProbe | None:
-    """The linear probe from which it started; None: there is none."""
+    """The linear probe from which the run started; None: there is none."""
     file = self.path / fine_tuning.LINEAR_PROBE
     is_there = file.exists()
     return (
@@ -109,25 +109,25 @@ class Run:
 
   @property
   def steps(self) -> int:
-    """Updates applied, as far as the metrics show."""
+    """Number of applied updates in the metrics."""
     return max((r["step"] for r in self.rows), default=0)
 
   @property
   def total_steps(self) -> int | None:
-    """Length of the run; None where its files do not tell."""
+    """Length of the run in steps; None if the files do not state it."""
     return self.metadata.get("total_steps") or self.config.get("total_steps")
 
   @functools.cached_property
   def names(self) -> list[str]:
-    """All metrics, in the order of their first line."""
+    """Names of all metrics, in the order of their first line."""
     return list(dict.fromkeys(k for r in self.rows for k in r))
 
   def points(self, name: str | None) -> tuple[list[int], list[float]]:
-    """Returns steps and values of a metric, not finite ones included.
+    """Returns steps and values of a metric, also values that are not finite.
 
-    NaN stands for a value that its row leaves out: the row of a skipped step
-    has no `train/loss`, and that of an evaluator counts such values in
-    `<evaluator>/not_finite`.
+    NaN stands for a value that the row leaves out: the row of a skipped step
+    has no `train/loss`; the row of an evaluator has the number of such values
+    in `<evaluator>/not_finite`.
     """
     name = name or ""
     sign = f"{name.partition('/')[0]}/not_finite"
@@ -149,7 +149,7 @@ class Run:
     return None
 
   def scores(self, name: str) -> dict[str, float | None]:
-    """Returns the last scores of an evaluator, all of one step.
+    """Returns metric -> score of an evaluator at its last step.
 
     A score that is not finite is None.
     """
@@ -167,7 +167,7 @@ class Run:
     """Returns names of evaluators, in the order of the config.
 
     Args:
-      metric: What they wrote, `TOP1`, `R2` or `SHOT`.
+      metric: A metric that they wrote: `TOP1`, `R2` or `SHOT`.
     """
     matches = [metric.fullmatch(n) for n in self.names]
     written = dict.fromkeys(m["name"] for m in matches if m)
@@ -177,7 +177,7 @@ class Run:
 
   @functools.cached_property
   def groups(self) -> dict[str, list[str]]:
-    """Names of the evaluators over which a mean was written, by its name."""
+    """Name of a group with a mean -> names of its evaluators."""
     written = {n.split("/")[0] for n in self.names}
     return {
       group: [e.name for e in members if e.name in written]
@@ -186,21 +186,21 @@ class Run:
     }
 
   def fewshot_names(self) -> list[str]:
-    """Returns the few-shot evaluators, a mean in place of a group."""
+    """Returns the names of few-shot evaluators, with groups as one name."""
     members = {n for names in self.groups.values() for n in names}
     return [n for n in self.evaluators(SHOT) if n not in members]
 
   def split_title(self, name: str) -> str:
-    """Returns an evaluator's name with its data set and split, if known.
+    """Returns the name of an evaluator with data set and split, if known.
 
-    The name is that of the log, of metrics.jsonl, TensorBoard and summary.json:
-    the key of `config.evals`.
+    The name is the key in `config.evals`, as in the log, metrics.jsonl,
+    TensorBoard and summary.json.
     """
     data = self.data_title(name)
     return f"{name} ({data})" if data != name else name
 
   def data_title(self, name: str) -> str:
-    """Returns data set and split of an evaluator; its name if unknown."""
+    """Returns data set and split of an evaluator; if unknown, its name."""
     fake = ", fake" * self.is_fake
     if name in self.groups:
       num = len(self.groups[name])
@@ -210,7 +210,7 @@ class Run:
     return f"{short_name(e.dataset or name)} {e.split}{fake}"
 
   def top1_title(self, name: str) -> str:
-    """Returns `split_title`, and the kind of classifier if not the head."""
+    """Returns `split_title`, with the kind of classifier if not the head."""
     text, options = self.split_title(name), self.evals.get(name)
     if options is None or options.kind in ("classification", "per_class"):
       return text
@@ -219,7 +219,7 @@ class Run:
     return f"{text}, {options.kind}{'' if options.scores_head else ' probe'}"
 
   def is_training_part(self, name: str) -> bool:
-    """Whether an evaluator scores a part of the split that was trained on."""
+    """Whether an evaluator scores a part of the training split."""
     data, options = self.config.get("data", {}), self.evals.get(name)
     is_given = self.metadata.get("data_given")
     if (
@@ -233,7 +233,7 @@ class Run:
     return base == split.partition("[")[0] or (split, base) == VTAB
 
   def is_held_out(self, name: str) -> bool:
-    """Whether no record of that part was trained on, as its split says."""
+    """Whether an evaluator scores a part that was held out of the training."""
     if not self.is_training_part(name):
       return False
     split, of_eval = str(self.config["data"]["split"]), self.evals[name].split
@@ -249,11 +249,11 @@ class Run:
 
     Args:
       name: Name of the evaluator.
-      of: "" for the run's features, or a baseline, "raw_pixels".
+      of: "" for the features of the run, or a baseline such as "raw_pixels".
 
     Returns:
-      {"16": {"1": 0.5, "5": 0.7}, "1024": ...}, with the weight that the config
-      names first before the others, "?" if it is unknown; {} if there are none.
+      {"16": {"1": 0.5, "5": 0.7}, "1024": ...}, with the first weight of the
+      config first ("?" if it is unknown); {} if there are no accuracies.
     """
     options = self.evals.get(self.groups.get(name, [name])[0])
     first = f"{options.l2[0]:g}" if options and options.l2 else "?"
@@ -273,10 +273,10 @@ class Run:
 
   @property
   def seconds(self) -> dict[str, float]:
-    """Seconds in each of `accounting.BUCKETS`, by the last account; {}: none.
+    """Seconds in each of `accounting.BUCKETS`; {} if they were not recorded.
 
-    The last account is that of the end, of the newest checkpoint or of the
-    newest row of training, whichever is latest.
+    They are the latest ones of the end, the newest checkpoint and the newest
+    training row.
     """
     return max(
       accounting.seconds_of_rows(self.rows),
@@ -286,16 +286,16 @@ class Run:
 
   @property
   def device_hours(self) -> float | None:
-    """Device-hours by the last account, see `seconds`."""
+    """Device-hours, from the same record as `seconds`."""
     account = self.metadata.get(accounting.KEY) or {}
     hours = account.get("device_hours"), self.last("train/device_hours")
     return max((h for h in hours if h is not None), default=None)
 
   def wall_seconds(self) -> float | None:
-    """Returns the seconds from the first start to the last account.
+    """Returns the seconds from the first start to the record of `seconds`.
 
-    Without an account it is the time from the first row to the last. Pauses are
-    included in both.
+    Without a record, it is the time from the first row to the last. Both
+    include pauses.
     """
     if seconds := self.seconds:
       return sum(seconds.values())
@@ -307,14 +307,14 @@ def find_runs(*folders: str | pathlib.Path) -> list[Run]:
   """Reads runs, or all runs directly below a folder.
 
   Args:
-    *folders: Each the workdir of a run, or a folder of such, on this machine.
+    *folders: Workdirs of runs, or folders of such, on this machine.
 
   Returns:
-    The runs, each once, in the order of the folders; those below a folder by
-    name.
+    The runs, each once, in the order of the folders; runs below a folder are
+    ordered by name.
 
   Raises:
-    ValueError: There is none in one of them.
+    ValueError: One of the folders has no run.
   """
   paths: dict[pathlib.Path, pathlib.Path] = {}
   for folder in folders:
@@ -326,14 +326,14 @@ def find_runs(*folders: str | pathlib.Path) -> list[Run]:
     base = pathlib.Path(folder)
     if not base.is_dir():
       raise ValueError(
-        f"{str(base)!r}: got no such directory, expected the workdir of a run,"
-        " or a directory of such. Is the path right?"
+        f"{str(base)!r}: got no such folder, expected the folder of a run, or a"
+        " folder of runs. Check the path."
       )
     inside = [p for p in sorted(base.iterdir()) if _is_run(p)]
     workdirs = [base] if _is_run(base) else inside
     if not workdirs:
       raise ValueError(
-        f"{str(base)!r}: got a directory without a run, expected {METRICS} or"
+        f"{str(base)!r}: got a folder without a run, expected {METRICS} or"
         " config.json in it or one level below. Train first: vit-jax train"
         f" --config=... --workdir={base}."
       )
@@ -343,7 +343,7 @@ def find_runs(*folders: str | pathlib.Path) -> list[Run]:
 
 
 def unique_names(paths: Sequence[pathlib.PurePath]) -> list[str]:
-  """Returns the names of folders, with as many above them as tell them apart.
+  """Returns the names of folders, with folders above them to be unique.
 
   Example:
     >>> P = pathlib.PurePath
@@ -367,7 +367,7 @@ def unique_names(paths: Sequence[pathlib.PurePath]) -> list[str]:
 
 
 def short_name(dataset: str) -> str:
-  """Returns a data set's name without its options, or path.
+  """Returns the name of a data set without its options or path.
 
   Example:
     >>> short_name("glyphs/size=32"), short_name("folder:/data/flowers/")
@@ -379,10 +379,10 @@ def short_name(dataset: str) -> str:
 
 
 def _is_run(path: pathlib.Path) -> bool:
-  # A folder of published weights has probes alone.
+  # A folder of published weights has only probes.
   if any((path / file).exists() for file in (METRICS, PROBES)):
     return True
-  # timm's and Hugging Face's folders of weights have a config.json, too.
+  # Folders of timm and Hugging Face have another config.json.
   is_weights = any(path.glob("*.safetensors"))
   return (path / "config.json").exists() and not is_weights
 
@@ -391,7 +391,7 @@ def _read(path: pathlib.Path, name: str) -> Run:
   """Reads a run.
 
   Raises:
-    ValueError: One of its files is damaged.
+    ValueError: A file of the run is damaged.
   """
   metadata = json_file.read(path / "metadata.json")
   rows, unread = atomic_files.read_rows(epath.Path(path / METRICS))

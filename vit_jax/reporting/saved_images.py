@@ -11,16 +11,16 @@ from vit_jax.reporting.runs import Run, short_name
 from vit_jax.weights.npz_file import open_npz
 
 NO_LABEL = "no label"
-NUM_IMAGES = 24  # on the page, and as many mistakes
+NUM_IMAGES = 24  # images on the page; also the number of mistakes
 
 
 class Example(NamedTuple):
   """An image and the model's prediction.
 
   image: uint8 [h, w, 3].
-  label: Name of the true class; of several, the one that was predicted, if any.
+  label: Name of the true class; if there are several, of the predicted one.
   guess: Name of the predicted class.
-  probability: Its probability by the model, 0 to 1.
+  probability: Probability of the predicted class, 0 to 1.
   """
 
   image: np.ndarray
@@ -32,11 +32,11 @@ class Example(NamedTuple):
 class Predictions(NamedTuple):
   """Images of a split that a run saved, with predictions.
 
-  of: Data set and split, as a title has them.
-  first: The first images of it.
+  of: Data set and split, for a title.
+  first: The first images of the split.
   mistakes: Mistakes, by falling probability.
-  num_images: Number of images of the split.
-  num_wrong: Number of mistakes among these.
+  num_images: Number of images in the split.
+  num_wrong: Number of mistakes in the split.
   """
 
   of: str
@@ -47,7 +47,7 @@ class Predictions(NamedTuple):
 
 
 def section(runs: Sequence[Run]) -> str:
-  """Returns the first images of a split, and its worst mistakes."""
+  """Returns the first images of a split, and the worst mistakes."""
   parts, absent, damaged = [], [], []
   for run in runs:
     try:
@@ -72,7 +72,7 @@ def section(runs: Sequence[Run]) -> str:
 
 
 def _first_and_worst(saved: Predictions) -> str:
-  """Returns images with captions that say how many there are."""
+  """Returns the images, with captions that have their numbers."""
   first, mistakes = saved.first, saved.mistakes
   right = sum(e.label == e.guess for e in first)
   worst = f"{saved.num_wrong:,} of the {saved.num_images:,} images"
@@ -87,11 +87,11 @@ def _first_and_worst(saved: Predictions) -> str:
 
 
 def predictions(run: Run, limit: int) -> Predictions | None:
-  """Returns images that a run saved, with predictions; None: it has none.
+  """Returns images that a run saved, with predictions; None if it saved none.
 
   Args:
-    run: A run, with a predictions.npz or without.
-    limit: Most images, and most mistakes.
+    run: A run, with or without a predictions.npz.
+    limit: Largest number of images, and of mistakes.
 
   Raises:
     ValueError, KeyError, OSError: The file is damaged.

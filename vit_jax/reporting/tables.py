@@ -1,4 +1,4 @@
-"""The tables of the report: scores, what was run, what it cost."""
+"""The tables of the report: scores, configs, costs."""
 
 import statistics
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from vit_jax.reporting import runs as runs_lib
 from vit_jax.reporting.page import share, table
 from vit_jax.reporting.runs import Run
 
-MOST_CHANGES = 5  # of a config, one by one
-# Metrics with a column in the table of scores.
+MOST_CHANGES = 5  # largest number of changes of a config that are listed
+# Metrics with their own column in the table of scores.
 USUAL = ("top1", "balanced_accuracy", "top5", "loss", "count")
-MOST_COLUMNS = 4  # runs with a column each; more have a row each
+MOST_COLUMNS = 4  # more runs are rows instead of columns
 
 
 def headlines(run: Run) -> list[tuple[float | None, str, str]]:
   """Returns share, name and remark for each score of a run.
 
   A held-out part of the training split is left out if there is a test split,
-  since runs are chosen by it.
+  because options are chosen by it.
   """
   names = run.evaluators(runs_lib.TOP1)
   tests = [n for n in names if not run.is_training_part(n)]
@@ -53,10 +53,10 @@ def headlines(run: Run) -> list[tuple[float | None, str, str]]:
 
 
 def scores(runs: list[Run]) -> str:
-  """Returns the scores of all runs' evaluators with a top-1, a row each.
+  """Returns a row for each evaluator with a top-1, for all runs.
 
-  The linear probes with which runs began come first. Scores of one kind and one
-  split follow each other; the best is marked.
+  The linear probes with which runs began come first. Scores of the same kind
+  and split are in adjacent rows; the best is marked.
   """
   by_split: dict[str, list[tuple[Run, dict[str, float | None]]]] = {}
   for run in runs:
@@ -89,11 +89,11 @@ def scores(runs: list[Run]) -> str:
 
 
 def other_scores(runs: list[Run]) -> str:
-  """Returns the last metrics that no other table has, an evaluator a row.
+  """Returns the last metrics that no other table has, a row per evaluator.
 
-  These are all metrics of evaluators without top-1 and shots; those of
-  evaluators with a top-1 that are not `USUAL`; and few-shot accuracies with all
-  examples, which have no column among the shots.
+  These are all metrics of evaluators without top-1 and shots; metrics other
+  than `USUAL` of evaluators with a top-1; and few-shot accuracies with all
+  examples.
   """
   rows = []
   for run in runs:
@@ -123,12 +123,12 @@ def other_scores(runs: list[Run]) -> str:
 
 
 def facts(runs: list[Run]) -> str:
-  """Returns what was run."""
+  """Returns a table of the runs."""
   return side_by_side(runs, [run_facts(run) for run in runs])
 
 
 def run_facts(run: Run) -> dict[str, str]:
-  """Returns model, data, optimizer and so on, by the names in the table."""
+  """Returns name in the table -> text: model, data, optimizer and so on."""
   config, metadata = run.config, run.metadata
   facts = {}
   if model := config.get("model"):
@@ -177,10 +177,10 @@ def run_facts(run: Run) -> dict[str, str]:
 
 
 def changes_text(trail: list[dict[str, Any]] | None) -> str:
-  """Returns the changes that a run took where it resumed.
+  """Returns a text about the options that changed when a run resumed.
 
   Args:
-    trail: As `resume_rules.trail` returns it.
+    trail: Result of `resume_rules.trail`.
 
   Example:
     >>> change = {"step": 8, "key": "optim.lr", "from": 1, "to": 0.1}
@@ -198,9 +198,9 @@ def changes_text(trail: list[dict[str, Any]] | None) -> str:
 
 
 def costs(run: Run) -> dict[str, float | None]:
-  """Returns what a run cost, by the names that the table shows.
+  """Returns name in the table -> cost of a run.
 
-  The rates are medians over the lines of the run; None: not measured.
+  Rates are medians over the lines of the run. None: not measured.
   """
   of = lambda name: run.series(f"train/{name}")[1]
   median = lambda values: statistics.median(values) if values else None
@@ -216,7 +216,7 @@ def costs(run: Run) -> dict[str, float | None]:
 
 
 def cost_texts(run: Run) -> dict[str, str]:
-  """Returns `costs` as text, without what was not measured."""
+  """Returns the measured `costs` as texts."""
   texts = {
     "wall seconds": ("wall time", format_seconds),
     "MFU": ("MFU", lambda v: f"{100 * v:.1f}%"),
@@ -231,11 +231,11 @@ def cost_texts(run: Run) -> dict[str, str]:
 
 
 def side_by_side(runs: Sequence[Run], facts: Sequence[dict[str, str]]) -> str:
-  """Returns a table with a column for each run, or, of many, a row for each.
+  """Returns a table with a column per run; with many runs, a row per run.
 
   Args:
     runs: The runs.
-    facts: Values of each run by name; a value that a run lacks is "—".
+    facts: Name -> value, for each run; a missing value is shown as "—".
   """
   names = list(dict.fromkeys(name for of_run in facts for name in of_run))
   by_run = [

@@ -1,4 +1,4 @@
-"""A page and pictures of what checkpoints learned, and where they look."""
+"""Draws what checkpoints learned, and where they look: `vit-jax visualize`."""
 
 import argparse
 import io
@@ -29,19 +29,19 @@ from vit_jax.writers.atomic_files import replace_text
 
 NUM_IMAGES = 128  # as in Figure 7
 PAGE = "index.html"
-NUM_SHOWN = 24  # on the page; all have files
+NUM_SHOWN = 24  # images on the page; all images have files
 
 
 def run(args: argparse.Namespace) -> list[pathlib.Path]:
   """Writes the page and the pictures, and returns their paths.
 
   Raises:
-    ValueError: All that is wrong with the arguments, before anything is
+    ValueError: Arguments are wrong; it lists all errors before anything is
       computed.
   """
   out, errors = pathlib.Path(args.out), []
   if out.exists() and not out.is_dir():
-    errors.append(f"--out: got {args.out!r}, which is a file; name a folder.")
+    errors.append(f"--out: got {args.out!r}, a file; expected a folder.")
   models = _loaded([args.checkpoint, *args.beside], errors)
   images, left_out = _images(args)
   ahead = 2 * (os.cpu_count() or 1)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> list[pathlib.Path]:
   unread = {r.name: r.error for read in rows.values() for r in read if r.error}
   images = [image for image in images if image.name not in unread]
   for name, error in unread.items():
-    # An image that was named must be readable, one of a folder need not be.
+    # An image that was named must be readable; an image of a folder need not.
     is_needed = name in args.images or not images
     (errors if is_needed else left_out).append(f"{printable(name)}: {error}")
   for label, (_, vit) in models.items():
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> list[pathlib.Path]:
 def _loaded(
   paths: Sequence[str], errors: list[str]
 ) -> dict[str, tuple[str, Pretrained]]:
-  """Returns path and model by label; adds what cannot be loaded to `errors`."""
+  """Returns label -> (path, model); appends failures to `errors`."""
   models = {}
   for path in paths:
     try:
@@ -100,7 +100,7 @@ def _loaded(
 def _images(
   args: argparse.Namespace,
 ) -> tuple[list[streaming.Named], list[str]]:
-  """Returns the images to look at, and what is left out."""
+  """Returns the images, and texts about missing ones."""
   if args.images:
     images = list(streaming.find(args.images))
     more = len(images) - NUM_IMAGES
@@ -108,7 +108,7 @@ def _images(
     return images[:NUM_IMAGES], left_out if more > 0 else []
   try:
     return _evaluation_images(args.checkpoint), []
-  except Exception as e:  # The page can do without images.
+  except Exception as e:  # The page is useful without images, too.
     why = str(e).rstrip(".")
     return [], [
       f"images ({why}. Name some: vit-jax visualize CHECKPOINT IMAGE)"
@@ -116,7 +116,7 @@ def _images(
 
 
 def _evaluation_images(path: str) -> list[streaming.Named]:
-  """Returns images of the split that a run is scored on, evenly spaced.
+  """Returns evenly spaced images of the split on which a run is scored.
 
   Raises:
     ValueError: There are no such images.
@@ -128,7 +128,7 @@ def _evaluation_images(path: str) -> list[streaming.Named]:
   scored = next((e for e in run.evals.values() if e.scores_head), None)
   if scored is None:
     raise ValueError("none were given, and the run scores no images.")
-  # TensorFlow reads data sets; images that are named do without.
+  # Only data sets need TensorFlow; image files do not.
   from vit_jax.data.sources import Sources
 
   data = run.config.get("data", {})
@@ -162,7 +162,7 @@ def _patch_errors(
 
 
 def _pictures(names: Sequence[str]) -> list[str]:
-  """Returns where the picture of each image is written, within DIR."""
+  """Returns the path in DIR of the picture of each image."""
   stems = [os.path.splitext(os.path.basename(name))[0] for name in names]
   return [
     f"rollout/{i:03}_{file_stem(stem)}.png" for i, stem in enumerate(stems, 1)
@@ -172,7 +172,7 @@ def _pictures(names: Sequence[str]) -> list[str]:
 def captions_of(
   names: Sequence[str], vit: Pretrained, images: Sequence[np.ndarray]
 ) -> list[str]:
-  """Returns names, those that are shown with what the model answers."""
+  """Returns captions: names, and for shown images the prediction."""
   captions = [printable(os.path.basename(name)) for name in names]
   if not (vit.num_classes and len(images)):
     return captions
@@ -194,7 +194,7 @@ def _write(
   patch: tuple[int, int] | None,
   left_out: list[str],
 ) -> list[pathlib.Path]:
-  """Writes all files and returns their paths; prints them."""
+  """Writes all files, prints their paths and returns them."""
   chart_files = ChartFiles()
   sections = model_figures.all_sections(
     inspected, chart_files, patch, NUM_SHOWN
@@ -233,7 +233,7 @@ def _write(
 def _print_written(
   out: pathlib.Path, names: list[str], left_out: list[str]
 ) -> None:
-  """Prints the files, those of the single images as one line."""
+  """Prints the paths of the files; the pictures of images are one line."""
   singles = [name for name in names if name.startswith("rollout/")]
   for name in names[: len(names) - len(singles)]:  # those come last
     print(f"wrote     {out / name}")
@@ -251,7 +251,7 @@ def _facts(
   inspected: Sequence[model_figures.InspectedModel],
   models: Sequence[tuple[str, Pretrained]],
 ) -> str:
-  """Returns a table of what the models are, and how runs were trained."""
+  """Returns a table of the models, and of the training of their runs."""
   columns = [model_facts(path, vit) for path, vit in models]
   rows = [
     [key, *(facts.get(key, "—") for facts in columns)]
@@ -261,7 +261,7 @@ def _facts(
 
 
 def model_facts(path: str, vit: Pretrained) -> dict[str, str]:
-  """Returns what a model is, and how its run was trained, by name."""
+  """Returns name -> text about a model and the training of its run."""
   config, (height, width) = vit.config, vit.image_size
   rows, columns = config.grid(vit.image_size)
   has_patches = config.num_tokens(vit.image_size) is not None
@@ -294,10 +294,10 @@ def _png(image: Image.Image) -> bytes:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Draws, or ends the process with all that is wrong."""
+  """Draws the figures, or ends the process with all errors."""
   processes.refuse_several_hosts()
   startup.use_cache()
-  # Pillow warns of large images and odd metadata; what it cannot read is named.
+  # Hides Pillow's warnings; unreadable images are reported anyway.
   warnings.filterwarnings("ignore", module="PIL")
   try:
     run(args)
