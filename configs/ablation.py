@@ -2,15 +2,16 @@
 
 Run: vit-jax train \
   --config=ablation:posemb=learn2d,posemb_at=shared
-Arguments: model (of MODELS), dataset (of DATASETS), posemb (that of
-config.model), posemb_at (likewise), pool (token or gap), optimizer (adam, or
-sgd for ResNets), depth (blocks), width (of a token; heads have 64 each),
-mlp_dim (hidden width), patch (pixels a side), lr (peak; default: the model's).
+Arguments: model (of MODELS), dataset (of DATASETS), posemb (as in
+config.model), posemb_at (as in config.model), pool (token or gap), optimizer
+(adam, or sgd for ResNets), depth (blocks), width (of a token; a head has 64),
+mlp_dim (hidden width), patch (pixels per side), lr (peak learning rate; by
+default that of the model).
 
-The recipe is that of configs/comparison.py, as long for all. The paper's data
-are JFT-300M, for 7 epochs in Table 7; its other tables do not say. So its
-figures below are what should come out in order and distance, not in height. The
-score is 5-shot accuracy on ImageNet. Result: not yet run.
+The recipe is that of configs/comparison.py; all models train equally long. The
+paper trains on JFT-300M, for 7 epochs in Table 7; other tables do not state the
+length. Therefore expect the order and the differences of the numbers below, not
+their values. The score is 5-shot accuracy on ImageNet. Result: not yet run.
 
 Positions (D.4, Table 8; B/16, 5-shot accuracy on ImageNet; posemb_at)
   posemb      stem     blocks   shared
@@ -18,14 +19,14 @@ Positions (D.4, Table 8; B/16, 5-shot accuracy on ImageNet; posemb_at)
   learn       0.64206  0.63964  0.64292
   learn2d     0.64001  0.64046  0.64022
   relative    0.64032
-The paper does not say, and here it is so: the class token has a position of its
-own in 1-D, is the first of the sequence in relative, and has none in 2-D; where
-dropout is on (not here), that of the tokens comes before positions that are
-added in blocks.
+The paper does not state these choices: the class token has its own position in
+learn, is the first of the sequence in relative, and has no position in learn2d.
+With dropout (which is off here), the tokens' dropout comes before positions
+that are added in blocks.
 
 Pooling (D.3, Figure 9): the mean with a linear head (pool=gap) is as good as
-the class token with its tanh layer (pool=token), if the learning rate is right;
-the paper gives no rates, so try lr=4e-4, 8e-4 and 1.6e-3 for both.
+the class token with a tanh layer (pool=token) if the learning rate is tuned.
+The paper gives no rates; try lr=4e-4, 8e-4 and 1.6e-3 for both.
 
 Optimizer of ResNets (D.1, Table 7; fine-tuned accuracy, %)
                         ImageNet  CIFAR-10  CIFAR-100  Pets   Flowers  mean
@@ -33,19 +34,19 @@ Optimizer of ResNets (D.1, Table 7; fine-tuned accuracy, %)
                 sgd     78.24     97.46     85.17      91.00  92.06    88.79
   model=R152x2  adam    84.97     99.06     92.05      95.37  98.62    94.01
                 sgd     84.37     99.07     91.06      94.79  99.32    93.72
-optimizer=sgd has BiT's numbers (arXiv:1912.11370, section 3.3): 0.03 for every
-256 images, momentum 0.9, 5,000 steps of warm-up, a tenth of the rate after 30,
-60 and 80 of 90 epochs (on JFT-300M 10, 23, 30 and 37 of 40), and no clipping.
-Its L2 penalty of 1e-4, which momentum adds up ten times, is a decay of 1e-3
-behind the momentum.
+optimizer=sgd has BiT's numbers (arXiv:1912.11370, section 3.3): learning rate
+0.03 x batch / 256, momentum 0.9, 5,000 steps of warm-up, division by 10 after
+30, 60 and 80 of 90 epochs (on JFT-300M 10, 23, 30 and 37 of 40), and no
+clipping. BiT's L2 penalty of 1e-4, which momentum accumulates ten times, is
+here a weight decay of 1e-3 after the momentum.
 
 Scaling (D.2, Figure 8): model=figure8, 8 blocks of width 1024 with an MLP of
-2048 on patches of 32, and one of depth, width, mlp_dim, patch. The paper's
-curves have no numbers: depth helps most, up to 64 blocks with less gain after
-16; width least; smaller patches help without parameters. Heads (16 of 64) and
-the rate (L/32's) are not stated there.
+2048 on patches of 32, with another depth, width, mlp_dim or patch. The paper's
+curves have no numbers. Depth helps most, with less gain after 16 blocks; width
+helps least; smaller patches help without more parameters. The paper does not
+state heads (here 16 of 64) and learning rate (here that of L/32).
 
-Masked patches (4.6, B.1.2): configs/masked_patch.py, with target and steps.
+Masked patches (4.6, B.1.2): configs/masked_patch.py with target and steps.
 
 Cost, in 10^18 FLOPs, on ImageNet-21k: B/16 45, R50x1 11, R152x2 117, figure8 9.
 """

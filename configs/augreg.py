@@ -4,29 +4,30 @@ Section 3 of arXiv:2106.10270: RandAugment of two layers, and mixup, in seven
 strengths; dropout and stochastic depth, or neither; weight decay 0.1 or 0.03.
 Run: vit-jax train \
   --config=augreg:model=B/16,aug=medium1,reg=0.1,dataset=imagenet21k
-Arguments: model (of MODELS), aug (of AUGMENTATION), reg (0 or 0.1, of dropout
-and of stochastic depth in the last block), wd (weight decay: 0.1 or 0.03),
-dataset (of DATASETS), epochs (the paper's are 300, and 30 of ImageNet-21k).
+Arguments: model (of MODELS), aug (of AUGMENTATION), reg (0 or 0.1: dropout, and
+stochastic depth in the last block), wd (weight decay: 0.1 or 0.03), dataset (of
+DATASETS), epochs (in the paper 300, or 30 on ImageNet-21k).
 
-The files that were released count from another name: their light0 is light1
-here and in the paper, their light1 is light2; the others are the same. At
-light1 RandAugment's magnitude is 0, which still changes images much
-(vit_jax/data/randaugment.py; docs/randaugment.png has the others).
-ImageNet: the last percent of `train` is the `minival` to choose by; `val` is
-scored once, at the end. What the paper leaves open is as in big_vision: a
-sigmoid with a head bias of -6.9 or -10, decay of kernels alone; but Adam's
-first moment is float32 (there bfloat16, optim.accumulator_dtype). ImageNet-21k
-has the class token of the released files (big_vision: the mean over tokens) and
-no tanh layer, ImageNet has one. Mixup's partner is the row before in the whole
-batch, in big_vision within a device. The schedule of stochastic depth is
-scenic's: block l of L at reg * l / (L - 1).
+The released files have other names for two strengths: their light0 is light1
+here and in the paper, and their light1 is light2. At light1 the magnitude of
+RandAugment is 0, which still changes images much (vit_jax/data/randaugment.py;
+docs/randaugment.png shows the others).
+On ImageNet, options are chosen on `minival`, the last percent of `train`; `val`
+is scored once, at the end. If the paper does not state a choice, it is
+big_vision's: a sigmoid with a head bias of -6.9 or -10, and weight decay only
+for kernels. But Adam's first moment is float32 (in big_vision bfloat16, see
+optim.accumulator_dtype). The ImageNet-21k models have the class token of the
+released files (in big_vision the mean over tokens) and no tanh layer; the
+ImageNet models have one. Mixup's partner is the previous row of the whole batch
+(in big_vision, of the device). The schedule of stochastic depth is scenic's:
+block l of L has the rate reg * l / (L - 1).
 
-Cost: B/16 on ImageNet-21k for 300 epochs is 4,244 million images, 447.6
-exaFLOPs; on v5e:16x16 5.6 hours or 1,426 chip-hours by the planner's estimate
-of its step, 19.4 ms with aug=medium1 and reg=0.1. The input needs a core for
-about every 800 images a second (docs/performance.md).
-Result: not yet run. Expected are the paper's, Figure 4, in percent. Validation
-of ImageNet-21k (300 epochs) at none, light1, light2, medium1, medium2, strong1,
+Cost: B/16 on ImageNet-21k for 300 epochs takes 4,244 million images and 447.6
+exaFLOPs. On v5e:16x16 that is 5.6 hours or 1,426 chip-hours, by the planner's
+estimate of a step, 19.4 ms with aug=medium1 and reg=0.1. A core decodes about
+800 images per second (docs/performance.md).
+Result: not yet run. The paper's Figure 4, in percent: validation accuracy on
+ImageNet-21k (300 epochs) at none, light1, light2, medium1, medium2, strong1,
 strong2, with reg=0, then with reg=0.1 (one number for two weight decays):
   R+Ti/16    39 38 37 36 35 34 33, 36 34 32 31 30 29 28
   Ti/16      41 41 40 39 37 37 36, 38 36 34 33 32 31 29
@@ -47,7 +48,7 @@ strong2, with reg=0, then with reg=0.1 (one number for two weight decays):
   B/16       70 76 79 79 81 80 80, 76 79 81 82 83 82 82
   L/16       69 76 77 78 78 76 76, 74 78 78 78 79 77 77
   R50+L/32   70 75 76 77 77 76 76, 75 78 78 78 79 77 77
-On the official validation set Table 3 has, without fine-tuning, 79.84 (B/16),
+On the official validation set, Table 3 has without fine-tuning 79.84 (B/16),
 79.00 (S/16), 75.72 (L/16), 74.42 (B/32), 72.59 (Ti/16), 72.07 (S/32), 79.61
 (R26+S/32), 76.84 (R50+L/32), 70.13 (R+Ti/16). After 300 epochs of ImageNet-21k
 and fine-tuning at 384 px: 85.49 (B/16), 83.73 (S/16), 85.59 (L/16).

@@ -4,20 +4,20 @@ Run: vit-jax train \
   --config=comparison:model=R50x1,dataset=imagenet21k
 Arguments: model (of LEARNING_RATES), dataset (of EPOCHS).
 The recipe is that of Table 3 of arXiv:2010.11929 for JFT-300M, which is not
-public: Adam for the ResNets, too, batch 4096, a linear decay, weight decay 0.1,
-no dropout, and no clipping, which the table states for ImageNet alone. R200x3
-is not in that table.
-The length is not that of JFT-300M. There, 7 epochs are 518,000 steps, of which
-the 10,000 of warm-up are 2 %; 7 epochs of ImageNet-21k are 24,175, and of
-ImageNet 2,189, less than the warm-up. Instead, the length is that in Table 3
-for the data set itself (for ImageNet-21k the shorter of its two), with the same
-warm-up: 10 % of about 100,000 steps. Every model is trained for as long; the
-paper trains H/14, and in figure 5 some others, twice as long.
+public: Adam also for the ResNets, batch 4096, a linear decay, weight decay 0.1,
+no dropout, and no clipping, which the table states only for ImageNet. R200x3 is
+not in the table.
+The length differs. On JFT-300M 7 epochs are 518,000 steps, with 2 % of warm-up
+(10,000 steps). 7 epochs of ImageNet-21k would be 24,175 steps, and of ImageNet
+2,189, less than the warm-up. Therefore the length is that of Table 3 for the
+data set (for ImageNet-21k the shorter one), with the same warm-up: 10 % of
+about 100,000 steps. All models train equally long; the paper trains H/14, and
+some other models of figure 5, twice as long.
 Few-shot accuracy is scored as in configs/vit.py.
-Cost on imagenet21k: 10.5 exaFLOPs (R50x1) to 426.1 (H/14); hours
-were not estimated.
-On ImageNet the paper's own recipe regularises more (dropout 0.1, weight decay
-0.3), so these scores compare with each other only.
+Cost on imagenet21k: 10.5 exaFLOPs (R50x1) to 426.1 (H/14); hours were not
+estimated.
+On ImageNet the paper's recipe has more regularisation (dropout 0.1, weight
+decay 0.3), so compare these scores only with each other.
 Result: not yet run.
 """
 

@@ -1,38 +1,41 @@
-"""DeiT III: ViTs by supervision alone, arXiv:2204.07118.
+"""DeiT III: supervised training of ViTs, arXiv:2204.07118.
 
 Run, two stages of B/16:
   vit-jax train --workdir=runs/deit3 --config=deit3:stage=i1k
   vit-jax train --workdir=runs/deit3_224 \
     --config=deit3:stage=i1k_224,init=runs/deit3
 Arguments: stage (of STAGES: i1k, from scratch on ImageNet; i1k_224 and i1k_384,
-fine-tuned from it; i21k, from scratch on ImageNet-21k; i21k_i1k, fine-tuned
-from that), model (of the stage's row in STAGES), init (weights of the stage
-before, for any but i1k and i21k).
-Images of ImageNet are scored once, at the end, as `val`, and nothing is chosen
-by them.
+fine-tuned from i1k; i21k, from scratch on ImageNet-21k; i21k_i1k, fine-tuned
+from i21k), model (of the stage's row in STAGES), init (weights of the previous
+stage; not for i1k and i21k).
+The official validation images are scored once, at the end, as `val`; nothing is
+chosen by them.
 
 The numbers are those of the commands in facebookresearch/deit,
-README_revenge.md; its paper has a weight decay of 0.02 throughout. From
-scratch: LAMB, 3-Augment (one of grey, solarized, blurred), colours changed by
-0.3, mixup and cutmix. ImageNet: crops, three copies of an image in a batch, and
-binary cross-entropy whose mixed targets are 1. ImageNet-21k: a crop of the
-whole height or width, and a softmax. Stochastic depth is the same in all
-blocks. 1.0 is FusedLAMB's own bound of the gradient's norm.
-Different here: images are in [-1, 1] (there: ImageNet's mean and deviation);
-patches of 14 divide no crop of 160 or 128 px, whose last 6 and 2 pixels they do
-not read there, so crops are of 154 and 126; the window of a crop is drawn by
-TensorFlow (aspect by a uniform number, there by its logarithm); a mixed image's
-partner is the row before it (timm: the batch reversed); the copies of an image
-have the same stochastic depth; an epoch of three copies takes the next third of
-a permutation (there: of a new one); the head begins at zero, and the warm-up at
-0 (there: 1e-6).
+README_revenge.md; the paper has a weight decay of 0.02 everywhere. From
+scratch: LAMB, 3-Augment (one of grey, solarize, blur), colour jitter 0.3, mixup
+and cutmix. ImageNet: crops, three copies of an image in a batch, and binary
+cross-entropy with mixed targets of 1. ImageNet-21k: a crop of the whole height
+or width, and a softmax. All blocks have the same stochastic depth. The bound of
+the gradient's norm, 1.0, is the default of FusedLAMB.
+Differences to the publishers' code:
+- Images are in [-1, 1] (there: ImageNet's mean and deviation).
+- Crops for patches of 14 have 154 and 126 px (there 160 and 128, of which the
+  patches do not read the last 6 and 2 pixels).
+- TensorFlow draws the window of a crop: the aspect ratio is uniform (there: its
+  logarithm).
+- The partner of a mixed image is the previous row (timm: the batch reversed).
+- The copies of an image have the same stochastic depth.
+- An epoch of three copies takes the next third of a permutation (there: of a
+  new one).
+- The head begins at zero, and the warm-up at 0 (there: 1e-6).
 
-Cost, FLOPs of training on ImageNet alone (stage i1k, 800 epochs): S/16 28.3
-exaFLOPs, B/16 78.6, L/16 276, H/14 480.
-Pillow distorts the images, at several times the cost of randaug: vit-jax
-benchmark --input=real says whether the host keeps up.
-Result: not yet run. Expected are the publishers', top-1 on ImageNet and on V2
-(H/14 at 224 px):
+Cost, FLOPs of training on ImageNet (stage i1k, 800 epochs): S/16 28.3 exaFLOPs,
+B/16 78.6, L/16 276, H/14 480.
+Pillow augments the images, at several times the cost of randaug: check with
+vit-jax benchmark --input=real that the host is fast enough.
+Result: not yet run. The publishers' top-1 on ImageNet and on V2 (H/14 at 224
+px):
           S/16         M/16         B/16         L/16         H/14
   i1k     81.4  70.5   83.0  72.3   83.8  73.6   84.9  75.1   85.2  75.9
     384   83.4  73.1                85.0  74.8   85.8  76.7

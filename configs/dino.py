@@ -1,33 +1,36 @@
-"""k-NN, linear and few-shot scores of DINOv2 and DINOv3, as by their authors.
+"""k-NN, linear and few-shot scores of DINOv2 and DINOv3.
 
 Run: vit-jax evaluate --workdir=runs/dinov2 \
   --config=dino:weights=dinov2_vits14_pretrain.pth \
   --checkpoint=dinov2_vits14_pretrain.pth
-Arguments: weights (a file, of which the model is known), version (of LAYERS:
-which linear heads), dataset (imagenet2012, another of TFDS with splits train
-and test, or folder:/path with train and val).
+Arguments: weights (a file whose model is known), version (of LAYERS, which
+decides the linear heads), dataset (imagenet2012, another TFDS data set with the
+splits train and test, or folder:/path with train and val).
 
-knn: the class token behind the last norm; the vote of the 20, and of the 10,
-100 and 200 nearest of `train`, weighted by exp(cosine / 0.07). linear: heads on
-the class token of the last block, or of the last four, with and without the
-mean of the patches (version 2), or on class token and mean of patches (3); 13
-learning rates, times 1024 / 256; 12,500 steps of 1,024 images, which are a crop
-of 224 px by a bicubic filter, flipped; momentum 0.9, no decay, a cosine.
-Images that are scored: the shorter side 256 px by a bicubic filter, the middle
-224. fewshot: ridge regression on the class token, which is not the authors'.
-Different here: the head is chosen on a tenth of `train` that is held out (there
-on the images that are scored); the window of a crop is drawn by TensorFlow; the
-heads begin at zero.
+The protocols are the authors', except for few-shot.
+- knn: the class token after the final norm; the vote of the 20 (also 10, 100
+  and 200) nearest images of `train`, weighted by exp(cosine / 0.07).
+- linear: heads on the class token of the last block or of the last four, with
+  and without the mean of the patches (version 2), or on class token and mean of
+  the patches (version 3). 13 learning rates, times 1024 / 256. 12,500 steps of
+  1,024 images, which are bicubic crops of 224 px, flipped at random. Momentum
+  0.9, no weight decay, a cosine.
+- fewshot: ridge regression on the class token.
+For scoring, the shorter side becomes 256 px (bicubic), and the central 224 px
+are used.
+Differences to the authors' code: the head is chosen on a held-out tenth of
+`train` (there: on the scored images); TensorFlow draws the window of a crop;
+the heads begin at zero.
 
-Cost: linear passes 12.8 million images forward, the others 1.3 million.
-Result: not yet run. Expected are the publishers', top-1 of ImageNet by k-NN and
-by linear heads (version 2; with registers behind):
+Cost: linear needs 12.8 million forward passes, the others 1.3 million.
+Result: not yet run. The publishers' top-1 on ImageNet by k-NN and by linear
+heads (version 2; the last two columns are with registers):
   S/14   79.0  81.1    79.1  80.9
   B/14   82.1  84.5    82.0  84.6
   L/14   83.5  86.3    83.8  86.7
   g/14   83.5  86.5    83.7  87.1
-DINOv3 (version 3): L/16 that was trained on ImageNet alone 82.0 and 83.5; those
-of the other weights are in arXiv:2508.10104.
+DINOv3 (version 3): 82.0 and 83.5 for L/16 trained only on ImageNet; for other
+weights see arXiv:2508.10104.
 Source: arXiv:2304.07193; facebookresearch/dinov2 and dinov3, eval/linear.py,
 eval/knn.py and README.
 """

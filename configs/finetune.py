@@ -4,35 +4,37 @@ Run: vit-jax train --workdir=runs/cifar10 \
   --config=finetune:init=runs/vit_b16,model=B/16,dataset=cifar10
 Arguments: init (anything that vit_jax.load reads: a run, a .npz, a
 .safetensors, a Hugging Face folder), model (any name of --config.model.variant;
-by default that of init, which DINOv2, CLIP and others need, since no name
-states their parts, and B/16 without init), dataset (of DATASETS; a folder as
-folder:/path), res (pixels: 224, 384 or 512; for a patch of 14 the nearest
-multiple, 224, 378 or 518), budget (see below; 0 by default: none).
+by default that of init, which is needed for DINOv2, CLIP and others, because a
+name does not state their parts; B/16 without init), dataset (of DATASETS; a
+folder as folder:/path), res (pixels: 224, 384 or 512; for a patch of 14 the
+nearest multiple, 224, 378 or 518), budget (of short trials, see below; by
+default 0, no trials).
 A part of the training split is held out and scored every 500 steps as `val`:
 learning rate and length are chosen by it. The test split is scored once, at
 the end, as `test`.
-As the paper does it, with every learning rate of its grid, the best by `val`
-trained once more on all of the training split, and scored once:
+As in the paper, a sweep trains with every learning rate of the grid, trains the
+best by `val` once more on the whole training split, and scores it once:
   vit-jax sweep --workdir=runs/cifar10 \
     --config=finetune:init=runs/vit_b16,model=B/16,dataset=cifar10
-Not the paper's, for a small data set such as Pets or Flowers: budget=10m starts
-from a linear probe, and first compares augmentations, learning rates and how
-much is trained in short trials on `val` within 10 minutes, as configs/folder.py
-does.
-Table 2 has means over 3 such trainings: --config.seed=1 is another.
+For a small data set such as Pets or Flowers, budget=10m (which is not in the
+paper) starts from a linear probe. Short trials first compare augmentations,
+learning rates and trained parts of the model on `val`, within 10 minutes, as in
+configs/folder.py.
+Table 2 has means over 3 trainings; --config.seed=1 is another one.
 
 At 512 px on ImageNet, as in Table 2, the parameters are averaged (factor
-0.9999). When the average begins is not known: here it rises as stated for
-optim.ema_decay. Steps of warm-up are not in the paper: here those of its
-code, and so are the images: an inception crop, flipped, and to be scored the
-whole image, resized (the paper: as in BiT). Dropout is not stated, and its code
-was run with 0 and with 0.1: none here. Paper, Table 4: the grid of ImageNet has
-0.06, which its text keeps for ResNets and hybrids; so it is here.
+0.9999). The paper does not state how the average begins; here its decay rises
+as described for optim.ema_decay. The paper does not state the steps of warm-up;
+they are those of its code. The images are those of its code, too: an inception
+crop, flipped at random; for scoring, the whole image, resized (in the paper: as
+in BiT). The paper does not state dropout, and its code was run with 0 and 0.1;
+here it is 0. The grid of ImageNet in Table 4 has 0.06, but the text says that
+it is only for ResNets and hybrids, as here.
 
 Cost, an estimate (docs/tasks/plan.md), 20,000 steps of ImageNet at 384 px on 8
 chips of TPU v5e: B/16 1.4 hours, L/16 3.8 hours; the sweep has 4 such runs.
-Result: not yet run at full length. Paper's, Table 5: top-1 in % at 384 px,
-pre-trained on ImageNet-21k, and on JFT-300M:
+Result: not yet run at full length. The paper's Table 5, top-1 in % at 384 px,
+pre-trained on ImageNet-21k and on JFT-300M:
               ImageNet  CIFAR-10  CIFAR-100   Pets  Flowers
   B/16  21k      83.97     98.95      91.67  94.43    99.38
         JFT      84.15     99.00      91.87  95.80    99.56
@@ -44,7 +46,7 @@ pre-trained on ImageNet-21k, and on JFT-300M:
         JFT      84.37     99.19      92.52  95.83    99.45
   H/14  21k      85.13     99.27      93.82  94.82    99.51
         JFT      88.04     99.50      94.55  97.56    99.68
-Paper's, Table 2: mean of 3, ImageNet at 512 px (H/14: 518) and averaged:
+The paper's Table 2, mean of 3, ImageNet at 512 px (H/14: 518) and averaged:
   L/16  21k      85.30     99.15      93.25  94.67    99.61
         JFT      87.76     99.42      93.90  97.32    99.74
   H/14  JFT      88.55     99.50      94.55  97.56    99.68

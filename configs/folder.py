@@ -1,26 +1,26 @@
-"""Your own images, on one machine: a laptop's CPU is enough.
+"""Your own images, on one machine; the CPU of a laptop is enough.
 
 Run: vit-jax train --workdir=runs/mine \
   --config=folder:path=/path/to/images,init=ViT.npz
-Arguments: path (a folder with one sub-folder a class, and above them train,
-val and test if it has them), init (anything that vit_jax.load reads; without it
-a small ViT from scratch, which needs many more images and steps to be any
-good), model (any that vit-jax models prints; by default that of init, or
-Ti/16), res (pixels, a multiple of the patch; by default that of init's
-training, or 128), budget (of the trials: 10m, 90s, or their steps together; by
-default 5m; 0: none).
+Arguments: path (a folder with one sub-folder per class; or with the folders
+train, val and test, which have the sub-folders), init (anything that
+vit_jax.load reads; without it a small ViT is trained from scratch, which needs
+many more images and steps), model (any that vit-jax models prints; by default
+that of init, or Ti/16), res (pixels, a multiple of the patch; by default that
+of init's training, or 128), budget (of the trials: 10m, 90s, or the steps of
+all trials; by default 5m; 0: no trials).
 
 With init, a linear probe is fitted to the features of the pre-trained model,
-and fine-tuning starts from it. Before, short trials within the budget compare
-augmentations, learning rates and how much is trained, see
-`vit_jax.sweep.trials`; an option of the command line is not tried. At the end,
-the better of probe and fine-tuned model is saved.
-All of this is decided on held-out images: the folder `val`, or, where that is
-the test or there is none, a tenth of `train` (a fifth of fewer than 1,000
-images). The test is scored once, at the
-end: the folder `test`, or else `val`.
-Model and numerics are those of init; batch and length follow from the number
-of images (--config.total_epochs=3 --config.optim.warmup_steps=10 is shorter).
+and fine-tuning starts from it. Before that, short trials within the budget
+compare augmentations, learning rates and trained parts of the model, see
+`vit_jax.sweep.trials`. An option that the command line sets is not tried. At
+the end, the better one of probe and fine-tuned model is saved.
+Held-out images decide all of this: the folder `val`. If `val` is the test split
+or does not exist, they are a tenth of `train` (a fifth, if it has fewer than
+1,000 images). The test split is scored once, at the end: the folder `test`, or
+else `val`.
+Model and numerics are those of init. Batch and length depend on the number of
+images (--config.total_epochs=3 --config.optim.warmup_steps=10 is shorter).
 Cost and results: docs/tasks/finetune.md.
 """
 

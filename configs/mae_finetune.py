@@ -2,28 +2,32 @@
 
 Run: vit-jax train --workdir=runs/mae_b16 \
   --config=mae_finetune:model=B/16,init=mae_pretrain_vit_base.pth
-Arguments: model (of MODELS), init (weights of MAE's pre-training, of which the
-encoder is read).
-Images are scored once, at the end, as `val`, and nothing is chosen by them.
+Arguments: model (of MODELS), init (weights of MAE's pre-training; the encoder
+is read).
+The official validation images are scored once, at the end, as `val`; nothing is
+chosen by them.
 
-As in facebookresearch/mae, FINETUNE.md: the mean over the patches and a new
-LayerNorm behind it, rates that fall by layers, mixup and cutmix, half of the
-steps each, RandAugment, random erasing, stochastic depth that rises from 0 to
-that of MODELS. The learning rate is the base rate times batch / 256.
-Different here: images are normalised by the patch embedding, so the noise of an
-erased box is cut off where it leaves the range of pixels; the window of a crop
-is drawn by TensorFlow (aspect by a uniform number, there by its logarithm); a
-mixed image's partner is the row before it (timm: the batch reversed); the head
-begins at zero (there: a deviation of 2e-5).
+The recipe is that of facebookresearch/mae, FINETUNE.md: the mean over the
+patches and a new LayerNorm after it, layer-wise learning rate decay, mixup and
+cutmix (half of the steps each), RandAugment, random erasing, and stochastic
+depth that rises from 0 to the rate in MODELS. The learning rate is the base
+rate times batch / 256.
+Differences to the publishers' code:
+- The patch embedding normalises the images, so the noise of an erased box is
+  clipped to the range of pixels.
+- TensorFlow draws the window of a crop: the aspect ratio is uniform (there: its
+  logarithm).
+- The partner of a mixed image is the previous row (timm: the batch reversed).
+- The head begins at zero (there: a standard deviation of 2e-5).
 
 Cost, FLOPs of training: B/16 13.5 exaFLOPs, L/16 23.7, H/14 64.3.
-Pillow distorts the images, at twice the cost of randaug: vit-jax benchmark
---input=real says whether the host keeps up.
-Result: not yet run. Expected are the publishers', top-1 (top-5) of ImageNet:
+Pillow augments the images, at twice the cost of randaug: check with vit-jax
+benchmark --input=real that the host is fast enough.
+Result: not yet run. The publishers' top-1 (top-5) on ImageNet:
   B/16  83.66 (96.53); four seeds: 83.63 83.66 83.52 83.46
   L/16  85.95 (97.57); four seeds: 85.95 85.87 85.76 85.88
   H/14  86.93 (98.09)
-and on other sets, top-1, and the mean error of ImageNet-C:
+and top-1 on other sets, with the mean corruption error of ImageNet-C:
         A     R     Sketch  C, error
   B/16  35.9  48.3  34.5    51.7
   L/16  57.1  59.9  45.3    41.8

@@ -1,32 +1,33 @@
 """ViT-B/16 pre-trained without labels: masked patch prediction.
 
-Half of the patches are corrupted, and their mean colours predicted, one of 512:
-section 4.6 and appendix B.1.2 of arXiv:2010.11929. The paper trains on
-JFT-300M; the gains were there on ImageNet, too. Weight decay and dropout are
-not stated: none here. Nor are the heads and the bounds of the colours: linear,
-and 8 equal steps of a channel (vit_jax/objectives/masked_patch.py).
+Half of the patches are corrupted, and their mean colours, one of 512, are
+predicted: section 4.6 and appendix B.1.2 of arXiv:2010.11929. The paper trains
+on JFT-300M; it reports gains on ImageNet, too. It does not state weight decay
+and dropout; here they are 0. It does not state the heads and the bounds of the
+colours; here heads are linear, and a channel has 8 equal steps
+(vit_jax/objectives/masked_patch.py).
 
 Run: vit-jax train --config=masked_patch:imagenet21k
-The argument is imagenet21k, imagenet2012, folder:/path/to/images, or glyphs:
-the small model of configs/glyphs.py on the same letters and symbols.
-Few-shot accuracy of the first two is scored as in configs/vit_b16.py.
+The argument is imagenet21k, imagenet2012, folder:/path/to/images, or glyphs
+(the small model of configs/glyphs.py on the same letters and symbols).
+For the first two, few-shot accuracy is scored as in configs/vit_b16.py.
 Cost: 432.0 exaFLOPs; by the planner's estimate 1,346 chip-hours of TPU v5e (256
 chips, 18.9 ms a step; jax 0.12.0.1, libtpu 0.0.50.1).
-Result of the first three: not yet run. (Paper: 79.9 % of ImageNet after
+Result of the first three: not yet run. (Paper: 79.9 % on ImageNet after
 fine-tuning; 77.9 % from scratch.)
-Behind a comma: target (mean_color, small or pixels) and steps, with which the
-paper's gains hardly grow after 100,000:
+After a comma: target (mean_color, small or pixels) and steps; in the paper the
+gains hardly grow after 100,000 steps:
 --config=masked_patch:imagenet2012,target=small,steps=100000
-(Paper: small and mean_color about equal, pixels slightly worse.)
+(Paper: small and mean_color are about equal, pixels is slightly worse.)
 
 Run: vit-jax train --config=masked_patch:glyphs
 Cost: 14 minutes on 2 cores (AMD EPYC) that other work shared. Result (jax
-0.10.2), with as many steps as the supervised configs/glyphs.py, of the test
-digits: 78.6 % with 10 labels a class (supervised 93.9 %; the same network
+0.10.2), with as many steps as the supervised configs/glyphs.py: 78.6 % of the
+test digits with 10 labels per class (supervised 93.9 %; the same network
 untrained 62.1 %; raw pixels 79.5 %), and after configs/digits_finetune.py
 92.2 % (supervised 99.6 %; from scratch 80.0 %). At the end 69 % of the colours
-are right; the glyphs are grey, and the most frequent of their 8 colours is that
-of 41 % of the patches.
+are right. The glyphs are grey, with 8 colours, and 41 % of the patches have the
+most frequent one.
 """
 
 from vit_jax.config import (

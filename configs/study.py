@@ -1,21 +1,22 @@
 """The paper in miniature: tiny models on subsets of glyphs, scored on digits.
 
-`make study` runs a grid of these (benchmarks/study.py), from which the figures
-and tables of docs/paper.md are made: figures 4 and 5 of arXiv:2010.11929, its
-Table 8, and its section 4.6.
+`make study` runs a grid of these configs (benchmarks/study.py) for the figures
+and tables of docs/paper.md: figures 4 and 5, Table 8 and section 4.6 of
+arXiv:2010.11929.
 
 Run: vit-jax train \
   --config=study:model=vit-small,images=2560,seed=1
 Arguments: model (of MODELS), images (of the 40,000 of glyphs, drawn by the
-seed), steps (of 64 images), seed (of all that is random), posemb (that of
-config.model, for Transformers), posemb_at (likewise), task (of TASKS), init (a
+seed), steps (of 64 images), seed (of all random numbers), posemb (as in
+config.model, for Transformers), posemb_at (as posemb), task (of TASKS), init (a
 run whose weights are fine-tuned, for task=digits).
 
 A model is fine-tuned on handwritten digits exactly as in
-configs/digits_finetune.py. All else is as in configs/glyphs.py, but for the
-length, and for the learning rate, of which each family has its own. It was
-chosen by the accuracy of the small model on the validation glyphs, in percent,
-after 1,200 steps on all images with seed 0 (the hybrid's by the loss, of two):
+configs/digits_finetune.py. Otherwise the recipe is that of configs/glyphs.py,
+except for the length and the learning rate. Each family has its own rate. It
+was chosen by the accuracy of the small model on the validation glyphs, in
+percent, after 1,200 steps on all images with seed 0 (for the hybrid by the loss
+of the two best):
 
   rate    1.5e-3  3e-3  6e-3  1.2e-2  2.4e-2
   vit     50.0    61.4  59.4
@@ -23,7 +24,8 @@ after 1,200 steps on all images with seed 0 (the hybrid's by the loss, of two):
   resnet  88.1    93.2  94.7  95.9    95.3
 
 Larger models, subsets, other positions and masked patches have the rate of
-their family. Digits were not looked at. Cost and results: docs/paper.md.
+their family. Digits were not used for these choices. Cost and results:
+docs/paper.md.
 """
 
 from vit_jax.config import arguments, check_choices, recipe, whole_number

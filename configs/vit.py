@@ -7,22 +7,22 @@ and results.
 
 Source: Table 3; section 3.1 for the tanh layer; issue threads of
 google-research/vision_transformer for the loss (sigmoid, head bias -10) and the
-floor of 1e-5; clipping is stated for ImageNet alone. For ImageNet the paper
-does not state the loss; scenic's port of that recipe uses sigmoid. Nor how much
-label smoothing was found best: none here, which is scenic's default. Table 3
-has no row of H/14 on ImageNet-21k; the values of L/16 are taken. A folder has
-ImageNet's recipe with a batch of 512, a learning rate of 1e-3 and 500 steps of
-warm-up, since folders are smaller (not published).
+floor of 1e-5. Clipping is stated only for ImageNet. For ImageNet the paper does
+not state the loss; scenic's port of the recipe uses sigmoid. The paper does not
+state the label smoothing; here it is 0, scenic's default. Table 3 has no row
+for H/14 on ImageNet-21k; the values are those of L/16. A folder has ImageNet's
+recipe with a batch of 512, a learning rate of 1e-3 and 500 steps of warm-up,
+because folders are smaller (these values are not published).
 
-Few-shot: 1, 5, 10 and 25 images a class, three draws, an L2 weight of 2^10:
+Few-shot: 1, 5, 10 and 25 images per class, three draws, an L2 weight of 2^10:
 `fewshot_<data set>/<k>shot`, and the mean `fewshot/<k>shot`. An evaluation
-passes about 153,000 images forward, which is the arithmetic of 12.5 steps: an
-eighth of a percent of the run. The seven data sets must be on disk
-(config.fewshot). Section 4.1 of the paper states neither layer, L2 weight nor
-draws; these are big_vision's (evaluators/fewshot_lsr.py: the layer is the input
-of the head, behind the tanh; configs/common_fewshot.py).
+needs about 153,000 forward passes, the arithmetic of 12.5 steps: an eighth of a
+percent of the run. The seven data sets must be on disk (config.fewshot).
+Section 4.1 of the paper states neither layer, L2 weight nor draws. They are
+those of big_vision: evaluators/fewshot_lsr.py (the layer is the input of the
+head, after the tanh) and configs/common_fewshot.py.
 
-Cost: 10 to 1,278 exaFLOPs; each file says its own.
+Cost: 10 to 1,278 exaFLOPs; each file states its own.
 Result: not yet run at full length.
 """
 

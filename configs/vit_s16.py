@@ -6,17 +6,17 @@ Run: vit-jax train --config=vit_s16:epochs=90
 Arguments: epochs (the paper's are 90, 150 and 300), head (linear, or tanh: a
 hidden layer with a tanh before it, as in the released files and big_vision's
 configs/vit_s16_i1k.py).
-The last percent of `train` is the `minival` to choose by; `val` is scored once,
-at the end. The warm-up is 10,000 steps also at 90 epochs, 9 % of the run.
-Published as "level 10, probability 0.2" in places: 0.2 is the alpha of mixup.
-Mixup's partner is the row before in the whole batch, in big_vision within a
-device.
+Options are chosen on `minival`, the last percent of `train`; `val` is scored
+once, at the end. The warm-up has 10,000 steps, also for 90 epochs, where it is
+9 % of the run. Some texts say "level 10, probability 0.2": 0.2 is the alpha of
+mixup. Mixup's partner is the previous row of the whole batch (in big_vision, of
+the device).
 
 Cost: 90 epochs are 114 million images, 3.1 exaFLOPs; on v5e:2x4 1.8 hours or 14
 chip-hours, an estimate. The paper: 6.5 hours on 8 cores of TPU v3.
-Result: not yet run. Expected are the paper's, top-1 of ImageNet at 90, 150 and
-300 epochs: 76.5, 78.5 and 80.0 with the tanh layer, 76.7, 78.6 and 79.8 with a
-linear head. (ReaL: 83.1, 84.5 and 85.4; V2: 64.2, 66.4 and 68.3.)
+Result: not yet run. The paper's top-1 on ImageNet at 90, 150 and 300 epochs:
+76.5, 78.5 and 80.0 with the tanh layer, 76.7, 78.6 and 79.8 with a linear head.
+(ReaL: 83.1, 84.5 and 85.4; V2: 64.2, 66.4 and 68.3.)
 """
 
 from vit_jax.config import (

@@ -5,33 +5,36 @@ Run, all tasks, one table: vit-jax sweep --workdir=runs/vtab \
 One task: vit-jax train --workdir=runs/dtd \
   --config=vtab:task=dtd,init=ViT-B_16.npz,model=B/16
 Arguments: task (of TASKS; for vit-jax sweep also all, natural, specialized or
-structured), init (anything that vit_jax.load reads), model (any that python -m
-vit_jax.models prints), res (pixels, of which the nearest multiple of the patch
-is taken; 384 for every task, as in the paper).
-Every task is trained on 800 images and chosen by 200, then trained on the 1,000
-and scored once on the whole test split: the slices are those of the benchmark,
-see vit_jax/data/vtab.py. Tasks whose data are not on disk are refused, or with
---available left out; the means then say of how many tasks they are. A second
-run is compared with the first, records and scores, by --against=runs/vtab.
+structured), init (anything that vit_jax.load reads), model (any that vit-jax
+models prints), res (pixels, rounded to a multiple of the patch; 384 for every
+task, as in the paper).
+For every task, options are chosen with 800 training images and 200 validation
+images. Then the model is trained on all 1,000 and scored once on the whole test
+split. The slices are those of the benchmark, see vit_jax/data/vtab.py. Tasks
+whose data are not on disk are refused; with --available they are left out, and
+the means state their number of tasks. --against=runs/vtab compares the records
+and scores of a second run with those of the first.
 
 From the paper: 2,500 steps of 512 images, SGD, momentum 0.9, learning rate
 0.01, cosine, no weight decay, clipping at 1, a zero head, 384 px; images as in
 BiT (arXiv:1912.11370): resized to 7/6 of the size, cropped, flipped.
-Not known, and chosen here. The paper tried two learning rates with two lengths,
-once for all tasks, and states what it took: that is the only point of the grid.
-AugReg's search (arXiv:2106.10270), for each task: --grid=total_steps=500,2500
---grid=optim.lr=0.001,0.003,0.01,0.03. Warm-up: 200 steps, as AugReg's. Whether
-the last training has all 1,000 images is implied in the paper. Crop and flip
-are left out where they change the label, which is BiT's rule; the tasks that it
-means are not listed: here the structured ones and SVHN.
-TFDS no longer builds the version of oxford_iiit_pet that VTAB asks for, whose
-slices may be of other images. diabetic_retinopathy and resisc45 must be
+Choices that the paper leaves open:
+- Grid: the paper tried two learning rates and two lengths for all tasks, and
+  states the chosen ones, which are the only point of the grid. For AugReg's
+  search per task (arXiv:2106.10270) add --grid=total_steps=500,2500
+  --grid=optim.lr=0.001,0.003,0.01,0.03.
+- Warm-up: 200 steps, as in AugReg.
+- The last training has all 1,000 images, which the paper implies.
+- Crop and flip are left out if they change the label, which is BiT's rule. BiT
+  does not list the tasks; here they are the structured ones and SVHN.
+TFDS no longer builds the version of oxford_iiit_pet that VTAB uses, so its
+slices may have other images. diabetic_retinopathy and resisc45 must be
 downloaded by hand.
 
 Cost, an estimate of vit-jax plan, which no chip has confirmed: B/16 on 8 chips
-of TPU v5e 266 ms a step, 11 minutes a training; all tasks, each trained twice,
-7.0 hours or 56 chip-hours, without scoring.
-Result: not yet run. Paper's, Table 9, top-1 in %, in the order of TASKS:
+of TPU v5e takes 266 ms per step and 11 minutes per training; all tasks, each
+trained twice, take 7.0 hours or 56 chip-hours, without scoring.
+Result: not yet run. The paper's Table 9, top-1 in %, in the order of TASKS:
   H/14 JFT  95.3 85.5 75.2 99.7 97.2 65.0 88.9 | 83.3 96.7 91.4 76.6 |
             91.7 63.8 53.1 79.4 63.3 84.5 33.2 51.2: mean 77.6
   L/16 JFT  95.4 81.9 74.3 99.7 96.7 63.5 87.4 | 83.6 96.5 89.7 77.1 |

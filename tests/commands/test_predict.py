@@ -207,7 +207,7 @@ def test_pictures_do_not_overwrite_images(call, folder, tmp_path):
   """Their names are those of the images, in another folder."""
   image = tmp_path / "00.png"
   image.write_bytes((folder / "00.png").read_bytes())
-  with pytest.raises(ValueError, match="--out_dir: got .*name another"):
+  with pytest.raises(ValueError, match="--out_dir: got .*expected another"):
     call(tmp_path, "--attention", f"--out_dir={tmp_path}/.")
   assert image.read_bytes() == (folder / "00.png").read_bytes()
   assert [p.name for p in tmp_path.iterdir()] == ["00.png"]

@@ -360,7 +360,7 @@ def test_a_model_is_shown_in_a_line(vit):
 def test_help_has_signature_options_and_an_example():
   text = pydoc.plain(pydoc.render_doc(vit_jax.load))
   assert "image_size: 'int |" in text or "image_size: int |" in text
-  assert "posemb_filter: How positions" in text and ">>> vit = vit_jax" in text
+  assert "posemb_filter: Method that" in text and ">>> vit = vit_jax" in text
   assert "load" in dir(vit_jax)
 
 

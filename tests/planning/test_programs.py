@@ -194,7 +194,7 @@ def test_evaluations_count_by_their_batches_and_times():
   evals["map"]["split"] = evals["near"]["split"] = "nowhere"
   listed, passes, notes = _programs(freeze({**to_dict(config), "evals": evals}))
   of_map, of_near = notes
-  assert of_map.startswith("map: its share of the time, as the number")
+  assert of_map.startswith("map: its share of the time, because the number")
   assert of_near.startswith(
     "near: its share of the time and its programs of one device, as the number"
     " of images of 'digits' ['nowhere'] is not known"
