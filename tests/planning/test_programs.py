@@ -196,8 +196,8 @@ def test_evaluations_count_by_their_batches_and_times():
   of_map, of_near = notes
   assert of_map.startswith("map: its share of the time, because the number")
   assert of_near.startswith(
-    "near: its share of the time and its programs of one device, because the number"
-    " of images of 'digits' ['nowhere'] is not known"
+    "near: its share of the time and its programs of one device, because the"
+    " number of images of 'digits' ['nowhere'] is not known"
   )
   assert "near/nearer" not in {program.name for program in listed}
   by_name = {p.name: p for p in passes}
