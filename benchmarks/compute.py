@@ -1,7 +1,7 @@
-"""Counts exaFLOPs: `python benchmarks/compute.py` writes Table 6 beside ours.
+"""Counts exaFLOPs, beside the paper's Table 6: `python benchmarks/compute.py`.
 
-The table is in docs/paper.md. All follows from the families' arithmetic, and
-from the lengths in the config files. A test fails where the page differs.
+Writes the table in docs/paper.md. The numbers follow from the arithmetic of the
+families and from the lengths in the config files. A test compares the page.
 """
 
 import functools

@@ -1,10 +1,10 @@
-"""The products of a step of S/16's blocks, each by itself, on a core of a CPU.
+"""Times each matrix product of a step of S/16 on one core of a CPU.
 
 python benchmarks/cpu_products.py [jax or torch] [float32 or bfloat16]
 
-Sizes are those of `cpu_step.py`: 224 px, batch 8. For every product the line
-has its rate, and the seconds that all like it take in a step; the last line
-their sum: no step made of these products is faster. Medians of 15 calls.
+Sizes are those of `cpu_step.py`: 224 px, batch 8. The line of a product has its
+rate, and the seconds that all equal products take in a step. The last line has
+the sum, which is a lower bound of a step. Numbers are medians of 15 calls.
 """
 
 import math

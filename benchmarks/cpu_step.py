@@ -1,13 +1,12 @@
-"""Training steps on a CPU, ours beside others: `python benchmarks/cpu_step.py`.
+"""Compares training steps on a CPU: `python benchmarks/cpu_step.py`.
 
-Three programs do the same work, each in its own process, in turns: ours
-(`vit_jax.step`, as the commands run it); one of flax's own parts,
-nn.MultiHeadDotProductAttention, nn.Conv and nn.LayerNorm, with optax; and
-timm's, eager, where torch and timm are installed. Images are random and have
-224 pixels a side; batches of 8, float32, clipped gradients, Adam with decoupled
-decay. The table has medians over the turns: seconds on the clock, seconds of
-processor time (which other programs disturb less), and the ratios of both to
-ours, of the same turn.
+Three programs do the same work, each in its own process, in turns: `vit_jax`
+(`vit_jax.step`, as in the commands); flax's nn.MultiHeadDotProductAttention,
+nn.Conv and nn.LayerNorm with optax; and timm (eager), if torch and timm are
+installed. Images are random and have 224 pixels a side; batches of 8, float32,
+clipped gradients, Adam with decoupled decay. The table has medians over the
+turns: seconds on the clock, seconds of processor time (which other programs
+disturb less), and the ratios of both to `vit_jax` in the same turn.
 
 python benchmarks/cpu_step.py S/16 [TURNS]
 taskset -c 0 python benchmarks/cpu_step.py Ti/16

@@ -1,9 +1,9 @@
 """float32 and bfloat16 on one core of a CPU: `python benchmarks/cpu_types.py`.
 
-For each type the rate of a product of square matrices, in GFLOP/s, and the
-processor time of S/16's forward pass of 16 images, in seconds; the types in
-turns, medians over them. The difference is the largest of the last layer's
-features, as a share of the largest.
+Prints for each type the rate of a product of square matrices, in GFLOP/s, and
+the processor time of a forward pass of S/16 on 16 images, in seconds. The types
+take turns; numbers are medians over the turns. The difference is the largest
+one between the features of the last layer, as a share of the largest feature.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Adds the numbers of `make demo` by their names to its summary.json.
+"""Adds the numbers of `make demo`, by name, to its summary.json.
 
 Run: python benchmarks/demo_summary.py runs/demo
 """

@@ -1,12 +1,12 @@
 """Tries to lose runs: `make faults`, or `python benchmarks/faults.py [NAME..]`.
 
-Runs the trials of benchmarks/trials/, each in a process of its own, appends a
-line for each that passed to docs/reliability.jsonl, and writes the table of
-benchmarks/notes/reliability_trials.md. It goes on where it was stopped: a trial
-that has a line for the same code and versions is not run again. NAME is the
-beginning of names; the trials so named are run in any case.
+Runs the trials of benchmarks/trials/, each in its own process, appends a line
+for each passed trial to docs/reliability.jsonl, and writes the table of
+benchmarks/notes/reliability_trials.md. A trial that has a line for the same
+code and versions is not run again, so the command continues where it was
+stopped. Trials whose names begin with NAME are always run.
 
-  --seed=N      of what is random; default: one of the clock, printed
+  --seed=N      seed of random numbers; default: from the clock, printed
   --workers=N   trials at the same time; default: 2
   --list        only prints the names
   --page        only writes the page

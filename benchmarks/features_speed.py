@@ -1,21 +1,21 @@
-"""Features of photographs on a CPU, ours beside others: `--help`.
+"""Compares the speed of features of photographs on a CPU.
 
-The same random weights in float32, converted; the same images in memory; the
-same batch size and number of threads; each variant in its own process, in
-turns. A turn is a number of batches of one variant, from uint8 [b, h, w, 3] to
-float32 features on the host. The variants:
+All variants have the same random float32 weights, images in memory, batch size
+and number of threads. Each runs in its own process, in turns. A turn is a
+number of batches of one variant, from uint8 [b, h, w, 3] to float32 features on
+the host. The variants:
 
-  ours      `Pretrained.features`' program, as `vit-jax predict --features` runs
+  ours      the program of `vit-jax predict --features`
   ours16    the same in bfloat16
   timm      timm's model, eager
-  compiled  the same by torch.compile
-  ort       onnxruntime, of the file of `vit-jax convert --to=onnx`
-  ort_timm  onnxruntime, of the file that torch.onnx writes of timm's model
+  compiled  timm's model with torch.compile
+  ort       onnxruntime with the file of `vit-jax convert --to=onnx`
+  ort_timm  onnxruntime with the file that torch.onnx writes for timm's model
 
-For each the table has medians over the turns: milliseconds of an image on the
-clock, and of processor time of all threads; the ratio of the latter to the
-first variant's, of the same turn; and the largest difference of the features
-from timm's, as a share of the largest.
+The table has medians over the turns: milliseconds per image on the clock and of
+processor time (all threads); the ratio of processor time to that of the first
+variant in the same turn; and the largest difference to timm's features, as a
+share of the largest feature.
 
 python benchmarks/features_speed.py --model=dinov3_s
 python benchmarks/features_speed.py --only ours timm --threads=1 --turns=3

@@ -1,16 +1,16 @@
 """Training of the head, or of the last blocks, with and without activations
 that are computed once: `python benchmarks/frozen_features.py`.
 
-Random weights, JPEGs of noise, batches of 32, an evaluation of a tenth as many
-images after every epoch; each run in a process of its own. Columns: processor
-seconds (all threads) from the ready state to the end of the first step, which
-have the pass over the images and the compilation, and from there to the last
-score; seconds on the clock of both; the last loss, which shows that the runs
-are the same.
+Weights are random, images are JPEGs of noise, batches have 32 images. After
+every epoch a tenth as many images are evaluated. Each run has its own process.
+The columns are the processor seconds (all threads) from the ready state to the
+end of the first step, which include the pass over the images and the
+compilation; those from there to the last score; the seconds on the clock of
+both; and the last loss, which shows that the runs are the same.
 
 python benchmarks/frozen_features.py [MODEL IMAGES EPOCHS] [--once]
 
-By default S/16, 100, 8, which is short; --once leaves out the ordinary runs.
+The default is S/16, 100 images, 8 epochs; --once leaves out the ordinary runs.
 """
 
 import io

@@ -1,14 +1,13 @@
-"""All that one GPU can tell, in less than 8 minutes: `bash benchmarks/gpu.sh`.
+"""Benchmarks on one GPU, in less than 8 minutes: `bash benchmarks/gpu.sh`.
 
-Steps of training as `vit-jax benchmark` times them, beside timm's compiled by
-torch in the same minutes (`timm_speed.py`); attention by cuDNN and by XLA, and
-how far both are from float32; microbatches; a recipe with its input; XLA's
-options for GPUs, one at a time. It downloads nothing; docs/performance.md says
-what must be installed. What is most wanted comes first, each measurement in a
-process of its own. Each writes a line with its receipt to docs/gpu.jsonl as
-soon as it is there; what has a line of this code, on this machine, is not
-measured again, so a second call goes on with what the first had no time for.
-What fails is a line, too, with its error.
+It measures training steps as `vit-jax benchmark`, and timm's compiled steps in
+the same minutes (`timm_speed.py`); attention by cuDNN and by XLA, with their
+errors compared to float32; microbatches; a recipe with its input; and XLA's
+options for GPUs, one at a time. It downloads nothing; docs/performance.md lists
+what must be installed. The most important measurements come first. Each runs in
+its own process, and writes a line with its receipt, or with its error, to
+docs/gpu.jsonl. A measurement with a line of the same code and machine is not
+repeated, so a second call continues the first one.
 
 bash benchmarks/gpu.sh
 bash benchmarks/gpu.sh --minutes=20 --only=flags

@@ -1,8 +1,7 @@
-"""What an import takes per image, and a record outside a streamed subset.
+"""Times an import per image, and a record outside a streamed subset.
 
 Run: python benchmarks/importing.py
-Times are those of the cores (all threads), not of the clock, so that other
-work on the machine matters little.
+Times are processor seconds of all threads, which other programs disturb little.
 """
 
 import io

@@ -1,13 +1,13 @@
 """Images per second from JPEGs to batches: `python benchmarks/input.py`.
 
 The JPEGs have the size of ImageNet's (500 x 375, about 60 kB) and are cut from
-scikit-learn's two photographs; they are in memory, so the disk is not measured.
+scikit-learn's two photographs. They are in memory, so the disk is not measured.
 They pass through `train_batches`, as in training. All variants take turns in
-one process, on one core and on all. The table has medians over the rounds:
-images per second on the clock, images per second of processor time (which other
-programs disturb less), and the latter as a ratio to big_vision's fused
-operations (with RandAugment: to those with it), of the same round.
-benchmarks/notes/performance_log.md has the results.
+one process, on one core and on all cores. The table has medians over the
+rounds: images per second on the clock; images per second of processor time
+(which other programs disturb less); and the ratio of the latter to big_vision's
+fused operations (with or without RandAugment) in the same round. The results
+are in benchmarks/notes/performance_log.md.
 """
 
 import os

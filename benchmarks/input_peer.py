@@ -1,13 +1,13 @@
-"""What big_vision calls to make an input image, to be timed beside ours.
+"""The TensorFlow calls of big_vision's preprocessing, for comparison.
 
-These are the calls of TensorFlow that its operations make (an Inception crop of
-a JPEG, the flip, RandAugment with 16 operations, the values in [-1, 1]), in the
-arrangement that decides what they cost. Every operation of RandAugment is a
-branch of its own, one after the other, taken or not. Geometry is TensorFlow's
-projective transform of an image with a fourth channel, which marks what is
-filled. Each channel has a histogram of its own. Random numbers are stateful.
+They are an Inception crop of a JPEG, a flip, RandAugment with 16 operations and
+values in [-1, 1], arranged as in big_vision, because the arrangement decides
+the cost. Every operation of RandAugment is its own branch, one after the other,
+taken or not. Geometry is TensorFlow's projective transform of an image with a
+fourth channel, which marks filled pixels. Each channel has its own histogram.
+Random numbers are stateful.
 
-A test holds RandAugment's operations to the outputs that are stored of the
+A test compares the operations of RandAugment with stored outputs of the
 published code.
 """
 

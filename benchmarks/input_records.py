@@ -1,11 +1,12 @@
-"""Records by number beside streamed ones: `python benchmarks/input_records.py`.
+"""Random access and streamed records: `python benchmarks/input_records.py`.
 
-Writes 2,000,000 small JPEGs (16 x 16 pixels) to 256 files of either format, 2.5
-GB together, in a folder that is given or made for it. Then `train_batches`
-reads 400 batches of 256 in turns, in a process for each, from files that are in
-memory. The decoder has little to do, so that reading shows: seconds until the
+Writes 2,000,000 small JPEGs (16 x 16 pixels) to 256 files of each format, 2.5
+GB in all, in a given or a new folder. Then `train_batches` reads 400 batches of
+256 images in turns, each in its own process, from files in the page cache. Such
+images cost little to decode, so that reading is measured: seconds until the
 first batch, images/s of processor time and on the clock after 100 batches, and
-the memory of the process. benchmarks/notes/performance_log.md has the results.
+the memory of the process. The results are in
+benchmarks/notes/performance_log.md.
 
 Arguments: records (2,000,000), and the folder.
 """

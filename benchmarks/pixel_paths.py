@@ -1,11 +1,11 @@
-"""How far the pixels of one preprocessing are from those of another.
+"""Differences between the pixels of preprocessings.
 
 Run: python benchmarks/pixel_paths.py
-Prints, for scikit-learn's two photographs cut to 375 x 499 pixels and saved as
-JPEG with colours of half the resolution, the mean and the largest difference in
-levels of 255, and the share of values that differ, from timm's evaluation at
-224 pixels and a share of 0.9, with one step exchanged. Then, for the whole of
-the first, the sides to which the shorter side of 248 leads.
+The images are scikit-learn's two photographs, cut to 375 x 499 pixels and saved
+as JPEG with colours of half the resolution. The reference is timm's evaluation
+at 224 pixels with a crop of 0.9. For each replaced step, prints the mean and
+the largest difference in levels of 255, and the share of different values. Then
+prints, for the whole first photograph, the sides for a shorter side of 248.
 """
 
 import dataclasses

@@ -1,15 +1,15 @@
 """Estimates recipes on TPU slices, and writes benchmarks/notes/plans.md.
 
 Run: python benchmarks/plans.py [parts of a config's name]
-A plan takes one to four minutes of a core. What docs/plans.jsonl has for the
-installed versions is not compiled again; `--again` compiles it after a change
-of the step. With parts of names only what has one of them is compiled. `--list`
-compiles nothing and writes the page anew.
+A plan takes one to four minutes of a core. A plan that docs/plans.jsonl has for
+the installed versions is not compiled again; use `--again` after a change of
+the step. With parts of names, only configs with such a name are compiled.
+`--list` only writes the page.
 
-`--check` compiles the rows of `CHECKED` again, and fails if one is priced more
-than 3 % above its best: the lowest price that a line of docs/plans.jsonl ever
-had with the installed versions. A better price is the new best. Commit the file
-with the change of the step that made the difference.
+`--check` compiles the rows of `CHECKED` again. It fails if a price is more than
+3 % above its best: the lowest price in docs/plans.jsonl with the installed
+versions. A better price becomes the best. Commit the file together with the
+change of the step.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""`vit-jax predict` beside timm's inference.py: `--help`.
+"""Compares the speed of `vit-jax predict` and of timm's inference.py.
 
-The same weights, converted to timm's format; the same JPEG files, photographs
-cropped at random to 500x375; the same machine, with the two in turns, each a
-process of its own. Whole processes are timed, from the start to the last line
-of the table: wall seconds, and CPU seconds of all threads and workers, which
-other work on the machine changes less. Between two numbers of images the
-difference is what an image costs once all is compiled.
+Both have the same weights, converted to timm's format, and the same JPEG files,
+photographs cropped at random to 500x375. They take turns, each in its own
+process. Whole processes are timed, from the start to the last line of the
+table: seconds on the clock, and processor seconds of all threads and workers,
+which other programs disturb less. The difference between two numbers of images
+is the cost of the images after compilation.
 
 python benchmarks/predict_speed.py --timm='python <timm>/inference.py'
 """

@@ -1,8 +1,8 @@
 """Draws RandAugment's operations: `python benchmarks/randaugment.py`.
 
-Writes docs/randaugment.png: scikit-learn's china.jpg at 224 px, a row for each
-operation, a column for each of the magnitudes of AugReg (10, 15, 20). Signs are
-positive, and cutout's centre lies at a third of the height and of the width.
+Writes docs/randaugment.png: scikit-learn's china.jpg at 224 px, with a row per
+operation and a column per magnitude of AugReg (10, 15, 20). Signs are positive;
+the centre of cutout is at a third of the height and of the width.
 """
 
 import pathlib

@@ -1,10 +1,10 @@
-"""Streamed records from a store that takes long to answer, as a bucket does.
+"""Streamed records from a simulated bucket, which takes long to answer.
 
-A stand-in: files of small records, of which each piece that is read takes
---seconds and its share of --rate, as if records had the size of ImageNet's.
-Prints images per second of one host of 64, labels per second of a split, and,
-on one host, images per second of an evaluation and the seconds that few-shot
-examples take at the first and at the second evaluation.
+The files have small records. Each piece that is read takes --seconds, and its
+time at --rate, as if records had the size of ImageNet's. Prints images per
+second of one host of 64, and labels per second of a split; on one host, also
+images per second of an evaluation, and the seconds for few-shot examples at the
+first and at the second evaluation.
 
 python benchmarks/slow_store.py --seconds=0.02
 """

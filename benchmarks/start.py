@@ -1,10 +1,11 @@
-"""What every command takes to start: `--help`, an answer, the first step.
+"""Times the start of every command: `--help`, a prediction, the first step.
 
 Run: python benchmarks/start.py [--short] [NAME=CHECKOUT ...]
-With several checkouts, such as before=../old after=., every command runs in
-turns in all of them. Prints a table: medians of seconds on the clock and of all
-cores, and the large packages that a command loads. Cold is without programs in
-jax's cache, warm with them; Python's bytecode and the data are there already.
+With several checkouts, such as before=../old after=., every command runs in all
+of them in turns. Prints a table with medians of seconds on the clock and of all
+cores, and with the large packages that a command imports. "cold" means without
+compiled programs in jax's cache, "warm" with them; Python's bytecode and the
+data are always cached.
 """
 
 import argparse

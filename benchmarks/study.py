@@ -1,11 +1,11 @@
 """The paper in miniature: `python benchmarks/study.py`, or `make study`.
 
-Trains the runs of `grid`, one after another, and writes a line for each to
-docs/study.jsonl: its config, scores, FLOPs, seconds, versions, commit and
-machine. What has a line is not run again, so the same command goes on where it
-was stopped; a run that was interrupted begins anew. Only one process at a time
-may write to a file of results and its folder. docs/paper.md says what
-came out, and benchmarks/study_report.py makes its figures and tables.
+Trains the runs of `grid`, one after the other, and writes a line for each to
+docs/study.jsonl: config, scores, FLOPs, seconds, versions, commit and machine.
+A run that has a line is not repeated, so the same command continues where it
+was stopped; an interrupted run starts again. Only one process may write to a
+file of results and its folder. The results are in docs/paper.md;
+benchmarks/study_report.py makes its figures and tables.
 
 python benchmarks/study.py [RESULTS.jsonl [FOLDER OF RUNS]]
 """

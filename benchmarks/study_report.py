@@ -1,8 +1,8 @@
 """Tables and figures of `make study`: `python benchmarks/study_report.py`.
 
-Reads docs/study.jsonl, writes docs/study_*.svg, and the tables of
+Reads docs/study.jsonl, and writes docs/study_*.svg and the tables of
 docs/paper.md. A score is the mean over the seeds, with the standard deviation
-behind ±. Rows whose runs are not there yet say so.
+after ±. Rows without runs say so.
 """
 
 import functools

@@ -1,6 +1,6 @@
-"""Tables that scripts write into pages.
+"""Writes tables into pages.
 
-A table stands between the lines `<!-- table NAME -->` and `<!-- end -->`.
+A table is between the lines `<!-- table NAME -->` and `<!-- end -->`.
 """
 
 import re

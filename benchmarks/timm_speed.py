@@ -1,11 +1,11 @@
-"""Our training step beside timm's: `python benchmarks/timm_speed.py --help`.
+"""Compares a training step with timm's: `benchmarks/timm_speed.py --help`.
 
-The same work on the same device: random images, uint8 on the device, normalised
-in the step; softmax loss over 1000 classes; gradients clipped to a norm of 1;
-AdamW. Ours is `vit_jax.benchmark`. timm's is compiled by torch.compile and
-computes in bfloat16 by autocast on a GPU, and is eager in float32 on a CPU.
-They take turns, each in its own process with its own memory. The models differ
-in their GELU, tanh here and erf there. Needs torch and timm, and no TensorFlow.
+Both do the same work on the same device: random uint8 images on the device,
+normalised in the step; softmax loss over 1000 classes; gradients clipped to a
+norm of 1; AdamW. Ours is `vit_jax.benchmark`. timm's uses torch.compile and
+bfloat16 autocast on a GPU, and is eager in float32 on a CPU. They take turns,
+each in its own process with its own memory. The models differ in the GELU, tanh
+here and erf in timm. Needs torch and timm, but no TensorFlow.
 
 python benchmarks/timm_speed.py --model=L/16 --batch=128
 python benchmarks/timm_speed.py --model=Ti/16 --size=32 --batch=4 --steps=4

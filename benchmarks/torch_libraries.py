@@ -1,8 +1,8 @@
-"""Imports timm and transformers, also where torchvision is broken or absent.
+"""Imports timm and transformers, also if torchvision is broken or absent.
 
 A torchvision that was built for another torch raises on import ("operator
-torchvision::nms does not exist"): a CPU's torch with the registry's torchvision
-is enough. Nothing that is compared or timed here computes with torchvision.
+torchvision::nms does not exist"), for example PyPI's torchvision with a CPU
+build of torch. The compared and timed models do not use torchvision.
 """
 
 import importlib

@@ -1,8 +1,8 @@
 """Files of Meta and OpenCLIP: timm's models with random weights, renamed.
 
-timm's outputs are those of the publishers' code; the arrays are in the form of
-the published files, with what pre-training alone has beside them, or the tower
-of texts.
+timm's models have the outputs of the publishers' code. The arrays have the form
+of the published files, with additional arrays of pre-training or of the text
+tower.
 """
 
 import functools

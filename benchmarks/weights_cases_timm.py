@@ -1,4 +1,4 @@
-"""Small models of timm with random weights, and the same as Meta saves them."""
+"""Small models of timm with random weights, also in Meta's format."""
 
 import functools
 import pathlib

@@ -1,10 +1,10 @@
 """Compares weights with other libraries: the table of docs/weights.md.
 
-Each case is a small model of a library with random weights. It is saved as the
-library saves it and loaded here; the output of every block, and the last one,
-are compared at the trained size, at another one and at a rectangle, where the
-library resizes its positions in its own way. Then the model is written under
-the library's names, read back, and has to be equal to the bit. Images are
+Each case is a small model of a library with random weights. It is saved by the
+library and loaded here. The outputs of all blocks and the last output are
+compared at the trained size, at another size and at a rectangle, for which the
+library resizes the positions in its own way. Then the model is written under
+the library's names and read back, and must be equal bit for bit. Images are
 random.
 
 python benchmarks/weights_table.py
