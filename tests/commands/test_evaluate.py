@@ -160,7 +160,7 @@ def test_beside_a_running_run_nothing_is_written_unasked(
   monkeypatch.setitem(run_record.open_records, record["id"], lambda how: None)
   command.main(argv)
   assert {p for p in folder.rglob("*") if "cache" not in str(p)} == before
-  assert f"not written: {folder} is the folder of a run" in (
+  assert f"not written: a run is training in {folder};" in (
     capsys.readouterr().out
   )
   command.main([*argv, f"--workdir={folder}"])

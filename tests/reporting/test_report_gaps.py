@@ -105,7 +105,7 @@ def test_what_is_scored_once_stands_for_the_run():
 
 
 def test_errors(tmp_path):
-  with pytest.raises(ValueError, match="nowhere.*no such directory"):
+  with pytest.raises(ValueError, match="nowhere.*no such folder"):
     report.write_report(str(tmp_path / "nowhere"))
   with pytest.raises(ValueError, match="without a run, expected metrics.jsonl"):
     report.write_report(str(tmp_path))
