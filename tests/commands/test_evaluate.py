@@ -46,7 +46,7 @@ def folder(root, colour_of, num_images=16):
 
 def test_without_evaluators_nothing_is_read():
   with pytest.raises(
-    ConfigError, match="config.evals: got none.*--fewshot=DAT"
+    ConfigError, match="config.evals: got no evaluator.*--fewshot=DAT"
   ):
     evaluate.evaluate(tiny.config(), "nowhere")
 
@@ -248,7 +248,7 @@ def test_features_of_a_file_have_the_products_that_are_fastest(
 
 
 def test_a_config_has_a_dtype_of_its_own(run):
-  with pytest.raises(SystemExit, match="--dtype: got 'float32' beside a conf"):
+  with pytest.raises(SystemExit, match="--dtype: got 'float32', which is only"):
     _main(f"--checkpoint={run[0]}", "--fewshot=digits", "--dtype=float32")
 
 
