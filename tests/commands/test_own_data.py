@@ -90,14 +90,6 @@ def test_arrays_train_and_resume_to_the_bit(arrays, tmp_path, capfd):
     train.train_and_evaluate(_config(), cut)  # what config.data names
 
 
-@pytest.mark.slow
-def test_readme_as_it_stands(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  space = {"__name__": "__main__"}
-  exec(ARRAYS, space)
-  assert (tmp_path / "runs/arrays/checkpoints/30").is_dir()
-
-
 @pytest.mark.nightly
 @pytest.mark.skipif(
   not importlib.util.find_spec("torch"), reason="PyTorch is not installed"

@@ -5,7 +5,6 @@ import pathlib
 import re
 import threading
 import time
-import types
 
 import jax
 import numpy as np
@@ -206,37 +205,6 @@ def test_resumed_run_ends_in_the_same_bits(run, tmp_path, cache_of_all, capfd):
   assert same(read_metrics(str(tmp_path))) == same(read_metrics(workdir))
 
 
-class SlowStep(Callback):
-  def on_step(self, step, batch, metrics):
-    time.sleep(0.8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_slow", [True, False])
-def test_slow_input_is_reported(tmp_path, capfd, is_slow):
-  """A batch, or a step, takes 0.8 seconds; the other takes a few ms."""
-  made = [tiny.batch(step, _config()) for step in range(8)]
-
-  def batches(*_):
-    for batch in made:
-      time.sleep(0.8 if is_slow else 0.0)
-      yield batch
-
-  data = types.SimpleNamespace(
-    num_examples=100, num_classes=10, class_names=None, batches=batches
-  )
-  config = _config(total_steps=8, evals=None)
-  callbacks = [] if is_slow else [SlowStep()]
-  train.train_and_evaluate(config, str(tmp_path), data, callbacks=callbacks)
-  rows = read_metrics(str(tmp_path))
-  assert "train/input_wait" not in rows[0]
-  shares = [r["train/input_wait"] for r in rows[1:]]
-  assert all(0 <= s <= 1 and (s > 0.1) == is_slow for s in shares), shares
-  err = capfd.readouterr().err
-  assert err.count("input       the device waited for images") == is_slow
-  assert ("  input wait " in err) == is_slow
-
-
 @pytest.mark.slow
 def test_resumes_to_the_bit_with_everything_on(tmp_path, monkeypatch):
   """Records from files, averages, microbatches, scan, parameters sharded."""
@@ -292,17 +260,6 @@ def test_training_continues_while_the_host_scores(tmp_path, monkeypatch):
   assert [r["step"] for r in rows if "few/5shot" in r] == [4, 8, 12]
   assert all("few/l2=64/1shot" in r for r in rows if "few/5shot" in r)
   assert all(was_in_time)
-
-
-@pytest.mark.slow
-def test_an_error_of_the_scores_stops_the_run(tmp_path, monkeypatch):
-  def fail(*_):
-    raise np.linalg.LinAlgError("no convergence")
-
-  monkeypatch.setattr(np.linalg, "eigh", fail)
-  config = _config(total_steps=2, evals={"few": EVALS["few"]})
-  with pytest.raises(np.linalg.LinAlgError, match="no convergence"):
-    train.train_and_evaluate(config, str(tmp_path))
 
 
 def test_a_finished_run_is_left_alone(run, capfd):
