@@ -45,8 +45,8 @@ from vit_jax.weights import (
 from vit_jax.weights.reading import read_checkpoint
 from vit_jax.weights.weights_file import METADATA_KEY
 
-# Share of the largest logit. Float32 sums in another order differ by 1e-5 in
-# the deepest models, another computation by far more than this.
+# Largest difference / largest logit. Float32 sums in another order differ by
+# 1e-5 in the deepest models; a wrong computation differs far more.
 TOLERANCE = 1e-3
 # With float16, which rounds at 5e-4: the largest seen is 2e-3.
 FP16_TOLERANCE = 2e-2
@@ -57,16 +57,16 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 def convert(vit: Pretrained, path: str, to: str, **options) -> list[str]:
-  """Writes a model.
+  """Writes a model in another format.
 
   Args:
     vit: A model from `vit_jax.load`.
     path: A new folder for "orbax", "hf" and "peft", a new file for the others.
-    to: A name of `WRITERS`.
-    **options: Of "onnx": opset, fp16; see `exporting.onnx.write`.
+    to: Name of the format, a key of `WRITERS`.
+    **options: For "onnx": opset and fp16, see `exporting.onnx.write`.
 
   Returns:
-    Notes for the user: how the other library loads it, and what differs.
+    Notes for the user: how the other library loads the file, and differences.
 
   Raises:
     FileExistsError: The path exists.
@@ -108,8 +108,8 @@ def check_destination(path: str, suffix: str | None) -> None:
 
   Raises:
     FileExistsError: The path exists.
-    ValueError: It has another suffix, or its folder cannot be written to. A
-      bucket is not checked.
+    ValueError: The name has another suffix, or the folder cannot be written to.
+      A bucket is not checked.
   """
   target = epath.Path(path)
   for part in _parts(path):
@@ -135,7 +135,7 @@ def whole_or_none(path: str) -> Iterator[None]:
   """Removes a new file or folder if the body raises.
 
   Args:
-    path: What the body writes; it passed `check_destination`.
+    path: File or folder that the body writes; it passed `check_destination`.
   """
   try:
     yield
@@ -152,7 +152,7 @@ def whole_or_none(path: str) -> Iterator[None]:
 
 
 def _parts(path: str) -> list[epath.Path]:
-  """Returns the file or folder, and the second file that ONNX may need."""
+  """Returns the file or folder, and the second file that ONNX may write."""
   more = [f"{path}.data"] if path.endswith(".onnx") else []
   return [epath.Path(part) for part in (path, *more)]
 
@@ -211,7 +211,11 @@ def _write_timm(vit: Pretrained, params, target: epath.Path) -> list[str]:
 
 
 def _of_hf(vit: Pretrained, params) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Returns arrays and config.json; raises ValueError if there is no class."""
+  """Returns arrays and config.json.
+
+  Raises:
+    ValueError: transformers has no class for the model.
+  """
   return hf_classes.write(
     params,
     vit.config,
@@ -349,7 +353,7 @@ def _signature(vit: Pretrained, layer: str) -> str:
 
 
 def _layer(vit: Pretrained) -> str:
-  """Returns the name of the first value that a model's call returns."""
+  """Returns the name of the first result of a model's call."""
   return "logits" if vit.num_classes else "pre_logits"
 
 
@@ -358,7 +362,7 @@ Apply = Callable[[np.ndarray], np.ndarray]
 
 
 def _load(vit: Pretrained, path: str) -> Apply:
-  # A .npz states less than is known here.
+  # A .npz does not state all that is known here.
   options = missing_arguments(vit) if path.endswith(".npz") else {}
   options["image_size"] = vit.image_size
   again = vit_jax.load(path, verbose=False, **options)
@@ -369,7 +373,7 @@ def _load_peft(vit: Pretrained, path: str) -> Apply:
   run = read_checkpoint(epath.Path(vit.report.path))
   size, mean = vit.image_size, run.metadata["base"]["mean"]
   again = vit_jax.load(path, verbose=False, image_size=size, mean=mean)
-  # A base may have a head that the adapter does not have.
+  # The base may have a head that the adapter lacks.
   return lambda images: again(images)[1][_layer(vit)]
 
 
@@ -387,8 +391,8 @@ class Writer(NamedTuple):
   """How a format is written.
 
   write: (model, flat parameters, path, **options) -> notes for the user.
-  suffix: Ending of the file's name; None: it is a folder.
-  read: (model that was written, path) -> the forward pass of what was written.
+  suffix: Ending of the file name; None: the format is a folder.
+  read: (written model, path) -> forward pass of the file.
   packages: Modules that must be installed.
   extra: Name of the extra that installs them.
   """
@@ -414,7 +418,7 @@ WRITERS = {
 
 
 def without_head(vit: Pretrained, to: str) -> Pretrained:
-  """Removes the heads, and, for timm, the tanh layer before them."""
+  """Removes the heads and, for timm, the tanh layer before them."""
   dropped = ("head", "head_dist", *(["pre_logits"] if to == "timm" else ()))
   config = vit.config
   if to == "timm" and getattr(config, "pre_logits", False):
@@ -432,8 +436,8 @@ def largest_difference(vit: Pretrained, again: Apply) -> tuple[float, float]:
   """Compares a model with a forward pass, on the same random images.
 
   Returns:
-    The largest difference of logits, or of pre_logits if there is no head; and
-    the largest absolute value.
+    The largest difference of the logits (without a head, of pre_logits), and
+    their largest absolute value.
   """
   rng = np.random.default_rng(0)
   images = rng.uniform(-1, 1, (2, *vit.image_shape)).astype(np.float32)
@@ -470,8 +474,8 @@ def check_push(name: str) -> None:
 def push(folder: str | os.PathLike, name: str) -> str:
   """Uploads all files of a folder as one commit, and returns the address.
 
-  A repository that does not exist is created, private; one that exists keeps
-  its visibility and its other files.
+  A new repository is private. An existing repository keeps its visibility and
+  its other files.
 
   Args:
     folder: A local folder.
@@ -509,14 +513,14 @@ def push(folder: str | os.PathLike, name: str) -> str:
 
 
 def run(args: argparse.Namespace) -> None:
-  """Loads, writes, reads again, and prints a report of each.
+  """Loads a model, writes it, reads it again, and prints a report of each.
 
   Args:
     args: The command line of `vit-jax convert`.
 
   Raises:
-    OSError, ValueError: The model cannot be read, written or uploaded; or what
-      was written gives other logits.
+    OSError, ValueError: The model cannot be read, written or uploaded; or the
+      written model has other logits.
   """
   names = ("num_heads", "cls_row", "gelu", "posemb")
   options = {n: v for n in names if (v := getattr(args, n)) is not None}
@@ -565,7 +569,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Runs the command, and ends the process with the error if there is one."""
+  """Runs the command; if it fails, the process ends with the error."""
   processes.refuse_several_hosts()
   try:
     run(args)

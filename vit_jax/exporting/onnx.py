@@ -1,7 +1,6 @@
-"""Models as ONNX files: written by jax2onnx, run by onnxruntime.
+"""Writes models as ONNX files with jax2onnx; runs them with onnxruntime.
 
-Both are installed separately, as the extra "onnx". `vit_jax.load` does not read
-such a file.
+The extra "onnx" installs both. `vit_jax.load` does not read ONNX files.
 """
 
 import contextlib
@@ -17,7 +16,7 @@ import numpy as np
 PACKAGES = ("jax2onnx", "onnx", "onnxruntime")
 INPUT = "images"
 OPSET = 23
-GELU_OPSET = 20  # the first that has GELU as an operator
+GELU_OPSET = 20  # the first opset with GELU as an operator
 # A protocol buffer holds 2 GiB; the weights of a larger model are beside it.
 MAX_BYTES = 1_900_000_000
 
@@ -33,26 +32,25 @@ def write(
   opset: int = OPSET,
   fp16: bool = False,
 ) -> list[str]:
-  """Writes a function of images, with the arrays that it holds.
+  """Writes a function of images, with its arrays.
 
-  Its input is `images`, float32 [batch, height, width, 3] in [-1, 1], of 1 or
-  more images: onnxruntime may end the process where there are none.
+  The input is `images`, float32 [batch, height, width, channels] in [-1, 1],
+  with one or more images; onnxruntime may end the process for an empty batch.
 
   Args:
     path: A new file on this machine.
     apply: Maps images to a float32 array [batch, n], in jax.
     image_shape: Height and width in pixels, and channels.
-    output: Name of what it returns.
-    num_bytes: Size of its arrays; above `MAX_BYTES` they become a second file,
-      the name with ".data" at its end, which must stay beside the first.
-    properties: Written as `metadata_props`: texts as they are, the rest as
-      JSON.
+    output: Name of the output.
+    num_bytes: Bytes of the arrays. Above `MAX_BYTES` they are in a second file,
+      whose name ends in ".data", and which must be in the same folder.
+    properties: Values for `metadata_props`; values other than text become JSON.
     opset: Version of ONNX's operators.
-    fp16: Whether weights and products are float16; images and outputs stay
+    fp16: Whether weights and products are float16; images and outputs are
       float32.
 
   Returns:
-    The files' names.
+    The names of the files.
 
   Raises:
     ValueError: The path is in a bucket.
@@ -113,10 +111,11 @@ def write(
 
 
 def read(path: str | os.PathLike) -> Callable[[np.ndarray], np.ndarray]:
-  """Returns the function of images [b, h, w, 3] in a file; it uses the CPU.
+  """Returns the function of images [b, h, w, channels] in a file, on the CPU.
 
   Raises:
-    ValueError: onnxruntime cannot run it, as where the opset is too old.
+    ValueError: onnxruntime cannot run the file, for example because the opset
+      is too old.
   """
   import onnxruntime
 
