@@ -116,7 +116,7 @@ def _ends_trials() -> Callable[[str], None]:
   def end(text: str) -> None:
     run_record.end(text)
     if sys.stderr is not terminal:
-      write(terminal, "stopped; the same command goes on with the trials\n")
+      write(terminal, "stopped; the same command continues the trials\n")
 
   return end
 

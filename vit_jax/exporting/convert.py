@@ -573,7 +573,7 @@ def main(args: argparse.Namespace) -> None:
   processes.refuse_several_hosts()
   try:
     run(args)
-  except BrokenPipeError:  # the reader of what it prints has ended
+  except BrokenPipeError:  # the reader of the output has ended
     raise
   except (OSError, ValueError) as e:
     if getattr(e, "errno", None) is None:  # an error of ours

@@ -217,7 +217,7 @@ def main(args: argparse.Namespace) -> None:
   try:
     status = run(args)
     sys.stdout.flush()
-  except BrokenPipeError:  # as of `| head`
+  except BrokenPipeError:  # for example with `| head`
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     status = 1
   except (OSError, ValueError, ImportError) as e:

@@ -303,7 +303,7 @@ def main(args: argparse.Namespace) -> None:
     run(args)
   except ValueError as e:
     sys.exit(str(e))
-  except BrokenPipeError:  # what it prints is cut off
+  except BrokenPipeError:  # the reader of the output has ended
     raise
   except OSError as e:
     sys.exit(f"{e.filename or args.out}: {e.strerror or e}")

@@ -184,7 +184,7 @@ def run(
       # Only process 0 knows that a score is not finite. The other processes
       # continue, and would wait for it for ever.
       raise ConfigError(
-        [f"{folder}: {error} The same command goes on with the next point."]
+        [f"{folder}: {error} Run the same command again for the next point."]
       )
     # Each run compiles its own functions, which jax would keep in memory.
     jax.clear_caches()
@@ -297,4 +297,4 @@ def main(parsed: Mapping[str, tuple[str, str, cli.Args]]) -> None:
   except train.EXPECTED_ERRORS as e:
     exit_codes.refuse(str(e))
   except KeyboardInterrupt:
-    exit_codes.refuse("stopped; the same command goes on where it stopped")
+    exit_codes.refuse("stopped; the same command continues the search")
