@@ -114,8 +114,8 @@ class OptimConfig:
   )
   beta1: float = option(
     0.9,
-    "adamw, lamb, muon: decay of the first moment; lion: weight of the"
-    " accumulator in the update",
+    "adamw, lamb, muon: decay of the first moment (optax's b1, the first of"
+    " timm's --opt-betas); lion: weight of the accumulator in the update",
   )
   beta2: float = option(
     0.999,
