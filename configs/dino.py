@@ -16,6 +16,7 @@ The protocols are the authors', except for few-shot.
   1,024 images, which are bicubic crops of 224 px, flipped at random. Momentum
   0.9, no weight decay, a cosine.
 - fewshot: ridge regression on the class token.
+
 For scoring, the shorter side becomes 256 px (bicubic), and the central 224 px
 are used.
 Differences to the authors' code: the head is chosen on a held-out tenth of

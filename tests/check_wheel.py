@@ -4,6 +4,7 @@ All is done in an empty folder, outside of a checkout, as by someone who has
 nothing but `pip install 'vit_jax-*.whl[train]'`.
 """
 
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -24,6 +25,8 @@ def main() -> None:
   import vit_jax
   from vit_jax.config import config_files
 
+  assert vit_jax.__version__ == importlib.metadata.version("vit_jax")
+  assert vit_jax.LETTERS.is_file()
   package = pathlib.Path(vit_jax.__file__).resolve().parent
   assert package != CHECKOUT / "vit_jax"
   assert config_files.known_folder() == package / "configs", (

@@ -9,12 +9,12 @@ own list for BiT):
 
 - 21,841: the data set itself, the release of fall 2011. Sorted wnids.
 - 21,843: the same, and n03931044 and n09859684. A comment in
-google-research/big_transfer#18 names these two; one of its authors believes,
-without being sure, that they have no images. Sorted wnids. timm uses this list
-for every head of that width, also for those of ViT's files.
+  google-research/big_transfer#18 names these two; one of its authors believes,
+  without being sure, that they have no images. Sorted wnids. timm uses this
+  list for every head of that width, also for those of ViT's files.
 - 21,842: FocalNet's (microsoft/FocalNet#27). The 1,000 classes of ImageNet-1k
-come first, then the others, each part sorted. Column 850, n04399382, is in
-ImageNet-1k but not in the two lists above: no training image had that label.
+  come first, then the others, each part sorted. Column 850, n04399382, is in
+  ImageNet-1k but not in the two lists above: no training image had that label.
 
 wordnet.csv has the sorted wnids of all three lists, whether ImageNet-1k has
 each, and its first word in WordNet 3.0 (Princeton University, whose licence

@@ -2,8 +2,8 @@
 
 With config.optim.freeze, this part maps an image to the same activations in
 every step. They can be computed once and replace the images in a batch: floats
-[b, n, d], or [b, d] if only the head is trained, in place of uint8 [b, h, w,
-c].
+[b, n, d], or [b, d] if only the head is trained, in place of uint8
+[b, h, w, c].
 """
 
 import contextlib

@@ -526,8 +526,8 @@ def _name(key: Any) -> str:
 def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
   """Linear warm-up from 0 to `lr`, then the decay that the config names.
 
-  With s updates applied, w = warmup_steps, T = total_steps, and progress p = (s
-  - w) / (T - w), clipped to 0..1:
+  With s updates applied, w = warmup_steps, T = total_steps, and progress
+  p = (s - w) / (T - w), clipped to 0..1:
 
     s < w      lr s / w
     cosine     end_lr + (lr - end_lr) (1 + cos(pi p)) / 2

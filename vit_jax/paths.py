@@ -61,8 +61,8 @@ def printable(path: str | bytes | os.PathLike) -> str:
   """Returns a path on one line, with escapes for bytes that are not text.
 
   Example:
-    >>> printable("a\nb" + chr(0xdce9))
-    'a\\nb\\xe9'
+    >>> printable("a\\nb" + chr(0xdce9))
+    'a\\\\nb\\\\xe9'
   """
   text = os.fsencode(path).decode("utf-8", "backslashreplace")
   return "".join(

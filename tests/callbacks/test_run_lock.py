@@ -241,6 +241,19 @@ def test_of_those_that_start_at_once_one_goes_on(
     assert {p.name for p in folder.iterdir()} == FILES
 
 
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_run_settles_before_its_first_check(tmp_path, monkeypatch, is_local):
+  monkeypatch.setattr(atomic_files, "is_local", lambda path: is_local)
+  monkeypatch.setattr(run_lock, "SETTLE_SECONDS", 60.0)
+  waited = []
+  monkeypatch.setattr(time, "sleep", waited.append)
+  with run_lock.RunLock(str(tmp_path)) as lock:
+    lock.check()
+  # Less the time since the record was written.
+  most = 60.0 if is_local else 120.0
+  assert most - 30.0 < waited[0] <= most
+
+
 def test_one_that_was_taken_for_dead_notices(tmp_path):
   with (
     pytest.raises(run_lock.LostError) as e,

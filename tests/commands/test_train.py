@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from vit_jax import experiment, train
-from vit_jax.callbacks import Callback
+from vit_jax.callbacks import Callback, accounting
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
 from vit_jax.data import tfds_source
@@ -116,6 +116,8 @@ def test_files_of_a_run(run):
   assert sum(described.seconds.values()) > sum(
     saved["accounting"]["seconds"].values()
   )
+  # The loop enters every phase, by which waiting for images is measured, too.
+  assert all(described.seconds[phase] > 0 for phase in accounting.PHASES)
   config = freeze(json.loads((folder / "config.json").read_text()))
   assert config == _config()
   with np.load(folder / "predictions.npz") as saved_images:

@@ -1,6 +1,7 @@
 """Files that others wrote run nothing, lead nowhere, and fail in one error."""
 
 import ast
+import doctest
 import gzip
 import io
 import json
@@ -65,6 +66,10 @@ def test_nothing_is_unpickled_or_extracted():
 def test_names_that_lead_out_of_a_folder(tmp_path, name):
   with pytest.raises(ValueError, match="expected a file in that folder"):
     paths.file_in(epath.Path(tmp_path), name)
+
+
+def test_examples_of_paths():
+  assert doctest.testmod(paths).failed == 0
 
 
 def test_links_that_lead_out_of_a_folder(tmp_path):

@@ -6,7 +6,7 @@ both before it writes anything:
 
 - A run on the same machine is alive if its process exists.
 - A run on another machine is alive if its heartbeat changes twice, each time
-within `WATCH_SECONDS`. No clock of another machine is used.
+  within `WATCH_SECONDS`. No clock of another machine is used.
 
 If the run is alive, the later one ends with an error; otherwise it takes the
 folder. If several runs start at once, the last one that writes its record owns
@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 HEARTBEAT_SECONDS = 10.0
 WATCH_SECONDS = 35.0  # three heartbeats, and some for a slow disk
 POLL_SECONDS = 1.0
-SETTLE_SECONDS = 0.5  # longer than from reading a record to writing the next
+# Longer than from reading a record to writing the next; in a bucket, where that
+# takes several requests, twice as long.
+SETTLE_SECONDS = 0.5
 
 
 class LostError(atomic_files.WriteError):
@@ -158,7 +160,9 @@ class RunLock(Callback):
     if error := agreement.broadcast_text(error):
       raise ConfigError([error])
     if self._is_first:
-      self._settled_at = time.monotonic() + SETTLE_SECONDS
+      is_local = atomic_files.is_local(self._folder)
+      seconds = SETTLE_SECONDS * (1 if is_local else 2)
+      self._settled_at = time.monotonic() + seconds
       run_record.open_records[self._record["id"]] = self._write_end
       self._write_heartbeat()
       threading.Thread(

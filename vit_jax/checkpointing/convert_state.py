@@ -1,11 +1,11 @@
 """Resumes a run from a checkpoint whose state has another form.
 
 - Blocks in a loop become blocks in a scan, or the reverse: a loop has the
-parameters of each block, a scan has all blocks in one array. The numbers of
-parameters, optimizer and average stay the same.
+  parameters of each block, a scan has all blocks in one array. The numbers of
+  parameters, optimizer and average stay the same.
 - A part of the optimizer is turned on or off: clipping and weight decay have no
-numbers, but shift the places of the others; an average starts as the
-parameters; accumulators of another type are rounded.
+  numbers, but shift the places of the others; an average starts as the
+  parameters; accumulators of another type are rounded.
 """
 
 import dataclasses

@@ -39,7 +39,8 @@ ERASE_ATTEMPTS = 10
 # Red, green and blue of pixels in [0, 1].
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-# Pixels a resized pixel, from which bilinear resizing leaves most unread.
+# Bilinear resizing reads at most four pixels for each new one. With more than
+# this many pixels for each new one, most are not read.
 _SPARSE = 8
 _NORMAL = 2**60  # beside the keys of epochs, which are roots of 56 bits
 

@@ -102,8 +102,8 @@ class Lanes:
   Together the lanes have every record once. Their bounds change from epoch to
   epoch.
 
-  A lane is read at `num_places` places at once. So a batch draws from num_lanes
-  * num_places places of the files, also if these are in class order.
+  A lane is read at `num_places` places at once. So a batch draws from
+  num_lanes * num_places places of the files, also if these are in class order.
 
   Attributes:
     num_examples: Number of records in the split.

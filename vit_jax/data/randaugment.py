@@ -7,16 +7,16 @@ order are those of the code that trained AugReg and the plain ViT-S/16
 include its irregularities, so they are here, too:
 
 - solarize's threshold is an uint8: 256 at magnitude 10 and 512 at 20 become 0,
-and the image is inverted, as by `invert`. At 15 it is 384 - 256 = 128.
+  and the image is inverted, as by `invert`. At 15 it is 384 - 256 = 128.
 - contrast moves colours away from a level that is the number of pixels / 256,
-196 at 224 px, not from the mean of the image.
+  196 at 224 px, not from the mean of the image.
 - posterize keeps 4 bits at 10, 6 at 15 and all 8 at 20: less and less effect.
 - color, contrast, brightness and sharpness have a factor of 0.1 + 0.18 *
-magnitude: above 5 they only increase, below 5 they only decrease.
+  magnitude: above 5 they only increase, below 5 they only decrease.
 - at magnitude 0 all but the moving ones, cutout and solarize_add still act:
-solarize inverts, posterize keeps 1 bit, and these factors are 0.1.
+  solarize inverts, posterize keeps 1 bit, and these factors are 0.1.
 - translations are in pixels, whatever the size of the image; shears keep the
-upper left corner in its place, not the centre.
+  upper left corner in its place, not the centre.
 
 Source: arXiv:1909.13719; arXiv:2106.10270, section 3.3.
 """

@@ -94,7 +94,7 @@ class LinearConfig(FeaturesConfig):
     """See `EvaluatorConfig`."""
     yield from super().errors(where)
     if not self.lrs or min(self.lrs) <= 0:
-      yield f"{where}.lrs: got {self.lrs}, expected rates above 0: 0.1,1."
+      yield f"{where}.lrs: got {self.lrs}, expected rates above 0, as in 0.1,1."
     if not self.weight_decays or min(self.weight_decays) < 0:
       yield (
         f"{where}.weight_decays: got {self.weight_decays}, expected numbers of"

@@ -11,8 +11,8 @@ in place of the previous one. `vit-jax report` shows its contents:
   confusions              [class, predicted class, images], the most frequent
                           first; a matrix would be mostly zeros
   bins                    15 bins of equal width, by rising confidence: count,
-                          mean confidence, share of right predictions; the last
-                          two are null for an empty bin
+                          confidence (mean), right (share of the images); the
+                          last two are null for an empty bin
 """
 
 import dataclasses

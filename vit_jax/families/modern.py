@@ -5,18 +5,18 @@ the same as `ViTConfig`, with the same parameters. Published models are
 combinations of options:
 
 - DINOv2: layer_scale, ln_eps=1e-6, gelu=erf; g2 also mlp=swiglu; files with
-registers also registers=4 and cls_row=False.
+  registers also registers=4 and cls_row=False.
 - DINOv3: layer_scale, registers=4, rope=dinov3, posemb=none, ln_eps=1e-5,
-gelu=erf, qkv_bias=no_key. S+, L+, H+ and 7B have mlp=swiglu, with mlp_dim 1536,
-4096, 5120 and 8192; 7B has qkv_bias=none.
+  gelu=erf, qkv_bias=no_key. S+, L+, H+ and 7B have mlp=swiglu, with mlp_dim
+  1536, 4096, 5120 and 8192; 7B has qkv_bias=none.
 - DeiT III: layer_scale, cls_row=False, gelu=erf, and
-stochastic_depth_rule=constant in training.
+  stochastic_depth_rule=constant in training.
 - CLIP: pre_norm, patch_bias=False, ln_eps=1e-5, projection; gelu=quick in
-OpenAI's files, erf in OpenCLIP's.
+  OpenAI's files, erf in OpenCLIP's.
 - BEiT: posemb=relative_bias, layer_scale, qkv_bias=no_key, pool=gap,
-final_norm=pooled, gelu=erf.
+  final_norm=pooled, gelu=erf.
 - EVA-02: mlp=swiglu, rope=eva02, qkv_bias=no_key, pool=gap, final_norm=pooled;
-B and L have mlp_norm.
+  B and L have mlp_norm.
 
 Source: arXiv:2304.07193 (DINOv2), 2309.16588 (registers), 2508.10104 (DINOv3),
   2204.07118 (DeiT III), 2012.12877 (DeiT), 2103.00020 (CLIP), 2106.08254

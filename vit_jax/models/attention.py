@@ -23,9 +23,9 @@ def dot_product_attention(
 
   Args:
     query, key, value: Projected queries, keys and values.
-    offsets: One learned vector for each offset k - q of two positions, from 1 -
-      n to n - 1 (r = 2 n - 1, for n queries and n keys). Its product with the
-      query is added to the score. None for no relative positions.
+    offsets: One learned vector for each offset k - q of two positions, from
+      1 - n to n - 1 (r = 2 n - 1, for n queries and n keys). Its product with
+      the query is added to the score. None for no relative positions.
     bias: Added to the scores of every image, or None.
 
   Source: arXiv:2010.11929, appendix A, equations 5 to 7; appendix D.4 for

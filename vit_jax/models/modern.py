@@ -99,8 +99,8 @@ class MlpBlock(nn.Module):
   """Dense, activation, optional norm, dense; dropout after both dense layers.
 
   The activation is GELU(u), or SiLU(g) u for "swiglu", where u and g are two
-  linear maps of the tokens (`Dense_0` and `Gate`). The "quick" GELU is u
-  sigmoid(1.702 u).
+  linear maps of the tokens (`Dense_0` and `Gate`). The "quick" GELU is
+  u sigmoid(1.702 u).
 
   Source: arXiv:2002.05202, equation 6, for SwiGLU; arXiv:1606.08415, section 2,
     for quick GELU; arXiv:2303.11331, section 2, for the norm.

@@ -26,28 +26,28 @@ def resample_posemb(
   The methods of `METHODS`:
 
   - "zoom": bilinear between the corners, which do not move: row i of the new
-  grid is at i (old - 1) / (new - 1) of the old one, and columns alike. This is
-  the paper's code, scipy.ndimage.zoom with order=1.
+    grid is at i (old - 1) / (new - 1) of the old one, and columns alike. This
+    is the paper's code, scipy.ndimage.zoom with order=1.
 
   All others align the centres of patches: row i of the new grid is at (i + 1/2)
   old / new - 1/2 of the old one.
 
   - "bilinear": linear; if the grid shrinks, the filter is widened by old / new
-  (antialiasing). Weights outside of the grid are dropped, the others divided by
-  their sum. FlexiViT uses it, as jax.image.resize(method="bilinear").
+    (antialiasing). Weights outside of the grid are dropped, the others divided
+    by their sum. FlexiViT uses it, as jax.image.resize(method="bilinear").
   - "linear": as "bilinear" without antialiasing, and at the edges as "hf";
-  transformers' BEiT.
+    transformers' BEiT.
   - "bicubic": as "bilinear" with Keys' cubic filter, a = -1/2;
-  jax.image.resize(method="bicubic").
+    jax.image.resize(method="bicubic").
   - "timm": another name of "bicubic", the method of timm's
-  resample_abs_pos_embed: torch uses a = -1/2 with antialiasing.
+    resample_abs_pos_embed: torch uses a = -1/2 with antialiasing.
   - "hf": Keys' filter with a = -3/4, without antialiasing. A point outside of
-  the grid counts for the nearest point of the edge. This is
-  interpolate_pos_encoding of Hugging Face's ViT, torch's bicubic without
-  antialiasing.
+    the grid counts for the nearest point of the edge. This is
+    interpolate_pos_encoding of Hugging Face's ViT, torch's bicubic without
+    antialiasing.
   - "dinov2": as "hf", but row i of the new grid is at (i + 1/2) old / (new +
-  1/10) - 1/2 of the old one: Meta's code of DINOv2 without registers. Use
-  "timm" for its models with registers.
+    1/10) - 1/2 of the old one: Meta's code of DINOv2 without registers. Use
+    "timm" for its models with registers.
 
   Args:
     table: One row per token, in raster order.

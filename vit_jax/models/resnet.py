@@ -4,9 +4,9 @@ The names of the modules give the parameter paths of the published hybrids
 (`block1/unit1/conv1/kernel`), in both forms:
 
 - V1 (`bit_v1`, and the ResNet of a hybrid): norm and ReLU after a convolution,
-ReLU after the sum, padding "SAME".
+  ReLU after the sum, padding "SAME".
 - V2 (`bit`, as released by BiT): norm and ReLU before a convolution, equal
-padding on both sides, one more norm before the mean over positions.
+  padding on both sides, one more norm before the mean over positions.
 
 Parameters are float32. Products have type `dtype`. The statistics of norms and
 kernels are float32.

@@ -39,12 +39,12 @@ def paired(batch: dict) -> dict:
 def mix(images, targets, partners, is_there, rng, alpha: float, box: float):
   """Returns the mixed images and targets of some rows.
 
-  Mixup: x <- a x + (1 - a) partner, the same for the targets, where a = max(b,
-    1 - b), b ~ Beta(alpha, alpha): the row itself is always the larger part.
-    Cutmix: a box of the partner's pixels, with sides sqrt(1 - b) of the
-    image's, b ~ Beta(box, box), at a random centre, clipped to the image; a is
-    the exact share of pixels that the row keeps. If both are on, each step uses
-    one of them, with probability 1/2.
+  Mixup: x <- a x + (1 - a) partner, the same for the targets, where
+  a = max(b, 1 - b), b ~ Beta(alpha, alpha): the row itself is always the larger
+  part. Cutmix: a box of the partner's pixels, with sides sqrt(1 - b) of the
+  image's, b ~ Beta(box, box), at a random centre, clipped to the image; a is
+  the exact share of pixels that the row keeps. If both are on, each step uses
+  one of them, with probability 1/2.
 
   Args:
     images: Floats [b, h, w, c].

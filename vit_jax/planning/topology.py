@@ -67,8 +67,8 @@ def describe(topology: str) -> tuple[Chip, list]:
   if importlib.util.find_spec("libtpu") is None:
     raise ConfigError(
       [
-        "libtpu: got no such package, which has the compiler of the TPU; pip"
-        " install 'jax[tpu]' with Python 3.12 or later (this is"
+        "libtpu: not installed, but it has the TPU's compiler; pip install"
+        " 'jax[tpu]' with Python 3.12 or later (this is"
         f" {platform.python_version()}). No TPU is needed."
       ]
     )

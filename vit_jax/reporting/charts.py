@@ -32,13 +32,7 @@ CURVE_COLOURS = tuple(COLOURS[f"curve-{i}"] for i in range(1, 7))
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (4, 1, 1, 1)), "-", "--")
 MOST_LINES = len(DASHES)
 _DPI = 200  # of images in a chart; lines and text are vectors
-_STEPS = (
-  1,
-  2,
-  2.5,
-  5,
-  10,
-)  # Distances between ticks, so that none is at 300 or 450.
+_STEPS = (1, 2, 2.5, 5, 10)  # distances of ticks, so that none is at 450
 _TITLE_WIDTH = 40  # characters per line of a title, in bold
 _LEGEND_WIDTH = 50  # characters per line of a legend
 _STYLE = {

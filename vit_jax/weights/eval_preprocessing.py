@@ -4,11 +4,11 @@ A `PixelPath` has the steps of a string of operations, so that each can be
 replaced. Three libraries have scored the published checkpoints:
 
 - timm (`timm`): resizes the shorter side to floor(pixels / crop share) with
-Pillow's bicubic filter, and crops the centre, even with a share of 1.
+  Pillow's bicubic filter, and crops the centre, even with a share of 1.
 - Google's vision_transformer (`google`): resizes the whole image to the model's
-size, whatever its aspect ratio, bilinear, without antialiasing.
+  size, whatever its aspect ratio, bilinear, without antialiasing.
 - big_vision (`big_vision`): resizes the shorter side to 8/7 of the model's size
-(256 for 224) by the mean over areas, and crops the centre.
+  (256 for 224) by the mean over areas, and crops the centre.
 
 Source: timm 1.0.31, data/transforms_factory.py; vision_transformer,
   vit_jax/input_pipeline.py; big_vision, configs/vit_s16_i1k.py.

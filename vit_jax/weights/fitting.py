@@ -83,17 +83,17 @@ def adapt(
 
   An array is loaded if path and shape agree. The exceptions are:
 
-  - Position tables are resampled to the model's grid. If only the file or only
-  the model has a row for the class token, the row is added (zeros) or added to
-  `cls`, which changes no output.
+  - Position tables are resampled to the model's grid. If only the file has
+    a row for the class token, the row is added to `cls`; if only the model has
+    one, it is zeros. Neither changes an output.
   - Head and pre_logits are loaded together, if all their shapes agree and the
-  classes are not known to differ. The head's columns get the order of the
-  model's classes. Otherwise both keep their initial values.
+    classes are not known to differ. The head's columns get the order of the
+    model's classes. Otherwise both keep their initial values.
   - The parameters that an objective adds to the network are loaded together, if
-  all their shapes agree.
+    all their shapes agree.
   - If the model has a norm of the pooled vector, the file's norm of the tokens
-  is not loaded, and the model's norm keeps its initial values, as in MAE's
-  fine-tuning.
+    is not loaded, and the model's norm keeps its initial values, as in MAE's
+    fine-tuning.
   - Blocks become stacked or not, as in the model.
 
   All other arrays must agree.

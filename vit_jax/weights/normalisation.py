@@ -108,8 +108,8 @@ def _three(name: str, value, low: float) -> tuple[float, float, float]:
 def fold(weights: Weights) -> Weights:
   """Moves the normalisation of images into the patch embedding.
 
-  The model was trained on (p - mean) / std of pixels p in [0, 1]; it will get x
-  = 2 p - 1. The old input is (x + 1 - 2 mean) / (2 std), so the kernel is
+  The model was trained on (p - mean) / std of pixels p in [0, 1]; it will get
+  x = 2 p - 1. The old input is (x + 1 - 2 mean) / (2 std), so the kernel is
   scaled and the bias shifted. Without a bias, the learned positions of the
   patches are shifted: both are added to a patch, and resampling does not change
   a constant.

@@ -41,7 +41,7 @@ class EmbeddedBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       self.info.set_file_format("array_record", override=True)
 
   def is_prepared(self) -> bool:
-    """Returns whether the records are on disk; TFDS logs a warning if not."""
+    """Whether the records are on disk. (TFDS's own warns if they are not.)"""
     return (self.data_path / "dataset_info.json").exists()
 
   def download_and_prepare(self, *, download_config=None, **kwargs) -> None:
