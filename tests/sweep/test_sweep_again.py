@@ -116,11 +116,14 @@ def changes(images):
 def test_points_are_not_compared_on_different_data(
   images, search, runs, changes
 ):
-  changes("val")
+  for split in ("train", "val"):
+    changes(split)
   _as_killed(search)
   with pytest.raises(ConfigError) as e:
     _sweep(_task(images), search)
-  assert "[val] with other records than when the search in" in str(e.value)
+  for split in ("train", "val"):
+    text = f"[{split}] with other records than when the search in"
+    assert text in str(e.value)
   assert not runs
 
 
