@@ -78,8 +78,8 @@ class OptimConfig:
       "sgd": "gradient descent with momentum",
       "lamb": "adamw, with each kernel's update scaled to lr times the norm of"
       " the kernel (DeiT III)",
-      "lion": "sign of the accumulator; decays beta1 and 0.99. Compared to"
-      " adamw, lr is 3 to 10 times lower and weight_decay as much higher",
+      "lion": "sign of the accumulator; decays beta1 and 0.99. Choose lr 3 to"
+      " 10 times lower than for adamw, and weight_decay as much higher",
       "adafactor": "second moment from the means of rows and columns, and"
       " momentum; as in big_vision",
       "muon": "orthogonalised momentum (0.95) for kernels of attention and MLP;"
@@ -192,7 +192,7 @@ class LoRAConfig:
 
   rank: int = option(0, "rank of the adapters; 0: no adapters")
   alpha: float | None = option(
-    None, "factor alpha / rank of the adapters' output; None: factor 1"
+    None, "the adapters' output is multiplied by alpha / rank; None: by 1"
   )
   targets: tuple[str, ...] = option(
     ("query", "value"),
@@ -233,8 +233,8 @@ class CheckpointConfig:
   every_steps: int = option(1000, "steps between checkpoints; 0: only the last")
   keep_last: int = option(
     2,
-    "number of newest checkpoints that are kept: 1 takes less disk, and leaves"
-    " none where the newest is damaged",
+    "number of newest checkpoints that are kept. 1 takes less disk, but if that"
+    " checkpoint is damaged, there is no other",
   )
   keep_every_steps: int | None = option(
     None,

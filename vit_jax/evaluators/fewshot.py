@@ -51,7 +51,7 @@ class FewshotConfig(FeaturesConfig):
   )
   l2: tuple[float, ...] = option(
     (1024.0,),
-    "weights of the L2 penalty; none is chosen. The first gives"
+    "weights of the L2 penalty; all are scored. The first gives"
     " <name>/<k>shot, each other one <name>/l2=<weight>/<k>shot",
   )
   baselines: bool = option(

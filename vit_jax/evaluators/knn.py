@@ -40,8 +40,8 @@ class KnnConfig(FeaturesConfig):
   kind: str = "knn"
   ks: tuple[int, ...] = option(
     (20, 10, 100, 200),
-    "numbers of neighbours, at most the number of images in train_split; none"
-    " is chosen. <name>/<k>nn is the accuracy",
+    "numbers of neighbours, at most the number of images in train_split; all"
+    " are scored. <name>/<k>nn is the accuracy",
   )
 
   def errors(self, where: str) -> Iterator[str]:
