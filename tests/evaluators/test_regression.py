@@ -69,7 +69,7 @@ def test_standardisation_is_that_of_all_images_with_numbers():
   labels = np.array([[1.0, 5.0], [3.0, 9.0], [np.nan, 7.0]], np.float32)
   got = batch.Standardisation.of(labels, ["a", "b"], "data")
   assert got == ((2.0, 7.0), (1.0, 2.0))
-  with pytest.raises(batch.DataError, match="all of 2 images in b"):
+  with pytest.raises(batch.DataError, match="same value of b in all 2 images"):
     batch.Standardisation.of(np.array([[1, 4], [2, 4.0]]), ["a", "b"], "data")
 
 
@@ -290,10 +290,10 @@ def test_what_cannot_be_is_refused(data_dir):
   with pytest.raises(ConfigError) as e:
     experiment.setup(_config(data_dir, objective={"kind": "classification"}))
   text = str(e.value)
-  assert "config.objective.kind: got 'classification', but images of" in text
+  assert "config.objective.kind: got 'classification', but the labels of" in text
   assert "config.evals.val.kind: got 'regression', which scores numbers" in text
   with pytest.raises(ConfigError) as e:
     experiment.setup(_config(None, data__dataset="digits"))
   text = str(e.value)
-  assert "config.objective.kind: got 'regression', but images of" in text
+  assert "config.objective.kind: got 'regression', but the labels of" in text
   assert "config.evals.val.dataset: got 'digits', whose images have cl" in text
