@@ -290,7 +290,9 @@ def test_what_cannot_be_is_refused(data_dir):
   with pytest.raises(ConfigError) as e:
     experiment.setup(_config(data_dir, objective={"kind": "classification"}))
   text = str(e.value)
-  assert "config.objective.kind: got 'classification', but the labels of" in text
+  assert (
+    "config.objective.kind: got 'classification', but the labels of" in text
+  )
   assert "config.evals.val.kind: got 'regression', which scores numbers" in text
   with pytest.raises(ConfigError) as e:
     experiment.setup(_config(None, data__dataset="digits"))
