@@ -49,17 +49,17 @@ study: $(VENV)/installed
 test: $(VENV)/installed-test
 	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 --durations=10
 
-# First what depends on how well XLA optimises, compiled as for users; then the
-# rest, compiled faster (tests/conftest.py).
-OPTIMISED = tests/models tests/weights tests/distributed/test_two_processes.py
+# First the models, and processes against one, compiled as for users; then the
+# rest, compiled faster (tests/conftest.py). test-nightly compiles all as for users.
+OPTIMISED = tests/models tests/distributed/test_two_processes.py
 REST = $(addprefix --ignore=,$(OPTIMISED))
 
 test-all: $(VENV)/installed-parity
 	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 --durations=10 -m "not nightly" $(OPTIMISED)
 	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 --durations=30 -m "not nightly" $(REST)
 
-# All tests, compiled as for users; among them those that run the documentation,
-# and those that libtpu compiles.
+# All tests; among them those that run the documentation, and those that libtpu
+# compiles.
 test-nightly: $(VENV)/installed-tpu
 	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m "nightly or not nightly" -o faulthandler_timeout=5400
 

@@ -81,7 +81,9 @@ def test_logits_are_timm_s(timm, name):
   [
     pytest.param(
       name,
-      marks=pytest.mark.nightly if name == "hybrid_26" else pytest.mark.slow,
+      marks=pytest.mark.nightly
+      if name in ("hybrid_26", "bit")
+      else pytest.mark.slow,
     )
     for name in RESNETS
   ],
@@ -130,7 +132,7 @@ GELUS = {"GELU": "erf", "GELUTanh": "tanh", "QuickGELU": "quick"}
 MODULES = "vision_transformer vision_transformer_hybrid deit eva beit".split()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # it builds all transformers of timm
 def test_architectures_tell_heads_and_gelu(timm):
   read = set()
   for name in [n for m in MODULES for n in timm.list_models(module=m)]:
