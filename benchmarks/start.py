@@ -5,10 +5,11 @@ With several checkouts, such as before=../old after=., every command runs in all
 of them in turns. Prints a table with medians of seconds on the clock and of all
 cores, and with the large packages that a command imports. "cold" means without
 compiled programs in jax's cache, "warm" with them; Python's bytecode and the
-data are always cached.
+data are always cached. `plan` runs only where libtpu is installed.
 """
 
 import argparse
+import importlib.util
 import os
 import pathlib
 import statistics
@@ -70,7 +71,19 @@ def commands(folder: pathlib.Path, is_short: bool) -> dict[str, Command]:
     f"python -m vit_jax.{m} --help": Command(("-m", f"vit_jax.{m}", "--help"))
     for m in ("train", "benchmark")
   }
-  npz = folder / "b16.npz"
+  npz, trained = folder / "b16.npz", folder / "trained"
+  one_step = ("--config.total_steps=1", f"--workdir={trained}")
+  evaluate = (*vit, "evaluate", f"--checkpoint={trained}")
+  subprocess.run(
+    [sys.executable, *vit, "train", "--config=glyphs", *one_step],
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+    check=True,
+    cwd=folder,
+    env=os.environ | {"PYTHONPATH": str(HERE)},
+  )
+  plan = (*vit, "plan", "--config=vit_b16", "--topology=v5e:2x4")
+  has_libtpu = importlib.util.find_spec("libtpu")
   return {
     **helps,
     **modules,
@@ -80,6 +93,9 @@ def commands(folder: pathlib.Path, is_short: bool) -> dict[str, Command]:
     ),
     "predict, B/16, an image, cold": Command(predict, False),
     "predict, B/16, an image, warm": Command(predict, True),
+    "evaluate, glyphs, cold": Command(evaluate, False),
+    "evaluate, glyphs, warm": Command(evaluate, True),
+    **({"plan, B/16, v5e:2x4": Command(plan, True)} if has_libtpu else {}),
     "train, glyphs, first step, cold": Command(train, False, FIRST_STEP),
     "train, glyphs, first step, warm": Command(train, True, FIRST_STEP),
   }
