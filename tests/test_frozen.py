@@ -20,11 +20,9 @@ NORM = "Transformer/encoder_norm"
 BLOCK_2 = "Transformer/encoderblock_2"
 
 # What is frozen, options of the model -> the first trained module.
-CASES = {
-  "half": (FIRST, dict(optim__microbatch=4), BLOCK_2),
-  "head, scan": (BODY, dict(model__scan=True), "head"),
-}
+CASES = {"head, scan": (BODY, dict(model__scan=True), "head")}
 SLOW = {
+  "half": (FIRST, dict(optim__microbatch=4), BLOCK_2),
   "remat": (FIRST, dict(model__remat="full"), BLOCK_2),
   "modern": (
     FIRST,
@@ -169,6 +167,7 @@ def test_a_model_of_another_family_may_be_random_too():
   assert not parts(BLOCKS).trainer.frozen_part.is_random
 
 
+@pytest.mark.slow
 def test_frozen_kernels_of_a_scan_that_are_split():
   config = tiny.config(
     model__scan=True,

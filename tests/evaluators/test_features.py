@@ -72,6 +72,7 @@ def test_class_tokens_and_patches(config, first):
   )
 
 
+@pytest.mark.slow
 def test_intermediates_are_layers_as_before():
   config = ViTConfig(**SIZE)
   params, out = _model(config)

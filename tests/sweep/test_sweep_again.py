@@ -127,6 +127,7 @@ def test_points_are_not_compared_on_different_data(
   assert not runs
 
 
+@pytest.mark.slow
 def test_a_search_that_is_over_stays_as_it_is(images, search, runs, changes):
   changes("train")
   before = json.loads((search / "sweep.json").read_text())["tasks"][""]

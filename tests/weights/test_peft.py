@@ -81,9 +81,11 @@ def _merged(base, factors, head):
 @pytest.mark.parametrize(
   "form",
   [
-    "old",
     "fused",
-    *(pytest.param(form, marks=pytest.mark.slow) for form in ("new", "rslora")),
+    *(
+      pytest.param(form, marks=pytest.mark.slow)
+      for form in ("old", "new", "rslora")
+    ),
   ],
 )
 def test_adapters_are_read_and_merged(tmp_path, form):

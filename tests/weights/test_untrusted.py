@@ -210,7 +210,13 @@ READERS = {
 
 # Orbax's threads outlive for a moment the loop that they report to.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("kind", READERS)
+@pytest.mark.parametrize(
+  "kind",
+  [
+    pytest.param(k, marks=pytest.mark.slow) if k == "checkpoint" else k
+    for k in READERS
+  ],
+)
 def test_a_damaged_file_is_read_or_refused_in_one_error(kind, tmp_path):
   write, read, name = READERS[kind]
   whole = tmp_path / "whole"
