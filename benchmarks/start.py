@@ -5,11 +5,10 @@ With several checkouts, such as before=../old after=., every command runs in all
 of them in turns. Prints a table with medians of seconds on the clock and of all
 cores, and with the large packages that a command imports. "cold" means without
 compiled programs in jax's cache, "warm" with them; Python's bytecode and the
-data are always cached. `plan` runs only where libtpu is installed.
+data are always cached.
 """
 
 import argparse
-import importlib.util
 import os
 import pathlib
 import statistics
@@ -72,18 +71,15 @@ def commands(folder: pathlib.Path, is_short: bool) -> dict[str, Command]:
     for m in ("train", "benchmark")
   }
   npz, trained = folder / "b16.npz", folder / "trained"
-  one_step = ("--config.total_steps=1", f"--workdir={trained}")
+  short = ("--config.total_steps=2", "--config.optim.warmup_steps=1")
   evaluate = (*vit, "evaluate", f"--checkpoint={trained}")
   subprocess.run(
-    [sys.executable, *vit, "train", "--config=glyphs", *one_step],
+    [sys.executable, *train[:-1], f"--workdir={trained}", *short],
     stdout=subprocess.DEVNULL,
-    stderr=subprocess.DEVNULL,
     check=True,
     cwd=folder,
     env=os.environ | {"PYTHONPATH": str(HERE)},
   )
-  plan = (*vit, "plan", "--config=vit_b16", "--topology=v5e:2x4")
-  has_libtpu = importlib.util.find_spec("libtpu")
   return {
     **helps,
     **modules,
@@ -95,7 +91,6 @@ def commands(folder: pathlib.Path, is_short: bool) -> dict[str, Command]:
     "predict, B/16, an image, warm": Command(predict, True),
     "evaluate, glyphs, cold": Command(evaluate, False),
     "evaluate, glyphs, warm": Command(evaluate, True),
-    **({"plan, B/16, v5e:2x4": Command(plan, True)} if has_libtpu else {}),
     "train, glyphs, first step, cold": Command(train, False, FIRST_STEP),
     "train, glyphs, first step, warm": Command(train, True, FIRST_STEP),
   }

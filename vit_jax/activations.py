@@ -106,11 +106,14 @@ def compute(
 
   data, began = experiment.data, time.monotonic()
   num, versions = data.num_examples, 1 + (data.flip is not None)
+  devices = [*mesh.devices.flat]
 
   @functools.partial(jax.jit, out_shardings=sharding.replicated(mesh))
   def fn(params, batch):
     images = [batch["image"], batch["image"][:, :, ::-1]][:versions]
-    return jnp.stack([part(params, x) for x in images], axis=1)
+    forward = functools.partial(part, params)
+    results = [sharding.few_at_a_time(forward, x, devices) for x in images]
+    return jnp.stack(results, axis=1)
 
   image = np.empty((num, versions, *part.output.shape), part.output.dtype)
   label = mask = None

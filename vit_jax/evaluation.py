@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from vit_jax.batch import Batch
 from vit_jax.config.preprocessing import for_channels
 from vit_jax.evaluators.evaluator import Context, Params, Split
 from vit_jax.frozen import FrozenPart
-from vit_jax.sharding import replicated, to_global
+from vit_jax.sharding import few_at_a_time, replicated, to_global
 
 if TYPE_CHECKING:
   from vit_jax.data.source import Source
@@ -139,7 +140,12 @@ class RunContext(Context):
   def for_logits(self, source: Split, params: Params) -> Iterable[Batch]:
     if self.frozen_part is None:
       return self.batches(source)
-    fn = self.jit(lambda params, b: self.frozen_part(params, b["image"]))
+    devices = [*self.mesh.devices.flat]
+    fn = self.jit(
+      lambda params, batch: few_at_a_time(
+        functools.partial(self.frozen_part, params), batch["image"], devices
+      )
+    )
     batches = self.batches(source)
     return self.once(
       ("activations", id(source), self.options.ops, self.options.batch_size),
