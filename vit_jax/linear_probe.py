@@ -129,10 +129,6 @@ def better(
   evaluator = _held_out(evaluators)
   scores = evaluator.run(state.eval_params)
   outcome = dataclasses.replace(outcome, fine_tuned=scores[f"{HELD_OUT}/top1"])
-  text = (
-    f"linear probe {outcome.top1:.2%}, fine-tuned {outcome.fine_tuned:.2%} of"
-    f" the held-out images"
-  )
   is_balanced = evaluator.context.config.objective.counts_classes
   if is_balanced or outcome.is_saved:
     params, _ = load_params(str(epath.Path(workdir) / FOLDER))
@@ -144,13 +140,24 @@ def better(
       balanced=evaluator.run(begun.eval_params)[key],
       fine_tuned_balanced=scores[key],
     )
-    text += (
-      f", balanced {outcome.balanced:.2%} and {outcome.fine_tuned_balanced:.2%}"
-    )
   _write(workdir, outcome)
-  if outcome.is_saved:
-    return begun, f"{text}: the linear probe is saved"
-  return state, f"{text}: the fine-tuned model is saved"
+  return (begun if outcome.is_saved else state), _text(outcome)
+
+
+def _text(outcome: fine_tuning.LinearProbe) -> str:
+  """Returns which model is saved, with the scores of both, the saved first."""
+  models = [
+    ("linear probe", outcome.top1, outcome.balanced),
+    ("fine-tuned model", outcome.fine_tuned, outcome.fine_tuned_balanced),
+  ]
+  saved, other = models if outcome.is_saved else models[::-1]
+  text = (
+    f"the {saved[0]}: top-1 {saved[1]:.2%} on held-out images, {other[0]}"
+    f" {other[1]:.2%}"
+  )
+  if outcome.balanced is not None:
+    text += f"; balanced accuracy {saved[2]:.2%}, {other[0]} {other[2]:.2%}"
+  return text
 
 
 def _class_weights(experiment: Experiment) -> np.ndarray | None:

@@ -210,7 +210,7 @@ def train_and_evaluate(
         if step == total_steps and config.init_head == "linear_probe":
           with hooks.phase("evaluation"), jax.transfer_guard("allow"):
             state, text = linear_probe.better(workdir, evaluators, state)
-            note(f"better      {text}")
+            note(f"saved       {text}")
 
         retries = checkpointer.retry_due(step)
         saves = experiment.is_save_step(step)

@@ -108,7 +108,7 @@ def test_wrong_options_are_refused_before_the_first_trial(config, tmp_path):
 def test_a_budget_too_small_for_any(config, tmp_path, capsys):
   fixed = {"optim.clip_norm"}
   assert trials.choose(config, ROUNDS, "50", str(tmp_path), fixed) == config
-  text = "a trial needs 20 steps, all of them 60; the budget allows 50"
+  text = "3 trials need at least 60 steps; the budget allows 50"
   assert text in capsys.readouterr().out
   assert not (tmp_path / "trials.json").exists()  # a larger one may follow
 

@@ -105,12 +105,15 @@ def choose(
   del whole  # with the weights that it has read
   if known := read_by_first(folder / TRIALS):
     record = Trials(known["steps"])
-    _print(f"trials      {num_trials} of {record.steps:,} steps, begun before")
+    _print(
+      f"trials      {num_trials} short runs of {record.steps:,} steps, begun"
+      " before"
+    )
   else:
     names = [name for of_round in changes for name in of_round]
     _print(
-      f"trials      {num_trials} within {_budget_text(budget)} choose on"
-      f" held-out images: {', '.join(names)}"
+      f"trials      {num_trials} short runs within {_budget_text(budget)},"
+      f" scored on held-out images: {', '.join(names)}"
     )
     if budget.isdecimal():
       total = int(budget)
@@ -118,14 +121,14 @@ def choose(
       total = _affordable_steps(config, folder / FOLDER, budget, num_trials)
     if total < FEWEST_STEPS * num_trials:
       _print(
-        f"trials      none: a trial needs {FEWEST_STEPS} steps, all of them"
-        f" {FEWEST_STEPS * num_trials:,}; the budget allows {total:,}"
+        f"trials      none: {num_trials} trials need at least"
+        f" {FEWEST_STEPS * num_trials:,} steps; the budget allows {total:,}"
       )
       return config
     record = Trials(min(longest, total // num_trials))
     _print(
-      f"trials      of {record.steps:,} steps; budget={total} makes the same"
-      " ones again"
+      f"trials      {record.steps:,} steps each; budget={total} repeats these"
+      " trials on any machine"
     )
     if jax.process_index() == 0:
       folder.mkdir(parents=True, exist_ok=True)
