@@ -191,7 +191,8 @@ def table(rows: list[dict]) -> str:
       [100 * row[k] for row in of_set] for k in ("probe", "result")
     )
     spread = lambda x: (
-      f"{np.mean(x):.1f}" + f" ({min(x):.1f} to {max(x):.1f})" * (len(x) > 1)
+      f"{np.mean(x):.1f}"
+      + f" ({min(x):.1f} to {max(x):.1f})" * (min(x) < max(x))
     )
     chosen = "; ".join(dict.fromkeys(map(_choice, of_set)))
     first = of_set[0]
