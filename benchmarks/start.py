@@ -110,33 +110,30 @@ def timed(
   cache = "warm" if command.is_warm else "cold"
   env["JAX_COMPILATION_CACHE_DIR"] = str(folder / cache)
   options = ("-X", "importtime") if lists_imports else ()
-  log, began, cpu = folder / "log", time.monotonic(), None
-  with log.open("w") as errors:
-    process = subprocess.Popen(
-      [sys.executable, *options, *command.arguments],
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT if not lists_imports else errors,
-      text=True,
-      env=env,
-      cwd=folder,
-    )
-    lines = []
-    for line in process.stdout:
-      lines.append(line)
-      if command.until and line.startswith(command.until):
-        wall, cpu = time.monotonic() - began, _cpu(process.pid)
-        process.kill()
-        break
-    if cpu is None:
-      os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+  lines, began, cpu = [], time.monotonic(), None
+  process = subprocess.Popen(
+    [sys.executable, *options, *command.arguments],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    env=env,
+    cwd=folder,
+  )
+  for line in process.stdout:
+    lines.append(line)
+    if command.until and line.startswith(command.until):
       wall, cpu = time.monotonic() - began, _cpu(process.pid)
-    process.wait()
+      process.kill()
+      break
+  if cpu is None:
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    wall, cpu = time.monotonic() - began, _cpu(process.pid)
+  process.wait()
   if process.returncode and not (command.until and process.returncode < 0):
-    text = "".join([*lines, *log.read_text().splitlines(True)][-20:])
-    sys.exit(f"{text}{command.arguments}: failed")
+    sys.exit(f"{''.join(lines[-20:])}{command.arguments}: failed")
   names = {
     line.rpartition("|")[2].strip().partition(".")[0]
-    for line in log.read_text().splitlines()
+    for line in lines
     if line.startswith("import time:")
   }
   return Took(wall, cpu, names & {*LARGE})
