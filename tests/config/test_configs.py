@@ -336,12 +336,14 @@ def test_folder_takes_model_and_size_from_the_weights():
   assert image_size(config.data.ops) == (64, 64)
 
 
-def test_folder_trains_wide_models_at_a_lower_rate(monkeypatch):
-  rate = lambda: _load("folder", "path=images,init=weights.npz").config.optim.lr
-  assert rate() == 0.03
+def test_folder_trains_wide_models_at_a_lower_rate_and_shorter(monkeypatch):
+  load = lambda: _load("folder", "path=images,init=weights.npz").config
+  small = load()
   model = dataclasses.replace(tiny.config().model, width=384)
   monkeypatch.setattr(weights, "model_to_finetune", lambda _: model)
-  assert rate() == 0.003
+  wide = load()
+  assert (small.optim.lr, wide.optim.lr) == (0.03, 0.003)
+  assert small.total_steps / 60 == wide.total_steps / 40 == 36  # passes
 
 
 def test_folder_takes_splits_and_length_from_the_images():
@@ -349,11 +351,11 @@ def test_folder_takes_splits_and_length_from_the_images():
   splits = {e.name: (e.split, e.every_steps) for e in made.evals}
   # 360 of 400 images are not `val`; 288 of these are trained on.
   assert made.data.split == "train[:80%]" and made.data.batch_size == 8
-  assert made.total_steps == 40 * math.ceil(288 / 8)
+  assert made.total_steps == 60 * math.ceil(288 / 8)
   assert splits == {"test": ("val", 0), "val": ("train[80%:]", 36)}
   given = _load("folder", "path=split,init=weights.npz,res=64").config
   splits = {e.name: (e.split, e.every_steps) for e in given.evals}
-  assert given.data.split == "train" and given.total_steps == 40 * 23
+  assert given.data.split == "train" and given.total_steps == 60 * 23
   assert splits == {"test": ("test", 0), "val": ("val", 23)}
   fewer = _load("folder", "path=no_val,init=weights.npz,res=64").config
   splits = {e.name: e.split for e in fewer.evals}
