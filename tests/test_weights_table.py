@@ -1,4 +1,7 @@
-"""Models of today: every block's output is the library's, in and out."""
+"""Models of today: every block's output is the library's, in and out.
+
+At the trained size, and at the last other one; `make weights-table` has all.
+"""
 
 import pytest
 
@@ -21,5 +24,6 @@ def test_outputs_are_the_library_s(tmp_path, part):
   for i, case in enumerate(cases):
     folder = tmp_path / str(i)
     folder.mkdir()
-    errors = weights_table.compare(case, folder)
+    sizes = dict.fromkeys((case.sizes[0], case.sizes[-1]))
+    errors = weights_table.compare(case._replace(sizes=tuple(sizes)), folder)
     assert max(errors.values()) < TOLERANCE, (case.name, errors)
