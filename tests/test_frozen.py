@@ -20,8 +20,8 @@ NORM = "Transformer/encoder_norm"
 BLOCK_2 = "Transformer/encoderblock_2"
 
 # What is frozen, options of the model -> the first trained module.
-CASES = {"head, scan": (BODY, dict(model__scan=True), "head")}
-SLOW = {
+CASES = {
+  "head, scan": (BODY, dict(model__scan=True), "head"),
   "half": (FIRST, dict(optim__microbatch=4), BLOCK_2),
   "remat": (FIRST, dict(model__remat="full"), BLOCK_2),
   "modern": (
@@ -73,11 +73,10 @@ def moved(state):
   return state.replace(params=params, ema=jax.tree.map(jnp.copy, params))
 
 
-@pytest.mark.parametrize(
-  "name", [*CASES, *(pytest.param(k, marks=pytest.mark.slow) for k in SLOW)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_a_step_from_activations_is_the_step_from_images(name):
-  freeze, options, first = (CASES | SLOW)[name]
+  freeze, options, first = CASES[name]
   model = parts(freeze, **options)
   part = model.trainer.frozen_part
   assert part.first_trained == first

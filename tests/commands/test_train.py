@@ -100,6 +100,7 @@ def _assert_same_bits(got, want):
     np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+@pytest.mark.slow
 def test_files_of_a_run(run):
   workdir, state = run
   assert int(state.step) == 20
@@ -135,6 +136,7 @@ def test_files_of_a_run(run):
     assert (np.diff(saved_images["mistake_probability"]) <= 0).all()
 
 
+@pytest.mark.slow
 def test_metrics_of_a_run(run):
   rows = read_metrics(run[0])
   logged = [r["step"] for r in rows if "train/loss" in r]
@@ -264,6 +266,7 @@ def test_training_continues_while_the_host_scores(tmp_path, monkeypatch):
   assert all(was_in_time)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_left_alone(run, capfd):
   workdir, state = run
   before = read_metrics(workdir)
@@ -327,6 +330,7 @@ def test_steps_with_a_checkpoint(every, steps):
   assert [s for s in range(1, 9) if run.is_save_step(s)] == steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "changes, message",
   [
