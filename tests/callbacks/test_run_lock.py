@@ -150,7 +150,7 @@ def test_elsewhere_the_heartbeat_tells(tmp_path, soon, where):
   ):  # the heartbeat has stopped
     assert time.monotonic() - began > run_lock.WATCH_SECONDS
     assert _record(tmp_path)["pid"] == os.getpid()
-  assert "that run gave no sign of life" in notes[-1]
+  assert "that run had no heartbeat" in notes[-1]
   assert all("waits  " in x and "pod-7" in x for x in (notes[0], notes[-2]))
 
 

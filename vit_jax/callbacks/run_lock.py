@@ -93,8 +93,8 @@ def _watch(
   if _dead_runs.get(str(folder)) == (record, heartbeat):
     return record, False
   note(
-    f"waits       {WATCH_SECONDS:.0f} s to see whether the run of host"
-    f" {record.get('host')} in {folder} still lives"
+    f"waits       {WATCH_SECONDS:.0f} s for a heartbeat of the run of host"
+    f" {record.get('host')} in {folder}"
   )
   changes, deadline = 0, time.monotonic() + WATCH_SECONDS
   while time.monotonic() < deadline:
@@ -107,7 +107,7 @@ def _watch(
       if changes == 2:  # the first may have been its last before it was killed
         return record, True
       deadline = time.monotonic() + WATCH_SECONDS
-  note(f"takes over  {folder}: that run gave no sign of life")
+  note(f"takes over  {folder}: that run had no heartbeat")
   _dead_runs[str(folder)] = record, heartbeat
   return record, False
 
@@ -222,7 +222,7 @@ class RunLock(Callback):
         self._loss = (
           f"{self._workdir}: another run took this folder"
           f" ({run_record.describe(record)}): it began at the same moment, or"
-          " this one gave no sign of life; this one stops, and leaves its files"
+          " this one wrote no heartbeat; this one stops, and leaves its files"
           " alone."
         )
     except (FileNotFoundError, NotADirectoryError):

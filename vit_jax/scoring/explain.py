@@ -47,7 +47,7 @@ def explain(
     if swap.step not in steps:
       continue
     if jax.process_index() == 0:
-      print(f"swap        {swap.step}: {swap.value}", flush=True)
+      print(f"scores with {swap.step}: {swap.value}", flush=True)
     for name, hits in _hits(swap.config, path, opened).items():
       facts = {"on": name, **swap._asdict(), **compared(base[name], hits)}
       del facts["config"]
