@@ -50,7 +50,8 @@ test: $(VENV)/installed-test
 	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 --durations=10
 
 # First the models, and processes against one, compiled as for users; then the
-# rest, compiled faster (tests/conftest.py). test-nightly compiles all as for users.
+# rest, compiled faster (tests/conftest.py). test-nightly compiles all as for
+# users.
 OPTIMISED = tests/models tests/distributed/test_two_processes.py
 REST = $(addprefix --ignore=,$(OPTIMISED))
 

@@ -266,7 +266,7 @@ def test_passes_preflight(name, argument):
   experiment.setup(config, errors=errors)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_that_is_advertised_can_start():
   """Checks all but the shapes of the model, which take seconds each."""
   wrong = {}

@@ -69,7 +69,12 @@ def test_sigterm_to_one_stops_both_at_one_step_with_the_state_saved(two):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  "dead, sent", [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)]
+  "dead, sent",
+  [
+    pytest.param(1, signal.SIGKILL, marks=pytest.mark.nightly),
+    (0, signal.SIGKILL),
+    (1, signal.SIGSTOP),
+  ],
 )
 def test_a_death_ends_the_other_with_the_code_and_message_of_jax(
   two, dead, sent

@@ -238,7 +238,7 @@ def test_images_that_do_not_count_have_no_loss():
   np.testing.assert_allclose(half.kernels, whole.kernels, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_augmented_images_are_drawn_in_each_pass_and_none_is_held_out():
   """The features of the model are looked up by the image's number."""
   x, y = _separable(200)
