@@ -118,3 +118,16 @@ def test_the_same_command_goes_on(tmp_path):
   assert 0 <= line["scores"]["fewshot/10shot"] <= 1
   assert {"digits/top1", "val/top1"} <= set(lines[tuned.name]["scores"])
   assert lines[tuned.name]["init"] == pretrained.name
+
+
+def test_augreg_in_miniature_is_augreg_on_small_photographs(tmp_path):
+  for name in ("cat", "dog"):
+    (tmp_path / "train" / name).mkdir(parents=True)
+  file = f"{ROOT}/benchmarks/augreg_small.py:path={tmp_path}"
+  args = cli.parse("x", {}, [f"--config={file},aug=medium1"])
+  assert not args.errors
+  config = args.config
+  expected = "decode_inception_crop(224)|flip_lr|randaug(2, 15)|resize(32)"
+  assert config.data.ops == expected
+  assert (config.objective.loss, config.objective.mixup) == ("sigmoid", 0.2)
+  assert (config.model.patch, config.model.size.width) == (4, 128)
