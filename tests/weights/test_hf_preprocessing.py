@@ -25,6 +25,24 @@ def test_hugging_face_s_preprocessor(tmp_path, do_normalize):
   assert f"with mean [{mean}, " in note and f"deviation [{std}, " in note
 
 
+def test_the_processor_of_transformers_5_takes_precedence(tmp_path):
+  """CLIPProcessor and SiglipProcessor write processor_config.json alone."""
+  folder = hf_folder(tmp_path / "m", image=(32, 32))
+  about = {"image_processor_type": "CLIPImageProcessor", **ALL}
+  about |= {"image_mean": [0.4] * 3, "image_std": [0.2] * 3}
+  nested = {"image_processor": about, "processor_class": "CLIPProcessor"}
+  file = folder / "processor_config.json"
+  file.write_text(json.dumps(nested))
+  result = weights.read(folder)
+  assert result.ops == PILLOW + CROPPED
+  (note,) = result.notes
+  assert "with mean [0.4, 0.4, 0.4] and deviation [0.2, 0.2, 0.2]" in note
+
+  file.write_text('{"processor_class": "CLIPProcessor"}')  # that of 4.x
+  other = weights.read(folder)
+  assert "with mean [0.4" not in str(other.notes) and other.ops != result.ops
+
+
 SQUARE = {"height": 40, "width": 40}
 CROPPED = "resize_small_torch(36)|central_crop(32)"
 WHOLE = "resize_torch(32, 'bilinear')"

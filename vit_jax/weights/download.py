@@ -22,6 +22,7 @@ HUB = "hf-hub:"
 HUB_FILES = (
   "config.json",
   "preprocessor_config.json",
+  "processor_config.json",
   "model*.safetensors",
   "model.safetensors.index.json",
   "adapter_config.json",

@@ -15,7 +15,6 @@ from vit_jax.config import json_file
 from vit_jax.config.from_dict import at_least
 from vit_jax.losses import REGRESSION
 from vit_jax.options import shown
-from vit_jax.paths import file_in
 from vit_jax.weights import hf_names, hf_preprocessing
 from vit_jax.weights.hf_names import (
   LEFT_OUT,
@@ -118,8 +117,7 @@ def read(file: StateDict) -> Weights:
   params, options, stated = read_arrays(file.arrays, file.config)
   family = hf_names.known(file.config.get("model_type", "vit"))
   folder = path if path.is_dir() else path.parent
-  about = json_file.read(file_in(folder, hf_preprocessing.FILE))
-  about = hf_preprocessing.complete(about)
+  about = hf_preprocessing.complete(hf_preprocessing.read(folder))
   grid = tuple(side // stated.patch for side in stated.image_size)
   size = stated.image_size
   if family.takes_any_size:  # its images may have another size than its table

@@ -1,4 +1,8 @@
-"""Hugging Face's preprocessor_config.json: read as operations, and written."""
+"""Hugging Face's preprocessor_config.json: read as operations, and written.
+
+transformers 5 writes the same object for CLIP and SigLIP as `image_processor`
+of processor_config.json, which takes precedence.
+"""
 
 import dataclasses
 import re
@@ -6,14 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from vit_jax.config import json_file
 from vit_jax.config.from_dict import at_least
 from vit_jax.options import shown
+from vit_jax.paths import file_in
 from vit_jax.weights import eval_preprocessing
 from vit_jax.weights.weights_file import Pixels, height_and_width
 
 FILE = "preprocessor_config.json"
+PROCESSOR_FILE, PROCESSOR_KEY = "processor_config.json", "image_processor"
 RESAMPLE = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _CLIP = {
   "resample": 3,
@@ -78,6 +85,18 @@ class _Sides:
   height: int | None = at_least(1)
   width: int | None = at_least(1)
   shortest_edge: int | None = at_least(1)
+
+
+def read(folder: epath.Path) -> dict[str, Any]:
+  """Returns the preprocessing of a folder; {} if no file states it.
+
+  Raises:
+    ValueError: A file is not a JSON object.
+  """
+  nested = json_file.read(file_in(folder, PROCESSOR_FILE)).get(PROCESSOR_KEY)
+  if isinstance(nested, dict):
+    return nested
+  return json_file.read(file_in(folder, FILE))
 
 
 def typed(about: Mapping[str, Any]) -> Preprocessor:
