@@ -84,7 +84,9 @@ def folder(names):
     (("10", "3"), None, [10, 3]),
     # Counted from 1, or years: no columns of the head, but in this order.
     (tuple(sorted(map(str, range(1, 13)))), None, [0, 9, 10, 11, *range(1, 9)]),
+    (("10", "12", "3"), None, [9, 11, 2]),
     (("2019", "2020"), None, [0, 1]),
+    (("1.0", "10.0", "2.0"), None, [1, 10, 2]),  # labels of pandas
   ],
 )
 def test_folders_named_by_numbers_on_a_head_without_names(
@@ -92,7 +94,8 @@ def test_folders_named_by_numbers_on_a_head_without_names(
 ):
   result = match(folder(names), Head(12, head_names))
   assert result.columns.tolist() == columns
-  assert "matched by their numbers: the head has no names" in result.text
+  how = f"matched by their numbers ({names[0]!r} is column {columns[0]})"
+  assert f"{how}: the head has no names" in result.text
 
 
 @pytest.mark.parametrize(

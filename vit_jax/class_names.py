@@ -232,7 +232,8 @@ def match(source, head: Head, by: str = "name") -> Matching:
     why = "as match=position says"
   columns = by_number(source.class_names, width)
   if columns is not None and _are_names(source.class_names):
-    text = f"{num:,} classes, matched by their numbers: {why}"
+    first = f"{source.class_names[0]!r} is column {columns[0]}"
+    text = f"{num:,} classes, matched by their numbers ({first}): {why}"
     return Matching(columns, text)
   return Matching(
     np.arange(num, dtype=np.int32),
@@ -270,9 +271,10 @@ def by_name(
 def by_number(names: Sequence[str] | None, width: int) -> np.ndarray | None:
   """Returns the column of each class that is named by a number, int32.
 
-  The number is the column if all numbers are below the width. Otherwise, the
-  rank of the number is the column. The order matters because folders are sorted
-  as text, with "10" before "2".
+  The number is the column if all numbers are below the width. If they are from
+  1 to the width, they are counted from 1. Otherwise, the rank of the number is
+  the column. The order matters because folders are sorted as text, with "10"
+  before "2". Numbers may be written as pandas writes them, such as "2.0".
 
   Args:
     names: Names of a data set's classes, by label.
@@ -285,12 +287,15 @@ def by_number(names: Sequence[str] | None, width: int) -> np.ndarray | None:
     >>> by_number(["0", "1", "10", "2"], 11), by_number(["10", "11", "9"], 3)
     (array([ 0,  1, 10,  2], dtype=int32), array([1, 2, 0], dtype=int32))
   """
-  if not names or not all(name.isdecimal() for name in names):
+  whole = [name.removesuffix(".0") for name in names or ()]
+  if not whole or not all(name.isdecimal() for name in whole):
     return None
-  numbers = np.array([int(name[:18]) for name in names])
+  numbers = np.array([int(name[:18]) for name in whole])
   if len(set(numbers)) < len(numbers):
     return None  # such as 1 and 01
-  if numbers.max() >= width:
+  if numbers.max() == width and numbers.min() > 0:
+    numbers -= 1
+  elif numbers.max() >= width:
     numbers = np.argsort(np.argsort(numbers))
   return numbers.astype(np.int32)
 
