@@ -2,6 +2,7 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -52,6 +53,26 @@ def test_a_file_of_one_channel_is_read_as_it_is(tmp_path):
   )
   with pytest.raises(ValueError, match="config.model.channels: got 1, expecte"):
     vit_jax.load("tests/data/hybrid_r.weights.npz", channels=1)
+
+
+@pytest.mark.parametrize(
+  "mean, std", [((0.1307,), (0.3081,)), ((0.5, 0.4, 0.3, 0.2), (0.2,) * 4)]
+)
+def test_each_channel_may_have_its_own_normalisation(tmp_path, mean, std):
+  rng = np.random.default_rng(0)
+  arrays = weights.read(TOKEN).params
+  kernel = np.asarray(arrays["embedding/kernel"])[:, :, [0] * len(mean)]
+  kernel = kernel * rng.uniform(0.5, 1.5, (len(mean), 1)).astype("f")
+  np.savez(tmp_path / "x.npz", **{**arrays, "embedding/kernel": kernel})
+  plain = vit_jax.load(tmp_path / "x.npz", verbose=False)
+  images = rng.uniform(0, 1, (1, 32, 32, len(mean))).astype("f")
+  trained_on = (images - np.float32(mean)) / np.float32(std)
+  expected, _ = plain.model.apply(
+    {"params": plain.params}, jnp.asarray(trained_on)
+  )
+  vit = vit_jax.load(tmp_path / "x.npz", verbose=False, mean=mean, std=std)
+  # Logits reach 4; 64 products for each channel, with scaled kernels.
+  np.testing.assert_allclose(vit(2 * images - 1)[0], expected, atol=2e-5)
 
 
 def test_grey_is_pillow_s_in_both_pixel_paths():

@@ -102,18 +102,24 @@ def test_every_file_that_states_no_pixels_says_so(tmp_path):
 @pytest.mark.parametrize(
   "mean, std, error",
   [
-    ("imagnet", 1, "mean: got 'imagnet', expected one number or three, of"),
+    ("imagnet", 1, "mean: got 'imagnet', expected a number, or one for each"),
     ("imagenet", "0.5", "mean, std: got 'imagenet', '0.5', expected mean, one"),
     (0.5, None, "mean, std: got 0.5, None, expected mean, one of half,"),
     (None, 0.5, "mean, std: got None, 0.5, expected mean, one of half,"),
-    ((0.5, 0.5), 0.5, "mean: got (0.5, 0.5), expected one number or three"),
-    (0.5, 0, "std: got 0, expected one number or three"),
-    ("0.5", "a,b,c", "std: got 'a,b,c', expected one number or three"),
+    (0.5, 0, "std: got 0, expected a number, or one for each channel"),
+    ("0.5", "a,b,c", "std: got 'a,b,c', expected a number, or one for each"),
+    ("123.7,116.3,103.5", "58.4,57.1,57.4", "mean: got '123.7,116.3,103.5'"),
+    (0, 255, "std: got 255, expected a number, or one for each channel"),
   ],
 )
 def test_a_normalisation_that_is_none(tmp_path, mean, std, error):
   path = save(tmp_path / "x.npz")
   assert message(path, mean=mean, std=std).startswith(error)
+
+
+def test_a_normalisation_of_other_channels(tmp_path):
+  text = message(save(tmp_path / "x.npz"), mean=(0.5, 0.4), std=0.5)
+  assert "one number each, or 3 for the 3 channels of the model" in text
 
 
 # The model.

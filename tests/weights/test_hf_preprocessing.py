@@ -9,6 +9,7 @@ from weight_files import assert_same, hf_folder, our_params
 from vit_jax import weights
 from vit_jax.config.preprocessing import image_size
 from vit_jax.weights import hf_preprocessing, normalisation
+from vit_jax.weights.weights_file import Pixels
 
 PILLOW = "decode(dct='accurate')|"  # what follows is Pillow's, too
 SIZE = (24, 32)
@@ -118,6 +119,12 @@ def test_the_operations_of_a_preprocessor(tmp_path, name, about, ops):
   assert len(folded) == (name[:3] in ("CLI", "Bit"))
   if ops:
     assert image_size(result.ops) == (32, 32)
+
+
+def test_a_grey_preprocessor_states_one_number():
+  about = {"image_mean": [0.1307], "image_std": 0.3081}
+  expected = Pixels((0.1307,), (0.3081,))
+  assert hf_preprocessing.pixels(hf_preprocessing.complete(about)) == expected
 
 
 def test_hugging_face_without_a_preprocessor(tmp_path):

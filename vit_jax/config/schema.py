@@ -276,8 +276,8 @@ class Config:
     None,
     "normalisation of init's training images, if its file does not state it:"
     " imagenet (DINO, MAE, DeiT), clip, half ([-1, 1]), or MEAN/STD of pixels"
-    " in [0, 1], each as one number or three with commas; None: as the file"
-    " states, else half",
+    " in [0, 1], each as one number, or one for each channel with commas; None:"
+    " as the file states, else half",
   )
   log_steps: int = option(50, "steps between lines of metrics")
   on_nonfinite: str = option(

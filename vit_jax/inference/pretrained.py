@@ -608,11 +608,11 @@ def load(
       ImageNet-1k alone, because their files do not state it.
     mean, std: Normalisation of the training images, if the file does not state
       it. mean is "imagenet" (DINO, MAE, DeiT), "clip" or "half" (Google's,
-      [-1, 1]), which includes std. Or both are one number or three, for pixels
-      in [0, 1]: for images in [0, 1] use mean=0, std=1; for images in [0, 255]
-      use mean=0, std=1/255. The normalisation becomes part of the patch
-      embedding, so that the model always takes images in [-1, 1]. None: as the
-      file states; if it does not, "half", with a note.
+      [-1, 1]), which includes std. Or both are one number, or one for each
+      channel, for pixels in [0, 1]: for images in [0, 1] use mean=0, std=1; for
+      images in [0, 255] use mean=0, std=1/255. The normalisation becomes part
+      of the patch embedding, so that the model always takes images in [-1, 1].
+      None: as the file states; if it does not, "half", with a note.
     background: Colour behind transparent images: "white", "black", "#ff8800".
       None: the colour of the file; if it has none, fully transparent pixels
       become white, and other pixels lose their alpha channel.

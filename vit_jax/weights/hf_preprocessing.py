@@ -76,8 +76,8 @@ class Preprocessor:
   do_rescale: bool = True
   rescale_factor: float = 1 / 255
   do_normalize: bool = True
-  image_mean: tuple[float, float, float] | None = None
-  image_std: tuple[float, float, float] | None = None
+  image_mean: tuple[float, ...] = ()
+  image_std: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,6 +49,8 @@ ASSUMED = (
   " training --config.init_mean=..."
 )
 
+# Of mean and deviation, whose pixels are in [0, 1].
+LARGEST = 10.0
 # As a user states a mean or a deviation.
 Statement = str | float | int | Sequence[float] | None
 
@@ -63,8 +65,8 @@ def stated(mean: Statement, std: Statement = None) -> Pixels | None:
     std: Numbers, as `mean`; only if `mean` is numbers.
 
   Raises:
-    ValueError: One is missing, is not a number, or has another number of
-      channels.
+    ValueError: One is missing, is not a number, or is one of pixels in 0 to
+      255.
 
   Example:
     >>> stated("0.5/0.25,0.5,0.25").std
@@ -83,24 +85,24 @@ def stated(mean: Statement, std: Statement = None) -> Pixels | None:
       f" {', '.join(NAMED)}; or both as numbers of pixels in [0, 1], in text"
       " MEAN/STD." + (nearest(mean, NAMED) if isinstance(mean, str) else "")
     )
-  return Pixels(_three("mean", mean, -256.0), _three("std", std, 1e-4))
+  return Pixels(_numbers("mean", mean, -LARGEST), _numbers("std", std, 1e-4))
 
 
-def _three(name: str, value, low: float) -> tuple[float, float, float]:
-  """Returns a number for each channel, from `low` to 256."""
+def _numbers(name: str, value, low: float) -> tuple[float, ...]:
+  """Returns a number for each channel, from `low` to `LARGEST`."""
   parts = value.split(",") if isinstance(value, str) else np.ravel(value)
   try:
     numbers = tuple(float(part) for part in parts)
   except (TypeError, ValueError):
     numbers = ()
-  if len(numbers) == 1:
-    numbers *= 3
-  if len(numbers) != 3 or not all(low <= n <= 256 for n in numbers):
+  if not numbers or not all(low <= n <= LARGEST for n in numbers):
     names = f" or one of {', '.join(NAMED)}" if name == "mean" else ""
-    near = nearest(value, NAMED) if isinstance(value, str) else ""
+    hint = nearest(value, NAMED) if isinstance(value, str) else ""
+    if numbers and max(numbers) > LARGEST:
+      hint = " Divide numbers of pixels in 0 to 255 by 255."
     raise ValueError(
-      f"{name}: got {value!r}, expected one number or three, of pixels in"
-      f" [0, 1]{names}.{near}"
+      f"{name}: got {value!r}, expected a number, or one for each channel, of"
+      f" pixels in [0, 1]{names}.{hint}"
     )
   return numbers
 
@@ -149,14 +151,13 @@ def fold(weights: Weights) -> Weights:
       " with a patch embedding, and a bias or a table of positions."
     )
   channels = kernel.shape[2]
-  if channels != 3 and (np.ptp(mean) or np.ptp(std)):
+  if any(len(x) != channels and np.ptp(x) for x in (mean, std)):
     raise ValueError(
       f"got images normalised with mean {mean.tolist()} and deviation"
-      f" {std.tolist()}, expected one number each for a model of {channels}"
-      " channels: mean=..., std=..."
+      f" {std.tolist()}, expected one number each, or {channels} for the"
+      f" {channels} channels of the model: mean=..., std=..."
     )
-  if channels != 3:
-    mean, std = (np.resize(x, channels) for x in (mean, std))
+  mean, std = (np.resize(x, channels) for x in (mean, std))
   scale, shift = 0.5 / std, (0.5 - mean) / std
 
   def scaled():

@@ -117,8 +117,8 @@ class Images:
   crop_pct: float = 0.875
   interpolation: str = "bicubic"
   crop_mode: str = "center"
-  mean: tuple[float, float, float] | None = None
-  std: tuple[float, float, float] | None = None
+  mean: tuple[float, ...] | None = None
+  std: tuple[float, ...] | None = None
 
   @property
   def pixels(self) -> Pixels | None:

@@ -82,12 +82,13 @@ class StateDict(NamedTuple):
 class Pixels(NamedTuple):
   """Normalisation of images: the model got (p - mean) / std of p in [0, 1].
 
-  One number for each channel. Images in [-1, 1] have mean 0.5 and std 0.5;
-  images in 0 to 255 have mean 0 and std 1 / 255.
+  One number for each channel, or equal numbers for any number of channels.
+  Images in [-1, 1] have mean 0.5 and std 0.5; images in 0 to 255 have mean 0
+  and std 1 / 255.
   """
 
-  mean: tuple[float, float, float]
-  std: tuple[float, float, float]
+  mean: tuple[float, ...]
+  std: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
