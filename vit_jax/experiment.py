@@ -551,6 +551,13 @@ class Experiment:
         f"config.num_classes: got {self.run_shape.num_classes}, expected"
         f" {info.num_classes}, the width of the labels, or None."
       )
+    is_multilabel = getattr(info, "is_multilabel", False)
+    if self.config.init_head == "linear_probe" and is_multilabel:
+      name = getattr(info, "name", "the data")
+      errors.append(
+        "config.init_head: got 'linear_probe', which needs one class per image,"
+        f" but an image of {name!r} can have several; expected 'zeros'."
+      )
     return [*errors, *self.config.objective.data_errors(info)]
 
   def _resume_errors(self) -> list[str]:

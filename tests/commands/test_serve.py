@@ -103,7 +103,7 @@ def test_hostile_files_are_refused(answers, name):
 
 def test_mutated_files_are_answered_or_refused(answers):
   rng = np.random.default_rng(0)
-  for kind in ("jpeg", "png", "webp", "bmp", "gif"):
+  for kind in serve.FORMATS:
     data = np.frombuffer(encoded(kind), np.uint8)
     for _ in range(8):
       mutated = data.copy()
@@ -382,6 +382,9 @@ def test_in_a_browser(vit, tmp_path):
       "other.png",
       "photo.jpg",
     ]
+    numbers = [{"name": "weight", "value": 1154.123}]
+    page.evaluate(f"list(new File([], 'x.png'), {{classes: {numbers}}})")
+    assert lines.last.locator("span").inner_text() == "weight 1154.1"
     if picture := os.environ.get("PICTURE"):  # to look at
       page.screenshot(path=picture, full_page=True)
     # The other ways in: the field for files, and after all that it answers.

@@ -245,6 +245,18 @@ def test_a_softmax_is_refused(objects):
   assert wide.startswith("config.num_classes: got 4, expected 3, the width of")
 
 
+def test_a_linear_probe_is_refused(objects):
+  val = {"kind": "multilabel", "split": "train", "ops": "decode|resize(16)"}
+  with pytest.raises(ConfigError) as e:
+    experiment.setup(
+      _config("objects", objects, init_head="linear_probe", evals={"val": val})
+    )
+  expected = "config.init_head: got 'linear_probe', which needs"
+  of_val, of_labels = (t for t in e.value.errors if t.startswith(expected))
+  assert of_val.endswith("or the init_head 'zeros'.")
+  assert "an image of 'objects' can have several; expected 'zero" in of_labels
+
+
 def test_few_shots_need_one_class():
   options = FewshotConfig(name="f", dataset="x")
   source = handmade.records(LABELS)

@@ -24,12 +24,13 @@ from vit_jax.config import ConfigError, cli
 from vit_jax.data import numbers
 from vit_jax.data.download_and_prepare import import_source
 from vit_jax.data.imports import KINDS, Options
-from vit_jax.data.sources import open_source
+from vit_jax.data.sources import Sources, open_source
 from vit_jax.evaluators import regression
 from vit_jax.evaluators.regression import RegressionConfig
 from vit_jax.inference import answers as formats
 from vit_jax.inference.pretrained import Answer, Value
 from vit_jax.objectives import Regression
+from vit_jax.scoring import probes
 from vit_jax.scoring.evaluate import evaluate
 from vit_jax.train import train_and_evaluate
 
@@ -297,5 +298,7 @@ def test_what_cannot_be_is_refused(data_dir):
   with pytest.raises(ConfigError) as e:
     experiment.setup(_config(None, data__dataset="digits"))
   text = str(e.value)
+  with pytest.raises(ConfigError, match="--knn: got 'levels', whose labels ar"):
+    probes.with_probes(_config(data_dir), {"knn": "levels"}, Sources(data_dir))
   assert "config.objective.kind: got 'regression', but the labels of" in text
   assert "config.evals.val.dataset: got 'digits', whose images have cl" in text

@@ -11,7 +11,8 @@ from PIL import Image
 
 from vit_jax import ridge
 from vit_jax.commands import evaluate as command
-from vit_jax.config import Config, ConfigError, DataConfig
+from vit_jax.config import Config, ConfigError, DataConfig, defaults, freeze
+from vit_jax.config.preprocessing import with_decoding
 from vit_jax.data.sources import Sources
 from vit_jax.data.splits import SplitError
 from vit_jax.evaluators import fewshot, knn, linear
@@ -187,6 +188,7 @@ def test_a_split_without_labels_is_not_scored(capsys):
         num_classes=2,
         num_examples=len(array),
         is_multilabel=False,
+        is_regression=False,
         class_names=("a", "b"),
       )
 
@@ -225,6 +227,12 @@ def test_model_and_preprocessing_are_those_of_load():
     vit = vit_jax.load(path, verbose=False)
     config = probes.config_of_file(Config(), path, "float32")
     assert (config.model, config.data.ops) == (vit.config, vit.ops)
+  # How images are decoded is no preprocessing of the file.
+  for option in ({"background": "white"}, {"max_pixels": 10**9}):
+    c = defaults()
+    c.data.update(option)
+    decoded = probes.config_of_file(freeze(c), path, "float32").data.ops
+    assert decoded == with_decoding(vit.ops, **option) != vit.ops
   with pytest.raises(ConfigError, match="config.data.ops: got a value of its"):
     ops = "decode|resize(8)"
     data = Config().data.__class__(ops=ops)

@@ -185,8 +185,9 @@ def _init_errors(config: Config) -> Iterator[str]:
   kinds = {e.name: e.kind for e in config.evals}
   if kinds.get(HELD_OUT) != "classification":
     yield (
-      "config.init_head: got 'linear_probe', which needs held-out images;"
-      " expected an evaluator `val` of kind 'classification'."
+      "config.init_head: got 'linear_probe', which needs held-out images with"
+      " one class each; expected an evaluator `val` of kind 'classification',"
+      " or the init_head 'zeros'."
     )
   if config.objective.kind != "classification":
     yield (

@@ -138,6 +138,8 @@ class EvaluatorConfig:
     labels = ("classes", "numbers to predict")
     wanted, other = labels[self.scores_numbers], labels[not self.scores_numbers]
     kind = "classification" if self.scores_numbers else "regression"
+    if any(source.is_multilabel for source in sources.values()):
+      kind = "multilabel"
     for source in sources.values():
       if source.is_regression != self.scores_numbers:
         yield (

@@ -30,7 +30,8 @@ from vit_jax.distributed import processes
 from vit_jax.inference import overlay
 from vit_jax.inference.pretrained import Pretrained, Value, load
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
+# Those that browsers show.
+FORMATS = tuple(f for f in images_lib.FORMATS if f not in ("TIFF", "PPM"))
 PAGE = pathlib.Path(__file__).parent / "try_page"
 # The first header allows the page to run only its own code.
 HEADERS = {
@@ -142,8 +143,8 @@ class Answers:
     except Exception:  # Pillow raises many kinds for a broken file
       raise Refused(
         415,
-        "got a file that cannot be decoded, expected a complete JPEG, PNG,"
-        " WebP, BMP or GIF.",
+        "got a file that cannot be decoded, expected a complete"
+        f" {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.",
       ) from None
 
   def _attention(self, image: np.ndarray) -> tuple[str | None, str]:

@@ -22,7 +22,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax import run_summary, weights
-from vit_jax.config import Config, ConfigError, EvaluatorConfig
+from vit_jax.config import Config, ConfigError, EvaluatorConfig, preprocessing
 from vit_jax.data.source import Source
 from vit_jax.data.sources import Sources
 from vit_jax.data.splits import SplitError
@@ -74,18 +74,24 @@ def config_of_file(
   except (OSError, ValueError) as e:
     raise ConfigError([f"--checkpoint: {e}"]) from None
   default = Config()
+  decoding = {
+    "background": config.data.background,
+    "max_pixels": config.data.max_pixels,
+  }
+  default_ops = preprocessing.with_decoding(default.data.ops, **decoding)
   errors = [
     f"config.{key}: got a value of its own, but {path} states it; give a"
     " --config with it, or leave it out."
     for key, is_default in (
       ("model", config.model == default.model),
-      ("data.ops", config.data.ops == default.data.ops),
+      ("data.ops", config.data.ops == default_ops),
     )
     if not is_default
   ]
   if errors:
     raise ConfigError(errors)
   ops, _ = pretrained.preprocessing(file, size)
+  ops = preprocessing.with_decoding(ops, **decoding)
   return dataclasses.replace(
     config, model=model, data=dataclasses.replace(config.data, ops=ops)
   )
@@ -133,6 +139,11 @@ def _configured(
       return False
 
   train = opened.inspect(dataset, "train")
+  if train.is_regression:
+    raise ValueError(
+      f"got {dataset!r}, whose labels are numbers to predict, expected one"
+      " class per image."
+    )
   if train.is_multilabel:
     raise ValueError(
       f"got {dataset!r}, whose images may have several classes, expected one"

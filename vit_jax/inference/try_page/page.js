@@ -15,25 +15,30 @@ function megabytes(bytes) {
   return `${(bytes / 1e6).toFixed(1)} MB`;
 }
 
+// Text of a class's probability, or of a number that the model predicts.
+function outcome({ probability, value }) {
+  return value === undefined
+    ? `${(100 * probability).toFixed(1)} %`
+    : String(Number(value.toPrecision(5)));
+}
+
 function showClasses(classes) {
   at("classes").replaceChildren(
-    ...classes.map(({ name, probability, value }) => {
+    ...classes.map((answer) => {
       const row = document.createElement("div");
       const label = document.createElement("b");
       const chance = document.createElement("span");
       const bar = document.createElement("progress");
-      label.textContent = name;
-      if (value !== undefined) {
-        chance.textContent = String(Number(value.toPrecision(5)));
-        row.append(label, chance);
+      label.textContent = answer.name;
+      chance.textContent = outcome(answer);
+      row.append(label, chance);
+      if (answer.value !== undefined) {
         const number = document.createElement("li");
         number.append(row);
         return number;
       }
-      chance.textContent = `${(100 * probability).toFixed(1)} %`;
-      bar.value = probability;
-      bar.setAttribute("aria-label", `${name}: ${chance.textContent}`);
-      row.append(label, chance);
+      bar.value = answer.probability;
+      bar.setAttribute("aria-label", `${answer.name}: ${chance.textContent}`);
       const item = document.createElement("li");
       item.append(row, bar);
       return item;
@@ -79,8 +84,8 @@ function list(file, answer) {
     what.textContent = answer.error;
     line.className = "wrong";
   } else {
-    const [{ name, probability }] = answer.classes;
-    what.textContent = `${name} ${(100 * probability).toFixed(1)} %`;
+    const [first] = answer.classes;
+    what.textContent = `${first.name} ${outcome(first)}`;
     line.addEventListener("click", () => show(file, answer));
   }
   line.append(label, what);
