@@ -4,6 +4,7 @@ import doctest
 
 import pytest
 import tiny
+from PIL import Image
 
 from vit_jax import experiment, run_summary
 
@@ -92,3 +93,22 @@ def test_a_loader_is_named_in_the_metadata(tmp_path):
 def test_a_note_on_the_data_is_shown():
   text = _text(tiny.config(), data_note="in order")
   assert "note        in order" in text.splitlines()
+
+
+def test_classes_that_an_evaluator_does_not_see(tmp_path):
+  for name, count in (("cat", 20), ("dog", 1)):
+    (tmp_path / name).mkdir()
+    for i in range(count):
+      Image.new("RGB", (8, 8)).save(tmp_path / name / f"{i}.png")
+  score = {"kind": "classification", "ops": "decode|resize(16)"}
+  folder = {**score, "dataset": f"folder:{tmp_path}"}
+  evals = {
+    "val": {**folder, "split": "val"},
+    "all": {**folder, "split": "train"},
+  }
+  text = _text(tiny.config(evals=evals))
+  assert text.count("has no images of") == 1
+  assert (
+    "note        val has no images of 1 of 2 classes: dog. Its scores say"
+    " nothing about them.\n" in text
+  )

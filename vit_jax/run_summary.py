@@ -1,13 +1,15 @@
 """The summary that a run prints before its first step, and its metadata."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax import lora, optim, sharding
+from vit_jax.class_names import shortened
 from vit_jax.config import Config, to_dict
 from vit_jax.devices import unknown_peak
 from vit_jax.distributed import agreement
@@ -129,6 +131,25 @@ def classes_lines(
   return [f"classes     {text}: {ratio}"]
 
 
+def _absent_lines(experiment: Experiment) -> Iterator[str]:
+  """Yields a line for each evaluator that has no images of some classes.
+
+  Only for folders, whose splits may be made of very few images.
+  """
+  for e in experiment.evals:
+    if e.scores_head and e.dataset.startswith("folder:"):
+      source = experiment.sources.inspect(e.dataset, e.split)
+      names = source.class_names
+      counts = np.bincount(source.labels(), minlength=len(names))
+      absent = [name for name, n in zip(names, counts, strict=True) if not n]
+      if absent:
+        yield (
+          f"note        {e.name} has no images of {len(absent):,} of"
+          f" {len(names):,} classes: {shortened(absent)}. Its scores say"
+          " nothing about them."
+        )
+
+
 def _outputs(experiment: Experiment) -> str:
   """Returns what `num_classes` counts: classes, or numbers to predict."""
   if experiment.standardisation is None:
@@ -196,6 +217,7 @@ def text(experiment: Experiment, mesh: Mesh, state: TrainState) -> str:
     f"data        {experiment.data_name}: {data.num_examples:,} images,"
     f" {data.num_classes:,} {_outputs(experiment)}",
     *classes_lines(experiment.class_counts, experiment.head.class_names),
+    *_absent_lines(experiment),
     *_numbers_lines(experiment),
     f"length      {total_steps:,} steps of {batch:,} images,"
     f" {epochs:,.2f} epochs",
