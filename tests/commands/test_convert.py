@@ -165,6 +165,9 @@ def test_a_npz_has_no_preprocessing(tmp_path):
     " decode|resize_small(18)|central_crop(16)"
   ]
   assert vit_jax.load(path, verbose=False).ops == "decode|resize(16)"
+  black = dataclasses.replace(vit, ops="decode(background='black')|resize(16)")
+  _, note = convert.convert(black, str(tmp_path / "black.npz"), "npz")
+  assert note == "load it with background='black': .npz has no place for it"
 
 
 def test_blocks_of_a_scan_are_written_one_by_one(tmp_path):

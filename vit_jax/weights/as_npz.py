@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax import class_names
+from vit_jax.config.preprocessing import decoding
 from vit_jax.families import ModelConfig
 from vit_jax.weights import bit, eval_preprocessing, google
 from vit_jax.weights.assumed import has_positions
@@ -132,10 +133,12 @@ def notes(
     if known:
       note += f", and this width is taken for ImageNet's: {known[0]} ..."
     texts.append(note)
+  if background := decoding(ops)["background"]:
+    arguments = {**arguments, "background": background}
   if arguments:
     text = ", ".join(f"{k}={v!r}" for k, v in arguments.items())
-    note = f"load it with {text}: .npz has no place for them"
-    if arguments.keys() - {"image_size"}:
+    note = f"load it with {text}: .npz has no place for it"
+    if arguments.keys() - {"image_size", "background"}:
       note += ", and Google's code differs"
     texts.append(note)
   whole = eval_preprocessing.google(tuple(image_size))
