@@ -150,6 +150,7 @@ def place(value: object) -> object:
   if not isinstance(value, str) or not value.startswith("folder:"):
     return value
   path = value.removeprefix("folder:")
+  path = os.path.expanduser(path)
   return value if is_remote(path) else f"folder:{os.path.abspath(path)}"
 
 

@@ -1,6 +1,7 @@
 """vit-jax diff: the first row and the first array in which two runs differ."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -135,6 +136,17 @@ def test_what_differs_between_the_machines(runs, copy, capsys):
   assert "mesh.data: 8 and 4" in text and "and 0.99" in text
   assert "data_identity: " in text
   assert "config.optim.lr: 0.01 and not known" in text
+
+
+def test_a_folder_by_a_relative_and_an_absolute_path(copy, tmp_path, capsys):
+  a, b = copy(), tmp_path / "b"
+  shutil.copytree(a, b)
+  for run, path in ((a, "images/"), (b, os.path.abspath("images"))):
+    config = json.loads((run / "config.json").read_text())
+    config["data"]["dataset"] = f"folder:{path}"
+    (run / "config.json").write_text(json.dumps(config))
+  status, text = _compare(a, b, capsys)
+  assert status == 0 and "options, versions and data\n  equal\n" in text
 
 
 def test_what_cannot_be_compared(runs, copy, tmp_path, capsys):

@@ -8,6 +8,7 @@ from etils import epath
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import flat, json_file, options_of
 from vit_jax.digests import Digest
+from vit_jax.paths import place
 from vit_jax.writers import metric_writer
 
 NAMES = ("A", "B")
@@ -130,7 +131,7 @@ def _compare_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
   lines = [
     f"{key}: {a.get(key, 'not known')!s} and {b.get(key, 'not known')!s}"
     for key in dict.fromkeys([*a, *b])
-    if a.get(key) != b.get(key)
+    if place(a.get(key)) != place(b.get(key))
   ]
   return lines or ["equal"]
 
