@@ -5,7 +5,9 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from foreign import random_params
+from weight_files import message
 
 import vit_jax
 from vit_jax import weights
@@ -161,6 +163,69 @@ def test_the_tower_of_clip(tmp_path, gelu):
     np.testing.assert_array_equal(got, array, name)
   with pytest.raises(ValueError, match="expected 'modern'"):
     openclip.write(params, model_config(variant="B/8"))
+
+
+def _write(folder, arrays, **vision):
+  """Writes a tower, and a config without images."""
+  safetensors_file.write(folder / "x.safetensors", arrays, {})
+  text = json.dumps({"model_cfg": {"vision_cfg": vision}})
+  (folder / openclip.CONFIG).write_text(text)
+  return folder
+
+
+@pytest.mark.parametrize(
+  "options, stated",
+  [
+    (dict(num_heads=4), dict(head_width=8)),
+    (dict(ln_eps=1e-3), dict(norm_kwargs={"eps": 1e-3})),
+    (dict(gelu="tanh"), dict(act_kwargs={"approximate": "tanh"})),
+    (dict(pool="gap"), dict(pool_type="avg")),
+    (
+      dict(pool="gap", final_norm="pooled"),
+      dict(pool_type="avg", final_ln_after_pool=True),
+    ),
+    (dict(), dict(final_ln_after_pool=True)),  # the norm of one token
+    (dict(pre_norm=False), dict(no_ln_pre=True)),
+  ],
+)
+def test_what_a_config_of_openclip_states(tmp_path, options, stated):
+  model = model_config(**TINY | CLIP | options)
+  params = random_params(model, 0, SIZE)
+  clip = model_config(**TINY | CLIP)
+  ours = {n.replace("pooled_", "Transformer/encoder_"): n for n in params}
+  arrays = openclip.write({n: params[ours[n]] for n in ours}, clip)
+  folder = _write(tmp_path, arrays, **{"head_width": 16} | stated)
+  vit = vit_jax.load(folder, verbose=False, mean="half")
+  assert vit.config == model
+  assert ": CLIP's are assumed, decode" in " ".join(vit.report.notes)
+  for name, array in flatten_dict(vit.params, sep="/").items():
+    np.testing.assert_array_equal(array, params[name], name)
+
+
+@pytest.mark.parametrize(
+  "stated, error",
+  [
+    (dict(pool_type="none"), "pool_type: got 'none', expected 'tok' or 'avg'"),
+    (dict(global_average_pool=True), "global_average_pool: got True, expected"),
+    (dict(act_kwargs={"approximate": "x"}), "act_kwargs.approximate: got 'x'"),
+    (dict(head_width=5), "head_width: got 5, expected a divisor of the width"),
+    (dict(no_ln_pre=True), "no_ln_pre: got True, expected False, which vit"),
+    (dict(norm_kwargs={"eps": "x"}), "norm_kwargs.eps: got 'x', expected a"),
+  ],
+)
+def test_a_tower_of_openclip_s_that_is_refused(tmp_path, stated, error):
+  model = model_config(**TINY | CLIP)
+  arrays = openclip.write(random_params(model, 0, SIZE), model)
+  folder = _write(tmp_path, arrays, **{"head_width": 16} | stated)
+  assert f"{openclip.CONFIG}: model_cfg.vision_cfg.{error}" in message(folder)
+
+
+def test_a_norm_that_a_tower_lacks(tmp_path):
+  model = model_config(**TINY | CLIP)
+  arrays = openclip.write(random_params(model, 0, SIZE), model)
+  arrays = {n: a for n, a in arrays.items() if "ln_pre" not in n}
+  text = message(_write(tmp_path, arrays, head_width=16))
+  assert "ln_pre: missing, expected a norm before the blocks" in text
 
 
 def test_another_epsilon_is_said(tmp_path):

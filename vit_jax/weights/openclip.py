@@ -2,20 +2,22 @@
 
 The arrays of the text tower and the prefix `visual.` are removed before. A
 tower that OpenCLIP takes from timm (`visual.trunk.`) has timm's names.
-LayerNorm's epsilon is 1e-5. No array shows the GELU: it is exact in OpenCLIP's
-models, and x sigmoid(1.702 x) in OpenAI's.
+Where open_clip_config.json states nothing else, LayerNorm's epsilon is 1e-5 and
+the output is the class token. No array shows the GELU: it is exact in
+OpenCLIP's models, and x sigmoid(1.702 x) in OpenAI's.
 
 Source: open_clip, src/open_clip/transformer.py.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from vit_jax.config import ModelConfig, json_file, model_from_dict
 from vit_jax.config.from_dict import at_least
+from vit_jax.options import shown
 from vit_jax.paths import file_in
 from vit_jax.weights import eval_preprocessing, timm_names
 from vit_jax.weights.torch_layout import (
@@ -64,9 +66,39 @@ OPTIONS = {
 }
 
 
+# act_kwargs.approximate, of PyTorch's GELU -> our GELU.
+GELUS = {"none": "erf", "tanh": "tanh"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gelu:
+  approximate: str = "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Norm:
+  eps: float = LN_EPS
+
+
+@dataclasses.dataclass(frozen=True)
+class _Vision:
+  """What no array of the tower shows, with OpenCLIP's defaults."""
+
+  head_width: int | None = at_least(1, 64)
+  pool_type: str = "tok"
+  global_average_pool: bool = False
+  final_ln_after_pool: bool = False
+  no_ln_pre: bool = False
+  act_kwargs: _Gelu = _Gelu()
+  norm_kwargs: _Norm = _Norm()
+
+
 @dataclasses.dataclass(frozen=True)
 class _Model:
+  """The towers; without a `vision_cfg`, the size decides on the heads."""
+
   quick_gelu: bool = False
+  vision_cfg: _Vision = _Vision(head_width=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +120,8 @@ class OpenClipConfig:
   preprocess_cfg: _Images = _Images()
 
 
-def rows(depth: int) -> list[Row]:
-  """Returns the key table of a tower."""
+def rows(depth: int, last: str = "Transformer/encoder_norm") -> list[Row]:
+  """Returns the key table of a tower; `last` is our name of its last norm."""
   table = [
     Row("class_embedding", "cls", "token"),
     Row("positional_embedding", POS_EMBEDDING, "table"),
@@ -116,7 +148,7 @@ def rows(depth: int) -> list[Row]:
     ]
   return [
     *table,
-    *norm_rows("ln_post", "Transformer/encoder_norm"),
+    *norm_rows("ln_post", last),
     Row("proj", "projection/kernel"),
   ]
 
@@ -136,21 +168,30 @@ def read(file: StateDict) -> Weights:
 
   Raises:
     ValueError: Arrays have no place in our models, or unexpected shapes; the
-      number of heads is not known; or the config is damaged.
+      number of heads is not known; or the config is damaged, or states
+      something that our model does not compute.
   """
   where = f"{file.path}: {METADATA_KEY} in its header"
   ours = json_file.parse(file.metadata.get(METADATA_KEY, "{}"), where)
-  arrays, errors = file.arrays, []
+  stated, config = ({}, OpenClipConfig()) if ours else _config(file)
+  arrays, vision = file.arrays, config.model_cfg.vision_cfg
+  errors = list(_errors(vision, arrays))
   depth = count_blocks(arrays, r"transformer\.resblocks\.(\d{1,3})\.")
   num_heads = file.options.get("num_heads")
   if model_of(ours):
     num_heads = model_from_dict(model_of(ours)).size.num_heads
+  width = length(arrays["class_embedding"])
+  if num_heads is None and vision.head_width:
+    num_heads = width // vision.head_width
   if num_heads is None:
-    width = length(arrays["class_embedding"])
     mlp_dim = length(arrays.get("transformer.resblocks.0.mlp.c_proj.weight"))
     num_heads, error = timm_names.known_heads(width, depth, mlp_dim)
     errors += [error] if error else []
-  table = rows(depth)
+  is_mean = vision.pool_type == "avg"
+  if is_mean and vision.final_ln_after_pool:
+    table = rows(depth, "pooled_norm")
+  else:  # a norm of all tokens, or of one of them, is the same for that one
+    table = rows(depth)
   params, shape_errors = to_ours(table, arrays, num_heads or 1)
   errors += shape_errors
   known = {row.theirs for row in table}
@@ -160,20 +201,21 @@ def read(file: StateDict) -> Weights:
     )
   if errors:
     raise ValueError("weights of OpenCLIP: " + "\n".join(errors))
+  options = {
+    "name": "modern",
+    "ln_eps": vision.norm_kwargs.eps,
+    "gelu": GELUS[vision.act_kwargs.approximate],
+    "patch_bias": False,
+  }
+  if config.model_cfg.quick_gelu:
+    options["gelu"] = "quick"
+  if is_mean:
+    options["pool"] = "gap"
   weights = Weights(
-    str(file.path),
-    "openclip",
-    params,
-    {"ln_eps": LN_EPS, "gelu": "erf"},
-    posemb_filter="timm",
+    str(file.path), "openclip", params, options, posemb_filter="timm"
   )
   if ours:
     return with_metadata(weights, ours)
-  folder = file.path if file.path.is_dir() else file.path.parent
-  stated = json_file.read(file_in(folder, CONFIG))
-  config = json_file.build(OpenClipConfig, stated, f"{folder / CONFIG}")
-  if config.model_cfg.quick_gelu:
-    weights.options["gelu"] = "quick"
   if not stated and "gelu" not in file.options:
     note = (
       f"no {CONFIG} is beside the file: gelu='erf' is assumed, as in OpenCLIP's"
@@ -181,6 +223,46 @@ def read(file: StateDict) -> Weights:
     )
     weights = dataclasses.replace(weights, notes=(note,))
   return _with_images(weights, config.preprocess_cfg)
+
+
+def _config(file: StateDict) -> tuple[dict[str, Any], OpenClipConfig]:
+  """Returns open_clip_config.json as it is written, and with its types.
+
+  Raises:
+    ValueError: It is damaged.
+  """
+  folder = file.path if file.path.is_dir() else file.path.parent
+  stated = json_file.read(file_in(folder, CONFIG))
+  return stated, json_file.build(OpenClipConfig, stated, f"{folder / CONFIG}")
+
+
+def _errors(vision: _Vision, arrays: Mapping[str, Any]) -> Iterator[str]:
+  """Yields statements that our model does not compute with these arrays."""
+  width, has_norm = length(arrays["class_embedding"]), "ln_pre.weight" in arrays
+  for key, value, expected in (
+    ("pool_type", vision.pool_type, ("tok", "avg")),
+    # It is the mean of all tokens, with the class token.
+    ("global_average_pool", vision.global_average_pool, (False,)),
+    ("act_kwargs.approximate", vision.act_kwargs.approximate, tuple(GELUS)),
+    ("no_ln_pre", vision.no_ln_pre and has_norm, (False,)),
+  ):
+    if value not in expected:
+      yield (
+        f"{CONFIG}: model_cfg.vision_cfg.{key}: got {shown(value)}, expected"
+        f" {' or '.join(map(repr, expected))}, which vit_jax computes with"
+        " these arrays. Use other weights."
+      )
+  if vision.head_width and width % vision.head_width:
+    yield (
+      f"{CONFIG}: model_cfg.vision_cfg.head_width: got {vision.head_width},"
+      f" expected a divisor of the width {width}. Pass num_heads."
+    )
+  if not (vision.no_ln_pre or has_norm):
+    yield (
+      "ln_pre: missing, expected a norm before the blocks. Use a complete file."
+      f" For a model that has none, such as CLIPA, {CONFIG} beside the file"
+      ' states it: {"model_cfg": {"vision_cfg": {"no_ln_pre": true}}}.'
+    )
 
 
 def _with_images(weights: Weights, images: _Images) -> Weights:
