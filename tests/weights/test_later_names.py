@@ -13,7 +13,13 @@ import vit_jax
 from vit_jax import weights
 from vit_jax.config import model_config
 from vit_jax.exporting import convert
-from vit_jax.weights import identify, openclip, safetensors_file, timm
+from vit_jax.weights import (
+  identify,
+  openclip,
+  publishers,
+  safetensors_file,
+  timm,
+)
 from vit_jax.weights.weights_file import lazy
 
 TINY = dict(
@@ -263,6 +269,78 @@ def test_the_images_of_clip(tmp_path):
   assert "resized otherwise" not in notes() + notes(resize_mode="squash")
   assert "got resize_mode='longest'" in notes(resize_mode="longest")
   assert "interpolation='nearest', which" in notes(interpolation="nearest")
+  assert read(size=None).image_size == (16, 16)  # by the table
+  assert read(size=None).pixels == ((0.5,) * 3, (0.25,) * 3)
+  assert read(size=None, std=None).pixels.std == publishers.CLIP.std
   for size, error in (("big", "size: got 'big'"), ([9, 9, 9], "side or two")):
     with pytest.raises(ValueError, match=error):
       read(size=size)
+
+
+def test_the_size_of_the_tower_comes_first(tmp_path):
+  model = model_config(**TINY | CLIP)
+  arrays = openclip.write(random_params(model, 0, (16, 24)), model)
+  folder = _write(tmp_path, arrays)
+  about = {
+    "model_cfg": {"vision_cfg": {"head_width": 16, "image_size": [16, 24]}},
+    "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.25] * 3, "size": 32},
+  }
+  (folder / openclip.CONFIG).write_text(json.dumps(about))
+  vit = vit_jax.load(folder, verbose=False)
+  assert (vit.image_size, vit.report.resized) == ((16, 24), {})
+  assert "deviation [0.25, 0.25, 0.25]; this is now" in vit.report.notes[-1]
+
+
+def test_positions_that_a_tower_lacks(tmp_path):
+  model = model_config(**TINY | CLIP)
+  arrays = openclip.write(random_params(model, 0, SIZE), model)
+  del arrays["visual.positional_embedding"]
+  folder = _write(tmp_path, arrays, head_width=16)
+  assert "pos_embedding: missing, expected a position" in message(folder)
+  vit = vit_jax.load(folder, posemb="none", mean="half", verbose=False)
+  assert vit.config.posemb == "none"
+
+
+def _trunk(folder, **vision):
+  """Writes a tower of timm's, and a config of OpenCLIP's."""
+  model = model_config(**TINY | dict(name="vit"))
+  arrays = timm.write(random_params(model, 0, SIZE), model)
+  arrays = {openclip.TRUNK + name: a for name, a in arrays.items()}
+  safetensors_file.write(folder / "x.safetensors", arrays, {})
+  about = {
+    "model_cfg": {"vision_cfg": {"timm_model_name": "a_vit"} | vision},
+    "preprocess_cfg": {"std": [0.25] * 3, "resize_mode": "squash"},
+  }
+  (folder / openclip.CONFIG).write_text(json.dumps(about))
+  return folder
+
+
+def test_a_tower_of_timm_s_in_a_file_of_openclip_s(tmp_path):
+  def load(**vision):
+    return vit_jax.load(_trunk(tmp_path, **vision), num_heads=2, verbose=False)
+
+  vit = load(timm_pool="token", image_size=16)
+  assert (vit.config.pool, vit.config.gelu) == ("token", "erf")
+  assert vit.ops == "decode(dct='accurate')|resize_torch(16)"
+  text = " ".join(vit.report.notes)
+  assert "mean [0.48145466, 0.4578275, 0.40821073] and deviation [0.25" in text
+  assert "only arrays" not in text
+  vit = load(timm_model_name="vit_base_patch32_siglip_256")
+  assert (vit.config.pool, vit.config.gelu) == ("gap", "tanh")
+  assert vit.image_size == (16, 16)
+
+
+@pytest.mark.parametrize(
+  "stated, error",
+  [
+    (dict(timm_pool="tok"), "timm_pool: got 'tok', expected 'token' or 'avg'"),
+    (dict(timm_model_kwargs={"a": 1}), "timm_model_kwargs.a: got 1, expected"),
+    (
+      dict(timm_model_name="vit_rope_x"),
+      "timm_model_name: got 'vit_rope_x', whose rotary",
+    ),
+  ],
+)
+def test_a_tower_of_timm_s_that_is_refused(tmp_path, stated, error):
+  text = message(_trunk(tmp_path, **stated), num_heads=2)
+  assert f"{openclip.CONFIG}: {error}" in text

@@ -10,6 +10,7 @@ Source: open_clip, src/open_clip/transformer.py.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -19,7 +20,9 @@ from vit_jax.config import ModelConfig, json_file, model_from_dict
 from vit_jax.config.from_dict import at_least
 from vit_jax.options import shown
 from vit_jax.paths import file_in
-from vit_jax.weights import eval_preprocessing, timm_names
+from vit_jax.weights import eval_preprocessing, timm_file, timm_names
+from vit_jax.weights.assumed import LOST_POSITIONS
+from vit_jax.weights.normalisation import NAMED
 from vit_jax.weights.torch_layout import (
   Row,
   count_blocks,
@@ -45,6 +48,8 @@ from vit_jax.weights.weights_file import (
 
 CONFIG = "open_clip_config.json"
 PREFIX = "visual."
+TRUNK = PREFIX + "trunk."
+TRUNK_KEYS = ("timm_model_name", "timm_pool", "timm_model_kwargs")
 LN_EPS = timm_names.CLIP_LN_EPS
 # Options -> values that the tower supports.
 OPTIONS = {
@@ -82,8 +87,13 @@ class _Norm:
 
 @dataclasses.dataclass(frozen=True)
 class _Vision:
-  """What no array of the tower shows, with OpenCLIP's defaults."""
+  """What no array of the tower shows, with OpenCLIP's defaults.
 
+  `image_size` is in pixels, one side or two. The entries timm_* are those of a
+  tower that timm computes.
+  """
+
+  image_size: tuple[int, ...] = at_least(1, ())
   head_width: int | None = at_least(1, 64)
   pool_type: str = "tok"
   global_average_pool: bool = False
@@ -91,6 +101,9 @@ class _Vision:
   no_ln_pre: bool = False
   act_kwargs: _Gelu = _Gelu()
   norm_kwargs: _Norm = _Norm()
+  timm_model_name: str = ""
+  timm_pool: str = "avg"
+  timm_model_kwargs: dict = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +119,8 @@ class _Images:
   """The preprocessing of images; `size` is in pixels, one side or two."""
 
   size: tuple[int, ...] = at_least(1, ())
-  mean: tuple[float, float, float] | None = None
-  std: tuple[float, float, float] | None = None
+  mean: tuple[float, float, float] = NAMED["clip"].pixels.mean
+  std: tuple[float, float, float] = NAMED["clip"].pixels.std
   interpolation: str = "bicubic"
   resize_mode: str = "shortest"
 
@@ -176,6 +189,8 @@ def read(file: StateDict) -> Weights:
   stated, config = ({}, OpenClipConfig()) if ours else _config(file)
   arrays, vision = file.arrays, config.model_cfg.vision_cfg
   errors = list(_errors(vision, arrays))
+  if "positional_embedding" not in arrays and "posemb" not in file.options:
+    errors.append(LOST_POSITIONS)
   depth = count_blocks(arrays, r"transformer\.resblocks\.(\d{1,3})\.")
   num_heads = file.options.get("num_heads")
   if model_of(ours):
@@ -222,7 +237,37 @@ def read(file: StateDict) -> Weights:
       " models; OpenAI's, and those named quickgelu, have gelu='quick'."
     )
     weights = dataclasses.replace(weights, notes=(note,))
-  return _with_images(weights, config.preprocess_cfg)
+  return _with_images(weights, stated, config)
+
+
+def has_trunk(names: Iterable[str]) -> bool:
+  """Whether the names are those of a tower that OpenCLIP takes from timm."""
+  return any(f".{TRUNK}" in f".{name}" for name in names)
+
+
+def read_trunk(file: StateDict) -> Weights:
+  """Returns the weights of a tower of timm's, without its prefix.
+
+  Raises:
+    ValueError: As `timm_file.read`, and the config is damaged.
+  """
+  stated, config = _config(file)
+  vision = config.model_cfg.vision_cfg
+  if not vision.timm_model_name:
+    return timm_file.read(file)
+  about = {
+    "architecture": vision.timm_model_name,
+    "global_pool": vision.timm_pool or None,
+    "model_args": vision.timm_model_kwargs,
+  }
+  try:
+    weights = timm_file.read(file._replace(config=about))
+  except ValueError as e:  # it names config.json and its keys
+    text = str(e).replace("config.json", CONFIG)
+    for theirs, key in zip(about, TRUNK_KEYS, strict=True):
+      text = text.replace(f"{CONFIG}: {theirs}", f"{CONFIG}: {key}")
+    raise ValueError(text) from None
+  return _with_images(weights, stated, config)
 
 
 def _config(file: StateDict) -> tuple[dict[str, Any], OpenClipConfig]:
@@ -265,13 +310,36 @@ def _errors(vision: _Vision, arrays: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _with_images(weights: Weights, images: _Images) -> Weights:
-  """Adds OpenCLIP's preprocessing of images, if it is stated."""
-  if images.mean is None or images.std is None or not images.size:
+def _with_images(
+  weights: Weights, stated: Mapping[str, Any], config: OpenClipConfig
+) -> Weights:
+  """Adds OpenCLIP's preprocessing of images, if it is stated.
+
+  Args:
+    weights: Weights of the tower.
+    stated: Contents of open_clip_config.json.
+    config: The same with types.
+  """
+  if not stated.get("preprocess_cfg"):
     return weights
-  size, mode = height_and_width(images.size, f"{CONFIG}: size"), "center"
+  images = config.preprocess_cfg
+  weights = dataclasses.replace(weights, pixels=Pixels(images.mean, images.std))
+  # OpenCLIP resizes images to the size of the model.
+  of_model = config.model_cfg.vision_cfg.image_size
+  table = weights.params.get(POS_EMBEDDING)
+  patch = 1 if table is None else weights.params["embedding/kernel"].shape[0]
+  sides = of_model or images.size
+  if not sides and table is not None:
+    # With or without a row for the class token, for which the root is the same.
+    sides = (math.isqrt(table.shape[1]) * patch,)
+  if not sides:
+    return weights
+  size, mode = height_and_width(sides, f"{CONFIG}: size"), "center"
   if images.resize_mode == "squash":
     mode = "squash"
+  grid = None
+  if of_model and size[0] != size[1] and table is not None:
+    grid = size[0] // patch, size[1] // patch
   path = eval_preprocessing.timm(size, 1.0, images.interpolation, mode)
   notes = weights.notes
   has_mode = images.resize_mode in ("shortest", "squash")
@@ -280,8 +348,8 @@ def _with_images(weights: Weights, images: _Images) -> Weights:
     notes += (eval_preprocessing.unlike(CONFIG, about, keys, size),)
   return dataclasses.replace(
     weights,
+    grid=grid,
     image_size=path.size,
-    pixels=Pixels(images.mean, images.std),
     ops=path.ops,
     crop_share=1.0 if path.short else None,
     notes=notes,

@@ -362,6 +362,8 @@ def _read_state_dict(file: StateDict) -> Weights:
   arrays, notes = wrappers.unwrapped(file.arrays)
   for looks_like, read_file in STATE_DICTS.values():
     if looks_like(arrays):
+      if read_file is timm_file.read and openclip.has_trunk(file.arrays):
+        read_file = openclip.read_trunk
       weights = read_file(file._replace(arrays=arrays))
       return dataclasses.replace(weights, notes=(*notes, *weights.notes))
   raise ValueError(_unknown_names(file.path, arrays, file.config))
