@@ -240,6 +240,30 @@ def test_timm_s_config_states_the_grid(tmp_path, config, size, grid):
   assert vit.image_size == size and not vit.report.resized
 
 
+@pytest.mark.parametrize(
+  "problem, loss",
+  [
+    (None, "softmax"),
+    ("single_label_classification", "softmax"),
+    ("multi_label_classification", "sigmoid"),
+    ("regression", "regression"),
+  ],
+)
+def test_a_model_of_timm_s_in_transformers(tmp_path, problem, loss):
+  """Its class TimmWrapper writes the problem, and names that are none."""
+  names = [f"LABEL_{i}" for i in range(11)]
+  config = {"problem_type": problem, "label_names": names, **HALF}
+  path = _timm(tmp_path / "model.safetensors", config)
+  vit = vit_jax.load(path, num_heads=4, verbose=False)
+  assert (vit.loss, vit.class_names) == (loss, None)
+  text = "the head is a regression (config.json: problem_type"
+  assert (text in str(vit.report.notes)) == (loss == "regression")
+  _timm(path, config | {"problem_type": "x"})
+  assert "config.json: problem_type: got 'x', expected" in message(
+    path, num_heads=4
+  )
+
+
 @pytest.mark.parametrize("dtype", ["float32", jnp.bfloat16])
 def test_another_normalisation_moves_into_the_patch_embedding(tmp_path, dtype):
   mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
