@@ -222,6 +222,7 @@ def test_timm_s_config_of_another_model(tmp_path, config, error):
   "config, size, grid",
   [
     ({"input_size": [3, 16, 64]}, (16, 64), (2, 8)),
+    ({"model_args": {"img_size": [16, 64]}}, (16, 64), (2, 8)),
     (
       {
         "model_args": {"img_size": [16, 64]},
@@ -236,6 +237,8 @@ def test_timm_s_config_states_the_grid(tmp_path, config, size, grid):
   path = _timm(tmp_path / "model.safetensors", config)
   result = weights.read(path, options={"num_heads": 4})
   assert (result.image_size, result.grid) == (size, grid)
+  got = "input_size=[" if "input_size" in str(config) else "the defaults of in"
+  assert f"config.json: got {got}" in result.notes[0]
   vit = vit_jax.load(path, num_heads=4, verbose=False)
   assert vit.image_size == size and not vit.report.resized
 
