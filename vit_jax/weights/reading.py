@@ -95,6 +95,8 @@ STATE_DICTS = {
   "openclip": StateDictFormat(openclip.looks_like, openclip.read),
 }
 
+RESNET = {"conv_root/kernel", "block1/unit1/conv1/kernel"}  # a few of its names
+
 # Number of dimensions of the arrays whose shapes decide the model.
 RANKS = {
   "cls": 3,
@@ -203,8 +205,9 @@ def _with_assumptions(weights: Weights, given: Mapping[str, Any]) -> Weights:
     ValueError: The arrays fit no model, or an array that they lack may be lost.
   """
   params, options = weights.params, weights.options
-  if "embedding/kernel" not in params or not NEEDED.keys() <= params.keys():
-    return weights  # no Transformer, or none that is whole
+  needed = {"embedding/kernel", *NEEDED}
+  if not (needed <= params.keys() or RESNET <= params.keys()):
+    return weights  # neither a Transformer nor a ResNet, or none that is whole
   assumed.check_positions(weights, options)
   notes = assumed.notes(weights, identify(params, options), given)
   return dataclasses.replace(weights, notes=(*weights.notes, *notes))
