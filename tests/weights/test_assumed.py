@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from foreign import random_params
+from foreign import random_params, shapes
 from weight_files import (
   MODEL,
   SIZE,
@@ -23,7 +23,14 @@ import vit_jax
 from vit_jax import experiment, weights
 from vit_jax.commands import evaluate
 from vit_jax.config import ConfigError, model_config
-from vit_jax.weights import normalisation, safetensors_file, timm
+from vit_jax.weights import (
+  assumed,
+  bit,
+  normalisation,
+  safetensors_file,
+  timm,
+)
+from vit_jax.weights.weights_file import Weights
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -251,6 +258,49 @@ def test_blocks_that_may_be_lost(tmp_path, is_stated):
   assert [text in note for note in vit.report.notes] == [True] * (not is_stated)
   assert "depth: got 4, expected 3 by the arrays" in message(path, depth=4)
   assert "blocks" not in str(weights.read(save(tmp_path / "own.npz")).notes)
+
+
+BIT = dict(name="bit", variant="R50x1")
+HYBRID = dict(variant="R50+Ti/16", width=24, depth=1, mlp_dim=24, num_heads=3)
+
+
+@pytest.mark.parametrize(
+  "options, blocks, whole",
+  [
+    (BIT, (3, 4, 6, 2), "R50x1, which has (3, 4, 6, 3) units"),
+    (BIT, (3, 4, 6, 3), None),
+    (BIT, (3, 4, 20, 3), "R101x1, which has (3, 4, 23, 3) units"),
+    (HYBRID, (3, 4, 8), "R50, which has (3, 4, 9) units in its stages; the"),
+    (HYBRID, (3, 4, 9), None),
+    # Of a width or of stages without a name nothing is known.
+    (BIT | {"stage_width": 0.5}, (3, 4, 6, 2), None),
+    (BIT, (3, 4, 6), None),
+  ],
+)
+def test_units_that_may_be_lost(options, blocks, whole):
+  model = model_config(**options, stage_blocks=blocks)
+
+  def notes(**given):
+    read = Weights("x", "timm", {}, given)
+    return " ".join(assumed.notes(read, model, given))
+
+  assert ("units in" in notes()) == (whole is not None)
+  assert (whole or "") in notes()
+  assert "units in" not in notes(stage_blocks=blocks)
+
+
+def test_a_file_of_which_units_may_be_lost(tmp_path):
+  model = model_config(**BIT, stage_blocks=(1, 1, 1, 1))
+  params = {
+    name: np.zeros(shape, np.float16)
+    for name, shape in shapes(model, 2, (32, 32)).items()
+  }
+  path = tmp_path / "x.npz"
+  np.savez(path, **bit.write(params))
+  text = "R26x1, which has (2, 2, 2, 2) units in its stages; the file has (1, 1"
+  assert text in str(weights.read(path).notes)
+  stated = {"stage_blocks": (1, 1, 1, 1)}
+  assert text not in str(weights.read(path, options=stated).notes)
 
 
 def test_blocks_that_a_config_counts(tmp_path):

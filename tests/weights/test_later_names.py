@@ -5,13 +5,21 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 from foreign import random_params
+from weight_files import message
 
 import vit_jax
 from vit_jax import weights
 from vit_jax.config import model_config
 from vit_jax.exporting import convert
-from vit_jax.weights import identify, openclip, safetensors_file, timm
+from vit_jax.weights import (
+  identify,
+  openclip,
+  publishers,
+  safetensors_file,
+  timm,
+)
 from vit_jax.weights.weights_file import lazy
 
 TINY = dict(
@@ -163,6 +171,69 @@ def test_the_tower_of_clip(tmp_path, gelu):
     openclip.write(params, model_config(variant="B/8"))
 
 
+def _write(folder, arrays, **vision):
+  """Writes a tower, and a config without images."""
+  safetensors_file.write(folder / "x.safetensors", arrays, {})
+  text = json.dumps({"model_cfg": {"vision_cfg": vision}})
+  (folder / openclip.CONFIG).write_text(text)
+  return folder
+
+
+@pytest.mark.parametrize(
+  "options, stated",
+  [
+    (dict(num_heads=4), dict(head_width=8)),
+    (dict(ln_eps=1e-3), dict(norm_kwargs={"eps": 1e-3})),
+    (dict(gelu="tanh"), dict(act_kwargs={"approximate": "tanh"})),
+    (dict(pool="gap"), dict(pool_type="avg")),
+    (
+      dict(pool="gap", final_norm="pooled"),
+      dict(pool_type="avg", final_ln_after_pool=True),
+    ),
+    (dict(), dict(final_ln_after_pool=True)),  # the norm of one token
+    (dict(pre_norm=False), dict(no_ln_pre=True)),
+  ],
+)
+def test_what_a_config_of_openclip_states(tmp_path, options, stated):
+  model = model_config(**TINY | CLIP | options)
+  params = random_params(model, 0, SIZE)
+  clip = model_config(**TINY | CLIP)
+  ours = {n.replace("pooled_", "Transformer/encoder_"): n for n in params}
+  arrays = openclip.write({n: params[ours[n]] for n in ours}, clip)
+  folder = _write(tmp_path, arrays, **{"head_width": 16} | stated)
+  vit = vit_jax.load(folder, verbose=False, mean="half")
+  assert vit.config == model
+  assert ": CLIP's are assumed, decode" in " ".join(vit.report.notes)
+  for name, array in flatten_dict(vit.params, sep="/").items():
+    np.testing.assert_array_equal(array, params[name], name)
+
+
+@pytest.mark.parametrize(
+  "stated, error",
+  [
+    (dict(pool_type="none"), "pool_type: got 'none', expected 'tok' or 'avg'"),
+    (dict(global_average_pool=True), "global_average_pool: got True, expected"),
+    (dict(act_kwargs={"approximate": "x"}), "act_kwargs.approximate: got 'x'"),
+    (dict(head_width=5), "head_width: got 5, expected a divisor of the width"),
+    (dict(no_ln_pre=True), "no_ln_pre: got True, expected False, which vit"),
+    (dict(norm_kwargs={"eps": "x"}), "norm_kwargs.eps: got 'x', expected a"),
+  ],
+)
+def test_a_tower_of_openclip_s_that_is_refused(tmp_path, stated, error):
+  model = model_config(**TINY | CLIP)
+  arrays = openclip.write(random_params(model, 0, SIZE), model)
+  folder = _write(tmp_path, arrays, **{"head_width": 16} | stated)
+  assert f"{openclip.CONFIG}: model_cfg.vision_cfg.{error}" in message(folder)
+
+
+def test_a_norm_that_a_tower_lacks(tmp_path):
+  model = model_config(**TINY | CLIP)
+  arrays = openclip.write(random_params(model, 0, SIZE), model)
+  arrays = {n: a for n, a in arrays.items() if "ln_pre" not in n}
+  text = message(_write(tmp_path, arrays, head_width=16))
+  assert "ln_pre: missing, expected a norm before the blocks" in text
+
+
 def test_another_epsilon_is_said(tmp_path):
   path = tmp_path / "x.safetensors"
   options = TINY | CLIP
@@ -198,6 +269,78 @@ def test_the_images_of_clip(tmp_path):
   assert "resized otherwise" not in notes() + notes(resize_mode="squash")
   assert "got resize_mode='longest'" in notes(resize_mode="longest")
   assert "interpolation='nearest', which" in notes(interpolation="nearest")
+  assert read(size=None).image_size == (16, 16)  # by the table
+  assert read(size=None).pixels == ((0.5,) * 3, (0.25,) * 3)
+  assert read(size=None, std=None).pixels.std == publishers.CLIP.std
   for size, error in (("big", "size: got 'big'"), ([9, 9, 9], "side or two")):
     with pytest.raises(ValueError, match=error):
       read(size=size)
+
+
+def test_the_size_of_the_tower_comes_first(tmp_path):
+  model = model_config(**TINY | CLIP)
+  arrays = openclip.write(random_params(model, 0, (16, 24)), model)
+  folder = _write(tmp_path, arrays)
+  about = {
+    "model_cfg": {"vision_cfg": {"head_width": 16, "image_size": [16, 24]}},
+    "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.25] * 3, "size": 32},
+  }
+  (folder / openclip.CONFIG).write_text(json.dumps(about))
+  vit = vit_jax.load(folder, verbose=False)
+  assert (vit.image_size, vit.report.resized) == ((16, 24), {})
+  assert "deviation [0.25, 0.25, 0.25]; this is now" in vit.report.notes[-1]
+
+
+def test_positions_that_a_tower_lacks(tmp_path):
+  model = model_config(**TINY | CLIP)
+  arrays = openclip.write(random_params(model, 0, SIZE), model)
+  del arrays["visual.positional_embedding"]
+  folder = _write(tmp_path, arrays, head_width=16)
+  assert "pos_embedding: missing, expected a position" in message(folder)
+  vit = vit_jax.load(folder, posemb="none", mean="half", verbose=False)
+  assert vit.config.posemb == "none"
+
+
+def _trunk(folder, **vision):
+  """Writes a tower of timm's, and a config of OpenCLIP's."""
+  model = model_config(**TINY | dict(name="vit"))
+  arrays = timm.write(random_params(model, 0, SIZE), model)
+  arrays = {openclip.TRUNK + name: a for name, a in arrays.items()}
+  safetensors_file.write(folder / "x.safetensors", arrays, {})
+  about = {
+    "model_cfg": {"vision_cfg": {"timm_model_name": "a_vit"} | vision},
+    "preprocess_cfg": {"std": [0.25] * 3, "resize_mode": "squash"},
+  }
+  (folder / openclip.CONFIG).write_text(json.dumps(about))
+  return folder
+
+
+def test_a_tower_of_timm_s_in_a_file_of_openclip_s(tmp_path):
+  def load(**vision):
+    return vit_jax.load(_trunk(tmp_path, **vision), num_heads=2, verbose=False)
+
+  vit = load(timm_pool="token", image_size=16)
+  assert (vit.config.pool, vit.config.gelu) == ("token", "erf")
+  assert vit.ops == "decode(dct='accurate')|resize_torch(16)"
+  text = " ".join(vit.report.notes)
+  assert "mean [0.48145466, 0.4578275, 0.40821073] and deviation [0.25" in text
+  assert "only arrays" not in text
+  vit = load(timm_model_name="vit_base_patch32_siglip_256")
+  assert (vit.config.pool, vit.config.gelu) == ("gap", "tanh")
+  assert vit.image_size == (16, 16)
+
+
+@pytest.mark.parametrize(
+  "stated, error",
+  [
+    (dict(timm_pool="tok"), "timm_pool: got 'tok', expected 'token' or 'avg'"),
+    (dict(timm_model_kwargs={"a": 1}), "timm_model_kwargs.a: got 1, expected"),
+    (
+      dict(timm_model_name="vit_rope_x"),
+      "timm_model_name: got 'vit_rope_x', whose rotary",
+    ),
+  ],
+)
+def test_a_tower_of_timm_s_that_is_refused(tmp_path, stated, error):
+  text = message(_trunk(tmp_path, **stated), num_heads=2)
+  assert f"{openclip.CONFIG}: {error}" in text

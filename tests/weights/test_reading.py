@@ -222,6 +222,7 @@ def test_timm_s_config_of_another_model(tmp_path, config, error):
   "config, size, grid",
   [
     ({"input_size": [3, 16, 64]}, (16, 64), (2, 8)),
+    ({"model_args": {"img_size": [16, 64]}}, (16, 64), (2, 8)),
     (
       {
         "model_args": {"img_size": [16, 64]},
@@ -236,8 +237,34 @@ def test_timm_s_config_states_the_grid(tmp_path, config, size, grid):
   path = _timm(tmp_path / "model.safetensors", config)
   result = weights.read(path, options={"num_heads": 4})
   assert (result.image_size, result.grid) == (size, grid)
+  got = "input_size=[" if "input_size" in str(config) else "the defaults of in"
+  assert f"config.json: got {got}" in result.notes[0]
   vit = vit_jax.load(path, num_heads=4, verbose=False)
   assert vit.image_size == size and not vit.report.resized
+
+
+@pytest.mark.parametrize(
+  "problem, loss",
+  [
+    (None, "softmax"),
+    ("single_label_classification", "softmax"),
+    ("multi_label_classification", "sigmoid"),
+    ("regression", "regression"),
+  ],
+)
+def test_a_model_of_timm_s_in_transformers(tmp_path, problem, loss):
+  """Its class TimmWrapper writes the problem, and names that are none."""
+  names = [f"LABEL_{i}" for i in range(11)]
+  config = {"problem_type": problem, "label_names": names, **HALF}
+  path = _timm(tmp_path / "model.safetensors", config)
+  vit = vit_jax.load(path, num_heads=4, verbose=False)
+  assert (vit.loss, vit.class_names) == (loss, None)
+  text = "the head is a regression (config.json: problem_type"
+  assert (text in str(vit.report.notes)) == (loss == "regression")
+  _timm(path, config | {"problem_type": "x"})
+  assert "config.json: problem_type: got 'x', expected" in message(
+    path, num_heads=4
+  )
 
 
 @pytest.mark.parametrize("dtype", ["float32", jnp.bfloat16])

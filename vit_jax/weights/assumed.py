@@ -4,11 +4,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.families import ModelConfig
+from vit_jax.families.resnet import RESNETS
 from vit_jax.families.vit import SIZES, ViTConfig
+from vit_jax.weights import timm_names
 from vit_jax.weights.weights_file import POS_EMBEDDING, Weights
 
 _OUTPUTS = {"token": "the class token", "gap": "the mean of the tokens"}
-
+_WIDTHS = {width for _, width in timm_names.BITS}  # of published ResNets
 
 LOST_POSITIONS = (
   f"{POS_EMBEDDING}: missing, expected a position table. Use a complete file."
@@ -48,7 +50,12 @@ def notes(
     model: The model that `identify` finds.
     options: Options from the user.
   """
-  if not isinstance(model, ViTConfig) or weights.metadata:
+  if weights.metadata:
+    return
+  has_units = getattr(model, "stages", None) is not None
+  if has_units and weights.options.get("stage_blocks") is None:
+    yield from _lost_units(model)
+  if not isinstance(model, ViTConfig):
     return
   if "depth" not in options and weights.format != "hf":
     yield from _lost_blocks(model)
@@ -86,3 +93,24 @@ def _lost_blocks(model: ViTConfig) -> Iterator[str]:
           f" array tells. depth={has.depth} states that it is whole."
         )
       return
+
+
+def _lost_units(model: ModelConfig) -> Iterator[str]:
+  """Yields a note if a ResNet has fewer units than one of its width."""
+  has, width = model.stages
+  is_hybrid, larger = isinstance(model, ViTConfig), []
+  for depth, units in RESNETS.items():
+    if is_hybrid and len(has) == 3:  # R50+B/16 has (3, 4, 9)
+      units = (*units[:2], units[2] + units[3])
+    if len(units) == len(has) and all(map(int.__le__, has, units)):
+      larger.append((sum(units), depth, units))
+  if not larger or width not in _WIDTHS:
+    return
+  _, depth, units = min(larger)
+  if units != has:
+    name = f"R{depth}" if is_hybrid else f"R{depth}x{width:g}"
+    yield (
+      f"the nearest ResNet of this width is {name}, which has {units} units in"
+      f" its stages; the file has {has}, and whether the last ones are lost no"
+      f" array tells. stage_blocks={has} states that it is whole."
+    )

@@ -15,7 +15,7 @@ Source: timm 1.0.31, data/transforms_factory.py; vision_transformer,
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.preprocessing import (
@@ -159,7 +159,7 @@ def centre_of(path: PixelPath, whole: tuple[int, int]) -> str:
 def unlike(
   file: str,
   about: Mapping[str, Any],
-  keys: Iterable[str],
+  keys: Sequence[str],
   size: tuple[int, int],
 ) -> str:
   """Returns a note on a preprocessing that our operations cannot express.
@@ -170,9 +170,8 @@ def unlike(
     keys: The keys that decide on the pixels.
     size: (height, width) of the model's images, pixels.
   """
-  given = ", ".join(
-    f"{key}={shown(about[key])}" for key in keys if key in about
-  )
+  given = [f"{key}={shown(about[key])}" for key in keys if key in about]
+  given = ", ".join(given) or f"the defaults of {', '.join(keys)}"
   return (
     f"{file}: got {given}, which no operation here does for images of"
     f" {size[0]} x {size[1]} pixels; they are resized otherwise."

@@ -56,6 +56,10 @@ LOSSES = {
   MULTI_LABEL: "sigmoid",
   REGRESSION: REGRESSION,
 }
+IS_REGRESSION = (
+  "the head is a regression (config.json: problem_type, or a single output):"
+  " its outputs are numbers, and no classes."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,10 +132,7 @@ def read(file: StateDict) -> Weights:
   if about and not ops:
     notes += (hf_preprocessing.unlike(about, size),)
   if stated.loss == REGRESSION:
-    notes += (
-      "the head is a regression (config.json: problem_type, or a single"
-      " output): its outputs are numbers, and no classes.",
-    )
+    notes += (IS_REGRESSION,)
   return Weights(
     str(path),
     "hf",
@@ -237,11 +238,7 @@ def read_arrays(
       "got both pooler and classifier, expected one of them: in transformers"
       " the classifier does not see the pooler's output. Remove pooler.dense."
     )
-  if read.problem_type not in (None, *LOSSES):
-    errors.append(
-      f"problem_type: got {read.problem_type!r}, expected one of"
-      f" {', '.join(LOSSES)}."
-    )
+  errors += problem_errors(read.problem_type)
   if errors:
     raise ValueError("weights of Hugging Face: " + "\n".join(errors))
   _fold_second_token(params)
@@ -379,6 +376,19 @@ def _class_names(id2label: Mapping[str, str]) -> tuple[str, ...] | None:
       f"config.json: id2label: got {len(id2label)} numbers such as"
       f" {shown(list(id2label)[:4])}, expected 0 to {len(id2label) - 1}."
     )
-  names = tuple(by_number[k] for k in sorted(by_number))
+  return named(tuple(by_number[k] for k in sorted(by_number)))
+
+
+def named(names: tuple[str, ...]) -> tuple[str, ...] | None:
+  """Returns class names; None for LABEL_0, LABEL_1, ..., which say nothing."""
   is_named = any(name != f"LABEL_{i}" for i, name in enumerate(names))
   return names if is_named else None
+
+
+def problem_errors(problem_type: str | None) -> list[str]:
+  """Returns an error if no loss is known for a problem_type."""
+  if problem_type in (None, *LOSSES):
+    return []
+  return [
+    f"problem_type: got {problem_type!r}, expected one of {', '.join(LOSSES)}."
+  ]

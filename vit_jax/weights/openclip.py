@@ -2,22 +2,27 @@
 
 The arrays of the text tower and the prefix `visual.` are removed before. A
 tower that OpenCLIP takes from timm (`visual.trunk.`) has timm's names.
-LayerNorm's epsilon is 1e-5. No array shows the GELU: it is exact in OpenCLIP's
-models, and x sigmoid(1.702 x) in OpenAI's.
+Where open_clip_config.json states nothing else, LayerNorm's epsilon is 1e-5 and
+the output is the class token. No array shows the GELU: it is exact in
+OpenCLIP's models, and x sigmoid(1.702 x) in OpenAI's.
 
 Source: open_clip, src/open_clip/transformer.py.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from vit_jax.config import ModelConfig, json_file, model_from_dict
 from vit_jax.config.from_dict import at_least
+from vit_jax.options import shown
 from vit_jax.paths import file_in
-from vit_jax.weights import eval_preprocessing, timm_names
+from vit_jax.weights import eval_preprocessing, timm_file, timm_names
+from vit_jax.weights.assumed import LOST_POSITIONS
+from vit_jax.weights.normalisation import NAMED
 from vit_jax.weights.torch_layout import (
   Row,
   count_blocks,
@@ -43,6 +48,8 @@ from vit_jax.weights.weights_file import (
 
 CONFIG = "open_clip_config.json"
 PREFIX = "visual."
+TRUNK = PREFIX + "trunk."
+TRUNK_KEYS = ("timm_model_name", "timm_pool", "timm_model_kwargs")
 LN_EPS = timm_names.CLIP_LN_EPS
 # Options -> values that the tower supports.
 OPTIONS = {
@@ -64,9 +71,47 @@ OPTIONS = {
 }
 
 
+# act_kwargs.approximate, of PyTorch's GELU -> our GELU.
+GELUS = {"none": "erf", "tanh": "tanh"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gelu:
+  approximate: str = "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Norm:
+  eps: float = LN_EPS
+
+
+@dataclasses.dataclass(frozen=True)
+class _Vision:
+  """What no array of the tower shows, with OpenCLIP's defaults.
+
+  `image_size` is in pixels, one side or two. The entries timm_* are those of a
+  tower that timm computes.
+  """
+
+  image_size: tuple[int, ...] = at_least(1, ())
+  head_width: int | None = at_least(1, 64)
+  pool_type: str = "tok"
+  global_average_pool: bool = False
+  final_ln_after_pool: bool = False
+  no_ln_pre: bool = False
+  act_kwargs: _Gelu = _Gelu()
+  norm_kwargs: _Norm = _Norm()
+  timm_model_name: str = ""
+  timm_pool: str = "avg"
+  timm_model_kwargs: dict = dataclasses.field(default_factory=dict)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Model:
+  """The towers; without a `vision_cfg`, the size decides on the heads."""
+
   quick_gelu: bool = False
+  vision_cfg: _Vision = _Vision(head_width=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +119,8 @@ class _Images:
   """The preprocessing of images; `size` is in pixels, one side or two."""
 
   size: tuple[int, ...] = at_least(1, ())
-  mean: tuple[float, float, float] | None = None
-  std: tuple[float, float, float] | None = None
+  mean: tuple[float, float, float] = NAMED["clip"].pixels.mean
+  std: tuple[float, float, float] = NAMED["clip"].pixels.std
   interpolation: str = "bicubic"
   resize_mode: str = "shortest"
 
@@ -88,8 +133,8 @@ class OpenClipConfig:
   preprocess_cfg: _Images = _Images()
 
 
-def rows(depth: int) -> list[Row]:
-  """Returns the key table of a tower."""
+def rows(depth: int, last: str = "Transformer/encoder_norm") -> list[Row]:
+  """Returns the key table of a tower; `last` is our name of its last norm."""
   table = [
     Row("class_embedding", "cls", "token"),
     Row("positional_embedding", POS_EMBEDDING, "table"),
@@ -116,7 +161,7 @@ def rows(depth: int) -> list[Row]:
     ]
   return [
     *table,
-    *norm_rows("ln_post", "Transformer/encoder_norm"),
+    *norm_rows("ln_post", last),
     Row("proj", "projection/kernel"),
   ]
 
@@ -136,21 +181,32 @@ def read(file: StateDict) -> Weights:
 
   Raises:
     ValueError: Arrays have no place in our models, or unexpected shapes; the
-      number of heads is not known; or the config is damaged.
+      number of heads is not known; or the config is damaged, or states
+      something that our model does not compute.
   """
   where = f"{file.path}: {METADATA_KEY} in its header"
   ours = json_file.parse(file.metadata.get(METADATA_KEY, "{}"), where)
-  arrays, errors = file.arrays, []
+  stated, config = ({}, OpenClipConfig()) if ours else _config(file)
+  arrays, vision = file.arrays, config.model_cfg.vision_cfg
+  errors = list(_errors(vision, arrays))
+  if "positional_embedding" not in arrays and "posemb" not in file.options:
+    errors.append(LOST_POSITIONS)
   depth = count_blocks(arrays, r"transformer\.resblocks\.(\d{1,3})\.")
   num_heads = file.options.get("num_heads")
   if model_of(ours):
     num_heads = model_from_dict(model_of(ours)).size.num_heads
+  width = length(arrays["class_embedding"])
+  if num_heads is None and vision.head_width:
+    num_heads = width // vision.head_width
   if num_heads is None:
-    width = length(arrays["class_embedding"])
     mlp_dim = length(arrays.get("transformer.resblocks.0.mlp.c_proj.weight"))
     num_heads, error = timm_names.known_heads(width, depth, mlp_dim)
     errors += [error] if error else []
-  table = rows(depth)
+  is_mean = vision.pool_type == "avg"
+  if is_mean and vision.final_ln_after_pool:
+    table = rows(depth, "pooled_norm")
+  else:  # a norm of all tokens, or of one of them, is the same for that one
+    table = rows(depth)
   params, shape_errors = to_ours(table, arrays, num_heads or 1)
   errors += shape_errors
   known = {row.theirs for row in table}
@@ -160,36 +216,130 @@ def read(file: StateDict) -> Weights:
     )
   if errors:
     raise ValueError("weights of OpenCLIP: " + "\n".join(errors))
+  options = {
+    "name": "modern",
+    "ln_eps": vision.norm_kwargs.eps,
+    "gelu": GELUS[vision.act_kwargs.approximate],
+    "patch_bias": False,
+  }
+  if config.model_cfg.quick_gelu:
+    options["gelu"] = "quick"
+  if is_mean:
+    options["pool"] = "gap"
   weights = Weights(
-    str(file.path),
-    "openclip",
-    params,
-    {"ln_eps": LN_EPS, "gelu": "erf"},
-    posemb_filter="timm",
+    str(file.path), "openclip", params, options, posemb_filter="timm"
   )
   if ours:
     return with_metadata(weights, ours)
-  folder = file.path if file.path.is_dir() else file.path.parent
-  stated = json_file.read(file_in(folder, CONFIG))
-  config = json_file.build(OpenClipConfig, stated, f"{folder / CONFIG}")
-  if config.model_cfg.quick_gelu:
-    weights.options["gelu"] = "quick"
   if not stated and "gelu" not in file.options:
     note = (
       f"no {CONFIG} is beside the file: gelu='erf' is assumed, as in OpenCLIP's"
       " models; OpenAI's, and those named quickgelu, have gelu='quick'."
     )
     weights = dataclasses.replace(weights, notes=(note,))
-  return _with_images(weights, config.preprocess_cfg)
+  return _with_images(weights, stated, config)
 
 
-def _with_images(weights: Weights, images: _Images) -> Weights:
-  """Adds OpenCLIP's preprocessing of images, if it is stated."""
-  if images.mean is None or images.std is None or not images.size:
+def has_trunk(names: Iterable[str]) -> bool:
+  """Whether the names are those of a tower that OpenCLIP takes from timm."""
+  return any(f".{TRUNK}" in f".{name}" for name in names)
+
+
+def read_trunk(file: StateDict) -> Weights:
+  """Returns the weights of a tower of timm's, without its prefix.
+
+  Raises:
+    ValueError: As `timm_file.read`, and the config is damaged.
+  """
+  stated, config = _config(file)
+  vision = config.model_cfg.vision_cfg
+  if not vision.timm_model_name:
+    return timm_file.read(file)
+  about = {
+    "architecture": vision.timm_model_name,
+    "global_pool": vision.timm_pool or None,
+    "model_args": vision.timm_model_kwargs,
+  }
+  try:
+    weights = timm_file.read(file._replace(config=about))
+  except ValueError as e:  # it names config.json and its keys
+    text = str(e).replace("config.json", CONFIG)
+    for theirs, key in zip(about, TRUNK_KEYS, strict=True):
+      text = text.replace(f"{CONFIG}: {theirs}", f"{CONFIG}: {key}")
+    raise ValueError(text) from None
+  return _with_images(weights, stated, config)
+
+
+def _config(file: StateDict) -> tuple[dict[str, Any], OpenClipConfig]:
+  """Returns open_clip_config.json as it is written, and with its types.
+
+  Raises:
+    ValueError: It is damaged.
+  """
+  folder = file.path if file.path.is_dir() else file.path.parent
+  stated = json_file.read(file_in(folder, CONFIG))
+  return stated, json_file.build(OpenClipConfig, stated, f"{folder / CONFIG}")
+
+
+def _errors(vision: _Vision, arrays: Mapping[str, Any]) -> Iterator[str]:
+  """Yields statements that our model does not compute with these arrays."""
+  width, has_norm = length(arrays["class_embedding"]), "ln_pre.weight" in arrays
+  for key, value, expected in (
+    ("pool_type", vision.pool_type, ("tok", "avg")),
+    # It is the mean of all tokens, with the class token.
+    ("global_average_pool", vision.global_average_pool, (False,)),
+    ("act_kwargs.approximate", vision.act_kwargs.approximate, tuple(GELUS)),
+    ("no_ln_pre", vision.no_ln_pre and has_norm, (False,)),
+  ):
+    if value not in expected:
+      yield (
+        f"{CONFIG}: model_cfg.vision_cfg.{key}: got {shown(value)}, expected"
+        f" {' or '.join(map(repr, expected))}, which vit_jax computes with"
+        " these arrays. Use other weights."
+      )
+  if vision.head_width and width % vision.head_width:
+    yield (
+      f"{CONFIG}: model_cfg.vision_cfg.head_width: got {vision.head_width},"
+      f" expected a divisor of the width {width}. Pass num_heads."
+    )
+  if not (vision.no_ln_pre or has_norm):
+    yield (
+      "ln_pre: missing, expected a norm before the blocks. Use a complete file."
+      f" For a model that has none, such as CLIPA, {CONFIG} beside the file"
+      ' states it: {"model_cfg": {"vision_cfg": {"no_ln_pre": true}}}.'
+    )
+
+
+def _with_images(
+  weights: Weights, stated: Mapping[str, Any], config: OpenClipConfig
+) -> Weights:
+  """Adds OpenCLIP's preprocessing of images, if it is stated.
+
+  Args:
+    weights: Weights of the tower.
+    stated: Contents of open_clip_config.json.
+    config: The same with types.
+  """
+  if not stated.get("preprocess_cfg"):
     return weights
-  size, mode = height_and_width(images.size, f"{CONFIG}: size"), "center"
+  images = config.preprocess_cfg
+  weights = dataclasses.replace(weights, pixels=Pixels(images.mean, images.std))
+  # OpenCLIP resizes images to the size of the model.
+  of_model = config.model_cfg.vision_cfg.image_size
+  table = weights.params.get(POS_EMBEDDING)
+  patch = 1 if table is None else weights.params["embedding/kernel"].shape[0]
+  sides = of_model or images.size
+  if not sides and table is not None:
+    # With or without a row for the class token, for which the root is the same.
+    sides = (math.isqrt(table.shape[1]) * patch,)
+  if not sides:
+    return weights
+  size, mode = height_and_width(sides, f"{CONFIG}: size"), "center"
   if images.resize_mode == "squash":
     mode = "squash"
+  grid = None
+  if of_model and size[0] != size[1] and table is not None:
+    grid = size[0] // patch, size[1] // patch
   path = eval_preprocessing.timm(size, 1.0, images.interpolation, mode)
   notes = weights.notes
   has_mode = images.resize_mode in ("shortest", "squash")
@@ -198,8 +348,8 @@ def _with_images(weights: Weights, images: _Images) -> Weights:
     notes += (eval_preprocessing.unlike(CONFIG, about, keys, size),)
   return dataclasses.replace(
     weights,
+    grid=grid,
     image_size=path.size,
-    pixels=Pixels(images.mean, images.std),
     ops=path.ops,
     crop_share=1.0 if path.short else None,
     notes=notes,

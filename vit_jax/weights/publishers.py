@@ -55,7 +55,12 @@ PUBLISHERS = (
     " mean='0.430,0.411,0.296/0.213,0.156,0.143'",
   ),
   Publisher("EVA-02", lambda w, m: m.rope == "eva02", CLIP, share=1.0),
-  Publisher("CLIP", lambda w, m: m.pre_norm, CLIP, share=1.0),
+  Publisher(
+    "CLIP",
+    lambda w, m: m.pre_norm or w.format == "openclip",
+    CLIP,
+    share=1.0,
+  ),
   Publisher(
     "BEiT",
     lambda w, m: m.posemb == "relative_bias",

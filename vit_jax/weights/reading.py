@@ -95,6 +95,8 @@ STATE_DICTS = {
   "openclip": StateDictFormat(openclip.looks_like, openclip.read),
 }
 
+RESNET = {"conv_root/kernel", "block1/unit1/conv1/kernel"}  # a few of its names
+
 # Number of dimensions of the arrays whose shapes decide the model.
 RANKS = {
   "cls": 3,
@@ -203,8 +205,9 @@ def _with_assumptions(weights: Weights, given: Mapping[str, Any]) -> Weights:
     ValueError: The arrays fit no model, or an array that they lack may be lost.
   """
   params, options = weights.params, weights.options
-  if "embedding/kernel" not in params or not NEEDED.keys() <= params.keys():
-    return weights  # no Transformer, or none that is whole
+  needed = {"embedding/kernel", *NEEDED}
+  if not (needed <= params.keys() or RESNET <= params.keys()):
+    return weights  # neither a Transformer nor a ResNet, or none that is whole
   assumed.check_positions(weights, options)
   notes = assumed.notes(weights, identify(params, options), given)
   return dataclasses.replace(weights, notes=(*weights.notes, *notes))
@@ -362,6 +365,8 @@ def _read_state_dict(file: StateDict) -> Weights:
   arrays, notes = wrappers.unwrapped(file.arrays)
   for looks_like, read_file in STATE_DICTS.values():
     if looks_like(arrays):
+      if read_file is timm_file.read and openclip.has_trunk(file.arrays):
+        read_file = openclip.read_trunk
       weights = read_file(file._replace(arrays=arrays))
       return dataclasses.replace(weights, notes=(*notes, *weights.notes))
   raise ValueError(_unknown_names(file.path, arrays, file.config))

@@ -11,8 +11,9 @@ from typing import Any
 from vit_jax.config import json_file, model_from_dict
 from vit_jax.config.from_dict import at_least
 from vit_jax.families.vit import ViTConfig
+from vit_jax.losses import REGRESSION
 from vit_jax.options import shown
-from vit_jax.weights import eval_preprocessing, timm
+from vit_jax.weights import eval_preprocessing, hf, timm
 from vit_jax.weights.assumed import LOST_POSITIONS
 from vit_jax.weights.identify import identify
 from vit_jax.weights.torch_layout import shorten
@@ -142,6 +143,8 @@ class TimmConfig:
   Attributes:
     architecture: NAME or NAME.TAG of timm's.
     global_pool: Pooling of the model; None for that of its architecture.
+    problem_type: What the head was trained for, in transformers' files of
+      timm's models; None if it is not stated.
     model_args: All arguments of the model.
     args: The arguments among them that are read.
     images: Preprocessing of images.
@@ -150,6 +153,7 @@ class TimmConfig:
 
   architecture: str = ""
   global_pool: Any = None
+  problem_type: str | None = None
   model_args: dict = dataclasses.field(default_factory=dict)
   args: Args = Args()
   images: Images = Images()
@@ -171,6 +175,7 @@ class TimmConfig:
     return cls(
       top.architecture,
       top.global_pool,
+      top.problem_type,
       top.model_args,
       json_file.build(Args, top.model_args, where, "model_args"),
       json_file.build(Images, about, where),
@@ -194,6 +199,7 @@ class TimmConfig:
 class _Top:
   architecture: str = ""
   global_pool: Any = None
+  problem_type: str | None = None
   model_args: dict = dataclasses.field(default_factory=dict)
   pretrained_cfg: dict = dataclasses.field(default_factory=dict)
 
@@ -237,6 +243,11 @@ def read(file: StateDict) -> Weights:
   is_lost = options.get("posemb") == "none" and not options.get("rope")
   if is_lost and not (states_none or "posemb" in file.options):
     raise ValueError(LOST_POSITIONS)  # timm's models have a table
+  loss = None
+  if config.problem_type and "head/kernel" in params:
+    loss = hf.LOSSES[config.problem_type]
+  if loss == REGRESSION:
+    notes += (hf.IS_REGRESSION,)
   size, grid = config.image_size, None
   if size and size[0] != size[1] and POS_EMBEDDING in params:
     grid = identify(params, options).grid(size)
@@ -244,9 +255,11 @@ def read(file: StateDict) -> Weights:
     weights,
     grid=grid,
     image_size=size,
-    class_names=config.images.label_names or None,
+    class_names=hf.named(config.images.label_names or ()),
+    loss=loss,
     pixels=config.images.pixels,
     is_bare=not file.config,
+    notes=notes,
   )
   if size:
     weights = _with_preprocessing(weights, config)
@@ -357,6 +370,8 @@ def _errors(
       f"config.json: architecture: got {shown(config.architecture)}, whose"
       " rotary positions vit_jax does not have; expected DINOv3 or EVA-02."
     )
+  for error in hf.problem_errors(config.problem_type):
+    yield f"config.json: {error}"
   args = config.model_args
   stated = {f"model_args.{k}": v for k, v in args.items() if v is not None}
   if config.global_pool is not None:
