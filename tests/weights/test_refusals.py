@@ -245,7 +245,8 @@ def test_arrays_beside_a_wrapped_model():
   names = ["patch_embed.proj.weight", "blocks.0.norm1.weight"]
 
   def unwrapped(*names):
-    return wrappers.unwrapped({n: lazy(np.ones(3, "f")) for n in names})
+    arrays = {n: lazy(np.ones(3, "f")) for n in names}
+    return wrappers.unwrapped(arrays, safetensors_file.LINE)
 
   teacher = [f"teacher.backbone.{n}" for n in names]
   known = ["teacher.dino_head.mlp.0.weight", "logit_scale", "text.ln.weight"]

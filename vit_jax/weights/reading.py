@@ -41,7 +41,7 @@ from vit_jax.weights import (
 )
 from vit_jax.weights.identify import NEEDED, identify
 from vit_jax.weights.npz_file import open_npz
-from vit_jax.weights.safetensors_file import INDEX, open_safetensors
+from vit_jax.weights.safetensors_file import INDEX, LINE, open_safetensors
 from vit_jax.weights.torch_layout import shorten
 from vit_jax.weights.weights_file import (
   EXPECTED,
@@ -345,21 +345,23 @@ def _read_safetensors(
   """
   arrays, metadata = open_safetensors(file)
   config = json_file.read(file_in(file.parent, "config.json"))
-  return _read_state_dict(StateDict(path, arrays, metadata, config, options))
+  parts = StateDict(path, arrays, metadata, config, options)
+  return _read_state_dict(parts, LINE)
 
 
 def _read_torch(
   path: epath.Path, file: epath.Path, options: dict[str, Any]
 ) -> Weights:
   """Reads a file of torch.save, or several by their index; see above."""
-  arrays, metadata, notes = torch_file.open_torch(file)
+  arrays, metadata, notes, line = torch_file.open_torch(file)
   config = json_file.read(file_in(file.parent, "config.json"))
-  weights = _read_state_dict(StateDict(path, arrays, metadata, config, options))
+  parts = StateDict(path, arrays, metadata, config, options)
+  weights = _read_state_dict(parts, line)
   return dataclasses.replace(weights, notes=(*notes, *weights.notes))
 
 
-def _read_state_dict(file: StateDict) -> Weights:
-  arrays, notes = wrappers.unwrapped(file.arrays)
+def _read_state_dict(file: StateDict, line: str) -> Weights:
+  arrays, notes = wrappers.unwrapped(file.arrays, line)
   for looks_like, read_file in STATE_DICTS.values():
     if looks_like(arrays):
       weights = read_file(file._replace(arrays=arrays))

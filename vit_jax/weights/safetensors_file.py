@@ -17,6 +17,11 @@ from vit_jax.paths import file_in, is_remote
 from vit_jax.weights.weights_file import LazyArray
 
 INDEX = "model.safetensors.index.json"
+# Python that saves the arrays of a file whose names have a prefix `p`.
+LINE = (
+  "safetensors.torch.save_file({k.removeprefix(p): v for k, v in"
+  " safetensors.torch.load_file(SRC).items() if k.startswith(p)}, DST)"
+)
 TYPES = {
   "F64": np.float64,
   "F32": np.float32,

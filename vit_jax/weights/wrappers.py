@@ -46,7 +46,7 @@ _CHUNKED = re.compile(r"blocks\.(\d{1,3})\.(\d{1,3})\.")
 
 
 def unwrapped(
-  arrays: Mapping[str, LazyArray],
+  arrays: Mapping[str, LazyArray], line: str
 ) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
   """Returns the arrays of the model under its own names, and notes.
 
@@ -56,6 +56,7 @@ def unwrapped(
 
   Args:
     arrays: Name in the file -> array.
+    line: Python for the error, which saves the arrays with a prefix `p` alone.
 
   Raises:
     ValueError: There are several models and none comes first; or there are
@@ -69,7 +70,7 @@ def unwrapped(
       names = " and ".join(map(repr, sorted(prefixes)))
       raise ValueError(
         f"got several models, under the prefixes {names}, expected one."
-        f" Save it alone: {_line(max(prefixes))}"
+        f" Save it alone: p = {max(prefixes)!r}; {line}"
       )
     prefix = first
     beside = [n for n in arrays if not n.startswith(prefix)]
@@ -80,7 +81,7 @@ def unwrapped(
       raise ValueError(
         f"got {len(unknown)} arrays beside the model, whose prefix is"
         f" {prefix!r}: {shorten(unknown)}; expected the model alone:"
-        f" {_line(prefix)}"
+        f" p = {prefix!r}; {line}"
       )
     arrays = {
       name.removeprefix(prefix): array
@@ -123,11 +124,3 @@ def _prefixes(names: Iterable[str]) -> set[str]:
     if prefixes := {m[1] for m in matches if m}:
       return prefixes
   return set()
-
-
-def _line(prefix: str) -> str:
-  """Returns a line of Python that removes a prefix from saved arrays."""
-  return (
-    f"p = {prefix!r}; safetensors.torch.save_file({{k.removeprefix(p): v for k,"
-    " v in safetensors.torch.load_file(SRC).items() if k.startswith(p)}, DST)"
-  )
