@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 
+from vit_jax.weights import others
 from vit_jax.weights.torch_layout import shorten
 from vit_jax.weights.weights_file import LazyArray
 
@@ -65,8 +66,8 @@ def unwrapped(
   notes: list[str] = []
   prefixes = _prefixes(arrays)
   if prefixes and "" not in prefixes:
-    first, *others = sorted(prefixes, key=rank_of)
-    if others and rank_of(first) == rank_of(others[0]):
+    first, *more = sorted(prefixes, key=rank_of)
+    if more and rank_of(first) == rank_of(more[0]):
       names = " and ".join(map(repr, sorted(prefixes)))
       raise ValueError(
         f"got several models, under the prefixes {names}, expected one."
@@ -74,10 +75,13 @@ def unwrapped(
       )
     prefix = first
     beside = [n for n in arrays if not n.startswith(prefix)]
-    roots = tuple(other.split(".")[0] + "." for other in others)
+    roots = tuple(other.split(".")[0] + "." for other in more)
     if unknown := [
       n for n in beside if not (_BESIDE.match(n) or n.startswith(roots))
     ]:
+      inside = [n for n in arrays if n.startswith(prefix)]
+      if family := others.family_of(inside, {}):
+        raise ValueError(f"{family}.")
       raise ValueError(
         f"got {len(unknown)} arrays beside the model, whose prefix is"
         f" {prefix!r}: {shorten(unknown)}; expected the model alone:"
@@ -94,8 +98,8 @@ def unwrapped(
   if blocks and all(map(_CHUNKED.match, blocks)):
     renamed = {_CHUNKED.sub(r"blocks.\2.", n, count=1): n for n in blocks}
     if len(renamed) == len(blocks):
-      others = {n: a for n, a in arrays.items() if n not in set(blocks)}
-      arrays = others | {new: arrays[old] for new, old in renamed.items()}
+      rest = {n: a for n, a in arrays.items() if n not in set(blocks)}
+      arrays = rest | {new: arrays[old] for new, old in renamed.items()}
       notes.append("blocks were in chunks, as DINOv2's training saves them.")
   return dict(arrays), tuple(notes)
 
