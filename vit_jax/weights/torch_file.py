@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.paths import is_remote
-from vit_jax.weights import wrappers
+from vit_jax.weights import others, wrappers
 from vit_jax.weights.safetensors_file import parts_of
 from vit_jax.weights.torch_layout import shorten
 from vit_jax.weights.weights_file import METADATA_KEY, LazyArray
@@ -95,6 +95,11 @@ def open_torch(
 
 def _load(path: str | os.PathLike) -> Any:
   """Returns the contents; tensors of a file on disk are not read."""
+  with epath.Path(path).open("rb") as stream:
+    head = stream.read(512)
+  # torch's own files are zips and pickles.
+  if head[:1] not in (b"P", b"\x80") and (what := others.kind_of(head)):
+    raise ValueError(f"got {str(path)!r}, which {what}.")
   if importlib.util.find_spec("torch") is None:
     raise ValueError(
       f"got {str(path)!r}, a PyTorch file, which only torch can read. Install"
