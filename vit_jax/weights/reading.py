@@ -246,6 +246,10 @@ def _with_classes(weights: Weights) -> Weights:
 
 
 def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
+  if file.name == INDEX:
+    return _read_safetensors(file.parent, file, options)
+  if file.name == torch_file.INDEX:
+    return _read_torch(file.parent, file, options)
   with file.open("rb") as stream:
     head = stream.read(512)
   if torch_file.is_torch(file, head):
@@ -291,6 +295,13 @@ def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
   files = sorted(p.name for p in folder.glob("*.safetensors"))
   if len(files) == 1 and files[0] != others.ADAPTER:  # model.fp16.safetensors
     return _read_safetensors(folder, file_in(folder, files[0]), options)
+  for index in (INDEX, torch_file.INDEX):
+    stem, suffix = index.removesuffix(".index.json").split(".")
+    if parts := [p.name for p in folder.glob(f"{stem}-*-of-*.{suffix}")]:
+      raise ValueError(
+        f"got {str(folder)!r} with parts of a model ({min(parts)}, ...) and"
+        f" without their index, expected {index} beside them."
+      )
   if error := others.of_folder(folder):
     raise ValueError(error)
   if files:
