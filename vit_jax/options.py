@@ -19,7 +19,7 @@ NOT_LEAN = (
   "tensorflow_datasets",
   "threadpoolctl",
 )
-NEAR = 0.65  # share of letters that a misspelt word has in common
+NEAR = 0.76  # share of letters that a misspelt word has in common
 MOST_ERRORS = 50  # a config file of another program has thousands
 
 _SHORT = reprlib.Repr()
@@ -84,27 +84,37 @@ def nearest(word: str, known: Iterable[str]) -> str:
   """Returns " Did you mean 'x'?" with the known word nearest to `word`, or "".
 
   A known word is near if it has nearly the same letters, or the same letters in
-  another order, or if it is the only one that has `word` as a part, as
-  "image_size" has "image". More distant words may have any other meaning.
+  another order or number, or if it is the only one that has `word` as a part,
+  as "image_size" has "image". More distant words may have any other meaning,
+  and so may those with only another first letter, as "patch" and "batch".
 
   Example:
-    >>> nearest("optimizer", ["optim", "data"]), nearest("opset", ["posemb"])
-    (" Did you mean 'optim'?", '')
+    >>> nearest("optimiser", ["optimizer"]), nearest("opset", ["posemb"])
+    (" Did you mean 'optimizer'?", '')
     >>> nearest("epochs", ["total_epochs", "lr"])
     " Did you mean 'total_epochs'?"
   """
   known, word = sorted(known), word[:100]
   lowered = {k.lower(): k for k in known}
-  close = difflib.get_close_matches(word, known, n=1, cutoff=NEAR)
+  close = _close(word, known) or _close(word.lower(), lowered)
   if not close:
-    close = difflib.get_close_matches(word.lower(), lowered, 1, NEAR)
-  if not close:
-    letters = sorted(word.lower())
-    close = [k for k in lowered if sorted(k) == letters] or [
-      k for k in lowered if word.lower() in re.split(r"[\W_]+", k)
+    letters = set(word.lower())
+    close = [k for k in lowered if set(k) == letters] or [
+      k
+      for k in lowered
+      if len(word) > 3 and word.lower() in re.split(r"[\W_]+", k)
     ]
     close = close if len(close) == 1 else []
   return f" Did you mean {lowered.get(close[0], close[0])!r}?" if close else ""
+
+
+def _close(word: str, known: Iterable[str]) -> list[str]:
+  """Returns the words with nearly the same letters, the nearest first."""
+  return [
+    k
+    for k in difflib.get_close_matches(word, known, cutoff=NEAR)
+    if k[:1] == word[:1] or k[1:2] != word[1:2]
+  ]
 
 
 def not_installed(packages: Iterable[str], extra: str) -> str | None:

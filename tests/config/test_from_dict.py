@@ -9,6 +9,7 @@ import pytest
 
 from vit_jax.config import json_file
 from vit_jax.config.from_dict import at_least, from_dict
+from vit_jax.options import nearest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,3 +74,32 @@ def test_all_errors_at_once_and_defaults_in_their_place():
     "top.name",
     "top.inner",
   ]
+
+
+KNOWN = (
+  *("batch_size", "class_token", "fp16", "head_bias", "image_size", "mlp_dim"),
+  *("layer_scale", "num_heads", "num_processes", "patch_bias", "pre_norm"),
+  *("projection", "rope", "steps", "workdir", "ws_eps"),
+)
+
+
+@pytest.mark.parametrize(
+  "word, meant",
+  [
+    *(("batchsize", "batch_size"), ("img_size", "image_size")),
+    *(("mlpdim", "mlp_dim"), ("preporjection", "projection")),
+    *(("rpoe", "rope"), ("stteps", "steps"), ("workdri", "workdir")),
+    *(("WORKDIR", "workdir"), ("heads", "num_heads")),
+  ],
+)
+def test_a_typing_mistake_is_recognised(word, meant):
+  assert nearest(word, KNOWN) == f" Did you mean {meant!r}?"
+
+
+@pytest.mark.parametrize(
+  "word",
+  "bf16 classes crop drop eps head_dim hidden_size image_mean image_std layers"
+  " no_head num_channels num_classes patch_size precision qk_norm".split(),
+)
+def test_a_name_of_another_meaning_is_not_suggested(word):
+  assert not nearest(word, KNOWN)

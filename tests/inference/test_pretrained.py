@@ -385,6 +385,23 @@ def test_features_are_the_layers_of_a_call(vit):
     vit.features(pixels, "norm")
 
 
+@pytest.mark.parametrize(
+  "layer, text",
+  [
+    (-1, "layer: got -1, expected one name, such as 'pre_logits' or"),
+    (None, "layer: got None, expected one name, such as 'pre_logits' or"),
+    (["encoded"], "layer: got ['encoded'], expected one name, such as"),
+    ("encoded/x", "got 'encoded/x', expected 'encoded', which has no parts."),
+    ("encoded/", "got 'encoded/', expected 'encoded', which has no parts."),
+  ],
+)
+def test_a_layer_is_one_name(vit, layer, text):
+  images = np.zeros((1, 32, 32, 3), np.float32)
+  with pytest.raises(ValueError) as e:
+    vit._layer(vit.params, images, layer)  # the tests check types of `features`
+  assert str(e.value).startswith(text)
+
+
 class Tensor:
   """What a tensor of torch is to numpy."""
 
@@ -414,6 +431,11 @@ def test_tensors_of_torch_are_arrays(vit):
       use(grows)
   with pytest.raises(ValueError, match="got images of type uint8, expected fl"):
     vit(Tensor(np.zeros((1, 32, 32, 3), np.uint8), "torch.uint8"))
+  first = Tensor(np.zeros((1, 3, 32, 32), np.float32))
+  first.permute = None  # as torch has, whose transpose swaps two axes
+  for use in (vit, vit.features):
+    with pytest.raises(ValueError, match=r"images\.permute\(0, 2, 3, 1\)\."):
+      use(first)
 
 
 def test_an_export_runs_without_the_package(vit):

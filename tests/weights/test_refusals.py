@@ -1,6 +1,7 @@
 """Broken and foreign files are refused, with the reason and the path."""
 
 import gzip
+import json
 import pathlib
 import pickle
 import re
@@ -8,6 +9,7 @@ import shutil
 import zipfile
 
 import flax
+import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
@@ -137,6 +139,8 @@ def test_other_files(tmp_path, content, reason):
       "is an archive (tar, gzip, ...); unpack it",
     ),
     (bytes(257) + b"ustar" + bytes(99), "is an archive"),
+    (b'<?xml version="1.0"?>\n<net name="a">', "is a graph of OpenVINO; take"),
+    (b'<?xml version="1.0"?>\n<Error>', "is a web page (HTML)"),
     (b"\x08\x0a\x12\x08jax2onnx" + bytes(9), "looks like ONNX"),
     (b"GGUF" + bytes(99), "is GGUF"),
     (bytes(4) + b"TFL3" + bytes(99), "is TensorFlow Lite"),
@@ -175,6 +179,52 @@ def test_folders_of_other_programs(tmp_path, names, reason):
   assert ("hf-hub:me/vit" in message(folder)) == (names[0][0] == "s")
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize(
+  "content, reason",
+  [
+    (
+      b"version https://git-lfs.github.com/spec/v1\noid",
+      "a pointer of git-lfs",
+    ),
+    (b"<!DOCTYPE html><html>404</html>", "a web page (HTML)"),
+  ],
+)
+def test_a_download_that_failed_in_a_folder(tmp_path, name, content, reason):
+  folder = hf_folder(tmp_path / "m")
+  (folder / "model.safetensors").unlink()
+  (folder / name).write_bytes(content)
+  assert message(folder).startswith(f"got '{folder / name}', which is {reason}")
+
+
+def test_parts_of_a_model_need_their_index(tmp_path):
+  folder = hf_folder(tmp_path / "m")
+  file = folder / "model.safetensors"
+  arrays, _ = safetensors_file.open_safetensors(file)
+  arrays = {name: np.asarray(array) for name, array in arrays.items()}
+  expected = vit_jax.load(folder, verbose=False).params
+  file.unlink()
+  parts = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+  of = {name: parts[i % 2] for i, name in enumerate(arrays)}
+  for part in parts:
+    own = {name: a for name, a in arrays.items() if of[name] == part}
+    safetensors_file.write(folder / part, own, {})
+  assert message(folder) == (
+    f"got '{folder}' with parts of a model ({parts[0]}, ...) and without their"
+    " index, expected model.safetensors.index.json beside them."
+  )
+  index = folder / safetensors_file.INDEX
+  index.write_text(json.dumps({"weight_map": of}))
+  for path in (folder, index):
+    got = vit_jax.load(path, verbose=False).params
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+  for part in parts:
+    name = f"pytorch_{part}".replace(".safetensors", ".bin")
+    (folder / part).rename(folder / name)
+  index.unlink()
+  assert "expected pytorch_model.bin.index.json beside them" in message(folder)
+
+
 def test_a_file_of_another_name_is_read_where_it_is_alone(tmp_path):
   folder = hf_folder(tmp_path / "m")
   file = folder / "model.fp16.safetensors"
@@ -190,10 +240,17 @@ def test_a_file_of_another_name_is_read_where_it_is_alone(tmp_path):
   "names, family",
   [
     (["conv_proj.weight", "encoder.layers.encoder_layer_0.x"], "torchvision's"),
+    (
+      ["module.conv_proj.weight", "module.encoder.layers.encoder_layer_0.x"],
+      "torchvision's",
+    ),
     (["layer1.0.conv1.weight", "bn1.running_mean"], "a ResNet of torchvision"),
     (["visual.layer1.0.conv1.weight", "x"], "a CLIP whose image tower is"),
     (["layers.0.blocks.0.attn.relative_position_bias_table"], "Swin"),
     (["image_encoder.blocks.0.attn.rel_pos_h"], "SAM"),
+    (["stages.0.blocks.0.conv_dw.weight"], "ConvNeXt"),
+    (["convnextv2.encoder.stages.0.layers.0.dwconv.weight"], "ConvNeXt"),
+    (["downsample_layers.0.0.weight", "stages.0.0.dwconv.weight"], "ConvNeXt"),
   ],
 )
 def test_models_of_other_libraries_are_named(tmp_path, names, family):
@@ -206,6 +263,19 @@ def test_models_of_other_libraries_are_named(tmp_path, names, family):
   assert expected in message(path) and "(config.json: a_b)" in message(path)
   assert others.family_of(["x"], {"model_type": "a_b"}).endswith("'a_b'")
   assert others.family_of(["x"], {}) is None
+  of_segformer = "segformer.stages.0.blocks.0.mlp.dwconv.dwconv.weight"
+  assert others.family_of([of_segformer], {}) is None
+
+
+def test_arrays_beside_the_encoder_of_another_library(tmp_path):
+  path = tmp_path / "x.safetensors"
+  names = ["patch_embed.proj.weight", "blocks.0.attn.rel_pos_h"]
+  names = [f"image_encoder.{n}" for n in names] + ["mask_decoder.weight"]
+  safetensors_file.write(path, dict.fromkeys(names, np.ones(3, "f")), {})
+  assert message(path) == (
+    f"{path}: the arrays are those of SAM. It is a ViT with attention in"
+    " windows, which vit_jax does not have."
+  )
 
 
 @pytest.mark.parametrize(
@@ -245,7 +315,8 @@ def test_arrays_beside_a_wrapped_model():
   names = ["patch_embed.proj.weight", "blocks.0.norm1.weight"]
 
   def unwrapped(*names):
-    return wrappers.unwrapped({n: lazy(np.ones(3, "f")) for n in names})
+    arrays = {n: lazy(np.ones(3, "f")) for n in names}
+    return wrappers.unwrapped(arrays, safetensors_file.LINE)
 
   teacher = [f"teacher.backbone.{n}" for n in names]
   known = ["teacher.dino_head.mlp.0.weight", "logit_scale", "text.ln.weight"]

@@ -98,6 +98,73 @@ def test_a_pickle_that_would_run_code(torch, tmp_path):
   assert "is not a zip" in message(path) or "cannot" in message(path)
 
 
+def _run(torch, line, source, target):
+  """Runs a line of Python that an error proposes."""
+  exec(line, {"torch": torch, "SRC": str(source), "DST": str(target)})
+  assert_ours(load(target))
+
+
+class Network:
+  """Pickled, it is what a whole module of torch is: an object with code."""
+
+  def __init__(self, state):
+    self.state = state
+
+  def state_dict(self):
+    return self.state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "tree",
+  [
+    lambda own: {"model": own, "args": argparse.Namespace(lr=1)},
+    lambda own: {
+      "student": {f"backbone.{k}": 0 * v for k, v in own.items()},
+      "teacher": {f"backbone.{k}": v for k, v in own.items()},
+      "args": argparse.Namespace(lr=1),
+    },
+    lambda own: {
+      "state_dict": {f"model.{k}": v for k, v in own.items()},
+      "hyper_parameters": argparse.Namespace(lr=1),
+    },
+    lambda own: {k: v.numpy() for k, v in own.items()},
+    lambda own: Network(own),
+    lambda own: {"model": Network(own), "epoch": 3},
+  ],
+  ids="mae dino lightning numpy module modules".split(),
+)
+def test_the_line_for_a_pickle_saves_its_arrays(torch, tmp_path, tree):
+  path = tmp_path / "x.pth"
+  torch.save(tree(tensors(torch)), path)
+  _, line = message(path).split("save its arrays: ")
+  _run(torch, line, path, tmp_path / "y.pth")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "prefix, tree",
+  [
+    ("module.", lambda own, other: {"n_averaged": zero_of(own), **own}),
+    ("module.momentum_encoder.", lambda own, other: {
+      "epoch": 300, "state_dict": own | other}),
+  ],
+)  # fmt: skip
+def test_the_line_for_one_of_several_models(torch, tmp_path, prefix, tree):
+  path = tmp_path / "x.pth.tar"
+  zeros = {k: 0 * v for k, v in tensors(torch, "module.base_encoder.").items()}
+  torch.save(tree(tensors(torch, prefix), zeros), path)
+  text = message(path)
+  line = text[text.index("p = ") :]
+  assert line.startswith(f"p = {prefix!r}; ")
+  _run(torch, line, path, tmp_path / "y.pth")
+
+
+def zero_of(tensors):
+  """Returns a tensor that is no array of the model."""
+  return 0 * next(iter(tensors.values()))
+
+
 @pytest.mark.slow
 def test_a_folder_of_transformers_with_pickles(torch, tmp_path):
   folder = hf_folder(tmp_path / "m")

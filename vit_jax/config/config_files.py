@@ -71,7 +71,8 @@ def find(file: str) -> pathlib.Path:
       return candidate
   names = [p.name for p in path.parent.glob("*.py")]
   names += known() if len(candidates) > 1 else ()
-  near = nearest(pathlib.Path(file).name, names)
+  name = pathlib.PurePath(file)
+  near = nearest(name.name, names) or nearest(f"{name.stem}.py", names)
   listed = f" Those of the project: {', '.join(known())}."
   raise ValueError(
     f"--config: got {file!r}, which is {expected}.{near or listed}"

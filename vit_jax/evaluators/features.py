@@ -306,11 +306,15 @@ def intermediate(out: Outputs, path: str) -> "jax.Array":
     ValueError: There is no such intermediate; the message lists all names.
   """
   layer = out
-  for key in path.split("/"):
-    if not isinstance(layer, dict) or key not in layer:
-      known = sorted(layer) if isinstance(layer, dict) else []
+  keys = path.split("/")
+  for i, key in enumerate(keys):
+    if not isinstance(layer, dict):
+      whole = "/".join(keys[:i])
+      raise ValueError(f"got {path!r}, expected {whole!r}, which has no parts.")
+    if key not in layer:
       raise ValueError(
-        f"got {path!r}, expected a name among {', '.join(known)} at {key!r}."
+        f"got {path!r}, expected a name among {', '.join(sorted(layer))} at"
+        f" {key!r}."
       )
     layer = layer[key]
   if isinstance(layer, dict):

@@ -38,7 +38,7 @@ from vit_jax.families import FAMILIES
 from vit_jax.inference import streaming
 from vit_jax.losses import HEADS, PROBABILITIES, REGRESSION
 from vit_jax.models import build, inspection
-from vit_jax.options import nearest
+from vit_jax.options import nearest, shown
 from vit_jax.weights import eval_preprocessing, normalisation
 from vit_jax.writers import run_info
 
@@ -359,7 +359,17 @@ class Pretrained:
 
       return sharding.few_at_a_time(forward, images, jax.devices()[:1])
 
-    return jax.jit(layer_of, static_argnums=2)
+    jitted = jax.jit(layer_of, static_argnums=2)
+
+    def checked(params, images, layer):
+      if not isinstance(layer, str):  # jit hashes it first
+        raise ValueError(
+          f"layer: got {shown(layer)}, expected one name, such as 'pre_logits'"
+          " or 'encoderblock_3/after_mlp'."
+        )
+      return jitted(params, images, layer)
+
+    return checked
 
   def attention(self, images: Any) -> Float[Array, "layers b heads n n"]:
     """Returns the attention weights of all blocks, float32.
@@ -399,8 +409,9 @@ class Pretrained:
 
   def _inputs(self, images) -> inspection.Images:
     """Returns floats unchanged, and other images preprocessed."""
+    given = images
     if hasattr(images, "dtype") and _is_float(images := _array(images)):
-      images = self._checked(images)
+      images = self._checked(given)
       if not len(images):
         raise ValueError(NO_IMAGES)
       return images
@@ -414,12 +425,14 @@ class Pretrained:
 
   def _checked(self, images: Any) -> inspection.Images:
     """Returns the images as an array; checks type, shape and range."""
+    # torch's transpose swaps two axes.
+    move = "permute" if hasattr(images, "permute") else "transpose"
     images = _array(images)
     shape, (height, width, channels) = images.shape, self.image_shape
     if len(shape) != 4 or shape[1:] != self.image_shape:
       hint = "for another size, vit_jax.load(path, image_size=(height, width))."
       if shape[1:] == (channels, height, width):
-        hint = "channels are last: images.transpose(0, 2, 3, 1)."
+        hint = f"channels are last: images.{move}(0, 2, 3, 1)."
       elif shape == self.image_shape:
         hint = "one image is a batch, too: image[None]."
       raise ValueError(

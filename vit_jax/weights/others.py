@@ -18,6 +18,10 @@ CONTENTS = (
   (rb"\x89HDF", "is HDF5 (Keras); save the weights as .npz"),
   (rb"version https://git-lfs", "is a pointer of git-lfs; run git lfs pull"),
   (
+    rb"\s*<\?xml[^>]*>\s*<net\b",
+    "is a graph of OpenVINO; take the weights it was made of",
+  ),
+  (
     rb"(?i)\s*<(!doctype|html|\?xml)",
     "is a web page (HTML), not weights: the download failed; fetch it again",
   ),
@@ -135,7 +139,10 @@ class Family(NamedTuple):
 FAMILIES = (
   Family(
     "torchvision's ViT",
-    (r"^conv_proj\.weight$", r"^encoder\.layers\.encoder_layer_0\."),
+    (
+      r"(^|\.)conv_proj\.weight$",
+      r"(^|\.)encoder\.layers\.encoder_layer_0\.",
+    ),
     "Use the same model from timm (vit_base_patch16_224, ...), or rename the"
     " arrays as timm does",
   ),
@@ -155,7 +162,10 @@ FAMILIES = (
     "It is a ViT with attention in windows, which vit_jax does not have",
   ),
   Family("Swin", (r"relative_position_bias_table$", r"layers\.0\.blocks\.0\.")),
-  Family("ConvNeXt", (r"(dwconv|conv_dw|depthwise)\w*\.weight$",)),
+  Family(
+    "ConvNeXt",
+    (r"stages\.\d+\.(\w+\.)?\d+\.(dwconv|conv_dw|depthwise)\w*\.weight$",),
+  ),
   Family("Keras or TensorFlow", (r":0$|/kernel:0",)),
 )
 

@@ -41,7 +41,7 @@ from vit_jax.weights import (
 )
 from vit_jax.weights.identify import NEEDED, identify
 from vit_jax.weights.npz_file import open_npz
-from vit_jax.weights.safetensors_file import INDEX, open_safetensors
+from vit_jax.weights.safetensors_file import INDEX, LINE, open_safetensors
 from vit_jax.weights.torch_layout import shorten
 from vit_jax.weights.weights_file import (
   EXPECTED,
@@ -249,6 +249,10 @@ def _with_classes(weights: Weights) -> Weights:
 
 
 def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
+  if file.name == INDEX:
+    return _read_safetensors(file.parent, file, options)
+  if file.name == torch_file.INDEX:
+    return _read_torch(file.parent, file, options)
   with file.open("rb") as stream:
     head = stream.read(512)
   if torch_file.is_torch(file, head):
@@ -294,6 +298,13 @@ def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
   files = sorted(p.name for p in folder.glob("*.safetensors"))
   if len(files) == 1 and files[0] != others.ADAPTER:  # model.fp16.safetensors
     return _read_safetensors(folder, file_in(folder, files[0]), options)
+  for index in (INDEX, torch_file.INDEX):
+    stem, suffix = index.removesuffix(".index.json").split(".")
+    if parts := [p.name for p in folder.glob(f"{stem}-*-of-*.{suffix}")]:
+      raise ValueError(
+        f"got {str(folder)!r} with parts of a model ({min(parts)}, ...) and"
+        f" without their index, expected {index} beside them."
+      )
   if error := others.of_folder(folder):
     raise ValueError(error)
   if files:
@@ -348,21 +359,23 @@ def _read_safetensors(
   """
   arrays, metadata = open_safetensors(file)
   config = json_file.read(file_in(file.parent, "config.json"))
-  return _read_state_dict(StateDict(path, arrays, metadata, config, options))
+  parts = StateDict(path, arrays, metadata, config, options)
+  return _read_state_dict(parts, LINE)
 
 
 def _read_torch(
   path: epath.Path, file: epath.Path, options: dict[str, Any]
 ) -> Weights:
   """Reads a file of torch.save, or several by their index; see above."""
-  arrays, metadata, notes = torch_file.open_torch(file)
+  arrays, metadata, notes, line = torch_file.open_torch(file)
   config = json_file.read(file_in(file.parent, "config.json"))
-  weights = _read_state_dict(StateDict(path, arrays, metadata, config, options))
+  parts = StateDict(path, arrays, metadata, config, options)
+  weights = _read_state_dict(parts, line)
   return dataclasses.replace(weights, notes=(*notes, *weights.notes))
 
 
-def _read_state_dict(file: StateDict) -> Weights:
-  arrays, notes = wrappers.unwrapped(file.arrays)
+def _read_state_dict(file: StateDict, line: str) -> Weights:
+  arrays, notes = wrappers.unwrapped(file.arrays, line)
   for looks_like, read_file in STATE_DICTS.values():
     if looks_like(arrays):
       if read_file is timm_file.read and openclip.has_trunk(file.arrays):

@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.paths import is_remote
-from vit_jax.weights import wrappers
+from vit_jax.weights import others, wrappers
 from vit_jax.weights.safetensors_file import parts_of
 from vit_jax.weights.torch_layout import shorten
 from vit_jax.weights.weights_file import METADATA_KEY, LazyArray
@@ -26,6 +26,22 @@ BIN = "pytorch_model.bin"
 INDEX = f"{BIN}.index.json"
 # The number that torch.save wrote first before version 1.6.
 _OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+
+# Python that saves the arrays alone, of a file of known containers or of any
+# contents: modules, and what has a state_dict, are replaced by it.
+TO_SAFETENSORS = (
+  "d = torch.load(SRC, map_location='cpu', weights_only=True); d ="
+  " next((d[k] for k in ('state_dict', 'model', 'teacher') if k in d), d);"
+  " safetensors.torch.save_file({k: v.contiguous().clone() for k, v in"
+  " d.items() if isinstance(v, torch.Tensor)}, DST)"
+)
+WITHOUT_CODE = (
+  "f = lambda v: f(v.state_dict()) if hasattr(v, 'state_dict') else"
+  " {k: f(x) for k, x in v.items()} if isinstance(v, dict) else"
+  " torch.as_tensor(v) if hasattr(v, 'dtype') else None;"
+  " torch.save(f(torch.load(SRC, map_location='cpu', weights_only=False)), DST)"
+  "  # DST: a .pth"
+)
 
 
 def is_torch(file: epath.Path, head: bytes) -> bool:
@@ -48,8 +64,10 @@ def is_torch(file: epath.Path, head: bytes) -> bool:
 
 def open_torch(
   path: str | os.PathLike,
-) -> tuple[dict[str, LazyArray], dict[str, str], tuple[str, ...]]:
-  """Returns lazy arrays by name, texts beside them, and notes.
+) -> tuple[dict[str, LazyArray], dict[str, str], tuple[str, ...], str]:
+  """Returns lazy arrays by name, texts beside them, notes and a line.
+
+  The line is the Python for `wrappers.unwrapped`.
 
   In a training checkpoint, the arrays are those under one of `CONTAINERS`. A
   note then says which one, and what else the file has.
@@ -66,21 +84,27 @@ def open_torch(
     arrays: dict[str, LazyArray] = {}
     for part in parts_of(file):
       arrays |= open_torch(part)[0]
-    return arrays, {}, ()
+    return arrays, {}, (), _line_of(())
   tree = _load(path)
-  arrays, notes = _model_of(tree, path)
+  arrays, keys, notes = _model_of(tree, path)
   texts = tree if isinstance(tree, Mapping) else {}
   texts = {k: v for k, v in texts.items() if isinstance(v, str)}
-  return arrays, texts, () if METADATA_KEY in texts else notes
+  notes = () if METADATA_KEY in texts else notes
+  return arrays, texts, notes, _line_of(keys)
 
 
 def _load(path: str | os.PathLike) -> Any:
   """Returns the contents; tensors of a file on disk are not read."""
+  with epath.Path(path).open("rb") as stream:
+    head = stream.read(512)
+  # torch's own files are zips and pickles.
+  if head[:1] not in (b"P", b"\x80") and (what := others.kind_of(head)):
+    raise ValueError(f"got {str(path)!r}, which {what}.")
   if importlib.util.find_spec("torch") is None:
     raise ValueError(
       f"got {str(path)!r}, a PyTorch file, which only torch can read. Install"
       " it (pip install torch), or save the arrays as .safetensors where torch"
-      f" is installed: {_line('weights_only=True')}"
+      f" is installed: {TO_SAFETENSORS}"
     )
   import torch
 
@@ -109,7 +133,7 @@ def _reason(error: Exception) -> str:
     return (
       f"a PyTorch pickle that would run code{f' ({what})' if what else ''},"
       " which vit_jax never does; expected arrays in dicts. If you trust the"
-      f" file, save its arrays: {_line('weights_only=False')}"
+      f" file, save its arrays: {WITHOUT_CODE}"
     )
   if "TorchScript" in text:
     return (
@@ -122,19 +146,24 @@ def _reason(error: Exception) -> str:
   )
 
 
-def _line(option: str) -> str:
-  """Returns a line of Python that saves only the arrays of a file."""
+def _line_of(keys: tuple[str, ...]) -> str:
+  """Returns Python that saves the arrays whose names have a prefix `p`.
+
+  Args:
+    keys: The keys to the dict of the arrays in the file.
+  """
   return (
-    f"d = torch.load(SRC, map_location='cpu', {option});"
-    " safetensors.torch.save_file({k: v.contiguous() for k, v in"
-    " d.get('model', d).items()}, DST)"
+    "d = torch.load(SRC, map_location='cpu', weights_only=True)"
+    f"{''.join(f'[{key!r}]' for key in keys)};"
+    " torch.save({k.removeprefix(p): v for k, v in d.items() if"
+    " k.startswith(p)}, DST)  # DST: a .pth"
   )
 
 
 def _model_of(
   tree: Any, path: str | os.PathLike
-) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
-  """Returns the arrays of the model in a checkpoint, and notes."""
+) -> tuple[dict[str, LazyArray], tuple[str, ...], tuple[str, ...]]:
+  """Returns the arrays of the model in a checkpoint, its keys, and notes."""
   states = dict(_states(tree, ()))
   if not states:
     raise ValueError(
@@ -153,7 +182,7 @@ def _model_of(
     if beside:
       text += f", and not of {shorten([str(k) for k in beside])}"
     notes = (f"{text}.",)
-  return {k: _lazy(k, v) for k, v in states[keys].items()}, notes
+  return {k: _lazy(k, v) for k, v in states[keys].items()}, keys, notes
 
 
 def _states(

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 
+from vit_jax.weights import others
 from vit_jax.weights.torch_layout import shorten
 from vit_jax.weights.weights_file import LazyArray
 
@@ -46,7 +47,7 @@ _CHUNKED = re.compile(r"blocks\.(\d{1,3})\.(\d{1,3})\.")
 
 
 def unwrapped(
-  arrays: Mapping[str, LazyArray],
+  arrays: Mapping[str, LazyArray], line: str
 ) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
   """Returns the arrays of the model under its own names, and notes.
 
@@ -56,6 +57,7 @@ def unwrapped(
 
   Args:
     arrays: Name in the file -> array.
+    line: Python for the error, which saves the arrays with a prefix `p` alone.
 
   Raises:
     ValueError: There are several models and none comes first; or there are
@@ -64,23 +66,26 @@ def unwrapped(
   notes: list[str] = []
   prefixes = _prefixes(arrays)
   if prefixes and "" not in prefixes:
-    first, *others = sorted(prefixes, key=rank_of)
-    if others and rank_of(first) == rank_of(others[0]):
+    first, *more = sorted(prefixes, key=rank_of)
+    if more and rank_of(first) == rank_of(more[0]):
       names = " and ".join(map(repr, sorted(prefixes)))
       raise ValueError(
         f"got several models, under the prefixes {names}, expected one."
-        f" Save it alone: {_line(max(prefixes))}"
+        f" Save it alone: p = {max(prefixes)!r}; {line}"
       )
     prefix = first
     beside = [n for n in arrays if not n.startswith(prefix)]
-    roots = tuple(other.split(".")[0] + "." for other in others)
+    roots = tuple(other.split(".")[0] + "." for other in more)
     if unknown := [
       n for n in beside if not (_BESIDE.match(n) or n.startswith(roots))
     ]:
+      inside = [n for n in arrays if n.startswith(prefix)]
+      if family := others.family_of(inside, {}):
+        raise ValueError(f"{family}.")
       raise ValueError(
         f"got {len(unknown)} arrays beside the model, whose prefix is"
         f" {prefix!r}: {shorten(unknown)}; expected the model alone:"
-        f" {_line(prefix)}"
+        f" p = {prefix!r}; {line}"
       )
     arrays = {
       name.removeprefix(prefix): array
@@ -93,8 +98,8 @@ def unwrapped(
   if blocks and all(map(_CHUNKED.match, blocks)):
     renamed = {_CHUNKED.sub(r"blocks.\2.", n, count=1): n for n in blocks}
     if len(renamed) == len(blocks):
-      others = {n: a for n, a in arrays.items() if n not in set(blocks)}
-      arrays = others | {new: arrays[old] for new, old in renamed.items()}
+      rest = {n: a for n, a in arrays.items() if n not in set(blocks)}
+      arrays = rest | {new: arrays[old] for new, old in renamed.items()}
       notes.append("blocks were in chunks, as DINOv2's training saves them.")
   return dict(arrays), tuple(notes)
 
@@ -123,11 +128,3 @@ def _prefixes(names: Iterable[str]) -> set[str]:
     if prefixes := {m[1] for m in matches if m}:
       return prefixes
   return set()
-
-
-def _line(prefix: str) -> str:
-  """Returns a line of Python that removes a prefix from saved arrays."""
-  return (
-    f"p = {prefix!r}; safetensors.torch.save_file({{k.removeprefix(p): v for k,"
-    " v in safetensors.torch.load_file(SRC).items() if k.startswith(p)}, DST)"
-  )
