@@ -366,6 +366,12 @@ CSVS = {
     ("ant", "cat"),
     [(0, 1), ()],
   ),
+  "empty last cells": (
+    "file,tag\n0.jpg,b,\n1.jpg,a, ,\n",
+    {},
+    ("a", "b"),
+    [1, 0],
+  ),
   "one line has several": ("0.jpg,b\n1.jpg,a|\n", {}, ("a", "b"), [(1,), (0,)]),
   "columns": (
     "n,a,b,other\n1,x,0.jpg,no.jpg\n1,y,1.jpg,no.jpg\n",
@@ -408,6 +414,15 @@ def test_lines_of_a_csv_that_cannot_be_used(tmp_path):
     ("", "which is empty; expected FILE,LABEL"),
     ("file,label\n", "with a header alone"),
     ("0.jpg,a\n1.jpg\n", "1 lines without all of its 2 columns, such as '1.j"),
+    (
+      "file,tags\n0.jpg,sea\n1.jpg,sea,sky\n",
+      "1 lines of more cells than its 2",
+    ),
+    ("0.jpg;1\n1.jpg;2;5\n", r"as '1.jpg;2;5'.* '\|' between .* ';' in quotes"),
+    (
+      "file,a\n0.jpg,50,75\n",
+      "a cell for each .* numbers with a decimal point",
+    ),
     ("0.jpg,a,b\n", r"--label: got several columns \(2, 3\) for the label"),
     ("0.jpg\n", "with the columns 1, expected different names"),
     ("3.jpg,a\n", r"x/3.jpg; expected names relative.*below has it: move the"),
