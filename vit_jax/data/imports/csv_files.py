@@ -25,6 +25,7 @@ from vit_jax.data.imports.listing import (
   Options,
   Split,
   are_real,
+  check_lists,
   numbers_error,
   pick_column,
 )
@@ -65,6 +66,9 @@ def scan(path: str, options: Options) -> Listing:
   if is_multilabel:
     present = {part for label in labels for part in label.split(SEPARATOR)}
   is_regression = bool(options.numbers)
+  if is_multilabel and not is_regression:
+    lists = (label.split(SEPARATOR) for label in labels if label)
+    check_lists(lists, first.labels[0], where)
   if not is_regression and are_real(map(str.strip, present)):
     raise ValueError(numbers_error(first.labels[0], where))
   if is_regression:
