@@ -366,6 +366,12 @@ CSVS = {
     ("ant", "cat"),
     [(0, 1), ()],
   ),
+  "empty last cells": (
+    "file,tag\n0.jpg,b,\n1.jpg,a, ,\n",
+    {},
+    ("a", "b"),
+    [1, 0],
+  ),
   "one line has several": ("0.jpg,b\n1.jpg,a|\n", {}, ("a", "b"), [(1,), (0,)]),
   "columns": (
     "n,a,b,other\n1,x,0.jpg,no.jpg\n1,y,1.jpg,no.jpg\n",
@@ -408,6 +414,15 @@ def test_lines_of_a_csv_that_cannot_be_used(tmp_path):
     ("", "which is empty; expected FILE,LABEL"),
     ("file,label\n", "with a header alone"),
     ("0.jpg,a\n1.jpg\n", "1 lines without all of its 2 columns, such as '1.j"),
+    (
+      "file,tags\n0.jpg,sea\n1.jpg,sea,sky\n",
+      "1 lines of more cells than its 2",
+    ),
+    ("0.jpg;1\n1.jpg;2;5\n", r"as '1.jpg;2;5'.* '\|' between .* ';' in quotes"),
+    (
+      "file,a\n0.jpg,50,75\n",
+      "a cell for each .* numbers with a decimal point",
+    ),
     ("0.jpg,a,b\n", r"--label: got several columns \(2, 3\) for the label"),
     ("0.jpg\n", "with the columns 1, expected different names"),
     ("3.jpg,a\n", r"x/3.jpg; expected names relative.*below has it: move the"),
@@ -444,3 +459,45 @@ def test_a_list_of_labels_is_any_number_of_classes(kind, tmp_path):
   assert read.is_multilabel and read.class_names == NAMES
   labels = [e.label for e in read.splits["train"].entries()]
   assert labels == [(0, 2), (), (1,)]
+
+
+@pytest.mark.parametrize("kind", ["parquet:", "hf:", "csv:"])
+def test_a_0_or_1_for_each_class_is_no_list_of_classes(kind, tmp_path):
+  def read(lists, type_="int64"):
+    write_images(tmp_path, [f"{i}.jpg" for i in range(len(lists))])
+    image = [encoded(i) for i in range(len(lists))]
+    path = tmp_path / "train.parquet"
+    labels = pyarrow.array(lists, pyarrow.list_(getattr(pyarrow, type_)()))
+    parquet.write_table(pyarrow.table({"image": image, "labels": labels}), path)
+    if kind == "hf:":
+      datasets = pytest.importorskip("datasets")
+      features = datasets.Features(
+        {"image": datasets.Image(), "labels": [datasets.Value(type_)]}
+      )
+      records = {"image": [{"bytes": i} for i in image], "labels": lists}
+      path = tmp_path / "saved"
+      made = datasets.Dataset.from_dict(records, features=features)
+      made.save_to_disk(path)
+    if kind == "csv:":
+      cells = ["|".join(map(str, v or ())) for v in lists]
+      lines = [f"{i}.jpg,{cell}" for i, cell in enumerate(cells)]
+      path = tmp_path / "train.csv"
+      path.write_text("\n".join(["file,labels", *lines]))
+    return KINDS[kind](str(path), Options()).class_names
+
+  # Some have a length of their own, another number, or no number twice.
+  for lists in (
+    [[0, 1, 1], [1]],
+    [[0, 1, 2], [1, 1, 0]],
+    [[0, 1], [1, 0]],
+  ):
+    assert set(read(lists)) == {str(v) for row in lists for v in row}
+  message = r"labels' of .*, one 0 or 1 for each class; expected a list of"
+  hot = [[0, 1, 0, 1], [], [1, 0, 0, 0]]
+  for lists in (hot, [[1, 0], [0, 0]], [[1, 0], None, [1, 1]]):
+    with pytest.raises(ValueError, match=f"{message} the classes of the image"):
+      read(lists)
+  if kind == "hf:":  # does not read them at all
+    message = "got no column for the label .* expected .* whole numbers, text"
+  with pytest.raises(ValueError, match=message):
+    read([[0.0, 1.0, 1.0]], "float32")

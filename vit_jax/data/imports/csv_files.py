@@ -25,6 +25,7 @@ from vit_jax.data.imports.listing import (
   Options,
   Split,
   are_real,
+  check_lists,
   numbers_error,
   pick_column,
 )
@@ -65,6 +66,9 @@ def scan(path: str, options: Options) -> Listing:
   if is_multilabel:
     present = {part for label in labels for part in label.split(SEPARATOR)}
   is_regression = bool(options.numbers)
+  if is_multilabel and not is_regression:
+    lists = (label.split(SEPARATOR) for label in labels if label)
+    check_lists(lists, first.labels[0], where)
   if not is_regression and are_real(map(str.strip, present)):
     raise ValueError(numbers_error(first.labels[0], where))
   if is_regression:
@@ -119,7 +123,7 @@ def _entries(
 
 
 def _read(file: str, options: Options) -> _Table:
-  lines = _lines(file)
+  lines, delimiter = _lines(file)
   if not lines:
     raise ValueError(f"got {file}, which is empty; expected FILE,LABEL a line.")
   # A first line that names an image is no header.
@@ -157,6 +161,16 @@ def _read(file: str, options: Options) -> _Table:
       f" {len(columns)} columns, such as {','.join(short[0])!r}; expected"
       f" {image} and {' and '.join(chosen)} in each."
     )
+  # An empty last cell, from a delimiter at the end of a line, has no content.
+  long = [line for line in lines if any(map(str.strip, line[len(columns) :]))]
+  if long:
+    raise ValueError(
+      f"got {file} with {len(long):,} lines of more cells than its"
+      f" {len(columns)} columns ({', '.join(columns)}), such as"
+      f" {delimiter.join(long[0])!r}; expected a cell for each column. Write"
+      f" {SEPARATOR!r} between several labels, a cell that contains"
+      f' {delimiter!r} in quotes ("), and numbers with a decimal point.'
+    )
   rows = [
     (line[at].strip(), SEPARATOR.join(line[i].strip() for i in places))
     for line in lines
@@ -166,14 +180,15 @@ def _read(file: str, options: Options) -> _Table:
   return _Table(rows, chosen, remarks)
 
 
-def _lines(file: str) -> list[list[str]]:
+def _lines(file: str) -> tuple[list[list[str]], str]:
+  """Returns the cells of the lines that are not blank, and the delimiter."""
   try:
     with open(file, encoding="utf-8-sig", newline="") as stream:
       first = stream.readline()
       stream.seek(0)
       delimiter = max(_DELIMITERS, key=first.count)
       lines = csv.reader(stream, delimiter=delimiter)
-      return [line for line in lines if any(map(str.strip, line))]
+      return [line for line in lines if any(map(str.strip, line))], delimiter
   except (OSError, csv.Error, UnicodeDecodeError) as e:
     raise ValueError(
       f"got {file}, which cannot be read ({e}); expected a CSV in UTF-8."

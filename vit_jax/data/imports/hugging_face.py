@@ -10,6 +10,7 @@ from vit_jax.data.imports.listing import (
   Listing,
   Options,
   Split,
+  check_lists,
   common_names,
   pick_column,
   select_splits,
@@ -60,13 +61,12 @@ def scan(name: str, options: Options) -> Listing:
   class_names = common_names(
     {k: _names(splits[k], label) for k in names}, where
   )
-  values = set()
-  for split in names:
-    if is_multilabel:
-      lists = splits[split].select_columns([label])
-      values.update(v for row in lists for v in row[label] or ())
-    else:
-      values.update(splits[split].unique(label))
+  if is_multilabel:
+    check_lists(_values(splits, names, label), label, where)
+    lists = _values(splits, names, label)
+    values = {v for row in lists for v in row or ()}
+  else:
+    values = {v for split in names for v in splits[split].unique(label)}
   class_names = options.classes or class_names
   classes = Classes(values, class_names, where, is_multilabel)
 
@@ -91,6 +91,12 @@ def scan(name: str, options: Options) -> Listing:
   remarks = tuple(filter(None, (*remarks, remark)))
   by_name = {split: split_of(split) for split in names}
   return Listing(classes.names, by_name, is_multilabel, remarks)
+
+
+def _values(splits, names: list[str], label: str) -> Iterator:
+  for name in names:
+    for row in splits[name].select_columns([label]):
+      yield row[label]
 
 
 def _names(split, label: str) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ SPLIT_OF = {alias: k for k, names in SPLITS.items() for alias in names}
 LABEL_COLUMNS = ("label", "labels", "class", "target", "fine_label", "category")
 IMAGE_COLUMNS = ("image", "img", "jpg", "png", "file", "file_name", "filename")
 _NUMBER = re.compile("-?[0-9]{1,18}")
+_BITS = {"0", "1", "0.0", "1.0"}
 
 
 class Options(NamedTuple):
@@ -121,6 +122,36 @@ def numbers_error(column: str, where: str) -> str:
     f"got real numbers in the column {column!r} of {where}, expected classes."
     f" To predict the numbers: --numbers={column}."
   )
+
+
+def check_lists(
+  lists: Iterable[Sequence | None], column: str, where: str
+) -> None:
+  """Raises ValueError for lists with a 0 or 1 for each class.
+
+  As numbers of classes they would be read as the classes 0 and 1. They are told
+  by their one length, and by lists that have a class twice.
+
+  Args:
+    lists: The labels of each image; empty lists and None are skipped.
+    column: Their column, for messages.
+    where: The source, for messages.
+  """
+  length, has_twice = None, False
+  for values in lists:
+    if not values:
+      continue
+    length = length or len(values)
+    bits = [*map(_text, values)]
+    if len(values) != length or not {*bits} <= _BITS:
+      return
+    has_twice = has_twice or len({*bits}) < length
+  if has_twice:
+    raise ValueError(
+      f"got lists of {length} values in the column {column!r} of {where}, one"
+      " 0 or 1 for each class; expected a list of the classes of the image:"
+      " their numbers or names, as [1, 3] for [0, 1, 0, 1]."
+    )
 
 
 def are_real(texts: Iterable[str]) -> bool:

@@ -19,6 +19,7 @@ from vit_jax.data.imports.listing import (
   Numbers,
   Options,
   Split,
+  check_lists,
   common_names,
   numbers_error,
   pick_column,
@@ -64,8 +65,6 @@ def scan(path: str, options: Options) -> Listing:
   image, labels, remarks = _columns(first, options, where)
   kinds = [first.field(label).type for label in labels]
   is_regression = bool(options.numbers)
-  if _is_real(kinds[0]) and not is_regression:
-    raise ValueError(numbers_error(labels[0], where))
   for file, schema in zip(list(opened)[1:], rest, strict=True):
     lacks = [c for c in (image, *labels) if c not in schema.names]
     if lacks:
@@ -74,6 +73,10 @@ def scan(path: str, options: Options) -> Listing:
         f" {next(iter(opened))}."
       )
   is_multilabel = not is_regression and _element(kinds[0]) is not None
+  if is_multilabel:
+    check_lists(_lists(opened, labels[0]), labels[0], where)
+  if _is_real(kinds[0]) and not is_regression:
+    raise ValueError(numbers_error(labels[0], where))
   if is_regression:
     classes = Numbers(labels, _length(opened, labels[0]), where)
   else:
@@ -121,13 +124,16 @@ def _classes(
 
 def _length(opened: dict, label: str) -> int:
   """Returns the number of numbers in a column, that of its longest list."""
-  longest = 1
+  return max(map(len, _lists(opened, label)), default=1) or 1
+
+
+def _lists(opened: dict, label: str) -> Iterator[list]:
+  """Yields the lists in a column."""
   for path, file in opened.items():
     with _reading(path, label):
       for batch in file.iter_batches(_LABELS, columns=[label]):
-        lists = (v for v in batch.column(0).to_pylist() if isinstance(v, list))
-        longest = max(longest, *map(len, lists), 1)
-  return longest
+        values = batch.column(0).to_pylist()
+        yield from (v for v in values if isinstance(v, list))
 
 
 @contextlib.contextmanager
