@@ -92,14 +92,18 @@ def no_device() -> str | None:
     error = str(e)
   else:
     return None
-  wanted = os.environ.get("JAX_PLATFORMS", "")
-  place = f"JAX_PLATFORMS={wanted}: " if wanted else ""
+  # jax reads both, and JAX_PLATFORMS=cpu would not undo the other.
+  names = "JAX_PLATFORMS", "JAX_PLATFORM_NAME"
+  wanted = {name: v for name in names if (v := os.environ.get(name))}
+  place = " ".join(f"{name}={value}" for name, value in wanted.items())
+  place += ": " if place else ""
+  on_cpu = " ".join(f"{name}=cpu" for name in wanted or names[:1])
   if "in use" in error or "lockfile" in error:
     pid = re.search(r"by process with pid (\d+)", error)
     who = f"process {pid[1]}" if pid else "another process"
     return (
       f"{place}the TPU is already in use by {who}, and only one process can use"
-      " it at a time. Wait until that process ends, or put JAX_PLATFORMS=cpu"
+      f" it at a time. Wait until that process ends, or put {on_cpu}"
       " before the command to compute on the CPU."
     )
   reason = re.sub(r"^Unable to initialize backend '\w+': ", "", error)
@@ -107,7 +111,7 @@ def no_device() -> str | None:
   return (
     f"{place}jax has no such device here"
     f" ({reason or 'none is visible'}). Use a machine that has one, and install"
-    " vit_jax there as '.[cuda]' or '.[tpu]'; or put JAX_PLATFORMS=cpu before"
+    f" vit_jax there as '.[cuda]' or '.[tpu]'; or put {on_cpu} before"
     " the command to compute on the CPU."
   )
 

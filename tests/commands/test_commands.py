@@ -262,6 +262,24 @@ def test_without_its_device_a_command_ends_in_a_sentence(
   assert text in capsys.readouterr().err
 
 
+def test_the_variables_that_chose_an_absent_device_are_named(monkeypatch):
+  import jax
+
+  def raises():
+    raise RuntimeError("Unknown backend gpu")
+
+  monkeypatch.setattr(jax, "devices", raises)
+  monkeypatch.setenv("JAX_PLATFORM_NAME", "gpu")
+  monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+  text = command.no_device()
+  assert text.startswith("JAX_PLATFORM_NAME=gpu: jax has no such device")
+  assert "or put JAX_PLATFORM_NAME=cpu before the command" in text
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+  text = command.no_device()
+  assert text.startswith("JAX_PLATFORMS=cpu JAX_PLATFORM_NAME=gpu: jax has")
+  assert "put JAX_PLATFORMS=cpu JAX_PLATFORM_NAME=cpu before" in text
+
+
 @pytest.mark.slow
 def test_what_jax_itself_raises_is_known():
   args = ["-m", "vit_jax.train", "--config=glyphs"]

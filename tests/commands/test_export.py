@@ -166,6 +166,22 @@ def test_an_opset_without_the_operators_is_refused(tmp_path):
   assert not dst.exists()
 
 
+@pytest.mark.usefixtures("libraries")
+def test_an_opset_that_onnx_does_not_know(tmp_path):
+  folder = tmp_path / "new"
+  with pytest.raises(ValueError, match=r"--opset: got 99, expected at most \d"):
+    onnx.write(
+      folder / "x.onnx",
+      lambda images: images,
+      image_shape=(1, 1, 1),
+      output="y",
+      num_bytes=0,
+      properties={},
+      opset=99,
+    )
+  assert not folder.exists()
+
+
 @pytest.mark.parametrize("flag", ["--opset=17", "--fp16"])
 def test_options_of_onnx_alone(flag, capsys):
   with pytest.raises(SystemExit):

@@ -17,6 +17,10 @@ PACKAGES = ("jax2onnx", "onnx", "onnxruntime")
 INPUT = "images"
 OPSET = 23
 GELU_OPSET = 20  # the first opset with GELU as an operator
+OPSETS = (
+  "17 or later for a ViT, 21 or later for group norms (BiT, hybrids);"
+  f" {OPSET} is the default"
+)
 # A protocol buffer holds 2 GiB; the weights of a larger model are beside it.
 MAX_BYTES = 1_900_000_000
 
@@ -53,7 +57,7 @@ def write(
     The names of the files.
 
   Raises:
-    ValueError: The path is in a bucket.
+    ValueError: The path is in a bucket, or onnx does not know the opset.
   """
   import jax2onnx
   import onnx
@@ -64,6 +68,11 @@ def write(
     raise ValueError(
       f"DST: got {path!r}, expected a path on this machine: the library that"
       " writes ONNX knows no buckets. Copy the file there afterwards."
+    )
+  if opset > (newest := onnx.defs.onnx_opset_version()):
+    raise ValueError(
+      f"--opset: got {opset}, expected at most {newest}, the newest of onnx"
+      f" {onnx.__version__}: {OPSETS}."
     )
   for name in ("jax2onnx", "onnx_ir"):  # they warn of what is not used here
     logging.getLogger(name).setLevel(logging.ERROR)
@@ -129,7 +138,6 @@ def read(path: str | os.PathLike) -> Callable[[np.ndarray], np.ndarray]:
     raise ValueError(
       f"{path}: got a file that onnxruntime cannot run"
       f" ({str(e).splitlines()[0][:300]}), expected an --opset that has all of"
-      " the model's operators: 17 or later for a ViT, 21 or later for group"
-      f" norms (BiT, hybrids); {OPSET} is the default."
+      f" the model's operators: {OPSETS}."
     ) from None
   return lambda images: session.run(None, {INPUT: images})[0]
