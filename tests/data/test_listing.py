@@ -394,6 +394,32 @@ def test_labels_of_a_csv(text, columns, names, labels, tmp_path):
   assert [e.image for e in entries] == [encoded(0), encoded(1)]
 
 
+def test_files_of_a_csv_have_one_column_of_labels(tmp_path):
+  write_images(tmp_path, ["0.jpg", "1.jpg"])
+
+  def read(train, val, **options):
+    for i, (split, head) in enumerate({"train": train, "val": val}.items()):
+      cells = ",".join([f"{i}.jpg", *"ab"][: len(head.split(","))])
+      (tmp_path / f"{split}.csv").write_text(f"{head}\n{cells}\n")
+    listed = KINDS["csv:"](str(tmp_path), Options(**options))
+    entries = [*listed.splits["validation"].entries()]
+    return listed.remarks, listed.class_names[entries[0].label]
+
+  choice = "the label is the column 'label'; for another: --label=class"
+  assert read("file,label", "file,label,class") == ((choice,), "a")
+  assert read("file,label,class", "file,label,class") == ((choice,), "a")
+  assert read("file,label", "file,breed") == ((), "a")
+  same = read("file,label,class", "file,class,label", label="class")
+  assert same == ((), "a")
+  message = "label in .*train.csv; class in .*val.csv; expected the same in all"
+  for train, val in (
+    ("file,label", "file,class,label_id"),
+    ("file,label,class", "file,class"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      read(train, val)
+
+
 def test_lines_of_a_csv_that_cannot_be_used(tmp_path):
   write_images(tmp_path, ["0.jpg", "1.jpg"])
   (tmp_path / "x.csv").write_text("0.jpg,a\n0.jpg,b\n1.jpg,\n2.jpg,a\n0.jpg,a")

@@ -40,25 +40,28 @@ class _Table(NamedTuple):
   """A file: (name of an image, label) a line, and what was chosen of it.
 
   labels: Columns of the labels; several are joined by `SEPARATOR`.
+  remarks: On the columns of the images and of the labels, in this order; "" if
+    there was no choice.
   """
 
   rows: list[tuple[str, str]]
   labels: tuple[str, ...]
-  remarks: tuple[str, ...]
+  remarks: tuple[str, str]
 
 
 def scan(path: str, options: Options) -> Listing:
   """Reads CSV files, but no image.
 
   Raises:
-    ValueError: No files, files that are no CSV, no such columns, or none of the
-      first images exists.
+    ValueError: No files, files that are no CSV, no such columns, other ones in
+      other files, or none of the first images exists.
   """
   where = f"csv:{path}"
   by_split = files.by_split(path, (".csv", ".tsv"), options, "csv:")
   tables = {
     file: _read(file, options) for paths in by_split.values() for file in paths
   }
+  _check_columns(tables)
   labels = [label for table in tables.values() for _, label in table.rows]
   first = next(iter(tables.values()))
   is_multilabel = any(SEPARATOR in label for label in labels)
@@ -88,9 +91,24 @@ def scan(path: str, options: Options) -> Listing:
     classes.names,
     {split: split_of(paths) for split, paths in by_split.items()},
     is_multilabel,
-    first.remarks,
+    tuple(dict.fromkeys(r for t in tables.values() for r in t.remarks if r)),
     is_regression,
   )
+
+
+def _check_columns(tables: Mapping[str, _Table]) -> None:
+  """Raises ValueError if files have other columns of labels, and a choice.
+
+  The only column that can be that of the labels may have any name.
+  """
+  file_of = {table.labels: file for file, table in tables.items()}
+  if len(file_of) > 1 and any(table.remarks[1] for table in tables.values()):
+    listed = "; ".join(f"{', '.join(k)} in {v}" for k, v in file_of.items())
+    raise ValueError(
+      f"got different columns of labels: {listed}; expected the same in all"
+      " files. Name it with --label if all have it; otherwise rename it in the"
+      " headers."
+    )
 
 
 def _entries(
@@ -176,8 +194,7 @@ def _read(file: str, options: Options) -> _Table:
     for line in lines
   ]
   _check_files(file, [name for name, _ in rows[:_TRIED]])
-  remarks = tuple(filter(None, (about_images, about_labels)))
-  return _Table(rows, chosen, remarks)
+  return _Table(rows, chosen, (about_images, about_labels))
 
 
 def _lines(file: str) -> tuple[list[list[str]], str]:
