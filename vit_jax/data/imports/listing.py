@@ -129,8 +129,8 @@ def check_lists(
 ) -> None:
   """Raises ValueError for lists with a 0 or 1 for each class.
 
-  As numbers of classes they would be read as the classes 0 and 1. They are told
-  by their one length, and by lists that have a class twice.
+  They would be read as the classes 0 and 1. Unlike lists of classes, they have
+  one length, and some of them have a value twice.
 
   Args:
     lists: The labels of each image; empty lists and None are skipped.
