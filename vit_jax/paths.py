@@ -5,6 +5,7 @@ A bucket is storage that epath reads by an address such as gs://.
 
 import os
 import pathlib
+import re
 import stat
 from collections.abc import Iterator
 
@@ -15,10 +16,10 @@ from vit_jax.options import shown
 # Lower case; macOS's archives, Synology, QNAP, Windows, Linux, Android, Python.
 _BY_PROGRAMS = {
   "__macosx",
-  *("@eadir", "@tmp", "#recycle", "#snapshot"),
-  *("@recycle", "@recently-snapshot"),
-  *("$recycle.bin", "recycler", "system volume information", "found.000"),
-  *("lost+found", "lost.dir"),
+  *("@eadir", "@eadir@synoeastream", "@tmp", "#recycle", "#snapshot"),
+  *("@recycle", "@recently-snapshot", "~snapshot"),
+  *("$recycle.bin", "recycler", "system volume information"),
+  *("network trash folder", "temporary items", "lost+found", "lost.dir"),
   "__pycache__",
 }
 
@@ -75,7 +76,9 @@ def is_by_program(name: str) -> bool:
 
   Hidden names, such as .thumbnails and .ipynb_checkpoints, are among them.
   """
-  return name.startswith(".") or name.lower() in _BY_PROGRAMS
+  name = name.lower()
+  is_by_windows = re.fullmatch(r"found\.\d{3}", name)  # what its chkdsk finds
+  return bool(name.startswith(".") or name in _BY_PROGRAMS or is_by_windows)
 
 
 def walk(root: str | os.PathLike) -> Iterator[tuple[str, list[str], list[str]]]:

@@ -230,6 +230,11 @@ def test_columns_are_found_or_asked_for(tmp_path):
   first, *errors = result.splits["train"].entries()
   assert first == ("x.parquet:0", records[0][0], numbers[0], "")
   assert [f.error for f in errors] == ["has no image", "has no label"]
+  several = pyarrow.table({"image": [records[0][0]], "label": [[0, 2]]})
+  old = metadata.replace(b'"label": {', b'"label": [{').replace(b"}}}", b"}]}}")
+  several = several.replace_schema_metadata({b"huggingface": old})
+  result = read(write(several), Options())
+  assert result.is_multilabel and result.class_names == NAMES
   cut = plain.replace_schema_metadata({b"huggingface": metadata[:40]})
   with pytest.raises(ValueError, match=r"x\.parquet: metadata of Hugging Face"):
     read(write(cut), Options())

@@ -229,4 +229,8 @@ def _names(schema, label: str, path: str) -> tuple[str, ...] | None:
     values = (values.get(key) if isinstance(values, dict) else None) or {}
   if isinstance(values, dict) and "feature" in values:  # of a list
     values = values["feature"]
+  elif (
+    isinstance(values, list) and len(values) == 1
+  ):  # as older versions wrote it
+    (values,) = values
   return json_file.build(_Feature, values, f"{where}: {label}").names or None

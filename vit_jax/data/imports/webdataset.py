@@ -16,6 +16,7 @@ import os
 import tarfile
 from collections.abc import Collection, Iterator
 
+from vit_jax.data import images as images_lib
 from vit_jax.data.imports import files, tars
 from vit_jax.data.imports.listing import (
   Classes,
@@ -26,7 +27,7 @@ from vit_jax.data.imports.listing import (
   check_unused,
 )
 
-IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm")
+IMAGES = tuple(suffix.removeprefix(".") for suffix in images_lib.SUFFIXES)
 LABEL = "cls"
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
