@@ -84,9 +84,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
   """Returns " Did you mean 'x'?" with the known word nearest to `word`, or "".
 
   A known word is near if it has nearly the same letters, or the same letters in
-  another order or number, or if it is the only one that has `word` as a part,
-  as "image_size" has "image". More distant words may have any other meaning,
-  and so may those with only another first letter, as "patch" and "batch".
+  another order or number, or if it is the only one that begins with `word`, as
+  "token" with "tok", or has it as a part, as "total_epochs" has "epochs". More
+  distant words may have any other meaning, and so may those with only another
+  first letter, as "patch" and "batch".
 
   Example:
     >>> nearest("optimiser", ["optimizer"]), nearest("opset", ["posemb"])
@@ -102,7 +103,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close = [k for k in lowered if set(k) == letters] or [
       k
       for k in lowered
-      if len(word) > 3 and word.lower() in re.split(r"[\W_]+", k)
+      if (len(word) >= 3 and k.startswith(word.lower()))
+      or (len(word) > 3 and word.lower() in re.split(r"[\W_]+", k))
     ]
     close = close if len(close) == 1 else []
   return f" Did you mean {lowered.get(close[0], close[0])!r}?" if close else ""
