@@ -271,10 +271,10 @@ def by_name(
 def by_number(names: Sequence[str] | None, width: int) -> np.ndarray | None:
   """Returns the column of each class that is named by a number, int32.
 
-  The number is the column if all numbers are below the width. If they are from
-  1 to the width, they are counted from 1. Otherwise, the rank of the number is
-  the column. The order matters because folders are sorted as text, with "10"
-  before "2". Numbers may be written as pandas writes them, such as "2.0".
+  The number is the column if all numbers are below the width. If none is 0 and
+  the largest is the width, they are counted from 1. Otherwise, the rank of the
+  number is the column. The order matters because folders are sorted as text,
+  with "10" before "2". Numbers may be written as pandas writes them, as "2.0".
 
   Args:
     names: Names of a data set's classes, by label.
