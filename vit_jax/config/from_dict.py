@@ -79,10 +79,6 @@ def _value(
   Raises:
     ValueError: The value has another type.
   """
-
-  def inner(kind: Any, value: Any, key: str) -> Any:
-    return _value(kind, value, f"{path}{key}", errors, is_foreign)
-
   kinds = typing.get_args(annotation)
   if annotation is Any:
     return value
@@ -91,13 +87,19 @@ def _value(
   if dict in (annotation, typing.get_origin(annotation)):
     if not isinstance(value, dict):
       raise ValueError(f"{path}: got {shown(value)}, expected options by name.")
+    if not kinds:
+      return dict(value)
     return {
-      k: inner(kinds[1], v, f".{k}") if kinds else v for k, v in value.items()
+      k: _value(kinds[1], v, f"{path}.{k}", errors, is_foreign)
+      for k, v in value.items()
     }
   if kinds and dataclasses.is_dataclass(kinds[0]):
     if not isinstance(value, list):
       raise ValueError(f"{path}: got {shown(value)}, expected a list.")
-    return tuple(inner(kinds[0], v, f"[{i}]") for i, v in enumerate(value))
+    return tuple(
+      _value(kinds[0], v, f"{path}[{i}]", errors, is_foreign)
+      for i, v in enumerate(value)
+    )
   if is_foreign:
     if isinstance(value, str) and annotation not in (str, str | None):
       raise ValueError(
