@@ -32,6 +32,7 @@ from vit_jax.data.imports.listing import Options
 
 def test_the_examples():
   assert doctest.testmod(hugging_face) == (0, 1)
+  assert doctest.testmod(listing) == (0, 1)
   assert doctest.testmod(webdataset) == (0, 2)
 
 
@@ -160,6 +161,21 @@ LABELS = {
   "negative": ([1, -1], None, ("0", "1"), [1, -1]),
   "zeros in front": (["00", "02", "-01"], None, ("0", "1", "2"), [0, 2, -1]),
   "given": (["01", b"00 "], ("x", "y"), ("x", "y"), [1, 0]),
+  "whole, as pandas writes": (
+    ["1.0", b"0.", 2.0, "3", "-1.0", float("nan"), ""],
+    None,
+    ("0", "1", "2", "3"),
+    [1, 0, 2, 3, -1, -1, -1],
+  ),
+  "whole, given": ([1.0, "0.0"], ("x", "y"), ("x", "y"), [1, 0]),
+  "names with a point": (
+    ["1.0", 0.5],
+    ("0.5", "1.0", "2.5"),
+    ("0.5", "1.0", "2.5"),
+    [1, 0],
+  ),
+  "no numbers": (["1_000", "2_0"], None, ("1_000", "2_0"), [0, 1]),
+  "many digits": (["1" * 20, "2"], None, ("1" * 20, "2"), [0, 1]),
 }
 
 
@@ -178,11 +194,57 @@ def test_classes_of_labels(labels, given, names, expected):
     (["c"], ("a", "b"), r"got the classes \['c'\] in x, expected one of the 2"),
     ([5, 70_000], None, "got only 2 different labels up to 70,000 in x"),
     ([0], ("a", "a"), "got two classes of the name 'a'"),
+    (
+      ["0.5", b"1"],
+      ("0.5", "2"),
+      "got real numbers in x, such as 0.5, expected classes. To predict the"
+      " numbers: --numbers with csv: or parquet:. If they are names of classes:"
+      " --classes=FILE",
+    ),
+    ([1e20, 1.0], None, "such as 1e"),
+    (["1", "nan"], None, "such as nan, .* Leave a label empty where it is mis"),
   ],
 )
 def test_labels_that_are_no_classes(labels, given, message):
   with pytest.raises(ValueError, match=message):
     listing.Classes(labels, given, "x")
+
+
+@pytest.mark.parametrize("kind", ["csv:", "parquet:", "webdataset:"])
+def test_real_numbers_are_classes_only_if_they_are_whole(kind, tmp_path):
+  """pandas writes whole numbers with a point where another one is missing."""
+
+  def read(*labels, classes=None):
+    encoded_images = [encoded(i) for i in range(len(labels))]
+    path = tmp_path / f"train.{kind[:-1]}"
+    if kind == "parquet:":
+      records = {"image": encoded_images, "label": labels}
+      parquet.write_table(pyarrow.table(records), path)
+    elif kind == "csv:":
+      write_images(tmp_path, [f"{i}.jpg" for i in range(len(labels))])
+      lines = [
+        f"{i}.jpg,{'' if v is None else v}" for i, v in enumerate(labels)
+      ]
+      path.write_text("\n".join(["file,label", *lines]))
+    else:
+      with tarfile.open(path, "w") as tar:
+        for i, label in enumerate(labels):
+          add(tar, f"{i}.jpg", encoded_images[i])
+          if label is not None:
+            add(tar, f"{i}.cls", str(label).encode())
+    listed = KINDS[kind](str(path), Options(classes=classes))
+    return listed.class_names, [
+      e.error or e.label for e in listed.splits["train"].entries()
+    ]
+
+  assert read(1.0, None, 0.0) == (("0", "1"), [1, "has no label", 0])
+  names = ("0.5", "1.0")
+  assert read(1.0, None, 0.5, classes=names) == (names, [1, "has no label", 0])
+  column = "" if kind == "webdataset:" else "the column 'label' of "
+  with pytest.raises(
+    ValueError, match=rf"got real numbers in {column}{kind}.* --numbers[= ]"
+  ):
+    read(1.0, None, 0.5)
 
 
 def test_columns_are_found_or_asked_for(tmp_path):

@@ -24,9 +24,7 @@ from vit_jax.data.imports.listing import (
   Numbers,
   Options,
   Split,
-  are_real,
   check_lists,
-  numbers_error,
   pick_column,
 )
 from vit_jax.paths import printable
@@ -72,14 +70,13 @@ def scan(path: str, options: Options) -> Listing:
   if is_multilabel and not is_regression:
     lists = (label.split(SEPARATOR) for label in labels if label)
     check_lists(lists, first.labels[0], where)
-  if not is_regression and are_real(map(str.strip, present)):
-    raise ValueError(numbers_error(first.labels[0], where))
   if is_regression:
     is_multilabel = False
     count = max(len(label.split(SEPARATOR)) for label in labels)
     classes = Numbers(first.labels, count, where)
   else:
-    classes = Classes(present, options.classes, where, is_multilabel)
+    (column,) = first.labels
+    classes = Classes(present, options.classes, where, is_multilabel, column)
 
   def split_of(paths: list[str]) -> Split:
     count = sum(len(tables[path].rows) for path in paths)

@@ -49,7 +49,7 @@ def scan(path: str, options: Options) -> Listing:
   Raises:
     ValueError: No files, files that cannot be read, or no such columns.
   """
-  from pyarrow import parquet
+  from pyarrow import parquet, types
 
   where = f"parquet:{path}"
   by_split = files.by_split(path, (".parquet",), options, "parquet:")
@@ -75,8 +75,8 @@ def scan(path: str, options: Options) -> Listing:
   is_multilabel = not is_regression and _element(kinds[0]) is not None
   if is_multilabel:
     check_lists(_lists(opened, labels[0]), labels[0], where)
-  if _is_real(kinds[0]) and not is_regression:
-    raise ValueError(numbers_error(labels[0], where))
+    if types.is_floating(_element(kinds[0])):
+      raise ValueError(numbers_error(str(kinds[0]), labels[0], where))
   if is_regression:
     classes = Numbers(labels, _length(opened, labels[0]), where)
   else:
@@ -119,7 +119,7 @@ def _classes(
     {p: _names(f.schema_arrow, label, p) for p, f in opened.items()}, where
   )
   class_names = options.classes or class_names
-  return Classes(labels, class_names, where, is_multilabel)
+  return Classes(labels, class_names, where, is_multilabel, label)
 
 
 def _length(opened: dict, label: str) -> int:
@@ -146,13 +146,6 @@ def _reading(path: str, column: str) -> Iterator[None]:
       f"got {path}, whose column {column!r} cannot be read ({e}); copy the"
       " file again."
     ) from None
-
-
-def _is_real(kind) -> bool:
-  """Whether a type is that of real numbers, or of lists of them."""
-  from pyarrow import types
-
-  return types.is_floating(_element(kind) or kind)
 
 
 def _entry(key: str, image, label, classes: Classes | Numbers) -> Entry:
