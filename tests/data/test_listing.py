@@ -516,7 +516,16 @@ def test_lines_of_a_csv_that_cannot_be_used(tmp_path):
       "file,a\n0.jpg,50,75\n",
       "a cell for each .* numbers with a decimal point",
     ),
-    ("0.jpg,a,b\n", r"--label: got several columns \(2, 3\) for the label"),
+    (
+      "0.jpg,a,b\n",
+      r"--label: got several columns \(2, 3\) for the label in .*x.csv,"
+      r" expected the name of one with classes, of: 2, 3\.$",
+    ),
+    (
+      "a,b,label\n0.jpg,1.jpg,x\n",
+      r"--image: got several columns \(a, b\) for the image in .*x.csv,"
+      r" expected the name of one with file names of images, of: a, b, label\.$",
+    ),
     ("0.jpg\n", "with the columns 1, expected different names"),
     ("3.jpg,a\n", r"x/3.jpg; expected names relative.*below has it: move the"),
     ("file,label\n0.jpg,\n", "without any label"),

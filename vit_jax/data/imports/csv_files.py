@@ -152,10 +152,12 @@ def _read(file: str, options: Options) -> _Table:
     )
   if not lines:
     raise ValueError(f"got {file} with a header alone, expected images.")
-  kinds = dict.fromkeys(columns, "text")
+  kinds = dict.fromkeys(columns, "")
   named = [columns[i] for i in _image_places(file, lines[0][: len(columns)])]
-  images = kinds if options.image or not named else dict.fromkeys(named, "text")
-  image, about_images = pick_column("image", images, kinds, options.image, file)
+  images = kinds if options.image or not named else dict.fromkeys(named, "")
+  image, about_images = pick_column(
+    "image", images, kinds, options.image, file, "file names of images"
+  )
   labels = {k: v for k, v in kinds.items() if k != image}
   chosen, about_labels = options.numbers, ""
   if missing := [c for c in chosen if c not in labels]:
@@ -165,7 +167,7 @@ def _read(file: str, options: Options) -> _Table:
     )
   if not chosen:
     label, about_labels = pick_column(
-      "label", labels, kinds, options.label, file
+      "label", labels, labels, options.label, file, "classes"
     )
     chosen = (label,)
   at, places = columns.index(image), [columns.index(c) for c in chosen]

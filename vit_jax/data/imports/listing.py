@@ -27,6 +27,10 @@ SPLITS = {
 SPLIT_OF = {alias: k for k, names in SPLITS.items() for alias in names}
 LABEL_COLUMNS = ("label", "labels", "class", "target", "fine_label", "category")
 IMAGE_COLUMNS = ("image", "img", "jpg", "png", "file", "file_name", "filename")
+_CONTENT = {
+  "image": "encoded images (bytes, or a struct with bytes)",
+  "label": "whole numbers, text, or lists of these",
+}
 _INTEGER = re.compile("-?[0-9]{1,18}")
 _WHOLE = re.compile(rf"{_INTEGER.pattern}(\.0*)?")
 # Unlike for Python's float, "1_000" is a name. "nan" is a missing number.
@@ -389,15 +393,17 @@ def pick_column(
   others: Mapping[str, str],
   given: str | None,
   where: str,
+  content: str = "",
 ) -> tuple[str, str]:
   """Returns the column of the images or of the labels, and a remark on it.
 
   Args:
     role: "image" or "label", the name of the flag.
-    candidates: Columns of a fitting type -> their types.
+    candidates: Columns of a fitting type -> their types; "" without types.
     others: All columns -> their types.
     given: The column that the user names, if any.
     where: The source, for messages.
+    content: What such a column has, for messages; "" for the types of parquet.
 
   Returns:
     Its name; a line about the other ones that fit, "" if there are none or if
@@ -416,15 +422,13 @@ def pick_column(
     rest = [f"--{role}={other}" for other in candidates if other != name]
     text = f"the {role} is the column {name!r}; for another: {', '.join(rest)}"
     return name, text if rest else ""
-  expected = {
-    "image": "encoded images (bytes, or a struct with bytes)",
-    "label": "whole numbers, text, or lists of these",
-  }[role]
+  content = content or _CONTENT[role]
   got = "no column" if given is None else f"column {given!r}"
   if given is None and candidates:
     got = f"several columns ({', '.join(candidates)})"
-  listed = ", ".join(f"{k}: {v}" for k, v in {**candidates, **others}.items())
+  kinds = {**candidates, **others}
+  listed = ", ".join(f"{k}: {v}" if v else k for k, v in kinds.items())
   raise ValueError(
     f"--{role}: got {got} for the {role} in {where}, expected the name of one"
-    f" with {expected}, of: {listed}."
+    f" with {content}, of: {listed}."
   )
