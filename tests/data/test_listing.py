@@ -305,6 +305,42 @@ def test_columns_are_found_or_asked_for(tmp_path):
     read(str(path), Options())
 
 
+@pytest.mark.parametrize("kind", ["parquet:", "hf:"])
+def test_the_numbers_of_the_rows_are_no_label(kind, tmp_path):
+  """Where the column of the label has a type that may be none of classes."""
+
+  def read(chosen=None, **columns):
+    records = {"id": [0, 1], "image": [encoded(0), encoded(1)], **columns}
+    path = tmp_path / "train.parquet"
+    parquet.write_table(pyarrow.table(records), path)
+    if kind == "hf:":
+      datasets = pytest.importorskip("datasets")
+      path = tmp_path / "saved"
+      made = datasets.Dataset.from_dict(records)
+      made.cast_column("image", datasets.Image()).save_to_disk(path)
+    return KINDS[kind](str(path), Options(label=chosen))
+
+  real = "real numbers in the column '{}' .* --numbers={}"
+  unfit = "--label: got column '{}' for the label in .* of: id: "
+  message = real if kind == "parquet:" else unfit
+  with pytest.raises(ValueError, match=message.format(*["label"] * 2)):
+    read(label=[1.5, 0.0])
+  with pytest.raises(ValueError, match=message.format(*["labels"] * 2)):
+    read(labels=[[1.5], [0.0]])
+  with pytest.raises(ValueError, match=unfit.format("label")):
+    read(label=[True, False])
+  assert read("id", label=[True, False]).class_names == ("0", "1")
+  assert read(target=[1, 2], label=[None, None]).class_names == ("0", "1", "2")
+  if kind == "parquet:":
+    result = read(label=[2.0, None])
+    assert result.class_names == ("0", "1", "2")
+    assert result.remarks == (
+      "the label is the column 'label'; for another: --label=id",
+    )
+    with pytest.raises(ValueError, match=r"several columns \(id, price\)"):
+      read(price=[1.5, 0.0])
+
+
 @pytest.mark.parametrize("text", ["string", "large_string"])  # pandas' is large
 def test_a_saved_part_of_a_split_has_the_split_s_name(text, tmp_path):
   datasets = pytest.importorskip("datasets")
@@ -524,7 +560,7 @@ def test_lines_of_a_csv_that_cannot_be_used(tmp_path):
     (
       "a,b,label\n0.jpg,1.jpg,x\n",
       r"--image: got several columns \(a, b\) for the image in .*x.csv,"
-      r" expected the name of one with file names of images, of: a, b, label\.$",
+      r" expected the name of one with file names of images, of: a, b, label",
     ),
     ("0.jpg\n", "with the columns 1, expected different names"),
     ("3.jpg,a\n", r"x/3.jpg; expected names relative.*below has it: move the"),

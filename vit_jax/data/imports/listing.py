@@ -411,12 +411,16 @@ def pick_column(
 
   Raises:
     ValueError: The given column does not exist or has another type; or no
-      column fits; or several do, and none has a usual name.
+      column fits; or several do, and none has a usual name; or the one with a
+      usual name of labels has another type.
   """
   if given is not None and given in candidates:
     return given, ""
   usual = LABEL_COLUMNS if role == "label" else IMAGE_COLUMNS
   known = [name for name in usual if name in candidates]
+  # A single column that fits, beside a label that does not, has other numbers.
+  if given is None and role == "label" and candidates and not known:
+    given = next((name for name in usual if name in others), None)
   if given is None and (known or len(candidates) == 1):
     name = known[0] if known else next(iter(candidates))
     rest = [f"--{role}={other}" for other in candidates if other != name]

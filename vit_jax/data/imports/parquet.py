@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from vit_jax.config import json_file
 from vit_jax.data.imports import files
 from vit_jax.data.imports.listing import (
+  LABEL_COLUMNS,
   Classes,
   Entry,
   Listing,
@@ -25,6 +26,7 @@ from vit_jax.data.imports.listing import (
   pick_column,
 )
 
+_ROW_NUMBERS = {"id", "idx", "index", "__index_level_0__"}  # the last: pandas
 _ROWS = 64  # images in memory at a time
 _LABELS = 1000  # labels in memory at a time
 
@@ -205,8 +207,10 @@ def _columns(
         f" {where}, of: {listed}."
       )
     return image, options.numbers, tuple(filter(None, remarks))
-  if options.label in real or not labels:
-    labels = real
+  # Real numbers may be whole. They are no worse than the numbers of the rows.
+  usual = (options.label, *LABEL_COLUMNS)
+  usual_real = {k: v for k, v in real.items() if k in usual}
+  labels |= real if {*labels} <= _ROW_NUMBERS else usual_real
   label, remark = pick_column("label", labels, kinds, options.label, where)
   return image, (label,), tuple(filter(None, (*remarks, remark)))
 
