@@ -537,6 +537,20 @@ def test_lines_of_a_csv_that_cannot_be_used(tmp_path):
   ]
 
 
+def test_other_names_of_a_file_in_a_csv(tmp_path):
+  write_images(tmp_path, ["0.jpg", "sub/1.jpg"])
+  lines = ["0.jpg,a", "./0.jpg,b", "sub//1.jpg,b", "sub/../sub/1.jpg,b"]
+  (tmp_path / "x.csv").write_text("\n".join([*lines, f"{tmp_path}/0.jpg,a"]))
+  read = KINDS["csv:"](f"{tmp_path}/x.csv", Options())
+  assert [e.error for e in read.splits["train"].entries()] == [
+    "",
+    "is listed before with the label 'a'",
+    "",
+    "is listed twice",
+    "is listed twice",
+  ]
+
+
 @pytest.mark.parametrize(
   "text, message",
   [

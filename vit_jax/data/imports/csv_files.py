@@ -115,12 +115,15 @@ def _entries(
   for file, table in tables.items():
     for name, text in table.rows:
       path = _image_path(file, name)
-      if path in seen:
-        is_same = seen[path] == text
-        error = f"is listed before with the label {seen[path]!r}"
+      # One name of ./a.png, sub//a.png and others; the file keeps the name that
+      # was given, as ".." behind a link is another folder.
+      image = os.path.abspath(path)
+      if image in seen:
+        is_same = seen[image] == text
+        error = f"is listed before with the label {seen[image]!r}"
         yield Entry(name, error="is listed twice" if is_same else error)
         continue
-      seen[path] = text
+      seen[image] = text
       is_single = isinstance(classes, Classes) and not classes.is_multilabel
       label = classes.label(text if is_single else text.split(SEPARATOR))
       if label is None:
