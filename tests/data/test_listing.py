@@ -537,6 +537,16 @@ def test_lines_of_a_csv_that_cannot_be_used(tmp_path):
   ]
 
 
+def test_csv_files_in_two_folders_list_the_same_names(tmp_path):
+  write_images(tmp_path, ["a/0.jpg", "b/c/0.jpg"])
+  for folder in ("a", "b/c"):
+    (tmp_path / folder / "x.csv").write_text(f"0.jpg,{folder[0]}")
+  read = KINDS["csv:"](str(tmp_path), Options())
+  entries = [*read.splits["train"].entries()]
+  assert [e.key for e in entries] == ["a/0.jpg", "b/c/0.jpg"]
+  assert [e.image for e in entries] == [encoded(0), encoded(1)]
+
+
 def test_other_names_of_a_file_in_a_csv(tmp_path):
   write_images(tmp_path, ["0.jpg", "sub/1.jpg"])
   lines = ["0.jpg,a", "./0.jpg,b", "sub//1.jpg,b", "sub/../sub/1.jpg,b"]

@@ -112,8 +112,13 @@ def _entries(
   tables: Mapping[str, _Table], classes: Classes | Numbers
 ) -> Iterator[Entry]:
   seen: dict[str, str] = {}
-  for file, table in tables.items():
+  folders = [os.path.dirname(file) or "." for file in tables]
+  root = os.path.commonpath(folders) or "."
+  for folder, (file, table) in zip(folders, tables.items(), strict=True):
+    below = os.path.relpath(folder, root)
     for name, text in table.rows:
+      # Files in two folders may list the same names.
+      key = name if below == "." else os.path.join(below, name)
       path = _image_path(file, name)
       # One name of ./a.png, sub//a.png and others; the file keeps the name that
       # was given, as ".." behind a link is another folder.
@@ -121,7 +126,7 @@ def _entries(
       if image in seen:
         is_same = seen[image] == text
         error = f"is listed before with the label {seen[image]!r}"
-        yield Entry(name, error="is listed twice" if is_same else error)
+        yield Entry(key, error="is listed twice" if is_same else error)
         continue
       seen[image] = text
       is_single = isinstance(classes, Classes) and not classes.is_multilabel
@@ -130,14 +135,14 @@ def _entries(
         error = "has no label"
         if text and isinstance(classes, Numbers):
           error = f"has {text!r}, expected {' | '.join(classes.names)}"
-        yield Entry(name, error=error)
+        yield Entry(key, error=error)
         continue
       try:
         with open(path, "rb") as stream:
-          yield Entry(name, stream.read(), label)
+          yield Entry(key, stream.read(), label)
       except (OSError, ValueError) as e:  # ValueError for a zero byte
         reason = getattr(e, "strerror", None) or e
-        yield Entry(name, error=f"cannot be read: {path}: {reason}")
+        yield Entry(key, error=f"cannot be read: {path}: {reason}")
 
 
 def _read(file: str, options: Options) -> _Table:
