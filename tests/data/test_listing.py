@@ -91,6 +91,29 @@ def test_tars_with_errors(tmp_path):
   assert result.splits["train"].count == len(entries)
 
 
+@pytest.mark.parametrize("mode, name", [("xz", "xz"), ("bz2", "bzip2")])
+def test_the_compression_of_a_tar_that_cannot_be_read_is_named(
+  mode, name, tmp_path
+):
+  with tarfile.open(tmp_path / "x.tar", f"w:{mode}") as tar:
+    add(tar, "1.jpg", encoded(1))
+    add(tar, "1.cls", b"1")
+  message = (
+    rf"got tars without labels in .* {tmp_path}/x\.tar is broken after 0"
+    f" records: it is compressed with {name}, expected no compression or gzip;"
+  )
+  with pytest.raises(ValueError, match=message):
+    KINDS["webdataset:"](str(tmp_path), Options())
+
+
+def test_a_member_s_name_is_no_compression(tmp_path):
+  write_tar(tmp_path / "x.tar", ["BZh.jpg", "BZh.cls"])
+  (entry,) = (
+    KINDS["webdataset:"](str(tmp_path), Options()).splits["train"].entries()
+  )
+  assert entry.key == "x.tar/BZh" and not entry.error
+
+
 def write_tar(path, names):
   """Members with images and, where the name ends in .cls, labels 0 and 1."""
   labels = itertools.cycle([b"0", b"1"])
