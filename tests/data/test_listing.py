@@ -360,6 +360,7 @@ def test_the_numbers_of_the_rows_are_no_label(kind, tmp_path):
     assert result.remarks == (
       "the label is the column 'label'; for another: --label=id",
     )
+    assert read(Label=[2.0, None], other=["a", "b"]).class_names[-1] == "2"
     with pytest.raises(ValueError, match=r"several columns \(id, price\)"):
       read(price=[1.5, 0.0])
 
@@ -499,6 +500,36 @@ CSVS = {
     [1, 0],
   ),
   "one line has several": ("0.jpg,b\n1.jpg,a|\n", {}, ("a", "b"), [(1,), (0,)]),
+  "names in any case": (
+    "\ufeffFile; Label; Other\r\n0.jpg; b;1\r\n\r\n1.jpg; a;2\r\n",
+    {},
+    ("a", "b"),
+    [1, 0],
+  ),
+  "quotes after a blank": (
+    'file, label\n"0.jpg", "b, c"\n1.jpg, "a"\n',
+    {},
+    ("a", "b, c"),
+    [1, 0],
+  ),
+  "a blank line first": (
+    "\n \nfile;tag\n0.jpg;a\n1.jpg;b\n",
+    {},
+    ("a", "b"),
+    [0, 1],
+  ),
+  "other signs in quotes": (
+    '"0.jpg";"a, b, c"\n1.jpg;d\n',
+    {},
+    ("a, b, c", "d"),
+    [0, 1],
+  ),
+  "a column without a name": (
+    ",file,tag\n0,0.jpg,b\n1,1.jpg,a\n",
+    {"label": "1"},
+    ("0", "1"),
+    [0, 1],
+  ),
   "columns": (
     "n,a,b,other\n1,x,0.jpg,no.jpg\n1,y,1.jpg,no.jpg\n",
     {"image": "b", "label": "a"},
@@ -609,7 +640,16 @@ def test_other_names_of_a_file_in_a_csv(tmp_path):
       r"--image: got several columns \(a, b\) for the image in .*x.csv,"
       r" expected the name of one with file names of images, of: a, b, label",
     ),
+    (",file,a\n0,0.jpg,b\n", r"got several columns \(1, a\) for the label"),
     ("0.jpg\n", "with the columns 1, expected different names"),
+    (
+      "file|a\n0.jpg|b\n",
+      "the columns file.a, .* A comma, a semicolon or a tab",
+    ),
+    (
+      r"below\3.jpg,a",
+      r"x/below\\3.jpg; expected .* Write / for \\ in the names",
+    ),
     ("3.jpg,a\n", r"x/3.jpg; expected names relative.*below has it: move the"),
     ("file,label\n0.jpg,\n", "without any label"),
     (b"\xff\xfe".decode("latin1"), "expected different names"),

@@ -12,6 +12,7 @@ predict.
 
 import csv
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -152,11 +153,13 @@ def _read(file: str, options: Options) -> _Table:
   # A first line that names an image is no header.
   columns = tuple(str(i + 1) for i in range(len(lines[0])))
   if not _image_places(file, lines[0]):
-    columns = tuple(cell.strip() for cell in lines.pop(0))
+    head = enumerate(lines.pop(0), 1)  # that of pandas' index has no name
+    columns = tuple(cell.strip() or str(i) for i, cell in head)
   if len({*columns}) < len(columns) or len(columns) < 2:
     raise ValueError(
       f"got {file} with the columns {', '.join(columns)}, expected different"
-      " names, among them one of the images and one of the labels."
+      " names, among them one of the images and one of the labels. A comma, a"
+      " semicolon or a tab is between them."
     )
   if not lines:
     raise ValueError(f"got {file} with a header alone, expected images.")
@@ -208,10 +211,12 @@ def _lines(file: str) -> tuple[list[list[str]], str]:
   """Returns the cells of the lines that are not blank, and the delimiter."""
   try:
     with open(file, encoding="utf-8-sig", newline="") as stream:
-      first = stream.readline()
+      first = next(filter(str.strip, stream), "")
       stream.seek(0)
-      delimiter = max(_DELIMITERS, key=first.count)
-      lines = csv.reader(stream, delimiter=delimiter)
+      unquoted = re.sub('"[^"]*"', "", first)
+      delimiter = max(_DELIMITERS, key=unquoted.count)
+      # Quotes are also quotes after a blank: `1.jpg, "a, b"`.
+      lines = csv.reader(stream, delimiter=delimiter, skipinitialspace=True)
       return [line for line in lines if any(map(str.strip, line))], delimiter
   except (OSError, csv.Error, UnicodeDecodeError) as e:
     raise ValueError(
@@ -242,7 +247,8 @@ def _check_files(file: str, names: list[str]) -> None:
   """Raises ValueError if none of the images exists, with where they may be."""
   if any(os.path.isfile(_image_path(file, name)) for name in names):
     return
-  folder, hint = os.path.dirname(os.path.abspath(file)), ""
+  folder = os.path.dirname(os.path.abspath(file))
+  hint = " Write / for \\ in the names." * any("\\" in name for name in names)
   with os.scandir(folder) as entries:
     for below in sorted(e.path for e in entries if e.is_dir()):
       if os.path.isfile(_image_path(os.path.join(below, "x"), names[0])):

@@ -387,6 +387,12 @@ def select_splits(
   return [name for name in available if name in (options.splits or available)]
 
 
+def usual_columns(columns: Collection[str], usual: Sequence[str]) -> list[str]:
+  """Returns the columns with usual names in any case, the most usual first."""
+  ordered = [c for name in usual for c in (name, *columns) if c.lower() == name]
+  return [c for c in ordered if c in columns]
+
+
 def pick_column(
   role: str,
   candidates: Mapping[str, str],
@@ -417,10 +423,10 @@ def pick_column(
   if given is not None and given in candidates:
     return given, ""
   usual = LABEL_COLUMNS if role == "label" else IMAGE_COLUMNS
-  known = [name for name in usual if name in candidates]
+  known = usual_columns(candidates, usual)
   # A single column that fits, beside a label that does not, has other numbers.
   if given is None and role == "label" and candidates and not known:
-    given = next((name for name in usual if name in others), None)
+    given = next(iter(usual_columns(others, usual)), None)
   if given is None and (known or len(candidates) == 1):
     name = known[0] if known else next(iter(candidates))
     rest = [f"--{role}={other}" for other in candidates if other != name]

@@ -24,6 +24,7 @@ from vit_jax.data.imports.listing import (
   common_names,
   numbers_error,
   pick_column,
+  usual_columns,
 )
 
 _ROW_NUMBERS = {"id", "idx", "index", "__index_level_0__"}  # the last: pandas
@@ -208,9 +209,10 @@ def _columns(
       )
     return image, options.numbers, tuple(filter(None, remarks))
   # Real numbers may be whole. They are no worse than the numbers of the rows.
-  usual = (options.label, *LABEL_COLUMNS)
-  usual_real = {k: v for k, v in real.items() if k in usual}
-  labels |= real if {*labels} <= _ROW_NUMBERS else usual_real
+  wanted = {options.label, *usual_columns(real, LABEL_COLUMNS)}
+  if {*map(str.lower, labels)} <= _ROW_NUMBERS:
+    wanted = {*real}
+  labels |= {k: v for k, v in real.items() if k in wanted}
   label, remark = pick_column("label", labels, kinds, options.label, where)
   return image, (label,), tuple(filter(None, (*remarks, remark)))
 
