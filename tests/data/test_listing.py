@@ -32,6 +32,7 @@ from vit_jax.data.imports.listing import Options
 
 def test_the_examples():
   assert doctest.testmod(hugging_face) == (0, 1)
+  assert doctest.testmod(listing) == (0, 1)
   assert doctest.testmod(webdataset) == (0, 2)
 
 
@@ -88,6 +89,29 @@ def test_tars_with_errors(tmp_path):
   assert errors["3.tar"].startswith("is broken after 1 records: unexpected end")
   assert "is broken after 0 records" in errors["2.tar"]
   assert result.splits["train"].count == len(entries)
+
+
+@pytest.mark.parametrize("mode, name", [("xz", "xz"), ("bz2", "bzip2")])
+def test_the_compression_of_a_tar_that_cannot_be_read_is_named(
+  mode, name, tmp_path
+):
+  with tarfile.open(tmp_path / "x.tar", f"w:{mode}") as tar:
+    add(tar, "1.jpg", encoded(1))
+    add(tar, "1.cls", b"1")
+  message = (
+    rf"got tars without labels in .* {tmp_path}/x\.tar is broken after 0"
+    f" records: it is compressed with {name}, expected no compression or gzip;"
+  )
+  with pytest.raises(ValueError, match=message):
+    KINDS["webdataset:"](str(tmp_path), Options())
+
+
+def test_a_member_s_name_is_no_compression(tmp_path):
+  write_tar(tmp_path / "x.tar", ["BZh.jpg", "BZh.cls"])
+  (entry,) = (
+    KINDS["webdataset:"](str(tmp_path), Options()).splits["train"].entries()
+  )
+  assert entry.key == "x.tar/BZh" and not entry.error
 
 
 def write_tar(path, names):
@@ -160,6 +184,21 @@ LABELS = {
   "negative": ([1, -1], None, ("0", "1"), [1, -1]),
   "zeros in front": (["00", "02", "-01"], None, ("0", "1", "2"), [0, 2, -1]),
   "given": (["01", b"00 "], ("x", "y"), ("x", "y"), [1, 0]),
+  "whole, as pandas writes": (
+    ["1.0", b"0.", 2.0, "3", "-1.0", float("nan"), ""],
+    None,
+    ("0", "1", "2", "3"),
+    [1, 0, 2, 3, -1, -1, -1],
+  ),
+  "whole, given": ([1.0, "0.0"], ("x", "y"), ("x", "y"), [1, 0]),
+  "names with a point": (
+    ["1.0", 0.5],
+    ("0.5", "1.0", "2.5"),
+    ("0.5", "1.0", "2.5"),
+    [1, 0],
+  ),
+  "no numbers": (["1_000", "2_0"], None, ("1_000", "2_0"), [0, 1]),
+  "many digits": (["1" * 20, "2"], None, ("1" * 20, "2"), [0, 1]),
 }
 
 
@@ -178,11 +217,57 @@ def test_classes_of_labels(labels, given, names, expected):
     (["c"], ("a", "b"), r"got the classes \['c'\] in x, expected one of the 2"),
     ([5, 70_000], None, "got only 2 different labels up to 70,000 in x"),
     ([0], ("a", "a"), "got two classes of the name 'a'"),
+    (
+      ["0.5", b"1"],
+      ("0.5", "2"),
+      "got real numbers in x, such as 0.5, expected classes. To predict the"
+      " numbers: --numbers with csv: or parquet:. If they are names of classes:"
+      " --classes=FILE",
+    ),
+    ([1e20, 1.0], None, "such as 1e"),
+    (["1", "nan"], None, "such as nan, .* Leave a label empty where it is mis"),
   ],
 )
 def test_labels_that_are_no_classes(labels, given, message):
   with pytest.raises(ValueError, match=message):
     listing.Classes(labels, given, "x")
+
+
+@pytest.mark.parametrize("kind", ["csv:", "parquet:", "webdataset:"])
+def test_real_numbers_are_classes_only_if_they_are_whole(kind, tmp_path):
+  """pandas writes whole numbers with a point where another one is missing."""
+
+  def read(*labels, classes=None):
+    encoded_images = [encoded(i) for i in range(len(labels))]
+    path = tmp_path / f"train.{kind[:-1]}"
+    if kind == "parquet:":
+      records = {"image": encoded_images, "label": labels}
+      parquet.write_table(pyarrow.table(records), path)
+    elif kind == "csv:":
+      write_images(tmp_path, [f"{i}.jpg" for i in range(len(labels))])
+      lines = [
+        f"{i}.jpg,{'' if v is None else v}" for i, v in enumerate(labels)
+      ]
+      path.write_text("\n".join(["file,label", *lines]))
+    else:
+      with tarfile.open(path, "w") as tar:
+        for i, label in enumerate(labels):
+          add(tar, f"{i}.jpg", encoded_images[i])
+          if label is not None:
+            add(tar, f"{i}.cls", str(label).encode())
+    listed = KINDS[kind](str(path), Options(classes=classes))
+    return listed.class_names, [
+      e.error or e.label for e in listed.splits["train"].entries()
+    ]
+
+  assert read(1.0, None, 0.0) == (("0", "1"), [1, "has no label", 0])
+  names = ("0.5", "1.0")
+  assert read(1.0, None, 0.5, classes=names) == (names, [1, "has no label", 0])
+  column = "" if kind == "webdataset:" else "the column 'label' of "
+  with pytest.raises(
+    ValueError, match=rf"got real numbers in {column}{kind}.* --numbers[= ]"
+  ):
+    read(1.0, None, 0.5)
 
 
 def test_columns_are_found_or_asked_for(tmp_path):
@@ -241,6 +326,43 @@ def test_columns_are_found_or_asked_for(tmp_path):
   path.write_bytes(b"PAR1")
   with pytest.raises(ValueError, match="which is no whole parquet file"):
     read(str(path), Options())
+
+
+@pytest.mark.parametrize("kind", ["parquet:", "hf:"])
+def test_the_numbers_of_the_rows_are_no_label(kind, tmp_path):
+  """Where the column of the label has a type that may be none of classes."""
+
+  def read(chosen=None, **columns):
+    records = {"id": [0, 1], "image": [encoded(0), encoded(1)], **columns}
+    path = tmp_path / "train.parquet"
+    parquet.write_table(pyarrow.table(records), path)
+    if kind == "hf:":
+      datasets = pytest.importorskip("datasets")
+      path = tmp_path / "saved"
+      made = datasets.Dataset.from_dict(records)
+      made.cast_column("image", datasets.Image()).save_to_disk(path)
+    return KINDS[kind](str(path), Options(label=chosen))
+
+  real = "real numbers in the column '{}' .* --numbers={}"
+  unfit = "--label: got column '{}' for the label in .* of: id: "
+  message = real if kind == "parquet:" else unfit
+  with pytest.raises(ValueError, match=message.format(*["label"] * 2)):
+    read(label=[1.5, 0.0])
+  with pytest.raises(ValueError, match=message.format(*["labels"] * 2)):
+    read(labels=[[1.5], [0.0]])
+  with pytest.raises(ValueError, match=unfit.format("label")):
+    read(label=[True, False])
+  assert read("id", label=[True, False]).class_names == ("0", "1")
+  assert read(target=[1, 2], label=[None, None]).class_names == ("0", "1", "2")
+  if kind == "parquet:":
+    result = read(label=[2.0, None])
+    assert result.class_names == ("0", "1", "2")
+    assert result.remarks == (
+      "the label is the column 'label'; for another: --label=id",
+    )
+    assert read(Label=[2.0, None], other=["a", "b"]).class_names[-1] == "2"
+    with pytest.raises(ValueError, match=r"several columns \(id, price\)"):
+      read(price=[1.5, 0.0])
 
 
 @pytest.mark.parametrize("text", ["string", "large_string"])  # pandas' is large
@@ -378,6 +500,36 @@ CSVS = {
     [1, 0],
   ),
   "one line has several": ("0.jpg,b\n1.jpg,a|\n", {}, ("a", "b"), [(1,), (0,)]),
+  "names in any case": (
+    "\ufeffFile; Label; Other\r\n0.jpg; b;1\r\n\r\n1.jpg; a;2\r\n",
+    {},
+    ("a", "b"),
+    [1, 0],
+  ),
+  "quotes after a blank": (
+    'file, label\n"0.jpg", "b, c"\n1.jpg, "a"\n',
+    {},
+    ("a", "b, c"),
+    [1, 0],
+  ),
+  "a blank line first": (
+    "\n \nfile;tag\n0.jpg;a\n1.jpg;b\n",
+    {},
+    ("a", "b"),
+    [0, 1],
+  ),
+  "other signs in quotes": (
+    '"0.jpg";"a, b, c"\n1.jpg;d\n',
+    {},
+    ("a, b, c", "d"),
+    [0, 1],
+  ),
+  "a column without a name": (
+    ",file,tag\n0,0.jpg,b\n1,1.jpg,a\n",
+    {"label": "1"},
+    ("0", "1"),
+    [0, 1],
+  ),
   "columns": (
     "n,a,b,other\n1,x,0.jpg,no.jpg\n1,y,1.jpg,no.jpg\n",
     {"image": "b", "label": "a"},
@@ -439,6 +591,30 @@ def test_lines_of_a_csv_that_cannot_be_used(tmp_path):
   ]
 
 
+def test_csv_files_in_two_folders_list_the_same_names(tmp_path):
+  write_images(tmp_path, ["a/0.jpg", "b/c/0.jpg"])
+  for folder in ("a", "b/c"):
+    (tmp_path / folder / "x.csv").write_text(f"0.jpg,{folder[0]}")
+  read = KINDS["csv:"](str(tmp_path), Options())
+  entries = [*read.splits["train"].entries()]
+  assert [e.key for e in entries] == ["a/0.jpg", "b/c/0.jpg"]
+  assert [e.image for e in entries] == [encoded(0), encoded(1)]
+
+
+def test_other_names_of_a_file_in_a_csv(tmp_path):
+  write_images(tmp_path, ["0.jpg", "sub/1.jpg"])
+  lines = ["0.jpg,a", "./0.jpg,b", "sub//1.jpg,b", "sub/../sub/1.jpg,b"]
+  (tmp_path / "x.csv").write_text("\n".join([*lines, f"{tmp_path}/0.jpg,a"]))
+  read = KINDS["csv:"](f"{tmp_path}/x.csv", Options())
+  assert [e.error for e in read.splits["train"].entries()] == [
+    "",
+    "is listed before with the label 'a'",
+    "",
+    "is listed twice",
+    "is listed twice",
+  ]
+
+
 @pytest.mark.parametrize(
   "text, message",
   [
@@ -454,8 +630,26 @@ def test_lines_of_a_csv_that_cannot_be_used(tmp_path):
       "file,a\n0.jpg,50,75\n",
       "a cell for each .* numbers with a decimal point",
     ),
-    ("0.jpg,a,b\n", r"--label: got several columns \(2, 3\) for the label"),
+    (
+      "0.jpg,a,b\n",
+      r"--label: got several columns \(2, 3\) for the label in .*x.csv,"
+      r" expected the name of one with classes, of: 2, 3\.$",
+    ),
+    (
+      "a,b,label\n0.jpg,1.jpg,x\n",
+      r"--image: got several columns \(a, b\) for the image in .*x.csv,"
+      r" expected the name of one with file names of images, of: a, b, label",
+    ),
+    (",file,a\n0,0.jpg,b\n", r"got several columns \(1, a\) for the label"),
     ("0.jpg\n", "with the columns 1, expected different names"),
+    (
+      "file|a\n0.jpg|b\n",
+      "the columns file.a, .* A comma, a semicolon or a tab",
+    ),
+    (
+      r"below\3.jpg,a",
+      r"x/below\\3.jpg; expected .* Write / for \\ in the names",
+    ),
     ("3.jpg,a\n", r"x/3.jpg; expected names relative.*below has it: move the"),
     ("file,label\n0.jpg,\n", "without any label"),
     (b"\xff\xfe".decode("latin1"), "expected different names"),

@@ -235,6 +235,13 @@ def test_numbers_of_a_csv_and_of_parquet(tmp_path):
   a, b, c = listing.splits["train"].entries()
   assert a.label.tolist() == [1.5, 3] and b.label.tolist() == [-2, 4]
   assert c.error == "has '5', expected label 0 | label 1"
+  table.write_text("file,label\na.png,1_000\nb.png,1.5\n")  # not as in Python
+  a, b = (
+    KINDS["csv:"](str(table), Options(numbers=("label",)))
+    .splits["train"]
+    .entries()
+  )
+  assert a.error == "has '1_000', expected label" and not b.error
 
   images = [{"bytes": image.getvalue()}] * 3
   columns = {"x": [1, 2, 3], "y": [0.5, None, 1.0], "z": [[1.0, 2.0]] * 3}

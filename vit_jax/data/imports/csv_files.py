@@ -12,6 +12,7 @@ predict.
 
 import csv
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -24,9 +25,7 @@ from vit_jax.data.imports.listing import (
   Numbers,
   Options,
   Split,
-  are_real,
   check_lists,
-  numbers_error,
   pick_column,
 )
 from vit_jax.paths import printable
@@ -72,14 +71,13 @@ def scan(path: str, options: Options) -> Listing:
   if is_multilabel and not is_regression:
     lists = (label.split(SEPARATOR) for label in labels if label)
     check_lists(lists, first.labels[0], where)
-  if not is_regression and are_real(map(str.strip, present)):
-    raise ValueError(numbers_error(first.labels[0], where))
   if is_regression:
     is_multilabel = False
     count = max(len(label.split(SEPARATOR)) for label in labels)
     classes = Numbers(first.labels, count, where)
   else:
-    classes = Classes(present, options.classes, where, is_multilabel)
+    (column,) = first.labels
+    classes = Classes(present, options.classes, where, is_multilabel, column)
 
   def split_of(paths: list[str]) -> Split:
     count = sum(len(tables[path].rows) for path in paths)
@@ -115,29 +113,37 @@ def _entries(
   tables: Mapping[str, _Table], classes: Classes | Numbers
 ) -> Iterator[Entry]:
   seen: dict[str, str] = {}
-  for file, table in tables.items():
+  folders = [os.path.dirname(file) or "." for file in tables]
+  root = os.path.commonpath(folders) or "."
+  for folder, (file, table) in zip(folders, tables.items(), strict=True):
+    below = os.path.relpath(folder, root)
     for name, text in table.rows:
+      # Files in two folders may list the same names.
+      key = name if below == "." else os.path.join(below, name)
       path = _image_path(file, name)
-      if path in seen:
-        is_same = seen[path] == text
-        error = f"is listed before with the label {seen[path]!r}"
-        yield Entry(name, error="is listed twice" if is_same else error)
+      # One name of ./a.png, sub//a.png and others; the file keeps the name that
+      # was given, as ".." behind a link is another folder.
+      image = os.path.abspath(path)
+      if image in seen:
+        is_same = seen[image] == text
+        error = f"is listed before with the label {seen[image]!r}"
+        yield Entry(key, error="is listed twice" if is_same else error)
         continue
-      seen[path] = text
+      seen[image] = text
       is_single = isinstance(classes, Classes) and not classes.is_multilabel
       label = classes.label(text if is_single else text.split(SEPARATOR))
       if label is None:
         error = "has no label"
         if text and isinstance(classes, Numbers):
           error = f"has {text!r}, expected {' | '.join(classes.names)}"
-        yield Entry(name, error=error)
+        yield Entry(key, error=error)
         continue
       try:
         with open(path, "rb") as stream:
-          yield Entry(name, stream.read(), label)
+          yield Entry(key, stream.read(), label)
       except (OSError, ValueError) as e:  # ValueError for a zero byte
         reason = getattr(e, "strerror", None) or e
-        yield Entry(name, error=f"cannot be read: {path}: {reason}")
+        yield Entry(key, error=f"cannot be read: {path}: {reason}")
 
 
 def _read(file: str, options: Options) -> _Table:
@@ -147,18 +153,22 @@ def _read(file: str, options: Options) -> _Table:
   # A first line that names an image is no header.
   columns = tuple(str(i + 1) for i in range(len(lines[0])))
   if not _image_places(file, lines[0]):
-    columns = tuple(cell.strip() for cell in lines.pop(0))
+    head = enumerate(lines.pop(0), 1)  # that of pandas' index has no name
+    columns = tuple(cell.strip() or str(i) for i, cell in head)
   if len({*columns}) < len(columns) or len(columns) < 2:
     raise ValueError(
       f"got {file} with the columns {', '.join(columns)}, expected different"
-      " names, among them one of the images and one of the labels."
+      " names, among them one of the images and one of the labels. A comma, a"
+      " semicolon or a tab is between them."
     )
   if not lines:
     raise ValueError(f"got {file} with a header alone, expected images.")
-  kinds = dict.fromkeys(columns, "text")
+  kinds = dict.fromkeys(columns, "")
   named = [columns[i] for i in _image_places(file, lines[0][: len(columns)])]
-  images = kinds if options.image or not named else dict.fromkeys(named, "text")
-  image, about_images = pick_column("image", images, kinds, options.image, file)
+  images = kinds if options.image or not named else dict.fromkeys(named, "")
+  image, about_images = pick_column(
+    "image", images, kinds, options.image, file, "file names of images"
+  )
   labels = {k: v for k, v in kinds.items() if k != image}
   chosen, about_labels = options.numbers, ""
   if missing := [c for c in chosen if c not in labels]:
@@ -168,7 +178,7 @@ def _read(file: str, options: Options) -> _Table:
     )
   if not chosen:
     label, about_labels = pick_column(
-      "label", labels, kinds, options.label, file
+      "label", labels, labels, options.label, file, "classes"
     )
     chosen = (label,)
   at, places = columns.index(image), [columns.index(c) for c in chosen]
@@ -201,10 +211,12 @@ def _lines(file: str) -> tuple[list[list[str]], str]:
   """Returns the cells of the lines that are not blank, and the delimiter."""
   try:
     with open(file, encoding="utf-8-sig", newline="") as stream:
-      first = stream.readline()
+      first = next(filter(str.strip, stream), "")
       stream.seek(0)
-      delimiter = max(_DELIMITERS, key=first.count)
-      lines = csv.reader(stream, delimiter=delimiter)
+      unquoted = re.sub('"[^"]*"', "", first)
+      delimiter = max(_DELIMITERS, key=unquoted.count)
+      # Quotes are also quotes after a blank: `1.jpg, "a, b"`.
+      lines = csv.reader(stream, delimiter=delimiter, skipinitialspace=True)
       return [line for line in lines if any(map(str.strip, line))], delimiter
   except (OSError, csv.Error, UnicodeDecodeError) as e:
     raise ValueError(
@@ -235,7 +247,8 @@ def _check_files(file: str, names: list[str]) -> None:
   """Raises ValueError if none of the images exists, with where they may be."""
   if any(os.path.isfile(_image_path(file, name)) for name in names):
     return
-  folder, hint = os.path.dirname(os.path.abspath(file)), ""
+  folder = os.path.dirname(os.path.abspath(file))
+  hint = " Write / for \\ in the names." * any("\\" in name for name in names)
   with os.scandir(folder) as entries:
     for below in sorted(e.path for e in entries if e.is_dir()):
       if os.path.isfile(_image_path(os.path.join(below, "x"), names[0])):

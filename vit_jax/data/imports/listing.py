@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import math
 import pathlib
 import re
 from collections.abc import (
@@ -28,7 +27,16 @@ SPLITS = {
 SPLIT_OF = {alias: k for k, names in SPLITS.items() for alias in names}
 LABEL_COLUMNS = ("label", "labels", "class", "target", "fine_label", "category")
 IMAGE_COLUMNS = ("image", "img", "jpg", "png", "file", "file_name", "filename")
-_NUMBER = re.compile("-?[0-9]{1,18}")
+_CONTENT = {
+  "image": "encoded images (bytes, or a struct with bytes)",
+  "label": "whole numbers, text, or lists of these",
+}
+_INTEGER = re.compile("-?[0-9]{1,18}")
+_WHOLE = re.compile(rf"{_INTEGER.pattern}(\.0*)?")
+# Unlike for Python's float, "1_000" is a name. "nan" is a missing number.
+_NUMBER = re.compile(
+  r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|nan", re.IGNORECASE
+)
 _BITS = {"0", "1", "0.0", "1.0"}
 
 
@@ -108,6 +116,8 @@ class Numbers:
 
   def label(self, values: Sequence | None) -> np.ndarray | None:
     """Returns float32 [outputs]; None if one is missing, or is not a number."""
+    if any("_" in value for value in values or () if isinstance(value, str)):
+      return None  # Python's 1_000
     try:
       label = np.array([*map(float, values or ())], np.float32)
     except (TypeError, ValueError):
@@ -116,11 +126,21 @@ class Numbers:
     return label if is_whole else None
 
 
-def numbers_error(column: str, where: str) -> str:
-  """Returns the error for labels that are real numbers without --numbers."""
+def numbers_error(got: str, column: str, where: str) -> str:
+  """Returns the error for labels that are real numbers without --numbers.
+
+  Args:
+    got: One of the labels, or their type.
+    column: Their column; "" if the kind of source has no --numbers.
+    where: The source.
+  """
+  place = f"the column {column!r} of {where}" if column else where
+  option = (
+    f"--numbers={column}" if column else "--numbers with csv: or parquet:"
+  )
   return (
-    f"got real numbers in the column {column!r} of {where}, expected classes."
-    f" To predict the numbers: --numbers={column}."
+    f"got real numbers in {place}, such as {got}, expected classes. To predict"
+    f" the numbers: {option}."
   )
 
 
@@ -154,36 +174,36 @@ def check_lists(
     )
 
 
-def are_real(texts: Iterable[str]) -> bool:
-  """Whether texts are numbers, and some of them are not integers.
+def are_real(texts: Collection[str]) -> bool:
+  """Whether texts are numbers, and some of them are not written as integers.
 
   Example:
-    >>> are_real(["1", "2.5", ""]), are_real(["1", "2"]), are_real(["1.5", "a"])
+    >>> are_real(["1", "2.5"]), are_real(["1", "2"]), are_real(["1.5", "a"])
     (True, False, False)
   """
-  texts = [text for text in texts if text]
-  try:
-    numbers = [float(text) for text in texts]
-  except ValueError:
-    return False
-  is_whole = all(map(_NUMBER.fullmatch, texts))
-  return bool(texts) and not is_whole and all(map(math.isfinite, numbers))
+  # More digits than those of a number of a class are a name.
+  are_integers = all(text.lstrip("+-").isdecimal() for text in texts)
+  return not are_integers and all(map(_NUMBER.fullmatch, texts))
 
 
 class Classes:
   """The numbers of classes, from all labels of a source.
 
   Integers are labels as they are, and so are texts if all of them are integers.
-  Otherwise texts are names of classes, numbered in sorted order or in that of
-  `given`.
+  Whole numbers with a point are integers too: pandas writes 1.0 where another
+  label is missing. Otherwise texts are names of classes, numbered in sorted
+  order or in that of `given`.
 
   Args:
-    labels: All labels, those of a multi-label image one by one. None, blanks
-      and negative numbers are missing labels.
+    labels: All labels, those of a multi-label image one by one. None, NaN,
+      blanks and negative numbers are missing labels.
     given: Names of the classes by label, from the user or the source; None for
       the labels themselves.
     where: The source, for messages.
-    is_multilabel: Whether an image can have any number of classes.
+    is_multilabel: Whether an image can have any number of classes. Numbers with
+      a point are then no labels: a list of them is a vector.
+    column: The column of the labels, for the hint to --numbers; "" if the kind
+      of source has no such option.
 
   Raises:
     ValueError: There are no labels, names that are not given, more numbers than
@@ -196,16 +216,25 @@ class Classes:
     given: tuple[str, ...] | None,
     where: str,
     is_multilabel: bool = False,
+    column: str = "",
   ):
     self.is_multilabel = is_multilabel
     texts = {text for text in map(_text, labels) if text}
-    self._are_numbers = all(_NUMBER.fullmatch(text) for text in texts)
+    are_given = given is not None and texts <= {*given}
+    pattern = _INTEGER if is_multilabel or are_given else _WHOLE
+    self._are_numbers = all(map(pattern.fullmatch, texts))
+    if not self._are_numbers and not are_given and are_real(texts):
+      got = max(texts, key=lambda text: (not _WHOLE.fullmatch(text), text))
+      hint = " If they are names of classes: --classes=FILE, with all of them."
+      if got.lower() == "nan":
+        hint = " Leave a label empty where it is missing."
+      raise ValueError(numbers_error(got, column, where) + hint)
     if self._are_numbers:
-      texts = {text for text in texts if int(text) >= 0}
+      texts = {text for text in texts if _integer(text) >= 0}
     if not texts:
       raise ValueError(f"got {where} without any label, expected one an image.")
     if self._are_numbers:
-      numbers = {*map(int, texts)}
+      numbers = {*map(_integer, texts)}
       self.names = given or _numbers(numbers, where)
       if max(numbers) >= len(self.names):
         raise ValueError(
@@ -241,14 +270,20 @@ class Classes:
     text = _text(label)
     if not text:
       return -1
-    return max(int(text), -1) if self._are_numbers else self._index[text]
+    return max(_integer(text), -1) if self._are_numbers else self._index[text]
 
 
 def _text(label) -> str:
   """Returns a label as text without blanks around it; "" if missing."""
   if isinstance(label, bytes):
     label = label.decode("utf-8", "replace")
-  return "" if label is None else str(label).strip()
+  is_missing = label is None or label != label  # NaN, of any library
+  return "" if is_missing else str(label).strip()
+
+
+def _integer(text: str) -> int:
+  """Returns the value of a match of `_WHOLE`."""
+  return int(text.partition(".")[0])
 
 
 def _numbers(present: set[int], where: str) -> tuple[str, ...]:
@@ -352,21 +387,29 @@ def select_splits(
   return [name for name in available if name in (options.splits or available)]
 
 
+def usual_columns(columns: Collection[str], usual: Sequence[str]) -> list[str]:
+  """Returns the columns with usual names in any case, the most usual first."""
+  ordered = [c for name in usual for c in (name, *columns) if c.lower() == name]
+  return [c for c in ordered if c in columns]
+
+
 def pick_column(
   role: str,
   candidates: Mapping[str, str],
   others: Mapping[str, str],
   given: str | None,
   where: str,
+  content: str = "",
 ) -> tuple[str, str]:
   """Returns the column of the images or of the labels, and a remark on it.
 
   Args:
     role: "image" or "label", the name of the flag.
-    candidates: Columns of a fitting type -> their types.
+    candidates: Columns of a fitting type -> their types; "" without types.
     others: All columns -> their types.
     given: The column that the user names, if any.
     where: The source, for messages.
+    content: What such a column has, for messages; "" for the types of parquet.
 
   Returns:
     Its name; a line about the other ones that fit, "" if there are none or if
@@ -374,26 +417,28 @@ def pick_column(
 
   Raises:
     ValueError: The given column does not exist or has another type; or no
-      column fits; or several do, and none has a usual name.
+      column fits; or several do, and none has a usual name; or the one with a
+      usual name of labels has another type.
   """
   if given is not None and given in candidates:
     return given, ""
   usual = LABEL_COLUMNS if role == "label" else IMAGE_COLUMNS
-  known = [name for name in usual if name in candidates]
+  known = usual_columns(candidates, usual)
+  # A single column that fits, beside a label that does not, has other numbers.
+  if given is None and role == "label" and candidates and not known:
+    given = next(iter(usual_columns(others, usual)), None)
   if given is None and (known or len(candidates) == 1):
     name = known[0] if known else next(iter(candidates))
     rest = [f"--{role}={other}" for other in candidates if other != name]
     text = f"the {role} is the column {name!r}; for another: {', '.join(rest)}"
     return name, text if rest else ""
-  expected = {
-    "image": "encoded images (bytes, or a struct with bytes)",
-    "label": "whole numbers, text, or lists of these",
-  }[role]
+  content = content or _CONTENT[role]
   got = "no column" if given is None else f"column {given!r}"
   if given is None and candidates:
     got = f"several columns ({', '.join(candidates)})"
-  listed = ", ".join(f"{k}: {v}" for k, v in {**candidates, **others}.items())
+  kinds = {**candidates, **others}
+  listed = ", ".join(f"{k}: {v}" if v else k for k, v in kinds.items())
   raise ValueError(
     f"--{role}: got {got} for the {role} in {where}, expected the name of one"
-    f" with {expected}, of: {listed}."
+    f" with {content}, of: {listed}."
   )

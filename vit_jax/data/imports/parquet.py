@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from vit_jax.config import json_file
 from vit_jax.data.imports import files
 from vit_jax.data.imports.listing import (
+  LABEL_COLUMNS,
   Classes,
   Entry,
   Listing,
@@ -23,8 +24,10 @@ from vit_jax.data.imports.listing import (
   common_names,
   numbers_error,
   pick_column,
+  usual_columns,
 )
 
+_ROW_NUMBERS = {"id", "idx", "index", "__index_level_0__"}  # the last: pandas
 _ROWS = 64  # images in memory at a time
 _LABELS = 1000  # labels in memory at a time
 
@@ -49,7 +52,7 @@ def scan(path: str, options: Options) -> Listing:
   Raises:
     ValueError: No files, files that cannot be read, or no such columns.
   """
-  from pyarrow import parquet
+  from pyarrow import parquet, types
 
   where = f"parquet:{path}"
   by_split = files.by_split(path, (".parquet",), options, "parquet:")
@@ -75,8 +78,8 @@ def scan(path: str, options: Options) -> Listing:
   is_multilabel = not is_regression and _element(kinds[0]) is not None
   if is_multilabel:
     check_lists(_lists(opened, labels[0]), labels[0], where)
-  if _is_real(kinds[0]) and not is_regression:
-    raise ValueError(numbers_error(labels[0], where))
+    if types.is_floating(_element(kinds[0])):
+      raise ValueError(numbers_error(str(kinds[0]), labels[0], where))
   if is_regression:
     classes = Numbers(labels, _length(opened, labels[0]), where)
   else:
@@ -119,7 +122,7 @@ def _classes(
     {p: _names(f.schema_arrow, label, p) for p, f in opened.items()}, where
   )
   class_names = options.classes or class_names
-  return Classes(labels, class_names, where, is_multilabel)
+  return Classes(labels, class_names, where, is_multilabel, label)
 
 
 def _length(opened: dict, label: str) -> int:
@@ -146,13 +149,6 @@ def _reading(path: str, column: str) -> Iterator[None]:
       f"got {path}, whose column {column!r} cannot be read ({e}); copy the"
       " file again."
     ) from None
-
-
-def _is_real(kind) -> bool:
-  """Whether a type is that of real numbers, or of lists of them."""
-  from pyarrow import types
-
-  return types.is_floating(_element(kind) or kind)
 
 
 def _entry(key: str, image, label, classes: Classes | Numbers) -> Entry:
@@ -212,8 +208,11 @@ def _columns(
         f" {where}, of: {listed}."
       )
     return image, options.numbers, tuple(filter(None, remarks))
-  if options.label in real or not labels:
-    labels = real
+  # Real numbers may be whole. They are no worse than the numbers of the rows.
+  wanted = {options.label, *usual_columns(real, LABEL_COLUMNS)}
+  if {*map(str.lower, labels)} <= _ROW_NUMBERS:
+    wanted = {*real}
+  labels |= {k: v for k, v in real.items() if k in wanted}
   label, remark = pick_column("label", labels, kinds, options.label, where)
   return image, (label,), tuple(filter(None, (*remarks, remark)))
 

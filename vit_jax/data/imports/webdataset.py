@@ -45,13 +45,15 @@ def scan(path: str, options: Options) -> Listing:
   why = f"webdataset:{path}, whose labels have a fixed ending"
   check_unused(options, ("label",), why)
   by_split = files.by_split(path, SUFFIXES, options, "webdataset:")
-  labels, counts = set(), {}
+  labels, counts, broken = set(), {}, ""
   endings, chosen = collections.Counter(), collections.Counter()
   for split, paths in by_split.items():
     counts[split] = 0
     for tar_path in paths:
-      for tar, _, members in _groups(tar_path):
+      for tar, name, members in _groups(tar_path):
         counts[split] += 1
+        if members is None:
+          broken = broken or f" {tar_path} {name}."
         if members and LABEL in members:
           labels.add(_label(tar, members[LABEL]))
         endings.update(_images(members or ()))
@@ -59,7 +61,7 @@ def scan(path: str, options: Options) -> Listing:
   if not labels:
     raise ValueError(
       f"got tars without labels in {path}, expected a member NAME.{LABEL}"
-      " beside each image, with the number or the name of its class."
+      f" beside each image, with the number or the name of its class.{broken}"
     )
   listed = ", ".join(endings)
   if endings and not chosen:
