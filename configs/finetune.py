@@ -53,6 +53,7 @@ The paper's Table 2, mean of 3, ImageNet at 512 px (H/14: 518) and averaged:
 """
 
 import dataclasses
+import functools
 
 from vit_jax.config import arguments, defaults, trial_candidates, whole_number
 from vit_jax.families import by_variant
@@ -143,10 +144,11 @@ def get_trials(arg: str = ""):
   """What vit-jax train tries first where it has a budget for it."""
   args = arguments(arg, ARGUMENTS)
   if args["budget"] == "0":
-    return [], "0"
+    return None, "0"
   from vit_jax.sweep import trials
 
-  return trials.rounds_of(get_config(arg), has_size=True), args["budget"]
+  rounds = functools.partial(trials.rounds_of, has_size=True)
+  return rounds, args["budget"]
 
 
 def _model(args: dict[str, str]):

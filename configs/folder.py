@@ -25,6 +25,7 @@ Cost and results: docs/tasks/finetune.md.
 """
 
 import dataclasses
+import functools
 import math
 
 from vit_jax.config import arguments, defaults, trial_candidates, whole_number
@@ -139,7 +140,8 @@ def get_trials(arg: str = ""):
   """What vit-jax train tries first, and the budget of it."""
   args = arguments(arg, ARGUMENTS)
   if not args["init"] or args["budget"] == "0":
-    return [], "0"
+    return None, "0"
   from vit_jax.sweep import trials
 
-  return trials.rounds_of(get_config(arg), bool(args["res"])), args["budget"]
+  rounds = functools.partial(trials.rounds_of, has_size=bool(args["res"]))
+  return rounds, args["budget"]

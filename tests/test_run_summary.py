@@ -90,6 +90,25 @@ def test_a_loader_is_named_in_the_metadata(tmp_path):
   assert metadata["data_given"] == "Data"
 
 
+def test_folders_have_absolute_paths_in_the_metadata(tmp_path, monkeypatch):
+  """So that a run is evaluated from any directory."""
+  monkeypatch.chdir(tmp_path)
+  evals = {
+    name: {"kind": "classification", "dataset": dataset, "split": "val"}
+    for name, dataset in (("a", "folder:b/../x"), ("b", None))
+  }
+  config = tiny.config(data__dataset="folder:photos", evals=evals)
+  run = experiment.Experiment(config, "run", data=DATA)
+  options = run_summary.metadata(run, tiny.Parts(config).shapes)["config"]
+  assert options["data"]["dataset"] == f"folder:{tmp_path}/photos"
+  assert options["evals"]["a"]["dataset"] == f"folder:{tmp_path}/x"
+  assert options["evals"]["b"]["dataset"] is None
+  away = tiny.config(data__dataset="folder:gs://b/photos")
+  run = experiment.Experiment(away, "run", data=DATA)
+  options = run_summary.metadata(run, tiny.Parts(away).shapes)["config"]
+  assert options["data"]["dataset"] == "folder:gs://b/photos"
+
+
 def test_a_note_on_the_data_is_shown():
   text = _text(tiny.config(), data_note="in order")
   assert "note        in order" in text.splitlines()

@@ -16,6 +16,7 @@ from vit_jax.distributed import agreement
 from vit_jax.evaluators import groups
 from vit_jax.experiment import Experiment
 from vit_jax.models import efficient_attention
+from vit_jax.paths import place
 from vit_jax.step import TrainState
 from vit_jax.writers import run_info
 
@@ -35,7 +36,7 @@ def metadata(experiment: Experiment, state: TrainState) -> dict[str, Any]:
   given = None if given is None else type(given).__name__
   of = experiment.standardisation
   return {
-    "config": to_dict(config),
+    "config": _with_whole_paths(to_dict(config)),
     "image_size": list(size),
     "grid": list(config.model.grid(size)),
     "has_cls_row": config.model.has_cls_row,
@@ -61,6 +62,13 @@ def metadata(experiment: Experiment, state: TrainState) -> dict[str, Any]:
     **({} if of is None else {"standardisation": of._asdict()}),
     **({} if state.base is None else {"base": experiment.base._asdict()}),
   }
+
+
+def _with_whole_paths(options: dict[str, Any]) -> dict[str, Any]:
+  """Makes the folders of data absolute, for readers in other directories."""
+  for part in (options["data"], *options["evals"].values()):
+    part["dataset"] = place(part["dataset"])
+  return options
 
 
 def group_datasets(experiment: Experiment) -> dict[str, list[str]]:

@@ -29,7 +29,7 @@ from vit_jax.callbacks.run_lock import RunLock
 from vit_jax.callbacks.startup import Startup
 from vit_jax.checkpointing import convert_state, resume_rules
 from vit_jax.checkpointing.checkpointer import Checkpointer, SaveError
-from vit_jax.config import Config, ConfigError, to_dict
+from vit_jax.config import Config, ConfigError
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.writers import MetricWriter, run_info
 from vit_jax.writers.atomic_files import WriteError
@@ -138,7 +138,7 @@ def train_and_evaluate(
     )
     hooks.on_start(start, state, saved)
     metadata = _metadata(experiment, trainer, start)
-    run_info.write_json(workdir, "config.json", to_dict(config))
+    run_info.write_json(workdir, "config.json", metadata["config"])
 
     # Data, and the files of metrics.
     computed = None

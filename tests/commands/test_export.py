@@ -166,6 +166,20 @@ def test_an_opset_without_the_operators_is_refused(tmp_path):
   assert not dst.exists()
 
 
+@pytest.mark.parametrize("name, opset", [(TOKEN.stem, 14), ("bit_v2", 17)])
+@pytest.mark.usefixtures("libraries")
+def test_an_old_opset_is_refused_before_a_file_is_written(
+  tmp_path, name, opset
+):
+  name = name.removesuffix(".weights")
+  vit = vit_jax.load(DATA / f"{name}.weights.npz", verbose=False)
+  dst = tmp_path / "new" / "vit.onnx"
+  expected = rf"^--opset: got {opset}, which lacks .*17 or later for a ViT, 21"
+  with pytest.raises(ValueError, match=expected):
+    convert.convert(vit, str(dst), "onnx", opset=opset)
+  assert not dst.parent.exists()
+
+
 @pytest.mark.usefixtures("libraries")
 def test_an_opset_that_onnx_does_not_know(tmp_path):
   folder = tmp_path / "new"

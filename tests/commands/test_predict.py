@@ -213,6 +213,21 @@ def test_pictures_do_not_overwrite_images(call, folder, tmp_path):
   assert [p.name for p in tmp_path.iterdir()] == ["00.png"]
 
 
+def test_larger_images_are_allowed(call, folder, monkeypatch):
+  image = folder / "00.png"  # 30 x 20
+  status, _, err = call(image, "--max_pixels=599")
+  assert status == 1
+  assert (
+    "got 30 x 20 pixels, expected at most 599 in all; reduce the image, or set"
+    " --max_pixels.\n"
+  ) in err
+  assert call(image, "--max_pixels=600")[0] == 0
+  monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+  status, _, err = call(image)
+  assert status == 1 and "got 600 pixels, expected at most 89,478,485" in err
+  assert call(image, "--max_pixels=89478486")[0] == 0
+
+
 def test_none_can_be_read(call, folder):
   status, out, err = call(folder / "07_text.jpg", folder / "lost.png")
   assert status == 1 and not out

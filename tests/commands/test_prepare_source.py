@@ -9,6 +9,7 @@ import pytest
 import tensorflow_datasets as tfds
 import tiny
 from data.importable import add, encoded
+from PIL import Image
 
 from vit_jax import train
 from vit_jax.commands import prepare
@@ -248,6 +249,21 @@ def test_as_tfrecord(tmp_path, capsys):
   run("digits", *given)  # is there
   text = error("digits", given[0], "--file_format=array_record")
   assert text.startswith("--file_format: got array_record, but digits is in")
+
+
+def test_larger_images_are_allowed(tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 30)
+  for name in ("ant", "bee"):
+    (tmp_path / "photos" / name).mkdir(parents=True)
+    image = encoded(0, "png")  # 10 x 8 pixels
+    (tmp_path / "photos" / name / "0.png").write_bytes(image)
+  given = f"folder:{tmp_path}/photos", "--name=own", f"--data_dir={tmp_path}"
+  text = error(*given)
+  assert "got 80 pixels, expected at most 89,478,485" in text
+  assert text.endswith("reduce the image, or set --max_pixels.")
+  run(*given, "--max_pixels=89478486")
+  out = capsys.readouterr().out
+  assert out.endswith(" --config.data.max_pixels=89478486\n")
 
 
 def test_wrong_arguments_are_explained(tmp_path):

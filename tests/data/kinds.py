@@ -177,14 +177,14 @@ def broken():
     "half.webp": (encoded(image, "WEBP")[:200], "cannot be decoded"),
     "half.bmp": (encoded(image, "BMP")[:999], "cannot be decoded"),
     "bytes.png": (png[:90] + b"\0" * 400 + png[490:], "cannot be decoded"),
-    "bomb.png": (bomb_png(), "got an image of too many pixels"),
-    "bomb.jpg": (bomb_jpeg(), "got an image of too many pixels"),
+    "bomb.png": (bomb_png(), f"got 196,000,000 pixels, {too_many}"),
+    "bomb.jpg": (bomb_jpeg(), f"got 4,290,250,000 pixels, {too_many}"),
     "bomb_progressive.jpg": (
       bomb_jpeg(12_000, progressive=True),
       f"got 12,000 x 12,000 pixels, {too_many}",
     ),
-    "bomb.gif": (bomb_gif(), "got an image of too many pixels"),
-    "bomb.bmp": (bomb_bmp(), "got an image of too many pixels"),
+    "bomb.gif": (bomb_gif(), f"got 4,290,250,000 pixels, {too_many}"),
+    "bomb.bmp": (bomb_bmp(), f"got 1,600,000,000 pixels, {too_many}"),
   }
 
 

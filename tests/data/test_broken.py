@@ -145,6 +145,20 @@ def test_the_largest_image_is_an_option(name, tmp_path, monkeypatch):
   assert Image.MAX_IMAGE_PIXELS == more
 
 
+def test_an_image_that_pillow_refuses(tmp_path, monkeypatch):
+  """It has more than twice Pillow's own limit, which is small here."""
+  data = encoded(photo(30, 40), "PNG")
+  source, _ = folder(tmp_path, {"x.png": data})
+  monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 599)
+  text = (
+    "got 1,200 pixels, expected at most 600 in all; reduce the image, or set"
+    " config.data.max_pixels."
+  )
+  with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+    images.read(data, max_pixels=600)
+  assert sources.typical_side(source) == 24  # of the others
+
+
 @pytest.mark.skipif(not features.check("avif"), reason="Pillow has no AVIF")
 def test_avif_is_read_where_pillow_reads_it(tmp_path):
   data = encoded(photo(), "AVIF", quality=100)

@@ -2,6 +2,7 @@
 
 import io
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from importable import (
 )
 from PIL import Image
 
+from vit_jax.config import preprocessing
 from vit_jax.data import download_and_prepare, sources
 from vit_jax.data.builders import imported
 from vit_jax.data.imports import KINDS
@@ -147,6 +149,23 @@ def test_the_alpha_of_other_formats_is_kept():
   with Image.open(io.BytesIO(data)) as stored:
     assert stored.format == "PNG"
     np.testing.assert_array_equal(np.asarray(stored), np.asarray(image))
+
+
+@pytest.mark.parametrize("of_pillow", [10**9, 599, 10])
+@pytest.mark.parametrize("form", ["jpeg", "webp"])
+def test_the_largest_image_is_an_option(form, of_pillow, monkeypatch):
+  """Also where Pillow's own limit is lower, or refuses the image first."""
+  monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", of_pillow)
+  entry = Entry("k", encoded(5, form, size=(40, 30)), 0)
+  data, _, error = imported.checked(entry, 1199)
+  assert not data and re.fullmatch(
+    r"cannot be decoded: got (40 x 30|1,200) pixels, expected at most 1,199 in"
+    r" all; reduce the image, or set --max_pixels\.",
+    error,
+  )
+  more = preprocessing.MAX_PIXELS + 1
+  data, _, error = imported.checked(entry, more)
+  assert data and not error
 
 
 @pytest.mark.slow

@@ -139,6 +139,23 @@ def test_an_unknown_data_set_gets_a_suggestion(data_dir, tmp_path, monkeypatch):
     assert f"got data set {bad!r}" in error(bad, "train", data_dir)
 
 
+def test_the_folder_of_a_data_set_gets_its_name(tmp_path, monkeypatch):
+  sources.open_source("digits", "train", str(tmp_path))
+  monkeypatch.chdir(tmp_path / "digits")
+  (version,) = (path.name for path in (tmp_path / "digits").iterdir())
+  name = f"digits:{version}"
+  for path in (f"{tmp_path}/digits/{version}/", version):
+    text = error(path, "train")
+    assert text == (
+      f"got data set {path!r}, which is a folder of TFDS: write"
+      f" config.data.data_dir={tmp_path} and config.data.dataset={name}."
+    )
+  assert sources.open_source(name, "test", str(tmp_path)).num_examples == 500
+  (tmp_path / "digits" / version).rename(tmp_path / "moved")
+  text = error(f"{tmp_path}/moved", "train")
+  assert text.endswith(f"is a folder: write folder:{tmp_path}/moved.")
+
+
 def test_other_features_are_listed(data_dir):
   text = error("coco/2017", "validation", data_dir)
   assert "objects" in text and "expected an 8-bit `image` and one" in text

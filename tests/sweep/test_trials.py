@@ -2,13 +2,23 @@
 
 import dataclasses
 import json
+import pathlib
 
 import numpy as np
 import pytest
 import tiny
 
-from vit_jax.config import ConfigError, LoRAConfig, defaults, freeze, to_dict
+from vit_jax import weights
+from vit_jax.config import (
+  ConfigError,
+  LoRAConfig,
+  cli,
+  defaults,
+  freeze,
+  to_dict,
+)
 from vit_jax.config.trial_candidates import check_budget, rounds
+from vit_jax.data import sources
 from vit_jax.sweep import trials
 
 SCORE = {"kind": "classification", "ops": "decode|resize(16)"}
@@ -144,6 +154,29 @@ def test_a_run_too_short_for_trials(config, tmp_path, capsys):
     "trials      none: the run itself has 2 steps" in capsys.readouterr().out
   )
   assert not (tmp_path / "trials").exists()
+
+
+def test_data_and_weights_are_those_of_the_command(config, monkeypatch):
+  """Not those of the recipe's argument."""
+  opened = []
+  digits = sources.open_source("digits", "train", fake=True)
+
+  def open_source(*args, **options):
+    opened.append((*args, options))
+    return digits
+
+  monkeypatch.setattr(trials.sources, "open_source", open_source)
+  source = "finetune:init=lost.npz,model=B/16,budget=10m"
+  rounds_of, budget = cli.ask(source, "get_trials")
+  init = str(pathlib.Path(__file__).parents[1] / "data/vit_token.weights.npz")
+  data = dataclasses.replace(config.data, data_dir="elsewhere")
+  config = dataclasses.replace(config, init=init, data=data)
+  parts = rounds_of(config)[3](config)
+  assert opened == [("digits", "train[:300]", "elsewhere", {"fake": False})]
+  assert budget == "10m"
+  assert {*parts["the head alone"]["optim.freeze"]} == {
+    name for name in weights.read(init).params if not name.startswith("head/")
+  }
 
 
 def test_what_is_tried(config):

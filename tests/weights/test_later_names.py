@@ -330,6 +330,27 @@ def test_a_tower_of_timm_s_in_a_file_of_openclip_s(tmp_path):
   assert vit.image_size == (16, 16)
 
 
+@pytest.mark.parametrize("wrapper", ["", "module."])
+@pytest.mark.parametrize("layer", ["head.proj", "head.mlp.fc1"])
+def test_layers_after_a_tower_of_timm_s_are_refused(tmp_path, wrapper, layer):
+  file = _trunk(tmp_path) / "x.safetensors"
+  arrays = {
+    k: np.asarray(a)
+    for k, a in safetensors_file.open_safetensors(file)[0].items()
+  }
+  arrays[f"visual.{layer}.weight"] = np.ones((8, 32), "f")
+  arrays["logit_scale"] = np.ones((), "f")
+  arrays = {wrapper + name: a for name, a in arrays.items()}
+  safetensors_file.write(file, arrays, {})
+  assert message(tmp_path, num_heads=2) == (
+    f"{tmp_path}: got '{wrapper}visual.{layer}.weight', layers of OpenCLIP"
+    " after a tower of timm's, which vit_jax does not compute; expected the"
+    " tower alone. Its features are those before these layers, not the"
+    " embeddings that CLIP compares with texts. To save it: p ="
+    f" '{wrapper}visual.trunk.'; {safetensors_file.LINE}"
+  )
+
+
 @pytest.mark.parametrize(
   "stated, error",
   [

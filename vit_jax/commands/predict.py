@@ -56,6 +56,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     help="colour behind transparent images (default: as trained)",
   )
   parser.add_argument(
+    "--max_pixels",
+    type=cli.positive,
+    metavar="N",
+    help="largest height x width of an image (default: as trained)",
+  )
+  parser.add_argument(
     "--dtype",
     choices=("float32", "bfloat16"),
     metavar="TYPE",

@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Sequence
 
 from vit_jax.config import cli
+from vit_jax.config.preprocessing import MAX_PIXELS
 
 DESCRIPTION = """\
 Writes a data set to disk in TFDS's format. --name is the name of an imported
@@ -73,6 +74,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--classes",
     help="file with the class names in the order of the labels, one per line"
     " (all sources but folder)",
+  )
+  parser.add_argument(
+    "--max_pixels",
+    type=cli.positive,
+    metavar="N",
+    help="height x width of the largest image that is imported (default:"
+    f" {MAX_PIXELS})",
   )
   return parser.parse_args(argv)
 

@@ -77,14 +77,15 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
       errors.append(f"--profile: got {profile!r}, expected a step, from 1.")
     if errors:
       experiment.setup(config, workdir, allow_change=allowed, errors=errors)
-    rounds, budget = cli.ask(args.source, "get_trials") or ([], "0")
-    if rounds:
+    rounds_of, budget = cli.ask(args.source, "get_trials") or (None, "0")
+    if rounds_of and config.init:
       from vit_jax.sweep import trials
 
       # The workdir is not compared yet: it may have a run with the options that
       # the trials chose.
       experiment.setup(config)
       signals.on_exit = _ends_trials()
+      rounds = rounds_of(config)
       config = trials.choose(config, rounds, budget, workdir, args.overrides)
       signals.on_exit = run_record.end
       began = time.time()  # the start of the run is after the trials

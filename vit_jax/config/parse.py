@@ -89,10 +89,7 @@ def _with_decoding(config: Config, errors: list[str]) -> Config:
   Therefore evaluators, and programs that read the preprocessing in config.json,
   decode images as in training.
   """
-  changes = {
-    "background": config.data.background,
-    "max_pixels": config.data.max_pixels,
-  }
+  changes = config.data.decoding
   try:
     preprocessing.check_decoding(**changes)
   except ValueError as e:

@@ -8,6 +8,7 @@ TensorFlow, so that a misspelt option is reported at once.
 import contextlib
 import dataclasses
 import math
+from typing import Any
 
 from vit_jax.config.preprocessing import MAX_PIXELS
 from vit_jax.evaluators import EvaluatorConfig
@@ -64,6 +65,11 @@ class DataConfig:
     "encoded records in memory, in all processes together, to shuffle streamed"
     " files; an ImageNet record takes 110 kB",
   )
+
+  @property
+  def decoding(self) -> dict[str, Any]:
+    """The arguments of `preprocessing.with_decoding`, for all operations."""
+    return {"background": self.background, "max_pixels": self.max_pixels}
 
 
 @dataclasses.dataclass(frozen=True)

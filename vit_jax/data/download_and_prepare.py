@@ -14,6 +14,7 @@ from typing import NamedTuple
 import tensorflow_datasets as tfds
 from etils import epath
 
+from vit_jax.config.preprocessing import MAX_PIXELS
 from vit_jax.data import tfds_source
 from vit_jax.data.builders import imported
 from vit_jax.data.dataset_info import prefix_of
@@ -125,6 +126,7 @@ def import_source(
   options: Options | None = None,
   say: Say = print,
   file_format: str | None = None,
+  max_pixels: int = MAX_PIXELS,
 ) -> Prepared:
   """Imports a source into a new data set of TFDS's format.
 
@@ -135,6 +137,7 @@ def import_source(
     options: The user's options for the source.
     say: Called with lines about the progress.
     file_format: See `prepare`.
+    max_pixels: Largest height x width; larger images are left out.
 
   Raises:
     ValueError: The name is taken or malformed, the source has an error, or the
@@ -157,7 +160,7 @@ def import_source(
     description=f"Imported from {source} by vit-jax prepare.",
     data_dir=data_dir,
     file_format=file_format,
-    record_filter=imported.RecordFilter(say),
+    record_filter=imported.RecordFilter(say, max_pixels),
   )
   if builder.is_prepared() or epath.Path(builder.data_dir).exists():
     raise ValueError(
@@ -256,6 +259,8 @@ def main(args: argparse.Namespace) -> None:
   say(f"{'left out':<12}{done.left_out:>12,}")
   name = args.name or args.source
   where = f" --config.data.data_dir={args.data_dir}" if args.data_dir else ""
+  if args.max_pixels:
+    where += f" --config.data.max_pixels={args.max_pixels}"
   say(f"in {done.folder}; to use it: --config.data.dataset={name}{where}")
 
 
@@ -280,14 +285,23 @@ def _run(args: argparse.Namespace, say: Say) -> Prepared:
         )
       check_unused(options, ("label", "classes"), "--numbers, the labels")
     return import_source(
-      args.source, args.name, args.data_dir, options, say, args.file_format
+      args.source,
+      args.name,
+      args.data_dir,
+      options,
+      say,
+      args.file_format,
+      args.max_pixels or MAX_PIXELS,
     )
   if prefix:
     raise ValueError(
       f"SOURCE: got {args.source!r}, expected a name that TFDS knows, or one of"
       f" {', '.join(KINDS)} with what follows.{nearest(prefix, KINDS)}"
     )
-  only_imports = ("name", "splits", "image", "label", "classes", "numbers")
+  only_imports = (
+    *("name", "splits", "image", "label", "classes", "numbers"),
+    "max_pixels",
+  )
   if wrong := [f"--{k}" for k in only_imports if getattr(args, k)]:
     raise ValueError(
       f"{', '.join(wrong)}: only for imports, not for TFDS's names."

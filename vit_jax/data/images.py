@@ -46,6 +46,8 @@ BROKEN = (
   ValueError,
   Image.DecompressionBombError,
 )
+# The option that `too_large` proposes; a command replaces it by its own.
+LIMIT_OPTION = "config.data.max_pixels"
 MAX_UNDECODABLE = 0.01  # Share of a split; ten images are allowed in any case.
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 # A marker of a JPEG: neither a stuffed byte, nor a restart, nor a fill byte.
@@ -310,7 +312,7 @@ def _opened(data: bytes, max_pixels: int) -> Image.Image:
       f"got {len(data):,} bytes that are no image; {EXPECTED}."
     ) from None
   except Exception as e:  # a damaged file may raise anything
-    raise _cannot_decode(e) from None
+    raise _cannot_decode(e, max_pixels) from None
   check_size(image, max_pixels)
   return image
 
@@ -324,11 +326,25 @@ def allow(max_pixels: int) -> None:
 def check_size(image: Image.Image, max_pixels: int = MAX_PIXELS) -> None:
   """Raises ValueError for more than `max_pixels`; decodes nothing."""
   if image.width * image.height > max_pixels:
-    raise ValueError(
-      f"got {image.width:,} x {image.height:,} pixels, expected at most"
-      f" {max_pixels:,} in all; reduce the image, or set"
-      " config.data.max_pixels."
-    )
+    raise _too_large(f"{image.width:,} x {image.height:,}", max_pixels)
+
+
+def of_pillow(
+  error: Image.DecompressionBombError, max_pixels: int = MAX_PIXELS
+) -> ValueError:
+  """Returns the error of `check_size` for Pillow's, which has no sides.
+
+  Pillow raises its own for more than twice `Image.MAX_IMAGE_PIXELS`.
+  """
+  count = re.search(r"\d+", str(error))  # its first number
+  return _too_large(f"{int(count[0]):,}" if count else "too many", max_pixels)
+
+
+def _too_large(count: str, max_pixels: int) -> ValueError:
+  return ValueError(
+    f"got {count} pixels, expected at most {max_pixels:,} in all; reduce the"
+    f" image, or set {LIMIT_OPTION}."
+  )
 
 
 def _check_whole(data: bytes) -> None:
@@ -370,17 +386,14 @@ def _pixels(image: Image.Image, exif: bool, max_pixels: int):
       mode = "RGBA" if image.has_transparency_data else "RGB"
       pixels = np.asarray(image.convert(mode))
   except Exception as e:  # a damaged file may raise anything
-    raise _cannot_decode(e) from None
+    raise _cannot_decode(e, max_pixels) from None
   number = _orientation(image) if exif else 1
   return pixels if number == 1 else turned(pixels, number)
 
 
-def _cannot_decode(error: Exception) -> ValueError:
+def _cannot_decode(error: Exception, max_pixels: int) -> ValueError:
   if isinstance(error, Image.DecompressionBombError):
-    return ValueError(
-      f"got an image of too many pixels ({error}), expected at most"
-      f" {MAX_PIXELS:,}."
-    )
+    return of_pillow(error, max_pixels)
   return ValueError(
     f"got an image that cannot be decoded ({error}); {EXPECTED}, whole."
   )

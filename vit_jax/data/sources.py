@@ -143,6 +143,6 @@ def typical_side(source: Source, num_images: int = 32) -> int:
       data = io.BytesIO(record["image"].numpy())
       with Image.open(data, formats=images.FORMATS) as image:
         sides.append(min(image.size))
-    except OSError:
+    except images.BROKEN:
       pass
   return int(statistics.median(sides)) if sides else 0

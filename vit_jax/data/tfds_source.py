@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 import shlex
 import time
 from collections.abc import Sequence
@@ -124,16 +125,13 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
   Raises:
     ValueError: Unknown data set, or a config that it does not have.
   """
-  is_folder = ValueError(
-    f"got data set {dataset!r}, which is a folder: write folder:{dataset}."
-  )
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.ERROR)  # "Using custom data configuration"
   try:
     return tfds.builder(dataset, data_dir=data_dir)
   except tfds.core.registered.DatasetNotFoundError:
     if os.path.isdir(dataset):
-      raise is_folder from None
+      raise _is_folder(dataset) from None
     names, broken = _on_disk(dataset, data_dir)
     if names:
       raise ValueError(
@@ -153,11 +151,28 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
     ) from None
   except (ValueError, TypeError, AttributeError) as e:
     if os.path.isdir(dataset):
-      raise is_folder from None
+      raise _is_folder(dataset) from None
     first = str(e).strip().splitlines()[0]
     raise ValueError(f"got data set {dataset!r}: {first}") from None
   finally:
     logging.set_verbosity(verbosity)
+
+
+def _is_folder(path: str) -> ValueError:
+  """Returns the error for a folder, with the name that reads it."""
+  folder = pathlib.Path(os.path.abspath(path))
+  with contextlib.suppress(Exception):  # none, damaged, or moved
+    info = tfds.core.dataset_info.read_from_json(folder / "dataset_info.json")
+    parts = [*filter(None, (info.name, info.config_name)), info.version]
+    if list(folder.parts[-len(parts) :]) == parts:
+      return ValueError(
+        f"got data set {path!r}, which is a folder of TFDS: write"
+        f" config.data.data_dir={folder.parents[len(parts) - 1]} and"
+        f" config.data.dataset={'/'.join(parts[:-1])}:{info.version}."
+      )
+  return ValueError(
+    f"got data set {path!r}, which is a folder: write folder:{path}."
+  )
 
 
 def _on_disk(dataset: str, data_dir: str | None) -> tuple[list[str], list[str]]:

@@ -57,7 +57,8 @@ def write(
     The names of the files.
 
   Raises:
-    ValueError: The path is in a bucket, or onnx does not know the opset.
+    ValueError: The path is in a bucket, onnx does not know the opset, or the
+      opset lacks operators of the model. Nothing is written.
   """
   import jax2onnx
   import onnx
@@ -110,6 +111,14 @@ def write(
       for key, value in properties.items()
     },
   )
+  if num_bytes <= MAX_BYTES:  # the checker would serialise a larger one, too
+    try:
+      onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as e:
+      raise ValueError(
+        f"--opset: got {opset}, which lacks operators of the model"
+        f" ({str(e).strip().splitlines()[0][:300]}), expected {OPSETS}."
+      ) from None
   os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
   name = os.path.basename(path)
   if num_bytes <= MAX_BYTES:

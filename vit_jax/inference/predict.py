@@ -21,6 +21,8 @@ from tqdm import tqdm
 from vit_jax import class_names, weights
 from vit_jax.callbacks import startup
 from vit_jax.callbacks.progress import note
+from vit_jax.config.preprocessing import with_decoding
+from vit_jax.data.images import LIMIT_OPTION
 from vit_jax.distributed import processes
 from vit_jax.inference import answers as formats
 from vit_jax.inference import features_file, streaming
@@ -57,7 +59,10 @@ def run(args: argparse.Namespace) -> int:
   config = precision.with_fastest_dtype(vit.config)
   if args.dtype is not None:
     config = dataclasses.replace(config, dtype=args.dtype)
-  vit = dataclasses.replace(vit, config=config)
+  ops = vit.ops
+  if args.max_pixels is not None:
+    ops = with_decoding(ops, max_pixels=args.max_pixels)
+  vit = dataclasses.replace(vit, config=config, ops=ops)
   note(_description(args.checkpoint, vit))
   images: Iterable[streaming.Named] = streaming.find(args.images)
   if args.features is not None:
@@ -187,7 +192,8 @@ def _shown(answers: Iterator[Row], total: int | None) -> Iterator[Row]:
     for count, answer in enumerate(answers, 1):
       if answer.error is not None:
         name = formats.printable(answer.name)
-        note(f"cannot read {name}: {answer.error}")
+        text = str(answer.error).replace(LIMIT_OPTION, "--max_pixels")
+        note(f"cannot read {name}: {text}")
       yield answer
       bar.update()
       now = time.monotonic()

@@ -74,10 +74,7 @@ def config_of_file(
   except (OSError, ValueError) as e:
     raise ConfigError([f"--checkpoint: {e}"]) from None
   default = Config()
-  decoding = {
-    "background": config.data.background,
-    "max_pixels": config.data.max_pixels,
-  }
+  decoding = config.data.decoding
   default_ops = preprocessing.with_decoding(default.data.ops, **decoding)
   errors = [
     f"config.{key}: got a value of its own, but {path} states it; give a"

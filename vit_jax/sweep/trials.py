@@ -1,7 +1,8 @@
 """Short trials before a run, which choose options on held-out images.
 
-A config file has a function `get_trials(argument)`, which returns rounds and a
-budget. A round has changes of one kind, such as augmentations or learning
+A config file has a function `get_trials(argument)`, which returns a budget and,
+before it, a function from the config of the command to rounds, or None for no
+trials. A round has changes of one kind, such as augmentations or learning
 rates. Each change is tried on the best config so far. If the best change of the
 round has a lower loss on the held-out images, the next rounds keep it. (For
 some hundred images the loss is compared, because differences in accuracy are
@@ -18,7 +19,6 @@ from typing import Any
 
 import jax
 from etils import epath
-from ml_collections import ConfigDict
 
 from vit_jax import experiment, linear_probe, weights
 from vit_jax.config import (
@@ -48,14 +48,17 @@ AS_GIVEN = "no change"  # the first trial where the command sets the first round
 Options = Mapping[str, Any]  # option without "config." -> value
 
 
-def rounds_of(config: ConfigDict, has_size: bool) -> list[Round]:
+def rounds_of(config: Config, has_size: bool) -> list[Round]:
   """Returns the rounds of trials for the data and the weights of a config.
 
   Args:
-    config: Result of `get_config` of a config file.
+    config: The run; it has `init`.
     has_size: Whether the user has set the image size; then it is not changed.
   """
-  source = sources.open_source(config.data.dataset, config.data.split)
+  data = config.data
+  source = sources.open_source(
+    data.dataset, data.split, data.data_dir, fake=config.fake_data
+  )
   params = weights.read(config.init).params
   return trial_candidates.rounds(sources.typical_side(source), params, has_size)
 

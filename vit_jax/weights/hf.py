@@ -15,7 +15,7 @@ from vit_jax.config import json_file
 from vit_jax.config.from_dict import at_least
 from vit_jax.losses import REGRESSION
 from vit_jax.options import shown
-from vit_jax.weights import hf_names, hf_preprocessing
+from vit_jax.weights import hf_head, hf_names, hf_preprocessing
 from vit_jax.weights.hf_names import (
   LEFT_OUT,
   MODEL_TYPES,
@@ -49,17 +49,6 @@ GELUS = {
   "gelu_python_tanh": "tanh",
   "quick_gelu": "quick",
 }
-MULTI_LABEL = "multi_label_classification"
-# problem_type -> loss of the head's training.
-LOSSES = {
-  "single_label_classification": "softmax",
-  MULTI_LABEL: "sigmoid",
-  REGRESSION: REGRESSION,
-}
-IS_REGRESSION = (
-  "the head is a regression (config.json: problem_type, or a single output):"
-  " its outputs are numbers, and no classes."
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +121,7 @@ def read(file: StateDict) -> Weights:
   if about and not ops:
     notes += (hf_preprocessing.unlike(about, size),)
   if stated.loss == REGRESSION:
-    notes += (IS_REGRESSION,)
+    notes += (hf_head.IS_REGRESSION,)
   return Weights(
     str(path),
     "hf",
@@ -238,7 +227,7 @@ def read_arrays(
       "got both pooler and classifier, expected one of them: in transformers"
       " the classifier does not see the pooler's output. Remove pooler.dense."
     )
-  errors += problem_errors(read.problem_type)
+  errors += hf_head.problem_errors(read.problem_type)
   if errors:
     raise ValueError("weights of Hugging Face: " + "\n".join(errors))
   _fold_second_token(params)
@@ -250,7 +239,7 @@ def read_arrays(
     patch[0],
     read.num_attention_heads,
     _class_names(read.id2label),
-    LOSSES[kind] if kind and outputs else None,
+    hf_head.LOSSES[kind] if kind and outputs else None,
     notes + size_notes,
   )
   return params, options, statements
@@ -376,19 +365,4 @@ def _class_names(id2label: Mapping[str, str]) -> tuple[str, ...] | None:
       f"config.json: id2label: got {len(id2label)} numbers such as"
       f" {shown(list(id2label)[:4])}, expected 0 to {len(id2label) - 1}."
     )
-  return named(tuple(by_number[k] for k in sorted(by_number)))
-
-
-def named(names: tuple[str, ...]) -> tuple[str, ...] | None:
-  """Returns class names; None for LABEL_0, LABEL_1, ..., which say nothing."""
-  is_named = any(name != f"LABEL_{i}" for i, name in enumerate(names))
-  return names if is_named else None
-
-
-def problem_errors(problem_type: str | None) -> list[str]:
-  """Returns an error if no loss is known for a problem_type."""
-  if problem_type in (None, *LOSSES):
-    return []
-  return [
-    f"problem_type: got {problem_type!r}, expected one of {', '.join(LOSSES)}."
-  ]
+  return hf_head.named(tuple(by_number[k] for k in sorted(by_number)))

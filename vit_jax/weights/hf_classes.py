@@ -13,7 +13,7 @@ from vit_jax.config import ModelConfig
 from vit_jax.losses import REGRESSION
 from vit_jax.models.posemb import sincos2d
 from vit_jax.weights import hf_names
-from vit_jax.weights.hf import MULTI_LABEL
+from vit_jax.weights.hf_head import MULTI_LABEL
 from vit_jax.weights.hf_names import MODEL_TYPES
 from vit_jax.weights.torch_layout import option_errors, shorten, to_theirs
 from vit_jax.weights.weights_file import POS_EMBEDDING

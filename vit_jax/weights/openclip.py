@@ -89,8 +89,9 @@ class _Norm:
 class _Vision:
   """What no array of the tower shows, with OpenCLIP's defaults.
 
-  `image_size` is in pixels, one side or two. The entries timm_* are those of a
-  tower that timm computes.
+  `image_size` is in pixels, one side or two. With `head_width` None, the size
+  of the tower decides on the heads. The entries timm_* are those of a tower
+  that timm computes.
   """
 
   image_size: tuple[int, ...] = at_least(1, ())
@@ -243,6 +244,28 @@ def read(file: StateDict) -> Weights:
 def has_trunk(names: Iterable[str]) -> bool:
   """Whether the names are those of a tower that OpenCLIP takes from timm."""
   return any(f".{TRUNK}" in f".{name}" for name in names)
+
+
+def refuse_head(names: Iterable[str], line: str) -> None:
+  """Checks that OpenCLIP has no layers after a tower that it takes from timm.
+
+  Args:
+    names: Names of all arrays of a file.
+    line: Python for the error, which saves the arrays with a prefix `p` alone.
+
+  Raises:
+    ValueError: There are such layers, `visual.head.`.
+  """
+  names = list(names)
+  after = [n for n in names if f".{PREFIX}head." in f".{n}"]
+  if after and has_trunk(names):
+    tower = after[0].partition(f"{PREFIX}head.")[0] + TRUNK
+    raise ValueError(
+      f"got {shorten(after)}, layers of OpenCLIP after a tower of timm's, which"
+      " vit_jax does not compute; expected the tower alone. Its features are"
+      " those before these layers, not the embeddings that CLIP compares with"
+      f" texts. To save it: p = {tower!r}; {line}"
+    )
 
 
 def read_trunk(file: StateDict) -> Weights:

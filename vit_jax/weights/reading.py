@@ -375,6 +375,7 @@ def _read_torch(
 
 
 def _read_state_dict(file: StateDict, line: str) -> Weights:
+  openclip.refuse_head(file.arrays, line)
   arrays, notes = wrappers.unwrapped(file.arrays, line)
   for looks_like, read_file in STATE_DICTS.values():
     if looks_like(arrays):

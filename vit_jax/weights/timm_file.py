@@ -13,7 +13,7 @@ from vit_jax.config.from_dict import at_least
 from vit_jax.families.vit import ViTConfig
 from vit_jax.losses import REGRESSION
 from vit_jax.options import shown
-from vit_jax.weights import eval_preprocessing, hf, timm
+from vit_jax.weights import eval_preprocessing, hf_head, timm
 from vit_jax.weights.assumed import LOST_POSITIONS
 from vit_jax.weights.identify import identify
 from vit_jax.weights.torch_layout import shorten
@@ -245,9 +245,9 @@ def read(file: StateDict) -> Weights:
     raise ValueError(LOST_POSITIONS)  # timm's models have a table
   loss = None
   if config.problem_type and "head/kernel" in params:
-    loss = hf.LOSSES[config.problem_type]
+    loss = hf_head.LOSSES[config.problem_type]
   if loss == REGRESSION:
-    notes += (hf.IS_REGRESSION,)
+    notes += (hf_head.IS_REGRESSION,)
   size, grid = config.image_size, None
   if size and size[0] != size[1] and POS_EMBEDDING in params:
     grid = identify(params, options).grid(size)
@@ -255,7 +255,7 @@ def read(file: StateDict) -> Weights:
     weights,
     grid=grid,
     image_size=size,
-    class_names=hf.named(config.images.label_names or ()),
+    class_names=hf_head.named(config.images.label_names or ()),
     loss=loss,
     pixels=config.images.pixels,
     is_bare=not file.config,
@@ -370,7 +370,7 @@ def _errors(
       f"config.json: architecture: got {shown(config.architecture)}, whose"
       " rotary positions vit_jax does not have; expected DINOv3 or EVA-02."
     )
-  for error in hf.problem_errors(config.problem_type):
+  for error in hf_head.problem_errors(config.problem_type):
     yield f"config.json: {error}"
   args = config.model_args
   stated = {f"model_args.{k}": v for k, v in args.items() if v is not None}

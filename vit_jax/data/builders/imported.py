@@ -36,6 +36,7 @@ class RecordFilter:
 
   Args:
     say: Called with lines about the progress.
+    max_pixels: See `images.read`.
 
   Attributes:
     left_out: (record, its error), in order.
@@ -44,11 +45,15 @@ class RecordFilter:
       TensorFlow cannot read the format, or reads it wrongly.
   """
 
-  def __init__(self, say: Callable[[str], None] = print):
+  def __init__(
+    self,
+    say: Callable[[str], None] = print,
+    max_pixels: int = images.MAX_PIXELS,
+  ):
     self.left_out: list[tuple[str, str]] = []
     self.converted = collections.Counter()
     self.num_without_class = 0
-    self._say = say
+    self._say, self._max_pixels = say, max_pixels
 
   def examples(self, name: str, split: Split) -> Iterator[tuple[str, dict]]:
     """Yields the records of a split, as a builder does.
@@ -58,7 +63,8 @@ class RecordFilter:
     """
     start = reported = time.monotonic()
     taken, before = 0, len(self.left_out)
-    for entry, encoded, format_name, error in _checked(split.entries()):
+    entries = _checked(split.entries(), self._max_pixels)
+    for entry, encoded, format_name, error in entries:
       taken += 1
       if error:
         self.left_out.append((entry.key, error))
@@ -173,7 +179,7 @@ class Imported(Importer, skip_registration=True):
 
 
 def _checked(
-  entries: Iterator[Entry],
+  entries: Iterator[Entry], max_pixels: int
 ) -> Iterator[tuple[Entry, bytes, str, str]]:
   """Yields (entry, *`checked`) in order; threads decode the images.
 
@@ -184,7 +190,7 @@ def _checked(
     waiting = collections.deque()
     for entry in entries:
       entry = entry._replace(key=printable(entry.key))
-      waiting.append((entry, pool.submit(checked, entry)))
+      waiting.append((entry, pool.submit(checked, entry, max_pixels)))
       if len(waiting) > 4 * workers:
         entry, result = waiting.popleft()
         yield entry, *result.result()
@@ -192,7 +198,9 @@ def _checked(
       yield entry, *result.result()
 
 
-def checked(entry: Entry) -> tuple[bytes, str, str]:
+def checked(
+  entry: Entry, max_pixels: int = images.MAX_PIXELS
+) -> tuple[bytes, str, str]:
   """Returns the bytes to store, the original format, and the error or "".
 
   JPEG and PNG are stored unchanged, and the format is "". Other formats are
@@ -200,19 +208,24 @@ def checked(entry: Entry) -> tuple[bytes, str, str]:
   """
   if entry.error:
     return b"", "", entry.error
+  images.allow(max_pixels)
   is_unchanged = entry.image.startswith((_JPEG, _PNG))
   try:
     file = io.BytesIO(entry.image)
     with Image.open(file, formats=images.FORMATS) as image:
-      images.check_size(image)
+      images.check_size(image, max_pixels)
       if is_unchanged:
         image.draft(None, (1, 1))  # JPEG at an eighth of its size: faster.
         image.load()
         return entry.image, "", ""
       file = io.BytesIO()
-      Image.fromarray(images.read_with_alpha(image)).save(file, format="png")
+      pixels = images.read_with_alpha(image, max_pixels=max_pixels)
+      Image.fromarray(pixels).save(file, format="png")
       return file.getvalue(), image.format or "?", ""
   except Image.UnidentifiedImageError:
     return b"", "", f"{len(entry.image):,} bytes that are no image"
   except images.BROKEN as e:
-    return b"", "", f"cannot be decoded: {e}"
+    if isinstance(e, Image.DecompressionBombError):
+      e = images.of_pillow(e, max_pixels)
+    text = str(e).replace(images.LIMIT_OPTION, "--max_pixels")
+    return b"", "", f"cannot be decoded: {text}"
