@@ -389,8 +389,8 @@ def select_splits(
 
 def usual_columns(columns: Collection[str], usual: Sequence[str]) -> list[str]:
   """Returns the columns with usual names in any case, the most usual first."""
-  ordered = [c for name in usual for c in (name, *columns) if c.lower() == name]
-  return [c for c in ordered if c in columns]
+  rank = lambda column: (usual.index(column.lower()), column.lower() != column)
+  return sorted((c for c in columns if c.lower() in usual), key=rank)
 
 
 def pick_column(
