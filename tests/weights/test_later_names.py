@@ -98,6 +98,36 @@ def test_out_and_back(name):
   _assert_back(arrays, model, params)
 
 
+def test_rotary_positions_without_a_class_token_are_not_dinov3_s(tmp_path):
+  """Its arrays are those of timm's vit_*_patch16_rope_reg1_gap_256."""
+  model = model_config(**TINY | DINOV3)
+  arrays = timm.write(random_params(model, 3, SIZE), model)
+  path = tmp_path / "model.safetensors"
+  safetensors_file.write(path, arrays, {})
+  assert vit_jax.load(path, num_heads=2, verbose=False).config.rope == "dinov3"
+  (tmp_path / "config.json").write_text('{"architecture": "vit_rope_x"}')
+  assert "got 'vit_rope_x', whose rotary" in message(path, num_heads=2)
+  (tmp_path / "config.json").unlink()
+  del arrays["cls_token"]
+  safetensors_file.write(path, arrays, {})
+  assert "the arrays of timm's _rope_ models" in message(path, num_heads=2)
+
+
+@pytest.mark.parametrize("options", [REGISTERS, SCALED, CLIP])
+def test_no_table_does_not_mean_dinov3(tmp_path, options):
+  model = model_config(
+    **TINY | options | dict(cls_row=True, posemb="none", rope=None)
+  )
+  arrays = timm.write(random_params(model, 3, SIZE), model)
+  path = tmp_path / "model.safetensors"
+  safetensors_file.write(path, arrays, {})
+  assert "missing, expected a position table" in message(path, num_heads=2)
+  about = {"model_args": {"num_heads": 2, "pos_embed": "none"}}
+  (tmp_path / "config.json").write_text(json.dumps(about))
+  vit = vit_jax.load(path, image_size=16, mean="half", verbose=False)
+  assert (vit.config.posemb, vit.config.rope) == ("none", None)
+
+
 def test_both_heads_of_a_distilled_model_are_left_out(tmp_path):
   model = model_config(**TINY, distilled=True, gelu="erf")
   arrays = timm.write(random_params(model, 3, SIZE), model)

@@ -202,6 +202,10 @@ PREFIX = {"pool_include_prefix": True}
       "model_args.pool_include_prefix: got True, expected False, which vit_jax",
     ),
     (
+      {"model_args": {"num_heads": 4}, "architecture": "vit_b_rpn_224.sw"},
+      "architecture: got 'vit_b_rpn_224.sw', whose norms after attention and",
+    ),
+    (
       {"model_args": {"num_heads": 4, "attn_layer": "diff", "norm": None}},
       "model_args.attn_layer: got 'diff', expected no such key, because timm's"
       " model may depend on it.",

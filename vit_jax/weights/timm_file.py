@@ -45,6 +45,13 @@ TANH = frozenset(
   for gap in ("", "_gap")
 )
 HEADS = {"vit_base_patch16_gap_224": 16}
+# Parts of names of architectures -> what these compute, and vit_jax does not.
+# Their arrays are those of other models.
+FOREIGN = {
+  "_rope_": "rotary positions (neither DINOv3's nor EVA-02's)",
+  "_rpn_": "norms after attention and MLP",
+  "test_vit3": "attention pooling of registers",
+}
 _SCALE = "Transformer/encoderblock_0/LayerScale_0/scale"
 QUICK = "_clip_quickgelu_"  # in the names of those with OpenAI's GELU
 
@@ -365,11 +372,12 @@ def options_of(
 def _errors(
   config: TimmConfig, params: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Iterator[str]:
-  if "_rope_" in config.architecture and not options.get("rope"):
-    yield (
-      f"config.json: architecture: got {shown(config.architecture)}, whose"
-      " rotary positions vit_jax does not have; expected DINOv3 or EVA-02."
-    )
+  for part, what in FOREIGN.items():
+    if part in config.architecture:
+      yield (
+        f"config.json: architecture: got {shown(config.architecture)}, whose"
+        f" {what} vit_jax does not have. Use other weights."
+      )
   for error in hf_head.problem_errors(config.problem_type):
     yield f"config.json: {error}"
   args = config.model_args
