@@ -223,6 +223,53 @@ def test_timm_s_config_of_another_model(tmp_path, config, error):
 
 
 @pytest.mark.parametrize(
+  "architecture, args, error",
+  [
+    ("", {"depth": 3}, "model_args.depth: got 3, expected 2 by the arrays."),
+    ("", {"reg_tokens": 4}, "model_args.reg_tokens: got 4, expected 0 by"),
+    ("", {"num_reg_tokens": 1}, "model_args.num_reg_tokens: got 1, expected 0"),
+    ("", {"init_values": 1e-5}, "model_args.init_values: got 1e-05, expected"),
+    ("", {"pre_norm": True}, "model_args.pre_norm: got True, expected False"),
+    ("", {"qk_norm": True}, "model_args.qk_norm: got True, expected False,"),
+    ("a_b_reg4_x.y", {}, "architecture: got 'a_b_reg4_x.y', a model with reg_"),
+    ("vit_x_dinov2", {}, "architecture: got 'vit_x_dinov2', a model with init"),
+    ("", {"depth": 2, "reg_tokens": 0, "qk_norm": False}, None),
+    ("vit_x_reg4_dinov2", {"reg_tokens": 0, "init_values": None}, None),
+  ],
+)
+def test_parts_that_timm_s_config_states_and_the_file_lacks(
+  tmp_path, architecture, args, error
+):
+  args = {"num_heads": 4} | args
+  config = {"architecture": architecture, "model_args": args}
+  path = _timm(tmp_path / "model.safetensors", config)
+  if error:
+    assert f"config.json: {error}" in message(path)
+  else:
+    assert_same(weights.read(path), our_params())
+
+
+def test_a_name_of_timm_s_states_the_number_of_blocks(tmp_path):
+  model = model_config(variant="Ti/8", depth=2, gelu="erf")
+  params = foreign.random_params(model, 3, (16, 16))
+  path = tmp_path / "model.safetensors"
+  safetensors_file.write(path, timm.write(params, model), {})
+
+  def config(**args):
+    about = {"architecture": "vit_tiny_patch16_224.x", "model_args": args}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+
+  config(num_heads=3)
+  assert message(path).endswith(
+    "config.json: architecture: got 'vit_tiny_patch16_224.x', a model with"
+    " depth=12, expected 2 by the arrays. Use a complete file, or correct"
+    " model_args.depth in config.json."
+  )
+  config(num_heads=3, depth=2)
+  assert_same(weights.read(path), params)
+
+
+@pytest.mark.parametrize(
   "config, size, grid",
   [
     ({"input_size": [3, 16, 64]}, (16, 64), (2, 8)),
