@@ -151,6 +151,34 @@ def test_registers_of_timm_have_no_row_for_cls():
   _assert_back(timm.write_meta(params, model), model, params)
 
 
+@pytest.mark.parametrize("tokens", [["registers"], ["cls", "registers"]])
+@pytest.mark.parametrize("size", [(16, 16), (16, 40)])
+def test_rows_of_registers_become_part_of_them(tmp_path, tokens, size):
+  """timm's table has them, unless no_embed_class is True."""
+  options = REGISTERS | dict(pool="gap", class_token="cls" in tokens)
+  model = model_config(**TINY | options)
+  params = random_params(model, 3, size)
+  arrays = timm.write(params, model)
+  count = sum(params[name].shape[1] for name in tokens)
+  rows = np.random.default_rng(0).normal(size=(1, count, 32)).astype("f")
+  arrays["pos_embed"] = np.concatenate([rows, arrays["pos_embed"]], 1)
+  path = tmp_path / "model.safetensors"
+  safetensors_file.write(path, arrays, {})
+  grid = None if size == (16, 16) else (2, 5)
+  result = weights.read(path, grid=grid, options={"num_heads": 2})
+  for name in ("cls", "registers")[-len(tokens) :]:
+    first, rows = np.split(rows, [params[name].shape[1]], 1)
+    np.testing.assert_array_equal(result.params[name], params[name] + first)
+  table = result.params[timm.POS_EMBEDDING]
+  np.testing.assert_array_equal(table, params[timm.POS_EMBEDDING])
+  assert f"rows has {count} for {' and '.join(tokens)}" in " ".join(
+    result.notes
+  )
+  if grid:
+    text = message(path, num_heads=2)
+    assert "fewer by 3 if registers have rows), expected a square" in text
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_key_has_no_bias_and_periods_have_a_type(dtype):
   model = model_config(**TINY | DINOV3 | dict(rope_periods=dtype))
