@@ -70,6 +70,41 @@ def test_nothing_is_read_before_it_is_used(monkeypatch):
 
 
 @pytest.mark.parametrize(
+  "raw, average",
+  [
+    ("params/", "ema/"),
+    ("params/params/", "ema_params/params/"),
+    ("params/", "state/params_ema/"),
+  ],
+)
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_an_average_beside_the_parameters_is_taken(
+  tmp_path, raw, average, is_tree
+):
+  own = our_params()
+  arrays = {raw + name: a + 1 for name, a in own.items()}
+  # optax's average of gradients
+  arrays |= {f"opt_state/ema/{name}": a - 1 for name, a in own.items()}
+
+  def read():
+    if not is_tree:
+      np.savez(path := tmp_path / f"{len(arrays)}.npz", **arrays)
+    else:
+      path = orbax(tmp_path / str(len(arrays)), nested(arrays))
+    return weights.read(path)
+
+  result = read()
+  assert_same(result, {name: a + 1 for name, a in own.items()})
+  assert "the arrays are those of" not in " ".join(result.notes)
+  arrays |= {average + name: a for name, a in own.items()}
+  result = read()
+  assert_same(result, own)
+  word = average.removesuffix("params/").strip("/")
+  text = f"the arrays are those of {word!r} in the file, and not of '"
+  assert text in result.notes[0] and raw.split("/")[0] in result.notes[0]
+
+
+@pytest.mark.parametrize(
   "num_classes, loss, sentence",
   [(1000, None, "ImageNet-1k"), (21_843, "sigmoid", "Google's ImageNet-21k")],
 )

@@ -307,19 +307,16 @@ def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
   if torch_file.is_torch(file, head):
     return _read_torch(file, file, options)
   if head[:2] == b"PK":
-    arrays = open_npz(file)
+    arrays, notes = google.averaged(open_npz(file))
     for name, (looks_like, read_arrays) in NPZ.items():
       if looks_like(arrays):
         params, stated = read_arrays(arrays)
         # Publishers of these formats have images in [-1, 1].
         pixels, texts = normalisation.HALF, google.left_out(arrays)
-        notes = (
-          (f"left out: {shorten(texts)}, which only texts need.",)
-          if texts
-          else ()
-        )
+        if texts:
+          notes.append(f"left out: {shorten(texts)}, which only texts need.")
         return Weights(
-          str(file), name, params, stated, pixels=pixels, notes=notes
+          str(file), name, params, stated, pixels=pixels, notes=tuple(notes)
         )
     if not arrays:
       raise ValueError(
@@ -378,6 +375,12 @@ def read_checkpoint(folder: epath.Path) -> Weights:
   from vit_jax.checkpointing import checkpointer  # other files need no Orbax
 
   nested, metadata = checkpointer.load_tree(str(folder))
+  names = flax.traverse_util.flatten_dict(nested).items()
+  averaged, notes = google.averaged(
+    {"/".join(map(str, k)): v for k, v in names}
+  )
+  if notes:
+    nested = averaged
   for key in ("state", "model"):  # of a training state
     if isinstance(nested.get(key), dict) and "params" in nested[key]:
       nested = nested[key]
@@ -389,7 +392,9 @@ def read_checkpoint(folder: epath.Path) -> Weights:
       f"got a checkpoint with {other[0]!r}, which is no array; {EXPECTED}."
     )
   params, _ = google.read({k: lazy(np.asarray(v)) for k, v in flat.items()})
-  weights = Weights(str(folder), "checkpoint", params, metadata=metadata)
+  weights = Weights(
+    str(folder), "checkpoint", params, notes=tuple(notes), metadata=metadata
+  )
   if not isinstance(metadata, dict) or not model_of(metadata):
     # Another program's.
     return dataclasses.replace(weights, metadata={}, is_bare=True)
