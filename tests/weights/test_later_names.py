@@ -98,6 +98,36 @@ def test_out_and_back(name):
   _assert_back(arrays, model, params)
 
 
+def test_rotary_positions_without_a_class_token_are_not_dinov3_s(tmp_path):
+  """Its arrays are those of timm's vit_*_patch16_rope_reg1_gap_256."""
+  model = model_config(**TINY | DINOV3)
+  arrays = timm.write(random_params(model, 3, SIZE), model)
+  path = tmp_path / "model.safetensors"
+  safetensors_file.write(path, arrays, {})
+  assert vit_jax.load(path, num_heads=2, verbose=False).config.rope == "dinov3"
+  (tmp_path / "config.json").write_text('{"architecture": "vit_rope_x"}')
+  assert "got 'vit_rope_x', whose rotary" in message(path, num_heads=2)
+  (tmp_path / "config.json").unlink()
+  del arrays["cls_token"]
+  safetensors_file.write(path, arrays, {})
+  assert "the arrays of timm's _rope_ models" in message(path, num_heads=2)
+
+
+@pytest.mark.parametrize("options", [REGISTERS, SCALED, CLIP])
+def test_no_table_does_not_mean_dinov3(tmp_path, options):
+  model = model_config(
+    **TINY | options | dict(cls_row=True, posemb="none", rope=None)
+  )
+  arrays = timm.write(random_params(model, 3, SIZE), model)
+  path = tmp_path / "model.safetensors"
+  safetensors_file.write(path, arrays, {})
+  assert "missing, expected a position table" in message(path, num_heads=2)
+  about = {"model_args": {"num_heads": 2, "pos_embed": "none"}}
+  (tmp_path / "config.json").write_text(json.dumps(about))
+  vit = vit_jax.load(path, image_size=16, mean="half", verbose=False)
+  assert (vit.config.posemb, vit.config.rope) == ("none", None)
+
+
 def test_both_heads_of_a_distilled_model_are_left_out(tmp_path):
   model = model_config(**TINY, distilled=True, gelu="erf")
   arrays = timm.write(random_params(model, 3, SIZE), model)
@@ -119,6 +149,34 @@ def test_registers_of_timm_have_no_row_for_cls():
     arrays["cls_token"], params["cls"] + table[:, :1]
   )
   _assert_back(timm.write_meta(params, model), model, params)
+
+
+@pytest.mark.parametrize("tokens", [["registers"], ["cls", "registers"]])
+@pytest.mark.parametrize("size", [(16, 16), (16, 40)])
+def test_rows_of_registers_become_part_of_them(tmp_path, tokens, size):
+  """timm's table has them, unless no_embed_class is True."""
+  options = REGISTERS | dict(pool="gap", class_token="cls" in tokens)
+  model = model_config(**TINY | options)
+  params = random_params(model, 3, size)
+  arrays = timm.write(params, model)
+  count = sum(params[name].shape[1] for name in tokens)
+  rows = np.random.default_rng(0).normal(size=(1, count, 32)).astype("f")
+  arrays["pos_embed"] = np.concatenate([rows, arrays["pos_embed"]], 1)
+  path = tmp_path / "model.safetensors"
+  safetensors_file.write(path, arrays, {})
+  grid = None if size == (16, 16) else (2, 5)
+  result = weights.read(path, grid=grid, options={"num_heads": 2})
+  for name in ("cls", "registers")[-len(tokens) :]:
+    first, rows = np.split(rows, [params[name].shape[1]], 1)
+    np.testing.assert_array_equal(result.params[name], params[name] + first)
+  table = result.params[timm.POS_EMBEDDING]
+  np.testing.assert_array_equal(table, params[timm.POS_EMBEDDING])
+  assert f"rows has {count} for {' and '.join(tokens)}" in " ".join(
+    result.notes
+  )
+  if grid:
+    text = message(path, num_heads=2)
+    assert "fewer by 3 if registers have rows), expected a square" in text
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -70,6 +70,41 @@ def test_nothing_is_read_before_it_is_used(monkeypatch):
 
 
 @pytest.mark.parametrize(
+  "raw, average",
+  [
+    ("params/", "ema/"),
+    ("params/params/", "ema_params/params/"),
+    ("params/", "state/params_ema/"),
+  ],
+)
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_an_average_beside_the_parameters_is_taken(
+  tmp_path, raw, average, is_tree
+):
+  own = our_params()
+  arrays = {raw + name: a + 1 for name, a in own.items()}
+  # optax's average of gradients
+  arrays |= {f"opt_state/ema/{name}": a - 1 for name, a in own.items()}
+
+  def read():
+    if not is_tree:
+      np.savez(path := tmp_path / f"{len(arrays)}.npz", **arrays)
+    else:
+      path = orbax(tmp_path / str(len(arrays)), nested(arrays))
+    return weights.read(path)
+
+  result = read()
+  assert_same(result, {name: a + 1 for name, a in own.items()})
+  assert "the arrays are those of" not in " ".join(result.notes)
+  arrays |= {average + name: a for name, a in own.items()}
+  result = read()
+  assert_same(result, own)
+  word = average.removesuffix("params/").strip("/")
+  text = f"the arrays are those of {word!r} in the file, and not of '"
+  assert text in result.notes[0] and raw.split("/")[0] in result.notes[0]
+
+
+@pytest.mark.parametrize(
   "num_classes, loss, sentence",
   [(1000, None, "ImageNet-1k"), (21_843, "sigmoid", "Google's ImageNet-21k")],
 )
@@ -202,6 +237,10 @@ PREFIX = {"pool_include_prefix": True}
       "model_args.pool_include_prefix: got True, expected False, which vit_jax",
     ),
     (
+      {"model_args": {"num_heads": 4}, "architecture": "vit_b_rpn_224.sw"},
+      "architecture: got 'vit_b_rpn_224.sw', whose norms after attention and",
+    ),
+    (
       {"model_args": {"num_heads": 4, "attn_layer": "diff", "norm": None}},
       "model_args.attn_layer: got 'diff', expected no such key, because timm's"
       " model may depend on it.",
@@ -216,6 +255,53 @@ def test_timm_s_config_of_another_model(tmp_path, config, error):
   metadata = {"vit_jax": {"model": to_dict(MODEL), "image_size": [32, 32]}}
   _timm(path, config, metadata)
   assert weights.read(path).options["gelu"] == MODEL.gelu
+
+
+@pytest.mark.parametrize(
+  "architecture, args, error",
+  [
+    ("", {"depth": 3}, "model_args.depth: got 3, expected 2 by the arrays."),
+    ("", {"reg_tokens": 4}, "model_args.reg_tokens: got 4, expected 0 by"),
+    ("", {"num_reg_tokens": 1}, "model_args.num_reg_tokens: got 1, expected 0"),
+    ("", {"init_values": 1e-5}, "model_args.init_values: got 1e-05, expected"),
+    ("", {"pre_norm": True}, "model_args.pre_norm: got True, expected False"),
+    ("", {"qk_norm": True}, "model_args.qk_norm: got True, expected False,"),
+    ("a_b_reg4_x.y", {}, "architecture: got 'a_b_reg4_x.y', a model with reg_"),
+    ("vit_x_dinov2", {}, "architecture: got 'vit_x_dinov2', a model with init"),
+    ("", {"depth": 2, "reg_tokens": 0, "qk_norm": False}, None),
+    ("vit_x_reg4_dinov2", {"reg_tokens": 0, "init_values": None}, None),
+  ],
+)
+def test_parts_that_timm_s_config_states_and_the_file_lacks(
+  tmp_path, architecture, args, error
+):
+  args = {"num_heads": 4} | args
+  config = {"architecture": architecture, "model_args": args}
+  path = _timm(tmp_path / "model.safetensors", config)
+  if error:
+    assert f"config.json: {error}" in message(path)
+  else:
+    assert_same(weights.read(path), our_params())
+
+
+def test_a_name_of_timm_s_states_the_number_of_blocks(tmp_path):
+  model = model_config(variant="Ti/8", depth=2, gelu="erf")
+  params = foreign.random_params(model, 3, (16, 16))
+  path = tmp_path / "model.safetensors"
+  safetensors_file.write(path, timm.write(params, model), {})
+
+  def config(**args):
+    about = {"architecture": "vit_tiny_patch16_224.x", "model_args": args}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+
+  config(num_heads=3)
+  assert message(path).endswith(
+    "config.json: architecture: got 'vit_tiny_patch16_224.x', a model with"
+    " depth=12, expected 2 by the arrays. Use a complete file, or correct"
+    " model_args.depth in config.json."
+  )
+  config(num_heads=3, depth=2)
+  assert_same(weights.read(path), params)
 
 
 @pytest.mark.parametrize(

@@ -448,8 +448,11 @@ def table_grid(
       return wanted
   if not is_square:
     row = "with" if weights.has_cls_row else "without"
+    row += " a row for the class token"
+    if registers := weights.params.get("registers"):
+      row += f"; fewer by {registers.shape[1]} if registers have rows"
     raise ValueError(
-      f"got {num_patches} patches ({row} a row for the class token), expected a"
+      f"got {num_patches} patches ({row}), expected a"
       " square number, because the file states no grid. Pass grid=(rows,"
       " columns), and cls_row if the row is wrong."
     )

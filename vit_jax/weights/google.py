@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.families import ModelConfig
+from vit_jax.weights.torch_layout import shorten
 from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray
 
 # Training states have the parameters under one of these, besides moments; a
@@ -21,6 +22,14 @@ from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray
 _OF_STATES = ("opt/target/", "params/params/")
 _IMAGES = "params/img/"
 PREFIXES = (*_OF_STATES, _IMAGES, "params/")
+
+# Before the first array of a training state's average, or of a teacher; not
+# within the state of an optimiser, whose averages are of gradients.
+_AVERAGE = re.compile(
+  r"((?:(?:train_)?state/|model/)?"
+  r"(?:(?:params|model|state)_)?(?:ema|teacher)(?:_(?:params|model|state))?/)"
+  r"(?:params/)?(?:img/)?(?=(?:embedding|(?:root_block/)?conv_root)/kernel$)"
+)
 
 # Regular expression of all names of an array; our name; the name in the ViT
 # paper's files; the name in big_vision's. The first match counts, and a name
@@ -74,6 +83,26 @@ def looks_like(names: Iterable[str]) -> bool:
     }
     <= ours
   )
+
+
+def averaged(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+  """Returns the arrays of the average in a training state, and a note.
+
+  Without an average, they are all arrays, and there is no note.
+
+  Args:
+    arrays: Name, with "/" between keys -> anything.
+  """
+  found = next(filter(None, map(_AVERAGE.match, arrays)), None)
+  if not found:
+    return dict(arrays), []
+  prefix, depth = found[0], found[1].count("/")
+  inside = {n.removeprefix(prefix): n for n in arrays if n.startswith(prefix)}
+  tops = ["/".join(n.split("/")[:depth]) for n in arrays]
+  text = f"the arrays are those of {found[1][:-1]!r} in the file"
+  if beside := [n for n in dict.fromkeys(tops) if n + "/" != found[1]]:
+    text += f", and not of {shorten(beside)}"
+  return {ours: arrays[n] for ours, n in inside.items()}, [f"{text}."]
 
 
 def left_out(names: Iterable[str]) -> list[str]:

@@ -181,8 +181,10 @@ def _with_grid(
     grid: Rows and columns of the position table, or None.
     given: Options from the caller.
   """
-  params, options = weights.params, weights.options | given
   grid = grid or weights.grid
+  if weights.format == "timm":
+    weights = _without_rows_of_registers(weights, grid)
+  params, options = weights.params, weights.options | given
   tables = {_without_block(name): a.shape for name, a in params.items()}
   has_cls_row = "cls" in params and POS_EMBEDDING in tables
   if has_cls_row and "cls_row" not in options:
@@ -192,6 +194,53 @@ def _with_grid(
   return dataclasses.replace(
     weights, grid=grid, options=options, has_cls_row=has_cls_row
   )
+
+
+def _without_rows_of_registers(
+  weights: Weights, grid: tuple[int, int] | None
+) -> Weights:
+  """Adds the positions of registers and class token to these tokens.
+
+  timm's tables have rows for both or, if no_embed_class is True, for neither.
+
+  Args:
+    weights: Weights of timm's or Meta's.
+    grid: Rows and columns of the position table, or None.
+  """
+  params, table = weights.params, weights.params.get(POS_EMBEDDING)
+  if "registers" not in params or table is None:
+    return weights
+  num_rows, ends = table.shape[1], [0]
+  tokens = [name for name in ("cls", "registers") if name in params]
+  for name in tokens:
+    ends.append(ends[-1] + params[name].shape[1])
+  others = [n for n in ends if n < num_rows]
+  fits = [n for n in others if not _has_row_of_class(num_rows - n, grid)]
+  widths = {params[name].shape[2] for name in tokens}
+  if fits != ends[-1:] or widths != {table.shape[2]}:
+    return weights
+  new = {POS_EMBEDDING: _sum_of(table, None, ends[-1], num_rows)}
+  for name, start, end in zip(tokens, ends[:-1], ends[1:], strict=True):
+    new[name] = _sum_of(table, params[name], start, end)
+  note = (
+    f"the position table of {num_rows} rows has {ends[-1]} for"
+    f" {' and '.join(tokens)}, which were added to their values."
+  )
+  notes = (*weights.notes, note)
+  return dataclasses.replace(weights, params=params | new, notes=notes)
+
+
+def _sum_of(
+  table: LazyArray, tokens: LazyArray | None, start: int, end: int
+) -> LazyArray:
+  """Returns rows of a table, plus the tokens at these positions."""
+
+  def read() -> np.ndarray:
+    rows = np.asarray(table, np.float32)[:, start:end]
+    return rows if tokens is None else rows + np.asarray(tokens, np.float32)
+
+  shape = (table.shape[0], end - start, table.shape[2])
+  return LazyArray(shape, np.dtype(np.float32), read)
 
 
 def _with_assumptions(weights: Weights, given: Mapping[str, Any]) -> Weights:
@@ -258,19 +307,16 @@ def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
   if torch_file.is_torch(file, head):
     return _read_torch(file, file, options)
   if head[:2] == b"PK":
-    arrays = open_npz(file)
+    arrays, notes = google.averaged(open_npz(file))
     for name, (looks_like, read_arrays) in NPZ.items():
       if looks_like(arrays):
         params, stated = read_arrays(arrays)
         # Publishers of these formats have images in [-1, 1].
         pixels, texts = normalisation.HALF, google.left_out(arrays)
-        notes = (
-          (f"left out: {shorten(texts)}, which only texts need.",)
-          if texts
-          else ()
-        )
+        if texts:
+          notes.append(f"left out: {shorten(texts)}, which only texts need.")
         return Weights(
-          str(file), name, params, stated, pixels=pixels, notes=notes
+          str(file), name, params, stated, pixels=pixels, notes=tuple(notes)
         )
     if not arrays:
       raise ValueError(
@@ -329,6 +375,12 @@ def read_checkpoint(folder: epath.Path) -> Weights:
   from vit_jax.checkpointing import checkpointer  # other files need no Orbax
 
   nested, metadata = checkpointer.load_tree(str(folder))
+  names = flax.traverse_util.flatten_dict(nested).items()
+  averaged, notes = google.averaged(
+    {"/".join(map(str, k)): v for k, v in names}
+  )
+  if notes:
+    nested = averaged
   for key in ("state", "model"):  # of a training state
     if isinstance(nested.get(key), dict) and "params" in nested[key]:
       nested = nested[key]
@@ -340,7 +392,9 @@ def read_checkpoint(folder: epath.Path) -> Weights:
       f"got a checkpoint with {other[0]!r}, which is no array; {EXPECTED}."
     )
   params, _ = google.read({k: lazy(np.asarray(v)) for k, v in flat.items()})
-  weights = Weights(str(folder), "checkpoint", params, metadata=metadata)
+  weights = Weights(
+    str(folder), "checkpoint", params, notes=tuple(notes), metadata=metadata
+  )
   if not isinstance(metadata, dict) or not model_of(metadata):
     # Another program's.
     return dataclasses.replace(weights, metadata={}, is_bare=True)

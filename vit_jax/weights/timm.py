@@ -153,6 +153,8 @@ def read(
   if "posemb" not in options and POS_EMBEDDING not in params:
     if not _is_resnet(arrays):
       options["posemb"] = "none"  # timm computes no positions
+      if is_modern(params, options):
+        options["rope"] = None  # whose arrays alone would be DINOv3's
   return params, options
 
 
@@ -189,9 +191,19 @@ def _options(
     options |= RESNET
   is_eva = layout.qkv in ("own", "apart") or layout.scale == "gamma_{}"
   has_scales = f"blocks.0.{layout.scale.format(1)}" in arrays
-  if "pos_embed" not in arrays and layout.registers in arrays and has_scales:
+  # timm's VisionTransformer and Meta's DINOv2 have other names of these.
+  of_dinov3 = is_eva or layout.registers == "storage_tokens"
+  has_both = layout.registers in arrays and has_scales
+  if "pos_embed" not in arrays and has_both and of_dinov3:
     options |= {"rope": "dinov3", "posemb": "none", "ln_eps": CLIP_LN_EPS}
     options |= _periods(arrays, errors)
+    if "cls_token" not in arrays:
+      errors.append(
+        "got registers and LayerScale without a class token and a position"
+        " table, the arrays of timm's _rope_ models, whose rotary positions are"
+        " not DINOv3's; vit_jax does not have them. Expected DINOv3 (with a"
+        " class token) or EVA-02."
+      )
   elif f"blocks.0.attn.{BIASES}" in arrays:
     options |= {"posemb": "relative_bias"}
   elif is_eva and layout.mlp != "gelu" and layout.registers not in arrays:

@@ -5,6 +5,7 @@ the preprocessing of images, the class names.
 """
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,10 +14,10 @@ from vit_jax.config.from_dict import at_least
 from vit_jax.families.vit import ViTConfig
 from vit_jax.losses import REGRESSION
 from vit_jax.options import shown
-from vit_jax.weights import eval_preprocessing, hf_head, timm
+from vit_jax.weights import eval_preprocessing, hf_head, timm, timm_names
 from vit_jax.weights.assumed import LOST_POSITIONS
 from vit_jax.weights.identify import identify
-from vit_jax.weights.torch_layout import shorten
+from vit_jax.weights.torch_layout import count_blocks, shorten
 from vit_jax.weights.weights_file import (
   METADATA_KEY,
   POS_EMBEDDING,
@@ -45,7 +46,24 @@ TANH = frozenset(
   for gap in ("", "_gap")
 )
 HEADS = {"vit_base_patch16_gap_224": 16}
-_SCALE = "Transformer/encoderblock_0/LayerScale_0/scale"
+# Parts of names of architectures -> what these compute, and vit_jax does not.
+# Their arrays are those of other models.
+FOREIGN = {
+  "_rope_": "rotary positions (neither DINOv3's nor EVA-02's)",
+  "_rpn_": "norms after attention and MLP",
+  "test_vit3": "attention pooling of registers",
+}
+_BLOCK = "Transformer/encoderblock_0"
+_SCALE = f"{_BLOCK}/LayerScale_0/scale"
+_MLP_NORM = f"{_BLOCK}/MlpBlock_0/LayerNorm_0/scale"
+# Arguments of timm's models -> the parameters that they add.
+ADDED = {
+  "class_token": "cls",
+  "init_values": _SCALE,
+  "pre_norm": "Transformer/pre_norm/scale",
+  "scale_mlp": _MLP_NORM,
+  "scale_mlp_norm": _MLP_NORM,
+}
 QUICK = "_clip_quickgelu_"  # in the names of those with OpenAI's GELU
 
 # Arguments of timm's models that are read here, that follow from the arrays,
@@ -54,8 +72,8 @@ KNOWN = frozenset(
   """
   act_layer basic bottle_ratio channels class_token depth embed_dim fc_norm
   final_norm img_size in_chans init_values layers mlp_ratio no_embed_class
-  num_classes num_heads patch_size pre_norm proj_bias qk_norm qkv_bias
-  reg_tokens scale_attn_norm scale_mlp_norm stem_chs width_factor
+  num_classes num_heads patch_size pre_norm proj_bias qkv_bias
+  reg_tokens scale_mlp_norm stem_chs width_factor
   attn_drop_rate drop_path_rate drop_rate fix_init patch_drop_rate
   pos_drop_rate proj_drop_rate weight_init zero_init_last
   dynamic_img_pad dynamic_img_size pool_include_prefix strict_img_size
@@ -365,17 +383,19 @@ def options_of(
 def _errors(
   config: TimmConfig, params: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Iterator[str]:
-  if "_rope_" in config.architecture and not options.get("rope"):
-    yield (
-      f"config.json: architecture: got {shown(config.architecture)}, whose"
-      " rotary positions vit_jax does not have; expected DINOv3 or EVA-02."
-    )
+  for part, what in FOREIGN.items():
+    if part in config.architecture:
+      yield (
+        f"config.json: architecture: got {shown(config.architecture)}, whose"
+        f" {what} vit_jax does not have. Use other weights."
+      )
   for error in hf_head.problem_errors(config.problem_type):
     yield f"config.json: {error}"
   args = config.model_args
   stated = {f"model_args.{k}": v for k, v in args.items() if v is not None}
   if config.global_pool is not None:
     stated["global_pool"] = config.global_pool
+  yield from _lost(config, params)
   ours = _our_arguments(params, options)
   for key, value in stated.items():
     name = key.removeprefix("model_args.")
@@ -397,6 +417,62 @@ def _errors(
       )
 
 
+def _lost(config: TimmConfig, params: Mapping[str, Any]) -> Iterator[str]:
+  """Yields an error for each part that is stated and that the file lacks."""
+  if "embedding/kernel" not in params:
+    return
+  registers = params["registers"].shape[1] if "registers" in params else 0
+  has = {key: name in params for key, name in ADDED.items()} | {
+    "depth": count_blocks(params, r"Transformer/encoderblock_(\d+)/"),
+    "reg_tokens": registers,
+    "num_reg_tokens": registers,
+  }
+  width = params["embedding/kernel"].shape[-1]
+  named, args = named_arguments(config.architecture, width), config.model_args
+  for key, ours in has.items():
+    value = args.get(key, named.get(key))
+    if key in ADDED:  # an initial value, or whether there is such a part
+      value = bool(value) or None
+    if value is None or value == ours:
+      continue
+    where = f"model_args.{key}: got {shown(args.get(key))}"
+    if key not in args:
+      name = shown(config.architecture)
+      where = f"architecture: got {name}, a model with {key}={value}"
+    yield (
+      f"config.json: {where}, expected {ours} by the arrays. Use a complete"
+      f" file, or correct model_args.{key} in config.json."
+    )
+
+
+def named_arguments(architecture: str, width: int) -> dict[str, Any]:
+  """Returns the arguments of timm's models that a name states.
+
+  They are the number of blocks, if a model of `timm_names` has this size and
+  width; the number of registers; and whether there is LayerScale.
+
+  Args:
+    architecture: NAME or NAME.TAG of timm's.
+    width: Width of the tokens.
+
+  Example:
+    >>> named_arguments("vit_small_patch14_reg4_dinov2.lvd142m", 384)
+    {'depth': 12, 'reg_tokens': 4, 'init_values': True}
+  """
+  name = architecture.partition(".")[0]
+  stated: dict[str, Any] = {}
+  size = name.split("_")[1:2]
+  if not re.search(r"_\d+x\d+_", name):  # vit_small_patch16_36x1_224
+    for known in (n for series in timm_names.ALL for n in series.names):
+      if known.name.split("_")[1:2] == size and known.size.width == width:
+        stated["depth"] = known.size.depth
+  if registers := re.search(r"_reg(\d+)_", name):
+    stated["reg_tokens"] = int(registers[1])
+  if re.search(r"_dinov[23]|^deit3_|^beit(v2)?_|_tipsv2", name):
+    stated["init_values"] = True
+  return stated
+
+
 def _our_arguments(
   params: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, tuple]:
@@ -415,6 +491,8 @@ def _our_arguments(
   return {
     "global_pool": pools,
     "pos_embed": ("learn",) if has_table else ("none", ""),
+    "qk_norm": (False,),
+    "scale_attn_norm": (False,),
     **({"pool_include_prefix": (False,)} if is_mean and has_prefix else {}),
     **ROPES[options.get("rope")],
   }
