@@ -63,6 +63,12 @@ _FILES = (
     "an adapter (of peft) without its adapter_config.json; put that beside it",
   ),
   (
+    "adapter_model.bin",
+    f"a pickle of an older peft; save it as {ADAPTER}: d = torch.load(SRC,"
+    " map_location='cpu', weights_only=True); safetensors.torch.save_file({k:"
+    " v.contiguous() for k, v in d.items()}, DST)",
+  ),
+  (
     "flax_model.msgpack",
     "msgpack of Flax; expected model.safetensors, with transformers 4:"
     " ViTModel.from_pretrained(SRC, from_flax=True).save_pretrained(DST)",
@@ -137,6 +143,11 @@ class Family(NamedTuple):
 
 # The first one whose arrays are all there names the file.
 FAMILIES = (
+  Family(
+    "an adapter of peft (LoRA)",
+    (r"\.lora_[AB]\.",),
+    "Give its folder, with adapter_config.json in it",
+  ),
   Family(
     "torchvision's ViT",
     (
