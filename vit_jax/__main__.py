@@ -75,15 +75,20 @@ def main(argv: list[str] | None = None) -> None:
       f"vit-jax: {e.name} is not installed, and this command needs it: pip"
       " install '.[train]' in the checkout of vit_jax."
     )
-  except (AssertionError, RuntimeError):  # jax has no type of its own
-    if not (text := no_device()):
+  except (AssertionError, RuntimeError) as e:  # jax has no type of its own
+    if not (text := no_device(e)):
       raise
     exit_codes.say(f"vit-jax: {text}")
     sys.exit(exit_codes.EXIT_ERROR)
 
 
-def no_device() -> str | None:
-  """Returns why jax has no device; None if it has one or was not imported."""
+def no_device(raised: Exception | None = None) -> str | None:
+  """Returns why jax has no device; None if it has one or was not imported.
+
+  Args:
+    raised: What ended the command. Of several platforms ("cpu,tpu") jax names
+      an absent one only once, and then goes on with the others.
+  """
   if not (jax := sys.modules.get("jax")):
     return None
   try:
@@ -91,7 +96,9 @@ def no_device() -> str | None:
   except (AssertionError, RuntimeError) as e:
     error = str(e)
   else:
-    return None
+    error = str(raised)
+    if not error.startswith("Unable to initialize backend"):
+      return None
   # jax reads both, and JAX_PLATFORMS=cpu would not undo the other.
   names = "JAX_PLATFORMS", "JAX_PLATFORM_NAME"
   wanted = {name: v for name in names if (v := os.environ.get(name))}

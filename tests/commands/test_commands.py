@@ -249,17 +249,32 @@ def test_without_its_device_a_command_ends_in_a_sentence(
   def raises(*_):
     raise error
 
+  def raises_another(*_):
+    raise type(error)("another")
+
+  def serve(main):
+    monkeypatch.setitem(
+      COMMANDS, "serve", COMMANDS["serve"]._replace(main=main)
+    )
+
   monkeypatch.setenv("JAX_PLATFORMS", "tpu")
-  monkeypatch.setitem(
-    COMMANDS, "serve", COMMANDS["serve"]._replace(main=raises)
-  )
-  with pytest.raises(type(error)):  # the devices are there: another error
+  serve(raises_another)  # the devices are there
+  with pytest.raises(type(error), match="another"):
     command.main(["serve", "x"])
+  serve(raises)
   monkeypatch.setattr(jax, "devices", raises)
   with pytest.raises(SystemExit) as e:
     command.main(["serve", "x"])
   assert e.value.code == 1
   assert text in capsys.readouterr().err
+
+
+def test_one_of_several_platforms_is_absent(monkeypatch):
+  """jax raises at the first call, and the second one returns the CPU."""
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu,tpu")
+  text = command.no_device(RuntimeError(ABSENT))
+  assert text.startswith("JAX_PLATFORMS=cpu,tpu: jax has no such device here (")
+  assert command.no_device(RuntimeError("another")) is None
 
 
 def test_the_variables_that_chose_an_absent_device_are_named(monkeypatch):
@@ -281,16 +296,17 @@ def test_the_variables_that_chose_an_absent_device_are_named(monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_jax_itself_raises_is_known():
+@pytest.mark.parametrize("platforms", ["foo", "cpu,foo"])
+def test_what_jax_itself_raises_is_known(platforms):
   args = ["-m", "vit_jax.train", "--config=glyphs"]
   done = subprocess.run(
     [sys.executable, *args],
     capture_output=True,
     text=True,
-    env=ENV | {"JAX_PLATFORMS": "foo"},
+    env=ENV | {"JAX_PLATFORMS": platforms},
   )
   assert done.returncode == 1 and "Traceback" not in done.stderr
-  text = "vit-jax: JAX_PLATFORMS=foo: jax has no such device here"
+  text = f"vit-jax: JAX_PLATFORMS={platforms}: jax has no such device here"
   assert done.stderr.splitlines()[-1].startswith(text)
 
 

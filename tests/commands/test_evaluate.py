@@ -252,6 +252,21 @@ def test_a_config_has_a_dtype_of_its_own(run):
     _main(f"--checkpoint={run[0]}", "--fewshot=digits", "--dtype=float32")
 
 
+def test_the_normalisation_in_a_config_is_that_of_its_init(monkeypatch):
+  asked = []
+
+  def read(path, mean):
+    asked.append(mean)
+    raise ValueError
+
+  monkeypatch.setattr(evaluate.weights, "read", read)
+  c = config("folder:x", init="a.npz", init_mean="imagenet")
+  for path, mean in (("a.npz", None), ("a.npz", "half"), ("b.npz", None)):
+    with pytest.raises(ConfigError, match="--checkpoint: "):
+      evaluate.open_checkpoint(c, path, mean=mean)
+  assert asked == ["imagenet", "half", None]
+
+
 def _with_fewshot(config, dataset):
   return probes.with_probes(config, {"fewshot": dataset}, Sources())
 

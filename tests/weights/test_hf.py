@@ -135,6 +135,18 @@ def test_labels_without_names_are_none():
   assert options == {"gelu": "erf", "ln_eps": 1e-12}
 
 
+def test_a_pooler_of_another_width_is_refused():
+  """transformers' pooler_output_size; our layer keeps the width."""
+  arrays = {
+    "encoder.layer.0.layernorm_before.weight": np.zeros(4, np.float32),
+    "pooler.dense.weight": np.zeros((2, 4), np.float32),
+    "pooler.dense.bias": np.zeros(2, np.float32),
+  }
+  error = "got a pooler of 2 outputs, expected the width of the model, 4"
+  with pytest.raises(ValueError, match=error):
+    hf.read_arrays(_arrays(arrays), {"num_attention_heads": 2})
+
+
 def test_all_that_cannot_be_read_is_one_error():
   square = np.zeros((4, 4), np.float32)
   arrays = {

@@ -127,6 +127,31 @@ def test_a_grey_preprocessor_states_one_number():
   assert hf_preprocessing.pixels(hf_preprocessing.complete(about)) == expected
 
 
+@pytest.mark.parametrize(
+  "about, mean, std",
+  [
+    ({"rescale_factor": 1 / 127.5, "rescale_offset": True}, 0.75, 0.03125),
+    ({"include_top": False}, 0.5, 0.25),
+    ({"do_normalize": False, "rescale_offset": True}, 1.0, 0.25),
+    ({"do_rescale": False, "rescale_offset": True}, 0.5 / 255, 0.0625 / 255),
+  ],
+)
+def test_the_processor_of_efficientnet(about, mean, std):
+  about = {"image_processor_type": "EfficientNetImageProcessor", **about}
+  about = hf_preprocessing.complete(ALL | {"image_std": [0.25] * 3} | about)
+  got = hf_preprocessing.pixels(about)
+  assert got == Pixels(pytest.approx((mean,) * 3), pytest.approx((std,) * 3))
+
+
+def test_an_unknown_processor_states_no_normalisation(tmp_path):
+  folder = hf_folder(tmp_path / "m", image=(32, 32))
+  about = {"image_processor_type": "PvtImageProcessor", "size": 32}
+  (folder / "preprocessor_config.json").write_text(json.dumps(about))
+  first, second = weights.read(folder).notes
+  assert "they are resized otherwise" in first
+  assert second == normalisation.UNSTATED
+
+
 def test_hugging_face_without_a_preprocessor(tmp_path):
   folder = hf_folder(tmp_path / "m")
   (folder / "preprocessor_config.json").unlink()

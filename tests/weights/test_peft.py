@@ -155,15 +155,28 @@ def test_a_base_of_a_hub(tmp_path):
 
   def read_base(name):
     asked.append(name)
-    raise FileNotFoundError
+    raise FileNotFoundError("no network")
 
   for number, revision in enumerate((None, "v2")):
     config = {"base_model_name_or_path": "me/vit", "revision": revision}
     arrays, _ = ours.write(_factors(), {}, "me/vit")
     folder = _save(tmp_path / str(number), arrays, config)
-    with pytest.raises(FileNotFoundError, match="adapter whose base"):
+    error = "adapter whose base cannot be fetched .*: no network"
+    with pytest.raises(FileNotFoundError, match=error):
       ours.read(epath.Path(folder), read_base)
   assert asked == ["hf-hub:me/vit", "hf-hub:me/vit@v2"]
+
+
+def test_files_of_an_adapter_by_their_path(tmp_path):
+  arrays, config = ours.write(_factors(), {}, "me/vit")
+  folder = _save(tmp_path / "x", arrays, config)
+  for _ in range(2):
+    text = weight_files.message(folder / ours.ARRAYS)
+    assert "an adapter of peft (LoRA). Give its folder, with adapter_" in text
+    (folder / ours.CONFIG).unlink(missing_ok=True)
+  (folder / ours.ARRAYS).rename(folder / "adapter_model.bin")
+  text = weight_files.message(folder)
+  assert "adapter_model.bin, a pickle of an older peft; save it as" in text
 
 
 def _head(num_classes):

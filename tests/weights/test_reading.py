@@ -454,6 +454,25 @@ def test_a_run(tmp_path, inside):
   assert (vit.config, vit.image_size, vit.ops) == (MODEL, (16, 32), result.ops)
 
 
+@pytest.mark.parametrize("steps", [("5/default", "10/default"), ("10/state",)])
+def test_checkpoints_of_another_program(tmp_path, steps, capsys):
+  """As orbax's CheckpointManager writes them: an item or several in a step."""
+  tree = nested(our_params())
+  for step in steps:
+    orbax(tmp_path / step, {"params": tree})
+  inner = tmp_path / steps[-1]
+  for path in (tmp_path, inner.parent):
+    if inner.name == "default" and path != tmp_path:
+      assert_same(weights.read(path), our_params())
+      continue
+    assert message(path) == (
+      f"got '{path}', a folder of checkpoints of another program, expected one"
+      f" tree of arrays in it: {inner}."
+    )
+  assert_same(weights.read(inner), our_params())
+  assert "damaged" not in capsys.readouterr().err
+
+
 def test_paths_from_here(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   checkpointer.write_params("run", nested(our_params()), {})

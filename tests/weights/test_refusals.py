@@ -141,7 +141,7 @@ def test_other_files(tmp_path, content, reason):
     (bytes(257) + b"ustar" + bytes(99), "is an archive"),
     (b'<?xml version="1.0"?>\n<net name="a">', "is a graph of OpenVINO; take"),
     (b'<?xml version="1.0"?>\n<Error>', "is a web page (HTML)"),
-    (b"\x08\x0a\x12\x08jax2onnx" + bytes(9), "looks like ONNX"),
+    (b"\x08\x0a\x12\x08jax2onnx" + bytes(9), "looks like ONNX, Core ML or"),
     (b"GGUF" + bytes(99), "is GGUF"),
     (bytes(4) + b"TFL3" + bytes(99), "is TensorFlow Lite"),
   ],
@@ -167,6 +167,14 @@ def test_files_of_other_programs(tmp_path, content, reason):
     ),
     (["config.json"], "with a config.json and without weights beside it"),
     (["models--a--b/refs/main"], "a hub's cache of 1 models, expected one"),
+    (["ckpt-9.index", "checkpoint"], "a checkpoint of TensorFlow; save the"),
+    (["openvino_model.bin"], "with openvino_model.bin, of OpenVINO; take the"),
+    (["group1-shard1of2.bin"], "of TensorFlow.js; take the weights"),
+    (["Data/com.apple.CoreML/model.mlmodel"], "of Core ML; take the weights"),
+    (
+      ["checkpoint-500/x", "checkpoint-1000/x"],
+      "models--me--vit/checkpoint-1000.",
+    ),
     (["B_16.npz", "x.pth"], "with B_16.npz, x.pth, expected the path of one"),
   ],
 )
@@ -287,6 +295,15 @@ def test_arrays_beside_the_encoder_of_another_library(tmp_path):
     lambda n: "teacher.backbone." + n,
     lambda n: "visual.trunk." + n,
     lambda n: re.sub(r"^blocks\.(\d+)", r"blocks.\1.\1", n),  # DINOv2's chunks
+    lambda n: re.sub(r"(norm\d|proj)\.", r"_orig_mod.\1.", n),
+    lambda n: (
+      "_fsdp_wrapped_module."
+      + re.sub(
+        r"^(blocks\.\d+)",
+        r"\1._fsdp_wrapped_module._checkpoint_wrapped_module",
+        n,
+      )
+    ),
   ],
 )
 def test_names_around_a_model_are_taken_off(tmp_path, rename):
@@ -296,19 +313,23 @@ def test_names_around_a_model_are_taken_off(tmp_path, rename):
   vit = vit_jax.load(path, num_heads=4, verbose=False)
   for name, array in flatten_dict(vit.params, sep="/").items():
     np.testing.assert_array_equal(array, our_params()[name])
-  assert "taken off" in vit.report.notes[0] or "chunks" in vit.report.notes[0]
+  assert any(text in vit.report.notes[0] for text in ("taken o", "chunks"))
 
 
-def test_hugging_face_s_names_in_a_wrapper(tmp_path):
+@pytest.mark.parametrize(
+  "prefix", ["model.", "vit.", "clf.", "base_model.model.", "a._orig_mod."]
+)
+def test_hugging_face_s_names_in_a_wrapper(tmp_path, prefix):
   folder = hf_folder(tmp_path / "m")
   file = folder / "model.safetensors"
   arrays = {
-    f"model.{n}": np.asarray(a)
+    f"{prefix}{n}": np.asarray(a)
     for n, a in safetensors_file.open_safetensors(file)[0].items()
   }
   safetensors_file.write(file, arrays, {})
   vit = vit_jax.load(folder, verbose=False)
-  assert "the prefix 'model.' was taken off" in vit.report.notes[0]
+  *_, note = [n for n in vit.report.notes if " was taken o" in n]
+  assert f"the prefix {prefix.removesuffix('_orig_mod.')!r} was taken" in note
 
 
 def test_arrays_beside_a_wrapped_model():
@@ -345,6 +366,28 @@ def test_arrays_of_other_models(tmp_path):
   path = tmp_path / "x.safetensors"
   safetensors_file.write(path, {"conv1.weight": np.ones(3, "f")}, {})
   assert f"'{path}' with 1 arrays, such as conv1.weight, of" in message(path)
+
+
+@pytest.mark.parametrize(
+  "suffix, text",
+  [(".keras", "is HDF5 of Keras in a zip;"), (".pt2", "torch.export.load(")],
+)
+def test_zips_of_other_programs(tmp_path, suffix, text):
+  path = tmp_path / f"x{suffix}"
+  with zipfile.ZipFile(path, "w") as archive:
+    archive.writestr("config.json", "{}")
+  assert text in message(path)
+
+
+@pytest.mark.parametrize("part", ["weight.absmax", "qweight", "SCB"])
+def test_quantised_weights_are_named(tmp_path, part):
+  folder = hf_folder(tmp_path / "m")
+  file = folder / "model.safetensors"
+  arrays, _ = safetensors_file.open_safetensors(file)
+  arrays = {name: np.asarray(array) for name, array in arrays.items()}
+  name = f"vit.encoder.layer.0.output.dense.{part}"
+  safetensors_file.write(file, arrays | {name: np.ones(3, np.uint8)}, {})
+  assert f"got {name!r}, of a quantised model" in message(folder)
 
 
 def test_nothing_is_there(tmp_path):

@@ -67,8 +67,8 @@ def test_other_types_are_refused(tmp_path):
   with pytest.raises(ValueError) as e:
     open_safetensors(path)
   assert str(e.value) == (
-    f"{path}: got type U16 in 'a', expected one of F64, F32, F16, BF16, I64,"
-    " I32, U8, BOOL."
+    f"{path}: got type U16 in 'a', expected F64, F32, F16 or BF16; save"
+    " the weights as such, not quantised."
   )
 
 

@@ -76,6 +76,29 @@ def test_the_arrays_of_a_checkpoint(torch, tmp_path, tree, note):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+  "tensor, text",
+  [
+    (lambda t: t.ones(2, dtype=t.complex64), "torch.complex64, torch.strided,"),
+    (lambda t: t.eye(2).to_sparse(), "torch.float32, torch.sparse_coo,"),
+    (
+      lambda t: t.ones(2).to(t.float8_e4m3fn),
+      "torch.float8_e4m3fn, torch.strided, expected a dense one of float32,",
+    ),
+    (
+      lambda t: t.ones(2, device="meta"),
+      "torch.float32, torch.strided, on the device meta, without values,",
+    ),
+  ],
+  ids="complex sparse float8 meta".split(),
+)
+def test_tensors_of_other_types(torch, tmp_path, tensor, text):
+  path = tmp_path / "x.pth"
+  torch.save({"a": tensor(torch)}, path)
+  assert f"a: got a tensor of type {text}" in message(path)
+
+
+@pytest.mark.slow
 def test_a_pickle_that_would_run_code(torch, tmp_path):
   path = tmp_path / "x.pth"
   args = argparse.Namespace(lr=1)
@@ -87,8 +110,6 @@ def test_a_pickle_that_would_run_code(torch, tmp_path):
   assert "without arrays by name (a list), expected the state_dict" in message(
     path
   )
-  torch.save({"a": torch.ones(2, dtype=torch.complex64)}, path)
-  assert "a: got a tensor of type torch.complex64" in message(path)
   data = path.read_bytes()
   torch.jit.script(torch.nn.Linear(2, 2)).save(path)
   assert "a TorchScript program" in message(path)

@@ -264,7 +264,8 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
   Raises:
     FileNotFoundError: There is no checkpoint.
-    ValueError: Orbax cannot read it, or it is damaged.
+    ValueError: Orbax cannot read it, or it is damaged; or it has items of
+      another program, whose folders the error names.
   """
   base = epath.Path(path)
   if base.name == "params" and (base.parent / "metadata").is_dir():
@@ -277,6 +278,11 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return _checked(folder / "params"), metadata
 
   if not trees:
+    if items := _items_of_others(base):
+      raise ValueError(
+        f"got {path!r}, a folder of checkpoints of another program, expected"
+        f" one tree of arrays in it: {', '.join(map(str, items[:5]))}."
+      )
     return _read(path, read)
   jax.devices()  # its errors are not the checkpoint's
   try:
@@ -286,6 +292,21 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
       f"got {str(trees[0])!r}, which Orbax cannot read"
       f" ({layout.damage_of(e) or e}); copy it again."
     ) from None
+
+
+def _items_of_others(base: epath.Path) -> list[epath.Path]:
+  """Returns the trees in a step that vit_jax did not write; [] if it did.
+
+  Args:
+    base: Folder of a step, or of several, of which the newest one counts.
+  """
+  if (base / "params").is_dir():
+    return []
+  steps = layout.step_folders(base) or layout.step_folders(base / FOLDER)
+  step = next(iter(steps.values()), base)
+  if (step / "metadata").is_dir() or kind(step / layout.DIGESTS):
+    return []
+  return sorted(p.parent for p in step.glob("*/_METADATA"))
 
 
 def _read(path: str, read: Callable[[epath.Path], T]) -> T:

@@ -85,6 +85,8 @@ def open_checkpoint(
         " --config.evals.NAME.kind=classification."
       ]
     )
+  if config.init == str(path):  # what the config states is of these weights
+    mean = mean or config.init_mean
   try:
     file = weights.read(path, mean=mean)
   except (OSError, ValueError) as e:
@@ -121,7 +123,8 @@ def record(
     workdir: Folder of evaluation.jsonl, to which a line is added; None: no
       file is written.
     opened: Splits that are already open; None: none.
-    mean: Normalisation of the training images, see `weights.read`.
+    mean: Normalisation of the training images, see `weights.read`; None for
+      config.init_mean if the weights are those of config.init.
 
   Returns:
     checkpoint, its path; step, the number of updates, 0 if unknown; time,

@@ -222,6 +222,14 @@ def read_arrays(
     errors.append(f"rope_theta: got {read.rope_theta:g}, expected 100.")
   if "pooler.dense.weight" in named and read.pooler_act != "tanh":
     errors.append(f"pooler_act: got {read.pooler_act!r}, expected 'tanh'.")
+  pooler = params.get("pre_logits/kernel")
+  if pooler is not None and len({*pooler.shape}) > 1:
+    errors.append(
+      f"pooler_output_size: got a pooler of {pooler.shape[-1]} outputs,"
+      f" expected the width of the model, {pooler.shape[0]}. Leave it out:"
+      " ViTModel.from_pretrained(SRC, add_pooling_layer=False)"
+      ".save_pretrained(DST)."
+    )
   if {"pooler.dense.weight", "classifier.weight"} <= named.keys():
     errors.append(
       "got both pooler and classifier, expected one of them: in transformers"

@@ -63,7 +63,9 @@ class Preprocessor:
 
   By default, images are resized to the model's size, bilinear, and normalised
   by 0.5. Sizes are pixels in one of several forms, see `_sides`; `resample` is
-  a number of Pillow's, as in `RESAMPLE`.
+  a number of Pillow's, as in `RESAMPLE`. EfficientNet's alone subtracts 1 after
+  rescaling (`rescale_offset`), and divides once more by the deviation
+  (`include_top`).
   """
 
   image_processor_type: str | None = None
@@ -75,6 +77,8 @@ class Preprocessor:
   crop_size: Any = None
   do_rescale: bool = True
   rescale_factor: float = 1 / 255
+  rescale_offset: bool = False
+  include_top: bool = True
   do_normalize: bool = True
   image_mean: tuple[float, ...] = ()
   image_std: tuple[float, ...] = ()
@@ -225,7 +229,7 @@ def unlike(about: Mapping[str, Any], size: tuple[int, int]) -> str:
 
 
 def pixels(about: Mapping[str, Any]) -> Pixels | None:
-  """Returns transformers' normalisation; None without a file.
+  """Returns transformers' normalisation; None if nothing states it.
 
   Args:
     about: The result of `complete`.
@@ -236,9 +240,18 @@ def pixels(about: Mapping[str, Any]) -> Pixels | None:
   if not about:
     return None
   stated, white = typed(about), _white(typed(about))
-  mean, std = stated.image_mean or (0.5,) * 3, stated.image_std or (0.5,) * 3
+  is_whole = stated.image_mean and stated.image_std
+  if _type(about) not in DEFAULTS and stated.do_normalize and not is_whole:
+    return None
+  deviation = stated.image_std or (0.5,) * 3
+  mean, std = stated.image_mean or (0.5,) * 3, deviation
   if not stated.do_normalize:
     mean, std = (0.0,) * 3, (1.0,) * 3
+  if _type(about) == "EfficientNet":
+    if stated.do_rescale and stated.rescale_offset:
+      mean = tuple(m + 1 for m in mean)
+    if stated.include_top:
+      std = tuple(s * d for s, d in zip(std, deviation, strict=False))
   return Pixels(tuple(m / white for m in mean), tuple(s / white for s in std))
 
 

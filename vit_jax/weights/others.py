@@ -42,7 +42,8 @@ CONTENTS = (
   ),
   (
     rb"\x08[\x01-\x20]",
-    "looks like ONNX (protobuf); take the weights it was made of",
+    "looks like ONNX, Core ML or a SavedModel (protobuf); take the weights it"
+    " was made of",
   ),
 )
 
@@ -55,12 +56,26 @@ def kind_of(head: bytes) -> str | None:
   return next(programs, None)
 
 
+# End of the name of a zip without .npy in it -> what it is.
+ZIPS = {
+  ".keras": "is HDF5 of Keras in a zip; save the weights as .npz",
+  ".pt2": "is a program of torch.export; save its arrays:"
+  " torch.save(torch.export.load(SRC).state_dict, DST)  # DST: a .pth",
+}
+
 ADAPTER = "adapter_model.safetensors"
-# Files in a folder of a model without model.safetensors -> what can be done.
+# Files in a folder of a model without model.safetensors, or patterns of them ->
+# what can be done.
 _FILES = (
   (
     ADAPTER,
     "an adapter (of peft) without its adapter_config.json; put that beside it",
+  ),
+  (
+    "adapter_model.bin",
+    f"a pickle of an older peft; save it as {ADAPTER}: d = torch.load(SRC,"
+    " map_location='cpu', weights_only=True); safetensors.torch.save_file({k:"
+    " v.contiguous() for k, v in d.items()}, DST)",
   ),
   (
     "flax_model.msgpack",
@@ -77,10 +92,14 @@ _FILES = (
     "a graph without the names of a model; take the weights it was made of",
   ),
   ("saved_model.pb", "a SavedModel of TensorFlow; save the weights as .npz"),
+  ("*ckpt*.index", "a checkpoint of TensorFlow; save the weights as .npz"),
+  ("openvino_model.*", "of OpenVINO; take the weights it was made of"),
+  ("group1-shard*", "of TensorFlow.js; take the weights it was made of"),
+  ("Data/com.apple.CoreML", "of Core ML; take the weights it was made of"),
 )
 
 
-_SUFFIXES = ".bin .h5 .keras .msgpack .npz .onnx .pt .pth".split()
+_SUFFIXES = ".bin .h5 .keras .mlmodel .msgpack .npz .onnx .pt .pt2 .pth".split()
 
 
 def of_folder(folder: epath.Path) -> str | None:
@@ -88,9 +107,9 @@ def of_folder(folder: epath.Path) -> str | None:
 
   None if it is not such a folder.
   """
-  for name, what in _FILES:
-    if (folder / name).exists():
-      return f"got {str(folder)!r} with {name}, {what}."
+  for pattern, what in _FILES:
+    if found := sorted(folder.glob(pattern)):
+      return f"got {str(folder)!r} with {found[0].name}, {what}."
   if (folder / "snapshots").is_dir():
     names = sorted(p.name for p in (folder / "snapshots").iterdir())
     owner = folder.name.removeprefix("models--").replace("--", "/")
@@ -105,6 +124,13 @@ def of_folder(folder: epath.Path) -> str | None:
       f"got {str(folder)!r}, a hub's cache of {len(models)} models, expected"
       f" one of them: hf-hub:{owner}, ..., or the path of a snapshot in"
       f" {models[0]}."
+    )
+  steps = [p.name.partition("-")[2] for p in folder.glob("checkpoint-*")]
+  if numbers := [int(step) for step in steps if step.isdecimal()]:
+    return (
+      f"got {str(folder)!r}, the folder of a run of transformers' Trainer,"
+      f" expected one of its checkpoints; the newest is"
+      f" {folder / f'checkpoint-{max(numbers)}'}."
     )
   files = [p.name for p in folder.iterdir() if p.suffix in _SUFFIXES]
   if files and not (folder / "checkpoints").exists():
@@ -122,6 +148,20 @@ def of_folder(folder: epath.Path) -> str | None:
   return None
 
 
+# Arrays that bitsandbytes, GPTQ and AWQ write beside their integers.
+_QUANTISED = re.compile(r".*\.(absmax|SCB|qweight|qzeros)$")
+
+
+def refuse_quantised(names: Iterable[str]) -> None:
+  """Raises ValueError if arrays are of a quantised model."""
+  if found := next(filter(_QUANTISED.match, names), None):
+    raise ValueError(
+      f"got {found!r}, of a quantised model (bitsandbytes, GPTQ, AWQ), expected"
+      " floating point; take the model that was quantised, or with"
+      " transformers: model.dequantize().save_pretrained(DST)."
+    )
+
+
 class Family(NamedTuple):
   """A model of another library.
 
@@ -137,6 +177,11 @@ class Family(NamedTuple):
 
 # The first one whose arrays are all there names the file.
 FAMILIES = (
+  Family(
+    "an adapter of peft (LoRA)",
+    (r"\.lora_[AB]\.",),
+    "Give its folder, with adapter_config.json in it",
+  ),
   Family(
     "torchvision's ViT",
     (

@@ -107,7 +107,7 @@ def read(folder: epath.Path, read_base: Callable[[str], Weights]) -> Weights:
     read_base: `weights.read`.
 
   Raises:
-    FileNotFoundError: The base does not exist.
+    FileNotFoundError: The base does not exist, or cannot be downloaded.
     ValueError: It is not a LoRA of the blocks' linear maps, or belongs to
       another base.
   """
@@ -120,7 +120,12 @@ def read(folder: epath.Path, read_base: Callable[[str], Weights]) -> Weights:
   name = _base(folder, config)
   try:
     base = read_base(name)
-  except FileNotFoundError:
+  except FileNotFoundError as e:
+    if download.is_remote(name):
+      raise FileNotFoundError(
+        f"got {str(folder)!r}, an adapter whose base cannot be fetched"
+        f" (base_model_name_or_path of {CONFIG}): {e}"
+      ) from None
     raise FileNotFoundError(
       f"got {str(folder)!r}, an adapter whose base {name!r} does not exist;"
       f" expected the path or the name of a model as base_model_name_or_path of"

@@ -319,6 +319,8 @@ def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
           str(file), name, params, stated, pixels=pixels, notes=tuple(notes)
         )
     if not arrays:
+      if what := others.ZIPS.get(file.suffix):
+        raise ValueError(f"got {str(file)!r}, which {what}.")
       raise ValueError(
         f"got {str(file)!r}, a zip without arrays (.npy) in it; unpack it, and"
         f" give the model's file or folder: {EXPECTED}."
@@ -429,6 +431,7 @@ def _read_torch(
 
 
 def _read_state_dict(file: StateDict, line: str) -> Weights:
+  others.refuse_quantised(file.arrays)
   openclip.refuse_head(file.arrays, line)
   arrays, notes = wrappers.unwrapped(file.arrays, line)
   for looks_like, read_file in STATE_DICTS.values():

@@ -74,8 +74,8 @@ def open_safetensors(
       part = opened.get_slice(name)
       if part.get_dtype() not in TYPES:
         raise ValueError(
-          f"{path}: got type {part.get_dtype()} in {name!r}, expected one of"
-          f" {', '.join(TYPES)}."
+          f"{path}: got type {part.get_dtype()} in {name!r}, expected F64, F32,"
+          " F16 or BF16; save the weights as such, not quantised."
         )
       arrays[name] = LazyArray(
         tuple(part.get_shape()),

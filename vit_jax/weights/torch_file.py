@@ -210,12 +210,15 @@ def _lazy(name: str, tensor) -> LazyArray:
   """Returns a tensor that is read on use."""
   import torch
 
-  if (
-    tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex()
-  ):
+  is_float8 = tensor.is_floating_point() and tensor.dtype.itemsize < 2
+  is_dense = tensor.layout == torch.strided and not tensor.is_meta
+  is_number = not (tensor.is_quantized or tensor.is_complex() or is_float8)
+  if not (is_dense and is_number):
+    place = ", on the device meta, without values" if tensor.is_meta else ""
     raise ValueError(
-      f"{name}: got a tensor of type {tensor.dtype}, {tensor.layout}, expected"
-      " a dense one of floating point: save the weights as such."
+      f"{name}: got a tensor of type {tensor.dtype}, {tensor.layout}{place},"
+      " expected a dense one of float32, float16 or bfloat16: save the weights"
+      " as such."
     )
   is_bfloat16 = tensor.dtype == torch.bfloat16
   empty = torch.empty(0, dtype=torch.int16 if is_bfloat16 else tensor.dtype)

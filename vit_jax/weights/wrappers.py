@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 
-from vit_jax.weights import others
+from vit_jax.weights import hf_names, others
 from vit_jax.weights.torch_layout import shorten
 from vit_jax.weights.weights_file import LazyArray
 
@@ -27,11 +27,13 @@ CONTAINERS = (
 # Prefix and end of the names of a model's first convolution: timm's ViT,
 # Hugging Face's, whose other families have prefixes of their own, and BiT; and
 # the first token of the images' tower of CLIP, beside that of texts.
-_WRAPPERS = rf"(?:{'|'.join(CONTAINERS)})\."
+_WRAPPERS = rf"(?:{'|'.join(CONTAINERS)}|_fsdp_wrapped_module)\."
+_HF = r"embeddings\.patch_embeddings?(?:\.projection)?\.weight"
+_TYPES = "|".join(p for t in hf_names.MODEL_TYPES.values() for p in t.prefixes)
 _FIRST = (
   r"(|.+?\.)patch_embed\.proj\.weight",
-  rf"((?:{_WRAPPERS})*)(?:\w+\.)?embeddings\.patch_embeddings?"
-  r"(?:\.projection)?\.weight",
+  rf"((?:{_WRAPPERS})*)(?:\w+\.)?{_HF}",
+  rf"(.+?\.)(?:{_TYPES}){_HF}",
   r"(|.+?\.)(?<!backbone\.)stem\.conv\.weight",
   r"(|(?:.+\.)?visual\.)class_embedding",
 )
@@ -43,6 +45,11 @@ _BESIDE = re.compile(
   r"|vocab_size)$|dino_head\.|ibot_head\.|(dino|ibot_patch)_loss\."
   r"|head\.(mlp|last_layer)\.)"
 )
+# What torch.compile, FSDP and checkpoints of activations add to names, at any
+# module. At the beginning of all names it is a prefix.
+_AROUND = re.compile(
+  r"(?<=\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
 _CHUNKED = re.compile(r"blocks\.(\d{1,3})\.(\d{1,3})\.")
 
 
@@ -51,9 +58,10 @@ def unwrapped(
 ) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
   """Returns the arrays of the model under its own names, and notes.
 
-  A prefix such as `module.` or `teacher.backbone.` is removed, and DINOv2's
-  blocks in chunks (`blocks.1.6.`, chunk and block) lose the chunk. Other names
-  do not change. Of several models, the first one by `CONTAINERS` is used.
+  A prefix such as `module.` or `teacher.backbone.` is removed, and so are parts
+  such as `_orig_mod.` inside of names. DINOv2's blocks in chunks
+  (`blocks.1.6.`, chunk and block) lose the chunk. Other names do not change. Of
+  several models, the first one by `CONTAINERS` is used.
 
   Args:
     arrays: Name in the file -> array.
@@ -64,6 +72,11 @@ def unwrapped(
       other arrays that belong to no pre-training.
   """
   notes: list[str] = []
+  plain = {_AROUND.sub("", name): name for name in arrays}
+  if len(plain) == len(arrays) and plain.keys() != arrays.keys():
+    parts = {part for name in arrays for part in _AROUND.findall(name)}
+    notes.append(f"taken out of the names: {', '.join(sorted(parts))}.")
+    arrays = {new: arrays[old] for new, old in plain.items()}
   prefixes = _prefixes(arrays)
   if prefixes and "" not in prefixes:
     first, *more = sorted(prefixes, key=rank_of)
@@ -106,7 +119,7 @@ def unwrapped(
 
 def has_model(names: Iterable[str]) -> bool:
   """Whether the names contain a model of known form, with a prefix or not."""
-  return bool(_prefixes(names))
+  return bool(_prefixes(_AROUND.sub("", name) for name in names))
 
 
 def rank(names: Iterable[str]) -> tuple[int, ...]:
