@@ -633,7 +633,14 @@ class Experiment:
         class_names=self.head.class_names if self.is_training else None,
       )
     except (OSError, ValueError) as e:
-      return [f"{key}: {e}"]
+      hint = ""
+      if not (self.is_training or self.config.init):
+        hint = (
+          "\nIf the config takes init=PATH (folder, finetune), add"
+          f" init={read.path} to it: then model and image size are those of the"
+          " weights."
+        )
+      return [f"{key}: {e}{hint}"]
     new = self._fitted[1].reinitialised
     own = self.config.objective.own
     if frozen := [k for k in new if adapts and not lora.is_trained(k, own)]:

@@ -115,6 +115,25 @@ def test_classes_in_another_order_are_scored_by_name(run, tmp_path, capsys):
   assert scores["val/top1"] == 0
   out = capsys.readouterr().out
   assert "2 classes, matched by position alone: the head has no names" in out
+  assert "was trained on images of" not in out
+
+
+@pytest.mark.slow
+def test_another_size_than_in_training_is_said(run, capsys):
+  workdir, dataset = run
+  ops = "decode|resize(32)"
+  evals = _eval(dataset, ops=ops)
+  evaluate.evaluate(config(dataset, data__ops=ops, evals=evals), str(workdir))
+  text = "the model was trained on images of 16 x 16 pixels, and is scored on"
+  assert f"{text} 32 x 32" in capsys.readouterr().out
+
+
+def test_another_model_is_refused_with_the_argument_that_has_its_own(run):
+  workdir, dataset = run
+  other = config(dataset, evals=_eval(dataset), model__mlp_dim=8)
+  with pytest.raises(ConfigError) as e:
+    evaluate.evaluate(other, str(workdir))
+  assert f"add init={workdir} to it: then model and image" in str(e.value)
 
 
 def test_other_classes_are_refused_before_anything_is_compiled(

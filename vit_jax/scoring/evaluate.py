@@ -138,6 +138,8 @@ def record(
   is_first = jax.process_index() == 0
   if is_first and not ready.file.metadata:  # not a run of vit_jax
     print(weights.format_report(ready.report))
+  if is_first and ready.file.metadata and (text := _size_note(ready)):
+    print(text)
   if config.fake_data and is_first:
     print("data are fake (fake_data); --fake_data=false uses real data")
   text = run_summary.sets_text(ready.prepared)  # the same in all processes
@@ -169,6 +171,18 @@ def record(
     if any(written) and "://" not in str(workdir):  # which report does not read
       print(f"see         vit-jax report {workdir}", flush=True)
   return row
+
+
+def _size_note(ready: Ready) -> str | None:
+  """Returns a line if a run was trained on images of another size."""
+  trained = weights.trained_at(ready.file)
+  scored = ready.prepared.run_shape.image_size
+  if trained == scored:
+    return None
+  return (
+    f"the model was trained on images of {trained[0]} x {trained[1]} pixels,"
+    f" and is scored on {scored[0]} x {scored[1]}, as config.data.ops has it"
+  )
 
 
 def is_training(run_folder: epath.Path | None) -> bool:
