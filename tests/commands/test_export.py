@@ -166,6 +166,7 @@ def test_an_opset_without_the_operators_is_refused(tmp_path):
   assert not dst.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, opset", [(TOKEN.stem, 14), ("bit_v2", 17)])
 @pytest.mark.usefixtures("libraries")
 def test_an_old_opset_is_refused_before_a_file_is_written(

@@ -259,6 +259,7 @@ def test_files_are_read_in_pieces_that_fit_the_memory(
   assert sizes == {size}
 
 
+@pytest.mark.slow
 def test_files_and_memory_give_the_same_records(stream):
   options = dict(name="m", split="train", num_examples=120, num_classes=256)
   memory = tfds_source.TfdsMemory(files=stream, **options)

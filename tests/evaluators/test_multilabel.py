@@ -158,7 +158,9 @@ def objects(tmp_path_factory):
   return data_dir
 
 
-@pytest.mark.parametrize("limit", [0, tfds_source.MEMORY_LIMIT])
+@pytest.mark.parametrize(
+  "limit", [0, pytest.param(tfds_source.MEMORY_LIMIT, marks=pytest.mark.slow)]
+)
 def test_vocs_labels_are_k_hot(objects, monkeypatch, limit):
   monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", limit)
   source = sources.open_source("objects", "train", objects)

@@ -130,7 +130,10 @@ def whole(relative):
 
 
 # 6 images, each with 2 heads x 9 x 9 scores.
-@pytest.mark.parametrize("max_scores, chunks", [(5 * 162, 2), (1, 6)])
+@pytest.mark.parametrize(
+  "max_scores, chunks",
+  [pytest.param(5 * 162, 2, marks=pytest.mark.slow), (1, 6)],
+)
 @pytest.mark.parametrize(
   "relative", [pytest.param(False, marks=pytest.mark.slow), True]
 )

@@ -1,6 +1,7 @@
 """The family `modern`: each part by its formula, and the plain ViT without."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -16,6 +17,7 @@ from vit_jax.families.modern import ModernConfig
 from vit_jax.models import build, rope
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 
+SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 TINY = dict(variant="B/4", width=32, depth=2, mlp_dim=24, num_heads=2)
 IMAGES = jnp.asarray(
   np.random.default_rng(0).uniform(-1, 1, (2, 16, 24, 3)), "float32"
@@ -74,9 +76,9 @@ def lowered(name: str, **options) -> str:
   [
     dict(dropout=0.1, stochastic_depth=0.1),
     dict(scan=True, dropout=0.1, stochastic_depth=0.1, dtype="bfloat16"),
-    dict(posemb="sincos2d", remat="dots", gelu="erf"),
-    dict(posemb="learn2d", cls_row=False, pre_logits=True),
-    dict(variant="R+Ti/4", stage_width=0.5),
+    SLOW(dict(posemb="sincos2d", remat="dots", gelu="erf")),
+    SLOW(dict(posemb="learn2d", cls_row=False, pre_logits=True)),
+    SLOW(dict(variant="R+Ti/4", stage_width=0.5)),
   ],
 )
 def test_without_parts_the_program_is_that_of_the_plain_vit(options):
@@ -445,7 +447,7 @@ def logits_and_gradients(**options):
   return np.asarray(logits), unstack_blocks(jax.device_get(grads))
 
 
-@pytest.mark.parametrize("scan, remat", [(True, "none"), (False, "full")])
+@pytest.mark.parametrize("scan, remat", [(True, "none"), SLOW(False, "full")])
 def test_scan_and_remat_change_no_number(scan, remat):
   logits, grads = logits_and_gradients(scan=scan, remat=remat)
   expected_logits, expected = logits_and_gradients()

@@ -96,7 +96,7 @@ def test_partners_are_the_rows_before():
     ("softmax", False),
     pytest.param("sigmoid", False, marks=pytest.mark.slow),
     pytest.param("bce", False, marks=pytest.mark.slow),
-    pytest.param("bce", True),
+    pytest.param("bce", True, marks=pytest.mark.slow),
   ],
 )
 def test_the_loss_is_that_of_the_mixed_rows(loss, is_binary):

@@ -87,6 +87,7 @@ def parts_of(*insides, **options):
   ), chart_files.files
 
 
+@pytest.mark.slow
 def test_everything_of_a_transformer(of):
   parts, charts = parts_of(of("vit_linen_names", 3), num_shown=2)
   assert list(charts) == [

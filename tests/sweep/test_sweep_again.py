@@ -134,6 +134,7 @@ def test_a_search_that_is_over_stays_as_it_is(images, search, runs, changes):
   assert _sweep(_task(images), search) == before and not runs
 
 
+@pytest.mark.slow
 def test_the_test_may_change_until_it_is_scored(images, search, runs):
   _as_killed(search)
   result = _sweep(_task(images, test="test[:4]"), search)
