@@ -11,7 +11,7 @@ nearest multiple, 224, 378 or 518), budget (of short trials, see below; by
 default 0, no trials).
 A part of the training split is held out and scored every 500 steps as `val`:
 learning rate and length are chosen by it. The test split is scored once, at
-the end, as `test`.
+the end, as `test`. A folder has `val` and `test` as in configs/folder.py.
 As in the paper, a sweep trains with every learning rate of the grid, trains the
 best by `val` once more on the whole training split, and scores it once:
   vit-jax sweep --workdir=runs/cifar10 \
@@ -64,9 +64,7 @@ from vit_jax.options import nearest
 # big_vision's (configs/transfer.py). The rates are of the grid that the paper
 # searches per data set. Flowers: 918 of the 1,020 images in `train`; whether
 # the paper's last training had the 1,020 of `validation`, too, is not known.
-# Folder: its `val` is the test. One with a `test` of its own, which is then the
-# test: --config.evals.test.split=test. Where it has `val` to choose by as well:
-# --config.data.split=train --config.evals.val.split=val.
+# Folder: the splits of one that has no `test`, see `Sources.uses`.
 DATASETS = {
   "imagenet2012": ("99%", "validation", 20_000, 0.03),
   "cifar10": ("98%", "test", 10_000, 0.01),
@@ -90,7 +88,13 @@ ARGUMENTS = {
 
 def get_config(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
-  share, test, steps, lr = DATASETS[_kind(args["dataset"])]
+  kind = _kind(args["dataset"])
+  share, test, steps, lr = DATASETS[kind]
+  train, val = f"train[:{share}]", f"train[{share}:]"
+  if kind == "folder":
+    from vit_jax.data import sources  # takes seconds to import
+
+    train, val, test = sources.Sources().uses(args["dataset"], share)
   trial_candidates.check_budget(args["budget"])
   model = _model(args)
   patch = getattr(model, "patch", 1)
@@ -108,7 +112,7 @@ def get_config(arg: str = ""):
   values = dataclasses.asdict(model)
   c.model.update({k: v for k, v in values.items() if v is not None})
   c.model.dtype = "bfloat16"
-  c.data.dataset, c.data.split = args["dataset"], f"train[:{share}]"
+  c.data.dataset, c.data.split = args["dataset"], train
   c.data.batch_size = 512
   c.data.ops = f"decode_inception_crop({res})|flip_lr"
   c.total_steps = steps
@@ -120,13 +124,13 @@ def get_config(arg: str = ""):
   c.optim.schedule = "cosine"
   c.optim.warmup_steps = 100 if steps <= 500 else 500
   c.optim.clip_norm = 1.0
-  if _kind(args["dataset"]) == "imagenet2012" and res >= 512:
+  if kind == "imagenet2012" and res >= 512:
     c.optim.ema_decay = 0.9999
   c.checkpoint.every_steps = 500
   score = {"kind": "classification", "ops": f"decode|resize({res})"}
   c.evals = {
     "test": {**score, "split": test},
-    "val": {**score, "split": f"train[{share}:]", "every_steps": 500},
+    "val": {**score, "split": val, "every_steps": 500},
   }
   return c
 

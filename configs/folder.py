@@ -42,26 +42,16 @@ def get_config(arg: str = ""):
   trial_candidates.check_budget(args["budget"])
   # Only here, since they take seconds to import.
   from vit_jax import weights
-  from vit_jax.data import sources, splits
+  from vit_jax.data import sources
 
   dataset = f"folder:{args['path']}"
   opened = sources.Sources()
 
-  def has(split: str) -> bool:
-    try:
-      opened.inspect(dataset, split)
-    except splits.SplitError:
-      return False
-    return True
-
   # More is held out where images are few: 10 % of 100 choose by chance.
   few = opened.inspect(dataset, "train").num_examples < 1000
   share = "80%" if few else "90%"
-  train, val = f"train[:{share}]", f"train[{share}:]"
-  test = "test" if has("test") else "val"
-  if test == "test" and has("val"):
-    train, val = "train", "val"
-  if not (has(test) and has(train) and has(val)):
+  train, val, test = opened.uses(dataset, share)
+  if not all(opened.has(dataset, split) for split in (train, val, test)):
     raise ValueError(
       f"path: got {opened.inspect(dataset, 'train').num_examples:,} images to"
       f" learn from in {args['path']}, too few to hold some out for a test and"

@@ -357,6 +357,12 @@ def test_folder_takes_splits_and_length_from_the_images():
   splits = {e.name: (e.split, e.every_steps) for e in given.evals}
   assert given.data.split == "train" and given.total_steps == 60 * 23
   assert splits == {"test": ("test", 0), "val": ("val", 23)}
+  tuned = _load("finetune", "init=weights.npz,dataset=folder:split").config
+  assert tuned.data.split == "train"
+  assert {e.name: e.split for e in tuned.evals} == {
+    "test": "test",
+    "val": "val",
+  }
   fewer = _load("folder", "path=no_val,init=weights.npz,res=64").config
   splits = {e.name: e.split for e in fewer.evals}
   assert fewer.data.split == "train[:80%]"

@@ -57,6 +57,14 @@ def test_the_probe_is_a_tile_the_first_score_and_in_the_summary(run):
   }
 
 
+def test_the_balanced_accuracy_of_the_probe_is_in_its_column(run):
+  probe = LinearProbe(0.9, 64.0, 0.92, balanced=0.357, fine_tuned_balanced=0.4)
+  write(run, probe, "linear_probe.json")
+  page = Page(write_report(str(run)).read_text())
+  (row,) = (r for r in page.rows if r[:1] == ["linear probe, held-out images"])
+  assert row[1:] == ["90.0%", "35.7%", "—", "—", "—"]
+
+
 def test_every_trial_has_a_row(run):
   page = Page(write_report(str(run)).read_text())
   rows = {row[0]: row[1:] for row in page.rows}

@@ -3,12 +3,18 @@
 import dataclasses
 import json
 import pathlib
+import types
 
 import numpy as np
 import pytest
 import tiny
+from PIL import Image
 
 from vit_jax import weights
+from vit_jax.callbacks import startup
+from vit_jax.callbacks.preemption import StopSignals
+from vit_jax.checkpointing import resume_rules
+from vit_jax.commands import train
 from vit_jax.config import (
   ConfigError,
   LoRAConfig,
@@ -19,6 +25,7 @@ from vit_jax.config import (
 )
 from vit_jax.config.trial_candidates import check_budget, rounds
 from vit_jax.data import sources
+from vit_jax.distributed import processes
 from vit_jax.sweep import trials
 
 SCORE = {"kind": "classification", "ops": "decode|resize(16)"}
@@ -101,8 +108,139 @@ def test_an_interrupted_search_goes_on(config, workdir, monkeypatch):
   monkeypatch.setattr(
     "vit_jax.train.train_and_evaluate", lambda *args, **options: 1 / 0
   )
-  trials.choose(config, ROUNDS, "9999", str(workdir))
+  trials.choose(config, ROUNDS, BUDGET, str(workdir))
   assert record(workdir) == whole
+
+
+def fake_run(config, folder, keeps_weights):
+  """The first trial ends; the process is killed in the second."""
+  if folder.name.startswith("0_good"):
+    raise KeyboardInterrupt
+  return {"scores": {"val/top1": 1.0, "val/loss": 0.5}}
+
+
+@pytest.fixture
+def begun(config, tmp_path, monkeypatch):
+  """The folder of trials that were interrupted, with its data in the config."""
+  images = tmp_path / "images"
+  for number in range(20):
+    add_image(images, number)
+  data = dataclasses.replace(
+    config.data, dataset=f"folder:{images}", split="train"
+  )
+  evals = tuple(
+    dataclasses.replace(e, split="val") for e in config.evals if e.name == "val"
+  )
+  config = dataclasses.replace(config, data=data, evals=evals)
+  monkeypatch.setattr(trials, "run", fake_run)
+  with pytest.raises(KeyboardInterrupt):
+    trials.choose(config, ROUNDS, BUDGET, str(tmp_path / "run"))
+  monkeypatch.setattr(trials, "run", lambda *args, **options: 1 / 0)
+  return config, tmp_path / "run"
+
+
+def add_image(folder, number, split="train"):
+  for label in "ab":
+    path = folder / split / label / f"{number}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (16, 16)).save(path)
+    if split == "train":
+      add_image(folder, number, "val")
+
+
+def refusal(config, workdir, budget=BUDGET, of_round=ROUNDS):
+  """Returns the error of going on; nothing runs before it."""
+  before = record(workdir)
+  with pytest.raises(ConfigError) as caught:
+    trials.choose(config, of_round, budget, str(workdir))
+  assert record(workdir) == before
+  text = str(caught.value)
+  assert f"remove {workdir / 'trials'} and {workdir / 'trials.json'}" in text
+  return text
+
+
+def test_begun_trials_go_on_with_the_same_command_alone(begun):
+  config, workdir = begun
+  with pytest.raises(ZeroDivisionError):  # a trial runs
+    trials.choose(config, ROUNDS, BUDGET, str(workdir))
+  evals = [dataclasses.replace(config.evals[0], every_steps=7)]
+  harmless = dataclasses.replace(config, log_steps=7, evals=tuple(evals))
+  with pytest.raises(ZeroDivisionError):
+    trials.choose(harmless, ROUNDS, BUDGET, str(workdir))
+
+  other = dataclasses.replace(config, seed=3)
+  assert "config.seed was 0, is now 3; the trials in" in refusal(other, workdir)
+  evals = [dataclasses.replace(config.evals[0], split="train")]
+  other = dataclasses.replace(config, evals=tuple(evals))
+  text = "config.evals.val.split was 'val', is now 'train'"
+  assert text in refusal(other, workdir)
+  text = "budget was 80, is now 9999"
+  assert text in refusal(config, workdir, "9999")
+  text = "trials were none, good, wild, slow; are now none, good, wild"
+  assert text in refusal(config, workdir, of_round=[rates])
+  # After the last trial, too, until the run has a checkpoint.
+  whole = {**record(workdir), "chosen": "good"}
+  (workdir / "trials.json").write_text(json.dumps(whole))
+  text = "config.total_steps was 30, is now 40"
+  other = dataclasses.replace(config, total_steps=40)
+  assert text in refusal(other, workdir)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_begun_trials_refuse_added_images(begun, split):
+  config, workdir = begun
+  add_image(workdir.parent / "images", 20, split)
+  text = refusal(config, workdir)
+  assert "config.evals.val.split: the records were 40 of 2 classes" in text
+  key = "config.data.dataset: the records were 40 of 2 classes"
+  assert (key in text) == (split == "train")
+
+
+def test_a_run_with_a_checkpoint_compares_by_itself(begun, monkeypatch):
+  """Its --allow_change may name what differs."""
+  config, workdir = begun
+  start = property(lambda e: 3 if e.workdir else 0)
+  monkeypatch.setattr(trials.experiment.Experiment, "start", start)
+  with pytest.raises(ZeroDivisionError):
+    trials.choose(
+      dataclasses.replace(config, seed=3), ROUNDS, BUDGET, str(workdir)
+    )
+
+
+def test_no_budget_after_trials_have_chosen(config, tmp_path, monkeypatch):
+  write = lambda file, values: (tmp_path / file).write_text(json.dumps(values))
+  (tmp_path / "trials").mkdir()
+  write("trials/begun.json", {"budget": "200"})
+  write("trials.json", {"steps": 20, "chosen": "pad and crop, mirrored"})
+  began = to_dict(dataclasses.replace(config, seed=3))
+  changes = resume_rules.differences(began, config)
+  resumed = types.SimpleNamespace(changes=changes)
+  monkeypatch.setattr(trials.experiment.Experiment, "resumed", resumed)
+  with pytest.raises(ConfigError) as caught:
+    trials.check_without(config, str(tmp_path), ())
+  assert caught.value.errors == (
+    "--config: got budget=0, but trials chose options of the run in"
+    f" {tmp_path} (pad and crop, mirrored); give a budget again, as budget=200,"
+    " or take another --workdir.",
+  )
+  trials.check_without(config, str(tmp_path), ["seed"])
+  write("trials.json", {"steps": 20, "chosen": "no change"})
+  trials.check_without(config, str(tmp_path), ())
+
+
+def test_the_command_without_budget_is_checked(config, tmp_path, monkeypatch):
+  def seen(config, workdir, allow_change):
+    raise ConfigError([f"seen {workdir} {allow_change}"])
+
+  monkeypatch.setattr(trials, "check_without", seen)
+  monkeypatch.setattr(processes, "initialise", lambda *args, **options: None)
+  monkeypatch.setattr(startup, "use_cache", lambda workdir: None)
+  (tmp_path / "mine.py").write_text('get_trials = lambda arg="": (None, "0")\n')
+  flags = {"workdir": "w", "profile": None, "allow_change": "seed"}
+  config = dataclasses.replace(config, init="weights.npz")
+  args = cli.Args(config, "mine", flags, [], str(tmp_path / "mine.py"))
+  with pytest.raises(SystemExit, match=r"seen w \('seed',\)"):
+    train.run(args, StopSignals(), 0.0)
 
 
 def test_wrong_options_are_refused_before_the_first_trial(config, tmp_path):

@@ -77,10 +77,14 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
       errors.append(f"--profile: got {profile!r}, expected a step, from 1.")
     if errors:
       experiment.setup(config, workdir, allow_change=allowed, errors=errors)
-    rounds_of, budget = cli.ask(args.source, "get_trials") or (None, "0")
-    if rounds_of and config.init:
+    asked = cli.ask(args.source, "get_trials")
+    rounds_of, budget = asked or (None, "0")
+    if asked and config.init:
       from vit_jax.sweep import trials
 
+      if not rounds_of:
+        trials.check_without(config, workdir, allowed)
+    if rounds_of and config.init:
       # The workdir is not compared yet: it may have a run with the options that
       # the trials chose.
       experiment.setup(config)

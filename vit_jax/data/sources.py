@@ -101,6 +101,29 @@ class Sources:
     fake = open_source(*key, self.data_dir, fake=True)
     return dataclasses.replace(fake, class_names=names)
 
+  def has(self, dataset: str, split: str) -> bool:
+    """Whether `inspect` finds the split."""
+    try:
+      self.inspect(dataset, split)
+    except ValueError:
+      return False
+    return True
+
+  def uses(self, dataset: str, share: str) -> tuple[str, str, str]:
+    """Returns the splits to train on, to choose by and to test on.
+
+    Args:
+      dataset: "folder:/path". Its `test`, or else `val`, is the test. If it has
+        both, `val` is to choose by, or else a part of `train`.
+      share: The other part of `train`, which is trained on, such as "90%".
+    """
+    train, val, test = f"train[:{share}]", f"train[{share}:]", "val"
+    if self.has(dataset, "test"):
+      test = "test"
+      if self.has(dataset, "val"):
+        train, val = "train", "val"
+    return train, val, test
+
   def is_on_disk(self, dataset: str, split: str) -> bool:
     """Whether `inspect` finds records, or fails for another reason."""
     try:

@@ -79,7 +79,7 @@ def of_run(
       config.model, image_size(config.data.ops), jax.devices()[0].platform
     ),
     **options,
-    **{f"records of {name}": _of_data(source) for name, source in data.items()},
+    **{f"records of {name}": of_data(source) for name, source in data.items()},
     **{f"initial value of {name}": digest.sums for name, digest in sums},
     **_of_code(),
   }
@@ -110,7 +110,8 @@ def identity(data: DataInfo) -> str:
   return compute() if callable(compute) else ""
 
 
-def _of_data(data: DataInfo) -> str:
+def of_data(data: DataInfo) -> str:
+  """Returns the number of images and classes, and digests of both, as text."""
   text = f"{data.num_examples} of {data.num_classes} classes"
   if data.class_names is not None:
     names = "\0".join(data.class_names).encode("utf-8", "surrogateescape")

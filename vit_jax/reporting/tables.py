@@ -68,7 +68,8 @@ def scores(runs: list[Run]) -> str:
     if run.linear_probe:
       who = f", {run.name}" if len(runs) > 1 else ""
       name = f"linear probe, held-out images{who}"
-      rows.append([name, share(run.linear_probe.top1), *["—"] * 4])
+      probe = map(share, (run.linear_probe.top1, run.linear_probe.balanced))
+      rows.append([name, *probe, *["—"] * 3])
   for text, of_split in by_split.items():
     best = max(values.get("top1") or 0.0 for _, values in of_split)
     for run, values in of_split:

@@ -21,6 +21,7 @@ import jax
 from etils import epath
 
 from vit_jax import experiment, linear_probe, weights
+from vit_jax.checkpointing import resume_rules
 from vit_jax.config import (
   HELD_OUT,
   Config,
@@ -39,6 +40,7 @@ from vit_jax.writers.fine_tuning import TRIALS, Trial, Trials
 from vit_jax.writers.metric_writer import read_metrics
 
 FOLDER = "trials"  # folder in the workdir
+BEGUN = "begun.json"  # in this folder: what the trials began with
 LOG = "log.txt"  # output of a trial, in its folder
 PROBE, TIMED = "probe", "timed"  # trials that come first
 TOP1, LOSS = f"{HELD_OUT}/top1", f"{HELD_OUT}/loss"
@@ -73,7 +75,9 @@ def choose(
   """Returns the config with the changes that the trials chose. Collective.
 
   After an interruption the same call continues with the first missing trial.
-  The length of a trial is that of the first call.
+  The length of a trial is that of the first call. A call with other options,
+  data or budget is an error until the run itself has a checkpoint; from then on
+  the run compares them.
 
   Args:
     config: The run.
@@ -85,7 +89,8 @@ def choose(
     fixed: Options that no trial may set.
 
   Raises:
-    ConfigError: A change sets an option that does not exist, or cannot work.
+    ConfigError: A change sets an option that does not exist, or cannot work; or
+      unfinished trials began with something else.
   """
   folder = epath.Path(workdir)
   changes = [_changes(config, r, fixed) for r in rounds]
@@ -104,7 +109,11 @@ def choose(
   if longest < FEWEST_STEPS:
     _print(f"trials      none: the run itself has {longest} steps")
     return config
+  names = [name for of_round in changes for name in of_round]
+  if not experiment.Experiment(config, workdir).start:
+    _check_begun(_beginning(whole, budget, names), config, folder)
   _ = whole.data  # shrinks large images in sight, not in the time of a trial
+  beginning = _beginning(whole, budget, names)  # a data set may be made by now
   del whole  # with the weights that it has read
   if known := read_by_first(folder / TRIALS):
     record = Trials(known["steps"])
@@ -113,7 +122,6 @@ def choose(
       " before"
     )
   else:
-    names = [name for of_round in changes for name in of_round]
     _print(
       f"trials      {num_trials} short runs within {_budget_text(budget)},"
       f" scored on held-out images: {', '.join(names)}"
@@ -121,6 +129,7 @@ def choose(
     if budget.isdecimal():
       total = int(budget)
     else:
+      _write(folder / FOLDER, BEGUN, beginning)
       total = _affordable_steps(config, folder / FOLDER, budget, num_trials)
     if total < FEWEST_STEPS * num_trials:
       _print(
@@ -133,9 +142,8 @@ def choose(
       f"trials      {record.steps:,} steps each; budget={total} repeats these"
       " trials on any machine"
     )
-    if jax.process_index() == 0:
-      folder.mkdir(parents=True, exist_ok=True)
-    _write(folder, record)
+    _write(folder / FOLDER, BEGUN, beginning)
+    _write(folder, TRIALS, dataclasses.asdict(record))
   _make_probe(config, folder / FOLDER)
 
   trials: list[Trial] = []
@@ -157,16 +165,99 @@ def choose(
       _print(f"trial       {score}: {text}")
       results.append({"name": name, **result})
       trials.append(Trial(text, record.steps, top1, loss))
-      _write(folder, dataclasses.replace(record, trials=tuple(trials)))
+      record = dataclasses.replace(record, trials=tuple(trials))
+      _write(folder, TRIALS, dataclasses.asdict(record))
     finite = [r for r in results if _scores(r)[1] is not None]
     best = min(finite, key=lambda r: _scores(r)[1], default=None)
     if best and best["name"] in of_round:
       config = _with(config, of_round[best["name"]])
       chosen.append(best["name"])
   text = ", ".join(chosen)
-  _write(folder, Trials(record.steps, tuple(trials), text))
+  record = Trials(record.steps, tuple(trials), text)
+  _write(folder, TRIALS, dataclasses.asdict(record))
   _print(f"chosen      {text}")
   return config
+
+
+def check_without(
+  config: Config, workdir: str, allow_change: Collection[str]
+) -> None:
+  """Checks a command without trials if trials chose the run's options.
+
+  Collective.
+
+  Args:
+    config: The run of the command.
+    workdir: Folder of the run.
+    allow_change: See `experiment.Experiment`.
+
+  Raises:
+    ConfigError: The run has other options; the message has the budget.
+  """
+  folder = epath.Path(workdir)
+  known = read_by_first(folder / TRIALS) or {}
+  resumed = experiment.Experiment(config, workdir).resumed
+  if not resumed or known.get("chosen") in (None, "", AS_GIVEN):
+    return
+  if resume_rules.errors(resumed.changes, allow_change, workdir):
+    begun = read_by_first(folder / FOLDER / BEGUN) or {"budget": "5m"}
+    raise ConfigError(
+      [
+        "--config: got budget=0, but trials chose options of the run in"
+        f" {workdir} ({known['chosen']}); give a budget again, as"
+        f" budget={begun['budget']}, or take another --workdir."
+      ]
+    )
+
+
+def _beginning(
+  whole: experiment.Experiment, budget: str, names: Sequence[str]
+) -> dict[str, Any]:
+  """Returns what decides the results of trials, for `BEGUN`."""
+  data = {"config.data.dataset": whole.data_info}
+  for e in whole.evals:
+    if e.name == HELD_OUT:
+      key = f"config.evals.{HELD_OUT}.split"
+      data[key] = whole.sources.inspect(e.dataset, e.split)
+  return {
+    "config": to_dict(whole.config),
+    "budget": budget,
+    "trials": ", ".join(names),
+    "data": {key: agreement.of_data(source) for key, source in data.items()},
+  }
+
+
+def _check_begun(
+  now: Mapping[str, Any], config: Config, folder: epath.Path
+) -> None:
+  """Raises `ConfigError` if trials in a workdir began with something else."""
+  was = read_by_first(folder / FOLDER / BEGUN)
+  if was is None:
+    return
+  held_out = f"evals.{HELD_OUT}."
+  errors = [
+    c.text
+    for c in resume_rules.differences(was["config"], config)
+    if c.rule.makes_another_run
+    or (c.key.startswith(held_out) and c.key != f"{held_out}every_steps")
+  ]
+  if not any(e.startswith("config.data.dataset") for e in errors):
+    errors += [
+      f"{key}: the records were {text}; are now {now['data'].get(key)}"
+      for key, text in was["data"].items()
+      if now["data"].get(key) != text
+    ]
+  if not errors and was["trials"] != now["trials"]:
+    errors.append(f"trials were {was['trials']}; are now {now['trials']}")
+  if was["budget"] != now["budget"]:
+    errors.append(f"budget was {was['budget']}, is now {now['budget']}")
+  if errors:
+    errors[-1] += (
+      f"; the trials in {folder / FOLDER} began with the old values. Run the"
+      " old command to continue them, or take another --workdir, or remove"
+      f" {folder / FOLDER} and {folder / TRIALS} to begin them anew."
+    )
+    raise ConfigError(errors)
 
 
 def _changes(
@@ -271,9 +362,10 @@ def _with(config: Config, options: Options) -> Config:
   return built
 
 
-def _write(folder: epath.Path, record: Trials) -> None:
+def _write(folder: epath.Path, file: str, values: Mapping[str, Any]) -> None:
   if jax.process_index() == 0:
-    run_info.write_json(str(folder), TRIALS, dataclasses.asdict(record))
+    folder.mkdir(parents=True, exist_ok=True)
+    run_info.write_json(str(folder), file, values)
 
 
 def _print(text: str) -> None:
