@@ -64,7 +64,7 @@ from vit_jax.options import nearest
 # big_vision's (configs/transfer.py). The rates are of the grid that the paper
 # searches per data set. Flowers: 918 of the 1,020 images in `train`; whether
 # the paper's last training had the 1,020 of `validation`, too, is not known.
-# Folder: the splits of one that has no `test`, see `Sources.uses`.
+# Folder: the splits of one that has no `test`, see `Sources.train_val_test`.
 DATASETS = {
   "imagenet2012": ("99%", "validation", 20_000, 0.03),
   "cifar10": ("98%", "test", 10_000, 0.01),
@@ -94,7 +94,7 @@ def get_config(arg: str = ""):
   if kind == "folder":
     from vit_jax.data import sources  # takes seconds to import
 
-    train, val, test = sources.Sources().uses(args["dataset"], share)
+    train, val, test = sources.Sources().train_val_test(args["dataset"], share)
   trial_candidates.check_budget(args["budget"])
   model = _model(args)
   patch = getattr(model, "patch", 1)

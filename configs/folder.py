@@ -50,7 +50,7 @@ def get_config(arg: str = ""):
   # More is held out where images are few: 10 % of 100 choose by chance.
   few = opened.inspect(dataset, "train").num_examples < 1000
   share = "80%" if few else "90%"
-  train, val, test = opened.uses(dataset, share)
+  train, val, test = opened.train_val_test(dataset, share)
   if not all(opened.has(dataset, split) for split in (train, val, test)):
     raise ValueError(
       f"path: got {opened.inspect(dataset, 'train').num_examples:,} images to"

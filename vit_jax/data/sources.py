@@ -109,13 +109,13 @@ class Sources:
       return False
     return True
 
-  def uses(self, dataset: str, share: str) -> tuple[str, str, str]:
+  def train_val_test(self, dataset: str, share: str) -> tuple[str, str, str]:
     """Returns the splits to train on, to choose by and to test on.
 
     Args:
-      dataset: "folder:/path". Its `test`, or else `val`, is the test. If it has
-        both, `val` is to choose by, or else a part of `train`.
-      share: The other part of `train`, which is trained on, such as "90%".
+      dataset: "folder:/path". With `test` and `val`, these are used. Otherwise
+        the one that it has is the test, and a part of `train` is to choose by.
+      share: The part of `train` that is then trained on, such as "90%".
     """
     train, val, test = f"train[:{share}]", f"train[{share}:]", "val"
     if self.has(dataset, "test"):
