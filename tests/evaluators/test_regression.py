@@ -234,14 +234,21 @@ def test_numbers_of_a_csv_and_of_parquet(tmp_path):
   assert listing.is_regression and listing.class_names == ("label 0", "label 1")
   a, b, c = listing.splits["train"].entries()
   assert a.label.tolist() == [1.5, 3] and b.label.tolist() == [-2, 4]
-  assert c.error == "has '5', expected label 0 | label 1"
+  assert c.error == (
+    "has '5', expected 2 numbers (| between) in the column label"
+  )
   table.write_text("file,label\na.png,1_000\nb.png,1.5\n")  # not as in Python
   a, b = (
     KINDS["csv:"](str(table), Options(numbers=("label",)))
     .splits["train"]
     .entries()
   )
-  assert a.error == "has '1_000', expected label" and not b.error
+  assert a.error == "has '1_000', expected a number in the column label"
+  assert not b.error
+  table.write_text("file,x,y\na.png,1,abc\n")
+  listing = KINDS["csv:"](str(table), Options(numbers=("x", "y")))
+  (a,) = listing.splits["train"].entries()
+  assert a.error == "has '1|abc', expected a number in each of the columns x, y"
 
   images = [{"bytes": image.getvalue()}] * 3
   columns = {"x": [1, 2, 3], "y": [0.5, None, 1.0], "z": [[1.0, 2.0]] * 3}
@@ -264,6 +271,17 @@ def test_numbers_of_a_csv_and_of_parquet(tmp_path):
   for kind, where in (("csv:", table), ("parquet:", path)):
     with pytest.raises(ValueError, match="--numbers: got q, expected columns"):
       KINDS[kind](str(where), Options(numbers=("q",)))
+  # Without --numbers there is no label.
+  for columns, option in (
+    ({"r": [0.5] * 3, "x": [1.5] * 3, "b": [[1.0]] * 3}, "r,x"),
+    ({"b": [[1.0]] * 3, "c": [[2.0]] * 3}, "b"),
+  ):
+    pq.write_table(pa.table({"image": images, **columns}), path)
+    with pytest.raises(ValueError, match="got several columns") as e:
+      KINDS["parquet:"](str(path), Options())
+    assert str(e.value).endswith(
+      f" To predict real numbers: --numbers={option}."
+    )
 
 
 def test_the_prompt_has_values():
