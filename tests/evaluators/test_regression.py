@@ -7,6 +7,7 @@ import io
 import json
 import pathlib
 
+import flax
 import handmade
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ import tiny
 from PIL import Image
 
 import vit_jax
-from vit_jax import batch, class_names, experiment, step
+from vit_jax import batch, class_names, experiment, step, weights
 from vit_jax.config import ConfigError, cli
 from vit_jax.data import numbers
 from vit_jax.data.download_and_prepare import import_source
@@ -29,6 +30,7 @@ from vit_jax.evaluators import regression
 from vit_jax.evaluators.regression import RegressionConfig
 from vit_jax.inference import answers as formats
 from vit_jax.inference.pretrained import Answer, Value
+from vit_jax.models import build
 from vit_jax.objectives import Regression
 from vit_jax.scoring import probes
 from vit_jax.scoring.evaluate import evaluate
@@ -312,7 +314,7 @@ def test_the_prompt_has_values():
   ]
 
 
-def test_what_cannot_be_is_refused(data_dir):
+def test_what_cannot_be_is_refused(data_dir, tmp_path):
   with pytest.raises(ConfigError) as e:
     experiment.setup(_config(data_dir, objective={"kind": "classification"}))
   text = str(e.value)
@@ -320,6 +322,28 @@ def test_what_cannot_be_is_refused(data_dir):
     "config.objective.kind: got 'classification', but the labels of" in text
   )
   assert "config.evals.val.kind: got 'regression', which scores numbers" in text
+  # A head of an .npz may have classes or numbers.
+  config = _config(data_dir)
+  params = jax.eval_shape(
+    build(config.model, 2).init, jax.random.key(0), jnp.zeros((1, 16, 16, 3))
+  )["params"]
+  arrays = flax.traverse_util.flatten_dict(params, sep="/")
+  np.savez(
+    tmp_path / "x.npz",
+    **{k: np.zeros(v.shape, np.float32) for k, v in arrays.items()},
+  )
+  file = weights.read(
+    tmp_path / "x.npz", options={"num_heads": config.model.num_heads}
+  )
+  for loss, words in (
+    (None, "the weights of --checkpoint do not state the loss of their head"),
+    ("softmax", "was trained for classes; config.evals.val.kind='classifi"),
+  ):
+    stated = dataclasses.replace(file, loss=loss)
+    with pytest.raises(ConfigError, match=words):
+      experiment.setup(config, scored_weights=stated)
+  stated = dataclasses.replace(file, loss="regression")
+  experiment.setup(config, scored_weights=stated)
   with pytest.raises(ConfigError) as e:
     experiment.setup(_config(None, data__dataset="digits"))
   text = str(e.value)

@@ -48,6 +48,7 @@ def test_outputs_are_those_of_the_original_code(name):
   vit = vit_jax.load(DATA / f"{name}.weights.npz", image_size=sizes.get(name))
   assert not (vit.report.resized or vit.report.ignored)
   notes = ["no table of positions"] * (name == "bv_gap_sincos2d_rep")
+  notes.append("does not state the loss of its head")  # 11 classes
   assert len(vit.report.notes) == len(notes)
   assert all(map(str.__contains__, vit.report.notes, notes))
   io = np.load(DATA / f"{name}.io.npz")
@@ -283,6 +284,30 @@ def test_class_names(tmp_path):
   names = ["toilet tissue (n15075141)", "ear (n13133613)"]
   assert [p.name for p in result] == names
   assert result[0].probability == pytest.approx(1 - np.exp(-1), rel=1e-5)
+
+
+def test_a_loss_that_nothing_states_is_noted(vit, tmp_path):
+  (note,) = vit.report.notes
+  assert note.startswith("the file does not state the loss of its head: read")
+  assert "vit_jax.load(path, loss='regression') or 'sigmoid'" in note
+  assert not vit_jax.load(TOKEN, loss="regression").report.notes
+  arrays = dict(np.load(TOKEN))
+  for width, text in ((1, "loss='regression' as a number"), (1000, "1,000")):
+    head = {
+      "head/kernel": np.zeros((48, width), "f"),
+      "head/bias": np.zeros(width, "f"),
+    }
+    np.savez(tmp_path / "x.npz", **arrays | head)
+    (note,) = vit_jax.load(tmp_path / "x.npz").report.notes
+    assert text in note and "does not state" not in note
+  del arrays["head/kernel"], arrays["head/bias"]
+  np.savez(tmp_path / "x.npz", **arrays)
+  assert not vit_jax.load(tmp_path / "x.npz").report.notes
+  # A tree of arrays as another program writes them, and one of ours.
+  for name, metadata, count in (("a", {}, 1), ("b", vit.metadata(), 0)):
+    checkpointer.write_params(str(tmp_path / name), vit.params, metadata)
+    notes = vit_jax.load(tmp_path / name).report.notes
+    assert sum("state the loss" in note for note in notes) == count
 
 
 def test_metadata_goes_round(vit, tmp_path):

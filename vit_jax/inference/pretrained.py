@@ -39,7 +39,7 @@ from vit_jax.inference import streaming
 from vit_jax.losses import HEADS, PROBABILITIES, REGRESSION
 from vit_jax.models import build, inspection
 from vit_jax.options import nearest, shown
-from vit_jax.weights import eval_preprocessing, normalisation
+from vit_jax.weights import assumed, eval_preprocessing, normalisation
 from vit_jax.writers import run_info
 
 # Arguments of `load` that are not options of the model.
@@ -671,6 +671,8 @@ def load(
     ops = with_decoding(ops, background=background)
   except ValueError as e:
     raise ValueError(f"{path}: {e}") from None
+  if loss is None:
+    notes = (*notes, *assumed.of_head(file))
   config = dataclasses.replace(config.for_inference(), **options)
   if patch is not None:
     config = config.with_patch(patch)
