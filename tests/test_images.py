@@ -267,18 +267,32 @@ def test_addresses(monkeypatch):
   assert error("gs://b/a.png") == "cannot be read: No such host."
 
 
+OF_1 = "; np.uint8(255 * image) if it is in [0, 1]"
+OF_255 = "; np.uint8(image) if it is in [0, 255]"
+
+
 @pytest.mark.parametrize(
-  "shape, dtype, got, hint",
+  "array, got, hint",
   [
-    ((8, 8, 3), "f4", "float32 and shape (8, 8, 3)", True),
-    ((0, 8, 3), "u1", "uint8 and shape (0, 8, 3)", False),
-    ((8, 8, 2), "u1", "uint8 and shape (8, 8, 2)", False),
+    (np.zeros((8, 8, 3), "f4"), "float32 and shape (8, 8, 3)", OF_1),
+    (np.full((8, 8, 3), 255, "f4"), "float32 and shape (8, 8, 3)", OF_255),
+    (np.zeros((8, 8), "i8"), "int64 and shape (8, 8, 1)", OF_255),
+    (np.zeros((0, 8, 3), "u1"), "uint8 and shape (0, 8, 3)", ""),
+    (np.zeros((8, 8, 2), "u1"), "uint8 and shape (8, 8, 2)", ""),
+    (
+      np.zeros((3, 8, 8), "u1"),
+      "uint8 and shape (3, 8, 8)",
+      "; channels are last: image.transpose(1, 2, 0)",
+    ),
+    (
+      np.full((3, 8, 8), 255, "f4"),
+      "float32 and shape (3, 8, 8)",
+      "; channels are last: image.transpose(1, 2, 0)" + OF_255,
+    ),
   ],
 )
-def test_arrays_of_another_kind(shape, dtype, got, hint):
-  assert error(np.zeros(shape, dtype)) == (
+def test_arrays_of_another_kind(array, got, hint):
+  assert error(array) == (
     f"got an array of type {got}, expected uint8 of [h, w], [h, w, 1],"
-    " [h, w, 3] or [h, w, 4]"
-    + "; np.uint8(255 * image) if it is in [0, 1]" * hint
-    + "."
+    f" [h, w, 3] or [h, w, 4]{hint}."
   )

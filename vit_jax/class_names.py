@@ -164,12 +164,14 @@ class Head(NamedTuple):
     outputs mean.
   standardisation: Mean and deviation of regression targets; None if the outputs
     are the numbers themselves.
+  is_assumed: Whether `loss` is assumed, as the weights to score state none.
   """
 
   num_classes: int
   class_names: tuple[str, ...] | None = None
   loss: str = "softmax"
   standardisation: Standardisation | None = None
+  is_assumed: bool = False
 
 
 class Matching(NamedTuple):

@@ -208,6 +208,7 @@ class Experiment:
       self.run_shape.num_classes,
       tuple(names) if names else None,
       loss or "softmax",
+      is_assumed=self.scored_weights is not None and loss is None,
     )
 
   @functools.cached_property

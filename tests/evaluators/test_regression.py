@@ -7,6 +7,7 @@ import io
 import json
 import pathlib
 
+import flax
 import handmade
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ import tiny
 from PIL import Image
 
 import vit_jax
-from vit_jax import batch, class_names, experiment, step
+from vit_jax import batch, class_names, experiment, step, weights
 from vit_jax.config import ConfigError, cli
 from vit_jax.data import numbers
 from vit_jax.data.download_and_prepare import import_source
@@ -29,6 +30,7 @@ from vit_jax.evaluators import regression
 from vit_jax.evaluators.regression import RegressionConfig
 from vit_jax.inference import answers as formats
 from vit_jax.inference.pretrained import Answer, Value
+from vit_jax.models import build
 from vit_jax.objectives import Regression
 from vit_jax.scoring import probes
 from vit_jax.scoring.evaluate import evaluate
@@ -234,14 +236,21 @@ def test_numbers_of_a_csv_and_of_parquet(tmp_path):
   assert listing.is_regression and listing.class_names == ("label 0", "label 1")
   a, b, c = listing.splits["train"].entries()
   assert a.label.tolist() == [1.5, 3] and b.label.tolist() == [-2, 4]
-  assert c.error == "has '5', expected label 0 | label 1"
+  assert c.error == (
+    "has '5', expected 2 numbers (| between) in the column label"
+  )
   table.write_text("file,label\na.png,1_000\nb.png,1.5\n")  # not as in Python
   a, b = (
     KINDS["csv:"](str(table), Options(numbers=("label",)))
     .splits["train"]
     .entries()
   )
-  assert a.error == "has '1_000', expected label" and not b.error
+  assert a.error == "has '1_000', expected a number in the column label"
+  assert not b.error
+  table.write_text("file,x,y\na.png,1,abc\n")
+  listing = KINDS["csv:"](str(table), Options(numbers=("x", "y")))
+  (a,) = listing.splits["train"].entries()
+  assert a.error == "has '1|abc', expected a number in each of the columns x, y"
 
   images = [{"bytes": image.getvalue()}] * 3
   columns = {"x": [1, 2, 3], "y": [0.5, None, 1.0], "z": [[1.0, 2.0]] * 3}
@@ -264,6 +273,17 @@ def test_numbers_of_a_csv_and_of_parquet(tmp_path):
   for kind, where in (("csv:", table), ("parquet:", path)):
     with pytest.raises(ValueError, match="--numbers: got q, expected columns"):
       KINDS[kind](str(where), Options(numbers=("q",)))
+  # Without --numbers there is no label.
+  for columns, option in (
+    ({"r": [0.5] * 3, "x": [1.5] * 3, "b": [[1.0]] * 3}, "r,x"),
+    ({"b": [[1.0]] * 3, "c": [[2.0]] * 3}, "b"),
+  ):
+    pq.write_table(pa.table({"image": images, **columns}), path)
+    with pytest.raises(ValueError, match="got several columns") as e:
+      KINDS["parquet:"](str(path), Options())
+    assert str(e.value).endswith(
+      f" To predict real numbers: --numbers={option}."
+    )
 
 
 def test_the_prompt_has_values():
@@ -294,7 +314,7 @@ def test_the_prompt_has_values():
   ]
 
 
-def test_what_cannot_be_is_refused(data_dir):
+def test_what_cannot_be_is_refused(data_dir, tmp_path):
   with pytest.raises(ConfigError) as e:
     experiment.setup(_config(data_dir, objective={"kind": "classification"}))
   text = str(e.value)
@@ -302,6 +322,28 @@ def test_what_cannot_be_is_refused(data_dir):
     "config.objective.kind: got 'classification', but the labels of" in text
   )
   assert "config.evals.val.kind: got 'regression', which scores numbers" in text
+  # A head of an .npz may have classes or numbers.
+  config = _config(data_dir)
+  params = jax.eval_shape(
+    build(config.model, 2).init, jax.random.key(0), jnp.zeros((1, 16, 16, 3))
+  )["params"]
+  arrays = flax.traverse_util.flatten_dict(params, sep="/")
+  np.savez(
+    tmp_path / "x.npz",
+    **{k: np.zeros(v.shape, np.float32) for k, v in arrays.items()},
+  )
+  file = weights.read(
+    tmp_path / "x.npz", options={"num_heads": config.model.num_heads}
+  )
+  for loss, words in (
+    (None, "the weights of --checkpoint do not state the loss of their head"),
+    ("softmax", "was trained for classes; config.evals.val.kind='classifi"),
+  ):
+    stated = dataclasses.replace(file, loss=loss)
+    with pytest.raises(ConfigError, match=words):
+      experiment.setup(config, scored_weights=stated)
+  stated = dataclasses.replace(file, loss="regression")
+  experiment.setup(config, scored_weights=stated)
   with pytest.raises(ConfigError) as e:
     experiment.setup(_config(None, data__dataset="digits"))
   text = str(e.value)

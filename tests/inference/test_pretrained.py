@@ -3,6 +3,7 @@
 Reading and fitting have tests of their own in tests/weights.
 """
 
+import dataclasses
 import functools
 import inspect
 import pathlib
@@ -47,6 +48,7 @@ def test_outputs_are_those_of_the_original_code(name):
   vit = vit_jax.load(DATA / f"{name}.weights.npz", image_size=sizes.get(name))
   assert not (vit.report.resized or vit.report.ignored)
   notes = ["no table of positions"] * (name == "bv_gap_sincos2d_rep")
+  notes.append("does not state the loss of its head")  # 11 classes
   assert len(vit.report.notes) == len(notes)
   assert all(map(str.__contains__, vit.report.notes, notes))
   io = np.load(DATA / f"{name}.io.npz")
@@ -284,6 +286,30 @@ def test_class_names(tmp_path):
   assert result[0].probability == pytest.approx(1 - np.exp(-1), rel=1e-5)
 
 
+def test_a_loss_that_nothing_states_is_noted(vit, tmp_path):
+  (note,) = vit.report.notes
+  assert note.startswith("the file does not state the loss of its head: read")
+  assert "vit_jax.load(path, loss='regression') or 'sigmoid'" in note
+  assert not vit_jax.load(TOKEN, loss="regression").report.notes
+  arrays = dict(np.load(TOKEN))
+  for width, text in ((1, "loss='regression' as a number"), (1000, "1,000")):
+    head = {
+      "head/kernel": np.zeros((48, width), "f"),
+      "head/bias": np.zeros(width, "f"),
+    }
+    np.savez(tmp_path / "x.npz", **arrays | head)
+    (note,) = vit_jax.load(tmp_path / "x.npz").report.notes
+    assert text in note and "does not state" not in note
+  del arrays["head/kernel"], arrays["head/bias"]
+  np.savez(tmp_path / "x.npz", **arrays)
+  assert not vit_jax.load(tmp_path / "x.npz").report.notes
+  # A tree of arrays as another program writes them, and one of ours.
+  for name, metadata, count in (("a", {}, 1), ("b", vit.metadata(), 0)):
+    checkpointer.write_params(str(tmp_path / name), vit.params, metadata)
+    notes = vit_jax.load(tmp_path / name).report.notes
+    assert sum("state the loss" in note for note in notes) == count
+
+
 def test_metadata_goes_round(vit, tmp_path):
   metadata = vit.metadata()
   assert metadata["grid"] == [4, 4] and metadata["has_cls_row"]
@@ -313,7 +339,14 @@ def test_metadata_goes_round(vit, tmp_path):
     (
       np.linspace(0, 255, 3072, dtype="f").reshape(1, 32, 32, 3),
       "got images with values from 0 to 255, expected floats in [-1, 1]:"
-      " images / 127.5 - 1, or vit.predict(images).",
+      " images / 127.5 - 1, or vit.predict(np.uint8(images)).",
+    ),
+    (
+      np.full((1, 48, 48, 3), 255, "f"),
+      "got images of shape (1, 48, 48, 3), expected [b, 32, 32, 3]; for another"
+      " size, vit_jax.load(path, image_size=(height, width)). Their values"
+      " reach 255, expected floats in [-1, 1]: images / 127.5 - 1, or"
+      " vit.predict(np.uint8(images)).",
     ),
     (
       np.zeros((2, 3, 32, 32), "f"),
@@ -333,6 +366,61 @@ def test_images_of_another_kind_are_refused(vit, images, text):
   assert str(e.value) == text
   with pytest.raises(ValueError):
     vit(jax.numpy.asarray(images))
+
+
+_SIZE = "for another size, vit_jax.load(path, image_size=(height, width))"
+_GREY = "channels: the model has 3, the images have 1, for grey:"
+_GREY += " np.repeat(images, 3, -1)"
+_AXIS = "the axis of the channels is missing: images[..., None]"
+
+
+@pytest.mark.parametrize(
+  "shape, channels, hint",
+  [
+    ((1, 32, 32, 1), 3, _GREY),
+    (
+      (2, 32, 32, 4),
+      3,
+      "channels: the model has 3, the images have 4, without alpha:"
+      " images[..., :3]",
+    ),
+    (
+      (2, 1, 48, 48),
+      3,
+      f"channels are last: images.transpose(0, 2, 3, 1); {_GREY}; {_SIZE}",
+    ),
+    ((2, 32, 32), 3, f"{_AXIS}; {_GREY}"),
+    (
+      (32, 32),
+      3,
+      "the axes of the batch and of the channels are missing: image[None, ...,"
+      f" None]; {_GREY}",
+    ),
+    (
+      (3, 48, 48),
+      3,
+      "channels are last: images.transpose(1, 2, 0); one image is a batch, too:"
+      f" image[None]; {_SIZE}",
+    ),
+    (
+      (1, 32, 32, 3),
+      1,
+      "channels: the model has 1, the images have 3, in grey: 0.299 red + 0.587"
+      " green + 0.114 blue",
+    ),
+    ((1, 32, 32), 1, _AXIS),
+    ((2, 32, 32, 3), 5, "channels: the model has 5, the images have 3"),
+    ((32,), 3, "the axes are batch, height, width and channels"),
+  ],
+)
+def test_what_to_do_with_another_shape(vit, shape, channels, hint):
+  config = dataclasses.replace(vit.config, channels=channels)
+  vit = dataclasses.replace(vit, config=config)
+  with pytest.raises(ValueError) as e:
+    vit(np.zeros(shape, "f"))
+  assert str(e.value) == (
+    f"got images of shape {shape}, expected [b, 32, 32, {channels}]; {hint}."
+  )
 
 
 @pytest.mark.parametrize("on_device", [False, True])
@@ -355,6 +443,8 @@ def test_a_model_is_shown_in_a_line(vit):
     f"<vit_jax model B/8 of {TOKEN}: 48,683 parameters, images of 32 x 32, 11"
     " classes>"
   )
+  numbers = dataclasses.replace(vit, loss="regression")
+  assert repr(numbers).endswith("images of 32 x 32, 11 numbers>")
 
 
 def test_help_has_signature_options_and_an_example():
@@ -436,6 +526,11 @@ def test_tensors_of_torch_are_arrays(vit):
   for use in (vit, vit.features):
     with pytest.raises(ValueError, match=r"images\.permute\(0, 2, 3, 1\)\."):
       use(first)
+  pixels = Tensor(np.zeros((3, 48, 48), np.uint8), "torch.uint8")
+  pixels.permute = None
+  for use in (vit.predict, vit.features):
+    with pytest.raises(ValueError, match=r"image\.permute\(1, 2, 0\)\.$"):
+      use(pixels)
 
 
 def test_an_export_runs_without_the_package(vit):

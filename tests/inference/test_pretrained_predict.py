@@ -129,6 +129,14 @@ def test_what_cannot_be_predicted(vit, tmp_path, china, monkeypatch):
   assert (
     str(e.value) == f"{missing}: got a path with no file, expected an image."
   )
+  for method in (vit.features, vit.attention, vit.attention_map):
+    with pytest.raises(ValueError) as e:
+      method([china[0], broken])
+    assert str(e.value) == f"{broken}: {why}"
+    with pytest.raises(FileNotFoundError, match=f"^{missing}: got a path"):
+      method([china[0], missing])
+  with pytest.raises(ValueError, match="^2 of 3 images cannot be read:\n  - "):
+    vit.features([china[0], broken, missing])
   # All at once, in whatever batch.
   monkeypatch.setattr(pretrained, "BATCH", 2)
   cut = tmp_path / "cut.png"

@@ -134,12 +134,13 @@ def test_a_normalisation_of_other_channels(tmp_path):
 
 def test_a_bare_file_says_what_its_model_is_taken_for(tmp_path):
   path = _timm(tmp_path / "x.safetensors")
-  _, note = load(path).report.notes
+  _, note, of_head = load(path).report.notes
+  assert "does not state the loss of its head" in of_head
   assert note.startswith(
     "the file has only arrays; assumed: the class token as output, gelu='erf',"
     " a square grid of patches"
   )
-  _, note = load(path, gelu="tanh", grid=(4, 4)).report.notes
+  _, note, _ = load(path, gelu="tanh", grid=(4, 4)).report.notes
   assert "assumed: the class token as output. To change" in note
   (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit"}))
   assert len(load(path).report.notes) == 1  # of the pixels
@@ -193,7 +194,7 @@ def test_published_grids_are_square(tmp_path):
   """The images do not change how a published file is read, but it is said."""
   vit = vit_jax.load(save(tmp_path / "x.npz"), image_size=(64, 16))
   assert list(vit.report.resized.values()) == [((4, 4), (8, 2))]
-  (note,) = vit.report.notes
+  _, note = vit.report.notes  # the first is on the head
   assert "is read as 4 x 4 patches, as in all published files" in note
   assert "grid=(8, 2)" in note
 
@@ -252,7 +253,7 @@ def test_blocks_that_may_be_lost(tmp_path, is_stated):
   path = tmp_path / "x.npz"
   np.savez(path, **params)
   options = {"depth": 3} if is_stated else {}
-  vit = vit_jax.load(path, **options)
+  vit = vit_jax.load(path, loss="softmax", **options)
   assert vit.config.depth == 3
   text = "3 heads and an MLP of 768 are those of Ti, which has 12 blocks; the"
   assert [text in note for note in vit.report.notes] == [True] * (not is_stated)

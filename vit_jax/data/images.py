@@ -416,14 +416,25 @@ def array(images: Any) -> np.ndarray:
 
 
 def _as_colours(image):
+  # torch's transpose swaps two axes.
+  move = "permute" if hasattr(image, "permute") else "transpose"
   image = array(image)
   if image.ndim == 2:
     image = image[..., None]
-  good = image.ndim == 3 and image.shape[-1] in (1, 3, 4) and image.size
+  channels = (1, 3, 4)
+  good = image.ndim == 3 and image.shape[-1] in channels and image.size
   if image.dtype != np.uint8 or not good:
-    hint = "; np.uint8(255 * image) if it is in [0, 1]"
+    hint = ""
+    if image.ndim == 3 and not good and image.shape[0] in channels:
+      hint = f"; channels are last: image.{move}(1, 2, 0)"
+    if image.dtype != np.uint8 and image.dtype.kind in "iuf":
+      # Resizing filters leave values above 1.
+      is_of_255 = image.dtype.kind != "f" or (image > 2).any()
+      of_255 = "np.uint8(image) if it is in [0, 255]"
+      of_1 = "np.uint8(255 * image) if it is in [0, 1]"
+      hint += f"; {of_255 if is_of_255 else of_1}"
     raise ValueError(
       f"got an array of type {image.dtype} and shape {image.shape}, {ARRAYS}"
-      f"{hint if image.dtype.kind == 'f' else ''}."
+      f"{hint}."
     )
   return np.repeat(image, 3, -1) if image.shape[-1] == 1 else image

@@ -147,7 +147,17 @@ class EvaluatorConfig:
           f" expected {wanted}; {where}.kind={kind!r} scores these."
         )
     is_regression = head.loss == "regression"
-    if self.scores_head and is_regression != self.scores_numbers:
+    if not self.scores_head or is_regression == self.scores_numbers:
+      return
+    if head.is_assumed:
+      yield (
+        f"{where}.kind: got {self.kind!r}, which scores {wanted}, but the"
+        " weights of --checkpoint do not state the loss of their head, so that"
+        f" it is taken for one of {other}; expected weights that state it: the"
+        " folder of a run, or its conversion to another format than npz. In"
+        " Python, vit_jax.load(path, loss='regression') predicts the numbers."
+      )
+    else:
       yield (
         f"{where}.kind: got {self.kind!r}, which scores {wanted}, but the head"
         f" was trained for {other}; {where}.kind={kind!r} scores these."

@@ -39,7 +39,7 @@ from vit_jax.inference import streaming
 from vit_jax.losses import HEADS, PROBABILITIES, REGRESSION
 from vit_jax.models import build, inspection
 from vit_jax.options import nearest, shown
-from vit_jax.weights import eval_preprocessing, normalisation
+from vit_jax.weights import assumed, eval_preprocessing, normalisation
 from vit_jax.writers import run_info
 
 # Arguments of `load` that are not options of the model.
@@ -50,6 +50,10 @@ ARGUMENTS = (
 BATCH = 16  # images in a forward pass
 FLOATS = (
   "expected floats in [-1, 1]: images / 127.5 - 1, or vit.predict(images)."
+)
+FLOATS_OF_255 = (
+  "expected floats in [-1, 1]: images / 127.5 - 1, or"
+  " vit.predict(np.uint8(images))."
 )
 # Resizing filters may leave values up to MOST. Images with another
 # normalisation, or normal noise, have values up to MOST_ODD.
@@ -163,12 +167,13 @@ class Pretrained:
   report: weights.Report
 
   def __repr__(self) -> str:
-    """Returns a line with file, model, parameters, image size and classes."""
+    """Returns a line with file, model, parameters, image size and outputs."""
     count, (height, width) = run_info.num_params(self.params), self.image_size
+    what = "numbers" if self.is_regression else "classes"
     return (
       f"<vit_jax model {self.config.variant} of {self.report.path}:"
       f" {count:,} parameters, images of {height} x {width},"
-      f" {self.num_classes:,} classes>"
+      f" {self.num_classes:,} {what}>"
     )
 
   @property
@@ -409,16 +414,21 @@ class Pretrained:
 
   def _inputs(self, images) -> inspection.Images:
     """Returns floats unchanged, and other images preprocessed."""
-    given = images
-    if hasattr(images, "dtype") and _is_float(images := _array(images)):
-      images = self._checked(given)
+    if hasattr(images, "dtype") and _is_float(_array(images)):
+      images = self._checked(images)
       if not len(images):
         raise ValueError(NO_IMAGES)
       return images
-    options = decoding(self.ops)
-    read = (images_lib.read(i, **options) for i in images_lib.listed(images))
+    images, options = images_lib.listed(images), decoding(self.ops)
     ops = for_channels(self.ops, self.config.channels)
-    rows = [pixels.apply(image, ops) for image in read]
+    rows, errors = [], []
+    for i, image in enumerate(images):
+      try:
+        rows.append(pixels.apply(images_lib.read(image, **options), ops))
+      except (FileNotFoundError, ValueError) as e:
+        errors.append((f"{images_lib.name(image, i)}: {e}", type(e)))
+    if errors:
+      raise _joined(errors, len(images))
     if not rows:
       raise ValueError(NO_IMAGES)
     return normalise(np.stack(rows))
@@ -428,17 +438,15 @@ class Pretrained:
     # torch's transpose swaps two axes.
     move = "permute" if hasattr(images, "permute") else "transpose"
     images = _array(images)
-    shape, (height, width, channels) = images.shape, self.image_shape
-    if len(shape) != 4 or shape[1:] != self.image_shape:
-      hint = "for another size, vit_jax.load(path, image_size=(height, width))."
-      if shape[1:] == (channels, height, width):
-        hint = f"channels are last: images.{move}(0, 2, 3, 1)."
-      elif shape == self.image_shape:
-        hint = "one image is a batch, too: image[None]."
-      raise ValueError(
-        f"got images of shape {shape}, expected [b, {height}, {width},"
-        f" {channels}]; {hint}"
+    if images.shape[1:] != self.image_shape or images.ndim != 4:
+      height, width, channels = self.image_shape
+      text = (
+        f"got images of shape {images.shape}, expected [b, {height}, {width},"
+        f" {channels}]; {_shape_hint(images.shape, self.image_shape, move)}."
       )
+      if _is_float(images) and (high := _range(images)[1]) > MOST_ODD:
+        text += f" Their values reach {high:.3g}, {FLOATS_OF_255}"
+      raise ValueError(text)
     if not _is_float(images):
       raise ValueError(f"got images of type {images.dtype}, {FLOATS}")
     _check_range(images)
@@ -663,6 +671,8 @@ def load(
     ops = with_decoding(ops, background=background)
   except ValueError as e:
     raise ValueError(f"{path}: {e}") from None
+  if loss is None:
+    notes = (*notes, *assumed.of_head(file))
   config = dataclasses.replace(config.for_inference(), **options)
   if patch is not None:
     config = config.with_patch(patch)
@@ -810,21 +820,74 @@ def _is_float(images: np.ndarray | jax.Array) -> bool:
   return jnp.issubdtype(images.dtype, jnp.floating)
 
 
+def _shape_hint(
+  shape: tuple[int, ...], expected: tuple[int, int, int], move: str
+) -> str:
+  """Returns what to do with images of another shape.
+
+  Args:
+    shape: Their shape.
+    expected: (height, width, channels) of an image of the model.
+    move: Name of the method that permutes axes.
+  """
+  *size, channels = expected
+  if not 2 <= len(shape) <= 4:
+    return "the axes are batch, height, width and channels"
+  known = {1, 3, 4, channels}  # numbers of channels, and of no pixels
+  is_batch, hints = len(shape) == 4, []
+  is_first = shape[-1] not in known and shape[-3:-2] and shape[-3] in known
+  if is_first and (is_batch or shape[0] > 1):  # [1, h, w] has no channels
+    order = "0, 2, 3, 1" if is_batch else "1, 2, 0"
+    hints.append(f"channels are last: images.{move}({order})")
+    shape = (*shape[:-3], *shape[-2:], shape[-3])
+  if len(shape) == 2:
+    add = "image[None, ..., None]"
+    hints.append(
+      f"the axes of the batch and of the channels are missing: {add}"
+    )
+    shape = (1, *shape, 1)
+  elif not is_batch and shape[-1] not in known:
+    hints.append("the axis of the channels is missing: images[..., None]")
+    shape = (*shape, 1)
+  elif not is_batch:
+    hints.append("one image is a batch, too: image[None]")
+    shape = (1, *shape)
+  if (got := shape[-1]) != channels:
+    hint = f"channels: the model has {channels}, the images have {got}"
+    if got == 1:
+      hint += f", for grey: np.repeat(images, {channels}, -1)"
+    elif (got, channels) == (4, 3):
+      hint += ", without alpha: images[..., :3]"
+    elif (got, channels) == (3, 1):
+      hint += ", in grey: 0.299 red + 0.587 green + 0.114 blue"
+    hints.append(hint)
+  if [*shape[1:3]] != size:
+    hints.append(
+      "for another size, vit_jax.load(path, image_size=(height, width))"
+    )
+  return "; ".join(hints)
+
+
+def _range(images: np.ndarray | jax.Array) -> tuple[float, float]:
+  """Returns the least and the largest value; NaN if there are none."""
+  if isinstance(images, jax.core.Tracer) or not images.size:
+    return np.nan, np.nan
+  if isinstance(images, jax.Array):
+    return float(jnp.nanmin(images)), float(jnp.nanmax(images))
+  # np.nanmin warns if all values are NaN.
+  return tuple(float(f.reduce(images, axis=None)) for f in (np.fmin, np.fmax))
+
+
 def _check_range(images: np.ndarray | jax.Array) -> None:
   """Refuses floats in 0 to 255, and warns about other ranges than [-1, 1].
 
   Values that are not finite are ignored. A batch is taken for images in [0, 1]
   if no value is negative and some are below and above 0.5.
   """
-  if isinstance(images, jax.core.Tracer) or not images.size:
-    return
-  if isinstance(images, jax.Array):
-    low, high = float(jnp.nanmin(images)), float(jnp.nanmax(images))
-  else:  # np.nanmin warns if all values are NaN
-    low, high = (float(f.reduce(images, axis=None)) for f in (np.fmin, np.fmax))
+  low, high = _range(images)
   got = f"got images with values from {low:.3g} to {high:.3g}"
   if MOST_ODD < high < np.inf:
-    raise ValueError(f"{got}, {FLOATS}")
+    raise ValueError(f"{got}, {FLOATS_OF_255}")
   if 0 <= low < 0.5 < high <= 1:
     warnings.warn(
       f"{got}, expected floats in [-1, 1]; if the images are in [0, 1], use"

@@ -79,6 +79,27 @@ def notes(
       )
 
 
+def of_head(weights: Weights) -> Iterator[str]:
+  """Yields a note if nothing tells what the outputs of a head are.
+
+  Names of classes tell it, those of a width of ImageNet included. A single
+  output has a note of its own.
+
+  Args:
+    weights: The file, its classes included.
+  """
+  head = weights.params.get("head/kernel")
+  is_silent = weights.is_bare or weights.format in ("google", "bit")
+  if head is None or head.shape[-1] == 1 or not is_silent:
+    return
+  if weights.loss is None and weights.class_names is None:
+    yield (
+      "the file does not state the loss of its head: read as a softmax over"
+      " classes. For another: vit_jax.load(path, loss='regression') or"
+      " 'sigmoid', or the folder of the run, which states it."
+    )
+
+
 def _lost_blocks(model: ViTConfig) -> Iterator[str]:
   """Yields a note if a model of a known size has another number of blocks."""
   for name, size in SIZES.items():

@@ -290,7 +290,8 @@ def _with_classes(weights: Weights) -> Weights:
   if width == 1 and weights.loss is None:
     notes += (
       "the head has one output, which a softmax makes 1 for every image;"
-      " vit_jax.load(path, loss='sigmoid') reads it as a probability.",
+      " vit_jax.load(path, loss='sigmoid') reads it as a probability,"
+      " loss='regression' as a number.",
     )
   is_vit = "embedding/kernel" in weights.params
   loss = weights.loss or class_names.published_loss(width, is_vit)

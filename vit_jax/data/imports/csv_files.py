@@ -135,7 +135,7 @@ def _entries(
       if label is None:
         error = "has no label"
         if text and isinstance(classes, Numbers):
-          error = f"has {text!r}, expected {' | '.join(classes.names)}"
+          error = f"has {text!r}, expected {_numbers(table, classes)}"
         yield Entry(key, error=error)
         continue
       try:
@@ -144,6 +144,15 @@ def _entries(
       except (OSError, ValueError) as e:  # ValueError for a zero byte
         reason = getattr(e, "strerror", None) or e
         yield Entry(key, error=f"cannot be read: {path}: {reason}")
+
+
+def _numbers(table: _Table, numbers: Numbers) -> str:
+  """Returns what an image needs in the columns of `--numbers`, for messages."""
+  if len(table.labels) > 1:
+    return f"a number in each of the columns {', '.join(table.labels)}"
+  (column,), count = table.labels, len(numbers.names)
+  what = "a number" if count == 1 else f"{count} numbers ({SEPARATOR} between)"
+  return f"{what} in the column {column}"
 
 
 def _read(file: str, options: Options) -> _Table:

@@ -213,7 +213,16 @@ def _columns(
   if {*map(str.lower, labels)} <= _ROW_NUMBERS:
     wanted = {*real}
   labels |= {k: v for k, v in real.items() if k in wanted}
-  label, remark = pick_column("label", labels, kinds, options.label, where)
+  try:
+    label, remark = pick_column("label", labels, kinds, options.label, where)
+  except ValueError as e:
+    if options.label is not None or not real:
+      raise
+    single = [c for c in real if _element(schema.field(c).type) is None]
+    numbers = ",".join(single or [*real][:1])  # a list is a column by itself
+    raise ValueError(
+      f"{e} To predict real numbers: --numbers={numbers}."
+    ) from None
   return image, (label,), tuple(filter(None, (*remarks, remark)))
 
 
