@@ -44,6 +44,9 @@ def test_the_command_says_what_it_did(tmp_path, capsys):
     f"resized         {POS_EMBEDDING}: 4x4 -> 6x6",
     "re-initialised  nothing",
     "ignored         nothing",
+    "note            the file does not state the loss of its head: read as a"
+    " softmax over classes. For another: vit_jax.load(path, loss='regression')"
+    " or 'sigmoid', or the folder of the run, which states it.",
     "model           --config.model.variant=B/8 --config.model.width=48"
     " --config.model.depth=2 --config.model.mlp_dim=96"
     " --config.model.num_heads=4",
