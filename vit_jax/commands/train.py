@@ -78,21 +78,21 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
     if errors:
       experiment.setup(config, workdir, allow_change=allowed, errors=errors)
     asked = cli.ask(args.source, "get_trials")
-    rounds_of, budget = asked or (None, "0")
     if asked and config.init:
       from vit_jax.sweep import trials
 
-      if not rounds_of:
+      rounds_of, budget = asked
+      if rounds_of:
+        # The workdir is not compared yet: it may have a run with the options
+        # that the trials chose.
+        experiment.setup(config)
+        signals.on_exit = _ends_trials()
+        rounds = rounds_of(config)
+        config = trials.choose(config, rounds, budget, workdir, args.overrides)
+        signals.on_exit = run_record.end
+        began = time.time()  # the start of the run is after the trials
+      else:
         trials.check_without(config, workdir, allowed)
-    if rounds_of and config.init:
-      # The workdir is not compared yet: it may have a run with the options that
-      # the trials chose.
-      experiment.setup(config)
-      signals.on_exit = _ends_trials()
-      rounds = rounds_of(config)
-      config = trials.choose(config, rounds, budget, workdir, args.overrides)
-      signals.on_exit = run_record.end
-      began = time.time()  # the start of the run is after the trials
     train.train_and_evaluate(
       config,
       workdir,
