@@ -32,7 +32,7 @@ here it is 0. The grid of ImageNet in Table 4 has 0.06, but the text says that
 it is only for ResNets and hybrids, as here.
 
 Cost, an estimate (docs/tasks/plan.md), 20,000 steps of ImageNet at 384 px on 8
-chips of TPU v5e: B/16 1.4 hours, L/16 3.8 hours; the sweep has 4 such runs.
+chips of TPU v5e: B/16 1.5 hours, L/16 3.8 hours; the sweep has 4 such runs.
 Result: not yet run at full length. The paper's Table 5, top-1 in % at 384 px,
 pre-trained on ImageNet-21k and on JFT-300M:
               ImageNet  CIFAR-10  CIFAR-100   Pets  Flowers

@@ -7,7 +7,7 @@ Few-shot accuracy is scored on seven data sets, which must be on disk
 (config.fewshot): caltech101, cars196, cifar100, dtd, oxford_iiit_pet,
 uc_merced, imagenet2012.
 Cost: 10.2 exaFLOPs on imagenet2012, 33.8 on imagenet21k; by the planner's
-estimate 208 chip-hours of TPU v5e on imagenet21k, and 0.30 times that on
+estimate 196 chip-hours of TPU v5e on imagenet21k, and 0.30 times that on
 imagenet2012, which has 0.30 times the steps (docs/tasks/plan.md).
 Result: not yet run at full length. The paper's Table 5, ImageNet after
 fine-tuning at 384 px: 73.38 %; from imagenet21k 81.28 %.

@@ -7,7 +7,7 @@ Few-shot accuracy is scored on seven data sets, which must be on disk
 (config.fewshot): caltech101, cars196, cifar100, dtd, oxford_iiit_pet,
 uc_merced, imagenet2012.
 Cost: 385.8 exaFLOPs on imagenet2012, 1,278.1 on imagenet21k; by the planner's
-estimate 3,311 chip-hours of TPU v5e on imagenet21k, and 0.30 times that on
+estimate 3,310 chip-hours of TPU v5e on imagenet21k, and 0.30 times that on
 imagenet2012, which has 0.30 times the steps (docs/tasks/plan.md).
 Result: not yet run at full length. The paper's Table 5, ImageNet after
 fine-tuning at 384 px from imagenet21k: 85.13 %.

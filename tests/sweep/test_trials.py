@@ -207,6 +207,17 @@ def test_a_run_with_a_checkpoint_compares_by_itself(begun, monkeypatch):
     )
 
 
+def test_a_run_that_began_without_trials_makes_none(
+  config, tmp_path, monkeypatch, capsys
+):
+  start = property(lambda e: 3 if e.workdir else 0)
+  monkeypatch.setattr(trials.experiment.Experiment, "start", start)
+  monkeypatch.setattr(trials, "run", lambda *args, **options: 1 / 0)
+  assert trials.choose(config, ROUNDS, BUDGET, str(tmp_path)) == config
+  text = f"trials      none: the run in {tmp_path} began without any\n"
+  assert text in capsys.readouterr().out
+
+
 def test_no_budget_after_trials_have_chosen(config, tmp_path, monkeypatch):
   write = lambda file, values: (tmp_path / file).write_text(json.dumps(values))
   (tmp_path / "trials").mkdir()

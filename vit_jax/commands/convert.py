@@ -91,7 +91,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   )
   parser.add_argument(
     "--mean",
-    help="SRC's normalisation: imagenet, clip or MEAN/STD",
+    help="SRC's normalisation: half, imagenet, clip or MEAN/STD",
   )
   parser.add_argument(
     "--drop_head",

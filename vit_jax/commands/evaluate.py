@@ -13,7 +13,7 @@ FLAGS = {
   "checkpoint": "run, one of its checkpoints, or published weights",
   **PROBES,
   "workdir": "folder whose evaluation.jsonl gets a line (default: the run)",
-  "mean": "normalisation in training: imagenet, clip or MEAN/STD",
+  "mean": "normalisation in training: half, imagenet, clip or MEAN/STD",
   "dtype": "float32 or bfloat16, for features of published weights",
   "json": "print only the line of evaluation.jsonl",
   **cli.PROCESS_FLAGS,

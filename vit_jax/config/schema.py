@@ -283,7 +283,8 @@ class Config:
     "normalisation of init's training images, if its file does not state it:"
     " imagenet (DINO, MAE, DeiT), clip, half ([-1, 1]), or MEAN/STD of pixels"
     " in [0, 1], each as one number, or one for each channel with commas; None:"
-    " as the file states, else half",
+    " as the file states, else that of the publisher if the model is"
+    " recognised, else half",
   )
   log_steps: int = option(50, "steps between lines of metrics")
   on_nonfinite: str = option(

@@ -77,7 +77,7 @@ def choose(
   After an interruption the same call continues with the first missing trial.
   The length of a trial is that of the first call. A call with other options,
   data or budget is an error until the run itself has a checkpoint; from then on
-  the run compares them.
+  the run compares them. A run with a checkpoint and no trials gets none.
 
   Args:
     config: The run.
@@ -110,12 +110,17 @@ def choose(
     _print(f"trials      none: the run itself has {longest} steps")
     return config
   names = [name for of_round in changes for name in of_round]
-  if not experiment.Experiment(config, workdir).start:
+  known = read_by_first(folder / TRIALS)
+  start = experiment.Experiment(config, workdir).start
+  if start and not known:
+    _print(f"trials      none: the run in {workdir} began without any")
+    return config
+  if not start:
     _check_begun(_beginning(whole, budget, names), config, folder)
   _ = whole.data  # shrinks large images in sight, not in the time of a trial
   beginning = _beginning(whole, budget, names)  # a data set may be made by now
   del whole  # with the weights that it has read
-  if known := read_by_first(folder / TRIALS):
+  if known:
     record = Trials(known["steps"])
     _print(
       f"trials      {num_trials} short runs of {record.steps:,} steps, begun"
