@@ -33,6 +33,7 @@ from collections.abc import Callable
 import numpy as np
 from machine import machine
 from PIL import Image
+from tables import with_tables
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "docs/own_images.jsonl", ROOT / "docs/tasks/finetune.md"
@@ -166,7 +167,6 @@ def run(
     stdout=subprocess.PIPE,
   )
   return {
-    "set": name,
     "seed": seed,
     "arguments": arguments,
     "images": sum(1 for _ in (data / "train").glob("*/*")),
@@ -183,8 +183,11 @@ def run(
 
 
 def table(rows: list[dict]) -> str:
-  """Returns the rows of a Markdown table, means and ranges over seeds."""
-  lines = []
+  """Returns a Markdown table, with means and ranges over seeds."""
+  lines = [
+    "| set | images | test | linear probe | fine-tuned | chosen | minutes |",
+    "|---|---:|---:|---:|---:|---|---:|",
+  ]
   for name in dict.fromkeys(row["set"] for row in rows):
     of_set = [row for row in rows if row["set"] == name]
     probe, result = (
@@ -249,14 +252,11 @@ def main() -> None:
         write(make(), data)
       runs = folder / "runs"
       row = run(path(name), data, args.init, args.arguments, seed, runs)
-      row["set"] = name
+      row = {"set": name, **row}
       with RESULTS.open("a") as file:
         file.write(json.dumps(row) + "\n")
-  if PAGE.exists():
-    head, mark, rest = PAGE.read_text().partition("|---|---:|")
-    ruler, _, rest = rest.partition("\n")
-    after = rest[rest.index("\n\n") :]
-    PAGE.write_text(head + mark + ruler + "\n" + table(read()) + after)
+  page = PAGE.read_text()
+  PAGE.write_text(with_tables(page, {"own_images": lambda: table(read())}))
   print(table(read()))
 
 
