@@ -338,7 +338,7 @@ def test_what_is_tried(config):
   params = dict.fromkeys(names, np.zeros(8))
   params["embedding/kernel"] = np.zeros((8, 8, 3, 4))
   of_small, of_large = (
-    [r(config) for r in rounds(side, params)] for side in (28, 300)
+    [r(config) for r in rounds(side, 300, params)] for side in (28, 300)
   )
   # Small images get no strong crop.
   assert {*of_large[0]} - {*of_small[0]} == {"crop of 5 to 100 %"}
@@ -350,7 +350,7 @@ def test_what_is_tried(config):
     pytest.approx(3, rel=0.05),
   ]
   lora = dataclasses.replace(config, lora=LoRAConfig(rank=2))
-  assert not rounds(28, params)[3](lora)
+  assert not rounds(28, 300, params)[3](lora)
   frozen = parts["the last half of the blocks"]["optim.freeze"]
   assert {*frozen} == {"embedding/kernel", *map(block, range(6))}
   alone = parts["the head alone"]["optim.freeze"]
@@ -361,8 +361,24 @@ def test_what_is_tried(config):
       ("data.ops", "evals.test.ops", "evals.val.ops"), "decode|resize(24)"
     )
   }
-  *_, larger = rounds(28, params, has_size=True)
+  *_, larger = rounds(28, 300, params, has_size=True)
   assert larger(config) == {}
+
+
+@pytest.mark.parametrize(
+  "options, is_tried",
+  [
+    ({"total_steps": 150}, True),  # 15 passes over 480 images in batches of 48
+    ({"total_steps": 151}, False),
+    ({"total_steps": None, "total_epochs": 15.0}, True),
+    ({"total_steps": None, "total_epochs": 15.5}, False),
+  ],
+)
+def test_many_passes_do_not_try_none(config, options, is_tried):
+  augmentations = rounds(28, 480, {})[0]
+  tried = augmentations(dataclasses.replace(config, **options))
+  assert ("no augmentation" in tried) == is_tried
+  assert {"pad and crop", "crop of 50 to 100 %"} <= {*tried}
 
 
 @pytest.mark.parametrize("text", ["10", "0", "10m", "1.5m", "90s"])

@@ -21,6 +21,12 @@ SMALL = 64
 # resolution, as in section 3.2 of arXiv:2010.11929. For others a trial at a
 # higher resolution takes too long.
 FEW_PATCHES = 36
+# Runs of more passes over the images do not try "no augmentation": short trials
+# end before they overfit, and prefer it. On 4,000 digits of MNIST (56 passes),
+# its held-out loss was 0.157 after 282 steps and 0.209 after 3,135; that of
+# "pad and crop" was 0.170 and 0.044. On 20,000 photographs of CIFAR-10 (11
+# passes), it had 63.6 % on the test split, and "pad and crop" 61.2 %.
+MOST_PASSES = 15
 
 _MIRRORED = "|flip_lr"
 # Parameters that are new if the classes change, or that fine-tuning drops.
@@ -32,12 +38,16 @@ _NORM = ("Transformer/encoder_norm/", "pooled_norm/")  # the final norm
 
 
 def rounds(
-  image_side: int, params: Mapping[str, Any], has_size: bool = False
+  image_side: int,
+  num_images: int,
+  params: Mapping[str, Any],
+  has_size: bool = False,
 ) -> list[Round]:
   """Returns the rounds of trials, in their order.
 
   Args:
     image_side: Shorter side of a typical image, in pixels.
+    num_images: Number of training images.
     params: Path, such as "head/kernel" -> array of the pre-trained model.
     has_size: Whether the user has set the image size; then it is not changed.
   """
@@ -50,6 +60,8 @@ def rounds(
     ops = _augmentations(height if height == width else (height, width))
     if image_side < SMALL:
       del ops["crop of 5 to 100 %"]
+    if _passes(config, num_images) > MOST_PASSES:
+      del ops["no augmentation"]
     return {name: {"data.ops": text} for name, text in ops.items()}
 
   def mirrored(config):
@@ -78,6 +90,13 @@ def rounds(
     return {f"{size} x {size} pixels": {"data.ops": changed, **scored}}
 
   return [augmentations, mirrored, rates, parts, larger]
+
+
+def _passes(config: Config, num_images: int) -> float:
+  """Returns how often a run reads each image."""
+  if config.total_epochs is not None:
+    return config.total_epochs
+  return config.total_steps * config.data.batch_size / num_images
 
 
 def _augmentations(size: int | tuple[int, int]) -> dict[str, str]:

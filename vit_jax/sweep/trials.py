@@ -62,7 +62,9 @@ def rounds_of(config: Config, has_size: bool) -> list[Round]:
     data.dataset, data.split, data.data_dir, fake=config.fake_data
   )
   params = weights.read(config.init).params
-  return trial_candidates.rounds(sources.typical_side(source), params, has_size)
+  return trial_candidates.rounds(
+    sources.typical_side(source), source.num_examples, params, has_size
+  )
 
 
 def choose(
