@@ -123,7 +123,7 @@ def theirs(name: str, options: dict[str, Any]) -> Theirs:
     return folder / "theirs"
 
   family = hf_names.known(model.config.model_type)
-  pixels = normalisation.NAMED[family.pixels or "half"].pixels
+  pixels = normalisation.NAMED[family.pixels or "half"]
   return Theirs(save, functools.partial(outputs, model, pixels), reload)
 
 

@@ -13,7 +13,9 @@ from vit_jax.models.stacking import stack_blocks
 
 # What becomes of a model: {} as it was; a dict: these options are others then;
 # a text: refused so.
-NO_TABLE = "config.model.posemb: got {!r}, expected learn, sincos2d or none"
+NO_TABLE = (
+  "config.model.posemb: got {!r}, expected 'learn', 'sincos2d' or 'none'"
+)
 TO_LEARN = dict(posemb="learn", cls_row=False)
 CASES = {
   "token": ({}, {}),
@@ -40,8 +42,8 @@ CASES = {
   "hybrid_of_timm": ({}, "got the hybrid 'R+B/8'"),
   "bit": ({}, "config.model.name: got 'bit', expected 'vit' or"),
   "bit_v1": (
-    "config.model.name: got 'bit_v1', expected 'bit' or 'vit': timm has no"
-    " ResNet with weight standardisation after activation on its own.",
+    "config.model.name: got 'bit_v1', expected 'bit', 'vit' or 'modern': timm"
+    " has no ResNet with weight standardisation after activation on its own.",
     "config.model.name: got 'bit_v1', expected 'vit' or",
   ),
 }

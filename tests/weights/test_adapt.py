@@ -41,6 +41,14 @@ def test_a_pooled_vector_has_a_norm_of_its_own():
   np.testing.assert_array_equal(params["cls"], file.params["cls"])
 
 
+def test_a_regression_drops_the_head_alone():
+  """The name of BiT's last norm ends with "head", too."""
+  file = changed({"head_dist/bias": np.zeros(7, "f")}, "bit_v2")
+  left = weights.without_head(file)
+  assert file.params.keys() - left.params.keys() == {*HEAD, "head_dist/bias"}
+  assert left.notes[-1].startswith("the head is not loaded: a regression")
+
+
 @pytest.mark.parametrize(
   "source, options, reinitialised, ignored",
   [
@@ -185,6 +193,14 @@ def test_what_is_not_finite_is_refused():
     f"  - {path}: got 3 values that are NaN or infinite, expected none.\n"
     "No other model fits them better; use other weights."
   )
+
+
+def test_the_model_that_fits_has_no_training_of_another_family():
+  options = dict(name="modern", stochastic_depth_rule="constant", registers=1)
+  with pytest.raises(ValueError, match="registers: missing") as e:
+    adapt(published("vit_linen_names"), **options)
+  advice = str(e.value).rsplit("\n", 1)[1]
+  assert advice.startswith("The model that fits them: --config.model.name=vit")
 
 
 @pytest.mark.parametrize(

@@ -90,11 +90,11 @@ def test_an_unknown_grid_is_asked_for():
 @pytest.mark.parametrize(
   "name, cls_row, note",
   [
-    ("bv_token", True, "the position table got a row of zeros for cls."),
+    ("bv_token", True, "the position table got rows of zeros for cls."),
     (
       "vit_linen_names",
       False,
-      "row 0 of the position table was added to cls.",
+      "the first rows of the position table were added to cls.",
     ),
   ],
 )

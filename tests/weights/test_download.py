@@ -297,6 +297,19 @@ def test_a_model_of_a_hub(tmp_path):
   assert load(host, *names[:2]) == paths  # without a network: from the cache
 
 
+def test_a_damaged_file_of_a_hub_can_be_fetched_again(tmp_path, monkeypatch):
+  """The files of a snapshot are links; the model's folder has all of it."""
+  hub = pytest.importorskip("huggingface_hub")
+  folder = tmp_path / "models--me--vit"
+  snapshot = folder / "snapshots" / COMMIT
+  snapshot.mkdir(parents=True)
+  (snapshot / "model.safetensors").write_bytes(b"cut")
+  fetch = lambda *args, **options: str(snapshot)
+  monkeypatch.setattr(hub, "snapshot_download", fetch)
+  text = error("hf-hub:me/vit", ValueError)
+  assert text.endswith(f" downloaded; delete {folder} to fetch it again.")
+
+
 def test_an_adapter_of_a_hub(tmp_path, monkeypatch):
   hub = pytest.importorskip("huggingface_hub")
   names = ["adapter_config.json", "adapter_model.safetensors", "adapter.bin"]

@@ -198,7 +198,7 @@ def test_all_that_cannot_be_read_is_one_error():
       dict(variant="R26+S/32", pool="map", posemb="relative", pre_logits=True),
       {"pre_logits/kernel": 0, "head/kernel": 0},
       ["variant: got the hybrid 'R26+S/32'", "pre_logits: got True, expe"]
-      + ["posemb: got 'relative', expected learn", "pre_logits: got a tanh"]
+      + ["posemb: got 'relative', expected 'learn'", "pre_logits: got a tanh"]
       + ["head: got one, expected none: transformers has SiglipV"]
       + ["class_names: got 1, expected 5"],
     ),

@@ -174,7 +174,7 @@ def test_clip_s_patches_get_the_normalisation(tmp_path):
   vit = vit_jax.load(tmp_path, verbose=False)  # CLIP's mean is assumed
   assert vit.config == model
   images = foreign.image((32, 32))
-  mean, std = (np.array(v) for v in normalisation.NAMED["clip"].pixels)
+  mean, std = (np.array(v) for v in normalisation.NAMED["clip"])
   normalised = ((images + 1) / 2 - mean) / std
   expected = foreign.our_logits(model, 0, params, normalised, "pooled")
   assert foreign.error(vit(images)[0], expected) < 1e-5
@@ -199,6 +199,37 @@ def test_dinov2_resizes_positions_to_its_processor_s_images(tmp_path, name):
   got = vit.params["Transformer"]["posembed_input"]["pos_embedding"]
   np.testing.assert_array_equal(got, table)
   assert np.abs(table).max() > 0
+
+
+def _without_positions(folder, name):
+  _written(folder, model_config(**WRITTEN[name]))
+  file, arrays = folder / "model.safetensors", {}
+  for key, array in load_file(file).items():
+    if "position_embeddings" not in key and "relative_position" not in key:
+      arrays[key] = array
+  safetensors_file.write(file, arrays, {})
+
+
+@pytest.mark.parametrize(
+  "name, kind", [("DeiTModel", "deit"), ("BeitModel", "beit")]
+)
+def test_positions_that_a_file_lacks(tmp_path, name, kind):
+  """DeiT's second token has a position in the table, too."""
+  _without_positions(tmp_path, name)
+  with pytest.raises(ValueError) as e:
+    weights.read(tmp_path)
+  assert str(e.value).startswith(
+    f"{tmp_path}: a model of the type {kind!r} without positions:"
+    " Transformer/posembed_input/pos_embedding: missing, expected a position"
+  )
+
+
+def test_no_positions_are_no_rotary_positions(tmp_path):
+  """The arrays alone would be those of DINOv3."""
+  _without_positions(tmp_path, "BeitModel")
+  read = weights.read(tmp_path, mean="half", options={"posemb": "none"})
+  model = weights.identify(read.params, read.options)
+  assert (model.posemb, model.rope) == ("none", None)
 
 
 def test_a_head_that_no_class_has_is_refused():

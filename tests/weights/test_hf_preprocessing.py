@@ -165,6 +165,7 @@ def test_hugging_face_without_a_preprocessor(tmp_path):
     ({"size": "224"}, "size: got '224', expected whole numbers from 1."),
     ({"resample": "bicubic"}, "resample: got 'bicubic', expected a value of"),
     ({"rescale_factor": 0}, "rescale_factor: got 0, expected 1/255 or"),
+    ({"image_processor_type": 5}, "image_processor_type: got 5, expected a"),
   ],
 )
 def test_a_preprocessor_that_is_wrong(tmp_path, about, text):
@@ -172,6 +173,27 @@ def test_a_preprocessor_that_is_wrong(tmp_path, about, text):
   (folder / "preprocessor_config.json").write_text(json.dumps(about))
   with pytest.raises(ValueError, match=re.escape(text)):
     weights.read(folder)
+
+
+@pytest.mark.parametrize(
+  "about, text",
+  [
+    ({"resample": "bicubic"}, "resample: got 'bicubic', expected"),
+    ({"size": {"height": 0}}, "size.height: got 0, expected 1 or more"),
+    ({"size": [3, 3, 3]}, "size: got (3, 3, 3), expected one side or two"),
+    ({"rescale_factor": 0}, "rescale_factor: got 0, expected 1/255 or"),
+    ({"do_resize": False}, "got do_resize=False, which no operation here does"),
+  ],
+)
+def test_the_processor_s_file_is_named(tmp_path, about, text):
+  folder = hf_folder(tmp_path / "m")
+  file = folder / "processor_config.json"
+  file.write_text(json.dumps({"image_processor": about}))
+  try:
+    got = weights.read(folder).notes[0]
+  except ValueError as e:
+    got = str(e).removeprefix(f"{folder}: ")
+  assert got.startswith(f"processor_config.json: {text}")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from vit_jax import models, weights
 from vit_jax.config import cli, model_config
 from vit_jax.families import FAMILIES
 from vit_jax.models.stacking import unstack_blocks
+from vit_jax.weights.weights_file import lazy
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 SIZE = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
@@ -71,6 +72,15 @@ def test_fine_tuning_keeps_size_and_numerics(name):
   assert model == model_config(**KNOWN[name] | numerics)
   expected = 7 if name.startswith("bit") else 11
   assert weights.num_classes(result.params) == expected
+
+
+def test_fine_tuning_begins_with_the_defaults_of_the_family():
+  """DeiT III has another rule of stochastic depth in its training."""
+  model = model_config("modern", variant="Ti/16", layer_scale=1e-5)
+  options = dict(stochastic_depth=0.1, stochastic_depth_rule="constant")
+  params = {k: lazy(np.zeros(v.shape, "f")) for k, v in shapes(model).items()}
+  file = weights.Weights("x", "checkpoint", params, options)
+  assert weights.model_to_finetune(file) == model
 
 
 @pytest.mark.parametrize(

@@ -284,6 +284,37 @@ def test_a_tower_of_openclip_s_that_is_refused(tmp_path, stated, error):
   assert f"{openclip.CONFIG}: model_cfg.vision_cfg.{error}" in message(folder)
 
 
+@pytest.mark.parametrize("head_width", [5, 16])
+def test_heads_that_the_user_states_come_first(tmp_path, head_width):
+  model = model_config(**TINY | CLIP)
+  arrays = openclip.write(random_params(model, 0, SIZE), model)
+  folder = _write(tmp_path, arrays, head_width=head_width)
+  options = {"num_heads": 4}
+  files = [folder / "x.safetensors", folder / "ours.safetensors"]
+  safetensors_file.write(files[1], arrays, {"vit_jax": {"model": TINY | CLIP}})
+  for file in files:
+    read = weights.read(file, options=options, mean="half")
+    kernels = [a for n, a in read.params.items() if n.endswith("query/kernel")]
+    assert [kernel.shape for kernel in kernels] == [(32, 4, 8)] * 2
+    assert weights.identify(read.params, read.options).size.num_heads == 4
+
+
+@pytest.mark.parametrize("writer", [openclip, timm])
+@pytest.mark.parametrize(
+  "ours, error",
+  [
+    ([1], "vit_jax in its header: got [1], expected options by name."),
+    ({"model": {"name": "bit", "variant": "R50x1"}}, "Pass num_heads."),
+  ],
+)
+def test_wrong_metadata_in_a_header(tmp_path, writer, ours, error):
+  model = model_config(**TINY | CLIP)
+  arrays = writer.write(random_params(model, 0, SIZE), model)
+  path = tmp_path / "x.safetensors"
+  safetensors_file.write(path, arrays, {"vit_jax": ours})
+  assert error in message(path)
+
+
 def test_a_norm_that_a_tower_lacks(tmp_path):
   model = model_config(**TINY | CLIP)
   arrays = openclip.write(random_params(model, 0, SIZE), model)
@@ -356,7 +387,7 @@ def test_positions_that_a_tower_lacks(tmp_path):
   folder = _write(tmp_path, arrays, head_width=16)
   assert "pos_embedding: missing, expected a position" in message(folder)
   vit = vit_jax.load(folder, posemb="none", mean="half", verbose=False)
-  assert vit.config.posemb == "none"
+  assert (vit.config.posemb, vit.config.rope) == ("none", None)
 
 
 def _trunk(folder, **vision):
@@ -414,6 +445,11 @@ def test_layers_after_a_tower_of_timm_s_are_refused(tmp_path, wrapper, layer):
   [
     (dict(timm_pool="tok"), "timm_pool: got 'tok', expected 'token' or 'avg'"),
     (dict(timm_model_kwargs={"a": 1}), "timm_model_kwargs.a: got 1, expected"),
+    (
+      dict(timm_model_kwargs={"depth": 3}),
+      "timm_model_kwargs.depth: got 3, expected 2 by the arrays. Use a complete"
+      f" file, or correct timm_model_kwargs.depth in {openclip.CONFIG}.",
+    ),
     (
       dict(timm_model_name="vit_rope_x"),
       "timm_model_name: got 'vit_rope_x', whose rotary",

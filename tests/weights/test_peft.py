@@ -167,6 +167,16 @@ def test_a_base_of_a_hub(tmp_path):
   assert asked == ["hf-hub:me/vit", "hf-hub:me/vit@v2"]
 
 
+@pytest.mark.parametrize(
+  "base, name, revision",
+  [("hf-hub:me/vit@v2", "me/vit", "v2"), ("/a@b/vit", "/a@b/vit", None)],
+)
+def test_the_revision_of_a_base_is_written(base, name, revision):
+  _, config = ours.write(_factors(), {}, base)
+  assert config["base_model_name_or_path"] == name
+  assert config["revision"] == revision
+
+
 def test_files_of_an_adapter_by_their_path(tmp_path):
   arrays, config = ours.write(_factors(), {}, "me/vit")
   folder = _save(tmp_path / "x", arrays, config)
@@ -285,6 +295,22 @@ def test_what_cannot_be_read(tmp_path):
     for k, v in arrays.items()
   }
   assert "got factors (3, 40) and (96, 3)" in message(cut)
+
+
+@pytest.mark.parametrize(
+  "factor, index, error",
+  [
+    ("lora_B", np.s_[:, :2], "got factors (3, 48) and (96, 2) of"),
+    ("lora_A", np.s_[0], ": got shape (48,), expected two dimensions."),
+  ],
+)
+def test_factors_of_another_shape(tmp_path, factor, index, error):
+  base = str(weight_files.hf_folder(tmp_path / "base"))
+  arrays, config = ours.write(_factors(), {}, base)
+  name = f"{ours.PREFIX}vit.layers.1.mlp.fc1.{factor}.weight"
+  arrays[name] = np.ascontiguousarray(arrays[name][index])
+  folder = _save(tmp_path / "lora", arrays, config)
+  assert error in weight_files.message(folder)
 
 
 @pytest.fixture(scope="module")

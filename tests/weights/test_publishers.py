@@ -45,7 +45,7 @@ def test_the_images_of_a_family(tmp_path, options, name, pixels, ops):
   model = model_config(**MODERN | options)
   path = bare(tmp_path / "x.safetensors", model)
   read = weights.read(path, options={"num_heads": 2})
-  assert (read.pixels, read.ops) == (normalisation.NAMED[pixels].pixels, ops)
+  assert (read.pixels, read.ops) == (normalisation.NAMED[pixels], ops)
   first, *_ = read.notes
   text = f"nothing states how images were prepared: {name}'s are assumed, mean"
   assert first.startswith(text)
@@ -61,6 +61,25 @@ def test_the_images_of_a_family(tmp_path, options, name, pixels, ops):
   assert vit.config == model_config(
     **MODERN | dict(layer_scale=model.layer_scale, gelu="erf") | options
   )
+
+
+def test_a_series_whose_grid_only_the_images_state(tmp_path):
+  model = model_config(**MODERN | SCALED | dict(cls_row=False))
+  path = tmp_path / "x.safetensors"
+  params = random_params(model, 3, (16, 48))
+  safetensors_file.write(path, timm.write(params, model), {})
+  options = {"num_heads": 2, "cls_row": False}
+  read = weights.read(path, options=options)
+  assert read.pixels == normalisation.NAMED["imagenet"]
+  assert read.ops is None and read.image_size is None
+  note = "DeiT III's are assumed, mean [0.485, 0.456, 0.406], deviation [0.229,"
+  assert note in read.notes[0] and "0.225]. Others are stated" in read.notes[0]
+  stated = weights.read(path, options=options, mean="half")
+  assert "DeiT III" not in str(stated.notes)
+  vit = vit_jax.load(path, image_size=(16, 48), verbose=False, **options)
+  assert (vit.image_size, vit.report.resized) == ((16, 48), {})
+  with pytest.raises(ValueError, match="got 12 patches"):
+    vit_jax.load(path, verbose=False, **options)
 
 
 def test_registers_without_a_class_token_name_no_family(tmp_path):
@@ -79,7 +98,7 @@ def test_mae_s_table_begins_with_zeros(tmp_path):
   table[:, 0] = 0
   path = bare(tmp_path / "b.safetensors", model, **{POS_EMBEDDING: table})
   read = weights.read(path, options=options)
-  assert read.pixels == normalisation.NAMED["imagenet"].pixels
+  assert read.pixels == normalisation.NAMED["imagenet"]
   assert "MAE's are assumed" in read.notes[0]
 
 
@@ -89,6 +108,8 @@ def test_arrays_of_pre_training_are_listed(tmp_path):
   arrays |= {n: np.ones(3, "f") for n in ("mask_token", "decoder_embed.bias")}
   path = tmp_path / "x.safetensors"
   safetensors_file.write(path, arrays, {})
-  notes = weights.read(path, options={"num_heads": 2}).notes
-  text = "pre-training alone has 'decoder_embed.bias', 'mask_token': left out."
-  assert text in notes
+  note, *_ = weights.read(path, options={"num_heads": 2}).notes
+  assert note == (
+    "left out: 'decoder_embed.bias', 'mask_token', which only pre-training"
+    " uses."
+  )

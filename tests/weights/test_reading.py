@@ -15,6 +15,7 @@ from weight_files import (
   nested,
   orbax,
   our_params,
+  published,
   save,
 )
 
@@ -393,8 +394,9 @@ def test_a_standardised_convolution_cannot_take_it(tmp_path):
   (tmp_path / "config.json").write_text(json.dumps(config))
   assert message(path) == (
     f"{path}: got images normalised with mean [0.4, 0.4, 0.4] and deviation"
-    " [0.5, 0.5, 0.5], expected 0.5 and 0.5 for a model that does not begin"
-    " with a patch embedding, and a bias or a table of positions."
+    " [0.5, 0.5, 0.5], expected 0.5 and 0.5: another normalisation can only"
+    " become part of a patch embedding on pixels that has a bias or a table of"
+    " positions, and this model has none."
   )
 
 
@@ -409,6 +411,13 @@ def test_hugging_face(tmp_path):
   assert result.class_names is None  # LABEL_0 is no name
   file = weights.read(folder / "model.safetensors")
   assert file.grid == (4, 6) and file.ops == result.ops
+
+
+def test_a_model_type_that_is_none_or_no_text(tmp_path):
+  result = weights.read(hf_folder(tmp_path / "a", model_type=None))
+  assert_same(result, our_params((32, 48)))
+  text = message(hf_folder(tmp_path / "b", model_type=["vit"]))
+  assert "config.json: model_type: got " in text
 
 
 def test_hugging_face_in_several_files(tmp_path):
@@ -471,6 +480,20 @@ def test_checkpoints_of_another_program(tmp_path, steps, capsys):
     )
   assert_same(weights.read(inner), our_params())
   assert "damaged" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  "name, options",
+  [
+    ("bit_v2", {"root_pad": "nothing"}),
+    ("bv_token", {"cls_row": False}),
+  ],
+)
+def test_a_tree_states_what_its_names_state(tmp_path, name, options):
+  """The same as a `.npz` of big_vision with these names."""
+  tree = orbax(tmp_path / "tree", nested(published(name)))
+  for path in (tree, DATA / f"{name}.weights.npz"):
+    assert weights.read(path).options == options
 
 
 def test_paths_from_here(tmp_path, monkeypatch):

@@ -151,7 +151,7 @@ def test_heads_must_be_known():
     (dict(pre_logits=True), "pre_logits: got a .* --drop_head", True),
     (
       dict(posemb="relative"),
-      "posemb: got 'relative', expected learn, sincos2d or none.*\ngot"
+      "posemb: got 'relative', expected 'learn', 'sincos2d' or 'none'.*\ngot"
       " 'Transformer/encoderblock_0/.*/offsets', .* which timm has no place",
       False,
     ),
@@ -159,7 +159,12 @@ def test_heads_must_be_known():
     (dict(posemb="sincos2d"), r"grid: got None, expected \(rows", True),
     (
       dict(name="bit_v1", variant="R50x1"),
-      "got 'bit_v1', expected 'bit' or 'vit'",
+      "got 'bit_v1', expected 'bit', 'vit' or 'modern'",
+      False,
+    ),
+    (
+      dict(name="modern", distilled=True, registers=1),
+      "config.model.registers: got 1, expected 0:",
       False,
     ),
   ],

@@ -633,7 +633,8 @@ def load(
       channel, for pixels in [0, 1]: for images in [0, 1] use mean=0, std=1; for
       images in [0, 255] use mean=0, std=1/255. The normalisation becomes part
       of the patch embedding, so that the model always takes images in [-1, 1].
-      None: as the file states; if it does not, "half", with a note.
+      None: as the file states; if it does not, that of the publishers of such
+      arrays, or "half", with a note.
     background: Colour behind transparent images: "white", "black", "#ff8800".
       None: the colour of the file; if it has none, fully transparent pixels
       become white, and other pixels lose their alpha channel.

@@ -101,13 +101,7 @@ class Published:
   def ops(self) -> str:
     """The preprocessing of the score, in the language of `config.data.ops`."""
     size = self.pixels, self.pixels
-    if self.protocol == "timm":
-      return eval_preprocessing.timm(size, self.share).ops
-    make = {
-      "google": eval_preprocessing.google,
-      "big_vision": eval_preprocessing.big_vision,
-    }
-    return make[self.protocol](size).ops
+    return eval_preprocessing.of_protocol(self.protocol, size, self.share).ops
 
 
 @functools.cache

@@ -202,15 +202,9 @@ def choose_protocol(
       protocol = "big_vision"
     else:
       protocol = "google"
-  if protocol == "timm":
-    shares = [row.share for row in published if row.share]
-    share = next(iter(shares), TIMM_SHARE if min(size) < 384 else 1.0)
-    return protocol, eval_preprocessing.timm(size, share).ops
-  make = {
-    "google": eval_preprocessing.google,
-    "big_vision": eval_preprocessing.big_vision,
-  }
-  return protocol, make[protocol](size).ops
+  shares = [row.share for row in published if row.share]
+  share = next(iter(shares), TIMM_SHARE if min(size) < 384 else 1.0)
+  return protocol, eval_preprocessing.of_protocol(protocol, size, share).ops
 
 
 def _evaluator(name: str, images: Set, ops: str) -> EvaluatorConfig:

@@ -11,7 +11,7 @@ from vit_jax.config.preprocessing import decoding
 from vit_jax.families import ModelConfig
 from vit_jax.weights import bit, eval_preprocessing, google
 from vit_jax.weights.assumed import has_positions
-from vit_jax.weights.fitting import trained_at
+from vit_jax.weights.fitting import NUMERICS, trained_at
 from vit_jax.weights.identify import NEEDED, identify
 from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray, Weights
 
@@ -76,12 +76,11 @@ def missing_arguments(
     loss: Training loss of the head.
   """
   by_names = identify(params, {})
-  keys = "gelu ln_eps gn_eps ws_eps ws_eps_on root_pad posemb".split()
-  arguments = {k: getattr(model, k) for k in keys if hasattr(model, k)}
+  keys = [k for k in (*NUMERICS, "posemb") if hasattr(model, k)]
   arguments = {
-    k: v
-    for k, v in arguments.items()
-    if v != getattr(by_names, k)
+    k: getattr(model, k)
+    for k in keys
+    if getattr(model, k) != getattr(by_names, k)
     # Beside a class token, a table that is missing may be lost.
     or (k == "posemb" and "cls" in params and not has_positions(params))
   }
@@ -92,9 +91,9 @@ def missing_arguments(
     "",
     "npz",
     {k: _shape(v) for k, v in params.items()},
-    dataclasses.asdict(model),
-    arguments.get("grid"),
-    model.has_cls_row,
+    options=dataclasses.asdict(model),
+    grid=arguments.get("grid"),
+    has_cls_row=model.has_cls_row,
   )
   if trained_at(weights) != tuple(image_size):
     arguments["image_size"] = tuple(image_size)
@@ -139,7 +138,7 @@ def notes(
     text = ", ".join(f"{k}={v!r}" for k, v in arguments.items())
     note = f"load it with {text}: .npz has no place for it"
     if arguments.keys() - {"image_size", "background"}:
-      note += ", and Google's code differs"
+      note += "; Google's code computes something else"
     texts.append(note)
   whole = eval_preprocessing.google(tuple(image_size))
   if eval_preprocessing.taken_apart(ops) != whole:

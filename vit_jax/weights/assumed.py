@@ -19,19 +19,19 @@ LOST_POSITIONS = (
 )
 
 
-def check_positions(weights: Weights, options: Mapping[str, Any]) -> None:
-  """Raises ValueError if a position table may have been lost.
+def lost_positions(
+  params: Mapping[str, Any], options: Mapping[str, Any]
+) -> bool:
+  """Whether a position table may have been lost.
 
   Published files without a class token and without a table have fixed
   positions. With a class token, all of them have a table.
 
   Args:
-    weights: Weights under our names.
+    params: Our flat names -> anything.
     options: Options from the file and the user.
   """
-  params = weights.params
-  if "cls" in params and "posemb" not in options and not has_positions(params):
-    raise ValueError(LOST_POSITIONS)
+  return "cls" in params and not ("posemb" in options or has_positions(params))
 
 
 def has_positions(params: Mapping[str, Any]) -> bool:
@@ -110,14 +110,14 @@ def _lost_blocks(model: ViTConfig) -> Iterator[str]:
         yield (
           f"width {has.width}, {has.num_heads} heads and an MLP of"
           f" {has.mlp_dim} are those of {name}, which has {size.depth} blocks;"
-          f" the file has {has.depth}, and whether the last ones are lost no"
-          f" array tells. depth={has.depth} states that it is whole."
+          f" the file has {has.depth}, and no array tells whether the last ones"
+          f" are lost. depth={has.depth} states that it is whole."
         )
       return
 
 
 def _lost_units(model: ModelConfig) -> Iterator[str]:
-  """Yields a note if a ResNet has fewer units than one of its width."""
+  """Yields a note if a published ResNet of this width has more units."""
   has, width = model.stages
   is_hybrid, larger = isinstance(model, ViTConfig), []
   for depth, units in RESNETS.items():
@@ -132,6 +132,6 @@ def _lost_units(model: ModelConfig) -> Iterator[str]:
     name = f"R{depth}" if is_hybrid else f"R{depth}x{width:g}"
     yield (
       f"the nearest ResNet of this width is {name}, which has {units} units in"
-      f" its stages; the file has {has}, and whether the last ones are lost no"
-      f" array tells. stage_blocks={has} states that it is whole."
+      f" its stages; the file has {has}, and no array tells whether the last"
+      f" ones are lost. stage_blocks={has} states that it is whole."
     )

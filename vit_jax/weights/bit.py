@@ -7,6 +7,7 @@ convolutions (`standardized_conv2d_7`).
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +24,10 @@ def looks_like(names: Iterable[str]) -> bool:
   return any(re.fullmatch(_UNIT + "a/" + _CONV, n) for n in names)
 
 
-def read(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-  """Returns lazy arrays by our flat names.
+def read(
+  arrays: Mapping[str, LazyArray],
+) -> tuple[dict[str, LazyArray], dict[str, Any]]:
+  """Returns lazy arrays by our flat names, and options of the model.
 
   Raises:
     ValueError: Some names are not those of a BiT file; the message lists them.
@@ -49,7 +52,7 @@ def read(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
       f"got names that no BiT file has: {', '.join(sorted(unknown)[:6])}"
       f" ({len(unknown)} in all)."
     )
-  return params
+  return params, {"root_pad": "zero"}
 
 
 def write(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -45,7 +45,8 @@ def local(path: str | os.PathLike) -> epath.Path:
 
   Raises:
     FileNotFoundError: The download failed; the message says what to do.
-    ValueError: It is the name of a model that has several files.
+    ValueError: It is the name of a model, or a pattern of several files; or the
+      part after hf-hub: is not OWNER/NAME[@REVISION].
   """
   text = str(path)
   if text.startswith(HUB):
@@ -64,16 +65,11 @@ def local(path: str | os.PathLike) -> epath.Path:
   return file
 
 
-def cache_folder() -> pathlib.Path:
-  """Returns $XDG_CACHE_HOME/vit_jax/weights; the default is in ~/.cache."""
-  return paths.cache_folder("weights")
-
-
 def cached(url: str) -> pathlib.Path:
   """Returns the cache file of an address: its hash, and its file name."""
   import pooch  # here and below, because the import takes a while
 
-  return cache_folder() / pooch.utils.unique_file_name(url)
+  return paths.cache_folder("weights") / pooch.utils.unique_file_name(url)
 
 
 def _url(text: str) -> str | None:

@@ -145,6 +145,23 @@ def big_vision(size: tuple[int, int]) -> PixelPath:
   return PixelPath(size, short=min(size) * 8 // 7, filter="area")
 
 
+def of_protocol(
+  name: str, size: tuple[int, int], share: float | None = None
+) -> PixelPath:
+  """Returns the evaluation with which published scores were measured.
+
+  Args:
+    name: "timm", "google" or "big_vision".
+    size: (height, width), pixels.
+    share: Side of the crop / shorter side of the image; only timm's needs it.
+  """
+  if name == "timm":
+    return timm(size, share)
+  if name == "google":
+    return google(size)
+  return big_vision(size)
+
+
 def centre_of(path: PixelPath, whole: tuple[int, int]) -> str:
   """Returns operations that resize to `whole` and crop the centre.
 

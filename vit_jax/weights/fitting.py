@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.class_names import by_name, by_number, shortened
-from vit_jax.config import ModelConfig, model_config
+from vit_jax.config import ModelConfig
 from vit_jax.families.resnet import BiTConfig
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models import relative_bias
@@ -41,7 +41,8 @@ PUBLISHED = ("google", "bit")  # formats whose grids are square
 # Options of a model that its parameters do not depend on.
 NUMERICS = ("gelu", "ln_eps", "gn_eps", "ws_eps", "ws_eps_on", "root_pad")
 TRAINING = (
-  "dropout", "stochastic_depth", "head_bias", "dtype", "scan", "remat"
+  "dropout", "stochastic_depth", "stochastic_depth_rule", "head_bias", "dtype",
+  "scan", "remat",
 )  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -214,9 +215,7 @@ class _Fit:
       return
     for path in filter(re.compile("head(_dist)?/").match, self.params):
       array = self.params[path]
-      self.params[path] = array.then(
-        array.shape, lambda a: np.asarray(a)[..., columns]
-      )
+      self.params[path] = array.then(array.shape, lambda a: a[..., columns])
     self.notes.append(
       f"the head's classes were put in the order of the data's, {how}."
     )
@@ -306,7 +305,9 @@ class _Fit:
       self.resized[path] = (old_grid, grid)
     if wanted and not num_rows:
       table = np.pad(table, ((0, 0), (wanted, 0), (0, 0)))
-      self.notes.append("the position table got a row of zeros for cls.")
+      self.notes.append(
+        f"the position table got rows of zeros for {' and '.join(tokens)}."
+      )
     if num_rows and not wanted:
       if self.model.posemb_at != "stem":
         raise ValueError(
@@ -318,7 +319,10 @@ class _Fit:
         array = np.asarray(self.params[token], np.float32)
         self.params[token] = array + table[:, i : i + 1]
       table = table[:, num_rows:]
-      self.notes.append("row 0 of the position table was added to cls.")
+      self.notes.append(
+        "the first rows of the position table were added to"
+        f" {' and '.join(tokens)}."
+      )
     self.params[path] = table
 
   def fold_channels(self) -> None:
@@ -340,10 +344,10 @@ class _Fit:
 
     shape = (*old[:2], count, old[3])
     self.params[KERNEL] = self.params[KERNEL].then(shape, folded)
-    share = "sum" if count == 1 else f"sum by {count}"
+    share = "sum of the file's" + f", divided by {count}" * (count > 1)
     self.notes.append(
       f"{KERNEL}: {old[2]} channels of an image became {count}; each has the"
-      f" {share} of the file's, so that grey images have the same response."
+      f" {share}, so that grey images have the same response."
     )
 
   def resize_patch_kernel(self) -> None:
@@ -545,10 +549,10 @@ def _message(
   """Returns all errors, and the model that would fit the weights."""
   lines = "\n".join(f"  - {error}" for error in _grouped(errors))
   try:
-    same = (*NUMERICS, *TRAINING)
-    options = {f: getattr(model, f) for f in same if hasattr(model, f)}
-    options |= {f: v for f, v in weights.options.items() if f not in TRAINING}
-    fits = identify(weights.params, options)
+    options = {f: getattr(model, f) for f in NUMERICS if hasattr(model, f)}
+    fits = identify(weights.params, options | _kept(weights))
+    same = [f for f in TRAINING if hasattr(model, f) and hasattr(fits, f)]
+    fits = dataclasses.replace(fits, **{f: getattr(model, f) for f in same})
   except (TypeError, ValueError) as e:
     advice = f"No model of ours fits them: {e}"
   else:
@@ -616,10 +620,16 @@ def model_to_finetune(weights: Weights) -> ModelConfig:
   Family, size and numerics are those of the weights. The tanh layer before the
   head is dropped, as in arXiv:2010.11929. Options that only training uses
   (dropout, type of the products, ...) have their defaults.
+
+  Raises:
+    ValueError: No model fits the arrays.
   """
-  fresh = model_config()
-  defaults = {name: getattr(fresh, name) for name in (*TRAINING, "pre_logits")}
-  return identify(weights.params, {**weights.options, **defaults})
+  return identify(weights.params, _kept(weights) | {"pre_logits": False})
+
+
+def _kept(weights: Weights) -> dict[str, Any]:
+  """Returns the options of weights that not only training uses."""
+  return {k: v for k, v in weights.options.items() if k not in TRAINING}
 
 
 def replace_params(state: TrainState, params: dict[str, Any]) -> TrainState:
@@ -630,7 +640,7 @@ def replace_params(state: TrainState, params: dict[str, Any]) -> TrainState:
     params: Nested dict like `state.model_params`. Parameters that are None or
       missing keep their initial values, such as the head for other classes.
   """
-  new = flax.traverse_util.flatten_dict(params, sep="/")
+  new = _flatten(params)
 
   def replace(path, fresh):
     value = new.get(path_of(path))
@@ -653,8 +663,11 @@ def with_base(
     state: A state without a base.
     params: Nested dict of arrays, with those of the base.
     like: The base, as `jax.ShapeDtypeStruct` with shardings.
+
+  Raises:
+    KeyError: `params` lacks an array of the base.
   """
-  new = flax.traverse_util.flatten_dict(params, sep="/")
+  new = _flatten(params)
   return state.replace(
     base=jax.tree_util.tree_map_with_path(
       lambda path, x: jax.device_put(new[path_of(path)], x.sharding), like

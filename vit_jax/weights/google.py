@@ -17,11 +17,13 @@ from vit_jax.families import ModelConfig
 from vit_jax.weights.torch_layout import shorten
 from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray
 
-# Training states have the parameters under one of these, besides moments; a
-# SigLIP has its images' tower, besides the texts', under the last but one.
-_OF_STATES = ("opt/target/", "params/params/")
+# Training states have the parameters under one of the first two, beside
+# moments; a SigLIP has its image tower under `_IMAGES`, beside the text tower.
 _IMAGES = "params/img/"
-PREFIXES = (*_OF_STATES, _IMAGES, "params/")
+PREFIXES = ("opt/target/", "params/params/", _IMAGES, "params/")
+
+# Some of our names of a ResNet's arrays.
+RESNET_NAMES = {"conv_root/kernel", "block1/unit1/conv1/kernel"}
 
 # Before the first array of a training state's average, or of a teacher; not
 # within the state of an optimiser, whose averages are of gradients.
@@ -75,14 +77,7 @@ _NORM_OF_RESNET = re.compile(r"(^|/)(gn\w*|norm-pre-head)/(scale|bias)$")
 def looks_like(names: Iterable[str]) -> bool:
   """Whether these are names of a ViT, a hybrid, or a ResNet of big_vision."""
   ours = {rename(_strip(n)) for n in names}
-  return (
-    "embedding/kernel" in ours
-    or {
-      "conv_root/kernel",
-      "block1/unit1/conv1/kernel",
-    }
-    <= ours
-  )
+  return "embedding/kernel" in ours or ours >= RESNET_NAMES
 
 
 def averaged(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -15,7 +15,7 @@ from vit_jax.config import json_file
 from vit_jax.config.from_dict import at_least
 from vit_jax.losses import REGRESSION
 from vit_jax.options import shown
-from vit_jax.weights import hf_head, hf_names, hf_preprocessing
+from vit_jax.weights import assumed, hf_head, hf_names, hf_preprocessing
 from vit_jax.weights.hf_names import (
   LEFT_OUT,
   MODEL_TYPES,
@@ -108,18 +108,27 @@ def read(file: StateDict) -> Weights:
       " model."
     )
   params, options, stated = read_arrays(file.arrays, file.config)
-  family = hf_names.known(file.config.get("model_type", "vit"))
+  kind = _config(file.config).model_type
+  if assumed.lost_positions(params, {**options, **file.options}):
+    raise ValueError(
+      f"a model of the type {kind!r} without positions:"
+      f" {assumed.LOST_POSITIONS}"
+    )
+  if "posemb" in file.options:
+    options.setdefault("rope", None)  # arrays alone would be DINOv3's
+  family = hf_names.known(kind)
   folder = path if path.is_dir() else path.parent
-  about = hf_preprocessing.complete(hf_preprocessing.read(folder))
+  about, name = hf_preprocessing.read(folder)
+  about = hf_preprocessing.complete(about, name)
   grid = tuple(side // stated.patch for side in stated.image_size)
   size = stated.image_size
   if family.takes_any_size:  # its images may have another size than its table
-    made = hf_preprocessing.image_size(about) or size
+    made = hf_preprocessing.image_size(about, name) or size
     size = made if not any(side % stated.patch for side in made) else size
-  ops = hf_preprocessing.ops_of(about, size)
+  ops = hf_preprocessing.ops_of(about, size, name)
   notes = stated.notes
   if about and not ops:
-    notes += (hf_preprocessing.unlike(about, size),)
+    notes += (hf_preprocessing.unlike(about, size, name),)
   if stated.loss == REGRESSION:
     notes += (hf_head.IS_REGRESSION,)
   return Weights(
@@ -132,7 +141,7 @@ def read(file: StateDict) -> Weights:
     class_names=stated.class_names,
     loss=stated.loss,
     ops=ops,
-    pixels=hf_preprocessing.pixels(about),
+    pixels=hf_preprocessing.pixels(about, name),
     published_pixels=family.pixels,
     posemb_filter=family.posemb_filter,
     notes=notes,
@@ -192,10 +201,8 @@ def read_arrays(
     add_zero_biases(params)
   known = {row.theirs for row in rows}
   if unknown := [n for n in named if n not in known]:
-    takes, nearest = (
-      f"a model of the type {read.model_type!r}",
-      _nearest(arrays),
-    )
+    takes = f"a model of the type {read.model_type!r}"
+    nearest = _nearest(arrays)
     most = _num_named(arrays, MODEL_TYPES[nearest])
     if most > _num_named(arrays, family):
       takes += (
@@ -277,7 +284,8 @@ def _fold_second_token(params: dict[str, LazyArray]) -> None:
   with the token's position added computes the same. DINOv3's empty array, for
   no registers, is removed.
   """
-  if "dist" in params and "head_dist/kernel" not in params:
+  is_alone = "dist" in params and "head_dist/kernel" not in params
+  if is_alone and POS_EMBEDDING in params:
     token, table = params.pop("dist"), params[POS_EMBEDDING]
     params["registers"] = token.then(
       token.shape, lambda a: a + np.asarray(table)[:, 1:2]
@@ -298,7 +306,9 @@ def _config(config: Mapping[str, Any]) -> HFConfig:
   Raises:
     ValueError: Values have other types.
   """
-  family = hf_names.known(config.get("model_type", "vit"))
+  where = "weights of Hugging Face: config.json"
+  kind = {"model_type": config.get("model_type")}
+  family = hf_names.known(json_file.build(HFConfig, kind, where).model_type)
   defaults = dict(family.defaults) if family else {}
   vision = config.get("vision_config")
   # The tower repeats these, where they are not those of the head.
@@ -309,7 +319,7 @@ def _config(config: Mapping[str, Any]) -> HFConfig:
     | _stated(config)
     | _stated(vision if isinstance(vision, dict) else {})
     | _stated({key: config.get(key) for key in top}),
-    "weights of Hugging Face: config.json",
+    where,
   )
 
 
@@ -348,8 +358,9 @@ def _image_size(
   if read.num_patches:
     side = math.isqrt(read.num_patches) * patch
     return (side, side), (
-      f"its images have any size there, with up to {read.num_patches} patches;"
-      f" here they are {side} x {side}, the size of the position table.",
+      "its images have any size in transformers, with up to"
+      f" {read.num_patches} patches; here they are {side} x {side}, the size of"
+      " the position table.",
     )
   size = height_and_width(read.image_size, "config.json: image_size")
   whole = tuple(side // patch * patch for side in size)
@@ -370,7 +381,7 @@ def _class_names(id2label: Mapping[str, str]) -> tuple[str, ...] | None:
   by_number = {int(k): v for k, v in id2label.items() if k.isdecimal()}
   if set(by_number) != set(range(len(id2label))):
     raise ValueError(
-      f"config.json: id2label: got {len(id2label)} numbers such as"
+      f"config.json: id2label: got {len(id2label)} keys such as"
       f" {shown(list(id2label)[:4])}, expected 0 to {len(id2label) - 1}."
     )
   return hf_head.named(tuple(by_number[k] for k in sorted(by_number)))

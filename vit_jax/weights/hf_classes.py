@@ -288,7 +288,7 @@ def write(
     "architectures": [name],
     "model_type": written.model_type,
     **_sizes(params, model),
-    "image_size": _square(image_size),
+    "image_size": _side_or_sides(image_size),
     **written.config(model),
   }
   if written.two_towers:
@@ -431,6 +431,6 @@ def _sizes(params: Mapping[str, Any], model: ModelConfig) -> dict[str, Any]:
   }
 
 
-def _square(image_size: tuple[int, int]) -> int | list[int]:
+def _side_or_sides(image_size: tuple[int, int]) -> int | list[int]:
   height, width = image_size
   return height if height == width else [height, width]

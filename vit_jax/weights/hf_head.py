@@ -14,7 +14,7 @@ LOSSES = {
 }
 IS_REGRESSION = (
   "the head is a regression (config.json: problem_type, or a single output):"
-  " its outputs are numbers, and no classes."
+  " its outputs are numbers, not classes."
 )
 
 

@@ -15,7 +15,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from vit_jax.weights.torch_layout import Row, dense_rows, norm_rows
+from vit_jax.weights.torch_layout import (
+  Row,
+  dense_rows,
+  in_proj_rows,
+  norm_rows,
+)
 from vit_jax.weights.weights_file import POS_EMBEDDING
 
 _OUR_BLOCK = "Transformer/encoderblock_{i}/"
@@ -43,8 +48,9 @@ class Names(NamedTuple):
     """Returns the rows of a model with this number of blocks."""
     rows = [r for ours, name in self.other.items() for r in _rows(name, ours)]
     for i in range(depth):
+      start, our_start = self.start.format(i=i), _OUR_BLOCK.format(i=i)
       for ours, name in self.block.items():
-        rows += _rows(self.start.format(i=i) + name, _our(i) + ours)
+        rows += _rows(start + name, our_start + ours)
     for row in self.rows:
       numbers = range(depth if "{i}" in row.ours else 1)
       rows += [
@@ -72,10 +78,6 @@ class Names(NamedTuple):
 
 # Our names of arrays of tokens, which are in no module of theirs.
 _TOKENS = ("cls", "dist", "registers", "pos_embedding", "probe")
-
-
-def _our(block: int) -> str:
-  return _OUR_BLOCK.format(i=block)
 
 
 def _rows(theirs: str, ours: str) -> list[Row]:
@@ -215,14 +217,6 @@ DINOV3 = Names(
 )
 
 
-def _in_proj(theirs: str, ours: str) -> Iterator[Row]:
-  """Yields the rows of torch.nn.MultiheadAttention's three projections."""
-  for i, name in enumerate(("query", "key", "value")):
-    for leaf, kind in (("weight", "to_heads"), ("bias", "heads_bias")):
-      our_leaf = {"weight": "kernel"}.get(leaf, leaf)
-      yield Row(f"{theirs}_{leaf}", f"{ours}/{name}/{our_leaf}", kind, (i, 3))
-
-
 _EMBEDDING = "embeddings.patch_embedding"
 CLIP = Names(
   start="encoder.layers.{i}.",
@@ -259,7 +253,7 @@ SIGLIP = CLIP._replace(
     "MAPHead_0/MlpBlock_0/Dense_1": "head.mlp.fc2",
     "head": "classifier",
   },
-  rows=(CLIP.rows[1], *_in_proj("head.attention.in_proj", _POOLING)),
+  rows=(CLIP.rows[1], *in_proj_rows("head.attention.in_proj", _POOLING)),
 )
 # Patches come flat, row by row, so that their embedding is a linear map.
 SIGLIP2 = SIGLIP._replace(

@@ -1,7 +1,8 @@
 """Hugging Face's preprocessor_config.json: read as operations, and written.
 
 transformers 5 writes the same object for CLIP and SigLIP as `image_processor`
-of processor_config.json, which takes precedence.
+of processor_config.json, which takes precedence. Functions get the name of the
+file that was read for their messages.
 """
 
 import dataclasses
@@ -91,66 +92,80 @@ class _Sides:
   shortest_edge: int | None = at_least(1)
 
 
-def read(folder: epath.Path) -> dict[str, Any]:
+def read(folder: epath.Path) -> tuple[dict[str, Any], str]:
   """Returns the preprocessing of a folder; {} if no file states it.
+
+  Returns:
+    The values; the name of the file that states them.
 
   Raises:
     ValueError: A file is not a JSON object.
   """
   nested = json_file.read(file_in(folder, PROCESSOR_FILE)).get(PROCESSOR_KEY)
   if isinstance(nested, dict):
-    return nested
-  return json_file.read(file_in(folder, FILE))
+    return nested, PROCESSOR_FILE
+  return json_file.read(file_in(folder, FILE)), FILE
 
 
-def typed(about: Mapping[str, Any]) -> Preprocessor:
-  """Returns the contents of preprocessor_config.json with their types.
+def typed(about: Mapping[str, Any], file: str = FILE) -> Preprocessor:
+  """Returns the contents of a file with their types.
 
   Raises:
     ValueError: Values have other types.
   """
-  return json_file.build(Preprocessor, about, FILE)
+  return json_file.build(Preprocessor, about, file)
 
 
-def complete(about: Mapping[str, Any]) -> dict[str, Any]:
+def complete(about: Mapping[str, Any], file: str = FILE) -> dict[str, Any]:
   """Adds the defaults of the processor's type to the file's contents.
 
   Args:
-    about: Contents of preprocessor_config.json; {} without such a file.
+    about: Contents of the file; {} without such a file.
+    file: Its name.
+
+  Raises:
+    ValueError: Values have other types.
   """
   about = {k: v for k, v in about.items() if v is not None}
   if not about:
     return {}
-  defaults = DEFAULTS.get(_type(about), {})
+  defaults = DEFAULTS.get(_type(typed(about, file)), {})
   size = about.get("size")
   if "shortest_edge" in defaults.get("size", ()) and isinstance(size, int):
     about["size"] = {"shortest_edge": size}
   return {**defaults, **about}
 
 
-def _type(about: Mapping[str, Any]) -> str:
+def _type(stated: Preprocessor) -> str:
   """Returns the model whose processor is named; "ViT" if none is."""
-  keys = ("image_processor_type", "feature_extractor_type")
-  name = next((about[key] for key in keys if about.get(key)), "ViT")
-  return re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name)
+  name = stated.image_processor_type or stated.feature_extractor_type
+  return re.sub(
+    "(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name or "ViT"
+  )
 
 
-def ops_of(about: Mapping[str, Any], size: tuple[int, int]) -> str | None:
+def ops_of(
+  about: Mapping[str, Any], size: tuple[int, int], file: str = FILE
+) -> str | None:
   """Returns the operations of transformers' evaluation.
 
   Args:
     about: The result of `complete`.
     size: (height, width) of the model's images, pixels.
+    file: Name of the file.
 
   Returns:
     The operations; None if `about` states nothing, or if our operations cannot
     do the same.
+
+  Raises:
+    ValueError: Values have other types, or a size has another number of sides.
   """
-  stated = typed(about)
+  stated = typed(about, file)
   filter = RESAMPLE.get(stated.resample)
   if not (about and filter and stated.do_resize):
     return None
-  if _type(about) not in DEFAULTS and not (
+  if _type(stated) not in DEFAULTS and not (
     about.keys() >= _DECISIVE and isinstance(stated.size, dict)
   ):
     return None
@@ -162,9 +177,9 @@ def ops_of(about: Mapping[str, Any], size: tuple[int, int]) -> str | None:
     antialias=True,
     floors=True,
   )
-  first, last = _sides(stated.size, "size", size), size
+  first, last = _sides(stated.size, f"{file}: size", size), size
   if stated.do_center_crop:
-    last = _sides(stated.crop_size, "crop_size", size)
+    last = _sides(stated.crop_size, f"{file}: crop_size", size)
   elif first != size:
     return None
   # A crop larger than its image is filled up with zeros by transformers alone.
@@ -177,31 +192,37 @@ def ops_of(about: Mapping[str, Any], size: tuple[int, int]) -> str | None:
   return eval_preprocessing.centre_of(whole, first)
 
 
-def image_size(about: Mapping[str, Any]) -> tuple[int, int] | None:
+def image_size(
+  about: Mapping[str, Any], file: str = FILE
+) -> tuple[int, int] | None:
   """Returns the (height, width) that a processor makes, pixels.
 
   Args:
     about: The result of `complete`.
+    file: Name of the file.
 
   Returns:
     The size; None if it is not stated, or if it depends on the image.
+
+  Raises:
+    ValueError: Values have other types, or a size has another number of sides.
   """
-  stated = typed(about)
+  stated = typed(about, file)
   key = "crop_size" if stated.do_center_crop else "size"
   if (value := about.get(key)) is None:
     return None
-  sides = _sides(value, key, (0, 0))
+  sides = _sides(value, f"{file}: {key}", (0, 0))
   return sides if isinstance(sides, tuple) else None
 
 
 def _sides(
-  value: Any, key: str, default: tuple[int, int]
+  value: Any, where: str, default: tuple[int, int]
 ) -> tuple[int, int] | int | None:
   """Returns (height, width), the shorter side, or None for another form.
 
   Args:
     value: One side, two, or a dict of sides by name; None if not stated.
-    key: Its name in the file, for messages.
+    where: "FILE: KEY", for messages.
     default: The result if nothing is stated.
   """
   if value is None:
@@ -210,44 +231,48 @@ def _sides(
     sides = tuple(value) if isinstance(value, list) else (value,)
     if not all(isinstance(side, int) and side > 0 for side in sides):
       raise ValueError(
-        f"{FILE}: {key}: got {shown(value)}, expected whole numbers from 1."
+        f"{where}: got {shown(value)}, expected whole numbers from 1."
       )
-    return height_and_width(sides, f"{FILE}: {key}")
+    return height_and_width(sides, where)
   names = {name for name, side in value.items() if side is not None}
-  stated = json_file.build(_Sides, value, FILE, key)
+  stated = json_file.build(_Sides, value, *where.split(": "))
   if names == {"height", "width"}:
     return stated.height, stated.width
   return stated.shortest_edge if names == {"shortest_edge"} else None
 
 
-def unlike(about: Mapping[str, Any], size: tuple[int, int]) -> str:
+def unlike(
+  about: Mapping[str, Any], size: tuple[int, int], file: str = FILE
+) -> str:
   """Returns a note on a preprocessing that our operations cannot express."""
   keys = ("do_resize", "size", "resample", "do_center_crop", "crop_size")
-  if _type(about) not in DEFAULTS:
+  if _type(typed(about, file)) not in DEFAULTS:
     keys = ("image_processor_type", "feature_extractor_type", *keys)
-  return eval_preprocessing.unlike(FILE, about, keys, size)
+  return eval_preprocessing.unlike(file, about, keys, size)
 
 
-def pixels(about: Mapping[str, Any]) -> Pixels | None:
+def pixels(about: Mapping[str, Any], file: str = FILE) -> Pixels | None:
   """Returns transformers' normalisation; None if nothing states it.
 
   Args:
     about: The result of `complete`.
+    file: Name of the file.
 
   Raises:
     ValueError: Values have other types, or `rescale_factor` is not valid.
   """
   if not about:
     return None
-  stated, white = typed(about), _white(typed(about))
+  stated = typed(about, file)
+  white, kind = _white(stated, file), _type(stated)
   is_whole = stated.image_mean and stated.image_std
-  if _type(about) not in DEFAULTS and stated.do_normalize and not is_whole:
+  if kind not in DEFAULTS and stated.do_normalize and not is_whole:
     return None
   deviation = stated.image_std or (0.5,) * 3
   mean, std = stated.image_mean or (0.5,) * 3, deviation
   if not stated.do_normalize:
     mean, std = (0.0,) * 3, (1.0,) * 3
-  if _type(about) == "EfficientNet":
+  if kind == "EfficientNet":
     if stated.do_rescale and stated.rescale_offset:
       mean = tuple(m + 1 for m in mean)
     if stated.include_top:
@@ -255,7 +280,7 @@ def pixels(about: Mapping[str, Any]) -> Pixels | None:
   return Pixels(tuple(m / white for m in mean), tuple(s / white for s in std))
 
 
-def _white(stated: Preprocessor) -> float:
+def _white(stated: Preprocessor, file: str) -> float:
   """Returns the value to which transformers rescales 255 before normalising.
 
   Raises:
@@ -266,7 +291,7 @@ def _white(stated: Preprocessor) -> float:
   white = 255.0 * stated.rescale_factor
   if not 0.001 <= white <= 255:
     raise ValueError(
-      f"{FILE}: rescale_factor: got {white / 255:g}, expected"
+      f"{file}: rescale_factor: got {white / 255:g}, expected"
       " 1/255 or another factor up to 1; correct the file beside the weights."
     )
   return white

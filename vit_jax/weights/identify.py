@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from vit_jax.config import ConfigError, ModelConfig, model_from_dict
@@ -53,9 +53,7 @@ def identify(
   if options.get("name", "vit") not in RECOGNISED:
     return _config(options)
   if "embedding/kernel" in names:
-    is_modern = options.get("name") == "modern" or any(
-      p in names for p in PARTS
-    )
+    is_modern = options.get("name") == "modern" or has_modern_parts(params)
     inferred = _transformer(params, modern.SIZES if is_modern else SIZES)
     if is_modern:
       inferred |= _parts(params)
@@ -113,6 +111,11 @@ def num_classes(params: Mapping[str, Any]) -> int:
   return params["head/kernel"].shape[-1] if "head/kernel" in params else 0
 
 
+def has_modern_parts(names: Collection[str]) -> bool:
+  """Whether one of these parameters requires the family `modern`."""
+  return any(part in names for part in PARTS)
+
+
 def describe(model: ModelConfig, base: ModelConfig | None = None) -> str:
   """Returns the flags for this model, such as --config.model.pool=gap.
 
@@ -162,10 +165,8 @@ def _transformer(
       options[field] = value
   if "conv_root/kernel" in params:
     options |= _hybrid(params, name, kernel[0])
-
   elif kernel[2] != 3:
     options["channels"] = kernel[2]
-
   options["pool"] = (
     "token"
     if "cls" in params

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,44 +13,34 @@ from vit_jax.weights.weights_file import (
   Weights,
 )
 
-
-# What publishers' images are normalised with, by the name that `mean` takes.
-class _Named(NamedTuple):
-  pixels: Pixels
-  used_by: str
-
-
-NAMED = {
-  "half": _Named(Pixels((0.5,) * 3, (0.5,) * 3), "Google's, SigLIP"),
-  "imagenet": _Named(
-    Pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), "DINO, MAE, DeiT"
-  ),
-  "clip": _Named(
-    Pixels(
-      (0.48145466, 0.4578275, 0.40821073),
-      (0.26862954, 0.26130258, 0.27577711),
-    ),
-    "CLIP",
+# Normalisations of publishers, by the name that `mean` takes.
+NAMED: dict[str, Pixels] = {
+  # Google, SigLIP.
+  "half": Pixels((0.5,) * 3, (0.5,) * 3),
+  # DINO, MAE, DeiT.
+  "imagenet": Pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+  "clip": Pixels(
+    (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
   ),
 }
-HALF = NAMED["half"].pixels
+HALF = NAMED["half"]
+_OTHERS = (
+  " State another by mean='half', 'imagenet' (DINO, MAE, DeiT), 'clip' or"
+  " numbers: vit_jax.load(..., mean=...), --mean=..., for training"
+  " --config.init_mean=..."
+)
 UNSTATED = (
   "nothing states how images were normalised: mean and deviation 0.5 are"
-  " assumed, images in [-1, 1]. Others are stated by mean='imagenet' (DINO,"
-  " MAE, DeiT), 'clip' or numbers: vit_jax.load(..., mean=...), --mean=..., for"
-  " training --config.init_mean=..."
+  " assumed, images in [-1, 1]." + _OTHERS
 )
-
 ASSUMED = (
   "nothing states how images were normalised: mean={!r} is assumed, which the"
-  " publishers of such models have. Others are stated by mean='half',"
-  " 'imagenet', 'clip' or numbers: vit_jax.load(..., mean=...), --mean=..., for"
-  " training --config.init_mean=..."
+  " publishers of such models have." + _OTHERS
 )
 
-# Of mean and deviation, whose pixels are in [0, 1].
+# Largest magnitude of a mean or deviation, for pixels in [0, 1].
 LARGEST = 10.0
-# As a user states a mean or a deviation.
+# Types of a mean or deviation that a user gives.
 Statement = str | float | int | Sequence[float] | None
 
 
@@ -78,7 +67,7 @@ def stated(mean: Statement, std: Statement = None) -> Pixels | None:
     mean, std = mean.split("/", 1)
   is_named = isinstance(mean, str) and mean in NAMED
   if is_named and std is None:
-    return NAMED[mean].pixels
+    return NAMED[mean]
   if is_named or mean is None or std is None:
     raise ValueError(
       f"mean, std: got {mean!r}, {std!r}, expected mean, one of"
@@ -127,7 +116,7 @@ def fold(weights: Weights) -> Weights:
   if pixels is None and name is None:
     return dataclasses.replace(weights, notes=(*weights.notes, UNSTATED))
   if pixels is None:
-    pixels = NAMED[name].pixels
+    pixels = NAMED[name]
     notes = (*weights.notes, ASSUMED.format(name))
     weights = dataclasses.replace(weights, pixels=pixels, notes=notes)
   mean, std = map(np.asarray, pixels)
@@ -147,8 +136,9 @@ def fold(weights: Weights) -> Weights:
   if kernel is None or bias is None or "conv_root/kernel" in params:
     raise ValueError(
       f"got images normalised with mean {mean.tolist()} and deviation"
-      f" {std.tolist()}, expected 0.5 and 0.5 for a model that does not begin"
-      " with a patch embedding, and a bias or a table of positions."
+      f" {std.tolist()}, expected 0.5 and 0.5: another normalisation can only"
+      " become part of a patch embedding on pixels that has a bias or a table"
+      " of positions, and this model has none."
     )
   channels = kernel.shape[2]
   if any(len(x) != channels and np.ptp(x) for x in (mean, std)):

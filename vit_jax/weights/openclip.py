@@ -11,12 +11,13 @@ Source: open_clip, src/open_clip/transformer.py.
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from vit_jax.config import ModelConfig, json_file, model_from_dict
+from vit_jax.config import ModelConfig, json_file
 from vit_jax.config.from_dict import at_least
 from vit_jax.options import shown
 from vit_jax.paths import file_in
@@ -27,6 +28,7 @@ from vit_jax.weights.torch_layout import (
   Row,
   count_blocks,
   dense_rows,
+  in_proj_rows,
   length,
   norm_rows,
   option_errors,
@@ -36,13 +38,13 @@ from vit_jax.weights.torch_layout import (
   unplaced,
 )
 from vit_jax.weights.weights_file import (
-  METADATA_KEY,
   POS_EMBEDDING,
   Pixels,
   StateDict,
   Weights,
   height_and_width,
-  model_of,
+  metadata_of,
+  num_heads_of,
   with_metadata,
 )
 
@@ -120,8 +122,8 @@ class _Images:
   """The preprocessing of images; `size` is in pixels, one side or two."""
 
   size: tuple[int, ...] = at_least(1, ())
-  mean: tuple[float, float, float] = NAMED["clip"].pixels.mean
-  std: tuple[float, float, float] = NAMED["clip"].pixels.std
+  mean: tuple[float, float, float] = NAMED["clip"].mean
+  std: tuple[float, float, float] = NAMED["clip"].std
   interpolation: str = "bicubic"
   resize_mode: str = "shortest"
 
@@ -146,14 +148,8 @@ def rows(depth: int, last: str = "Transformer/encoder_norm") -> list[Row]:
     theirs = f"transformer.resblocks.{block}"
     ours = f"Transformer/encoderblock_{block}"
     attention = f"{ours}/MultiHeadDotProductAttention_0"
-    stacked = f"{theirs}.attn.in_proj"
-    for i, name in enumerate(("query", "key", "value")):
-      path, part = f"{attention}/{name}", (i, 3)
-      table += [
-        Row(f"{stacked}_weight", f"{path}/kernel", "to_heads", part),
-        Row(f"{stacked}_bias", f"{path}/bias", "heads_bias", part),
-      ]
     table += [
+      *in_proj_rows(f"{theirs}.attn.in_proj", attention),
       *dense_rows(f"{theirs}.attn.out_proj", f"{attention}/out", "from_heads"),
       *norm_rows(f"{theirs}.ln_1", f"{ours}/LayerNorm_0"),
       *norm_rows(f"{theirs}.ln_2", f"{ours}/LayerNorm_1"),
@@ -185,20 +181,22 @@ def read(file: StateDict) -> Weights:
       number of heads is not known; or the config is damaged, or states
       something that our model does not compute.
   """
-  where = f"{file.path}: {METADATA_KEY} in its header"
-  ours = json_file.parse(file.metadata.get(METADATA_KEY, "{}"), where)
+  ours = metadata_of(file)
   stated, config = ({}, OpenClipConfig()) if ours else _config(file)
   arrays, vision = file.arrays, config.model_cfg.vision_cfg
   errors = list(_errors(vision, arrays))
   if "positional_embedding" not in arrays and "posemb" not in file.options:
     errors.append(LOST_POSITIONS)
   depth = count_blocks(arrays, r"transformer\.resblocks\.(\d{1,3})\.")
-  num_heads = file.options.get("num_heads")
-  if model_of(ours):
-    num_heads = model_from_dict(model_of(ours)).size.num_heads
+  num_heads = file.options.get("num_heads") or num_heads_of(ours)
   width = length(arrays["class_embedding"])
   if num_heads is None and vision.head_width:
-    num_heads = width // vision.head_width
+    num_heads, rest = divmod(width, vision.head_width)
+    if rest:
+      errors.append(
+        f"{CONFIG}: model_cfg.vision_cfg.head_width: got {vision.head_width},"
+        f" expected a divisor of the width {width}. Pass num_heads."
+      )
   if num_heads is None:
     mlp_dim = length(arrays.get("transformer.resblocks.0.mlp.c_proj.weight"))
     num_heads, error = timm_names.known_heads(width, depth, mlp_dim)
@@ -222,6 +220,7 @@ def read(file: StateDict) -> Weights:
     "ln_eps": vision.norm_kwargs.eps,
     "gelu": GELUS[vision.act_kwargs.approximate],
     "patch_bias": False,
+    "rope": None,
   }
   if config.model_cfg.quick_gelu:
     options["gelu"] = "quick"
@@ -288,7 +287,7 @@ def read_trunk(file: StateDict) -> Weights:
   except ValueError as e:  # it names config.json and its keys
     text = str(e).replace("config.json", CONFIG)
     for theirs, key in zip(about, TRUNK_KEYS, strict=True):
-      text = text.replace(f"{CONFIG}: {theirs}", f"{CONFIG}: {key}")
+      text = re.sub(rf"({CONFIG}: |correct ){theirs}", rf"\1{key}", text)
     raise ValueError(text) from None
   return _with_images(weights, stated, config)
 
@@ -306,7 +305,7 @@ def _config(file: StateDict) -> tuple[dict[str, Any], OpenClipConfig]:
 
 def _errors(vision: _Vision, arrays: Mapping[str, Any]) -> Iterator[str]:
   """Yields statements that our model does not compute with these arrays."""
-  width, has_norm = length(arrays["class_embedding"]), "ln_pre.weight" in arrays
+  has_norm = "ln_pre.weight" in arrays
   for key, value, expected in (
     ("pool_type", vision.pool_type, ("tok", "avg")),
     # It is the mean of all tokens, with the class token.
@@ -320,11 +319,6 @@ def _errors(vision: _Vision, arrays: Mapping[str, Any]) -> Iterator[str]:
         f" {' or '.join(map(repr, expected))}, which vit_jax computes with"
         " these arrays. Use other weights."
       )
-  if vision.head_width and width % vision.head_width:
-    yield (
-      f"{CONFIG}: model_cfg.vision_cfg.head_width: got {vision.head_width},"
-      f" expected a divisor of the width {width}. Pass num_heads."
-    )
   if not (vision.no_ln_pre or has_norm):
     yield (
       "ln_pre: missing, expected a norm before the blocks. Use a complete file."

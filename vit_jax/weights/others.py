@@ -103,10 +103,7 @@ _SUFFIXES = ".bin .h5 .keras .mlmodel .msgpack .npz .onnx .pt .pt2 .pth".split()
 
 
 def of_folder(folder: epath.Path) -> str | None:
-  """Returns why a folder of another program has no weights to read, or None.
-
-  None if it is not such a folder.
-  """
+  """Returns why there are no weights in another program's folder, or None."""
   for pattern, what in _FILES:
     if found := sorted(folder.glob(pattern)):
       return f"got {str(folder)!r} with {found[0].name}, {what}."

@@ -20,13 +20,13 @@ from etils import epath
 from vit_jax import lora
 from vit_jax.config import json_file
 from vit_jax.paths import file_in, is_remote
-from vit_jax.weights import adapters, download
+from vit_jax.weights import adapters, download, others
 from vit_jax.weights.adapters import Factors
 from vit_jax.weights.safetensors_file import open_safetensors
 from vit_jax.weights.torch_layout import shorten
 from vit_jax.weights.weights_file import LazyArray, Weights
 
-ARRAYS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+ARRAYS, CONFIG = others.ADAPTER, "adapter_config.json"
 # Initialisations of the factors (`init_lora_weights`) that do not change the
 # base. The others subtract a part from its kernels, which no adapter file has.
 INITS = (True, False, "gaussian", "eva", "orthogonal", "mica")
@@ -160,8 +160,8 @@ def _without_head(base: Weights, heads: Mapping[str, LazyArray]) -> Weights:
     ValueError: The classifier uses another input than the base computes.
   """
   params, old = base.params, base.params.get("head/kernel")
-  others = {"MAPHead_0/probe", "Transformer/pre_norm/scale"} & params.keys()
-  if base.format == "hf" and others and old is None:
+  parts = {"MAPHead_0/probe", "Transformer/pre_norm/scale"} & params.keys()
+  if base.format == "hf" and parts and old is None:
     raise ValueError(
       f"{ARRAYS}: got a classifier for CLIP or SigLIP, which sees the mean of"
       f" the patches, and a base without one, {base.path}; merge it with peft:"
@@ -175,7 +175,7 @@ def _without_head(base: Weights, heads: Mapping[str, LazyArray]) -> Weights:
 
 
 def _check(config: AdapterConfig, where: str) -> None:
-  others = {
+  unlike = {
     "peft_type": config.peft_type != "LORA",
     "use_dora": config.use_dora,
     "lora_bias": config.lora_bias,
@@ -184,7 +184,7 @@ def _check(config: AdapterConfig, where: str) -> None:
     "alpha_pattern": bool(config.alpha_pattern),
   }
   if wrong := [
-    f"{k}={getattr(config, k)!r}" for k, is_other in others.items() if is_other
+    f"{k}={getattr(config, k)!r}" for k, is_other in unlike.items() if is_other
   ]:
     raise ValueError(
       f"{where}: got {', '.join(wrong)}, expected a plain LoRA; merge it with"
@@ -215,7 +215,7 @@ def _ours(
   """Returns path of a linear map -> its factors; and the arrays of a head.
 
   Raises:
-    ValueError: There are arrays of other modules.
+    ValueError: There are arrays of other modules, or of other shapes.
   """
   pairs: dict[str, dict[str, np.ndarray]] = {}
   heads, unknown = {}, []
@@ -226,8 +226,14 @@ def _ours(
         array = array.then(array.shape[::-1], np.transpose)
       heads[{"weight": "head/kernel", "bias": "head/bias"}[match[1]]] = array
     elif (match := re.fullmatch(_BLOCK, theirs)) and (maps := _maps(match[2])):
+      if len(array.shape) != 2:
+        raise ValueError(
+          f"{ARRAYS}: {name}: got shape {array.shape}, expected two dimensions."
+        )
       value, kind = np.asarray(array, np.float32), match[3]
-      parts = np.split(value, len(maps)) if kind == "B" else [value] * len(maps)
+      parts = [value] * len(maps)
+      if kind == "B":  # parts that are not equal are an error below
+        parts = np.array_split(value, len(maps))
       for ours, part in zip(maps, parts, strict=True):
         path = f"Transformer/encoderblock_{match[1]}/{ours}"
         if pairs.setdefault(path, {}).setdefault(kind, part) is not part:
@@ -250,7 +256,8 @@ def _ours(
       raise ValueError(f"{ARRAYS}: got {path}, which the base does not have.")
     inputs = lora.num_inputs(path)
     want = np.prod(kernel.shape[:inputs]), np.prod(kernel.shape[inputs:])
-    if (part["A"].shape[1], part["B"].shape[0]) != want:
+    shapes = (rank, want[0]), (want[1], rank)
+    if (part["A"].shape, part["B"].shape) != shapes:
       raise ValueError(
         f"{ARRAYS}: got factors {part['A'].shape} and {part['B'].shape} of"
         f" {path}, expected ({rank}, {want[0]}) and ({want[1]}, {rank})."
@@ -280,9 +287,12 @@ def write(
   Args:
     factors: Path of a linear map -> its factors.
     head: Arrays of the head by our names; {} without a head.
-    base: Path or name of the base.
+    base: Path or address of the base.
     kind: A name of `CLASSES`.
     has_gate: Whether its MLP has a gate.
+
+  Returns:
+    Name in adapter_model.safetensors -> array; contents of adapter_config.json.
   """
   names = WRITTEN
   if has_gate or kind == "DINOv3ViTModel":
@@ -304,10 +314,14 @@ def write(
     arrays[f"{PREFIX}classifier.bias"] = np.asarray(head["head/bias"])
   some = next(iter(factors.values()))
   rank = some.a.shape[-1]
+  revision = ""
+  if base.startswith(download.HUB):
+    base, _, revision = base.removeprefix(download.HUB).partition("@")
   config = {
     "peft_type": "LORA",
     "task_type": None,
-    "base_model_name_or_path": base.removeprefix(download.HUB),
+    "base_model_name_or_path": base,
+    "revision": revision or None,
     "r": rank,
     "lora_alpha": some.scale * rank,
     "target_modules": sorted(targets),

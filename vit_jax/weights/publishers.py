@@ -9,12 +9,12 @@ import numpy as np
 from vit_jax.families.modern import ModernConfig
 from vit_jax.families.vit import ViTConfig
 from vit_jax.weights import eval_preprocessing, normalisation
-from vit_jax.weights.fitting import trained_at
+from vit_jax.weights.fitting import DEFAULT_SIZE, trained_at
 from vit_jax.weights.identify import identify
 from vit_jax.weights.weights_file import POS_EMBEDDING, Pixels, Weights
 
-IMAGENET = normalisation.NAMED["imagenet"].pixels
-CLIP = normalisation.NAMED["clip"].pixels
+IMAGENET = normalisation.NAMED["imagenet"]
+CLIP = normalisation.NAMED["clip"]
 
 
 class Publisher(NamedTuple):
@@ -89,7 +89,7 @@ PUBLISHERS = (
     IMAGENET,
   ),
 )
-# Pre-trained, or fine-tuned with a norm of the mean of patches.
+# MAE as pre-trained: a family `vit` whose class token has a position of zeros.
 MAE = Publisher("MAE", lambda w, m: _has_zero_row(w), IMAGENET)
 
 
@@ -103,7 +103,8 @@ def _has_zero_row(weights: Weights) -> bool:
 def assume(weights: Weights) -> Weights:
   """Returns weights with their publisher's preprocessing, and a note.
 
-  They do not change if their arrays belong to no known series.
+  They do not change if their arrays belong to no known series. Without a known
+  image size, only the normalisation is assumed.
 
   Args:
     weights: Weights whose file says nothing about images; a normalisation comes
@@ -121,26 +122,27 @@ def assume(weights: Weights) -> Weights:
   publisher = next((p for p in known if p.fits(weights, model)), None)
   if publisher is None:
     return weights
-  size = weights.image_size
-  if size is None:
-    has_table = POS_EMBEDDING in weights.params
-    side = publisher.size or 224
-    size = trained_at(weights) if has_table else (side, side)
-    if publisher.size and min(size) > publisher.size:
-      size = (side, side)
-  path = eval_preprocessing.timm(
-    size,
-    publisher.share or 1.0,
-    publisher.filter,
-    "squash" if publisher.share is None else "center",
-  )
-  ops = weights.ops or path.ops
-  mean, std = (list(x) for x in publisher.pixels)
-  normalised = f"mean {mean}, deviation {std}, "
+  size = weights.image_size or _size(weights, publisher)
+  ops, share, facts = weights.ops, weights.crop_share, []
+  if weights.pixels is None:
+    mean, std = (list(x) for x in publisher.pixels)
+    facts += [f"mean {mean}", f"deviation {std}"]
+  if size is not None:
+    path = eval_preprocessing.timm(
+      size,
+      publisher.share or 1.0,
+      publisher.filter,
+      "squash" if publisher.share is None else "center",
+    )
+    ops = ops or path.ops
+    share = share or (publisher.share if path.short else None)
+    facts.append(ops)
+  if not facts:
+    return weights
   note = (
     f"nothing states how images were prepared: {publisher.name}'s are assumed,"
-    f" {'' if weights.pixels else normalised}{ops}{publisher.also}. Others are"
-    " stated by vit_jax.load(..., mean='half' or numbers, std=...),"
+    f" {', '.join(facts)}{publisher.also}. Others are stated by"
+    " vit_jax.load(..., mean='half' or numbers, std=...),"
     " --mean=MEAN/STD, for training --config.init_mean=MEAN/STD."
   )
   return dataclasses.replace(
@@ -148,6 +150,21 @@ def assume(weights: Weights) -> Weights:
     image_size=size,
     pixels=weights.pixels or publisher.pixels,
     ops=ops,
-    crop_share=weights.crop_share or (publisher.share if path.short else None),
+    crop_share=share,
     notes=(*weights.notes, note),
   )
+
+
+def _size(weights: Weights, publisher: Publisher) -> tuple[int, int] | None:
+  """Returns (height, width) of images of weights that do not state it, pixels.
+
+  None if the table has no square grid: it may have that of the user's images.
+  """
+  side = publisher.size or DEFAULT_SIZE
+  if POS_EMBEDDING not in weights.params:
+    return side, side
+  try:
+    size = trained_at(weights)
+  except ValueError:
+    return None
+  return (side, side) if publisher.size and min(size) > side else size

@@ -39,7 +39,7 @@ from vit_jax.weights import (
   torch_file,
   wrappers,
 )
-from vit_jax.weights.identify import NEEDED, identify
+from vit_jax.weights.identify import NEEDED, identify, num_classes
 from vit_jax.weights.npz_file import open_npz
 from vit_jax.weights.safetensors_file import INDEX, LINE, open_safetensors
 from vit_jax.weights.torch_layout import shorten
@@ -53,10 +53,6 @@ from vit_jax.weights.weights_file import (
   model_of,
   with_metadata,
 )
-
-
-def _read_bit(arrays: dict[str, LazyArray]):
-  return bit.read(arrays), {"root_pad": "zero"}
 
 
 class NpzFormat(NamedTuple):
@@ -86,7 +82,7 @@ class StateDictFormat(NamedTuple):
 
 # The first format that knows the names reads the file.
 NPZ = {
-  "bit": NpzFormat(bit.looks_like, _read_bit),
+  "bit": NpzFormat(bit.looks_like, bit.read),
   "google": NpzFormat(google.looks_like, google.read),
 }
 STATE_DICTS = {
@@ -94,8 +90,6 @@ STATE_DICTS = {
   "hf": StateDictFormat(hf_names.looks_like, hf.read),
   "openclip": StateDictFormat(openclip.looks_like, openclip.read),
 }
-
-RESNET = {"conv_root/kernel", "block1/unit1/conv1/kernel"}  # a few of its names
 
 # Number of dimensions of the arrays whose shapes decide the model.
 RANKS = {
@@ -129,12 +123,13 @@ def read(
     options: Options of the model that have precedence over the file's, such as
       cls_row, or num_heads for a timm file of an unknown size.
     mean, std: Normalisation of the images in training, see
-      `normalisation.stated`; None for the file's, or if it has none 0.5 and
-      0.5, with a note.
+      `normalisation.stated`; None for the file's. If it has none, that of the
+      publishers of such arrays is assumed, or 0.5 and 0.5, with a note.
 
   Raises:
     FileNotFoundError: The path does not exist.
-    ValueError: The format is unknown or unsafe, or the file is damaged.
+    ValueError: The format is unknown or unsafe, the file is damaged, or mean or
+      std is not valid.
   """
   stated = normalisation.stated(mean, std)
   file, options = download.local(path), dict(options or {})
@@ -160,8 +155,11 @@ def read(
       weights = _with_assumptions(normalisation.fold(weights), options)
   except ValueError as e:
     if download.is_remote(path):
+      # A snapshot of the hub has links; the files are beside its parent.
+      is_snapshot = str(path).startswith(download.HUB)
+      place = file.parent.parent if is_snapshot else file
       raise ValueError(
-        f"{path}: {e} It was downloaded; delete {file} to fetch it again."
+        f"{path}: {e} It was downloaded; delete {place} to fetch it again."
       ) from None
     if str(path) in str(e):
       raise
@@ -255,9 +253,10 @@ def _with_assumptions(weights: Weights, given: Mapping[str, Any]) -> Weights:
   """
   params, options = weights.params, weights.options
   needed = {"embedding/kernel", *NEEDED}
-  if not (needed <= params.keys() or RESNET <= params.keys()):
+  if not (needed <= params.keys() or google.RESNET_NAMES <= params.keys()):
     return weights  # neither a Transformer nor a ResNet, or none that is whole
-  assumed.check_positions(weights, options)
+  if assumed.lost_positions(params, options):
+    raise ValueError(assumed.LOST_POSITIONS)
   notes = assumed.notes(weights, identify(params, options), given)
   return dataclasses.replace(weights, notes=(*weights.notes, *notes))
 
@@ -275,9 +274,8 @@ def _has_row_of_class(num_rows: int, grid: tuple[int, int] | None) -> bool:
 
 def _with_classes(weights: Weights) -> Weights:
   """Adds class names and loss that follow from the width of the head."""
-  if "head/kernel" not in weights.params:
+  if not (width := num_classes(weights.params)):
     return weights
-  width = weights.params["head/kernel"].shape[-1]
   names, notes = weights.class_names, weights.notes
   if names is not None and len(names) != width:
     note = f"got {len(names)} names for a head of {width} classes: left out."
@@ -394,13 +392,17 @@ def read_checkpoint(folder: epath.Path) -> Weights:
     raise ValueError(
       f"got a checkpoint with {other[0]!r}, which is no array; {EXPECTED}."
     )
-  params, _ = google.read({k: lazy(np.asarray(v)) for k, v in flat.items()})
+  params, stated = google.read(
+    {k: lazy(np.asarray(v)) for k, v in flat.items()}
+  )
   weights = Weights(
     str(folder), "checkpoint", params, notes=tuple(notes), metadata=metadata
   )
   if not isinstance(metadata, dict) or not model_of(metadata):
     # Another program's.
-    return dataclasses.replace(weights, metadata={}, is_bare=True)
+    return dataclasses.replace(
+      weights, options=stated, metadata={}, is_bare=True
+    )
   return with_metadata(weights, metadata)
 
 

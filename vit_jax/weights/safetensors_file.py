@@ -28,7 +28,7 @@ TYPES = {
   "F32": np.float32,
   "F16": np.float16,
   "BF16": jnp.bfloat16,
-  # As counters of BatchNorm; no model here has any.
+  # Counters of BatchNorm and the like; no model here has any.
   "I64": np.int64,
   "I32": np.int32,
   "U8": np.uint8,
@@ -55,7 +55,7 @@ def open_safetensors(
     path: A file; or an index `*.index.json` of several in the same folder.
 
   Raises:
-    ValueError: The file is damaged, or an array is not of floating point.
+    ValueError: The file is damaged, or an array has a type other than `TYPES`.
   """
   file = epath.Path(path)
   if file.name.endswith(".index.json"):

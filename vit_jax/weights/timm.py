@@ -22,6 +22,7 @@ from vit_jax.config import ModelConfig
 from vit_jax.models.posemb import sincos2d
 from vit_jax.options import shown
 from vit_jax.weights import timm_names
+from vit_jax.weights.identify import has_modern_parts
 from vit_jax.weights.timm_names import CLIP_LN_EPS, LN_EPS, RESNET
 from vit_jax.weights.timm_rows import (
   BIASES,
@@ -158,18 +159,9 @@ def read(
   return params, options
 
 
-def only_pretraining(arrays: Iterable[str]) -> list[str]:
-  """Returns the names of arrays that `read` leaves out."""
-  return [name for name in arrays if PRETRAINING.match(name)]
-
-
 def is_modern(params: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
   """Whether a part other than biases requires the family `modern`."""
-  parts = r"LayerScale_|pre_norm/|pooled_norm/|/Gate/|MlpBlock_0/LayerNorm_0/"
-  parts += "|/relative_bias$"
-  return bool(options.get("rope")) or any(
-    name in ("dist", "registers") or re.search(parts, name) for name in params
-  )
+  return bool(options.get("rope")) or has_modern_parts(params)
 
 
 def _options(
@@ -321,8 +313,8 @@ def write(
     if model.name == "bit_v1":
       what = "ResNet with weight standardisation after activation on its own"
     raise ValueError(
-      f"config.model.name: got {model.name!r}, expected 'bit' or 'vit': timm"
-      f" has no {what}."
+      f"config.model.name: got {model.name!r}, expected 'bit', 'vit' or"
+      f" 'modern': timm has no {what}."
     )
   errors = []
   params = dict(params)
@@ -411,7 +403,9 @@ def write_meta(
   arrays, missing = to_theirs(rows, params)
   known = {row.ours for row in rows}
   if unknown := [n for n in params if n not in known]:
-    errors.append(f"got {shorten(unknown)}, which Meta's have no place for.")
+    errors.append(
+      f"got {shorten(unknown)}, which Meta's models have no place for."
+    )
   if errors := errors + missing:
     raise ValueError("Meta's models cannot hold it:\n" + "\n".join(errors))
   if getattr(model, "layer_scale", None) and (rope or model.cls_row):

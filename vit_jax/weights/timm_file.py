@@ -9,9 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vit_jax.config import json_file, model_from_dict
+from vit_jax.config import json_file
 from vit_jax.config.from_dict import at_least
-from vit_jax.families.vit import ViTConfig
 from vit_jax.losses import REGRESSION
 from vit_jax.options import shown
 from vit_jax.weights import eval_preprocessing, hf_head, timm, timm_names
@@ -19,19 +18,17 @@ from vit_jax.weights.assumed import LOST_POSITIONS
 from vit_jax.weights.identify import identify
 from vit_jax.weights.torch_layout import count_blocks, shorten
 from vit_jax.weights.weights_file import (
-  METADATA_KEY,
   POS_EMBEDDING,
-  Metadata,
   Pixels,
   StateDict,
   Weights,
   height_and_width,
-  model_of,
+  metadata_of,
+  num_heads_of,
   with_metadata,
 )
 
-# Architectures whose activation is gelu_tanh, and architectures with another
-# number of heads than the known size of the same arrays.
+# Architectures whose activation is gelu_tanh.
 TANH = frozenset(
   f"vit_{size}_siglip{gap}_{side}"
   for size, side in (
@@ -45,6 +42,7 @@ TANH = frozenset(
   )
   for gap in ("", "_gap")
 )
+# Architectures -> their heads, if the known size of the same arrays has others.
 HEADS = {"vit_base_patch16_gap_224": 16}
 # Parts of names of architectures -> what these compute, and vit_jax does not.
 # Their arrays are those of other models.
@@ -64,7 +62,7 @@ ADDED = {
   "scale_mlp": _MLP_NORM,
   "scale_mlp_norm": _MLP_NORM,
 }
-QUICK = "_clip_quickgelu_"  # in the names of those with OpenAI's GELU
+QUICK = "_clip_quickgelu_"  # in names of architectures with OpenAI's GELU
 
 # Arguments of timm's models that are read here, that follow from the arrays,
 # that only training uses, or that change nothing at the size of the weights.
@@ -232,11 +230,8 @@ def read(file: StateDict) -> Weights:
     ValueError: The arrays fit no model of vit_jax; or config.json is damaged,
       or states something that our model does not compute.
   """
-  where = f"{file.path}: {METADATA_KEY} in its header"
-  ours = json_file.parse(file.metadata.get(METADATA_KEY, "{}"), where)
-  if ours:
-    json_file.build(Metadata, ours, where)
-    arguments = {"num_heads": _num_heads(ours)}
+  if ours := metadata_of(file):
+    arguments = {"num_heads": num_heads_of(ours)}
   else:
     config = TimmConfig.of(file.config, f"{file.path}: config.json")
     arguments = read_arguments(config)
@@ -244,8 +239,8 @@ def read(file: StateDict) -> Weights:
     arguments["num_heads"] = num_heads
   params, options = timm.read(file.arrays, **arguments)
   notes = ()
-  if beside := timm.only_pretraining(file.arrays):
-    notes = (f"pre-training alone has {shorten(beside)}: left out.",)
+  if beside := [n for n in file.arrays if timm.PRETRAINING.match(n)]:
+    notes = (f"left out: {shorten(beside)}, which only pre-training uses.",)
   weights = Weights(
     str(file.path),
     "timm",
@@ -292,13 +287,6 @@ def _filter(arrays, params, options) -> str:
   return "dinov2" if is_dinov2 and _SCALE in params else "timm"
 
 
-def _num_heads(metadata: Mapping[str, Any]) -> int | None:
-  if not model_of(metadata):
-    return None
-  model = model_from_dict(model_of(metadata))
-  return model.size.num_heads if isinstance(model, ViTConfig) else None
-
-
 def _of_ours(weights: Weights) -> Weights:
   """Corrects a file from vit_jax: with registers it has no row for cls."""
   if "registers" in weights.params and weights.options.get("cls_row"):
@@ -323,9 +311,8 @@ def _with_preprocessing(weights: Weights, config: TimmConfig) -> Weights:
     ops = eval_preprocessing.centre_of(
       path, tuple(int(s / share) for s in size)
     )
-  is_cropped = mode == "center" and size[0] == size[1]
   # Above 1, timm alone puts a frame around the image.
-  if path.filter != filter or share > 1 or not (is_cropped or mode == "squash"):
+  if path.filter != filter or share > 1 or not (path.short or mode == "squash"):
     keys = "input_size", "interpolation", "crop_pct", "crop_mode"
     notes += (
       eval_preprocessing.unlike("config.json", config.image_json, keys, size),

@@ -227,11 +227,11 @@ ALL = (
 # (units of each stage, size, side of the patch on the stages' output) -> name;
 # the first one of the same stages stands for other sizes.
 HYBRIDS = (
-  ((), Size(192, 12, 768, 3), 8, "vit_tiny_r_s16_p8_224"),
-  ((2, 2, 2, 2), Size(384, 12, 1536, 6), 1, "vit_small_r26_s32_224"),
-  ((2, 2, 2, 2), Size(768, 12, 3072, 12), 1, "vit_base_r26_s32_224"),
-  ((3, 4, 9), Size(768, 12, 3072, 12), 1, "vit_base_r50_s16_224"),
-  ((3, 4, 6, 3), Size(1024, 24, 4096, 16), 1, "vit_large_r50_s32_224"),
+  ((), _TI, 8, "vit_tiny_r_s16_p8_224"),
+  ((2, 2, 2, 2), _S, 1, "vit_small_r26_s32_224"),
+  ((2, 2, 2, 2), _B, 1, "vit_base_r26_s32_224"),
+  ((3, 4, 9), _B, 1, "vit_base_r50_s16_224"),
+  ((3, 4, 6, 3), _L, 1, "vit_large_r50_s32_224"),
 )
 
 # (units of each stage, factor of the width) -> name.
@@ -277,6 +277,8 @@ def errors(model: ModelConfig) -> list[str]:
       options = BEIT_OPTIONS
     supported = OPTIONS | MODERN_OPTIONS | options
     supported |= {"patch_bias": (not model.pre_norm,)}
+    if model.distilled:
+      supported |= {"registers": (0,)}
   return option_errors(model, supported)
 
 

@@ -65,15 +65,17 @@ def is_torch(file: epath.Path, head: bytes) -> bool:
 def open_torch(
   path: str | os.PathLike,
 ) -> tuple[dict[str, LazyArray], dict[str, str], tuple[str, ...], str]:
-  """Returns lazy arrays by name, texts beside them, notes and a line.
-
-  The line is the Python for `wrappers.unwrapped`.
+  """Returns lazy arrays by name, and what is beside them.
 
   In a training checkpoint, the arrays are those under one of `CONTAINERS`. A
   note then says which one, and what else the file has.
 
   Args:
     path: A file; or the index of several in the same folder.
+
+  Returns:
+    Name -> array; name -> text beside the arrays; notes for the user; the line
+    of Python for `wrappers.unwrapped`.
 
   Raises:
     ValueError: torch is not installed; the file would run code, or is damaged;

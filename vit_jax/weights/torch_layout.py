@@ -1,7 +1,8 @@
 """Key tables of PyTorch models: their arrays, and ours with the same numbers.
 
 A key table is a list of `Row`s, one for each of our arrays: their name, our
-name, and how the layouts differ. `timm.py` and `hf_names.py` have such tables.
+name, and how the layouts differ. `timm_rows.py`, `hf_names.py` and
+`openclip.py` have such tables.
 """
 
 import dataclasses
@@ -144,6 +145,16 @@ def dense_rows(
   ]
 
 
+def in_proj_rows(theirs: str, ours: str) -> list[Row]:
+  """Returns the rows of torch.nn.MultiheadAttention's three projections."""
+  leaves = (("weight", "kernel", "to_heads"), ("bias", "bias", "heads_bias"))
+  return [
+    Row(f"{theirs}_{leaf}", f"{ours}/{name}/{our_leaf}", kind, (i, 3))
+    for i, name in enumerate(("query", "key", "value"))
+    for leaf, our_leaf, kind in leaves
+  ]
+
+
 def count_blocks(names: Iterable[str], regex: str) -> int:
   """Returns the largest number of a block, plus one.
 
@@ -185,15 +196,15 @@ def _to_ours(row: Row, array: LazyArray, num_heads: int) -> LazyArray:
     raise ValueError(f"got shape {array.shape}, expected {kind.axes}.")
   index, count = row.part
   if count > 1:
-    length, rest = divmod(array.shape[0], count)
+    size, rest = divmod(array.shape[0], count)
     if rest:
       raise ValueError(
         f"got shape {array.shape}, expected {count} equal parts along the"
         " first axis."
       )
-    start = index * length
+    start = index * size
     array = array.then(
-      (length, *array.shape[1:]), lambda a: a[start : start + length]
+      (size, *array.shape[1:]), lambda a: a[start : start + size]
     )
   if "D" in axes and array.shape[axes.index("D")] % num_heads:
     raise ValueError(
@@ -241,7 +252,7 @@ def add_zero_biases(params: dict[str, LazyArray]) -> None:
 
 
 def option_errors(
-  model: ModelConfig, supported: Mapping[str, Sequence[str]]
+  model: ModelConfig, supported: Mapping[str, Sequence[Any]]
 ) -> list[str]:
   """Returns an error for each option that a library's model does not support.
 
@@ -252,8 +263,8 @@ def option_errors(
   errors = []
   for key, values in supported.items():
     if (value := getattr(model, key)) not in values:
-      *first, last = values
-      expected = f"{', '.join(first)} or {last}" if first else repr(last)
+      *first, last = map(repr, values)
+      expected = f"{', '.join(first)} or {last}" if first else last
       errors.append(
         f"config.model.{key}: got {value!r}, expected {expected}: the library's"
         " model supports nothing else."

@@ -10,6 +10,7 @@ from etils import epath
 
 from vit_jax.config import json_file, model_from_dict
 from vit_jax.config.from_dict import at_least
+from vit_jax.families.vit import ViTConfig
 from vit_jax.losses import HEADS
 from vit_jax.options import shown
 
@@ -185,7 +186,11 @@ class Weights:
 
 def without_head(weights: Weights) -> Weights:
   """Returns weights for a run whose head has outputs of another meaning."""
-  params = {k: v for k, v in weights.params.items() if "head/" not in k}
+  params = {
+    k: v
+    for k, v in weights.params.items()
+    if not k.startswith(("head/", "head_dist/"))
+  }
   note = (
     "the head is not loaded: a regression starts from the mean of its data, and"
     " classes do not start from numbers."
@@ -221,11 +226,31 @@ def _in_units(
   }
 
 
+def metadata_of(file: StateDict) -> dict[str, Any]:
+  """Returns the metadata that vit_jax wrote into a header; {} if it did not.
+
+  Raises:
+    ValueError: They are damaged.
+  """
+  where = f"{file.path}: {METADATA_KEY} in its header"
+  ours = json_file.parse(file.metadata.get(METADATA_KEY, "{}"), where)
+  json_file.build(Metadata, ours, where)
+  return ours
+
+
 def model_of(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
   """Returns the model's options in the metadata, or None."""
   config = metadata.get("config")  # another program's may be of any type
   stated = config.get("model") if isinstance(config, dict) else None
   return metadata.get("model") or stated
+
+
+def num_heads_of(metadata: Mapping[str, Any]) -> int | None:
+  """Returns the number of heads of a Transformer's metadata, or None."""
+  if not (stated := model_of(metadata)):
+    return None
+  model = model_from_dict(stated)
+  return model.size.num_heads if isinstance(model, ViTConfig) else None
 
 
 def with_metadata(weights: Weights, metadata: Mapping[str, Any]) -> Weights:

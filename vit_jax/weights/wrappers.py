@@ -24,12 +24,12 @@ CONTAINERS = (
   "network",
   "student",
 )
-# Prefix and end of the names of a model's first convolution: timm's ViT,
-# Hugging Face's, whose other families have prefixes of their own, and BiT; and
-# the first token of the images' tower of CLIP, beside that of texts.
 _WRAPPERS = rf"(?:{'|'.join(CONTAINERS)}|_fsdp_wrapped_module)\."
 _HF = r"embeddings\.patch_embeddings?(?:\.projection)?\.weight"
 _TYPES = "|".join(p for t in hf_names.MODEL_TYPES.values() for p in t.prefixes)
+# Prefix and end of the names of a model's first convolution: timm's ViT,
+# Hugging Face's, whose other families have prefixes of their own, and BiT; and
+# the first token of the images' tower of CLIP, beside that of texts.
 _FIRST = (
   r"(|.+?\.)patch_embed\.proj\.weight",
   rf"((?:{_WRAPPERS})*)(?:\w+\.)?{_HF}",

@@ -95,7 +95,7 @@ def main(workdir: str) -> None:
   convert.convert(loaded, workdir + "/orbax", "orbax")
   for name, to, text in (
     ("mixer.npz", "npz", "no names in Google's files"),
-    ("mixer.safetensors", "timm", "got 'mixer', expected 'bit' or 'vit'"),
+    ("mixer.safetensors", "timm", "got 'mixer', expected 'bit', 'vit' or"),
   ):
     try:
       convert.convert(loaded, f"{workdir}/{name}", to)
