@@ -13,10 +13,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 # ruff: noqa: E402
 import tables
 
-from vit_jax.config import cli, model_config
+from vit_jax.config import cli
 from vit_jax.config.preprocessing import image_size
 from vit_jax.data import dataset_info, splits
-from vit_jax.families import family, resnet
+from vit_jax.families import by_variant, resnet
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "paper.md"
@@ -52,15 +52,11 @@ RECIPES = (
   ),
   *(
     f"comparison.py:model={m},dataset=imagenet21k"
-    for m in ("B/32", "B/16", "L/32", "L/16", "H/14")
-  ),
-  *(
-    f"comparison.py:model={m},dataset=imagenet21k"
-    for m in ("R50x1", "R50x2", "R101x1", "R152x1", "R152x2")
-  ),
-  *(
-    f"comparison.py:model=R50+{m},dataset=imagenet21k"
-    for m in ("B/32", "B/16", "L/32", "L/16")
+    for m in (
+      *("B/32", "B/16", "L/32", "L/16", "H/14"),
+      *("R50x1", "R50x2", "R101x1", "R152x1", "R152x2"),
+      *("R50+B/32", "R50+B/16", "R50+L/32", "R50+L/16"),
+    )
   ),
   "masked_patch.py:imagenet21k",
   "augreg.py:model=B/16,dataset=imagenet21k",
@@ -71,15 +67,14 @@ RECIPES = (
 
 def paper_exaflops(variant: str, epochs: int) -> float:
   """Returns our count for a row of Table 6."""
-  model = model_config(name=family(variant), variant=variant)
+  model = by_variant(variant)
   flops = model.train_flops((SIDE, SIDE), NUM_CLASSES)
   return flops * epochs * JFT_IMAGES / 1e18
 
 
 def zeros(variant: str) -> int:
   """Returns multiply-adds of an image with the zeros of the padding."""
-  model = model_config(name=family(variant), variant=variant)
-  stages = model.stages
+  stages = by_variant(variant).stages
   if stages is None:
     return 0
   width = round(resnet.ROOT_CHANNELS * stages.width)

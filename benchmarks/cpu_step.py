@@ -17,7 +17,6 @@ import importlib.util
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import turns
 from timm_speed import CLIP, DECAY, LR, NUM_CLASSES, our_config, timm_step
 
 from vit_jax import malloc, sharding
@@ -160,28 +160,19 @@ def serve(step: Callable[[], None]) -> None:
     print(seconds, time.process_time() - start_busy, flush=True)
 
 
-def measure(variant: str, names: list[str], turns: int) -> dict:
-  """Times steps in turns: name -> [(seconds, busy seconds), ...]."""
+def measure(variant: str, names: list[str], count: int) -> dict:
+  """Times `count` steps of each: name -> [(seconds, busy seconds), ...]."""
   times_by_name = {name: [] for name in names}
   with contextlib.ExitStack() as at_exit:
     servers = {}
     for name in names:
       command = [sys.executable, __file__, variant, "serve", name]
-      server = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-      )
-      servers[name] = at_exit.enter_context(server)
-      _ask(server)  # so that none compiles while another is timed
-    for _ in range(turns):
+      servers[name] = server = at_exit.enter_context(turns.start(command))
+      turns.ask(server)  # so that none compiles while another is timed
+    for _ in range(count):
       for name, server in servers.items():
-        times_by_name[name].append(_ask(server))
+        times_by_name[name].append(turns.ask(server))
   return times_by_name
-
-
-def _ask(server: subprocess.Popen) -> list[float]:
-  server.stdin.write("\n")
-  server.stdin.flush()
-  return [float(word) for word in server.stdout.readline().split()]
 
 
 def table(times_by_name: dict) -> str:
@@ -204,7 +195,7 @@ def main() -> None:
   variant = argv[0]
   if argv[1:2] == ["serve"]:
     return serve(STEPS[argv[2]](variant))
-  turns = int(argv[1]) if argv[1:] else 11
+  count = int(argv[1]) if argv[1:] else 11
   has_torch = all(importlib.util.find_spec(name) for name in ("torch", "timm"))
   names = [name for name in STEPS if name != "timm" or has_torch]
   print(
@@ -212,7 +203,7 @@ def main() -> None:
     f" {len(os.sched_getaffinity(0))} core(s), load {os.getloadavg()[0]:.1f},"
     f" XLA_FLAGS={os.environ.get('XLA_FLAGS', '')!r}"
   )
-  print(table(measure(variant, names, turns)), flush=True)
+  print(table(measure(variant, names, count)), flush=True)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ from trials.trial import Trial
 LINES = ROOT / "docs" / "reliability.jsonl"
 PAGE = ROOT / "benchmarks" / "notes" / "reliability_trials.md"
 PACKAGES = ("jax", "orbax-checkpoint", "tensorflow-cpu", "numpy")
+FOLDERS = ("vit_jax", "configs", "benchmarks/trials")  # of the code that runs
 LIMIT = 1200  # seconds of one trial
 FIGURE = "figure: "  # begins the line; threads may print more after it
 
@@ -62,7 +63,7 @@ def all_trials() -> dict[str, Trial]:
 def code() -> str:
   """Returns a digest of all code that the trials run."""
   digest = hashlib.blake2b(digest_size=8)
-  for folder in ("vit_jax", "configs", "benchmarks/trials"):
+  for folder in FOLDERS:
     for path in sorted((ROOT / folder).rglob("*.py")):
       digest.update(path.relative_to(ROOT).as_posix().encode())
       digest.update(path.read_bytes())
@@ -109,7 +110,7 @@ def shared_data() -> Iterator[None]:
     env = {"TFDS_DATA_DIR": f"{folder}/tfds", **os.environ}
     code = "from vit_jax.data.sources import Sources as S\n"
     code += "for split in ('train', 'test'): S().open('digits', split)"
-    # Else those that start together would prepare it together.
+    # Otherwise trials that start together would all prepare it.
     subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, check=True)
     yield
 
@@ -154,7 +155,7 @@ def commit() -> str:
     [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
   )
   changed = subprocess.run(
-    [*git, "status", "--porcelain", "--", "vit_jax", "benchmarks/trials"],
+    [*git, "status", "--porcelain", "--", *FOLDERS],
     capture_output=True,
     text=True,
   )

@@ -5,8 +5,9 @@ and number of threads. Each runs in its own process, in turns. A turn is a
 number of batches of one variant, from uint8 [b, h, w, 3] to float32 features on
 the host. The variants:
 
-  ours      the program of `vit-jax predict --features`
-  ours16    the same in bfloat16
+  ours      vit_jax in float32
+  ours16    in bfloat16, the choice of `vit-jax predict` on CPUs with
+            instructions for it (jax 0.12 or later)
   timm      timm's model, eager
   compiled  timm's model with torch.compile
   ort       onnxruntime with the file of `vit-jax convert --to=onnx`
@@ -37,6 +38,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 # ruff: noqa: E402
 import numpy as np
+import turns
 
 # Name here -> timm's name, pixels of a side, mean and deviation of pixels.
 HALF = (0.5, 0.5, 0.5)
@@ -209,26 +211,16 @@ def main() -> None:
     make_files(args.model, home, [*args.only])
     for name in args.only:
       command = [sys.executable, __file__, *sys.argv[1:], "--serve", name, home]
-      servers[name] = server = stack.enter_context(
-        subprocess.Popen(
-          command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-      )
-      _ask(server)  # so that none compiles while another is timed
+      servers[name] = server = stack.enter_context(turns.start(command))
+      turns.ask(server)  # so that none compiles while another is timed
     for _ in range(args.turns):
       for name, server in servers.items():
-        times = _ask(server)
+        times = turns.ask(server)
         times_by_name[name].append(
           [1e3 * t / args.batch / args.batches for t in times]
         )
     results = {n: np.load(home / f"{n}.npy") for n in servers}
   _print(args, times_by_name, results)
-
-
-def _ask(server: subprocess.Popen) -> list[float]:
-  server.stdin.write("\n")
-  server.stdin.flush()
-  return [float(word) for word in server.stdout.readline().split()]
 
 
 def _print(

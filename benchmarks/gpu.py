@@ -119,7 +119,8 @@ def ours(
 def real(model: str, size: int, batch: int, steps: int) -> dict[str, Any]:
   """Times the step with a recipe's input: JPEGs, decoded and cropped.
 
-  Without the recipe's microbatches: beside `ours`, only the input differs.
+  The recipe's microbatches are left out, so that only the input differs from
+  `ours`.
   """
   from vit_jax import benchmark
   from vit_jax.config import cli
@@ -150,7 +151,7 @@ def timm(model: str, size: int, batch: int, steps: int) -> dict[str, Any]:
 def parity(models: list) -> dict[str, Any]:
   """Returns the largest errors of cuDNN's and of XLA's attention in bfloat16.
 
-  Relative to the largest number of float32's: of the output, and of the
+  Each error is a share of the largest value of the float32 result: output, and
   gradients by query, key and value. Without a GPU they are only XLA's. What
   fails is in `error`.
   """

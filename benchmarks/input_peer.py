@@ -26,7 +26,8 @@ def image_of(fused: bool, randaug: tuple[int, float] | None = None):
   """Returns fn(bytes of a JPEG) -> float32 [224, 224, 3] in [-1, 1].
 
   Args:
-    fused: Whether only the crop is decoded; else the whole image is.
+    fused: Whether only the crop is decoded; otherwise the whole
+      image is decoded.
     randaug: Layers and magnitude of RandAugment; None: without it.
   """
 

@@ -1,7 +1,8 @@
 """Compares training on photographs of 12 megapixels and on small copies.
 
 Run: python benchmarks/large_photos.py --init=runs/demo/pretrain
-  [--photos=3000] [--epochs=10] [--folder=/tmp/large_photos] [--short]
+  [--photos=3000] [--epochs=10] [--rounds=1] [--folder=/tmp/large_photos]
+  [--short]
 
 Makes different JPEGs of 4,000 x 3,000 pixels and 1 to 2 MB. Each is a window of
 one of six enlarged parts of scikit-learn's two photographs, with fine noise,

@@ -79,7 +79,7 @@ def meaning(doc: str, choices: dict[str, str], kind: str = "") -> str:
   Args:
     doc: What it means.
     choices: Value -> what it means; {}: any value of the type.
-    kind: What its type is called; "": not worth a word.
+    kind: Name of its type; "": none is printed.
   """
   lines = (
     f"`{name}`: {sentence(what)}" if what else f"`{name}`"

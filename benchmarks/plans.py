@@ -6,10 +6,10 @@ the installed versions is not compiled again; use `--again` after a change of
 the step. With parts of names, only configs with such a name are compiled.
 `--list` only writes the page.
 
-`--check` compiles the rows of `CHECKED` again. It fails if a price is more than
-3 % above its best: the lowest price in docs/plans.jsonl with the installed
-versions. A better price becomes the best. Commit the file together with the
-change of the step.
+`--check` compiles the rows of `CHECKED` again. It fails if an estimated time is
+more than 3 % above the lowest one in docs/plans.jsonl with the installed
+versions. A lower one takes its place. Commit the file together with the change
+of the step.
 """
 
 import argparse
@@ -76,7 +76,7 @@ DINOV3 = (
   " --config.model.layer_scale=1e-5 --config.model.qkv_bias=no_key"
   " --config.model.gelu=erf --config.model.ln_eps=1e-5"
 )
-# What `--check` prices: title, config and options, slice. Together they take
+# What `--check` estimates: title, config and options, slice. Together they take
 # less than an hour of a core; a scan compiles in a third of the time of a loop.
 CHECKED = (
   ("S/16", "vit_s16", "v5e:2x4"),
@@ -104,7 +104,7 @@ CHECKED = (
   ),
   ("DINOv3-L, 384 px, scan", f"{L16_384_SCAN}{DINOV3}", "v5e:2x4"),
 )
-MOST = 1.03  # times the best price
+MOST = 1.03  # times the lowest estimate
 COLUMNS = (
   "chips batch_size microbatches mesh peak_bytes capacity_bytes fits"
   " cycles_seconds optimal_seconds price_seconds link_seconds"
@@ -164,9 +164,9 @@ def known() -> dict[tuple[str, str], dict]:
 
 
 def best(plan: dict) -> float | None:
-  """Returns the lowest price that a row ever had, s; None: it never fitted."""
-  prices = (plan.get("best_seconds"), plan["price_seconds"])
-  return min((p for p in prices if p), default=None)
+  """Returns the lowest estimate of a row so far, s; None: it never fitted."""
+  times = (plan.get("best_seconds"), plan["price_seconds"])
+  return min((t for t in times if t), default=None)
 
 
 def compile_plan(config: str, topology: str) -> dict:
@@ -196,31 +196,31 @@ def replace(line: dict) -> None:
 
 
 def check(parts: list[str]) -> None:
-  """Prices the rows of `CHECKED`, and fails if one is above its best.
+  """Estimates the rows of `CHECKED`, and fails if one is above its best.
 
   Args:
     parts: Only rows whose config has one of these.
 
   Raises:
-    SystemExit: A row does not fit, or its price is above `MOST` times its best.
+    SystemExit: A row does not fit, or takes more than `MOST` times its best.
   """
   before, errors, new = known(), [], []
   rows = [row for row in CHECKED if any(part in row[1] for part in parts)]
   print(
-    f"{len(rows)} rows with {versions()}; ms: price, best, ratio", flush=True
+    f"{len(rows)} rows with {versions()}; ms: estimate, best, ratio", flush=True
   )
   for title, config, topology in rows:
-    price = compile_plan(config, topology)["price_seconds"]
+    seconds = compile_plan(config, topology)["price_seconds"]
     lowest = best(before.get((config, topology), {"price_seconds": None}))
     text = f"{title}, {topology}"
-    if price is None:
+    if seconds is None:
       errors.append(f"{text}: does not fit")
     elif lowest is None:
       new.append(text)
-      print(f"{text}: {1e3 * price:.1f}, no committed price", flush=True)
+      print(f"{text}: {1e3 * seconds:.1f}, no committed estimate", flush=True)
     else:
-      ratio = price / lowest
-      line = f"{1e3 * price:.1f}, {1e3 * lowest:.1f}, {ratio:.3f}"
+      ratio = seconds / lowest
+      line = f"{1e3 * seconds:.1f}, {1e3 * lowest:.1f}, {ratio:.3f}"
       print(f"{text}: {line}", flush=True)
       if ratio > MOST:
         errors.append(f"{text} ({config}): {line}")
@@ -228,12 +228,12 @@ def check(parts: list[str]) -> None:
   if new:
     others = sorted({x["versions"] for x in stored()} - {versions()})
     print(
-      f"{len(new)} rows have no committed price with {versions()}:"
+      f"{len(new)} rows have no committed estimate with {versions()}:"
       f" {'; '.join(new)}. {PLANS} also has: {', '.join(others) or 'none'}."
     )
   if errors:
     most = f"{100 * (MOST - 1):.0f} %"
-    errors.insert(0, f"worse than the best price by more than {most}:")
+    errors.insert(0, f"estimates of more than {most} above the best:")
     sys.exit("\n  ".join(errors))
 
 
@@ -315,12 +315,16 @@ def scaling_row(title: str, topology: str, plan: dict, smallest: dict) -> str:
   if not plan["fits"]:
     cells += "----"
   else:
-    rate, best = (x["images_per_second"] / x["chips"] for x in (plan, smallest))
+    rate = plan["images_per_second"] / plan["chips"]
+    ratio = "-"
+    if smallest["fits"]:
+      first = smallest["images_per_second"] / smallest["chips"]
+      ratio = f"{rate / first:.2f}"
     links = f"{100 * plan['link_seconds'] / plan['cycles_seconds']:.0f} %"
     if plan["between_slices_seconds"]:
       between = plan["between_slices_seconds"] / plan["cycles_seconds"]
       links += f", {100 * between:.0f} % between slices"
-    cells += [milliseconds(plan), f"{rate:,.0f}", f"{rate / best:.2f}", links]
+    cells += [milliseconds(plan), f"{rate:,.0f}", ratio, links]
   return f"| {' | '.join(cells)} |"
 
 
@@ -337,7 +341,7 @@ def checked_row(title: str, topology: str, plan: dict) -> str:
 
 
 CHECKED_HEAD = """
-## Rows that are priced every night
+## Rows that are estimated every night
 
 `python benchmarks/plans.py --check` compiles these anew and fails if one takes
 more than 1.03 times its best: the lowest estimate that docs/plans.jsonl ever
@@ -352,19 +356,19 @@ parameters are trained, and blocks are in a loop.
 """
 NOTES = """
 The rate of a chip falls below 85 % of the smallest slice's only where it has 4
-images, or at 384 px 2. Of L/16 with batch 4,096 on 1,024 chips of v5e, a step
-then takes 0.38 of the cycles of 16 images without the links (20.8 and 54.5 ms),
-since what a chip does with the weights does not shrink with the images: casts,
-gradients, the optimizer. The links take 10.9 ms instead of 7.2; 3.1 of them
-pass between slices. Take 16 images a chip, or 8 at 384 and 512 px, where 0.88
-or more remain, or a larger batch: with 32,768 images the same 1,024 chips reach
-0.90. A chip of v5e with so few images has the compiler's defaults (`FEW_HIDDEN`
-in vit_jax/devices.py). The mesh is the recipes' own everywhere: the state split
-over 16 chips (8 on a slice of 8), and copies of it along the others. Before a
-chip with few images had these defaults, no other mesh that was tried brought
-one with 4 or 2 images back to 0.85: with the state split over 64 chips a step
-of L/16 took 0.95 of the time on 1,024 chips of v5e, one of B/16 or H/14 more
-time than over 16 (benchmarks/notes/performance_log.md).
+images, or at 384 px 2. With L/16 and a batch of 4,096 on 1,024 chips of v5e, a
+step then takes 0.38 of the cycles of 16 images without the links (20.8 and 54.5
+ms), since what a chip does with the weights does not shrink with the images:
+casts, gradients, the optimizer. The links take 10.9 ms instead of 7.2; 3.1 of
+them pass between slices. Take 16 images a chip, or 8 at 384 and 512 px, where
+0.87 or more remain, or a larger batch: with 32,768 images the same 1,024 chips
+reach 0.90. A chip of v5e with so few images has the compiler's defaults
+(`FEW_HIDDEN` in vit_jax/devices.py). The mesh is the recipes' own everywhere:
+the state split over 16 chips (8 on a slice of 8), and copies of it along the
+others. Before a chip with few images had these defaults, no other mesh that was
+tried brought one with 4 or 2 images back to 0.85: with the state split over 64
+chips a step of L/16 took 0.95 of the time on 1,024 chips of v5e, one of B/16 or
+H/14 more time than over 16 (benchmarks/notes/performance_log.md).
 """
 
 if __name__ == "__main__":

@@ -19,14 +19,14 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+HERE = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(HERE))
+
+# ruff: noqa: E402
 from predict_speed import make_images, make_weights
 
-HERE = pathlib.Path(__file__).resolve().parents[1]
-VERBS = (
-  "train", "evaluate", "predict", "visualize", "score", "sweep", "serve",
-  "report", "diff", "convert", "models", "plan", "benchmark", "prepare",
-  "verify",
-)  # fmt: skip
+from vit_jax.commands import COMMANDS
+
 LARGE = (
   "jax", "flax", "optax", "orbax", "tensorstore", "tensorflow",
   "tensorflow_datasets", "matplotlib", "scipy", "sklearn", "pandas", "einops",
@@ -64,7 +64,7 @@ def commands(folder: pathlib.Path, is_short: bool) -> dict[str, Command]:
   vit = ("-m", "vit_jax")
   predict = (*vit, "predict", str(weights), str(image))
   train = (*vit, "train", "--config=glyphs", f"--workdir={folder / 'run'}")
-  verbs = ("train", "predict") if is_short else VERBS
+  verbs = ("train", "predict") if is_short else COMMANDS
   helps = {f"{verb} --help": Command((*vit, verb, "--help")) for verb in verbs}
   modules = {
     f"python -m vit_jax.{m} --help": Command(("-m", f"vit_jax.{m}", "--help"))

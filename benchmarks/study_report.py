@@ -54,7 +54,7 @@ def values(lines: Lines, score: str, **run) -> list[float]:
 
 
 def cell(scores: Sequence[float]) -> str:
-  """Returns "81.2 ± 0.4", of how many where some are missing."""
+  """Returns "81.2 ± 0.4"; if seeds are missing, "81.2 ± 0.4 (of 2)"."""
   if not scores:
     return "not yet run"
   text = f"{statistics.mean(scores):.1f}"

@@ -13,6 +13,7 @@ python benchmarks/timm_speed.py --model=Ti/16 --size=32 --batch=4 --steps=4
 
 import argparse
 import collections
+import itertools
 import json
 import os
 import pathlib
@@ -117,7 +118,7 @@ def measure_timm(args: argparse.Namespace) -> dict:
   while waiting:
     see_end_of_first()
   at = ends[warmup - 1 :: block]
-  seconds = [(b - a) / block for a, b in zip(at, at[1:], strict=False)]
+  seconds = [(b - a) / block for a, b in itertools.pairwise(at)]
   result = {"step_seconds": statistics.median(seconds)}
   result |= {"compile_seconds": first_seconds, "torch": torch.__version__}
   result["images_per_second"] = args.batch / result["step_seconds"]
@@ -158,7 +159,8 @@ def arguments() -> argparse.Namespace:
 def one_gpu() -> dict[str, str]:
   """Returns the environment in which both sides have one GPU, and all of it.
 
-  timm's step uses one; jax takes three quarters of its memory unless told.
+  timm's step uses one; jax takes three quarters of its memory unless
+  XLA_CLIENT_MEM_FRACTION states another share.
   """
   env = dict(os.environ)
   first, *_ = env.get("CUDA_VISIBLE_DEVICES", "0").split(",")

@@ -1,4 +1,4 @@
-"""Small models of timm with random weights, also in Meta's format."""
+"""Small models of timm with random weights."""
 
 import functools
 import pathlib
@@ -164,7 +164,7 @@ MODELS = {
 
 
 def cases() -> list[Case]:
-  """Returns a case for each model, and those of Meta's files."""
+  """Returns a case for each model."""
   return [
     Case(
       family,

@@ -42,12 +42,13 @@ class Outputs(NamedTuple):
 class Theirs(NamedTuple):
   """A model of another library.
 
-  save: Writes it to a new folder, and returns what `vit_jax.load` opens.
+  save: Writes it to a new folder, and returns what `vit_jax.load` opens; None:
+    it cannot be saved.
   outputs: Images [b, h, w, 3] in [-1, 1], of any size -> outputs.
   reload: Returns the library's model of what we wrote; None: not tried.
   """
 
-  save: Callable[[pathlib.Path], pathlib.Path]
+  save: Callable[[pathlib.Path], pathlib.Path] | None
   outputs: Callable[[np.ndarray], Outputs]
   reload: Callable[[str], "Theirs"] | None = None
 
@@ -158,7 +159,7 @@ def main() -> None:
   parser.add_argument("--only", default="", help="part of a family's name")
   parser.add_argument("--verbose", action="store_true")
   args = parser.parse_args()
-  cells: dict[str, dict[str, list[float]]] = {}
+  cells: dict[str, dict[str, list[tuple[float, bool]]]] = {}
   for case in cases():
     if args.only not in f"{case.family} {case.library} {case.name}":
       continue

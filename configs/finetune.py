@@ -97,8 +97,8 @@ def get_config(arg: str = ""):
     train, val, test = sources.Sources().train_val_test(args["dataset"], share)
   trial_candidates.check_budget(args["budget"])
   model = _model(args)
-  patch = getattr(model, "patch", 1)
-  res = max(1, round(whole_number(args, "res") / patch)) * patch
+  stride = model.stride
+  res = max(1, round(whole_number(args, "res") / stride)) * stride
 
   c = defaults()
   c.init = args["init"] or None

@@ -10,7 +10,7 @@ colours; here heads are linear, and a channel has 8 equal steps
 Run: vit-jax train --config=masked_patch:imagenet21k
 The argument is imagenet21k, imagenet2012, folder:/path/to/images, or glyphs
 (the small model of configs/glyphs.py on the same letters and symbols).
-For the first two, few-shot accuracy is scored as in configs/vit_b16.py.
+For the first two, few-shot accuracy is scored as in configs/vit.py.
 Cost: 432.0 exaFLOPs; by the planner's estimate 1,346 chip-hours of TPU v5e (256
 chips, 18.9 ms a step; jax 0.12.0.1, libtpu 0.0.50.1).
 Result of the first three: not yet run. (Paper: 79.9 % on ImageNet after

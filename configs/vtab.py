@@ -62,8 +62,8 @@ def get_config(arg: str = ""):
       f" vit-jax sweep alone, {', '.join(groups)}."
       + nearest(task, {*TASKS, *groups} - {task})
     )
-  patch = getattr(by_variant(args["model"]), "patch", 1)
-  res = max(1, round(whole_number(args, "res") / patch)) * patch
+  stride = by_variant(args["model"]).stride
+  res = max(1, round(whole_number(args, "res") / stride)) * stride
 
   c = defaults()
   c.init = args["init"] or None

@@ -1,4 +1,4 @@
-"""The recipes whose prices on TPU slices are compared with earlier ones."""
+"""The recipes whose estimates on TPU slices are compared with earlier ones."""
 
 import plans
 import pytest
@@ -15,6 +15,18 @@ def test_checked_rows_are_recipes(title, config, topology):
     args.config.model.scan,
     args.config.lora.rank is not None and args.config.lora.rank > 0,
   )
+
+
+def test_a_row_whose_smallest_slice_does_not_fit():
+  plan = dict.fromkeys(("cycles_seconds", "optimal_seconds"), 1.0)
+  plan |= {"price_seconds": 1.0, "link_seconds": 0.5, "fits": True}
+  plan |= {"between_slices_seconds": 0.0, "images_per_second": 16.0}
+  plan |= {"batch_size": 8, "chips": 8}
+  plan |= dict.fromkeys(("peak_bytes", "capacity_bytes"), 2**30)
+  small = plan | {"fits": False, "images_per_second": None}
+  row = plans.scaling_row("x", "v5e:4x4", plan, small)
+  cells = "x | v5e:4x4 | 1 | 1.00 | 1000.0 / 1000.0 / 1000.0 | 2 | - | 50 %"
+  assert row == f"| {cells} |"
 
 
 def test_checked_rows_span_the_recipes():

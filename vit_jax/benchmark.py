@@ -218,7 +218,7 @@ def run(
   """
   ends = []
   with CallbackList([throughput]) as hooks:
-    for number in range(warmup + steps):
+    for number in range(1, warmup + steps + 1):
       with hooks.phase("input"):
         batch = next(batches)
       with hooks.phase("step"):

@@ -53,7 +53,12 @@ def test_it_measures_the_step():
 
 
 def test_the_loop_takes_every_step_once_and_waits_for_none_too_early():
-  seen, given = [], []
+  seen, given, logged = [], [], []
+
+  class Noted(Throughput):
+    def on_log(self, step, values):
+      logged.append((step, len(seen)))
+      return super().on_log(step, values)
 
   def step(state, batch):
     given.append(batch["number"])
@@ -64,12 +69,13 @@ def test_the_loop_takes_every_step_once_and_waits_for_none_too_early():
     step,
     0,
     ({"number": n} for n in itertools.count()),
-    Throughput(1, 1, 1, None),
+    Noted(1, 1, 1, None),
     warmup=3,
     block=2,
     steps=6,
   )
   assert seen == given == list(range(9))
+  assert logged == [(3, 3), (9, 9)]  # where the timed steps begin and end
   assert len(seconds) == 3 and min(seconds) >= 0
   assert 0 <= wait <= 1 and loss == 8.0
 

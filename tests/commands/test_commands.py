@@ -69,6 +69,14 @@ def _examples(text):
     pytest.param(
       ["verify", "absent"], {"JAX_PLATFORMS": "cuda"}, marks=pytest.mark.slow
     ),
+    pytest.param(
+      ["plan", "--config=vit_b16"],  # without a slice
+      {"JAX_PLATFORMS": "cuda"},
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(
+      ["report", "absent"], {"JAX_PLATFORMS": "cuda"}, marks=pytest.mark.slow
+    ),
   ],
 )
 def test_what_needs_no_accelerator_leaves_it_to_others(args, platforms):

@@ -205,11 +205,24 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
   assert [path.name for path in tmp_path.iterdir()] == ["x.npz.data"]
 
 
+def test_a_source_that_cannot_be_read(tmp_path, monkeypatch):
+  def load(path, **_):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+  monkeypatch.setattr(vit_jax, "load", load)
+  with pytest.raises(SystemExit) as e:
+    convert_command.main(["a.npz", str(tmp_path / "x.npz"), "--to=npz"])
+  assert str(e.value) == "a.npz: Permission denied."
+
+
 @pytest.mark.parametrize(
   "word, text",
   [
     ("--image_size=0", "got '0', expected a size such as 224"),
     ("--posemb_filter=x", "invalid choice: 'x'"),
+    ("--patch=0", "--patch: got '0', expected a number from 1"),
+    ("--num_heads=-4", "--num_heads: got '-4', expected a number from 1"),
+    ("--grid=x", "--grid: got 'x', expected a size such as 224 or 224x160 (a"),
   ],
 )
 def test_a_wrong_flag_is_named(capsys, word, text):

@@ -60,7 +60,7 @@ def _refusal(status):
       "no rights. The token may not write to me/vit: take one that may, or a"
       " name of your own.",
     ),
-    (lambda: OSError("no route"), "no route. Is the network there?"),
+    (lambda: OSError("no route"), "no route. Check the network."),
   ],
 )
 def test_what_the_hub_refuses(tmp_path, hub, error, reason):

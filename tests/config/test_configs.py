@@ -472,6 +472,13 @@ def test_tasks_of_vtab():
     assert ("flip_lr" in ops) != (is_left_as_it_is or task == "svhn")
 
 
+@pytest.mark.parametrize("name", ["finetune", "vtab"])
+def test_images_of_a_hybrid_fit_its_patches(name):
+  """The root of the ResNet shrinks them by 4, before patches of 8."""
+  config = _module(name).get_config("model=R+Ti/16,res=232")
+  assert image_size(config.data.ops) == (224, 224)
+
+
 @pytest.mark.parametrize(
   "source, message",
   [

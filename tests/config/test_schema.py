@@ -169,6 +169,11 @@ def test_values_of_another_type(annotation, value):
       "config.data.ops: got images of 224x224 pixels, which the patch of 15",
     ),
     (
+      {"model__variant": "R+Ti/16", "data__ops": "decode|resize(225)"},
+      "the patch of 32 (config.model.variant='R+Ti/16') does not divide; use"
+      " 224x224, or another patch",
+    ),
+    (
       {
         "model__posemb": "sincos2d",
         "model__width": 6,

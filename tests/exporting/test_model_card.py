@@ -36,17 +36,13 @@ SCORES = {
 }
 
 
-def write_run(folder, data_given=None, **changes):
+def write_run(folder, data_given=None, evals=EVALS, changed=(), **options):
   """A run of 20 steps, of which step 16 was scored as well."""
   from vit_jax.config import build
 
-  config = tiny.config(
-    data__dataset="cifar10",
-    data__split="train[:90%]",
-    model__depth=1,
-    **changes,
-  )
-  values = to_dict(config) | {"evals": EVALS}
+  options = {"data__dataset": "cifar10"} | options
+  config = tiny.config(data__split="train[:90%]", model__depth=1, **options)
+  values = to_dict(config) | {"evals": evals}
   config, errors = build(values)
   assert not errors
   model = models.build(config.model, 10)
@@ -62,6 +58,7 @@ def write_run(folder, data_given=None, **changes):
     "num_params": 1,
     "num_examples": 45000,
     "data_given": data_given,
+    "changes": [*changed],
     "devices": "8 x TPU v4",
     "versions": {"jax": "0.10.2"},
     "preprocessing": {"ops": "decode|resize(16)"},
@@ -140,6 +137,49 @@ def test_a_run_s_own_numbers(tmp_path):
   assert "98.0" not in text and "99.00" not in text  # other steps
   (block,) = text.split("```json\n")[1:]
   assert json.loads(block.split("```")[0])["data"]["batch_size"] == 16
+
+
+def test_folders_of_the_machine_are_left_out(tmp_path):
+  change = {"step": 8, "by": "--allow_change"}
+  text = model_card.text(
+    write_run(
+      tmp_path,
+      data__dataset="folder:/home/me/x",
+      data__data_dir="/home/me/data",
+      init="/home/me/w",
+      evals={"y": EVALS["few"] | {"dataset": "folder:/home/me/y"}},
+      changed=[
+        change | {"key": "init", "from": None, "to": "/home/me/w"},
+        change | {"key": "data.dataset", "from": "folder:/home/a", "to": "x"},
+        change | {"key": "data.data_dir", "from": "/home/me/a", "to": "/b"},
+        change | {"key": "optim.lr", "from": 1, "to": 2},
+      ],
+    ),
+    "x",
+  )
+  assert "/home" not in text and "data_dir: " not in text
+  for line in (
+    "| starts from | w |",
+    "| data | folder:x [train[:90%]] |",
+    "| changed on the way | step 8: init None to 'w' (allowed); step 8:"
+    " data.dataset 'folder:a' to 'x' (allowed); step 8: optim.lr 1 to 2"
+    " (allowed) |",
+  ):
+    assert f"\n{line}\n" in text
+  (block,) = text.split("```json\n")[1:]
+  options = json.loads(block.split("```")[0])
+  assert options["data"]["dataset"] == "folder:x"
+  assert options["evals"]["y"]["dataset"] == "folder:y"
+
+
+def test_features_are_those_of_the_class_that_is_written(tmp_path):
+  vit = write_run(tmp_path, model__pool="gap")
+  assert "IJepaForImageClassification.from_pretrained" in model_card.text(
+    vit, "x"
+  )
+  text = model_card.text(convert.without_head(vit, "hf"), "x")
+  assert "model = IJepaModel.from_pretrained('x')" in text
+  assert "features = model(**inputs).last_hidden_state.mean(1)" in text
 
 
 def test_a_model_that_was_changed_has_no_scores(tmp_path):

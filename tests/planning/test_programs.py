@@ -174,9 +174,7 @@ def test_what_does_not_fit_beside_the_state():
     "seconds": None,
   }
   known = {"capacity_bytes": 3000, "peak_bytes": 2000, "fits": False}
-  text = table(
-    {**PLAN, **known, "programs": rows, "not_rehearsed": ["own: why"]}
-  )
+  text = table({**PLAN, **known, "programs": rows, "left_out": ["own: why"]})
   assert "verdict     A PROGRAM DOES NOT FIT; the step does: 0.00 GiB" in text
   assert text.splitlines()[-4:] == [
     "program     digest of 2 kinds of array: 0.00 GiB",

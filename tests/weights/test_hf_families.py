@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import foreign
 import jax
@@ -13,7 +14,7 @@ from safetensors.numpy import load_file
 import vit_jax
 from vit_jax import weights
 from vit_jax.config import model_config
-from vit_jax.exporting import convert
+from vit_jax.exporting import convert, model_card
 from vit_jax.models.resample import resample_posemb
 from vit_jax.weights import hf, hf_classes, normalisation, safetensors_file
 from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray
@@ -378,3 +379,31 @@ def test_published_sizes_are_named(
   assert model.variant == variant
   mask = size[0] * ("mask_token" in str(list(arrays)))
   assert sum(a.size for a in params.values()) == expected - mask
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "name, options",
+  [
+    *WRITTEN.items(),
+    ("ViTModel", TINY),
+    ("ViTModel", TINY | dict(pre_logits=True)),
+    ("DeiTModel", MODERN | dict(registers=1)),
+  ],
+)
+def test_the_card_names_class_and_output(transformers, tmp_path, name, options):
+  """Its code for transformers computes what our model computes."""
+  import torch
+
+  _written(tmp_path, model_config(**options), 3 * ("ForImageClass" in name))
+  vit = vit_jax.load(tmp_path, mean="half", verbose=False)
+  code = model_card.text(vit, str(tmp_path)).split("```python\n")[1]
+  lines = re.findall(r"^(?:model|logits|features) = .*", code, re.MULTILINE)
+  images = foreign.image((32, 32))
+  pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
+  known = {name: getattr(transformers, name)}
+  known["inputs"] = {"pixel_values": pixels}
+  with torch.no_grad():
+    exec("\n".join(lines), known)
+  got = known["logits" if "logits" in known else "features"]
+  assert foreign.error(vit(images)[0], got) < 1e-4

@@ -57,7 +57,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--image_size", type=_sides, help="new size in pixels, 384 or 384x512"
   )
   parser.add_argument(
-    "--patch", type=int, help="new size of the patches in pixels"
+    "--patch", type=cli.positive, help="new size of the patches in pixels"
   )
   parser.add_argument(
     "--posemb_filter",
@@ -71,7 +71,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     help="rows x columns of patches, if SRC does not state it",
   )
   parser.add_argument(
-    "--num_heads", type=int, help="attention heads, if SRC does not state them"
+    "--num_heads",
+    type=cli.positive,
+    help="attention heads, if SRC does not state them",
   )
   parser.add_argument(
     "--cls_row",
@@ -136,7 +138,8 @@ def _sides(text: str) -> tuple[int, int]:
   sides = text.split("x")
   if len(sides) > 2 or not all(s.isdecimal() and int(s) for s in sides):
     raise argparse.ArgumentTypeError(
-      f"got {text!r}, expected a size such as 224 or 224x160."
+      f"got {text!r}, expected a size such as 224 or 224x160 (a grid: 14 or"
+      " 14x10)."
     )
   return int(sides[0]), int(sides[-1])
 

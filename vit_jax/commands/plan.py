@@ -37,8 +37,8 @@ def main(argv: Sequence[str]) -> None:
   """Prints the plan, or ends the process with all errors."""
   signals.end_at_once()
   args = parse(argv)
-  # This machine only runs the compiler.
-  os.environ.setdefault("JAX_PLATFORMS", "cpu")
+  # This machine only runs the compiler; a training run may use its devices.
+  os.environ["JAX_PLATFORMS"] = "cpu"
   from vit_jax.planning import plan
 
   plan.main(args)

@@ -8,6 +8,7 @@ says so. Runs that are not complete are marked.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -31,12 +32,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> None:
   """Writes the report, and prints the paths of its files."""
   args = parse(argv)
-  import jax
-
+  # Tables are read on the host; a GPU may be busy with the run itself.
+  os.environ["JAX_PLATFORMS"] = "cpu"
   from vit_jax.reporting.report import write_report
 
-  # Tables are read on the host; a GPU may be busy with the run itself.
-  jax.config.update("jax_platforms", "cpu")
   try:
     path = write_report(*args.runs, out=args.out)
   except ValueError as e:

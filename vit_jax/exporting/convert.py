@@ -501,7 +501,7 @@ def push(folder: str | os.PathLike, name: str) -> str:
       401: "The token is not valid: `hf auth login`, or another HF_TOKEN.",
       403: f"The token may not write to {name}: take one that may, or a name of"
       " your own.",
-    }.get(status, "Is the network there?" if status is None else "")
+    }.get(status, "Check the network." if status is None else "")
     reason = str(e).strip().splitlines() or [type(e).__name__]
     raise ValueError(
       f"--push: {name} was not uploaded: {reason[0].rstrip('.')}."
@@ -578,4 +578,4 @@ def main(args: argparse.Namespace) -> None:
   except (OSError, ValueError) as e:
     if getattr(e, "errno", None) is None:  # an error of ours
       sys.exit(str(e))
-    sys.exit(f"{e.filename or args.dst}: {e.strerror}; is DST a good place?")
+    sys.exit(f"{e.filename or args.dst}: {e.strerror}.")

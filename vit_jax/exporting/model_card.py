@@ -18,7 +18,7 @@ from vit_jax.config import EvaluatorConfig, model_from_dict
 from vit_jax.inference.pretrained import Pretrained
 from vit_jax.reporting import tables
 from vit_jax.reporting.runs import Run, short_name
-from vit_jax.weights import download, hf_preprocessing
+from vit_jax.weights import download, hf_classes, hf_preprocessing
 from vit_jax.writers.metric_writer import read_metrics
 
 # Data set in TFDS -> its other name on the hub.
@@ -221,7 +221,7 @@ def _about(vit: Pretrained, run: Run | None) -> str:
 
 
 def _use(vit: Pretrained, name: str, hub: str) -> str:
-  kind = "ViTForImageClassification" if vit.num_classes else "ViTModel"
+  kind = hf_classes.class_of(vit.config, bool(vit.num_classes))
   theirs = [
     "from PIL import Image",
     f"from transformers import AutoImageProcessor, {kind}",
@@ -238,10 +238,20 @@ def _use(vit: Pretrained, name: str, hub: str) -> str:
     ]
     ours.append('print(vit.predict("image.jpg"))')
   else:
-    theirs.append("features = model(**inputs).pooler_output")
+    theirs.append(f"features = model(**inputs).{_output(vit, kind)}")
     ours.append("features, _ = vit(images)  # floats in [-1, 1]")
   blocks = ["```python\n" + "\n".join(b) + "\n```" for b in (theirs, ours)]
   return "\n\n".join(["## Use", *blocks])
+
+
+def _output(vit: Pretrained, kind: str) -> str:
+  """Returns which output of a class without a head has our features."""
+  if kind in ("ViTModel", "DeiTModel") and not vit.config.pre_logits:
+    return "last_hidden_state[:, 0]"  # its pooler is a tanh layer, untrained
+  return {
+    "IJepaModel": "last_hidden_state.mean(1)",
+    "CLIPVisionModelWithProjection": "image_embeds",
+  }.get(kind, "pooler_output")
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
@@ -264,9 +274,10 @@ def _scores(measured: list[Score]) -> str:
 
 
 def _training(run: Run, has_scores: bool) -> str:
+  config = _without_paths(run.config)
+  metadata = run.metadata | {"changes": _changes(run)}
+  run = dataclasses.replace(run, config=config, metadata=metadata)
   rows = tables.run_facts(run) | tables.cost_texts(run)
-  if "starts from" in rows:
-    rows["starts from"] = _named(rows["starts from"])
   optim = run.config.get("optim", {})
   if optim:
     rows["schedule"] = (
@@ -288,10 +299,10 @@ def _training(run: Run, has_scores: bool) -> str:
       " step was not scored."
     )
   table = _table(["", ""], [[k, v] for k, v in rows.items() if v])
-  config = json.dumps(_without_paths(run.config), indent=2, ensure_ascii=False)
+  options = json.dumps(config, indent=2, ensure_ascii=False)
   return (
     f"## Training\n\n{table}{note}\n\n<details><summary>Every option"
-    f"</summary>\n\n```json\n{config}\n```\n\n</details>"
+    f"</summary>\n\n```json\n{options}\n```\n\n</details>"
   )
 
 
@@ -326,13 +337,29 @@ def _named(path: str) -> str:
   return epath.Path(path).name if is_local else path
 
 
-def _without_paths(config: dict[str, Any]) -> dict[str, Any]:
-  """Returns a config without the local folders of the run's machine."""
-  config = dict(config)
-  if config.get("init"):
-    config["init"] = _named(config["init"])
-  if data := config.get("data"):
-    prefix, colon, path = data.get("dataset", "").partition(":")
-    dataset = f"{prefix}:{_named(path)}" if colon else prefix
-    config["data"] = data | {"data_dir": None, "dataset": dataset}
-  return config
+def _without_paths(value: Any, key: str = "") -> Any:
+  """Returns a config without the local folders of the run's machine.
+
+  Args:
+    value: The config, a section of it, or the value of an option.
+    key: Name of the section or option.
+  """
+  if isinstance(value, dict):
+    return {k: _without_paths(v, k) for k, v in value.items()}
+  if key == "data_dir":
+    return None
+  if key == "init" and value:
+    return _named(value)
+  if key == "dataset" and value:
+    prefix, colon, path = value.partition(":")
+    return f"{prefix}:{_named(path)}" if colon else prefix
+  return value
+
+
+def _changes(run: Run) -> list[dict[str, Any]]:
+  """Returns the changes of a run's options without its machine's folders."""
+  return [
+    x | {k: _without_paths(x.get(k), option) for k in ("from", "to")}
+    for x in run.metadata.get("changes") or ()
+    if (option := str(x.get("key")).rpartition(".")[2]) != "data_dir"
+  ]

@@ -86,9 +86,10 @@ def write(
       input_names=[INPUT],
       output_names=[output],
     )
-  if opset < GELU_OPSET and num_bytes <= MAX_BYTES:  # written nevertheless
+  # jax2onnx writes Gelu also for an opset that lacks it.
+  if opset < GELU_OPSET and num_bytes <= MAX_BYTES:
     (version,) = model.opset_import
-    version.version = GELU_OPSET  # which defines it by older operators
+    version.version = GELU_OPSET  # its definition of Gelu uses older operators
     model = onnx.inliner.inline_selected_functions(
       model, [("", "Gelu")], inline_schema_functions=True
     )

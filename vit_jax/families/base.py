@@ -95,6 +95,11 @@ class ModelConfig:
     """Returns rows and columns of tokens, or of the last feature map."""
     raise NotImplementedError
 
+  @property
+  def stride(self) -> int:
+    """Pixels that a side needs for each token; 1: every image size fits."""
+    return 1
+
   def forward_macs(self, image_size: tuple[int, int], num_classes: int) -> int:
     """Returns multiply-adds of one image's forward pass, matrix products only.
 

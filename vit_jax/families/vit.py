@@ -340,6 +340,11 @@ class ViTConfig(ModelConfig):
     stages = self.stages
     return resnet.feature_map(stages, image_size) if stages else image_size
 
+  @property
+  def stride(self) -> int:
+    probe = 2**14  # pixels; every ResNet of up to 13 halvings divides it
+    return self.patch * probe // self.feature_map((probe, probe))[0]
+
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
     height, width = self.feature_map(image_size)
     return height // self.patch, width // self.patch
@@ -458,11 +463,9 @@ class ViTConfig(ModelConfig):
       )
 
   def size_errors(self, image_size: tuple[int, int]) -> Iterator[str]:
-    patch, (height, width) = self.patch, self.feature_map(image_size)
-    if not (height % patch or width % patch):
+    if not any(side % self.patch for side in self.feature_map(image_size)):
       return
-    # A patch on a ResNet's output covers more pixels.
-    patch = patch * image_size[0] // height if height else patch
+    patch = self.stride
     near = [max(1, round(s / patch)) * patch for s in image_size]
     yield (
       f"config.data.ops: got images of {image_size[0]}x{image_size[1]} pixels,"

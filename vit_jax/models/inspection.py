@@ -7,7 +7,7 @@ every implementation of attention.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -140,12 +140,15 @@ def attention_of(
 
 
 def rollout(
-  attention: Float[Array, "layers b heads n n"],
+  attention: Iterable[Float[Array, "b heads n n"]],
 ) -> Float[Array, "b n n"]:
   """Returns how much each encoded token depends on each input token.
 
   It is the product of the layers' matrices (A + I) / 2, the last one leftmost.
   A is the mean over heads, I the residual connection. Each row sums to 1.
+
+  Args:
+    attention: Attention weights of each layer, in an array or one by one.
 
   Source: arXiv:2005.00928, section 3 (attention rollout); arXiv:2010.11929,
     appendix D.8.
@@ -188,7 +191,7 @@ def attention_map(
     ValueError: The model has no attention.
   """
   layers, encoded = _layers_and_encoded(config, params, images)
-  rolled = functools.reduce(roll, layers, None)
+  rolled = rollout(layers)
   return _map(config, params, encoded, rolled, _grid(config, images))
 
 

@@ -23,13 +23,14 @@ def learned_positions(
   Returns:
     The table; None if the model learns none.
   """
-  tables = {"learn": PositionEmbedding, "learn2d": PositionEmbedding2D}
-  if options.posemb not in tables:
+  width = options.size.width
+  if options.posemb == "learn":
+    num_rows = grid[0] * grid[1] + options.num_class_rows
+    table = PositionEmbedding(num_rows, width, name="posembed_input")()
+  elif options.posemb == "learn2d":
+    table = PositionEmbedding2D(grid, width, name="posembed_input")()
+  else:
     return None
-  num_rows = grid[0] * grid[1] + options.num_class_rows
-  table = tables[options.posemb](
-    grid, num_rows, options.size.width, name="posembed_input"
-  )()
   num_zeros = options.num_class_tokens - options.num_class_rows
   return jnp.pad(table, ((0, 0), (num_zeros, 0), (0, 0)))
 
@@ -38,13 +39,11 @@ class PositionEmbedding(nn.Module):
   """A learned table, one row per token.
 
   Attributes:
-    grid: Rows and columns of patches.
     num_rows: Number of rows: one for each patch, and for each class token that
       has a position.
     width: Width of a token.
   """
 
-  grid: tuple[int, int]
   num_rows: int
   width: int
 
@@ -60,13 +59,14 @@ class PositionEmbedding2D(nn.Module):
 
   A patch gets the concatenation of the entries of its column and its row.
 
-  Attributes: See `PositionEmbedding`.
+  Attributes:
+    grid: Rows and columns of patches.
+    width: Width of a token; even.
 
   Source: arXiv:2010.11929, appendix D.4.
   """
 
   grid: tuple[int, int]
-  num_rows: int
   width: int
 
   @nn.compact
@@ -81,7 +81,7 @@ class PositionEmbedding2D(nn.Module):
         jnp.broadcast_to(of_y.swapaxes(0, 1), (rows, columns, half)),
       ],
       axis=-1,
-    ).reshape(1, self.num_rows, self.width)
+    ).reshape(1, rows * columns, self.width)
 
 
 def sincos2d(grid_h: int, grid_w: int, width: int) -> Float[np.ndarray, "n d"]:

@@ -110,6 +110,21 @@ def resample_relative_bias(
   `resample_posemb` resamples patches. The exception is "timm": linear between
   points whose distances from the centre grow geometrically up to the new edge,
   as in timm's BEiT and unilm. The rows of the class token do not change.
+
+  Args:
+    table: One row per offset, then the rows of the class token.
+    old_grid: Rows and columns of patches of the table.
+    new_grid: Rows and columns of the new table.
+    method: A name of `METHODS`.
+
+  Returns:
+    The new table, of the same type.
+
+  Raises:
+    ValueError: The number of rows does not match the old grid, or the method is
+      unknown.
+
+  Source: timm, layers/pos_embed_rel.py, resize_rel_pos_bias_table.
   """
   old, new = ([2 * n - 1 for n in grid] for grid in (old_grid, new_grid))
   offsets, last = np.split(table, [-NUM_CLASS_ROWS])

@@ -10,30 +10,24 @@ NUM_CLASSES = 1000
 SIDES = (224, 384)
 
 
-def shapes(name: str, side: int = 224, num_classes: int = NUM_CLASSES):
-  """Returns the shapes of the parameters.
+def shapes(name: str, side: int = 224):
+  """Returns the shapes of the parameters, with a head of `NUM_CLASSES`.
 
   Args:
     name: A key of `PUBLISHED`.
     side: Side of the images, pixels, which decides the length of the position
       embedding.
-    num_classes: Number of outputs of the head.
   """
   # With a scan only one block is traced; the number of parameters is the same.
   config = by_variant(name)
   images = jax.ShapeDtypeStruct((1, side, side, 3), "float32")
-  model = build(config.stacked() or config, num_classes)
+  model = build(config.stacked() or config, NUM_CLASSES)
   return jax.eval_shape(model.init, jax.random.key(0), images)["params"]
 
 
 def count(params) -> int:
   """Returns the number of parameters of a tree of arrays or shapes."""
   return sum(x.size for x in jax.tree.leaves(params))
-
-
-def tokens(name: str, side: int) -> int | None:
-  """Returns the tokens of an image with the class token; None for a ResNet."""
-  return by_variant(name).num_tokens((side, side))
 
 
 def row(name: str) -> tuple[str, ...]:
@@ -44,7 +38,7 @@ def row(name: str) -> tuple[str, ...]:
     name,
     f"{count(shapes(name)):,}",
     *(f"{2 * m / 1e9:,.1f}" for m in macs),
-    *(str(tokens(name, s) or "-") for s in SIDES),
+    *(str(model.num_tokens((s, s)) or "-") for s in SIDES),
   )
 
 

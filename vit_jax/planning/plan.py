@@ -181,7 +181,7 @@ def table(plan: dict[str, Any]) -> str:
     )
   lines = [f"{key:<12}{value}" for key, value in rows.items()]
   lines += [f"{'program':<12}{text}" for text in _programs(plan)]
-  lines += [f"{'left out':<12}{note}" for note in plan.get("not_rehearsed", ())]
+  lines += [f"{'left out':<12}{note}" for note in plan.get("left_out", ())]
   return "\n".join(lines)
 
 

@@ -276,8 +276,8 @@ def plan_programs(
   Returns:
     `programs`, the results of `programs.compiled`, the step first;
     `evaluation`, the result of `programs.evaluation`, {} if the length of the
-    run is unknown; `not_rehearsed`, notes about omitted programs; `fits`,
-    whether all programs fit.
+    run is unknown; `left_out`, notes about programs that are left out;
+    `fits`, whether all programs fit.
   """
   chip, devices = describe(topology)
   mesh = sharding.make_mesh(config.mesh, devices)
@@ -305,6 +305,6 @@ def plan_programs(
     "evaluation": programs_lib.evaluation(passes, rows, steps * time)
     if steps
     else {},
-    "not_rehearsed": notes,
+    "left_out": notes,
     "fits": all(row["fits"] for row in rows),
   }

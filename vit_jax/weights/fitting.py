@@ -607,11 +607,7 @@ def trained_at(weights: Weights) -> tuple[int, int]:
   grid = table_grid(weights)
   if grid is None or not isinstance(config, ViTConfig):
     return DEFAULT_SIZE, DEFAULT_SIZE
-  # Pixels per token: the image size that gives one token.
-  probe = 2**14
-  stride = probe // config.feature_map((probe, probe))[0]
-  patch = weights.params[KERNEL].shape[0]
-  return grid[0] * patch * stride, grid[1] * patch * stride
+  return grid[0] * config.stride, grid[1] * config.stride
 
 
 def model_to_finetune(weights: Weights) -> ModelConfig:

@@ -44,7 +44,7 @@ def main(folder: pathlib.Path) -> None:
   assert scores["test/count"] == 20 and scores["test/top1"] == 1
   try:
     experiment.setup(config(f"npy:{folder}"))
-    raise AssertionError("no fault")
+    raise AssertionError("no error")
   except ConfigError as e:
     assert "config.data.dataset: got data set 'npy:" in str(e)
     assert "expected <split>/images.npy and labels.npy" in str(e)

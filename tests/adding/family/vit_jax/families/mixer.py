@@ -29,7 +29,7 @@ class MixerConfig(ModelConfig):
   """MLP-Mixers: dense layers over tokens and over channels in turn."""
 
   name: str = "mixer"
-  variant: str = option("S/16", "Mixer-<size>/<patch in pixels>")
+  variant: str = option("Mixer-S/16", "Mixer-<size>/<patch in pixels>")
   tokens_dropout: float = option(0.0, "share of tokens dropped, 0 to 1")
 
   SHARDING: ClassVar = (
