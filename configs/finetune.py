@@ -11,7 +11,8 @@ nearest multiple, 224, 378 or 518), budget (of short trials, see below; by
 default 0, no trials).
 A part of the training split is held out and scored every 500 steps as `val`:
 learning rate and length are chosen by it. The test split is scored once, at
-the end, as `test`. A folder has `val` and `test` as in configs/folder.py.
+the end, as `test`. A folder has `val` and `test` as in configs/folder.py; the
+part of `train` that is held out is always a tenth.
 As in the paper, a sweep trains with every learning rate of the grid, trains the
 best by `val` once more on the whole training split, and scores it once:
   vit-jax sweep --workdir=runs/cifar10 \
@@ -64,7 +65,8 @@ from vit_jax.options import nearest
 # big_vision's (configs/transfer.py). The rates are of the grid that the paper
 # searches per data set. Flowers: 918 of the 1,020 images in `train`; whether
 # the paper's last training had the 1,020 of `validation`, too, is not known.
-# Folder: the splits of one that has no `test`, see `Sources.train_val_test`.
+# folder: if it has no `test`, its `val` is the test split, see
+# `Sources.train_val_test`.
 DATASETS = {
   "imagenet2012": ("99%", "validation", 20_000, 0.03),
   "cifar10": ("98%", "test", 10_000, 0.01),

@@ -47,7 +47,8 @@ def get_config(arg: str = ""):
   dataset = f"folder:{args['path']}"
   opened = sources.Sources()
 
-  # More is held out where images are few: 10 % of 100 choose by chance.
+  # A small folder holds out more: 10 of 100 images are too few to compare
+  # options by.
   few = opened.inspect(dataset, "train").num_examples < 1000
   share = "80%" if few else "90%"
   train, val, test = opened.train_val_test(dataset, share)

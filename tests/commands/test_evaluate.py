@@ -267,8 +267,25 @@ def test_features_of_a_file_have_the_products_that_are_fastest(
 
 
 def test_a_config_has_a_dtype_of_its_own(run):
-  with pytest.raises(SystemExit, match="--dtype: got 'float32', which is only"):
+  message = "--dtype: got 'float32', which is only for --fewshot, --linear or"
+  with pytest.raises(SystemExit, match=message):
     _main(f"--checkpoint={run[0]}", "--fewshot=digits", "--dtype=float32")
+
+
+def test_each_published_file_has_a_folder(monkeypatch):
+  """Names of timm differ after their dot."""
+  folders = []
+  monkeypatch.setattr(
+    evaluate,
+    "record",
+    lambda config, path, workdir, *others: folders.append(workdir),
+  )
+  for name in ("config_of_file", "with_probes"):
+    monkeypatch.setattr(probes, name, lambda config, *others: config)
+  monkeypatch.setattr(evaluate.startup, "use_cache", lambda workdir: None)
+  for path in ("hf-hub:timm/vit.orig", "hf-hub:timm/vit.augreg", "x/a.b.pth"):
+    _main(f"--checkpoint={path}", "--fewshot=digits")
+  assert folders == ["runs/vit.orig", "runs/vit.augreg", "runs/a.b"]
 
 
 def test_the_normalisation_in_a_config_is_that_of_its_init(monkeypatch):

@@ -282,7 +282,7 @@ def test_wrong_arguments_are_explained(tmp_path):
     (tmp_path / name / "0.jpg").write_bytes(encoded(0))
   where = f"folder:{tmp_path}", "--name=x", f"--data_dir={tmp_path}/out"
   text = error(*where, "--splits=train=a*")
-  assert text.startswith("--splits: got a pattern, which is for tars and parq")
+  assert text.startswith("--splits: got a pattern, which is for csv, tars and")
   text = error(*where, "--splits=train=a*,train=b*")
   assert text.startswith("--splits: got train twice")
   (names := tmp_path / "names").write_text("y\nz\n")
@@ -292,6 +292,15 @@ def test_wrong_arguments_are_explained(tmp_path):
       f"{key}: got a value, expected none for folder:{tmp_path}, whose classes"
       " are the names of its folders; leave it out."
     )
+  assert error(*where, "--manual_dir=/m") == (
+    f"--manual_dir: got '/m', expected none for folder:{tmp_path}, which names"
+    " its files; leave it out."
+  )
+  text = error("csv:x.csv", "--name=x", "--numbers=age", "--label=age")
+  assert text == (
+    "--label: got a value, expected none for csv:x.csv, whose labels are the"
+    " columns of --numbers; leave it out."
+  )
   where = f"webdataset:{tmp_path}", "--name=x", "--image=jpg", "--label=cls"
   text = error(*where)
   assert text.startswith("--label: got a value, expected none for web")

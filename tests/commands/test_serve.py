@@ -64,14 +64,14 @@ def vit():
 
 
 @pytest.fixture(scope="module")
-def answers(vit):
-  return serve.Answers(vit, top=3, max_bytes=100_000, max_pixels=10_000)
+def classifier(vit):
+  return serve.ImageClassifier(vit, top=3, max_bytes=100_000, max_pixels=10_000)
 
 
-def test_classes_are_those_of_predict(vit, answers):
+def test_classes_are_those_of_predict(vit, classifier):
   data = encoded()
   expected = vit.predict(Image.open(io.BytesIO(data)), top=3)[0]
-  answer = answers.answer(data)
+  answer = classifier.answer(data)
   assert answer["size"] == [40, 30]
   assert answer["classes"] == [
     {"name": p.name, "probability": p.probability} for p in expected
@@ -94,14 +94,14 @@ TEXTS = {413: "an image with too many pixels", 415: "cannot be decoded"}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_files_are_refused(answers, name):
+def test_hostile_files_are_refused(classifier, name):
   data, status = HOSTILE[name]
   with pytest.raises(serve.Refused, match=TEXTS[status]) as caught:
-    answers.answer(data)
+    classifier.answer(data)
   assert caught.value.status == status
 
 
-def test_mutated_files_are_answered_or_refused(answers):
+def test_mutated_files_are_answered_or_refused(classifier):
   rng = np.random.default_rng(0)
   for kind in serve.FORMATS:
     data = np.frombuffer(encoded(kind), np.uint8)
@@ -110,12 +110,12 @@ def test_mutated_files_are_answered_or_refused(answers):
       at = rng.integers(len(data), size=rng.integers(1, 9))
       mutated[at] = rng.integers(0, 256, at.shape)
       with contextlib.suppress(serve.Refused):
-        answers.answer(mutated.tobytes())
+        classifier.answer(mutated.tobytes())
 
 
 def test_models_without_attention_say_so():
   bit = vit_jax.load(DATA / "bit_v2.weights.npz", image_size=64, verbose=False)
-  answer = serve.Answers(bit, 3, 10**6, 10**6).answer(encoded())
+  answer = serve.ImageClassifier(bit, 3, 10**6, 10**6).answer(encoded())
   assert answer["attention"] is None
   assert "attention" in answer["attention_is"]
 
@@ -124,13 +124,13 @@ def test_a_model_without_a_head_is_refused(vit):
   from vit_jax.exporting.convert import without_head
 
   with pytest.raises(ValueError, match="without a head"):
-    serve.Answers(without_head(vit, "npz"), 3, 1, 1)
+    serve.ImageClassifier(without_head(vit, "npz"), 3, 1, 1)
 
 
 @pytest.fixture
-def client(answers):
+def client(classifier):
   testclient = pytest.importorskip("starlette.testclient")
-  app = serve.application(answers, "tiny", ["127.0.0.1"])
+  app = serve.application(classifier, "tiny", ["127.0.0.1"])
   with testclient.TestClient(app, "http://127.0.0.1:8000") as client:
     yield client
 
@@ -177,14 +177,15 @@ def test_other_pages_cannot_reach_it(client):
   assert client.post("/predict", content=data, headers=own).status_code == 200
 
 
-def test_an_error_of_the_model_is_shown(answers, capsys):
+def test_an_error_of_the_model_is_shown(classifier, capsys):
   testclient = pytest.importorskip("starlette.testclient")
 
-  class Broken(serve.Answers):
+  class Broken(serve.ImageClassifier):
     def answer(self, data):
       raise MemoryError
 
-  broken = Broken(answers.vit, 3, answers.max_bytes, answers.max_pixels)
+  limits = classifier.max_bytes, classifier.max_pixels
+  broken = Broken(classifier.vit, 3, *limits)
   app = serve.application(broken, "broken", ["127.0.0.1"])
   with testclient.TestClient(app, "http://127.0.0.1") as client:
     answer = client.post("/predict", content=b"x")
@@ -195,18 +196,19 @@ def test_an_error_of_the_model_is_shown(answers, capsys):
   assert "MemoryError" in capsys.readouterr().err
 
 
-def test_all_images_are_answered_in_one_thread(answers):
+def test_all_images_are_answered_in_one_thread(classifier):
   """Each thread would keep the memory of the largest image that it had."""
   testclient = pytest.importorskip("starlette.testclient")
   threads, together = set(), threading.Barrier(4)
 
-  class Noting(serve.Answers):
+  class Noting(serve.ImageClassifier):
     def answer(self, data):
       threads.add(threading.get_ident())
       time.sleep(0.05)
       return {}
 
-  noting = Noting(answers.vit, 3, answers.max_bytes, answers.max_pixels)
+  limits = classifier.max_bytes, classifier.max_pixels
+  noting = Noting(classifier.vit, 3, *limits)
   app = serve.application(noting, "noting", ["127.0.0.1"])
 
   def post():
@@ -246,12 +248,12 @@ def test_it_ends_quietly_while_an_upload_stalls():
     *(("0.0.0.0", False), ("example.org", False)),
   ],
 )
-def test_names_of_this_machine(answers, host, is_local):
+def test_names_of_this_machine(classifier, host, is_local):
   """Whoever listens for this machine alone is asked by its names alone."""
   testclient = pytest.importorskip("starlette.testclient")
   hosts = serve.names_of(host)
   assert (hosts != ["*"]) == is_local
-  app = serve.application(answers, "tiny", hosts)
+  app = serve.application(classifier, "tiny", hosts)
   written = f"[{host}]" if ":" in host else host
   with testclient.TestClient(app, f"http://{written}:8000") as client:
     assert client.get("/model").status_code == 200

@@ -462,11 +462,23 @@ def test_splits_that_files_do_not_have(tmp_path, names, splits, message):
     split_files(tmp_path, names, splits)
 
 
+def test_patterns_in_an_error_fit_the_files(tmp_path):
+  (tmp_path / "0.csv").touch()
+  options = Options(splits={"train": None, "test": None})
+  with pytest.raises(ValueError, match=r"patterns: train=0\*\.csv,validation="):
+    files.by_split(str(tmp_path), (".csv", ".tsv"), options, "csv:")
+
+
+def test_numbers_of_one_name_are_refused():
+  with pytest.raises(ValueError, match="got two numbers of the name 'age'"):
+    listing.Numbers(("age", "age"), 1, "x")
+
+
 def test_classes_of_one_name_are_refused(tmp_path):
   for name in ("cat", "cat "):
     (tmp_path / name).mkdir()
     (tmp_path / name / "1.jpg").write_bytes(encoded(1))
-  with pytest.raises(ValueError, match="got a class of the name 'cat '"):
+  with pytest.raises(ValueError, match="got 'cat ' among the names of cl"):
     KINDS["folder:"](str(tmp_path), Options())
 
 

@@ -28,7 +28,7 @@ from vit_jax.data.imports import KINDS, Options
 from vit_jax.data.sources import Sources, open_source
 from vit_jax.evaluators import regression
 from vit_jax.evaluators.regression import RegressionConfig
-from vit_jax.inference import answers as formats
+from vit_jax.inference import output_formats as formats
 from vit_jax.inference.pretrained import Answer, Value
 from vit_jax.models import build
 from vit_jax.objectives import Regression

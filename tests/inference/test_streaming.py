@@ -51,6 +51,9 @@ def pipe(monkeypatch):
 
 
 def test_a_folder_and_the_folders_in_it(folder):
+  for name in ("@eaDir", "a/__MACOSX"):  # made by programs, with copies
+    (folder / name).mkdir()
+    (folder / name / "x.png").write_bytes(encoded(9))
   result = names([str(folder)], relative_to=folder)
   assert result == ["b.PNG", "a/10.png", "a/2.png", "c/d/e.png"]
 

@@ -8,7 +8,7 @@ from fake_runs import Page
 
 from vit_jax.reporting.report import summarise, write_report
 from vit_jax.reporting.runs import find_runs
-from vit_jax.writers.fine_tuning import LinearProbe, Trial, Trials
+from vit_jax.writers.fine_tuning import ProbeOutcome, Trial, Trials
 
 TRIALS = Trials(
   steps=1200,
@@ -28,7 +28,7 @@ def run(tmp_path):
   rows = [{"step": 0, "val/top1": 0.94}, {"step": 9, "val/top1": 0.92}]
   text = "".join(json.dumps(row) + "\n" for row in rows)
   (folder / "metrics.jsonl").write_text(text)
-  write(folder, LinearProbe(0.935, 64.0, 0.92), "linear_probe.json")
+  write(folder, ProbeOutcome(0.935, 64.0, 0.92), "linear_probe.json")
   write(folder, TRIALS, "trials.json")
   return folder
 
@@ -58,7 +58,7 @@ def test_the_probe_is_a_tile_the_first_score_and_in_the_summary(run):
 
 
 def test_the_balanced_accuracy_of_the_probe_is_in_its_column(run):
-  probe = LinearProbe(0.9, 64.0, 0.92, balanced=0.357, fine_tuned_balanced=0.4)
+  probe = ProbeOutcome(0.9, 64.0, 0.92, balanced=0.357, fine_tuned_balanced=0.4)
   write(run, probe, "linear_probe.json")
   page = Page(write_report(str(run)).read_text())
   (row,) = (r for r in page.rows if r[:1] == ["linear probe, held-out images"])
@@ -75,7 +75,7 @@ def test_every_trial_has_a_row(run):
 
 
 def test_what_goes_on_has_no_outcome_yet(run):
-  write(run, LinearProbe(0.935, 64.0), "linear_probe.json")
+  write(run, ProbeOutcome(0.935, 64.0), "linear_probe.json")
   write(run, dataclasses.replace(TRIALS, chosen=None), "trials.json")
   text = " ".join(Page(write_report(str(run)).read_text()).text)
   assert "fine-tuning goes on" in text and "The trials go on." in text

@@ -60,6 +60,8 @@ def test_names_are_those_of_models_that_we_load():
     ("hf-hub:timm/vit.augreg_in21k@v1", "vit.augreg_in21k"),
     ("gs://vit_models/augreg/B_16.npz", "B_16"),
     ("model.safetensors", "model"),
+    ("/a/dino/pytorch_model.bin", "dino"),
+    ("vit.augreg_in21k.pth", "vit.augreg_in21k"),
   ],
 )
 def test_the_name_of_a_file(path, name):

@@ -238,6 +238,11 @@ def test_goes_on_where_it_was_killed(images, tmp_path, monkeypatch):
       "config.evals.val.kind: got 'multilabel', expected 'classification', be",
     ),
     (
+      {"evals__val__kind": "regression"},
+      GRID,
+      "config.evals.val.kind: got 'regression', expected 'classification', be",
+    ),
+    (
       {},
       {"init": ["None", "nothere"]},
       "init=nothere: config.init: got 'nothere', which does not exist",
@@ -254,6 +259,16 @@ def test_searches_that_are_refused(images, tmp_path, changes, grid, message):
     sweep_lib.sweep({"": Task(_config(images, **changes), grid)}, str(tmp_path))
   assert message in str(e.value)
   assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_value_is_left_out(images):
+  grid = points.grid_of("optim.lr=0.1, 0.3,", "")
+  assert grid == {"optim.lr": ["0.1", "0.3"]}
+  for text in ("optim.lr", "optim.lr=", "optim.lr= ,"):
+    task = Task(_config(images), points.grid_of(text, ""))
+    assert points.check(task, epath.Path("none")) == [
+      "--grid: got 'optim.lr' without a value, expected one or more."
+    ]
 
 
 def test_ties_are_decided_by_the_loss_then_by_the_order():

@@ -1,6 +1,7 @@
 """Tables of searches: means, missing classes, splits that differ."""
 
 import doctest
+import re
 
 import pytest
 
@@ -85,6 +86,19 @@ def test_a_row_per_task():
   assert len({len(line) for line in lines if line.startswith("|")}) == 1
 
 
+def test_operations_stay_in_their_cell():
+  ops = "decode|resize(8)"
+  point = {**_point("0.01", 0.5), "name": "p", "values": {"data.ops": ops}}
+  result = _result(0.8)
+  result |= {"grid": {"data.ops": [ops]}, "points": [point], "best": "p"}
+  overview = table_lib.overview({"tasks": {"": result}, "left_out": {}})
+  for text in (table_lib.task_text("", result), overview):
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert r"decode\|resize(8) |" in rows[2]
+    # The parts of every row as Markdown splits it.
+    assert len({len(re.split(r"(?<!\\)\|", row)) for row in rows}) == 1
+
+
 def test_against_another_search():
   ours, theirs = _vtab(), _vtab([s - 1 for s in H14], left_out=("svhn",))
   rows = [
@@ -149,7 +163,7 @@ def test_the_verdict():
   )
   result["final"] = {"scores": {}, "step": 3, "error": "loss is nan at step 3"}
   assert "it diverged: loss is nan at step 3" in table_lib.verdict(result)
-  assert table_lib.test_top1(result) is None
+  assert table_lib.final_top1(result) is None
   result["final"] = None
   assert "training is not finished" in table_lib.verdict(result)
   diverged = [_point("1", 0.1, "loss is nan")]

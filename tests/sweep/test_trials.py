@@ -45,7 +45,10 @@ def worse(config):
   return {"slow": {"optim.lr": config.optim.lr * 1e-28}}
 
 
-ROUNDS = [rates, worse]
+def both(config):
+  return [rates, worse]
+
+
 BUDGET = "80"  # 20 steps of each
 
 
@@ -68,7 +71,7 @@ def config():
 def workdir(config, tmp_path_factory):
   """The trials of a run."""
   folder = tmp_path_factory.mktemp("trials")
-  chosen = trials.choose(config, ROUNDS, BUDGET, str(folder))
+  chosen = trials.choose(config, both, BUDGET, str(folder))
   assert chosen.optim.lr == 0.02
   return folder
 
@@ -108,7 +111,7 @@ def test_an_interrupted_search_goes_on(config, workdir, monkeypatch):
   monkeypatch.setattr(
     "vit_jax.train.train_and_evaluate", lambda *args, **options: 1 / 0
   )
-  trials.choose(config, ROUNDS, BUDGET, str(workdir))
+  trials.choose(config, both, BUDGET, str(workdir))
   assert record(workdir) == whole
 
 
@@ -134,7 +137,7 @@ def begun(config, tmp_path, monkeypatch):
   config = dataclasses.replace(config, data=data, evals=evals)
   monkeypatch.setattr(trials, "run", fake_run)
   with pytest.raises(KeyboardInterrupt):
-    trials.choose(config, ROUNDS, BUDGET, str(tmp_path / "run"))
+    trials.choose(config, both, BUDGET, str(tmp_path / "run"))
   monkeypatch.setattr(trials, "run", lambda *args, **options: 1 / 0)
   return config, tmp_path / "run"
 
@@ -148,11 +151,11 @@ def add_image(folder, number, split="train"):
       add_image(folder, number, "val")
 
 
-def refusal(config, workdir, budget=BUDGET, of_round=ROUNDS):
+def refusal(config, workdir, budget=BUDGET, rounds_of=both):
   """Returns the error of going on; nothing runs before it."""
   before = record(workdir)
   with pytest.raises(ConfigError) as caught:
-    trials.choose(config, of_round, budget, str(workdir))
+    trials.choose(config, rounds_of, budget, str(workdir))
   assert record(workdir) == before
   text = str(caught.value)
   assert f"remove {workdir / 'trials'} and {workdir / 'trials.json'}" in text
@@ -162,11 +165,11 @@ def refusal(config, workdir, budget=BUDGET, of_round=ROUNDS):
 def test_begun_trials_go_on_with_the_same_command_alone(begun):
   config, workdir = begun
   with pytest.raises(ZeroDivisionError):  # a trial runs
-    trials.choose(config, ROUNDS, BUDGET, str(workdir))
+    trials.choose(config, both, BUDGET, str(workdir))
   evals = [dataclasses.replace(config.evals[0], every_steps=7)]
   harmless = dataclasses.replace(config, log_steps=7, evals=tuple(evals))
   with pytest.raises(ZeroDivisionError):
-    trials.choose(harmless, ROUNDS, BUDGET, str(workdir))
+    trials.choose(harmless, both, BUDGET, str(workdir))
 
   other = dataclasses.replace(config, seed=3)
   assert "config.seed was 0, is now 3; the trials in" in refusal(other, workdir)
@@ -176,8 +179,8 @@ def test_begun_trials_go_on_with_the_same_command_alone(begun):
   assert text in refusal(other, workdir)
   text = "budget was 80, is now 9999"
   assert text in refusal(config, workdir, "9999")
-  text = "trials were none, good, wild, slow; are now none, good, wild"
-  assert text in refusal(config, workdir, of_round=[rates])
+  text = "trials were none, good, wild, slow, are now none, good, wild"
+  assert text in refusal(config, workdir, rounds_of=lambda _: [rates])
   # After the last trial, too, until the run has a checkpoint.
   whole = {**record(workdir), "chosen": "good"}
   (workdir / "trials.json").write_text(json.dumps(whole))
@@ -203,7 +206,7 @@ def test_a_run_with_a_checkpoint_compares_by_itself(begun, monkeypatch):
   monkeypatch.setattr(trials.experiment.Experiment, "start", start)
   with pytest.raises(ZeroDivisionError):
     trials.choose(
-      dataclasses.replace(config, seed=3), ROUNDS, BUDGET, str(workdir)
+      dataclasses.replace(config, seed=3), both, BUDGET, str(workdir)
     )
 
 
@@ -213,7 +216,7 @@ def test_a_run_that_began_without_trials_makes_none(
   start = property(lambda e: 3 if e.workdir else 0)
   monkeypatch.setattr(trials.experiment.Experiment, "start", start)
   monkeypatch.setattr(trials, "run", lambda *args, **options: 1 / 0)
-  assert trials.choose(config, ROUNDS, BUDGET, str(tmp_path)) == config
+  assert trials.choose(config, both, BUDGET, str(tmp_path)) == config
   text = f"trials      none: the run in {tmp_path} began without any\n"
   assert text in capsys.readouterr().out
 
@@ -255,26 +258,68 @@ def test_the_command_without_budget_is_checked(config, tmp_path, monkeypatch):
 
 
 def test_wrong_options_are_refused_before_the_first_trial(config, tmp_path):
-  wrong = [rates, lambda config: {"a": {"optim.rate": 1}}]
-  with pytest.raises(ConfigError, match="optim.rate"):
-    trials.choose(config, wrong, BUDGET, str(tmp_path))
-  wrong = [rates, lambda config: {"a": {"optim.freeze": ("nothing",)}}]
-  with pytest.raises(ConfigError, match="no parameter matches"):
-    trials.choose(config, wrong, BUDGET, str(tmp_path))
+  for options, message in (
+    ({"optim.rate": 1}, "optim.rate"),
+    ({"optim.freeze": ("nothing",)}, "no parameter matches"),
+  ):
+    wrong = lambda _, o=options: [rates, lambda config: {"a": o}]
+    with pytest.raises(ConfigError, match=message):
+      trials.choose(config, wrong, BUDGET, str(tmp_path))
   assert not (tmp_path / "trials").exists()
 
 
 def test_a_budget_too_small_for_any(config, tmp_path, capsys):
   fixed = {"optim.clip_norm"}
-  assert trials.choose(config, ROUNDS, "50", str(tmp_path), fixed) == config
+  assert trials.choose(config, both, "50", str(tmp_path), fixed) == config
   text = "3 trials need at least 60 steps; the budget allows 50"
   assert text in capsys.readouterr().out
   assert not (tmp_path / "trials.json").exists()  # a larger one may follow
 
 
+def test_the_steps_of_a_time_are_measured_once(
+  config, tmp_path, monkeypatch, capsys
+):
+  measured = []
+  monkeypatch.setattr(
+    trials, "_affordable_steps", lambda *args: measured.append(args) or 50
+  )
+  for _ in range(2):
+    assert trials.choose(config, both, "9s", str(tmp_path)) == config
+  assert len(measured) == 1
+  text = "4 trials need at least 80 steps; the budget allows 50"
+  assert capsys.readouterr().out.count(text) == 2
+
+
+def test_the_normalisation_of_init_is_stated_for_the_probe_alone(
+  config, tmp_path, monkeypatch
+):
+  """The weights of the probe, with which the trials begin, have it already."""
+  read = {}
+
+  def run(config, folder, keeps_weights):
+    read[folder.name] = config.init, config.init_mean
+    return {"scores": {"val/top1": 1.0, "val/loss": 0.5}}
+
+  monkeypatch.setattr(trials, "run", run)
+  monkeypatch.setattr(trials.experiment, "setup", lambda config: None)
+  config = dataclasses.replace(config, init="a.npz", init_mean="imagenet")
+  trials.choose(config, both, BUDGET, str(tmp_path))
+  assert read.pop("probe") == ("a.npz", "imagenet")
+  assert {*read.values()} == {(str(tmp_path / "trials/probe/probe"), None)}
+
+
+def test_a_run_whose_trials_all_diverge_is_as_given(
+  config, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(trials, "run", lambda *args, **options: {"scores": {}})
+  assert trials.choose(config, both, BUDGET, str(tmp_path)) == config
+  assert record(tmp_path)["chosen"] == "no change"
+  assert capsys.readouterr().out.endswith("\nchosen      no change\n")
+
+
 def test_a_command_that_sets_all_that_is_tried(config, tmp_path, capsys):
   fixed = {"optim.lr"}
-  assert trials.choose(config, ROUNDS, BUDGET, str(tmp_path), fixed) == config
+  assert trials.choose(config, both, BUDGET, str(tmp_path), fixed) == config
   assert "none: the command sets every option" in capsys.readouterr().out
 
 
@@ -290,15 +335,16 @@ def test_later_rounds_are_compared_with_what_the_command_sets(
       "scores": {"val/top1": 1.0, "val/loss": losses.get(folder.name)}
     },
   )
-  of_round = [rates, lambda config: {"other": {"optim.clip_norm": 1.0}}]
-  chosen = trials.choose(config, of_round, "40", str(tmp_path), {"optim.lr"})
+  other = lambda config: {"other": {"optim.clip_norm": 1.0}}
+  rounds_of = lambda _: [rates, other]
+  chosen = trials.choose(config, rounds_of, "40", str(tmp_path), {"optim.lr"})
   assert chosen == config and record(tmp_path)["chosen"] == "no change"
   assert "loss 0.0000, top-1 100.00%: no change" in capsys.readouterr().out
 
 
 def test_a_run_too_short_for_trials(config, tmp_path, capsys):
   short = dataclasses.replace(config, total_steps=2)
-  assert trials.choose(short, ROUNDS, BUDGET, str(tmp_path)) == short
+  assert trials.choose(short, both, BUDGET, str(tmp_path)) == short
   assert (
     "trials      none: the run itself has 2 steps" in capsys.readouterr().out
   )

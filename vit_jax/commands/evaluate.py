@@ -12,7 +12,8 @@ PROBES = {
 FLAGS = {
   "checkpoint": "run, one of its checkpoints, or published weights",
   **PROBES,
-  "workdir": "folder whose evaluation.jsonl gets a line (default: the run)",
+  "workdir": "folder whose evaluation.jsonl gets a line (default: the run; for"
+  " a file, runs/<its name>)",
   "mean": "normalisation in training: half, imagenet, clip or MEAN/STD",
   "dtype": "float32 or bfloat16, for features of published weights",
   "json": "print only the line of evaluation.jsonl",

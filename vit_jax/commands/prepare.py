@@ -56,7 +56,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "--splits",
     help="splits to import, separated by commas (default: all of SOURCE);"
-    " for tars and parquet also train=PATTERN,validation=PATTERN of file names",
+    " for csv, tars and parquet also train=PATTERN,validation=PATTERN of file"
+    " names",
   )
   parser.add_argument(
     "--image",

@@ -83,12 +83,10 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
 
       rounds_of, budget = asked
       if rounds_of:
-        # The workdir is not compared yet: it may have a run with the options
-        # that the trials chose.
-        experiment.setup(config)
-        signals.on_exit = _ends_trials()
-        rounds = rounds_of(config)
-        config = trials.choose(config, rounds, budget, workdir, args.overrides)
+        signals.on_exit = _on_exit_of_trials()
+        config = trials.choose(
+          config, rounds_of, budget, workdir, args.overrides
+        )
         signals.on_exit = run_record.end
         began = time.time()  # the start of the run is after the trials
       else:
@@ -111,10 +109,10 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
     signals.close()
 
 
-def _ends_trials() -> Callable[[str], None]:
-  """Returns a function that prints a stop on the terminal.
+def _on_exit_of_trials() -> Callable[[str], None]:
+  """Returns the `on_exit` of the trials.
 
-  During the trials, sys.stderr is a log file.
+  It prints to the terminal, because sys.stderr is a log file then.
   """
   terminal = sys.stderr
 

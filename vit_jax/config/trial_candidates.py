@@ -123,8 +123,8 @@ def check_budget(text: str) -> None:
   """
   if not re.fullmatch(r"\d+(\.\d+)?[ms]|\d+", text):
     raise ValueError(
-      f"got budget={text}, expected minutes, such as 10m; steps of all trials"
-      " together, such as 2000; or 0 for no trials."
+      f"got budget={text}, expected a time, such as 10m or 90s; steps of all"
+      " trials together, such as 2000; or 0 for no trials."
     )
 
 

@@ -270,6 +270,11 @@ def _run(args: argparse.Namespace, say: Say) -> Prepared:
   if prefix in KINDS:
     if not args.name:
       raise ValueError("--name: got none, expected one for the new data set.")
+    if args.manual_dir:
+      raise ValueError(
+        f"--manual_dir: got {args.manual_dir!r}, expected none for"
+        f" {args.source}, which names its files; leave it out."
+      )
     options = Options(
       _splits_of(args.splits or ""),
       args.image,
@@ -283,7 +288,8 @@ def _run(args: argparse.Namespace, say: Say) -> Prepared:
           f"--numbers: got {args.numbers!r} for {prefix}, expected it for"
           f" {' and '.join(WITH_NUMBERS)}, which have columns."
         )
-      check_unused(options, ("label", "classes"), "--numbers, the labels")
+      why = f"{args.source}, whose labels are the columns of --numbers"
+      check_unused(options, ("label", "classes"), why)
     return import_source(
       args.source,
       args.name,

@@ -202,7 +202,7 @@ def _scan(root: pathlib.Path, dataset: str, stamp: tuple[int, ...]):
       f"got data set {dataset!r}, but {root} is no folder; expected"
       " one folder of images per class in it."
     )
-  names, left_out = _subfolders(root), _by_programs(root)
+  names, left_out = _subfolders(root), _subfolders(root, by_programs=True)
   if folders := _split_folders(root, names, dataset):
     class_names, by_split = _given_splits(folders, dataset, left_out)
   else:
@@ -253,7 +253,8 @@ def _given_splits(
       f" {train.name} automatically, use {PREFIX}{train}."
     )
   for folder in folders.values():
-    left_out += [f"{folder.name}/{name}" for name in _by_programs(folder)]
+    hidden = _subfolders(folder, by_programs=True)
+    left_out += [f"{folder.name}/{name}" for name in hidden]
   by_split = {
     split: _class_files(folder, _subfolders(folder), dataset, left_out)
     for split, folder in folders.items()
@@ -337,18 +338,11 @@ def _hint(root: pathlib.Path, files: _Files) -> str:
   return ""
 
 
-def _subfolders(root: pathlib.Path) -> list[str]:
+def _subfolders(root: pathlib.Path, by_programs: bool = False) -> list[str]:
+  """Returns the folders that users made in a folder, or those of programs."""
   with os.scandir(root) as entries:
-    return sorted(
-      e.name for e in entries if e.is_dir() and not is_by_program(e.name)
-    )
-
-
-def _by_programs(root: pathlib.Path) -> list[str]:
-  with os.scandir(root) as entries:
-    return sorted(
-      e.name for e in entries if e.is_dir() and is_by_program(e.name)
-    )
+    names = [e.name for e in entries if e.is_dir()]
+  return sorted(name for name in names if is_by_program(name) == by_programs)
 
 
 def _images_in(root: pathlib.Path) -> tuple[list[str], list[str]]:

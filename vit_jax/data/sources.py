@@ -112,9 +112,12 @@ class Sources:
   def train_val_test(self, dataset: str, share: str) -> tuple[str, str, str]:
     """Returns the splits to train on, to choose by and to test on.
 
+    It does not raise: `inspect` refuses the splits of an unknown folder.
+
     Args:
-      dataset: "folder:/path". With `test` and `val`, these are used. Otherwise
-        the one that it has is the test, and a part of `train` is to choose by.
+      dataset: "folder:/path". With the splits `test` and `val`, all three are
+        used whole. Otherwise `test` (or `val`, without `test`) is the test
+        split, and the records of `train` after `share` are chosen by.
       share: The part of `train` that is then trained on, such as "90%".
     """
     train, val, test = f"train[:{share}]", f"train[{share}:]", "val"

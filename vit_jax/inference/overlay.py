@@ -28,7 +28,7 @@ def beside(
       factor, to 192 pixels or more on its longer side.
     map: Attention to each patch, 0 or more; its scale has no effect.
   """
-  image = _enlarged(_colours(image))
+  image = enlarged(_colours(image))
   return _joined([image, lit(image, map), _squares(map, image.shape[:2])])
 
 
@@ -41,13 +41,22 @@ def compared(
     pairs: For each model, the image that it got, uint8 [h, w, 3], and its map
       [gh, gw]. All are scaled to the height of the first image.
   """
-  first = _enlarged(_colours(pairs[0][0]))
+  first = enlarged(_colours(pairs[0][0]))
   height = len(first)
   parts = [first]
   for image, map in pairs:
     width = max(1, round(height * image.shape[1] / image.shape[0]))
     parts.append(_squares(map, (height, width)))
   return _joined(parts)
+
+
+def enlarged(image: UInt8[np.ndarray, "h w c"]) -> UInt8[np.ndarray, "H W c"]:
+  """Returns the image, enlarged by a whole factor if it is small.
+
+  Its longer side is then 192 pixels or more.
+  """
+  factor = max(1, -(-_SMALLEST // max(image.shape[:2])))
+  return image.repeat(factor, 0).repeat(factor, 1)
 
 
 def lit(
@@ -110,11 +119,6 @@ def sheet(pictures: Sequence[Image.Image], columns: int) -> Image.Image:
 def _colours(image):
   """Returns an image with three channels, also for a grey one."""
   return np.broadcast_to(image, (*image.shape[:2], 3))
-
-
-def _enlarged(image):
-  factor = max(1, -(-_SMALLEST // max(image.shape[:2])))
-  return image.repeat(factor, 0).repeat(factor, 1)
 
 
 def _squares(map, size: tuple[int, int]):

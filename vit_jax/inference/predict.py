@@ -24,8 +24,8 @@ from vit_jax.callbacks.progress import note
 from vit_jax.config.preprocessing import with_decoding
 from vit_jax.data.images import LIMIT_OPTION
 from vit_jax.distributed import processes
-from vit_jax.inference import answers as formats
 from vit_jax.inference import features_file, streaming
+from vit_jax.inference import output_formats as formats
 from vit_jax.inference.pretrained import Answer, FeatureRow, Pretrained, load
 from vit_jax.models import precision
 

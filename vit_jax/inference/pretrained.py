@@ -496,9 +496,9 @@ class Pretrained:
   ) -> Iterator[Answer]:
     names = self.class_names or map(str, range(self.num_classes))
     names = [class_names.readable(name) for name in names]
-    answer = functools.partial(
-      _values if self.is_regression else _most_probable, names=names, top=top
-    )
+    answer = functools.partial(_most_probable, names=names, top=top)
+    if self.is_regression:  # all numbers are returned
+      answer = functools.partial(_values, names=names)
 
     def compute(images):
       maps = self.attention_map(normalise(images)) if attention else None
@@ -947,8 +947,7 @@ def _most_probable(
   return [Prediction(names[k], float(probabilities[k]), k) for k in best]
 
 
-def _values(numbers: np.ndarray, names: Sequence[str], top: int) -> list[Value]:
-  del top  # all numbers are returned
+def _values(numbers: np.ndarray, names: Sequence[str]) -> list[Value]:
   return [Value(names[k], float(v), k) for k, v in enumerate(numbers)]
 
 

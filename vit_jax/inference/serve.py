@@ -9,7 +9,6 @@ import asyncio
 import base64
 import concurrent.futures
 import contextlib
-import importlib.util
 import io
 import ipaddress
 import pathlib
@@ -29,6 +28,7 @@ from vit_jax.data import pixels
 from vit_jax.distributed import processes
 from vit_jax.inference import overlay
 from vit_jax.inference.pretrained import Pretrained, Value, load
+from vit_jax.options import not_installed
 
 # Those that browsers show.
 FORMATS = tuple(f for f in images_lib.FORMATS if f not in ("TIFF", "PPM"))
@@ -43,7 +43,6 @@ HEADERS = {
 }
 END_SECONDS = 5  # after Ctrl-C, to finish running requests
 MAX_CONNECTIONS = 16  # each may upload max_megabytes
-LEAST_SIDE = 192  # pixels; the attention of smaller images is drawn enlarged
 MEANING = (
   "what the model got, brighter where its attention goes (rollout);"
   f" {overlay.SCALE}"
@@ -59,7 +58,7 @@ class Refused(Exception):
     self.status = status
 
 
-class Answers:
+class ImageClassifier:
   """A model, with limits of the images that it classifies.
 
   Args:
@@ -154,25 +153,24 @@ class Answers:
       (attention,) = self.vit.attention_map(normalise(image[None]))
     except ValueError as e:
       return None, str(e)
-    factor = max(1, LEAST_SIDE // max(image.shape[:2]))
-    image = image.repeat(factor, 0).repeat(factor, 1)
+    image = overlay.enlarged(image)
     buffer = io.BytesIO()
     Image.fromarray(overlay.lit(image, attention)).save(buffer, "PNG")
     link = base64.b64encode(buffer.getvalue()).decode()
     return f"data:image/png;base64,{link}", MEANING
 
 
-def application(answers: Answers, name: str, hosts: list[str]):
+def application(classifier: ImageClassifier, name: str, hosts: list[str]):
   """Returns the ASGI application of the page.
 
   Routes: / is the page; /model describes the model; /predict takes the bytes of
   an image (POST) and returns JSON, {"error": text} if the image is refused.
 
   Args:
-    answers: The model and its limits.
+    classifier: The model and its limits.
     name: Name of the model on the page.
-    hosts: Host names that a request may have; ["*"]: any. They prevent that a
-      page elsewhere reaches a local model through a name of its own.
+    hosts: Host names that a request may have; ["*"]: any. They keep a page
+      elsewhere from reaching a local model through a name of its own.
   """
   from starlette.applications import Starlette
   from starlette.middleware import Middleware
@@ -190,11 +188,11 @@ def application(answers: Answers, name: str, hosts: list[str]):
     data = bytearray()
     async for part in request.stream():
       data += part
-      if len(data) > answers.max_bytes:
+      if len(data) > classifier.max_bytes:
         raise Refused(
           413,
-          f"got a file of more than {answers.max_bytes / 1e6:,g} MB, expected a"
-          " smaller one.",
+          f"got a file of more than {classifier.max_bytes / 1e6:,g} MB,"
+          " expected a smaller one.",
         )
     return bytes(data)
 
@@ -206,7 +204,7 @@ def application(answers: Answers, name: str, hosts: list[str]):
       data = await body(request)
       loop = asyncio.get_running_loop()
       return JSONResponse(
-        await loop.run_in_executor(worker, answers.answer, data)
+        await loop.run_in_executor(worker, classifier.answer, data)
       )
     except Refused as e:
       return JSONResponse({"error": str(e)}, e.status)
@@ -220,7 +218,7 @@ def application(answers: Answers, name: str, hosts: list[str]):
       return JSONResponse({"error": text}, 500)
 
   async def model(request: Request) -> Response:
-    return JSONResponse(answers.model(name))
+    return JSONResponse(classifier.model(name))
 
   class AddHeaders:
     """Adds `HEADERS` to every response.
@@ -256,8 +254,9 @@ def application(answers: Answers, name: str, hosts: list[str]):
 def names_of(host: str) -> list[str]:
   """Returns the host names that requests may have; ["*"]: any.
 
-  A server for this machine only accepts only names of this machine. Otherwise a
-  page elsewhere could reach it through a name that resolves to this machine.
+  If only this machine can connect, a request must have a name of this machine.
+  Otherwise a page elsewhere could reach the server through a name that resolves
+  to this machine.
 
   Args:
     host: Address to listen at.
@@ -273,18 +272,15 @@ def names_of(host: str) -> list[str]:
 
 def main(args: argparse.Namespace) -> None:
   """Loads and compiles the model, and serves the page until Ctrl-C."""
-  if absent := [n for n in NEEDS if importlib.util.find_spec(n) is None]:
-    sys.exit(
-      f"{', '.join(absent)}: not installed, and the page needs them:"
-      " pip install '.[serve]' in the checkout of vit_jax."
-    )
+  if error := not_installed(NEEDS, "serve"):
+    sys.exit(error)
   processes.refuse_several_hosts()
   warnings.filterwarnings("ignore", module="PIL")  # the answer has the error
   import uvicorn
 
   try:
     vit = load(args.checkpoint)
-    answers = Answers(
+    classifier = ImageClassifier(
       vit,
       args.top,
       round(args.max_megabytes * 1e6),
@@ -294,11 +290,12 @@ def main(args: argparse.Namespace) -> None:
     sys.exit(str(e))
   blank = io.BytesIO()
   Image.new("RGB", (64, 64)).save(blank, "PNG")
-  answers.answer(blank.getvalue())  # compiles, so that the first image is quick
+  # It compiles, so that the first image is quick.
+  classifier.answer(blank.getvalue())
   hosts = names_of(args.host)
   name = pathlib.PurePath(args.checkpoint).name
   config = uvicorn.Config(
-    application(answers, name, hosts),
+    application(classifier, name, hosts),
     host=args.host,
     port=args.port,
     log_level="warning",

@@ -18,6 +18,7 @@ import numpy as np
 
 from vit_jax.config.preprocessing import decoding
 from vit_jax.data import images, pixels
+from vit_jax.paths import is_by_program
 
 STANDARD_INPUT = "-"
 PEEKED = 64  # bytes of the standard input that tell an image from a list
@@ -52,10 +53,10 @@ def find(arguments: Iterable[str]) -> Iterator[Named]:
 
   Args:
     arguments: Files, folders, globs (** matches any depth), or "-". A folder
-      means all images in it at any depth, by name, without hidden files and
-      links to folders. "-" is the standard input: an image if its first 64
-      bytes have a NUL byte; otherwise a list of files, folders and globs, one
-      per line.
+      means all images in it at any depth, by name, without hidden files, links
+      to folders, and folders that programs make (`__MACOSX`, `@eaDir`). "-" is
+      the standard input: an image if its first 64 bytes have a NUL byte;
+      otherwise a list of files, folders and globs, one per line.
 
   Yields:
     Images; an error for a folder or a glob without images.
@@ -89,7 +90,7 @@ def _from_stdin() -> Iterator[Named]:
 def _in_folder(folder: str) -> Iterator[Named]:
   is_empty = True
   for parent, folders, files in os.walk(folder):
-    folders[:] = sorted(f for f in folders if not f.startswith("."))
+    folders[:] = sorted(f for f in folders if not is_by_program(f))
     for file in sorted(files):
       if file.lower().endswith(images.SUFFIXES) and not file.startswith("."):
         is_empty = False

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from vit_jax.reporting.page import breakable, share, table
 from vit_jax.reporting.runs import Run
-from vit_jax.writers.fine_tuning import LinearProbe
+from vit_jax.writers.fine_tuning import ProbeOutcome
 
 
 def section(runs: Sequence[Run]) -> str:
@@ -17,7 +17,7 @@ def section(runs: Sequence[Run]) -> str:
   return "<h2>Linear probe and trials</h2>\n" + "".join(parts) if parts else ""
 
 
-def fine_tuned_text(probe: LinearProbe) -> str:
+def fine_tuned_text(probe: ProbeOutcome) -> str:
   """Returns a text about the score after fine-tuning."""
   if probe.fine_tuned is None:
     return "fine-tuning goes on"
@@ -33,7 +33,7 @@ def fine_tuned_text(probe: LinearProbe) -> str:
   )
 
 
-def _text(run: Run, probe: LinearProbe) -> str:
+def _text(run: Run, probe: ProbeOutcome) -> str:
   return (
     f"<p><b>{breakable(run.name)}</b>: a linear probe (ridge regression on"
     f" features of the pre-trained model, L2 {probe.l2:,g}) predicts"

@@ -94,12 +94,12 @@ class Run:
     return build({"evals": self.config.get("evals")})
 
   @functools.cached_property
-  def linear_probe(self) -> fine_tuning.LinearProbe | None:
+  def linear_probe(self) -> fine_tuning.ProbeOutcome | None:
     """The linear probe from which the run started; None: there is none."""
     file = self.path / fine_tuning.LINEAR_PROBE
     is_there = file.exists()
     return (
-      json_file.read_as(fine_tuning.LinearProbe, file) if is_there else None
+      json_file.read_as(fine_tuning.ProbeOutcome, file) if is_there else None
     )
 
   @functools.cached_property

@@ -18,12 +18,13 @@ from vit_jax.callbacks import startup
 from vit_jax.config import config_files
 from vit_jax.distributed import processes
 from vit_jax.inference import overlay, streaming
-from vit_jax.inference.answers import printable
+from vit_jax.inference.output_formats import printable
 from vit_jax.inference.pretrained import Pretrained
 from vit_jax.reporting import model_figures
 from vit_jax.reporting import runs as runs_lib
 from vit_jax.reporting.charts import ChartFiles, file_stem
 from vit_jax.reporting.page import breakable, missing, page, table
+from vit_jax.scoring import published_scores
 from vit_jax.writers import run_info
 from vit_jax.writers.atomic_files import replace_text
 
@@ -92,7 +93,7 @@ def _loaded(
       errors.append(text if path in text else f"{path}: {text}")
       continue
     folder = config_files.run_of(path)
-    label = folder.name if folder else pathlib.PurePath(path).stem
+    label = folder.name if folder else published_scores.name_of(path)
     models[path if label in models else label or path] = (path, vit)
   return models
 

@@ -18,7 +18,7 @@ from vit_jax.config import Config, ConfigError, cli, config_files
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import exit_codes, processes
 from vit_jax.evaluators.evaluator import Evaluator, Params
-from vit_jax.scoring import probes
+from vit_jax.scoring import probes, published_scores
 from vit_jax.writers.metric_writer import SCORES, GroupMeans, format_scores
 
 
@@ -214,8 +214,9 @@ def main(args: cli.Args) -> None:
       if flags["dtype"] and not is_file_alone:
         raise ConfigError(
           [
-            f"--dtype: got {flags['dtype']!r}, which is only for published"
-            " weights without a config; set config.model.dtype."
+            f"--dtype: got {flags['dtype']!r}, which is only for --fewshot,"
+            " --linear or --knn on published weights without a config; set"
+            " config.model.dtype."
           ]
         )
       opened = Sources(config.data.data_dir, fake=config.fake_data)
@@ -225,7 +226,7 @@ def main(args: cli.Args) -> None:
           if jax.process_index() == 0:
             print(f"dtype           {config.model.dtype}")
         config = probes.with_probes(config, wanted, opened)
-      name = pathlib.PurePath(path).stem
+      name = published_scores.name_of(path)
       workdir = flags["workdir"] or run_folder or f"runs/{name}"
       is_beside = not flags["workdir"] and is_training(run_folder)
       into = None if is_beside else str(workdir)

@@ -68,7 +68,7 @@ _FACTS = (
   *("name", "file", "pixels", "protocol", "share", "mean", "source"),
   "top5",
 )
-_ENDINGS = (".npz", ".safetensors")
+_ENDINGS = (".npz", ".safetensors", ".pth", ".pt", ".bin")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ def name_of(path: str) -> str:
   """
   text = re.sub(r"^hf-hub:([^@]*)(@.*)?$", r"\1", str(path)).rstrip("/")
   *folders, name = text.split("/")
-  if name == "model.safetensors" and folders:
+  if name in ("model.safetensors", "pytorch_model.bin") and folders:
     return folders[-1]
   for ending in _ENDINGS:
     name = name.removesuffix(ending)

@@ -337,8 +337,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
       for row in explain.explain(task.config, task.path, opened, steps):
         row["on"] = task.names[row["on"]]
         result["explained"].append({"file": task.path, **row})
-    if is_first:
-      run_info.write_json(str(folder), RESULT, result)
+    run_info.write_json(str(folder), RESULT, result)
   if is_first:
     if args.explain:
       for path in dict.fromkeys(row["file"] for row in result["explained"]):

@@ -118,7 +118,8 @@ def grid_of(text: str | None, source: str) -> dict[str, Sequence[str]]:
           f" --grid={key}={','.join(grid[key])},{values}."
         ]
       )
-    grid[key] = [v.strip() for v in re.split(r",(?![^(]*\))", values)]
+    texts = map(str.strip, re.split(r",(?![^(]*\))", values))
+    grid[key] = [text for text in texts if text]
   return grid
 
 
@@ -217,7 +218,10 @@ def final_config(config: Config, best: Config) -> Config:
 
 
 def check(task: Task, folder: epath.Path) -> list[str]:
-  """Returns the errors of a search; some would only make it worthless."""
+  """Returns all errors of a search.
+
+  Some would let it run, but with a result that means nothing.
+  """
   if errors := [*_evaluator_errors(task.config), *_grid_errors(task.grid)]:
     return errors
   try:
@@ -371,7 +375,8 @@ def _evaluator_errors(config: Config) -> list[str]:
     ]
   errors, where = [], f"config.evals.{HELD_OUT}"
   held_out = config.evals[names.index(HELD_OUT)]
-  if not held_out.scores_head or held_out.kind == "multilabel":
+  has_top1 = held_out.scores_head and not held_out.scores_numbers
+  if not has_top1 or held_out.kind == "multilabel":
     errors.append(
       f"{where}.kind: got {held_out.kind!r}, expected 'classification', because"
       " points are chosen by top-1."

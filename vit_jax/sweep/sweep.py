@@ -87,7 +87,7 @@ def sweep(
   if errors:
     raise ConfigError(dict.fromkeys(errors))
   for name, values in left_out.items():
-    _print_once(f"left out    {name}: {values['reason']}")
+    print_once(f"left out    {name}: {values['reason']}")
 
   results: dict[str, Any] = {"tasks": {}, "left_out": left_out}
   for name, task in searches.items():
@@ -99,16 +99,16 @@ def sweep(
       _write(epath.Path(workdir) / TEXT, text)
 
     result = search(task, _folder(workdir, name), show)
-    _print_once(table.task_text(name, result))
+    print_once(table.task_text(name, result))
   if len(tasks) > 1 or other:
-    _print_once(table.overview(results, other))
+    print_once(table.overview(results, other))
   return results
 
 
 def search(
   task: Task,
   folder: epath.Path,
-  show: Callable[[dict[str, Any]], None] = lambda result: None,
+  show: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
   """Trains the points, chooses one by `val`, then trains and scores it once.
 
@@ -156,13 +156,13 @@ def run(
     `scores` of the last step; its `step`; `error`, None unless it diverged.
   """
   if (row := read_by_first(folder / RESULT)) is None:
-    _print_once(f"run         {folder}")
+    print_once(f"run         {folder}")
     error = None
     try:
       train.train_and_evaluate(config, str(folder))
     except FloatingPointError as e:
       error = str(e)
-      _print_once(f"diverged    {folder}: {error}")
+      print_once(f"diverged    {folder}: {error}")
     if jax.process_index() == 0:
       rows = read_metrics(str(folder))
       last = max((r["step"] for r in rows), default=0)
@@ -262,7 +262,8 @@ def _folder(workdir: str, name: str) -> epath.Path:
   return epath.Path(workdir) / name if name else epath.Path(workdir)
 
 
-def _print_once(text: str) -> None:
+def print_once(text: str) -> None:
+  """Prints a line, only in process 0."""
   if jax.process_index() == 0:
     print(text, flush=True)
 

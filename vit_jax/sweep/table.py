@@ -65,7 +65,7 @@ def verdict(result: Result) -> str:
   )
 
 
-def test_top1(result: Result) -> float | None:
+def final_top1(result: Result) -> float | None:
   """Returns the first top-1 among the scores of the last run, or None."""
   last = result["final"]
   if last is None or last["error"]:
@@ -113,7 +113,7 @@ def _group_scores(
 ) -> dict[str, float | None]:
   """Returns task of a group -> its score, or None."""
   return {
-    name: test_top1(result)
+    name: final_top1(result)
     for name, result in _all_tasks(results).items()
     if group in (result["group"], "all")
   }
@@ -131,18 +131,18 @@ def overview(results: Mapping[str, Any], against: Mapping | None = None) -> str:
   other = against["tasks"] if against else {}
   rows = []
   for name, result in _all_tasks(results).items():
-    best = [p for p in result["points"] if p["name"] == result["best"]]
-    val = best[0]["scores"].get("val/top1") if best else None
+    best = _best(result)
+    val = best["scores"].get("val/top1") if best else None
     row = [
       name,
       result["group"],
       _values(result),
       _percent(val),
-      _percent(test_top1(result)),
+      _percent(final_top1(result)),
       _count(result),
     ]
     if against:
-      row.append(_percent(test_top1(other[name]) if name in other else None))
+      row.append(_percent(final_top1(other[name]) if name in other else None))
     rows.append(row)
   theirs = means(against) if against else {}
   for group, (mean, count, total) in means(results).items():
@@ -218,14 +218,15 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  """Returns a Markdown table with aligned columns.
+  r"""Returns a Markdown table with aligned columns.
 
   Example:
-    >>> print(table(["a", "b"], [["1", "long"]]))
-    | a | b    |
-    | - | ---- |
-    | 1 | long |
+    >>> print(table(["a", "b"], [["1", "two|parts"]]))
+    | a | b          |
+    | - | ---------- |
+    | 1 | two\|parts |
   """
+  rows = [[cell.replace("|", r"\|") for cell in row] for row in rows]
   widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
   every = [head, ["-" * max(1, w) for w in widths], *rows]
   return "\n".join(
@@ -254,9 +255,15 @@ def _remarks(result: Result) -> list[str]:
   return sentences
 
 
+def _best(result: Result) -> Mapping[str, Any] | None:
+  """Returns the best point; None before the choice, or if all diverged."""
+  points = (p for p in result["points"] if p["name"] == result["best"])
+  return next(points, None)
+
+
 def _values(result: Result) -> str:
-  best = [p for p in result["points"] if p["name"] == result["best"]]
-  values = best[0]["values"] if best else {}
+  best = _best(result)
+  values = best["values"] if best else {}
   return ", ".join(f"{k}={v}" for k, v in values.items())
 
 

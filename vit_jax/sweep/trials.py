@@ -1,20 +1,21 @@
 """Short trials before a run, which choose options on held-out images.
 
-A config file has a function `get_trials(argument)`, which returns a budget and,
-before it, a function from the config of the command to rounds, or None for no
-trials. A round has changes of one kind, such as augmentations or learning
-rates. Each change is tried on the best config so far. If the best change of the
-round has a lower loss on the held-out images, the next rounds keep it. (For
-some hundred images the loss is compared, because differences in accuracy are
-mostly chance.) All trials have the same length, at most the length of the run:
-the best augmentation after few steps is often too weak for the whole run. Each
-trial begins with the same linear probe; `val` scores it at the end.
+A config file has a function `get_trials(argument)`, which returns `(rounds_of,
+budget)`. `rounds_of(config)` returns the rounds for the config of the command;
+it is None if there are no trials. A round has changes of one kind, such as
+augmentations or learning rates. Each change is tried on the best config so far.
+If the best change of the round has a lower loss on the held-out images, the
+next rounds keep it. (For some hundred images the loss is compared, because
+differences in accuracy are mostly chance.) All trials have the same length, at
+most the length of the run: the best augmentation after few steps is often too
+weak for the whole run. Each trial begins with the same linear probe; `val`
+scores it at the end.
 """
 
 import contextlib
 import dataclasses
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,7 +35,7 @@ from vit_jax.config import (
 from vit_jax.config.trial_candidates import Round
 from vit_jax.data import sources
 from vit_jax.distributed import agreement
-from vit_jax.sweep.sweep import read_by_first, run
+from vit_jax.sweep.sweep import print_once, read_by_first, run
 from vit_jax.writers import run_info
 from vit_jax.writers.fine_tuning import TRIALS, Trial, Trials
 from vit_jax.writers.metric_writer import read_metrics
@@ -42,10 +43,12 @@ from vit_jax.writers.metric_writer import read_metrics
 FOLDER = "trials"  # folder in the workdir
 BEGUN = "begun.json"  # in this folder: what the trials began with
 LOG = "log.txt"  # output of a trial, in its folder
-PROBE, TIMED = "probe", "timed"  # trials that come first
+# Runs before the trials: the probe that all start from, and one that is timed.
+PROBE, TIMED = "probe", "timed"
 TOP1, LOSS = f"{HELD_OUT}/top1", f"{HELD_OUT}/loss"
 FEWEST_STEPS = 20  # least number of steps of a trial
-AS_GIVEN = "no change"  # the first trial where the command sets the first round
+# The first trial, if the command line sets all that the first round compares.
+AS_GIVEN = "no change"
 
 Options = Mapping[str, Any]  # option without "config." -> value
 
@@ -69,7 +72,7 @@ def rounds_of(config: Config, has_size: bool) -> list[Round]:
 
 def choose(
   config: Config,
-  rounds: Sequence[Round],
+  rounds_of: Callable[[Config], Sequence[Round]],
   budget: str,
   workdir: str,
   fixed: Collection[str] = (),
@@ -83,7 +86,7 @@ def choose(
 
   Args:
     config: The run.
-    rounds: The rounds of changes.
+    rounds_of: Function from the config to the rounds of changes.
     budget: Steps of all trials together, "2000"; or their time, "10m" or "90s",
       from which the steps are computed once, by the clock. The steps are
       logged, so that another run can have the same trials.
@@ -91,61 +94,72 @@ def choose(
     fixed: Options that no trial may set.
 
   Raises:
-    ConfigError: A change sets an option that does not exist, or cannot work; or
-      unfinished trials began with something else.
+    ConfigError: The run cannot work; a change sets an option that does not
+      exist, or cannot work; or unfinished trials began with something else.
   """
   folder = epath.Path(workdir)
+  # The workdir is not compared yet: it may have a run with the options that the
+  # trials chose.
+  experiment.setup(config)
+  rounds = rounds_of(config)
   changes = [_changes(config, r, fixed) for r in rounds]
   num_trials = sum(map(len, changes))
   for options in (o for of_round in changes for o in of_round.values()):
     experiment.setup(_with(config, options))
   if not num_trials:
-    _print("trials      none: the command sets every option that they compare")
+    print_once(
+      "trials      none: the command sets every option that they compare"
+    )
     return config
   if not changes[0]:  # the others are compared with what the command sets
     changes[0] = {AS_GIVEN: {}}
     rounds = [lambda _: {AS_GIVEN: {}}, *rounds[1:]]
     num_trials += 1
-  whole = experiment.setup(config)
+  whole = experiment.Experiment(config, workdir)
   longest = whole.run_shape.total_steps
   if longest < FEWEST_STEPS:
-    _print(f"trials      none: the run itself has {longest} steps")
+    print_once(f"trials      none: the run itself has {longest} steps")
     return config
   names = [name for of_round in changes for name in of_round]
   known = read_by_first(folder / TRIALS)
-  start = experiment.Experiment(config, workdir).start
-  if start and not known:
-    _print(f"trials      none: the run in {workdir} began without any")
+  if whole.start and not known:
+    print_once(f"trials      none: the run in {workdir} began without any")
     return config
-  if not start:
+  if not whole.start:
     _check_begun(_beginning(whole, budget, names), config, folder)
-  _ = whole.data  # shrinks large images in sight, not in the time of a trial
-  beginning = _beginning(whole, budget, names)  # a data set may be made by now
-  del whole  # with the weights that it has read
+  _ = whole.data  # Large images are shrunk now, so that no trial's time has it.
+  # `whole.data` may have generated the data set, whose identity is known only
+  # now.
+  beginning = _beginning(whole, budget, names)
+  del whole  # frees the records that it has read
   if known:
     record = Trials(known["steps"])
-    _print(
+    print_once(
       f"trials      {num_trials} short runs of {record.steps:,} steps, begun"
       " before"
     )
   else:
-    _print(
+    print_once(
       f"trials      {num_trials} short runs within {_budget_text(budget)},"
       f" scored on held-out images: {', '.join(names)}"
     )
     if budget.isdecimal():
       total = int(budget)
     else:
+      total = (read_by_first(folder / FOLDER / BEGUN) or {}).get("steps")
+      if total is None:
+        _write(folder / FOLDER, BEGUN, beginning)
+        total = _affordable_steps(config, folder / FOLDER, budget, num_trials)
+      beginning["steps"] = total  # another measurement would differ
       _write(folder / FOLDER, BEGUN, beginning)
-      total = _affordable_steps(config, folder / FOLDER, budget, num_trials)
     if total < FEWEST_STEPS * num_trials:
-      _print(
+      print_once(
         f"trials      none: {num_trials} trials need at least"
         f" {FEWEST_STEPS * num_trials:,} steps; the budget allows {total:,}"
       )
       return config
     record = Trials(min(longest, total // num_trials))
-    _print(
+    print_once(
       f"trials      {record.steps:,} steps each; budget={total} repeats these"
       " trials on any machine"
     )
@@ -169,7 +183,7 @@ def choose(
       score = "diverged"
       if loss is not None:
         score = f"loss {loss:.4f}, top-1 {top1:.2%}"
-      _print(f"trial       {score}: {text}")
+      print_once(f"trial       {score}: {text}")
       results.append({"name": name, **result})
       trials.append(Trial(text, record.steps, top1, loss))
       record = dataclasses.replace(record, trials=tuple(trials))
@@ -179,10 +193,10 @@ def choose(
     if best and best["name"] in of_round:
       config = _with(config, of_round[best["name"]])
       chosen.append(best["name"])
-  text = ", ".join(chosen)
+  text = ", ".join(chosen) or AS_GIVEN  # if all diverged
   record = Trials(record.steps, tuple(trials), text)
   _write(folder, TRIALS, dataclasses.asdict(record))
-  _print(f"chosen      {text}")
+  print_once(f"chosen      {text}")
   return config
 
 
@@ -204,7 +218,7 @@ def check_without(
   folder = epath.Path(workdir)
   known = read_by_first(folder / TRIALS) or {}
   resumed = experiment.Experiment(config, workdir).resumed
-  if not resumed or known.get("chosen") in (None, "", AS_GIVEN):
+  if not resumed or known.get("chosen") in (None, AS_GIVEN):
     return
   if resume_rules.errors(resumed.changes, allow_change, workdir):
     begun = read_by_first(folder / FOLDER / BEGUN) or {"budget": "5m"}
@@ -250,12 +264,12 @@ def _check_begun(
   ]
   if not any(e.startswith("config.data.dataset") for e in errors):
     errors += [
-      f"{key}: the records were {text}; are now {now['data'].get(key)}"
+      f"{key}: the records were {text}, are now {now['data'].get(key)}"
       for key, text in was["data"].items()
       if now["data"].get(key) != text
     ]
   if not errors and was["trials"] != now["trials"]:
-    errors.append(f"trials were {was['trials']}; are now {now['trials']}")
+    errors.append(f"trials were {was['trials']}, are now {now['trials']}")
   if was["budget"] != now["budget"]:
     errors.append(f"budget was {was['budget']}, is now {now['budget']}")
   if errors:
@@ -337,7 +351,10 @@ def _from_probe(config: Config, folder: epath.Path) -> Config:
   if config.init_head != "linear_probe":
     return config
   probe = folder / PROBE / linear_probe.FOLDER
-  return dataclasses.replace(config, init=str(probe), init_head="zeros")
+  # The patch embedding of the probe has the normalisation of `init_mean`.
+  return dataclasses.replace(
+    config, init=str(probe), init_head="zeros", init_mean=None
+  )
 
 
 def _run(config: Config, folder: epath.Path) -> dict[str, Any]:
@@ -373,8 +390,3 @@ def _write(folder: epath.Path, file: str, values: Mapping[str, Any]) -> None:
   if jax.process_index() == 0:
     folder.mkdir(parents=True, exist_ok=True)
     run_info.write_json(str(folder), file, values)
-
-
-def _print(text: str) -> None:
-  if jax.process_index() == 0:
-    print(text, flush=True)

@@ -6,7 +6,7 @@ LINEAR_PROBE, TRIALS = "linear_probe.json", "trials.json"  # in the workdir
 
 
 @dataclasses.dataclass(frozen=True)
-class LinearProbe:
+class ProbeOutcome:
   """Contents of `LINEAR_PROBE`, see `vit_jax.linear_probe`.
 
   top1: Share of the held-out images that the probe predicts right.

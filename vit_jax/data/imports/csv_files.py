@@ -95,9 +95,10 @@ def scan(path: str, options: Options) -> Listing:
 
 
 def _check_columns(tables: Mapping[str, _Table]) -> None:
-  """Raises ValueError if files have other columns of labels, and a choice.
+  """Raises ValueError if the columns of labels differ between files.
 
-  The only column that can be that of the labels may have any name.
+  It does so if more than one column of a file could be that of the labels. The
+  only column that can be that of the labels may have any name.
   """
   file_of = {table.labels: file for file, table in tables.items()}
   if len(file_of) > 1 and any(table.remarks[1] for table in tables.values()):
@@ -162,7 +163,7 @@ def _read(file: str, options: Options) -> _Table:
   # A first line that names an image is no header.
   columns = tuple(str(i + 1) for i in range(len(lines[0])))
   if not _image_places(file, lines[0]):
-    head = enumerate(lines.pop(0), 1)  # that of pandas' index has no name
+    head = enumerate(lines.pop(0), 1)  # pandas writes no name above its index
     columns = tuple(cell.strip() or str(i) for i, cell in head)
   if len({*columns}) < len(columns) or len(columns) < 2:
     raise ValueError(

@@ -55,7 +55,8 @@ def by_split(
     if len(names) > 1:
       raise ValueError(
         f"--splits: got {', '.join(names)}, but no name of a file in {path!r}"
-        " says its split; expected patterns: train=0*.tar,validation=1*.tar."
+        f" says its split; expected patterns: train=0*{suffixes[0]},"
+        f"validation=1*{suffixes[0]}."
       )
     return {names[0]: files}
   if unknown := [file for file, split in splits.items() if not split]:

@@ -112,7 +112,7 @@ class Numbers:
     self.names = tuple(columns)
     if len(columns) == 1 < count:
       self.names = tuple(f"{columns[0]} {i}" for i in range(count))
-    check_names(self.names, where)
+    check_names(self.names, where, "numbers")
 
   def label(self, values: Sequence | None) -> np.ndarray | None:
     """Returns float32 [outputs]; None if one is missing, or is not a number."""
@@ -181,7 +181,7 @@ def are_real(texts: Collection[str]) -> bool:
     >>> are_real(["1", "2.5"]), are_real(["1", "2"]), are_real(["1.5", "a"])
     (True, False, False)
   """
-  # More digits than those of a number of a class are a name.
+  # An integer of more than 18 digits is a name.
   are_integers = all(text.lstrip("+-").isdecimal() for text in texts)
   return not are_integers and all(map(_NUMBER.fullmatch, texts))
 
@@ -335,20 +335,28 @@ def read_names(path: str) -> tuple[str, ...]:
   return tuple(line.strip() for line in lines if line.strip())
 
 
-def check_names(names: tuple[str, ...], where: str) -> None:
-  """Raises ValueError for names that TFDS would not store unchanged."""
+def check_names(
+  names: tuple[str, ...], where: str, what: str = "classes"
+) -> None:
+  """Raises ValueError for names that TFDS would not store unchanged.
+
+  Args:
+    names: The names.
+    where: The source, for messages.
+    what: What they name, for messages.
+  """
   if len({*names}) < len(names):
     twice, _ = collections.Counter(names).most_common(1)[0]
     raise ValueError(
-      f"got two classes of the name {twice!r} in {where}, expected different"
+      f"got two {what} of the name {twice!r} in {where}, expected different"
       " ones."
     )
   # TFDS stores them in a file, one a line, without blanks around them.
   for name in names:
     if name != name.strip() or not name or len(name.splitlines()) > 1:
       raise ValueError(
-        f"got a class of the name {name!r} in {where}, expected one line of"
-        " text without blanks around it."
+        f"got {name!r} among the names of {what} in {where}, expected one line"
+        " of text without blanks around it."
       )
 
 
@@ -376,8 +384,8 @@ def select_splits(
   """
   if any(options.splits.values()):
     raise ValueError(
-      f"--splits: got a pattern, which is for tars and parquet files; expected"
-      f" names of splits of {where}: {', '.join(available)}."
+      "--splits: got a pattern, which is for csv, tars and parquet files;"
+      f" expected names of splits of {where}: {', '.join(available)}."
     )
   if missing := sorted({*options.splits} - {*available}):
     raise ValueError(
@@ -424,7 +432,8 @@ def pick_column(
     return given, ""
   usual = LABEL_COLUMNS if role == "label" else IMAGE_COLUMNS
   known = usual_columns(candidates, usual)
-  # A single column that fits, beside a label that does not, has other numbers.
+  # Beside a column with a usual name of labels and an unfitting type, no other
+  # column is taken for the labels: the error names the first.
   if given is None and role == "label" and candidates and not known:
     given = next(iter(usual_columns(others, usual)), None)
   if given is None and (known or len(candidates) == 1):

@@ -208,7 +208,9 @@ def _columns(
         f" {where}, of: {listed}."
       )
     return image, options.numbers, tuple(filter(None, remarks))
-  # Real numbers may be whole. They are no worse than the numbers of the rows.
+  # A column of real numbers may hold whole numbers, which are classes. It is a
+  # candidate if the user or its name says so, or if all other candidates are
+  # row numbers.
   wanted = {options.label, *usual_columns(real, LABEL_COLUMNS)}
   if {*map(str.lower, labels)} <= _ROW_NUMBERS:
     wanted = {*real}

@@ -10,7 +10,7 @@ import pathlib
 import pytest
 from tqdm.utils import disp_len
 
-from vit_jax.inference import answers
+from vit_jax.inference import output_formats
 from vit_jax.inference.pretrained import Answer, Prediction
 
 CAT = Answer(
@@ -35,11 +35,11 @@ def written(make, out=None, result=(CAT, DOG), picture=None):
 
 def table(names=("photos/猫.jpg", "dog.png")):
   classes = ["tabby", "hound", 'a "big" cat, wild']
-  return lambda out: answers.as_table(out, names, classes)
+  return lambda out: output_formats.as_table(out, names, classes)
 
 
 def test_examples():
-  assert doctest.testmod(answers).failed == 0
+  assert doctest.testmod(output_formats).failed == 0
 
 
 def test_a_table():
@@ -71,7 +71,7 @@ def test_a_terminal_gets_no_control_characters():
 
 
 def test_json_lines():
-  first, second = map(json.loads, written(answers.as_json).splitlines())
+  first, second = map(json.loads, written(output_formats.as_json).splitlines())
   assert first == {
     "image": "photos/猫.jpg",
     "predictions": [
@@ -80,13 +80,15 @@ def test_json_lines():
     ],
   }
   text = written(
-    answers.as_json, result=[DOG], picture=pathlib.Path("attention/dog.png")
+    output_formats.as_json,
+    result=[DOG],
+    picture=pathlib.Path("attention/dog.png"),
   )
   assert json.loads(text)["attention"] == "attention/dog.png"
 
 
 def test_csv():
-  text = written(lambda out: answers.as_csv(out, with_pictures=False))
+  text = written(lambda out: output_formats.as_csv(out, with_pictures=False))
   rows = list(csv.DictReader(io.StringIO(text)))
   assert rows[1] == {
     "image": "photos/猫.jpg",
@@ -99,7 +101,7 @@ def test_csv():
 
 
 def test_each_picture_has_a_name():
-  names = answers.FileNames("out")
+  names = output_formats.FileNames("out")
   images = ["x/a.jpg", "y/a.png", "a_2.png", "a.gif", "-", "b.c.png"]
   result = [str(names.of(image)) for image in images]
   expected = ["a", "a_2", "a_2_2", "a_3", "image", "b.c"]
