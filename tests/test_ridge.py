@@ -112,36 +112,32 @@ def test_shots_are_the_first_of_each_class_in_turn():
   labels = np.array([2, 0, 1, 0, 1, 2, 0, 1, 2])
   rng = np.random.default_rng(5)
   want = [rng.permutation(np.flatnonzero(labels == k))[:2] for k in range(3)]
-  got = ridge.sample_shots(labels, shots=2, seed=5)
+  got = ridge.sample_shots(labels, 2, 5, num_classes=3)
   np.testing.assert_array_equal(got, np.concatenate(want))
   assert labels[got].tolist() == [0, 0, 1, 1, 2, 2]
   hidden = np.insert(labels, 4, -1)  # no label
-  got_of_labelled = ridge.sample_shots(hidden, shots=2, seed=5)
+  got_of_labelled = ridge.sample_shots(hidden, 2, 5, num_classes=3)
   np.testing.assert_array_equal(got_of_labelled, got + (got >= 4))
   # Fewer shots of the same seed are among them.
-  assert set(ridge.sample_shots(labels, 1, 5)) < set(got)
+  assert set(ridge.sample_shots(labels, 1, 5, 3)) < set(got)
 
 
 def test_too_few_examples_of_a_class():
   labels = np.array([0, 0, 0, 2, 2, 2, 1])
-  with pytest.raises(ValueError, match="got 2 per class, but class 1 has 1"):
-    ridge.sample_shots(labels, shots=2, seed=0)
-  with pytest.raises(ValueError, match="class 3 has 0"):
-    ridge.sample_shots(labels, shots=1, seed=0, num_classes=4)
+  with pytest.raises(ValueError, match="class 0 has 3, class 1 has 1, class 2"):
+    ridge.sample_shots(labels, 4, seed=0, num_classes=3)
+  with pytest.raises(ValueError, match="got 1 per class, but class 3 has 0"):
+    ridge.sample_shots(labels, 1, seed=0, num_classes=4)
   with pytest.raises(ValueError, match="and 15 more classes"):
-    ridge.sample_shots(np.arange(20), shots=2, seed=0)
+    ridge.sample_shots(np.arange(20), 2, seed=0, num_classes=20)
   with pytest.raises(ValueError, match="shots: got 0"):
-    ridge.sample_shots(labels, shots=0, seed=0)
+    ridge.sample_shots(labels, 0, seed=0, num_classes=3)
 
 
 def test_classes_with_fewer_examples_give_all_of_them():
   labels = np.array([0, 0, 0, 2, 2, 2, 1])
-  got = ridge.sample_shots(labels, 2, seed=0, allow_fewer=True)
+  got = ridge.sample_shots(labels, 2, seed=0, num_classes=3)
   assert labels[got].tolist() == [0, 0, 1, 2, 2]
-  with pytest.raises(ValueError, match="class 0 has 3, class 1 has 1, class 2"):
-    ridge.sample_shots(labels, 4, seed=0, allow_fewer=True)
-  with pytest.raises(ValueError, match="class 3 has 0"):
-    ridge.sample_shots(labels, 1, seed=0, num_classes=4, allow_fewer=True)
 
 
 def test_wrong_input():

@@ -131,3 +131,11 @@ def test_classes_that_an_evaluator_does_not_see(tmp_path):
     "note        val has no images of 1 of 2 classes: dog. Its scores say"
     " nothing about them.\n" in text
   )
+
+
+def test_a_fake_folder_has_no_line_on_its_classes(tmp_path):
+  """The first command of docs/tasks/pretrain.md: --fake_data on a folder."""
+  folder = f"folder:{tmp_path}/none"
+  score = {"kind": "classification", "dataset": folder, "split": "val"}
+  text = _text(tiny.config(fake_data=True, evals={"val": score}))
+  assert "has no images of" not in text

@@ -292,6 +292,7 @@ def by_number(names: Sequence[str] | None, width: int) -> np.ndarray | None:
   whole = [name.removesuffix(".0") for name in names or ()]
   if not whole or not all(name.isdecimal() for name in whole):
     return None
+  # An int64 has room for 18 digits.
   numbers = np.array([int(name[:18]) for name in whole])
   if len(set(numbers)) < len(numbers):
     return None  # such as 1 and 01

@@ -109,7 +109,7 @@ class RunContext(Context):
     ops = for_channels(self.options.ops, self.config.model.channels)
     options = {"ops": ops, "batch_size": self.options.batch_size}
     wanted = None if indices is None else indices.tobytes()
-    # The reader keeps the source, whose number is thus not given to another.
+    # The reader refers to the source, so no later object gets its id.
     reader = self.once(
       ("reader", id(source), *options.values(), wanted),
       lambda: eval_reader(
@@ -140,17 +140,19 @@ class RunContext(Context):
   def for_logits(self, source: Split, params: Params) -> Iterable[Batch]:
     if self.frozen_part is None:
       return self.batches(source)
-    devices = [*self.mesh.devices.flat]
-    fn = self.jit(
-      lambda params, batch: few_at_a_time(
-        functools.partial(self.frozen_part, params), batch["image"], devices
+
+    def activations() -> list[Batch]:
+      devices = [*self.mesh.devices.flat]
+      fn = self.jit(
+        lambda params, batch: few_at_a_time(
+          functools.partial(self.frozen_part, params), batch["image"], devices
+        )
       )
-    )
-    batches = self.batches(source)
-    return self.once(
-      ("activations", id(source), self.options.ops, self.options.batch_size),
-      lambda: [*activated(fn, params, batches, self.mesh, self.on_batch)],
-    )
+      batches = self.batches(source)
+      return [*activated(fn, params, batches, self.mesh, self.on_batch)]
+
+    options = self.options.ops, self.options.batch_size
+    return self.once(("activations", id(source), *options), activations)
 
   def forward(
     self, fn: Callable, params: Params, batches: Iterable[Batch]

@@ -39,40 +39,35 @@ def sample_shots(
   labels: Integer[np.ndarray, " n"],
   shots: int,
   seed: int,
-  num_classes: int | None = None,
-  *,
-  allow_fewer: bool = False,
+  num_classes: int,
 ) -> Int64[np.ndarray, " chosen"]:
   """Draws the same number of examples of every class.
 
   One generator, `numpy.random.default_rng(seed)`, permutes the indices of class
   0, then those of class 1, and so on. The first `shots` of each are taken, so
-  the 5 shots of a seed are among its 10 shots.
+  the 5 shots of a seed are among its 10 shots. As in big_vision, a class with
+  fewer examples gives all that it has.
 
   Args:
     labels: Class of each example; negative ones are never drawn.
     shots: Examples per class, 1 or more.
     seed: Seed of the draw; evaluations average over several.
-    num_classes: Number of classes; None for one more than the largest label.
-    allow_fewer: Whether a class with fewer examples may give all that it has,
-      as in big_vision. At least half of the classes must still have `shots`
-      examples, and each class at least one.
+    num_classes: Number of classes.
 
   Returns:
     Indices into `labels`, class after class.
 
   Raises:
-    ValueError: A class has too few examples.
+    ValueError: More than half of the classes have fewer than `shots` examples,
+      or a class has none.
 
   Source: big_vision `evaluators/fewshot_lsr.py`.
 
   Example:
-    >>> indices = sample_shots(np.array([0, 1, 0, 1, 1]), shots=2, seed=0)
+    >>> indices = sample_shots(np.array([0, 1, 0, 1, 1]), 2, 0, num_classes=2)
     >>> sorted(indices[:2].tolist()), len(indices)
     ([0, 2], 4)
   """
-  if num_classes is None:
-    num_classes = int(labels.max(initial=-1)) + 1
   if shots < 1:
     raise ValueError(f"shots: got {shots}, expected 1 or more.")
   rng = np.random.default_rng(seed)
@@ -82,8 +77,7 @@ def sample_shots(
   by_class = np.split(in_order, np.cumsum(counts))
   chosen = [rng.permutation(i)[:shots] for i in by_class[:num_classes]]
   few = np.flatnonzero(counts[:num_classes] < shots)
-  is_allowed = allow_fewer and counts[few].all() and 2 * len(few) <= num_classes
-  if len(few) and not is_allowed:
+  if 2 * len(few) > num_classes or not counts[few].all():
     short = [f"class {k} has {counts[k]}" for k in few]
     more = f" and {len(short) - 5} more classes" if len(short) > 5 else ""
     raise ValueError(
@@ -94,7 +88,7 @@ def sample_shots(
 
 
 def fewest_examples(shots: int, num_classes: int) -> int:
-  """Returns the fewest examples that `sample_shots(allow_fewer=True)` needs.
+  """Returns the fewest examples that `sample_shots` needs.
 
   Half of the classes must have all shots, each of the others one.
 
@@ -155,7 +149,7 @@ def fit(
   if not np.isfinite(features).all():
     rows = np.flatnonzero(~np.isfinite(features).all(axis=1))
     raise ValueError(
-      f"features: {len(rows)} of {len(features)} rows hold NaN or infinity,"
+      f"features: {len(rows)} of {len(features)} rows have NaN or infinity,"
       f" the first is row {rows[0]}. The model that made them has diverged,"
       " or its dtype overflows."
     )

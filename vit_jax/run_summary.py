@@ -142,8 +142,11 @@ def classes_lines(
 def _absent_lines(experiment: Experiment) -> Iterator[str]:
   """Yields a line for each evaluator that has no images of some classes.
 
-  Only for folders, whose splits may be made of very few images.
+  Only for folders, whose splits may be made of very few images; not for fake
+  data, whose classes have no names.
   """
+  if experiment.config.fake_data:
+    return
   for e in experiment.evals:
     if e.scores_head and e.dataset.startswith("folder:"):
       source = experiment.sources.inspect(e.dataset, e.split)

@@ -210,7 +210,7 @@ def test_of_those_that_start_at_once_one_goes_on(
 
   write = atomic_files.write
   monkeypatch.setattr(atomic_files, "write", slow_write)
-  monkeypatch.setattr(atomic_files, "is_local", lambda path: is_local)
+  monkeypatch.setattr(run_lock, "is_remote", lambda path: not is_local)
   monkeypatch.setattr(run_lock, "SETTLE_SECONDS", 0.5)
   for run in range(2):
     folder = tmp_path / str(run)
@@ -243,7 +243,7 @@ def test_of_those_that_start_at_once_one_goes_on(
 
 @pytest.mark.parametrize("is_local", [True, False])
 def test_a_run_settles_before_its_first_check(tmp_path, monkeypatch, is_local):
-  monkeypatch.setattr(atomic_files, "is_local", lambda path: is_local)
+  monkeypatch.setattr(run_lock, "is_remote", lambda path: not is_local)
   monkeypatch.setattr(run_lock, "SETTLE_SECONDS", 60.0)
   waited = []
   monkeypatch.setattr(time, "sleep", waited.append)

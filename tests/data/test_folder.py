@@ -158,7 +158,7 @@ def test_errors_name_what_is_wrong(tmp_path):
   assert "only one class folder, 'a', but with loose images" in error(tmp_path)
   (tmp_path / "b").mkdir()
   text = error(tmp_path)
-  assert f"class folder {tmp_path}/b holds no images; expected files" in text
+  assert f"class folder {tmp_path}/b has no images; expected files" in text
   assert ".jpg, .jpeg, .jpe, .jfif, .png, .webp, .bmp, .gif, .tif" in text
   classes(tmp_path, b=2, c=2)
   text = error(tmp_path, "test")
@@ -197,7 +197,7 @@ def test_a_folder_too_high_is_refused_with_the_one_meant(
   with pytest.raises(ValueError) as info:
     sources.open_source(f"folder:{tmp_path}", "train")
   text = str(info.value)
-  assert "hold no images of their own, only folders" in text or (
+  assert "have no images of their own, only folders" in text or (
     "with only one class folder" in text
   )
   assert text.endswith(f" Did you mean folder:{tmp_path / meant}?")

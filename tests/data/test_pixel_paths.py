@@ -180,3 +180,12 @@ def test_the_share_of_a_crop():
   )
   assert path.cropped(None).share is None
   assert path.cropped(None).ops == "decode(dct='accurate')|resize_torch(224)"
+
+
+@pytest.mark.parametrize("text", ["decode|pad(2)", "decode|pad(2, 'reflect')"])
+def test_a_border_is_black_or_mirrored(text):
+  image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3) + 1
+  result = pixels.apply(image, text)
+  np.testing.assert_array_equal(result, evaluated(image, text))
+  np.testing.assert_array_equal(result[2:6, 2:6], image)
+  assert result[0, 0, 0] == (image[2, 2, 0] if "reflect" in text else 0)

@@ -51,13 +51,13 @@ def test_splits_mean_what_tfds_means(text):
     ("test[:8]", "got bound '8' .* expected at most its 7 records"),
     (
       "train[5:2]",
-      "holds no records: it means 5 to 2, expected bounds in rising",
+      "has no records: it means 5 to 2, expected bounds in rising",
     ),
     (
       "train[33%:500]",
       r"'train\[33%:500\]' has one bound in percent and one in",
     ),
-    ("test+test[:0]", r"of which 'test\[:0\]' holds no records"),
+    ("test+test[:0]", r"of which 'test\[:0\]' has no records"),
   ],
 )
 def test_wrong_splits_are_explained(text, message):

@@ -20,6 +20,7 @@ from vit_jax.data.sources import open_source
 from vit_jax.data.tf_cpu import tf
 from vit_jax.evaluation import RunContext
 from vit_jax.evaluators import EVALUATORS, classification
+from vit_jax.evaluators.features import extract, features_fn
 from vit_jax.evaluators.knn import KnnConfig
 from vit_jax.evaluators.linear import LinearConfig
 
@@ -370,10 +371,23 @@ def test_features_that_are_not_finite_are_refused(options):
   # Before any process scores, so that all of several processes refuse.
   with pytest.raises(
     DataError,
-    match=r"config.evals.f.layer: got 'pre_logits', which has NaN or infinity"
-    r" for 1 of 60 images of 'handmade' \[test\]; expected finite features",
+    match=r"config.evals.f: got features of 'handmade' \[test\] with NaN or"
+    r" infinity for 1 of 60 images; expected finite features",
   ):
     evaluator.gather({"features": table})
+
+
+def test_features_are_read_in_the_context_of_a_head():
+  """As for a linear probe before the training, whose errors name its data."""
+  options = ClassificationConfig(name="val")
+  train = handmade.records([0, 1], name="to learn")
+  context = handmade.context(options, handmade.records([0, 1]))
+  fn = features_fn(context, ("pre_logits",))
+  table = np.array([[0.0], [np.inf]], np.float32)
+  with pytest.raises(
+    DataError, match=r"config.evals.val: got features of 'to learn' \[test\] wi"
+  ):
+    extract(context, train, fn, {"features": table})
 
 
 @pytest.mark.parametrize("is_regression", [False, True])

@@ -104,7 +104,7 @@ def test_a_split_without_a_label_has_no_score(labels):
   """It was not a number, which no file of JSON can hold."""
   source = handmade.records(labels, 2)
   evaluator = _real().make(handmade.context(_real(), source, 2))
-  message = "evals.real.split: got 'test' of 'handmade', in which no image has"
+  message = r"evals.real: got 'handmade' \[test\], in which no image has a"
   with pytest.raises(DataError, match=message):
     evaluator.run({"logits": np.eye(2, dtype=np.float32)})
 

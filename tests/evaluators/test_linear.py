@@ -94,6 +94,14 @@ def test_it_learns_a_data_set():
   assert _run(_options(), x, hidden, hidden[:50])["l/count"] == 50 - 8
 
 
+def test_one_image_of_few_is_held_out():
+  """Of 12 images, as the check demands, only 4 have a label."""
+  x, y = _separable(12)
+  labels = np.where(np.arange(12) < 4, y, -1)
+  assert _run(_options(), x, labels, y)["l/held_out"] in (0.0, 1.0)
+  assert [linear.num_held_out(n) for n in (4, 10, 26)] == [1, 1, 3]
+
+
 def test_heads_that_all_diverged_give_no_score():
   x, y = _separable(200)
   scores = _run(_options(lrs=(3e38, 2e38)), x, y, y[:50])

@@ -72,8 +72,7 @@ def test_images_without_any_class_are_refused():
   source = handmade.records(np.zeros((4, 3), bool))
   with pytest.raises(
     DataError,
-    match="config.evals.m.split: got 'test' of 'handmade', in which no image"
-    " has a class",
+    match=r"config.evals.m: got 'handmade' \[test\], in which no image has a c",
   ):
     _scores(source, LOGITS)
 

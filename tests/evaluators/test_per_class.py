@@ -106,3 +106,21 @@ def test_several_classes_are_refused():
   source = handmade.records(np.eye(3, dtype=bool))
   (error,) = _options().check("config.evals.c", {"split": source}, Head(3), {})
   assert "got 'handmade', whose images may have several classes" in error
+
+
+def test_logits_that_are_nan_write_no_file(tmp_path):
+  """NumPy takes them for class 0, whose images would all be right."""
+  options = _options()
+  source = handmade.records(LABELS, 3)
+  context = handmade.context(options, source, 3, workdir=str(tmp_path))
+  logits = np.log(SHARES).astype(np.float32)
+  logits[1] = np.nan
+  scores = options.make(context).run({"logits": logits})
+  assert scores["c/top1"] == pytest.approx(2 / 5)
+  assert np.isnan([scores["c/worst_class"], scores["c/ece"]]).all()
+  assert not [*tmp_path.iterdir()]
+  logits[5] = np.nan  # without a label
+  logits[1] = 0.0
+  context = handmade.context(options, source, 3, workdir=str(tmp_path))
+  scores = options.make(context).run({"logits": logits})
+  assert scores["c/worst_class"] == 0.0 and [*tmp_path.iterdir()]

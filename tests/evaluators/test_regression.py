@@ -337,7 +337,7 @@ def test_what_cannot_be_is_refused(data_dir, tmp_path):
   )
   for loss, words in (
     (None, "the weights of --checkpoint do not state the loss of their head"),
-    ("softmax", "was trained for classes; config.evals.val.kind='classifi"),
+    ("softmax", "classes; expected a head for numbers to predict, or data wi"),
   ):
     stated = dataclasses.replace(file, loss=loss)
     with pytest.raises(ConfigError, match=words):
@@ -351,3 +351,4 @@ def test_what_cannot_be_is_refused(data_dir, tmp_path):
     probes.with_probes(_config(data_dir), {"knn": "levels"}, Sources(data_dir))
   assert "config.objective.kind: got 'regression', but the labels of" in text
   assert "config.evals.val.dataset: got 'digits', whose images have cl" in text
+  assert "scores classes with a head that was trained for them." in text

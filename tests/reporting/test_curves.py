@@ -4,6 +4,8 @@ import dataclasses
 import pathlib
 import re
 
+import pytest
+
 from vit_jax.callbacks.accounting import BUCKETS
 from vit_jax.reporting import curves, tables
 from vit_jax.reporting.runs import Run
@@ -64,3 +66,30 @@ def test_changes_are_one_fact():
   assert "changed on the way" not in tables.run_facts(
     _run("a", {}, {"changes": []})
   )
+
+
+@pytest.mark.parametrize(
+  "evals, chance",
+  [
+    ({"val": {}}, 0.1),
+    ({"val": {}, "few": {"kind": "fewshot"}}, 0.1),
+    ({"val": {}, "few": {"kind": "fewshot", "dataset": "cifar100"}}, None),
+    ({"val": {}, "some": {"kind": "subset"}}, None),
+    ({"val": {"dataset": "cifar100"}}, None),
+  ],
+)
+def test_chance_is_that_of_all_curves(evals, chance):
+  """The files of a run state the classes only of the training data."""
+  evals = {k: {"kind": "classification", **v} for k, v in evals.items()}
+  metric = {"fewshot": "10shot"}
+  names = [f"{k}/{metric.get(v['kind'], 'top1')}" for k, v in evals.items()]
+  config = {"data": {"dataset": "cifar10"}, "evals": evals}
+  rows = [{"step": 1, **dict.fromkeys(names, 0.5)}]
+  run = Run("a", pathlib.Path("a"), config, {"num_classes": 10}, rows)
+  (plot,) = curves._accuracies([run])
+  assert plot.draw.keywords == {"chance": chance}
+
+
+def test_the_length_of_a_run_of_epochs_is_in_its_metadata():
+  run = _run("a", {}, {"total_steps": 1500})
+  assert tables.run_facts(run)["steps"] == "2 of 1,500"

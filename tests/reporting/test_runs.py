@@ -111,6 +111,7 @@ def test_scores_are_all_of_one_step():
     ("train[:90%]", "train[90%:]", True, True),
     ("train[:90%]", "train[:200]", True, False),
     ("train", "train[90%:]", True, False),
+    ("train@2000", "train[99%:]", True, False),
     ("train800", "val200", True, True),
     ("train", "test", False, False),
   ],

@@ -25,7 +25,7 @@ from vit_jax.config import (
 )
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models import build
-from vit_jax.reporting import visualize
+from vit_jax.reporting import model_figures, visualize
 from vit_jax.step import TrainState
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -83,6 +83,24 @@ def test_imagenet_s_classes_are_in_words():
   black = np.zeros((32, 32, 3), np.uint8)
   (text,) = visualize.captions_of(["x/a.png"], vit, [black])
   assert re.fullmatch(r"a\.png → .+ \(n\d+\) \d+%", text)
+
+
+def test_numbers_of_a_regression_are_no_shares():
+  vit = vit_jax.load(TOKEN, verbose=False)
+  names = tuple(f"n{i}" for i in range(vit.num_classes))
+  vit = dataclasses.replace(vit, loss="regression", class_names=names)
+  black = np.zeros((32, 32, 3), np.uint8)
+  (text,) = visualize.captions_of(["x/a.png"], vit, [black])
+  numbers = np.asarray(vit.probabilities(vit.params, black[None]))[0]
+  assert text == "a.png → " + ", ".join(
+    f"{name} {value:.4g}" for name, value in zip(names, numbers, strict=True)
+  )
+  maps = np.ones((1, 4, 4), np.float32)
+  model = model_figures.InspectedModel(
+    "", "", vit, black[None], [text], None, maps, ""
+  )
+  section = model_figures.rollouts([model], 1)
+  assert section.text.endswith(" Below are the predicted numbers.")
 
 
 @pytest.mark.slow  # two models are compiled

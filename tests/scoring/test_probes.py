@@ -167,9 +167,9 @@ def test_features_that_overflow_end_in_a_sentence(own, tmp_path):
       "--config.data.batch_size=8",
     )
   assert re.fullmatch(
-    r"config.evals.knn.layer: got 'pre_logits', which has NaN or infinity for"
-    rf" \d+ of 24 images of '{own}' \[train\]; expected finite features. The"
-    " model has diverged, or its dtype overflows.",
+    rf"config.evals.knn: got features of '{own}' \[train\] with NaN or infinity"
+    r" for \d+ of 24 images; expected finite features. The model has diverged,"
+    " or its dtype overflows.",
     str(e.value),
   )
 

@@ -28,9 +28,6 @@ class Recorder:
   def write_scalars(self, step, scalars):
     self.rows.append({"step": step, **scalars})
 
-  def flush(self):
-    pass
-
   def close(self, state="finished"):
     self.state = state
 

@@ -30,6 +30,7 @@ from vit_jax.callbacks import run_record
 from vit_jax.callbacks.base import Callback, Stop
 from vit_jax.config import ConfigError
 from vit_jax.distributed import agreement, exit_codes
+from vit_jax.paths import is_remote
 from vit_jax.writers import atomic_files
 
 if TYPE_CHECKING:
@@ -160,8 +161,7 @@ class RunLock(Callback):
     if error := agreement.broadcast_text(error):
       raise ConfigError([error])
     if self._is_first:
-      is_local = atomic_files.is_local(self._folder)
-      seconds = SETTLE_SECONDS * (1 if is_local else 2)
+      seconds = SETTLE_SECONDS * (2 if is_remote(self._folder) else 1)
       self._settled_at = time.monotonic() + seconds
       run_record.open_records[self._record["id"]] = self._write_end
       self._write_heartbeat()
@@ -173,7 +173,7 @@ class RunLock(Callback):
     self.check()
 
   def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
-    if atomic_files.is_local(self._folder):
+    if not is_remote(self._folder):
       self.check()
     elif self._loss:  # rows go to a bucket in a thread, which checks before
       raise LostError(self._loss)

@@ -37,7 +37,7 @@ def use_cache(workdir: str | None = None) -> None:
   """
   import jax  # only here, as BEGAN comes before
 
-  from vit_jax.paths import cache_folder
+  from vit_jax.paths import cache_folder, is_remote
 
   folder = jax.config.jax_compilation_cache_dir
   if folder is None and workdir is not None and jax.process_count() > 1:
@@ -48,7 +48,7 @@ def use_cache(workdir: str | None = None) -> None:
       folder.mkdir(parents=True, exist_ok=True)
     except OSError:
       return  # a home without write access: nothing is cached
-  if "://" in str(folder):
+  if is_remote(folder):
     # XLA's own cache of tuned GPU programs needs local files, and would fail at
     # the first compilation.
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")

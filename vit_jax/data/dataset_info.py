@@ -16,7 +16,7 @@ class Info(NamedTuple):
   size: tuple[int, int] = (256, 320)
   is_multilabel: bool = False  # any number of classes per image
   is_regression: bool = False  # numbers to predict
-  names: tuple[str, ...] | None = None  # of these
+  names: tuple[str, ...] | None = None  # names of the numbers; None for classes
 
 
 # By name in TFDS, or by prefix for all data sets with it. Sources: the TFDS

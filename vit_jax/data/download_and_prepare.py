@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from vit_jax.data.dataset_info import prefix_of
 from vit_jax.data.imports import KINDS, Options
 from vit_jax.data.imports.listing import check_unused, read_names
 from vit_jax.options import nearest
+from vit_jax.paths import is_remote
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 WITH_NUMBERS = ("csv:", "parquet:")  # kinds of sources with --numbers
@@ -91,10 +93,10 @@ def prepare(
   names, needed = tfds_source.manual_files(builder)
   missing = [name for name in names if not (folder / name).is_file()]
   if missing or (needed and not folder.is_dir()):
-    raise ValueError(
-      f"--manual_dir: got {folder}, without"
-      f" {' and '.join(missing) or 'such a folder'}; expected {needed}."
-    )
+    lack = "which is no folder"
+    if missing:
+      lack = f"without {' and '.join(missing)}"
+    raise ValueError(f"--manual_dir: got {folder}, {lack}; expected {needed}.")
   options = {}
   if isinstance(builder, imported.Importer):
     options["record_filter"] = imported.RecordFilter(say)
@@ -111,7 +113,7 @@ def prepare(
 def _check_is_local(builder: tfds.core.DatasetBuilder) -> None:
   """Raises ValueError for a bucket, where array_record cannot write."""
   folder = str(builder.data_dir)
-  if "://" in folder:
+  if is_remote(folder):
     raise ValueError(
       f"--data_dir: got {folder!r}, expected a folder on a disk, as records"
       " cannot be written to a bucket. Copy it there afterwards: gcloud storage"
@@ -258,7 +260,9 @@ def main(args: argparse.Namespace) -> None:
     say(f"{what:<12}{done.num_classes:>12,}")
   say(f"{'left out':<12}{done.left_out:>12,}")
   name = args.name or args.source
-  where = f" --config.data.data_dir={args.data_dir}" if args.data_dir else ""
+  where = ""
+  if args.data_dir:
+    where = f" --config.data.data_dir={shlex.quote(args.data_dir)}"
   if args.max_pixels:
     where += f" --config.data.max_pixels={args.max_pixels}"
   say(f"in {done.folder}; to use it: --config.data.dataset={name}{where}")

@@ -295,7 +295,7 @@ def _class_files(
   if len(empty) < len(names) and not any(map(_has_own_images, files.values())):
     raise ValueError(
       f"got data set {dataset!r} whose class folders in {root}"
-      f" ({', '.join(names[:4])}{', ...' * (len(names) > 4)}) hold no images of"
+      f" ({', '.join(names[:4])}{', ...' * (len(names) > 4)}) have no images of"
       " their own, only folders; expected the images of a class in its"
       f" folder.{_hint(root, files)}"
     )
@@ -303,7 +303,7 @@ def _class_files(
     more = f" and {len(empty) - 1} more" * (len(empty) > 1)
     raise ValueError(
       f"got data set {dataset!r} whose class folder {root / empty[0]}{more}"
-      f" holds no images; expected files named {', '.join(SUFFIXES)} (in any"
+      f" has no images; expected files named {', '.join(SUFFIXES)} (in any"
       " case). Add images or remove the folder."
     )
   return files
@@ -324,7 +324,7 @@ def _hint(root: pathlib.Path, files: _Files) -> str:
   for suffix, prefix in ((".tar", "webdataset:"), (".parquet", "parquet:")):
     if not files and any(root.glob(f"*{suffix}")):
       return (
-        f" It holds {suffix} files: to import them, run"
+        f" It has {suffix} files: to import them, run"
         f" vit-jax prepare {prefix}{root} --name=NAME."
       )
   while files and not any(map(_has_own_images, files.values())):

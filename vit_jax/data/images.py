@@ -46,7 +46,7 @@ BROKEN = (
   ValueError,
   Image.DecompressionBombError,
 )
-# The option that `too_large` proposes; a command replaces it by its own.
+# The option that `_too_large` proposes; a command replaces it by its own.
 LIMIT_OPTION = "config.data.max_pixels"
 MAX_UNDECODABLE = 0.01  # Share of a split; ten images are allowed in any case.
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
@@ -329,7 +329,7 @@ def check_size(image: Image.Image, max_pixels: int = MAX_PIXELS) -> None:
     raise _too_large(f"{image.width:,} x {image.height:,}", max_pixels)
 
 
-def of_pillow(
+def size_error_of(
   error: Image.DecompressionBombError, max_pixels: int = MAX_PIXELS
 ) -> ValueError:
   """Returns the error of `check_size` for Pillow's, which has no sides.
@@ -393,7 +393,7 @@ def _pixels(image: Image.Image, exif: bool, max_pixels: int):
 
 def _cannot_decode(error: Exception, max_pixels: int) -> ValueError:
   if isinstance(error, Image.DecompressionBombError):
-    return of_pillow(error, max_pixels)
+    return size_error_of(error, max_pixels)
   return ValueError(
     f"got an image that cannot be decoded ({error}); {EXPECTED}, whole."
   )

@@ -396,7 +396,7 @@ def are_flipped(position: int, seed_pairs: tf.Tensor) -> tf.Tensor:
 
   Args:
     position: Its number among the operations.
-    seed_pairs: int64 [n, 2], see `apply`.
+    seed_pairs: (root + epoch, record) of each image, int64 [n, 2].
   """
   keys = _key_at(position, seed_pairs)
   return tf.map_fn(_is_flipped, keys, fn_output_signature=tf.bool)

@@ -132,9 +132,10 @@ def central_crop_torch(image, size):
   return image[top : top + height, left : left + width]
 
 
-def pad(image, pixels):
-  """Adds `pixels` black pixels on each side."""
-  return np.pad(image, ((pixels, pixels), (pixels, pixels), (0, 0)))
+def pad(image, pixels, mode="black"):
+  """Adds `pixels` pixels on each side, black ones or mirrored ones."""
+  sides = (pixels, pixels), (pixels, pixels), (0, 0)
+  return np.pad(image, sides, "constant" if mode == "black" else mode)
 
 
 # Shares of red, green and blue in grey, by 2^16.

@@ -72,11 +72,11 @@ def shrunk(
   if not side or not isinstance(source, FolderSource):
     return source
   step = max(1, source.num_examples // _LOOKED_AT)
-  images.allow(preprocessing.decoding(ops)["max_pixels"])
+  decoding = preprocessing.decoding(ops)
+  images.allow(decoding["max_pixels"])
   if not _has_large(source.paths[::step], side):
     return source
   fields = {f.name: getattr(source, f.name) for f in dataclasses.fields(source)}
-  decoding = preprocessing.decoding(ops)
   options = {key: decoding[key] for key in ("exif", "max_pixels")}
   made = ShrunkFolder(**fields, side=side, options=options)
   made.fill(on_image)

@@ -193,7 +193,7 @@ def _parse_part(
   stop = _bound(stop or str(size), size, text)
   if not 0 <= start < stop <= size:
     raise SplitError(
-      f"got split {text!r}, of which {part.strip()!r} holds no records: it"
+      f"got split {text!r}, of which {part.strip()!r} has no records: it"
       f" means {start} to {stop}, expected bounds in rising order within"
       f" {name!r} of {size:,} records."
     )

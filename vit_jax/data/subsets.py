@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_jax.data.source import PARALLEL, Record, Source
 from vit_jax.data.tf_cpu import as_is, tf
-from vit_jax.data.tfds_records import labels_of
+from vit_jax.data.tfds_records import read_labels
 
 _BATCH = 1024  # records collected at a time, undecoded
 # Constants of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom
@@ -37,6 +37,8 @@ def members(num_examples: int, count: int, seed: int) -> np.ndarray:
     numbers, so no two records tie. All numbers are integers, so that no version
     of numpy changes the result.
   """
+  if count == num_examples:
+    return np.arange(num_examples)
   start = hashlib.blake2b(f"subset {seed}".encode(), digest_size=8).digest()
   state = np.arange(1, num_examples + 1, dtype=np.uint64)
   state *= _STEP
@@ -45,8 +47,6 @@ def members(num_examples: int, count: int, seed: int) -> np.ndarray:
     state ^= state >> np.uint64(shift)
     state *= np.uint64(factor)
   state ^= state >> np.uint64(31)
-  if count == num_examples:
-    return np.arange(num_examples)
   return np.sort(np.argpartition(state, count)[:count]).astype(np.int64)
 
 
@@ -174,7 +174,7 @@ class Subset(Source):
     """See `Source`."""
     if self.knows_labels:
       return self.base.labels()[self.indices]
-    return labels_of(self)
+    return read_labels(self)
 
   def columns(self, *names: str) -> dict[str, tf.Tensor]:
     """Reads the whole subset, undecoded: "image" or "label" or both."""

@@ -74,7 +74,7 @@ class TfdsFiles(Source):
 
   def labels(self) -> np.ndarray:
     """See `Source`; reads the whole split."""
-    return labels_of(self)
+    return read_labels(self)
 
   def _parse(self, example: tf.Tensor, names: Sequence[str]) -> Record:
     """Parses one serialized example or a batch.
@@ -333,7 +333,7 @@ class TfdsMemory(Source):
     return self.files.record_name(index)
 
 
-def labels_of(files: Source) -> np.ndarray:
+def read_labels(files: Source) -> np.ndarray:
   """Returns `Source.labels` of a split by reading its files."""
   with reading(files):
     labels = columns_of(files, "label")["label"].numpy()

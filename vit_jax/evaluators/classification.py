@@ -24,6 +24,7 @@ from vit_jax.evaluators.evaluator import (
   Outputs,
   Params,
   Splits,
+  no_images_error,
 )
 from vit_jax.options import option
 
@@ -94,11 +95,7 @@ class Classification(Evaluator):
     from vit_jax.metrics import top_k_correct
 
     super().__init__(context)
-    source = context.sources["split"]
-    if context.config.fake_data:
-      few = min(source.num_examples, 2 * self.config.batch_size)
-      source = dataclasses.replace(source, num_examples=few)
-    self._source = source
+    self._source = source = self.few_if_fake(context.sources["split"])
     columns, how = class_names.match(source, context.head, self.config.match)
     self.note += f", {how}"
     width = context.head.num_classes
@@ -194,9 +191,9 @@ class Classification(Evaluator):
     count = float(averages["top1"].count)
     if not count:
       raise DataError(
-        f"config.evals.{self.config.name}.split: got {self.config.split!r} of"
-        f" {self.config.dataset!r}, in which no image has a class that is"
-        " scored; expected another split."
+        no_images_error(
+          self.config.name, self._source, "has a class that is scored"
+        )
       )
     recall = averages.pop(RECALL, None)
     scores = {k: float(v.compute()) for k, v in averages.items()}

@@ -52,7 +52,12 @@ class Split(Protocol):
   knows_labels: bool
 
   def labels(self) -> np.ndarray:
-    """Returns the label of every record, int [n]; -1 for none."""
+    """Returns all labels.
+
+    Returns:
+      int32 [n], -1 for none; for multi-label data bool [n, classes], for
+      regression float32 [n, outputs].
+    """
 
 
 Splits = Mapping[str, Split]  # option of `SPLITS` -> its split
@@ -137,14 +142,16 @@ class EvaluatorConfig:
     """
     labels = ("classes", "numbers to predict")
     wanted, other = labels[self.scores_numbers], labels[not self.scores_numbers]
-    kind = "classification" if self.scores_numbers else "regression"
+    other_kind = "classification" if self.scores_numbers else "regression"
+    kind = other_kind
     if any(source.is_multilabel for source in sources.values()):
       kind = "multilabel"
     for source in sources.values():
       if source.is_regression != self.scores_numbers:
         yield (
           f"{where}.dataset: got {source.name!r}, whose images have {other},"
-          f" expected {wanted}; {where}.kind={kind!r} scores these."
+          f" expected {wanted}; {where}.kind={kind!r} scores {other} with a"
+          " head that was trained for them."
         )
     is_regression = head.loss == "regression"
     if not self.scores_head or is_regression == self.scores_numbers:
@@ -160,7 +167,8 @@ class EvaluatorConfig:
     else:
       yield (
         f"{where}.kind: got {self.kind!r}, which scores {wanted}, but the head"
-        f" was trained for {other}; {where}.kind={kind!r} scores these."
+        f" was trained for {other}; expected a head for {wanted}, or data with"
+        f" {other} and {where}.kind={other_kind!r}."
       )
 
   def model_errors(self, where: str, model: "ModelConfig") -> Iterator[str]:
@@ -255,12 +263,12 @@ class Context:
     raise NotImplementedError
 
   def labels(self, source: Split) -> np.ndarray:
-    """Returns all labels of a split, int32 [n]. Collective.
+    """Returns all labels of a split, see `Split.labels`. Collective.
 
     If the labels are in the records, each process reads a part of them.
 
     Args:
-      source: One of `sources`, with one label per image.
+      source: One of `sources`.
     """
     raise NotImplementedError
 
@@ -321,7 +329,7 @@ class Answers(NamedTuple):
   """Predictions of a probe, a classifier learned from features.
 
   by: Name of the classifier, such as "the vote of the 20 nearest".
-  unit: Name of `score`: "probability" or "score".
+  unit: Name of `score`: "probability", "score" or "share of the votes".
   index: Index of the record in the split, int [n].
   label: True class, int [n].
   prediction: Class with the largest score, int [n].
@@ -345,7 +353,7 @@ class Evaluator:
     config: Options of the evaluator.
     context: Context of the evaluator.
     note: A line about the data that are scored.
-    answers: Predictions of a probe after `score`; None: there are none.
+    answers: Predictions of a probe, once scored; None: there are none.
   """
 
   answers: "Answers | None" = None
@@ -356,12 +364,27 @@ class Evaluator:
     splits = (f"{s.name} [{s.split}]" for s in context.sources.values())
     self.note = ", ".join(splits)
 
+  def few_if_fake(self, source: Split, least: int = 0) -> Split:
+    """Returns a split; of fake data, only the records of two batches.
+
+    Args:
+      source: A split.
+      least: Smallest number of records of fake data, if it has as many.
+    """
+    if not self.context.config.fake_data:
+      return source
+    most = max(2 * self.config.batch_size, least)
+    most = min(source.num_examples, most)
+    return dataclasses.replace(source, num_examples=most)
+
   def gather(self, params: Params) -> Any:
     """Runs on the devices; returns the argument of `score`. Collective."""
     raise NotImplementedError(type(self).__name__)
 
   def score(self, gathered: Any) -> dict[str, float]:
-    """Runs on the host; during training only in process 0, else in all.
+    """Returns the scores, computed on the host.
+
+    During training only process 0 calls it, otherwise all processes do.
 
     Returns:
       "<name of the evaluator>/<metric>" -> value.
@@ -414,4 +437,18 @@ def multilabel_error(where: str, source: Split) -> str:
     f"{where}.dataset: got {source.name!r}, whose images may have several"
     " classes, expected one class per image; kind='multilabel' scores the head"
     " on such data."
+  )
+
+
+def no_images_error(name: str, source: Split, what: str) -> str:
+  """Returns the error for a split of which no image can be used.
+
+  Args:
+    name: Name of the evaluator.
+    source: The split.
+    what: What no image does, such as "has a label".
+  """
+  return (
+    f"config.evals.{name}: got {source.name!r} [{source.split}], in which no"
+    f" image {what}; expected another split."
   )

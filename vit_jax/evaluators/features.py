@@ -31,6 +31,7 @@ from vit_jax.evaluators.evaluator import (
   Split,
   Splits,
   multilabel_error,
+  no_images_error,
 )
 from vit_jax.options import option
 
@@ -103,12 +104,7 @@ class Features(Evaluator):
     super().__init__(context)
     train, test = (context.sources[k] for k in ("train_split", "split"))
     self.note = learns_from(self.config, train, test)
-    if context.config.fake_data:
-      most = max(2 * self.config.batch_size, least)
-      train, test = (
-        dataclasses.replace(s, num_examples=min(s.num_examples, most))
-        for s in (train, test)
-      )
+    train, test = (self.few_if_fake(s, least) for s in (train, test))
     self.num_classes = train.num_classes
     self._train, self._test = train, test
     self._features = features_fn(context, self.config.alternatives)
@@ -189,20 +185,17 @@ def extract(
   order = np.flatnonzero(rows["mask"] & (rows["label"] >= 0))
   options = context.options
   if not len(order):
-    raise DataError(
-      f"config.evals.{options.name}: got {options.dataset!r} [{source.split}],"
-      " in which no image has a label; expected another split."
-    )
+    raise DataError(no_images_error(options.name, source, "has a label"))
   order = order[np.argsort(rows["index"][order])]
   rows = {k: rows.pop(k)[order] for k in [*rows]}
   with np.errstate(invalid="ignore"):  # inf - inf is reported below
     is_finite = np.isfinite(rows["x"].sum(axis=1, dtype=np.float64))
   if not is_finite.all():
     raise DataError(
-      f"config.evals.{options.name}.layer: got {options.layer!r}, which has NaN"
-      f" or infinity for {(~is_finite).sum():,} of {len(is_finite):,} images of"
-      f" {options.dataset!r} [{source.split}]; expected finite features. The"
-      " model has diverged, or its dtype overflows."
+      f"config.evals.{options.name}: got features of {source.name!r}"
+      f" [{source.split}] with NaN or infinity for {(~is_finite).sum():,} of"
+      f" {len(is_finite):,} images; expected finite features. The model has"
+      " diverged, or its dtype overflows."
     )
   return rows
 

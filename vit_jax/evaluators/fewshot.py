@@ -92,9 +92,7 @@ class FewshotConfig(FeaturesConfig):
     least = fewest_examples(shots, train.num_classes)
     if train.knows_labels:
       try:
-        sample_shots(
-          train.labels(), shots, 0, train.num_classes, allow_fewer=True
-        )
+        sample_shots(train.labels(), shots, 0, train.num_classes)
       except ValueError as e:
         yield f"{where}.{e}"
     elif train.num_examples < least:
@@ -230,9 +228,7 @@ class Fewshot(Features):
       labels = self.context.labels(self._train)
       try:
         drawn |= {
-          (k, seed): ridge.sample_shots(
-            labels, k, seed, self.num_classes, allow_fewer=True
-          )
+          (k, seed): ridge.sample_shots(labels, k, seed, self.num_classes)
           for k in shots
           for seed in self.config.seeds
         }

@@ -349,7 +349,7 @@ def grid(options: LinearConfig) -> list[tuple[int, float, float]]:
 
 def num_held_out(num: int) -> int:
   """Returns the number of held-out images among `num`."""
-  return round(num * HELD_OUT)
+  return max(1, round(num * HELD_OUT))
 
 
 def is_held_out(num: int, seed: int) -> np.ndarray:

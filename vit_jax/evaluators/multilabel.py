@@ -10,7 +10,12 @@ from vit_jax.evaluators.classification import (
   Classification,
   ClassificationConfig,
 )
-from vit_jax.evaluators.evaluator import Context, Evaluator, Params
+from vit_jax.evaluators.evaluator import (
+  Context,
+  Evaluator,
+  Params,
+  no_images_error,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +84,7 @@ class Multilabel(Classification):
     occurring = np.flatnonzero(label.any(axis=0))
     if not len(occurring):
       raise DataError(
-        f"config.evals.{self.config.name}.split: got {self.config.split!r} of"
-        f" {self.config.dataset!r}, in which no image has a class; expected"
-        " another split."
+        no_images_error(self.config.name, self._source, "has a class")
       )
     scores = {
       "map": np.mean(

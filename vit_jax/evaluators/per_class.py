@@ -79,7 +79,8 @@ class PerClass(Classification):
 
     `<name>/worst_class` is the lowest accuracy of a class; `balanced_accuracy`
     is the mean over the classes. `ece` is the expected calibration error, see
-    `metrics.calibration_error`. All are shares.
+    `metrics.calibration_error`. All are shares. If a probability is NaN, no
+    file is written, and `worst_class` and `ece` are NaN.
 
     Raises:
       DataError: No image has a label.
@@ -89,14 +90,17 @@ class PerClass(Classification):
     scores = super().score([batch.pop("sums") for batch in gathered])
     rows = {k: np.concatenate([b[k] for b in gathered]) for k in gathered[0]}
     rows = {k: v[rows["mask"]] for k, v in rows.items()}
+    name = self.config.name
+    if np.isnan(rows["probability"]).any():  # whose class is 0, the first
+      return scores | {f"{name}/{k}": np.nan for k in ("worst_class", "ece")}
     label, prediction = rows["label"], rows["prediction"]
     is_right = label == prediction
     classes = per_class(label, prediction)
     shares = [c["right"] / c["count"] for c in classes if c["count"]]
     calibration = rows["probability"], is_right
     scores |= {
-      f"{self.config.name}/worst_class": float(np.min(shares)),
-      f"{self.config.name}/ece": calibration_error(*calibration),
+      f"{name}/worst_class": float(np.min(shares)),
+      f"{name}/ece": calibration_error(*calibration),
     }
     if self.context.workdir is not None:
       bins = reliability(*calibration)

@@ -15,6 +15,7 @@ from vit_jax.evaluators.evaluator import (
   Outputs,
   Params,
   Splits,
+  no_images_error,
 )
 from vit_jax.options import option
 
@@ -57,11 +58,7 @@ class Regression(Evaluator):
 
   def __init__(self, context: Context):
     super().__init__(context)
-    source = context.sources["split"]
-    if context.config.fake_data:
-      few = min(source.num_examples, 2 * self.config.batch_size)
-      source = dataclasses.replace(source, num_examples=few)
-    self._source = source
+    self._source = source = self.few_if_fake(context.sources["split"])
     columns = _columns(source, context.head)
 
     def rows(params, batch):
@@ -98,9 +95,7 @@ class Regression(Evaluator):
     number = rows["number"].astype(np.float64)
     if not len(number):
       raise DataError(
-        f"config.evals.{self.config.name}.split: got {self.config.split!r} of"
-        f" {self.config.dataset!r}, in which no image can be scored; expected"
-        " another split."
+        no_images_error(self.config.name, self._source, "can be scored")
       )
     output = rows["output"].astype(np.float64)
     if (of := self.context.head.standardisation) is not None:

@@ -16,6 +16,7 @@ from etils import epath
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import EvaluatorConfig, model_from_dict
 from vit_jax.inference.pretrained import Pretrained
+from vit_jax.paths import is_remote
 from vit_jax.reporting import tables
 from vit_jax.reporting.runs import Run, short_name
 from vit_jax.weights import download, hf_classes, hf_preprocessing
@@ -333,8 +334,8 @@ def _details(vit: Pretrained, has_scores: bool) -> str:
 
 def _named(path: str) -> str:
   """Returns an address unchanged, and of a local path only the last name."""
-  is_local = not download.is_remote(path) and "://" not in path
-  return epath.Path(path).name if is_local else path
+  is_address = download.is_remote(path) or is_remote(path)
+  return path if is_address else epath.Path(path).name
 
 
 def _without_paths(value: Any, key: str = "") -> Any:

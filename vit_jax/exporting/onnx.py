@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.paths import is_remote
+
 PACKAGES = ("jax2onnx", "onnx", "onnxruntime")
 INPUT = "images"
 OPSET = 23
@@ -65,7 +67,7 @@ def write(
   import onnx.inliner
 
   path = os.fspath(path)
-  if "://" in path:
+  if is_remote(path):
     raise ValueError(
       f"DST: got {path!r}, expected a path on this machine: the library that"
       " writes ONNX knows no buckets. Copy the file there afterwards."

@@ -128,9 +128,10 @@ def _accuracies(runs: list[Run]) -> list[_Plot]:
   One run has one chart with all its scores. Several runs have a chart for each
   set that a run scored more than once; if there is none, for each set.
   """
-  draw = functools.partial(charts.accuracy, chance=_chance(runs))
   if len(runs) == 1:
-    return [_Plot("accuracy", draw, _of_one(runs[0]))]
+    curves = _of_one(runs[0])
+    draw = functools.partial(charts.accuracy, chance=_chance(curves))
+    return [_Plot("accuracy", draw, curves)]
   sets: dict[str, list[tuple[str, Run, str]]] = {}
   for run in runs:
     for name in run.evaluators(TOP1):
@@ -145,7 +146,9 @@ def _accuracies(runs: list[Run]) -> list[_Plot]:
   return [
     _Plot(
       f"accuracy {text}" if shown[1:] else "accuracy",
-      functools.partial(draw, title=f"Accuracy, {text}"),
+      functools.partial(
+        charts.accuracy, chance=_chance(curves), title=f"Accuracy, {text}"
+      ),
       curves,
     )
     for text, curves in shown
@@ -168,9 +171,17 @@ def _of_one(run: Run) -> list[tuple[str, Run, str]]:
   return wanted
 
 
-def _chance(runs: Sequence[Run]) -> float | None:
-  """Returns the accuracy of guessing, if it is the same for all runs."""
-  counts = {r.metadata.get("num_classes") for r in runs}
+def _chance(curves: Sequence[tuple[str, Run, str]]) -> float | None:
+  """Returns the accuracy of guessing, if it is the same for all curves.
+
+  Only the number of classes of the training data is known.
+  """
+  counts = set()
+  for _, run, metric in curves:
+    name = metric.partition("/")[0]
+    is_known = run.is_on_training_data(name)
+    is_known = is_known and run.evals[name].kind != "subset"
+    counts.add(run.metadata.get("num_classes") if is_known else None)
   return 1 / counts.pop() if len(counts) == 1 and all(counts) else None
 
 

@@ -423,12 +423,15 @@ def rollouts(models: Sequence[InspectedModel], num_shown: int) -> Section:
     labels = [html.escape(model.label) for model in with_maps]
     order = f"Each image beside the maps of {', '.join(labels)}."
     whose = f" of {labels[0]}"
-  answers = f" Below are the answer{whose} and its probability."
+  answers = ""
+  if with_maps and (vit := with_maps[0].vit).num_classes:
+    answers = f" Below are the answer{whose} and its probability."
+    if vit.is_regression:
+      answers = f" Below are the predicted numbers{whose}."
   read = sorted({_read_by(model.vit.config.pool) for model in with_maps})
   text = (
     f"{order} A map is the rollout of attention, read by"
-    f" {html.escape(', '.join(read))}; {overlay.SCALE}."
-    f"{answers if with_maps and with_maps[0].vit.num_classes else ''}"
+    f" {html.escape(', '.join(read))}; {overlay.SCALE}.{answers}"
   )
   body = gallery(pair for _, pair in pairs) if pairs else ""
   return Section("Where the model looks", text, body, left_out)

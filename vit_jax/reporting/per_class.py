@@ -153,8 +153,9 @@ def _probe(probe: dict[str, Any], images: pathlib.Path, who: str) -> str:
   kind = probe["kind"]
   title = f"{TITLES.get(kind, kind)} on {probe['dataset']}{who}"
   text = (
-    f"{MEANING.get(kind, '')} Of {probe['checkpoint']}: {probe['note']}."
-    f" Classes and mistakes below are of {probe['by']}."
+    f"{MEANING.get(kind, '')} The model is {probe['checkpoint']};"
+    f" {probe['note']}. Classes and mistakes below are those of"
+    f" {probe['by']}."
   )
   return (
     f"<h2>{breakable(title)}</h2>\n<p>{html.escape(text)}</p>"

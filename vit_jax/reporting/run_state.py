@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from vit_jax.callbacks import run_record
 from vit_jax.callbacks.progress import format_seconds
+from vit_jax.checkpointing import checkpointer
 from vit_jax.reporting.runs import LOSS, METRICS, Run
 
 FINISHED, GOING, STOPPED, UNKNOWN = "finished", "going", "stopped", "unknown"
@@ -140,7 +141,7 @@ def _position_text(run: Run, now: float) -> str:
 
 def _resumes(run: Run) -> str:
   """Returns a text about the checkpoint from which the run can be resumed."""
-  folder = run.path / "checkpoints"
+  folder = run.path / checkpointer.FOLDER
   names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
   steps = [int(name) for name in names if name.isdecimal()]
   at = f"resumes from step {max(steps):,}" if steps else "begins anew"

@@ -14,7 +14,7 @@ from vit_jax.callbacks import accounting, run_record
 from vit_jax.config import Config, EvaluatorConfig, build, json_file
 from vit_jax.data import splits
 from vit_jax.evaluators import groups
-from vit_jax.paths import place
+from vit_jax.paths import is_remote, place
 from vit_jax.writers import atomic_files, fine_tuning
 from vit_jax.writers.metric_writer import METRICS
 
@@ -218,19 +218,21 @@ class Run:
       return f"{text}, among the classes of {options.classes}"
     return f"{text}, {options.kind}{'' if options.scores_head else ' probe'}"
 
+  def is_on_training_data(self, name: str) -> bool:
+    """Whether an evaluator scores images of the data set of the training."""
+    if self.metadata.get("data_given") or name not in self.evals:
+      return False
+    trained = self.config.get("data", {}).get("dataset")
+    return place(self.evals[name].dataset) == place(trained)
+
   def is_training_part(self, name: str) -> bool:
     """Whether an evaluator scores a part of the training split."""
-    data, options = self.config.get("data", {}), self.evals.get(name)
-    is_given = self.metadata.get("data_given")
-    if (
-      is_given
-      or not options
-      or place(options.dataset) != place(data.get("dataset"))
-    ):
+    if not self.is_on_training_data(name):
       return False
-    split = str(data.get("split"))
-    base = options.split.partition("[")[0]
-    return base == split.partition("[")[0] or (split, base) == VTAB
+    split = str(self.config.get("data", {}).get("split"))
+    of_eval = self.evals[name].split
+    whole = lambda split: split.partition("@")[0].partition("[")[0]
+    return whole(of_eval) == whole(split) or (split, whole(of_eval)) == VTAB
 
   def is_held_out(self, name: str) -> bool:
     """Whether an evaluator scores a part that was held out of the training."""
@@ -318,7 +320,7 @@ def find_runs(*folders: str | pathlib.Path) -> list[Run]:
   """
   paths: dict[pathlib.Path, pathlib.Path] = {}
   for folder in folders:
-    if "://" in str(folder):
+    if is_remote(folder):
       raise ValueError(
         f"{str(folder)!r}: got a folder in a bucket, expected one on this"
         f" machine. Copy it first: gcloud storage rsync -r {folder} runs/NAME"

@@ -161,7 +161,7 @@ def run_facts(run: Run) -> dict[str, str]:
   if grid := metadata.get("grid"):
     facts["patches"] = " × ".join(map(str, grid))
   if run.rows:
-    total = config.get("total_steps")
+    total = run.total_steps
     of = f" of {total:,}" if total and total != run.steps else ""
     facts["steps"] = f"{run.steps:,}{of}"
   if (data := config.get("data")) and data.get("batch_size"):

@@ -20,6 +20,7 @@ from vit_jax.distributed import processes
 from vit_jax.inference import overlay, streaming
 from vit_jax.inference.output_formats import printable
 from vit_jax.inference.pretrained import Pretrained
+from vit_jax.paths import is_remote
 from vit_jax.reporting import model_figures
 from vit_jax.reporting import runs as runs_lib
 from vit_jax.reporting.charts import ChartFiles, file_stem
@@ -173,17 +174,25 @@ def _pictures(names: Sequence[str]) -> list[str]:
 def captions_of(
   names: Sequence[str], vit: Pretrained, images: Sequence[np.ndarray]
 ) -> list[str]:
-  """Returns captions: names, and for shown images the prediction."""
+  """Returns captions: names, and for shown images the prediction.
+
+  It is the most probable class, or all numbers of a regression.
+  """
   captions = [printable(os.path.basename(name)) for name in names]
   if not (vit.num_classes and len(images)):
     return captions
   shown = np.stack(images[:NUM_SHOWN])
   answers = np.asarray(vit.probabilities(vit.params, shown))
+  what = "number" if vit.is_regression else "class"
+  outputs = vit.class_names or [f"{what} {i}" for i in range(vit.num_classes)]
   for i, row in enumerate(answers):
-    best = int(row.argmax())
-    names = vit.class_names
-    name = class_names.readable(names[best]) if names else f"class {best}"
-    captions[i] += f" → {name} {100 * row[best]:.0f}%"
+    if vit.is_regression:
+      pairs = zip(outputs, row, strict=True)
+      text = ", ".join(f"{name} {value:.4g}" for name, value in pairs)
+    else:
+      best = int(row.argmax())
+      text = f"{class_names.readable(outputs[best])} {100 * row[best]:.0f}%"
+    captions[i] += f" → {text}"
   return captions
 
 
@@ -276,7 +285,7 @@ def model_facts(path: str, vit: Pretrained) -> dict[str, str]:
     if value := getattr(config, key, None):
       facts[f"model.{key}"] = value
   folder = config_files.run_of(path)
-  if folder is not None and "://" not in str(folder):  # see find_runs
+  if folder is not None and not is_remote(folder):  # see find_runs
     (run,) = runs_lib.find_runs(str(folder))
     facts["data"] = run.dataset
     facts["steps"] = f"{run.steps:,}"

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
+from vit_jax.paths import is_remote
+
 MAX_WAITING = 10_000  # records that wait in memory while the disk is full
 UPLOAD_SECONDS = 30.0  # seconds between uploads of a file; stores limit them
 MAX_SHOWN = 5  # damaged lines, by their numbers
@@ -51,7 +53,7 @@ def os_errors(path: epath.Path) -> Iterator[None]:
   except OSError:
     raise
   except Exception as e:
-    if is_local(path):
+    if not is_remote(path):
       raise
     raise OSError(f"{type(e).__name__}: {e}") from e
 
@@ -108,11 +110,6 @@ def folder_error(workdir: str, error: OSError) -> str:
   )
 
 
-def is_local(path: epath.Path) -> bool:
-  """Whether a path is in a file system, not in an object store."""
-  return "://" not in str(path)
-
-
 def open_records(
   path: epath.Path,
   data: bytes,
@@ -132,9 +129,9 @@ def open_records(
   Raises:
     WriteError: The file cannot be written now.
   """
-  if is_local(path):
-    return Records(path, data, note)
-  return _UploadedRecords(path, data, note, check_owner)
+  if is_remote(path):
+    return _UploadedRecords(path, data, note, check_owner)
+  return Records(path, data, note)
 
 
 class Records:

@@ -1,10 +1,10 @@
 """Metrics for W&B and MLflow, in addition to the files of a run.
 
-Each tracker is a `MetricWriter` in a thread of its own, so that it cannot stop
-a run or delay a step. Its first exception is printed, and the run goes on.
-Environment variables (docs/tasks/extend.md) say where it writes. The id of its
-run is in trackers/NAME.json of the workdir, so that a resumed run continues the
-same tracker run.
+Each tracker writes in a thread of its own, so that it cannot stop a run or
+delay a step. Its first exception is printed, and the run goes on. Environment
+variables (docs/tasks/extend.md) say where it writes. The id of its run is in
+trackers/NAME.json of the workdir, so that a resumed run continues the same
+tracker run.
 """
 
 import json
@@ -21,7 +21,8 @@ from etils import epath
 
 from vit_jax.config import Config, flat, json_file, to_dict
 from vit_jax.options import not_installed
-from vit_jax.writers import MetricWriter, atomic_files
+from vit_jax.paths import is_remote
+from vit_jax.writers import atomic_files
 from vit_jax.writers.atomic_files import Row
 
 PROJECT = "vit_jax"  # project if the environment names none
@@ -31,8 +32,8 @@ FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 
 
 @runtime_checkable
-class Tracker(MetricWriter, Protocol):
-  """A `MetricWriter` of one service, used in a thread of its own.
+class Tracker(Protocol):
+  """The interface of one service, used in a thread of its own.
 
   Attributes:
     PACKAGE: The package to import.
@@ -60,6 +61,9 @@ class Tracker(MetricWriter, Protocol):
   def write_hparams(self, hparams: Mapping[str, Any]) -> None:
     """Writes every option of the run, as "data.dataset" -> value."""
 
+  def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+    """Writes metrics of a step."""
+
   def close(self, state: str = FINISHED) -> None:
     """Ends the run as finished, stopped (by Ctrl-C) or failed."""
 
@@ -72,8 +76,8 @@ class WandB:
   def __init__(self, workdir: str, name: str, id: str | None):
     import wandb
 
-    is_local = "://" not in workdir
-    folder = os.environ.get("WANDB_DIR") or (workdir if is_local else ".")
+    own = "." if is_remote(workdir) else workdir
+    folder = os.environ.get("WANDB_DIR") or own
     self._run = wandb.init(
       id=id or secrets.token_hex(4),
       resume="allow",
@@ -113,9 +117,6 @@ class WandB:
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
     self._run.log({"step": step, **scalars})
-
-  def flush(self) -> None:
-    pass  # its own process writes every second
 
   def close(self, state: str = FINISHED) -> None:
     self._run.finish(exit_code=int(state != FINISHED))
@@ -182,9 +183,6 @@ class MLflow:
     now = int(time.time() * 1000)
     metrics = [Metric(mlflow_name(k), v, now, step) for k, v in scalars.items()]
     self._client.log_batch(self.id, metrics=metrics)
-
-  def flush(self) -> None:
-    pass  # every row is a request
 
   def close(self, state: str = FINISHED) -> None:
     self._client.set_terminated(self.id, self.STATUS[state])

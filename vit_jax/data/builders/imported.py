@@ -226,6 +226,6 @@ def checked(
     return b"", "", f"{len(entry.image):,} bytes that are no image"
   except images.BROKEN as e:
     if isinstance(e, Image.DecompressionBombError):
-      e = images.of_pillow(e, max_pixels)
+      e = images.size_error_of(e, max_pixels)
     text = str(e).replace(images.LIMIT_OPTION, "--max_pixels")
     return b"", "", f"cannot be decoded: {text}"
