@@ -14,7 +14,7 @@ from vit_jax.callbacks import accounting, run_record
 from vit_jax.config import Config, EvaluatorConfig, build, json_file
 from vit_jax.data import splits
 from vit_jax.evaluators import groups
-from vit_jax.paths import place
+from vit_jax.paths import with_absolute_folder
 from vit_jax.writers import atomic_files, fine_tuning
 from vit_jax.writers.metric_writer import METRICS
 
@@ -225,7 +225,8 @@ class Run:
     if (
       is_given
       or not options
-      or place(options.dataset) != place(data.get("dataset"))
+      or with_absolute_folder(options.dataset)
+      != with_absolute_folder(data.get("dataset"))
     ):
       return False
     split = str(data.get("split"))
