@@ -73,7 +73,7 @@ def main(library: str = "jax", dtype: str = "float32") -> None:
   if library == "jax":
     from vit_jax import malloc
 
-    malloc.keep()
+    malloc.reuse_freed_memory()
   rng, total, work = np.random.default_rng(0), 0.0, 0
   for product, *shapes, times in PRODUCTS:
     factors = [rng.standard_normal(s).astype(np.float32) for s in shapes]

@@ -89,7 +89,7 @@ def batch() -> dict[str, np.ndarray]:
 
 def our_step(variant: str) -> Callable[[], None]:
   """Returns a function that trains by one step, and waits for it."""
-  malloc.keep()
+  malloc.reuse_freed_memory()
   config = our_config(variant, PIXELS, BATCH, "float32")
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
   run_shape = step_lib.RunShape(

@@ -134,7 +134,7 @@ def measure_ours(args: argparse.Namespace) -> dict:
 
   from vit_jax import benchmark, malloc
 
-  malloc.keep()
+  malloc.reuse_freed_memory()
   dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
   config = our_config(args.model, args.size, args.batch, dtype)
   return benchmark.measure(config, steps=args.steps)

@@ -90,8 +90,8 @@ def test_a_run_is_the_ordinary_one(config, tmp_path, capfd):
   err = capfd.readouterr().err
   assert re.search(
     r"frozen +all before Transformer/encoderblock_1, computed once: 12 images,"
-    r" as they are and mirrored, 0\.0 MiB, .* s; kept for the evaluations of"
-    r" val\n",
+    r" as they are and mirrored, 0\.0 MiB, .* s; the evaluations of val cache"
+    r" theirs\n",
     err,
   )
   ordinary = train_and_evaluate(c, str(tmp_path / "each"), given(c))

@@ -116,5 +116,5 @@ def test_numbers_of_a_regression_may_be_negative_but_not_infinite():
 
 def test_data_that_end_are_reported():
   batches = _checked(itertools.repeat(_batch(), 3), start_step=7)
-  with pytest.raises(DataError, match="ended after 3 batches, at step 10"):
+  with pytest.raises(DataError, match="ended after 3 batches, at batch 10"):
     list(batches)

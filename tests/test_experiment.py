@@ -5,7 +5,7 @@ import pytest
 import tiny
 from PIL import Image
 
-from vit_jax import experiment
+from vit_jax import experiment, sharding
 from vit_jax.config import ConfigError, defaults, freeze, to_dict
 
 
@@ -214,6 +214,32 @@ def test_errors_of_data_begin_with_the_key_and_come_all_at_once():
   assert len(errors) == len(starts)
   for text, start in zip(errors, starts, strict=True):
     assert text.startswith(start), text
+
+
+class _Data(tiny.Data):
+  """Data whose batches have no numbers of records, and no name."""
+
+  def batches(self, start_step, process_index, process_count):
+    config = _config(data__batch_size=8)
+    while True:
+      batch = tiny.batch(start_step, config)
+      yield {k: batch[k] for k in ("image", "label")}
+
+
+def test_data_without_a_name_are_named_by_their_class():
+  run = experiment.Experiment(_config(num_classes=3), data=_Data())
+  (error,) = run.length_and_head_errors()
+  assert error.endswith("the 10 classes of '_Data', or None.")
+
+
+def test_records_without_numbers_count_from_the_images_seen():
+  """96 images are 12 batches of 8, in whatever number of steps."""
+  config = _config(data__batch_size=8)
+  run = experiment.Experiment(config, data=_Data())
+  saved = {"accounting": {"position": 96}}
+  mesh = sharding.make_mesh(config.mesh)
+  batch = next(run.train_batches(6, saved, mesh))
+  np.testing.assert_array_equal(batch["index"], range(96, 104))
 
 
 def test_a_shared_data_set_is_one_error():

@@ -144,6 +144,7 @@ def test_a_trained_module_of_unknown_place_is_in_no_part():
   params = {"block1": leaf, "norm-pre-head": leaf, "head": leaf}
   assert frozen.first_trained(params, ("block1/*",)) is None
   assert frozen.first_trained(params, ("block1/*", "norm*")) == "head"
+  assert frozen.first_trained(params, ("*",)) is None  # nothing is trained
 
 
 def test_a_model_of_another_family_may_be_random_too():

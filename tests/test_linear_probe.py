@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 
 import vit_jax
 from vit_jax import linear_probe, ridge
@@ -116,12 +117,20 @@ def rows(workdir):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_distilled", [False, True])
-def test_a_run_starts_from_it(is_distilled, tmp_path):
+def test_a_run_starts_from_it(is_distilled, tmp_path, monkeypatch):
   """Its score is the first row; a rate of 0 keeps it; it is a model, too."""
+  (tmp_path / "probe").mkdir()  # of a run that ended before its checkpoint
+  barriers = []
+  monkeypatch.setattr(
+    multihost_utils,
+    "sync_global_devices",
+    lambda name: barriers.append((name, (tmp_path / "probe").exists())),
+  )
   c = config(lr=1e-9)
   if is_distilled:
     c.model.name, c.model.distilled = "modern", True
   state = train_and_evaluate(freeze(c), str(tmp_path))
+  assert ("probe removed", False) in barriers  # before any process writes
   scores = rows(tmp_path)
   assert scores[0] == scores[1] == scores[2] > 0.3  # one of ten classes: 0.1
   outcome = json.loads((tmp_path / "linear_probe.json").read_text())

@@ -78,7 +78,7 @@ def usable(
     return None, ""
   if reason := _why_not(experiment, part):
     text = f"{part}, computed in every step: {reason}"
-    return None, f"frozen      {text}{_of_evals(experiment)}"
+    return None, f"frozen      {text}{_cached_evals(experiment)}"
   return part, ""
 
 
@@ -134,14 +134,14 @@ def compute(
   note = (
     f"frozen      {part}, computed once: {num:,} images{mirrored},"
     f" {image.nbytes / 2**20:,.1f} MiB, {time.monotonic() - began:.1f} s"
-    f"{_of_evals(experiment)}"
+    f"{_cached_evals(experiment)}"
   )
   return Activations(data, image, label, mask, note)
 
 
-def _of_evals(experiment: Experiment) -> str:
+def _cached_evals(experiment: Experiment) -> str:
   names = ", ".join(experiment.caching_evals)
-  return f"; kept for the evaluations of {names}" if names else ""
+  return f"; the evaluations of {names} cache theirs" if names else ""
 
 
 def _why_not(experiment: Experiment, part: FrozenPart) -> str:

@@ -219,7 +219,7 @@ def checked(
     )
     step += 1
   raise DataError(
-    f"the data ended after {step - start_step} batches, at step {step};"
+    f"the data ended after {step - start_step} batches, at batch {step};"
     " data.batches must yield batches without end, epoch after epoch."
   )
 

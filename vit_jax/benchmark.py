@@ -426,7 +426,7 @@ def main(args: cli.Args) -> None:
       )
     if errors:
       check(args.config, kind, errors)
-    malloc.keep()
+    malloc.reuse_freed_memory()
     result = measure(args.config, kind, int(steps))
   except ConfigError as e:
     sys.exit(str(e))

@@ -140,15 +140,15 @@ SPLIT_BY_HEADS = ("v4", "v5p", "v6e", "tpu7x")
 
 # Chips on which microbatches of few images are faster by estimate, since their
 # fast memory then holds what a block computes: the most numbers that an MLP's
-# hidden layers of a microbatch should have, one or a SwiGLU's two (of L/16 at
-# 224 px, 16 images have them). Below MIN_MICROBATCH images it costs more to add
-# up the gradients.
+# hidden layers of a microbatch should have, one or a SwiGLU's two (16 images of
+# L/16 at 224 px have that many). Below MIN_MICROBATCH images it costs more to
+# add up the gradients.
 MAX_HIDDEN = {"v5e": 13_200_000}
 MIN_MICROBATCH = 16
 
 # Chips on which a forward pass alone is faster for few images at a time: the
-# most pixels that these should have. What a block of B/16 computes of 4 images
-# at 224 px fits a CPU's cache, and memory that the C library keeps.
+# most pixels that these should have. The activations of one block of B/16 for 4
+# images at 224 px fit a CPU's cache, and memory that the C library reuses.
 FORWARD_PIXELS = {"cpu": 250_000}
 
 

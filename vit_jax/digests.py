@@ -52,7 +52,7 @@ class Digest(NamedTuple):
   sums: str
 
 
-def of_state(tree: Any) -> "Computed":
+def of_state(tree: Any) -> "PendingDigests":
   """Computes the digests of all arrays of a tree, on their own devices.
 
   With one process, it does not wait for the devices. Several processes exchange
@@ -63,7 +63,7 @@ def of_state(tree: Any) -> "Computed":
   Args:
     tree: Arrays of jax.
   """
-  return Computed(
+  return PendingDigests(
     {
       path_of(path): leaf
       for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -71,7 +71,7 @@ def of_state(tree: Any) -> "Computed":
   )
 
 
-class Computed:
+class PendingDigests:
   """Digests that the devices may still compute; made by `of_state`."""
 
   def __init__(self, leaves: dict[str, jax.Array]):

@@ -282,8 +282,7 @@ class Experiment:
 
   def is_log_step(self, step: int) -> bool:
     """Whether a step has a row of metrics: the first, log and save steps."""
-    log_steps = self.config.log_steps
-    is_multiple = log_steps > 0 and step % log_steps == 0
+    is_multiple = step % self.config.log_steps == 0
     return step == 1 or is_multiple or self.is_save_step(step)
 
   def _is_due(self, every_steps: int, step: int) -> bool:
@@ -325,7 +324,7 @@ class Experiment:
       num_classes=self.run_shape.num_classes,
       channels=self.config.model.channels,
       is_regression=getattr(self.data_info, "is_regression", False),
-      start_step=start,
+      start_step=first,
       process_index=index,
       process_count=count,
     )
@@ -539,8 +538,8 @@ class Experiment:
         " expected 1, or files of format array_record, as vit-jax prepare"
         " writes them."
       )
+    name = getattr(info, "name", type(info).__name__)
     if self.run_shape.num_classes < info.num_classes:
-      name = getattr(info, "name", "the data")
       errors.append(
         f"config.num_classes: got {self.run_shape.num_classes}, expected at"
         f" least the {info.num_classes} classes of {name!r}, or None."
@@ -554,7 +553,6 @@ class Experiment:
       )
     is_multilabel = getattr(info, "is_multilabel", False)
     if self.config.init_head == "linear_probe" and is_multilabel:
-      name = getattr(info, "name", "the data")
       errors.append(
         "config.init_head: got 'linear_probe', which needs one class per image,"
         f" but an image of {name!r} can have several; expected 'zeros'."

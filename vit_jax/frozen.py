@@ -131,7 +131,8 @@ def first_trained(params: Any, freeze: tuple[str, ...]) -> str | None:
     jax.tree_util.keystr(path, simple=True, separator="/"): int(np.min(layer))
     for path, layer in jax.tree_util.tree_leaves_with_path(layers)
   }
-  first, depth = min(paths.values()), optim.num_blocks(params)
+  # `optim.errors` refuses to freeze all parameters.
+  first, depth = min(paths.values(), default=0), optim.num_blocks(params)
   behind = [path for path, layer in paths.items() if layer > depth]
   known = tuple(f"{name}/" for name in (*BEHIND_BLOCKS, "head_dist"))
   if first <= min(depth, 1) or not all(p.startswith(known) for p in behind):

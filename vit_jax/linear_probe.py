@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 from etils import epath
+from jax.experimental import multihost_utils
 from jaxtyping import Float32, Float64, Integer, Num
 
 from vit_jax import ridge, run_summary, weights
@@ -109,6 +110,8 @@ def start(
   folder = epath.Path(experiment.workdir) / FOLDER
   if jax.process_index() == 0:  # left by a run that ended before its checkpoint
     folder.rmtree(missing_ok=True)
+  # Only then is the folder new in every process.
+  multihost_utils.sync_global_devices("probe removed")
   metadata = run_summary.metadata(experiment, state)
   write_params(str(folder), state.params, metadata)
   _write(experiment.workdir, fine_tuning.ProbeOutcome(probe.accuracy, probe.l2))

@@ -1,4 +1,4 @@
-"""Memory of the process when the CPU computes."""
+"""How the C library reuses memory when the CPU computes."""
 
 import ctypes
 import platform
@@ -10,7 +10,7 @@ import jax
 SETTINGS = ((-4, 0), (-1, -1))
 
 
-def keep() -> bool:
+def reuse_freed_memory() -> bool:
   """Makes glibc reuse the memory of a step for the next one, on a CPU.
 
   XLA allocates the temporaries of a step from the C library and frees them

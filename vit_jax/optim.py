@@ -97,8 +97,8 @@ def make_optimizer(
   if config.weight_decay:
     parts.append(optax.add_decayed_weights(config.weight_decay, decay_mask))
   if config.name == "lamb":
-    # Kernels alone, as in apex and timm: of what does not decay, such as a
-    # LayerScale of 1e-6, a small norm would make a small rate.
+    # Only kernels, as in apex and timm: a parameter without decay whose norm is
+    # small, such as a LayerScale of 1e-6, would get a small rate.
     ratio = optax.masked(optax.scale_by_trust_ratio(), decay_mask)
     parts.append(_by_blocks(ratio))
   parts.append(optax.scale_by_learning_rate(schedule))
@@ -242,7 +242,7 @@ def _by_blocks(
 
   def over_blocks(fn, out_axes, *arguments):
     in_axes = tuple(map(axes, arguments))
-    if not jax.tree.leaves(in_axes):  # of None alone
+    if not jax.tree.leaves(in_axes):  # no blocks are stacked
       return fn(*arguments)
     return jax.vmap(fn, in_axes, out_axes)(*arguments)
 

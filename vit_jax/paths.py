@@ -143,12 +143,15 @@ def file_size(path: epath.Path) -> int:
   return os.stat(path).st_size
 
 
-def place(value: object) -> object:
-  """Returns a data set folder:PATH with an absolute path; others unchanged.
+def with_absolute_folder(value: object) -> object:
+  """Returns the name of a data set; a folder:PATH gets an absolute path.
+
+  Args:
+    value: The name; anything else is returned as it is.
 
   Example:
-    >>> place("folder:/a/../b/"), place("cifar10"), place(3)
-    ('folder:/b', 'cifar10', 3)
+    >>> with_absolute_folder("folder:/a/../b/"), with_absolute_folder("cifar10")
+    ('folder:/b', 'cifar10')
   """
   if not isinstance(value, str) or not value.startswith("folder:"):
     return value

@@ -16,7 +16,7 @@ from vit_jax.distributed import agreement
 from vit_jax.evaluators import groups
 from vit_jax.experiment import Experiment
 from vit_jax.models import efficient_attention
-from vit_jax.paths import place
+from vit_jax.paths import with_absolute_folder
 from vit_jax.step import TrainState
 from vit_jax.writers import run_info
 
@@ -67,7 +67,7 @@ def metadata(experiment: Experiment, state: TrainState) -> dict[str, Any]:
 def _with_whole_paths(options: dict[str, Any]) -> dict[str, Any]:
   """Makes the folders of data absolute, for readers in other directories."""
   for part in (options["data"], *options["evals"].values()):
-    part["dataset"] = place(part["dataset"])
+    part["dataset"] = with_absolute_folder(part["dataset"])
   return options
 
 

@@ -99,8 +99,8 @@ class Trainer:
   state: TrainState
   schedule: optim.Schedule | None
   train_step: Callable[[TrainState, dict], tuple[TrainState, dict]] | None
-  lora: LoRAConfig = LoRAConfig()
-  frozen_part: frozen.FrozenPart | None = None
+  lora: LoRAConfig
+  frozen_part: frozen.FrozenPart | None
 
   def init_state(self) -> TrainState:
     """Returns the state before the first step, made on its devices."""
@@ -242,8 +242,8 @@ def make_train_step(
   tx: optax.GradientTransformation,
   state: TrainState,
   mesh: Mesh,
-  step_metrics: Sequence[StepMetrics] = (),
-  part: frozen.FrozenPart | None = None,
+  step_metrics: Sequence[StepMetrics],
+  part: frozen.FrozenPart | None,
 ) -> Callable[[TrainState, dict], tuple[TrainState, dict]]:
   """Returns the jitted (state, batch) -> (state, metrics); donates the state.
 

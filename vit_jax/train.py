@@ -118,8 +118,8 @@ def train_and_evaluate(
   )
 
   with contextlib.ExitStack() as stack:
-    for evaluator in evaluators:  # frees their caches without waiting for gc
-      stack.callback(evaluator.context.shared.clear)
+    if evaluators:  # one cache, freed without waiting for gc
+      stack.callback(evaluators[0].context.shared.clear)
     stack.enter_context(hooks)
     lock.acquire()  # from here on, this run writes into the folder
     stack.callback(checkpointer.close)
@@ -226,6 +226,9 @@ def train_and_evaluate(
         if saves or retries:
           save(step)
         evaluate(step, due)
+        if step == total_steps:
+          with hooks.phase("evaluation"):  # after a signal, scores are missing
+            log.flush(until=hooks.stop_requested)
         hooks.check_stop(step)  # raises Stop in all processes at the same step
     except Stop as stop:
       if step > start:
@@ -235,7 +238,7 @@ def train_and_evaluate(
       raise
 
     with hooks.phase("evaluation"):
-      log.flush(until=hooks.stop_requested)
+      log.flush()  # of a run that had done all steps before
     save(total_steps, wait=True)  # not again if the loop has saved it
     if start == total_steps:
       note(f"complete    all {total_steps:,} steps were done before")

@@ -3,6 +3,7 @@
 `make faults` does this with signals, in all phases, and with two processes.
 """
 
+import threading
 import time
 
 import pytest
@@ -95,3 +96,50 @@ def test_a_stopped_run_ends_in_the_same_bits(config, tmp_path, monkeypatch):
 
   train.train_and_evaluate(config, str(workdir))
   runs.assert_same(workdir, want)
+
+
+class StopAtTheEnd(Callback):
+  """Stops a run when it waits for the scores of its last step."""
+
+  is_last = has_evaluated = is_stopping = False
+
+  def on_step(self, step, batch, metrics):
+    self.is_last = step == STEPS
+
+  def on_eval_batch(self):
+    self.has_evaluated = self.is_last
+
+  def stop_requested(self):
+    self.is_stopping = self.has_evaluated
+    return self.is_stopping
+
+  def check_stop(self, step):
+    if self.is_stopping:
+      raise Stop("SIGTERM")
+
+
+@pytest.mark.slow
+def test_scores_of_the_last_step_that_come_too_late_come_on_resume(
+  config, tmp_path, monkeypatch
+):
+  workdir = tmp_path / "run"
+  has_stopped, scored, score = threading.Event(), [], fewshot.Fewshot.score
+
+  def late(self, gathered):
+    scored.append(self)
+    assert len(scored) == 1 or has_stopped.wait(60)  # 15, then 18
+    return score(self, gathered)
+
+  with monkeypatch.context() as patch, pytest.raises(Stop) as stopped:
+    patch.setattr(fewshot.Fewshot, "score", late)
+    train.train_and_evaluate(config, str(workdir), callbacks=[StopAtTheEnd()])
+  has_stopped.set()
+  assert stopped.value.step == STEPS and STEPS in _steps(workdir)
+  assert (STEPS, "few") not in _scored(workdir)
+  (run,) = find_runs(workdir)
+  assert run_state.state(run).kind == run_state.STOPPED
+
+  train.train_and_evaluate(config, str(workdir))
+  assert _scored(workdir)[-2:] == [(STEPS, "test"), (STEPS, "few")]
+  (run,) = find_runs(workdir)
+  assert run_state.state(run).kind == run_state.FINISHED

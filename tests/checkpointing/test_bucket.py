@@ -7,6 +7,7 @@ until a file is in it. Orbax reads buckets by itself, and is not tried here.
 import io
 import json
 import re
+import threading
 import time
 import types
 
@@ -204,6 +205,13 @@ def test_rows_do_not_ask_the_bucket_for_the_owner(run, monkeypatch):
       run_lock.LostError, match="another run took this folder"
     ):
       _until(lambda: lock.on_log(1, {}) is None)
+  asked = []
+  check = lambda: asked.append(threading.current_thread())
+  with metric_writer.MetricLog(str(path), check_owner=check) as log:
+    log.write(1, {"train/loss": 1.0})
+    log.flush()
+    _until(lambda: asked)
+    assert threading.main_thread() not in asked
 
 
 def test_arrays(run):

@@ -167,7 +167,7 @@ def test_memory_is_kept_for_the_next_step():
   """Linux would clear each page anew: 4,096 bytes per page fault."""
   code = (
     "import jax, resource; from vit_jax import malloc as host_memory;"
-    "assert host_memory.keep();"
+    "assert host_memory.reuse_freed_memory();"
     "f = jax.jit(lambda x: x + 1);"
     "x = jax.numpy.ones((4096, 4096));"
     "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt;"

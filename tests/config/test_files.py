@@ -99,3 +99,14 @@ def test_the_length_that_is_named_counts():
   assert length("--config.total_epochs=none") == (300, None, [])
   _, _, errors = length("--config.total_epochs=2", "--config.total_steps=7")
   assert errors[0].startswith("--config.total_epochs: got both")
+
+
+def test_a_config_that_is_not_returned_is_an_error(tmp_path):
+  path = tmp_path / "mine.py"
+  path.write_text("def get_config():\n  c = {}\n")
+  with pytest.raises(ValueError) as e:
+    config_files.call(str(path))
+  assert str(e.value) == (
+    f"--config={path}: got None from get_config, expected a config; end it with"
+    " `return c`."
+  )

@@ -28,6 +28,7 @@ def test_parses_names_arguments_and_keywords():
     ("decode|resize_small(256)|central_crop(224)", (224, 224)),
     ("decode|resize((32, 48))|pad(2)", (36, 52)),
     ("decode|resize(32)|pad(4)|random_crop(32)", (32, 32)),
+    ("decode|resize(8)|pad(7, 'reflect')", (22, 22)),
     ("decode_inception_crop(224)|flip_lr|randaug(2, 15)", (224, 224)),
   ],
 )
@@ -47,6 +48,9 @@ def test_image_size(text, size):
     ("decode|resize_small(256)", "gives images of different sizes"),
     ("decode|inception_crop(8, 0)", "0 < area_min <= area_max <= 100"),
     ("decode|resize(8)|pad(-1)", "expected the pixels to add on each side"),
+    ("decode|resize((9, 8))|pad(8, 'reflect')", "less than the sides (9, 8)"),
+    ("decode|resize_small((9, 8))|resize(8)", "pixels of the shorter side"),
+    ("decode|resize_small_torch(0)|resize(8)", "pixels of the shorter side"),
     ("decode|resize(x)", "expected operations such as"),
     ("decode(background='no')|resize(8)", "background: got 'no', expected a c"),
     ("decode(max_pixels=0)|resize(8)", "max_pixels: got 0, expected 1 or more"),
@@ -84,7 +88,8 @@ def test_what_a_run_says_of_decoding_is_in_all_its_operations():
   c = defaults()
   c.data.background, c.data.max_pixels = "white", 10**9
   c.evals = {
-    "val": {"kind": "classification", "ops": "decode(exif=False)|resize(8)"}
+    "val": {"kind": "classification", "ops": "decode(exif=False)|resize(8)"},
+    "probe": {"kind": "linear", "train_ops": "decode|resize(8)|flip_lr"},
   }
   config = freeze(c)
   assert config.data.ops == (
@@ -94,8 +99,17 @@ def test_what_a_run_says_of_decoding_is_in_all_its_operations():
   assert config.evals[0].ops == (
     "decode(exif=False, background='white', max_pixels=1000000000)|resize(8)"
   )
+  assert config.evals[1].train_ops == (
+    "decode(background='white', max_pixels=1000000000)|resize(8)|flip_lr"
+  )
   # A run that goes on reads them from its config.json.
   assert freeze(to_dict(config)) == config
   c.data.background = "whiet"
   with pytest.raises(ConfigError, match="config.data.background: got 'whiet'"):
     freeze(c)
+
+
+def test_operations_that_do_not_decode_stay_for_the_check_of_all_options():
+  c = defaults()
+  c.data.ops, c.data.background = "resize(8)", "white"
+  assert freeze(c).data.ops == "resize(8)"

@@ -9,6 +9,7 @@ import pytest
 import threadpoolctl
 
 from vit_jax.evaluators.evaluator import Evaluator, EvaluatorConfig
+from vit_jax.writers.atomic_files import WriteError
 from vit_jax.writers.metric_writer import (
   METRICS,
   GroupMeans,
@@ -56,6 +57,15 @@ def test_resuming_drops_what_will_be_written_again(tmp_path):
   text = (tmp_path / METRICS).read_text().splitlines()
   assert [json.loads(line)["step"] for line in text] == [10, 10, 12]
   assert json.loads(text[-1])["train/loss"] == 0.8
+
+
+def test_a_row_is_not_written_into_the_folder_of_another_run(tmp_path):
+  def check():
+    raise WriteError("another run took this folder")
+
+  with pytest.raises(WriteError), _log(tmp_path, check_owner=check) as log:
+    log.write(1, {"train/loss": 1.0})
+  assert _read(tmp_path) == []
 
 
 def test_a_row_waits_for_the_scores_before_it(tmp_path):

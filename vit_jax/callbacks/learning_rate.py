@@ -9,10 +9,10 @@ from vit_jax.callbacks.base import Callback
 
 
 class LearningRate(Callback):
-  """Adds `lr`, the learning rate of the newest step.
+  """Adds `lr`, the learning rate of the newest update that was applied.
 
-  A skipped step is not an update, so the schedule lags by the number of
-  `skipped` steps. `NonFinite`, an earlier callback, counts them.
+  A skipped step applies none, so the schedule lags by the number of `skipped`
+  steps. `NonFinite`, an earlier callback, counts them.
 
   Args:
     schedule: Jitted; updates applied so far -> learning rate.

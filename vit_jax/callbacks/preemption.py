@@ -1,6 +1,7 @@
 """Stops a run on SIGTERM or Ctrl-C, in all its processes at the same step.
 
-jax is imported late, because `train.py` receives signals before it imports jax.
+jax is imported late, because `commands/train.py` receives signals before jax is
+imported.
 """
 
 from __future__ import annotations

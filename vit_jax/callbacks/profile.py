@@ -31,9 +31,6 @@ class Profile(Callback):
     logdir: Folder of the run's TensorBoard files.
     first_step: Step after which the trace begins; 1 or more, so that the
       compilation of the first step is not in it.
-
-  Raises:
-    ConfigError: The run never reaches `first_step`.
   """
 
   def __init__(self, logdir: str, first_step: int):
@@ -49,6 +46,11 @@ class Profile(Callback):
     )
 
   def on_start(self, start: int, state: TrainState, saved: Mapping) -> None:
+    """See `Callback`.
+
+    Raises:
+      ConfigError: The run resumes at `first_step` or later.
+    """
     if self._first_step <= start:
       raise ConfigError(
         [

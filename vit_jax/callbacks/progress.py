@@ -16,7 +16,8 @@ from vit_jax.writers import console
 if TYPE_CHECKING:
   from vit_jax.step import TrainState
 
-SLOW_INPUT = 0.1  # a smaller share of waiting for input is not shown
+# Share of waiting for input from which it is shown and explained.
+SLOW_INPUT = 0.1
 
 
 def note(text: str | None) -> None:

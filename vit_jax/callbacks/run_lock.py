@@ -173,9 +173,9 @@ class RunLock(Callback):
     self.check()
 
   def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
-    if not is_remote(self._folder):
-      self.check()
-    elif self._loss:  # rows go to a bucket in a thread, which checks before
+    # Whoever writes a row checks the owner: the loop on a local disk, a thread
+    # in a bucket.
+    if self._loss:
       raise LostError(self._loss)
     return values
 

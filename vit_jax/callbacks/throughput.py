@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 import jax
 
 from vit_jax.callbacks.base import Callback
+from vit_jax.callbacks.progress import SLOW_INPUT
 from vit_jax.callbacks.progress import note as print_note
 
 MAX_IN_FLIGHT = 2  # steps given to the devices beside the one they compute
-SLOW_INPUT = 0.1  # a larger share of waiting for input is explained
 ADVICE = (
   "input       the device waited for images {:.0%} of the time. To feed it"
   " faster: more CPU cores; data on a faster disk; where data.ops"

@@ -9,17 +9,15 @@
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 
+from vit_jax.checkpointing.checkpointer import FormOf
 from vit_jax.config import Config, build
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 from vit_jax.sharding import shardings_of
 from vit_jax.step import RunShape, Trainer, TrainState, assemble
-
-Form = tuple[TrainState, Callable[[TrainState], TrainState]]
 
 # Options of config.optim that change the form of the state, but lose nothing.
 PARTS = ("clip_norm", "weight_decay", "ema_decay", "accumulator_dtype")
@@ -27,7 +25,7 @@ PARTS = ("clip_norm", "weight_decay", "ema_decay", "accumulator_dtype")
 
 def form_of(
   config: Config, run_shape: RunShape, trainer: Trainer, mesh: jax.sharding.Mesh
-) -> Callable[[dict[str, Any]], Form]:
+) -> FormOf:
   """Returns a function that finds the form of a checkpoint's state.
 
   Args:
@@ -42,7 +40,7 @@ def form_of(
     such a state to the form of this run.
   """
 
-  def form(written: dict[str, Any]) -> Form:
+  def form(written: dict[str, Any]):
     other = _as_written(config, written.get("config", {}))
     like = trainer.state.replace(base=None)
     if other == config:
@@ -85,8 +83,7 @@ def form_of(
 
 
 def _as_written(config: Config, was: dict[str, Any]) -> Config:
-  """Returns the config with those options of an older one that decide the
-  form of the state."""
+  """Returns the config with an older one's options that shape the state."""
   model, optim = (
     part if isinstance(part := was.get(key), dict) else {}
     for key in ("model", "optim")

@@ -15,7 +15,7 @@ from etils import epath
 
 from vit_jax.config import Config, build, flat, options_of, to_dict
 from vit_jax.options import nearest
-from vit_jax.paths import place
+from vit_jax.paths import with_absolute_folder
 from vit_jax.writers import atomic_files
 
 FILE = "changes.jsonl"
@@ -36,12 +36,12 @@ RULES = {
   "total_steps": Rule(True, "the learning rate follows the length of the run"),
   "total_epochs": Rule(True, "the learning rate follows the length of the run"),
   "num_classes": Rule(True, "another head"),
-  "init": Rule(True, "read at the start alone, which is past"),
-  "init_head": Rule(True, "read at the start alone, which is past"),
-  "init_mean": Rule(True, "read at the start alone, which is past"),
+  "init": Rule(True, "used only before the first step"),
+  "init_head": Rule(True, "used before the first step and after the last"),
+  "init_mean": Rule(True, "used only before the first step"),
   "fake_data": Rule(True, "other images"),
   "model": Rule(True, "another function of the same parameters, or others"),
-  "model.head_bias": Rule(True, "read at the start alone, which is past"),
+  "model.head_bias": Rule(True, "used only before the first step"),
   "model.scan": Rule(False, "the same sums, compiled in another form"),
   "model.remat": Rule(False, "the same sums, computed again"),
   "objective": Rule(True, "another loss"),
@@ -107,7 +107,7 @@ def differences(old: dict[str, Any], config: Config) -> list[Change]:
   was, now = options_of(old), flat(to_dict(config))
   changes = []
   for key in sorted((was.keys() | now.keys()) - set(unknown_options(old))):
-    if place(was.get(key)) == place(now.get(key)):
+    if with_absolute_folder(was.get(key)) == with_absolute_folder(now.get(key)):
       continue
     rule = rule_of(key)
     schedules = {was.get("optim.schedule"), now.get("optim.schedule")}

@@ -36,7 +36,8 @@ def probe(folder: epath.Path) -> None:
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / ".probe"
   path.write_bytes(bytes(4096))
-  path.unlink(missing_ok=True)  # by another run that starts now
+  # Another run that starts now may have removed it.
+  path.unlink(missing_ok=True)
 
 
 def free_bytes(folder: epath.Path) -> int | None:

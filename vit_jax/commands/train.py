@@ -69,7 +69,7 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
       before_joining=lambda: run_lock.refuse_live(workdir),
     )
     startup.use_cache(workdir)
-    malloc.keep()
+    malloc.reuse_freed_memory()
     allowed = resume_rules.names_of(flags["allow_change"])
     errors = list(args.errors)
     profile = flags["profile"]

@@ -10,7 +10,8 @@ from vit_jax.config import HELD_OUT, Config, LoRAConfig, OptimConfig
 from vit_jax.config.preprocessing import for_channels, image_size
 
 # Larger decays are 1 in float32: nothing would be learned.
-ONE = 1 - 2**-25
+# float32 rounds this and larger decays to 1: nothing would be learned.
+ROUNDS_TO_ONE = 1 - 2**-25
 
 
 def errors(
@@ -207,7 +208,7 @@ def _optim_errors(optim: OptimConfig) -> Iterator[str]:
       yield f"config.optim.{key}: got {value}, expected more than 0."
   for key in ("beta1", "beta2", "momentum", "ema_decay"):
     value = getattr(optim, key)
-    if value is not None and not 0 <= value < ONE:
+    if value is not None and not 0 <= value < ROUNDS_TO_ONE:
       yield f"config.optim.{key}: got {value}, expected 0 to below 1 (float32)."
   if optim.layer_decay is not None and not 0 < optim.layer_decay <= 1:
     yield (

@@ -8,7 +8,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.config import json_file
-from vit_jax.options import NOT_LEAN, nearest
+from vit_jax.options import NOT_LEAN, nearest, shown
 
 if TYPE_CHECKING:
   from etils import epath
@@ -113,7 +113,8 @@ def call(source: str, name: str = "get_config") -> Any:
     is missing.
 
   Raises:
-    ValueError: There is no such file, or the function fails.
+    ValueError: There is no such file, or the function fails, or get_config
+      returns no config.
   """
   file, argument = split(source)
   path = find(file)
@@ -127,7 +128,14 @@ def call(source: str, name: str = "get_config") -> Any:
         f"got the argument {argument!r}, but {name} takes no argument."
       )
     result = function(argument) if argument else function()
-    return result.to_dict() if name == "get_config" else result
+    if name != "get_config":
+      return result
+    if not hasattr(result, "to_dict"):
+      raise ValueError(
+        f"got {shown(result)} from get_config, expected a config; end it with"
+        " `return c`."
+      )
+    return result.to_dict()
   except ValueError as e:
     raise ValueError(f"--config={source}: {e}") from None
   except Exception as e:  # a user's file may raise anything

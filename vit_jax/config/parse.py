@@ -5,6 +5,7 @@ the result; `freeze()` turns it into a `Config`. All errors are reported at
 once.
 """
 
+import contextlib
 import dataclasses
 import typing
 from collections.abc import Mapping
@@ -97,16 +98,18 @@ def _with_decoding(config: Config, errors: list[str]) -> Config:
     return config
 
   def changed(options):
-    try:
-      ops = preprocessing.with_decoding(options.ops, **changes)
-    except ValueError:  # the check of operations reports it
-      return options
-    return dataclasses.replace(options, ops=ops)
+    texts = {}
+    for name in ("ops", "train_ops"):
+      if text := getattr(options, name, None):
+        # The check of operations reports an error.
+        with contextlib.suppress(ValueError):
+          texts[name] = preprocessing.with_decoding(text, **changes)
+    return dataclasses.replace(options, **texts)
 
   return dataclasses.replace(
     config,
     data=changed(config.data),
-    evals=tuple(changed(e) if hasattr(e, "ops") else e for e in config.evals),
+    evals=tuple(map(changed, config.evals)),
   )
 
 

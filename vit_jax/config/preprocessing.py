@@ -126,10 +126,10 @@ def _resize(
 
 
 def _resize_small(
-  shape: Shape, size: int, method: str = "area", antialias: bool = False
+  shape: Shape, size: Side, method: str = "area", antialias: bool = False
 ) -> Shape:
   check_choice(method, RESIZE_METHODS, "method")
-  pair(size)
+  _check_shorter_side(size)
   return None
 
 
@@ -148,11 +148,18 @@ def _resize_torch(shape: Shape, size: Side, method: str = "bicubic") -> Shape:
 
 
 def _resize_small_torch(
-  shape: Shape, size: int, method: str = "bicubic"
+  shape: Shape, size: Side, method: str = "bicubic"
 ) -> Shape:
   check_choice(method, TORCH_FILTERS, "method")
-  pair(size)
+  _check_shorter_side(size)
   return None
+
+
+def _check_shorter_side(size: Side) -> None:
+  if not isinstance(size, int) or size < 1:
+    raise ValueError(
+      f"got size {size!r}, expected pixels of the shorter side, such as 256."
+    )
 
 
 def _flip_lr(shape: Shape) -> Shape:
@@ -169,7 +176,13 @@ def _pad(shape: Shape, pixels: int, mode: str = "black") -> Shape:
     raise ValueError(
       f"got pixels={pixels!r}, expected the pixels to add on each side."
     )
-  return None if shape is None else tuple(s + 2 * pixels for s in shape)
+  if shape is None:
+    return None
+  if mode == "reflect" and pixels >= min(shape):
+    raise ValueError(
+      f"got pixels={pixels}, expected less than the sides {shape}."
+    )
+  return tuple(s + 2 * pixels for s in shape)
 
 
 def _randaug(shape: Shape, num_layers: int, magnitude: int) -> Shape:
@@ -305,6 +318,8 @@ def decoding(text: str) -> dict[str, Any]:
 def with_decoding(text: str, **changes: Any) -> str:
   """Returns the operations with other arguments of decoding, the first one.
 
+  They do not change if the first operation does not decode.
+
   Args:
     text: The operations.
     **changes: `background` or `max_pixels`; a default value changes nothing.
@@ -316,10 +331,13 @@ def with_decoding(text: str, **changes: Any) -> str:
     >>> with_decoding("decode(dct='accurate')|resize(8)", background="black")
     "decode(dct='accurate', background='black')|resize(8)"
   """
-  first, *rest = parse_ops(text)
-  del rest
+  first = parse_ops(text)[0]
   defaults = _signature(first.name).parameters
-  changes = {k: v for k, v in changes.items() if v != defaults[k].default}
+  changes = {
+    k: v
+    for k, v in changes.items()
+    if k in defaults and v != defaults[k].default
+  }
   if all(first.arguments[k] == v for k, v in changes.items()):
     return text
   arguments = [repr(arg) for arg in first.args]

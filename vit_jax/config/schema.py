@@ -271,11 +271,13 @@ class Config:
   )
   init_head: str = option(
     "zeros",
-    "head before the first step, if init has no head for these classes",
+    "head before the first step",
     {
-      "zeros": "its kernel is zero, its bias is model.head_bias",
-      "linear_probe": "ridge regression on the frozen features of data.split;"
-      " the evaluator `val` chooses its penalty and scores it at step 0",
+      "zeros": "that of init if it is for these classes; otherwise its kernel"
+      " is zero, its bias is model.head_bias",
+      "linear_probe": "always a new one: ridge regression on the frozen"
+      " features of data.split; the evaluator `val` chooses its penalty and"
+      " scores it at step 0",
     },
   )
   init_mean: str | None = option(
@@ -283,8 +285,8 @@ class Config:
     "normalisation of init's training images, if its file does not state it:"
     " imagenet (DINO, MAE, DeiT), clip, half ([-1, 1]), or MEAN/STD of pixels"
     " in [0, 1], each as one number, or one for each channel with commas; None:"
-    " as the file states, else that of the publisher if the model is"
-    " recognised, else half",
+    " as the file states, otherwise that of the publisher if the model is"
+    " recognised, otherwise half",
   )
   log_steps: int = option(50, "steps between lines of metrics")
   on_nonfinite: str = option(

@@ -28,6 +28,11 @@ SLURM_ADVICE = (
   " each other's ports; JAX_COORDINATOR_PORT chooses another one"
 )
 TPU_ADVICE = "start the same command on every host (ssh --worker=all)"
+READS_EARLY = (
+  "--config: got an init= for which jax starts before the processes have"
+  " joined, such as the folder of a run; expected a file: vit-jax convert RUN"
+  " RUN.npz --to=npz, then init=RUN.npz."
+)
 
 
 class Group(NamedTuple):
@@ -44,13 +49,6 @@ class Group(NamedTuple):
   name: str
   advice: str
   is_tpu_slice: bool = False
-
-
-READS_EARLY = (
-  "--config: got an init= that is read by jax before the processes can join,"
-  " such as the folder of a run; expected a file: vit-jax convert RUN RUN.npz"
-  " --to=npz, then init=RUN.npz."
-)
 
 
 def initialise(

@@ -33,7 +33,6 @@ class Classification(Objective):
     0.0,
     "alpha of cutmix; with both, each takes half of the steps; DeiT: 1.0",
   )
-
   binary_targets: bool = option(
     False,
     "targets above 0 become 1 after mixing (DeiT III); for the losses sigmoid"
@@ -65,6 +64,7 @@ class Classification(Objective):
     return not (self.mixup or self.cutmix)
 
   def errors(self) -> Iterator[str]:
+    """See `Objective`."""
     if self.counts_classes and self.loss != "softmax":
       yield (
         f"config.objective.class_weights: got 'balanced' with"

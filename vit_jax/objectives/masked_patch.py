@@ -43,6 +43,7 @@ class MaskedPatch(Objective):
   own: ClassVar[str] = "masked_patch/"
 
   def model_errors(self, model, image_size) -> Iterator[str]:
+    """See `Objective`."""
     side = model.pixel_patch
     if side is None:
       yield (
@@ -72,6 +73,7 @@ class MaskedPatch(Objective):
       )
 
   def start_errors(self, model) -> Iterator[str]:
+    """See `Objective`."""
     for name, adds_layers in (
       ("pool", lambda v: v == "map"),
       ("pre_logits", lambda v: v),

@@ -52,8 +52,8 @@ class Regression(Objective):
     """Returns the network and its loss; see `Objective.make`.
 
     The loss of an image is the mean over its numbers of ((number - mean) /
-    deviation - output)^2. A batch with one number per row uses it for all
-    outputs.
+    deviation - output)^2. (The planner's labels have the shape [b]; they count
+    for all outputs.)
 
     Args:
       model: `config.model`.

@@ -8,7 +8,7 @@ from etils import epath
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import flat, json_file, options_of
 from vit_jax.digests import Digest
-from vit_jax.paths import place
+from vit_jax.paths import with_absolute_folder
 from vit_jax.writers import metric_writer
 
 NAMES = ("A", "B")
@@ -131,7 +131,7 @@ def _compare_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
   lines = [
     f"{key}: {a.get(key, 'not known')!s} and {b.get(key, 'not known')!s}"
     for key in dict.fromkeys([*a, *b])
-    if place(a.get(key)) != place(b.get(key))
+    if with_absolute_folder(a.get(key)) != with_absolute_folder(b.get(key))
   ]
   return lines or ["equal"]
 

@@ -14,7 +14,7 @@ from vit_jax.callbacks import accounting, run_record
 from vit_jax.config import Config, EvaluatorConfig, build, json_file
 from vit_jax.data import splits
 from vit_jax.evaluators import groups
-from vit_jax.paths import is_remote, place
+from vit_jax.paths import is_remote, with_absolute_folder
 from vit_jax.writers import atomic_files, fine_tuning
 from vit_jax.writers.metric_writer import METRICS
 
@@ -222,8 +222,9 @@ class Run:
     """Whether an evaluator scores images of the data set of the training."""
     if self.metadata.get("data_given") or name not in self.evals:
       return False
+    whole = with_absolute_folder
     trained = self.config.get("data", {}).get("dataset")
-    return place(self.evals[name].dataset) == place(trained)
+    return whole(self.evals[name].dataset) == whole(trained)
 
   def is_training_part(self, name: str) -> bool:
     """Whether an evaluator scores a part of the training split."""

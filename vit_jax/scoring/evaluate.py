@@ -200,7 +200,7 @@ def main(args: cli.Args) -> None:
   try:
     with contextlib.redirect_stdout(sys.stderr if wants_json else sys.stdout):
       processes.initialise(flags, args.errors)
-      malloc.keep()
+      malloc.reuse_freed_memory()
       path, config = flags["checkpoint"], args.config
       run_folder = path and config_files.run_of(path)
       startup.use_cache(flags["workdir"] or run_folder and str(run_folder))

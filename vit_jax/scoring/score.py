@@ -419,7 +419,7 @@ def main(args: argparse.Namespace) -> None:
   """Joins the other processes, scores the files and prints the tables."""
   try:
     processes.initialise(vars(args))
-    malloc.keep()
+    malloc.reuse_freed_memory()
     startup.use_cache()
     # By default, float32 products have less precision on some chips.
     with jax.default_matmul_precision("highest"):

@@ -282,7 +282,7 @@ def main(parsed: Mapping[str, tuple[str, str, cli.Args]]) -> None:
     processes.initialise(flags, errors)
     workdir = flags["workdir"] or f"runs/{args[0].config_name}_sweep"
     startup.use_cache(workdir)
-    malloc.keep()
+    malloc.reuse_freed_memory()
     if errors:
       raise ConfigError(dict.fromkeys(errors))
     tasks = {

@@ -24,6 +24,7 @@ from jax.experimental import multihost_utils
 from vit_jax import evaluators as evaluators_lib
 from vit_jax.config import Config
 from vit_jax.evaluators.evaluator import Evaluator, EvaluatorConfig
+from vit_jax.paths import is_remote
 from vit_jax.writers import MetricWriter, atomic_files, tensorboard, trackers
 from vit_jax.writers.atomic_files import Row
 
@@ -69,8 +70,8 @@ class MetricLog:
     writer: Also gets the rows from `start` on, and is closed at the end; its
       exceptions end the run. None for no such writer.
     note: Prints a line, on scores and on errors of reading and writing.
-    check_owner: Called before each row, and before each upload to a bucket;
-      raises if another run took the folder.
+    check_owner: Called before each row on a local disk, and before each upload
+      to a bucket; raises if another run took the folder.
 
   Raises:
     WriteError: metrics.jsonl cannot be read or written now. Later its rows wait
@@ -90,6 +91,7 @@ class MetricLog:
     check_owner: Callable[[], None] = lambda: None,
   ):
     self._note, self._check_owner = note, check_owner
+    self._is_local = not is_remote(workdir)
     self._pool = concurrent.futures.ThreadPoolExecutor(1, "scores")
     # For each row its step, and its values or a future of scores.
     self._queue: collections.deque[
@@ -254,7 +256,8 @@ class MetricLog:
   def _write_row(self, step: int, values: Mapping[str, float]) -> None:
     if self._records is None:
       return
-    self._check_owner()
+    if self._is_local:  # a bucket is asked in the thread of the uploads
+      self._check_owner()
     now = round(time.time(), 3)
     row = {"step": step, "time": now, **values}
     self._records.append(json.dumps(row).encode() + b"\n")
