@@ -238,7 +238,7 @@ def train_and_evaluate(
       raise
 
     with hooks.phase("evaluation"):
-      log.flush()  # of a run that had done all steps before
+      log.flush()  # for a run that had done all steps before
     save(total_steps, wait=True)  # not again if the loop has saved it
     if start == total_steps:
       note(f"complete    all {total_steps:,} steps were done before")

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from vit_jax.config import HELD_OUT, Config, LoRAConfig, OptimConfig
 from vit_jax.config.preprocessing import for_channels, image_size
 
-# Larger decays are 1 in float32: nothing would be learned.
 # float32 rounds this and larger decays to 1: nothing would be learned.
 ROUNDS_TO_ONE = 1 - 2**-25
 
