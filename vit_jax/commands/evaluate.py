@@ -12,8 +12,7 @@ PROBES = {
 FLAGS = {
   "checkpoint": "run, one of its checkpoints, or published weights",
   **PROBES,
-  "workdir": "folder whose evaluation.jsonl gets a line (default: the run; for"
-  " a file, runs/<its name>)",
+  "workdir": "folder of evaluation.jsonl (default: the run or runs/<file>)",
   "mean": "normalisation in training: half, imagenet, clip or MEAN/STD",
   "dtype": "float32 or bfloat16, for features of published weights",
   "json": "print only the line of evaluation.jsonl",

@@ -48,7 +48,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   )
   parser.add_argument(
     "--mean",
-    help="normalisation in training: half, imagenet, clip or MEAN/STD",
+    help="training normalisation: half, imagenet, clip or MEAN/STD",
   )
   parser.add_argument(
     "--background",
