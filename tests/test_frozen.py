@@ -46,6 +46,8 @@ CASES = {
   ),
 }
 
+MOST_UNLIKE = ("head, scan", "modern", "resnet")
+
 
 def parts(freeze, **options):
   """The tiny model with three blocks, on one device; its rule is linear.
@@ -73,8 +75,16 @@ def moved(state):
   return state.replace(params=params, ema=jax.tree.map(jnp.copy, params))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(
+      name,
+      marks=pytest.mark.slow if name in MOST_UNLIKE else pytest.mark.nightly,
+    )
+    for name in CASES
+  ],
+)
 def test_a_step_from_activations_is_the_step_from_images(name):
   freeze, options, first = CASES[name]
   model = parts(freeze, **options)

@@ -231,14 +231,16 @@ assert "flax" not in sys.modules
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   "name, options",
   [
-    ("vit_token", {"image_size": (16, 40), "dtype": "bfloat16"}),
-    ("vit_token", {}),
-    ("hybrid_r", {}),
-    ("bit_v2", {}),
+    pytest.param(
+      *("vit_token", {"image_size": (16, 40), "dtype": "bfloat16"}),
+      marks=pytest.mark.slow,
+    ),
+    pytest.param("vit_token", {}, marks=pytest.mark.nightly),
+    pytest.param("hybrid_r", {}, marks=pytest.mark.slow),
+    pytest.param("bit_v2", {}, marks=pytest.mark.nightly),
   ],
 )
 def test_exported_models_need_jax_alone(name, options, tmp_path):

@@ -456,8 +456,13 @@ def test_frozen_parameters_on_eight_devices():
   )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize(
+  "scan",
+  [
+    pytest.param(False, marks=pytest.mark.nightly),
+    pytest.param(True, marks=pytest.mark.slow),
+  ],
+)
 @pytest.mark.parametrize("name", ["muon", "lamb", "lion", "adafactor"])
 def test_optimizers_are_equal_on_a_mesh(name, scan):
   """Norms, means and products of parts are those of whole parameters."""

@@ -5,7 +5,7 @@ At the trained size, and at the last other one; `make weights-table` has all.
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 # All sums are float32 in other orders: the largest error seen is 1e-6 of the
 # largest value.

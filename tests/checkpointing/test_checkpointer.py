@@ -63,8 +63,16 @@ def test_restores_the_same_bits(saved):
   assert jax.tree.leaves(got) == jax.tree.leaves(shardings)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["muon", "lamb", "lion", "adafactor"])
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param("muon", marks=pytest.mark.slow),
+    *(
+      pytest.param(name, marks=pytest.mark.nightly)
+      for name in ("lamb", "lion", "adafactor")
+    ),
+  ],
+)
 def test_a_restored_optimizer_goes_on_to_the_same_bits(name, tmp_path):
   config = tiny.config(
     optim__name=name,

@@ -284,7 +284,7 @@ def test_all_that_is_advertised_can_start():
   assert not wrong
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
   "name, argument",
   [

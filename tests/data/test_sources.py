@@ -42,7 +42,7 @@ def test_digits_are_made_once_and_then_found(data_dir, capsys):
   assert "generat" not in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_race_to_make_a_data_set_ends_well(tmp_path):
   """Two processes at once; both must end with the same records."""
   code = (
@@ -162,7 +162,7 @@ def test_other_features_are_listed(data_dir):
   assert "'text'" in error("imdb_reviews", "train", data_dir)
 
 
-# They are made alike: of each kind one in the quick tests.
+# They are made alike: one of each kind is enough for the quick tests.
 SETS = [
   *(k for k in dataset_info.DATASETS if k != "folder:"),
   "folder:/nowhere",
@@ -172,7 +172,7 @@ FEW = ["cifar10", "folder:/nowhere"]
 
 @pytest.mark.parametrize(
   "dataset",
-  [pytest.param(k, marks=[pytest.mark.slow] * (k not in FEW)) for k in SETS],
+  [pytest.param(k, marks=[pytest.mark.nightly] * (k not in FEW)) for k in SETS],
 )
 def test_fake_data_need_nothing_on_disk(dataset, tmp_path):
   known = fake.dataset_info(dataset)

@@ -241,8 +241,13 @@ def _label(name, example):
   return example[key]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize(
+  "in_memory",
+  [
+    pytest.param(True, marks=pytest.mark.nightly),
+    pytest.param(False, marks=pytest.mark.slow),
+  ],
+)
 def test_every_task_opens_as_tfds_writes_it(
   written, small, monkeypatch, in_memory
 ):

@@ -124,7 +124,7 @@ def test_only_sums_pass_between_slices_once_a_step(two_slices):
   assert loops and not any("replica_groups" in body for body in bodies)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_that_stand_for_slices_train_as_one():
   address, root = several.address(), several.ROOT
   env = several.env(2) | {

@@ -127,8 +127,13 @@ def _big(path, prefix, is_stacked):
   )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_stacked", [False, True])
+@pytest.mark.parametrize(
+  "is_stacked",
+  [
+    pytest.param(False, marks=pytest.mark.slow),
+    pytest.param(True, marks=pytest.mark.nightly),
+  ],
+)
 def test_the_memory_that_loading_takes(tmp_path, is_stacked):
   path = tmp_path / "big.npz"
   _big(path, "", is_stacked)

@@ -36,8 +36,9 @@ def test_it_begins_with_trials_and_a_probe_and_resumes_with_their_choice(
   def train():
     command = [sys.executable, "-m", "vit_jax", "train", f"--config={config}"]
     command += [f"--workdir={workdir}", "--config.total_steps=24"]
-    # The rates are tried; the given augmentation is no candidate.
+    # Only the rates are tried: the others are set.
     command += ["--config.data.ops=decode|resize(16)"]
+    command += ["--config.optim.freeze=()"]
     command += ["--config.optim.warmup_steps=2"]
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, env=env, capture_output=True, text=True)

@@ -27,8 +27,13 @@ time.sleep(60)
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("refuses", [0, 1])
+@pytest.mark.parametrize(
+  "refuses",
+  [
+    pytest.param(0, marks=pytest.mark.nightly),
+    pytest.param(1, marks=pytest.mark.slow),
+  ],
+)
 def test_the_first_decides_and_who_refuses_ends_at_once(tmp_path, refuses):
   files = {
     "0/both.json": "[0]",
