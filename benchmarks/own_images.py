@@ -185,8 +185,8 @@ def run(
 def table(rows: list[dict]) -> str:
   """Returns a Markdown table, with means and ranges over seeds."""
   lines = [
-    "| set | images | test | linear probe | fine-tuned | chosen | minutes |",
-    "|---|---:|---:|---:|---:|---|---:|",
+    "| set | images | test | linear probe | fine-tuned | chosen |",
+    "|---|---:|---:|---:|---:|---|",
   ]
   for name in dict.fromkeys(row["set"] for row in rows):
     of_set = [row for row in rows if row["set"] == name]
@@ -201,8 +201,7 @@ def table(rows: list[dict]) -> str:
     first = of_set[0]
     lines.append(
       f"| {name} | {first['images']:,} | {first['tests']:,} | {spread(probe)}"
-      f" | **{spread(result)}** | {chosen}"
-      f" | {np.mean([row['seconds'] for row in of_set]) / 60:.1f} |"
+      f" | **{spread(result)}** | {chosen} |"
     )
   return "\n".join(lines)
 
