@@ -127,9 +127,9 @@ def choose(
     return config
   if not whole.start:
     _check_begun(_beginning(whole, budget, names), config, folder)
-  _ = whole.data  # Large images are shrunk now, so that no trial's time has it.
-  # `whole.data` may have generated the data set, whose identity is known only
-  # now.
+  # Large images are shrunk now, so that no trial's time includes it. The data
+  # set may also be generated; its identity is known only then.
+  _ = whole.data
   beginning = _beginning(whole, budget, names)
   del whole  # frees the records that it has read
   if known:
