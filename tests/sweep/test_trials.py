@@ -257,6 +257,38 @@ def test_the_command_without_budget_is_checked(config, tmp_path, monkeypatch):
     train.run(args, StopSignals(), 0.0)
 
 
+@pytest.mark.parametrize(
+  "length, half",
+  [
+    ({"total_steps": 40}, {"total_steps": 20}),
+    ({"total_steps": None, "total_epochs": 7.0}, {"total_epochs": 3.5}),
+  ],
+)
+def test_a_shorter_run_has_shorter_trials(
+  length, half, config, tmp_path, monkeypatch, capsys
+):
+  losses = {"0_none": 3.0, "1_half": 1.0, "2_slow": 2.0}
+  steps = {}
+
+  def run(config, folder, keeps_weights):
+    steps[folder.name] = config.total_steps
+    return {"scores": {"val/top1": 1.0, "val/loss": losses.get(folder.name)}}
+
+  monkeypatch.setattr(trials, "run", run)
+  config = dataclasses.replace(config, **length)
+  rounds_of = lambda _: [
+    lambda _: {"none": {}},
+    lambda _: {"half": half},
+    worse,
+  ]
+  chosen = trials.choose(config, rounds_of, "60", str(tmp_path))
+  assert chosen == dataclasses.replace(config, **half)
+  assert steps == {"probe": 1, "0_none": 20, "1_half": 10, "2_slow": 10}
+  assert [t["steps"] for t in record(tmp_path)["trials"]] == [20, 10, 10]
+  text = "trials      20 steps each, 10 for half; budget=60 repeats"
+  assert text in capsys.readouterr().out
+
+
 def test_wrong_options_are_refused_before_the_first_trial(config, tmp_path):
   for options, message in (
     ({"optim.rate": 1}, "optim.rate"),
@@ -401,11 +433,12 @@ def test_what_is_tried(config):
   assert {*frozen} == {"embedding/kernel", *map(block, range(6))}
   alone = parts["the head alone"]["optim.freeze"]
   assert {*alone} == {*params} - {*heads}
-  # 2 x 2 patches become 3 x 3, as scored as trained on.
+  # 2 x 2 patches become 3 x 3, as scored as trained on; the run of 30 steps
+  # becomes so much shorter that it processes as many patches.
+  ops = ("data.ops", "evals.test.ops", "evals.val.ops")
+  shorter = {"total_steps": 13, "optim.warmup_steps": 0}
   assert larger == {
-    "24 x 24 pixels": dict.fromkeys(
-      ("data.ops", "evals.test.ops", "evals.val.ops"), "decode|resize(24)"
-    )
+    "24 x 24 pixels": {**dict.fromkeys(ops, "decode|resize(24)"), **shorter}
   }
   *_, larger = rounds(28, 300, params, has_size=True)
   assert larger(config) == {}

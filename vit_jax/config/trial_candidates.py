@@ -18,8 +18,9 @@ Round = Callable[[Config], dict[str, dict[str, Any]]]
 # of 32 pixels it leaves as few as 7 x 7.
 SMALL = 64
 # Models with at most this number of patches are also tried at a higher
-# resolution, as in section 3.2 of arXiv:2010.11929. For others a trial at a
-# higher resolution takes too long.
+# resolution, as in section 3.2 of arXiv:2010.11929. The run then has fewer
+# steps, so that it processes as many patches. With more patches, attention
+# would also add to its cost.
 FEW_PATCHES = 36
 # Runs of more passes over the images do not try "no augmentation": short trials
 # end before they overfit, and prefer it. On 4,000 digits of MNIST (56 passes),
@@ -87,9 +88,20 @@ def rounds(
     changed = _augmentations(size)[of_ops[ops]] + config.data.ops[len(ops) :]
     whole = f"decode|resize({size})"
     scored = {f"evals.{e.name}.ops": whole for e in config.evals}
-    return {f"{size} x {size} pixels": {"data.ops": changed, **scored}}
+    shorter = _shorter(config, (height / size) ** 2)
+    return {
+      f"{size} x {size} pixels": {"data.ops": changed, **scored, **shorter}
+    }
 
   return [augmentations, mirrored, rates, parts, larger]
+
+
+def _shorter(config: Config, factor: float) -> dict[str, Any]:
+  """Returns options of a run with this factor of the steps."""
+  options = {"optim.warmup_steps": int(factor * config.optim.warmup_steps)}
+  if config.total_epochs is not None:
+    return {**options, "total_epochs": factor * config.total_epochs}
+  return {**options, "total_steps": max(1, round(factor * config.total_steps))}
 
 
 def _passes(config: Config, num_images: int) -> float:

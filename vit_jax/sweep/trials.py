@@ -8,7 +8,8 @@ If the best change of the round has a lower loss on the held-out images, the
 next rounds keep it. (For some hundred images the loss is compared, because
 differences in accuracy are mostly chance.) All trials have the same length, at
 most the length of the run: the best augmentation after few steps is often too
-weak for the whole run. Each trial begins with the same linear probe; `val`
+weak for the whole run. A change that makes the run shorter makes its trial
+shorter by the same factor. Each trial begins with the same linear probe; `val`
 scores it at the end.
 """
 
@@ -159,9 +160,16 @@ def choose(
       )
       return config
     record = Trials(min(longest, total // num_trials))
+    shorter = "".join(
+      f", {steps:,} for {name}"
+      for of_round in changes
+      for name, options in of_round.items()
+      if (steps := _steps(_with(config, options), config, record.steps))
+      != record.steps
+    )
     print_once(
-      f"trials      {record.steps:,} steps each; budget={total} repeats these"
-      " trials on any machine"
+      f"trials      {record.steps:,} steps each{shorter}; budget={total} repeats"
+      " these trials on any machine"
     )
     _write(folder / FOLDER, BEGUN, beginning)
     _write(folder, TRIALS, dataclasses.asdict(record))
@@ -170,13 +178,14 @@ def choose(
   trials: list[Trial] = []
   best: dict[str, Any] | None = None  # name and result
   chosen: list[str] = []
+  given = config
   for i, round_ in enumerate(rounds):
     results = [best] if best else []
     of_round = _changes(config, round_, fixed)
     for name, options in of_round.items():
-      short = _from_probe(
-        _short(_with(config, options), record.steps), folder / FOLDER
-      )
+      tried = _with(config, options)
+      steps = _steps(tried, given, record.steps)
+      short = _from_probe(_short(tried, steps), folder / FOLDER)
       text = ", ".join([*chosen, name])
       result = _run(short, folder / FOLDER / f"{i}_{name}")
       top1, loss = _scores(result)
@@ -185,7 +194,7 @@ def choose(
         score = f"loss {loss:.4f}, top-1 {top1:.2%}"
       print_once(f"trial       {score}: {text}")
       results.append({"name": name, **result})
-      trials.append(Trial(text, record.steps, top1, loss))
+      trials.append(Trial(text, steps, top1, loss))
       record = dataclasses.replace(record, trials=tuple(trials))
       _write(folder, TRIALS, dataclasses.asdict(record))
     finite = [r for r in results if _scores(r)[1] is not None]
@@ -326,6 +335,15 @@ def _budget_text(budget: str) -> str:
   units = {"m": "minutes", "s": "seconds"}
   unit = units.get(budget[-1], "steps")
   return f"{budget.rstrip('ms')} {unit}"
+
+
+def _steps(tried: Config, given: Config, steps: int) -> int:
+  """Returns the steps of a trial, if one of the given config has `steps`."""
+  # A change keeps the unit of the length, epochs or steps.
+  tried_length, length = (
+    c.total_epochs or c.total_steps for c in (tried, given)
+  )
+  return max(1, round(steps * tried_length / length))
 
 
 def _short(config: Config, steps: int) -> Config:
