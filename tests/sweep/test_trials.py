@@ -260,33 +260,43 @@ def test_the_command_without_budget_is_checked(config, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   "length, half",
   [
-    ({"total_steps": 40}, {"total_steps": 20}),
-    ({"total_steps": None, "total_epochs": 7.0}, {"total_epochs": 3.5}),
+    ({"total_steps": 54}, {"total_steps": 27}),
+    ({"total_steps": None, "total_epochs": 8.64}, {"total_epochs": 4.32}),
   ],
 )
-def test_a_shorter_run_has_shorter_trials(
-  length, half, config, tmp_path, monkeypatch, capsys
+def test_a_shorter_run_has_a_trial_of_more_time(
+  length, half, config, tmp_path, monkeypatch
 ):
-  losses = {"0_none": 3.0, "1_half": 1.0, "2_slow": 2.0}
-  steps = {}
+  """Its steps take twice as long, so all trials get fewer."""
+  # 54 steps are 8.64 epochs of 300 images in batches of 48.
+  ran = {}
 
   def run(config, folder, keeps_weights):
-    steps[folder.name] = config.total_steps
-    return {"scores": {"val/top1": 1.0, "val/loss": losses.get(folder.name)}}
+    ran[folder.name] = config.total_steps
+    loss = {"0_none": 3.0, "1_half": 1.0, "2_slow": 2.0}.get(folder.name)
+    return {"scores": {"val/top1": 1.0, "val/loss": loss}}
 
   monkeypatch.setattr(trials, "run", run)
+  # 20 steps of 0.1 s take 2 s, of 6 s in all: 4 s are the start.
+  rate = {"train/images_per_second": 10 * config.data.batch_size}
+  monkeypatch.setattr(trials, "read_metrics", lambda folder: [rate])
+  clock = iter((100.0, 106.0))
+  fake = types.SimpleNamespace(monotonic=lambda: next(clock))
+  monkeypatch.setattr(trials, "time", fake)
   config = dataclasses.replace(config, **length)
-  rounds_of = lambda _: [
-    lambda _: {"none": {}},
-    lambda _: {"half": half},
-    worse,
-  ]
-  chosen = trials.choose(config, rounds_of, "60", str(tmp_path))
+  changes = lambda _: {"none": {}}, lambda _: {"half": half}, worse
+  chosen = trials.choose(config, lambda _: changes, "24s", str(tmp_path))
+  assert chosen.optim.lr == config.optim.lr
   assert chosen == dataclasses.replace(config, **half)
-  assert steps == {"probe": 1, "0_none": 20, "1_half": 10, "2_slow": 10}
-  assert [t["steps"] for t in record(tmp_path)["trials"]] == [20, 10, 10]
-  text = "trials      20 steps each, 10 for half; budget=60 repeats"
-  assert text in capsys.readouterr().out
+  # (24 - 3 * 4) seconds are 120 steps of 0.1 s: n, 2 n and n, but no trial is
+  # longer than its run.
+  assert ran == {
+    "probe": 1,
+    "timed": 20,
+    "0_none": 30,
+    "1_half": 27,
+    "2_slow": 27,
+  }
 
 
 def test_wrong_options_are_refused_before_the_first_trial(config, tmp_path):

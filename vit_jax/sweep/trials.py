@@ -8,9 +8,10 @@ If the best change of the round has a lower loss on the held-out images, the
 next rounds keep it. (For some hundred images the loss is compared, because
 differences in accuracy are mostly chance.) All trials have the same length, at
 most the length of the run: the best augmentation after few steps is often too
-weak for the whole run. A change that makes the run shorter makes its trial
-shorter by the same factor. Each trial begins with the same linear probe; `val`
-scores it at the end.
+weak for the whole run. A change whose steps take longer also makes the run
+shorter, but not its trial: more steps at a higher resolution gain more than a
+trial can show. Each trial begins with the same linear probe; `val` scores it at
+the end.
 """
 
 import contextlib
@@ -150,7 +151,12 @@ def choose(
       total = (read_by_first(folder / FOLDER / BEGUN) or {}).get("steps")
       if total is None:
         _write(folder / FOLDER, BEGUN, beginning)
-        total = _affordable_steps(config, folder / FOLDER, budget, num_trials)
+        costs = [
+          _cost(_with(config, options), config)
+          for of_round in changes
+          for options in of_round.values()
+        ]
+        total = _affordable_steps(config, folder / FOLDER, budget, costs)
       beginning["steps"] = total  # another measurement would differ
       _write(folder / FOLDER, BEGUN, beginning)
     if total < FEWEST_STEPS * num_trials:
@@ -160,16 +166,9 @@ def choose(
       )
       return config
     record = Trials(min(longest, total // num_trials))
-    shorter = "".join(
-      f", {steps:,} for {name}"
-      for of_round in changes
-      for name, options in of_round.items()
-      if (steps := _steps(_with(config, options), config, record.steps))
-      != record.steps
-    )
     print_once(
-      f"trials      {record.steps:,} steps each{shorter}; budget={total} repeats"
-      " these trials on any machine"
+      f"trials      {record.steps:,} steps each; budget={total} repeats these"
+      " trials on any machine"
     )
     _write(folder / FOLDER, BEGUN, beginning)
     _write(folder, TRIALS, dataclasses.asdict(record))
@@ -184,7 +183,7 @@ def choose(
     of_round = _changes(config, round_, fixed)
     for name, options in of_round.items():
       tried = _with(config, options)
-      steps = _steps(tried, given, record.steps)
+      steps = min(record.steps, int(longest / _cost(tried, given)))
       short = _from_probe(_short(tried, steps), folder / FOLDER)
       text = ", ".join([*chosen, name])
       result = _run(short, folder / FOLDER / f"{i}_{name}")
@@ -305,11 +304,17 @@ def _make_probe(config: Config, folder: epath.Path) -> None:
 
 
 def _affordable_steps(
-  config: Config, folder: epath.Path, budget: str, num_trials: int
+  config: Config, folder: epath.Path, budget: str, costs: Sequence[float]
 ) -> int:
   """Returns the number of steps of all trials that fit into the time.
 
   A trial of `FEWEST_STEPS` is timed by the clock of process 0.
+
+  Args:
+    config: The run.
+    folder: Folder of the trials.
+    budget: Their time.
+    costs: Time of a step of each trial, in steps of `config`.
   """
   _make_probe(config, folder)
   began = time.monotonic()
@@ -327,23 +332,26 @@ def _affordable_steps(
     step = config.data.batch_size / rates[-1] if rates else total / FEWEST_STEPS
     start = max(0.0, total - FEWEST_STEPS * step)  # of a trial
     seconds = float(budget[:-1]) * (60 if budget.endswith("m") else 1)
-    text = str(max(0, int((seconds - num_trials * start) / step)))
+    of_all = (seconds - len(costs) * start) / (step * sum(costs))  # each
+    text = str(max(0, int(of_all * len(costs))))
   return int(agreement.broadcast_text(text))
+
+
+def _cost(tried: Config, given: Config) -> float:
+  """Returns the time of a step with a change, in steps without it.
+
+  The run with the change takes as long: it is shorter by this factor.
+  """
+  length, tried_length = (
+    c.total_epochs or c.total_steps for c in (given, tried)
+  )
+  return length / tried_length
 
 
 def _budget_text(budget: str) -> str:
   units = {"m": "minutes", "s": "seconds"}
   unit = units.get(budget[-1], "steps")
   return f"{budget.rstrip('ms')} {unit}"
-
-
-def _steps(tried: Config, given: Config, steps: int) -> int:
-  """Returns the steps of a trial, if one of the given config has `steps`."""
-  # A change keeps the unit of the length, epochs or steps.
-  tried_length, length = (
-    c.total_epochs or c.total_steps for c in (tried, given)
-  )
-  return max(1, round(steps * tried_length / length))
 
 
 def _short(config: Config, steps: int) -> Config:
