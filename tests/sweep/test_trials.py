@@ -257,48 +257,6 @@ def test_the_command_without_budget_is_checked(config, tmp_path, monkeypatch):
     train.run(args, StopSignals(), 0.0)
 
 
-@pytest.mark.parametrize(
-  "length, half",
-  [
-    ({"total_steps": 54}, {"total_steps": 27}),
-    ({"total_steps": None, "total_epochs": 8.64}, {"total_epochs": 4.32}),
-  ],
-)
-def test_a_shorter_run_has_a_trial_of_more_time(
-  length, half, config, tmp_path, monkeypatch
-):
-  """Its steps take twice as long, so all trials get fewer."""
-  # 54 steps are 8.64 epochs of 300 images in batches of 48.
-  ran = {}
-
-  def run(config, folder, keeps_weights):
-    ran[folder.name] = config.total_steps
-    loss = {"0_none": 3.0, "1_half": 1.0, "2_slow": 2.0}.get(folder.name)
-    return {"scores": {"val/top1": 1.0, "val/loss": loss}}
-
-  monkeypatch.setattr(trials, "run", run)
-  # 20 steps of 0.1 s take 2 s, of 6 s in all: 4 s are the start.
-  rate = {"train/images_per_second": 10 * config.data.batch_size}
-  monkeypatch.setattr(trials, "read_metrics", lambda folder: [rate])
-  clock = iter((100.0, 106.0))
-  fake = types.SimpleNamespace(monotonic=lambda: next(clock))
-  monkeypatch.setattr(trials, "time", fake)
-  config = dataclasses.replace(config, **length)
-  changes = lambda _: {"none": {}}, lambda _: {"half": half}, worse
-  chosen = trials.choose(config, lambda _: changes, "24s", str(tmp_path))
-  assert chosen.optim.lr == config.optim.lr
-  assert chosen == dataclasses.replace(config, **half)
-  # (24 - 3 * 4) seconds are 120 steps of 0.1 s: n, 2 n and n, but no trial is
-  # longer than its run.
-  assert ran == {
-    "probe": 1,
-    "timed": 20,
-    "0_none": 30,
-    "1_half": 27,
-    "2_slow": 27,
-  }
-
-
 def test_wrong_options_are_refused_before_the_first_trial(config, tmp_path):
   for options, message in (
     ({"optim.rate": 1}, "optim.rate"),
@@ -443,13 +401,20 @@ def test_what_is_tried(config):
   assert {*frozen} == {"embedding/kernel", *map(block, range(6))}
   alone = parts["the head alone"]["optim.freeze"]
   assert {*alone} == {*params} - {*heads}
-  # 2 x 2 patches become 3 x 3, as scored as trained on; the run of 30 steps
-  # becomes so much shorter that it processes as many patches.
+  # 2 x 2 patches become 3 x 3, as scored as trained on, and the run has
+  # 20 instead of 30 steps, or two thirds of its epochs.
   ops = ("data.ops", "evals.test.ops", "evals.val.ops")
-  shorter = {"total_steps": 13, "optim.warmup_steps": 0}
+  shorter = {"total_steps": 20, "optim.warmup_steps": 0}
   assert larger == {
     "24 x 24 pixels": {**dict.fromkeys(ops, "decode|resize(24)"), **shorter}
   }
+  length = {"total_steps": None, "total_epochs": 6.0}
+  optim = dataclasses.replace(config.optim, warmup_steps=3)
+  epochs = dataclasses.replace(config, **length, optim=optim)
+  *_, larger = rounds(28, 300, params)
+  (changes,) = larger(epochs).values()
+  assert changes["total_epochs"] == pytest.approx(4.0)
+  assert changes["optim.warmup_steps"] == 2 and "total_steps" not in changes
   *_, larger = rounds(28, 300, params, has_size=True)
   assert larger(config) == {}
 

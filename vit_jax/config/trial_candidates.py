@@ -18,9 +18,10 @@ Round = Callable[[Config], dict[str, dict[str, Any]]]
 # of 32 pixels it leaves as few as 7 x 7.
 SMALL = 64
 # Models with at most this number of patches are also tried at a higher
-# resolution, as in section 3.2 of arXiv:2010.11929. The run then has fewer
-# steps, so that it processes as many patches. With more patches, attention
-# would also add to its cost.
+# resolution, as in section 3.2 of arXiv:2010.11929. For others a trial at a
+# higher resolution takes too long. A step at 1.5 times the resolution takes 2.25
+# times as long; with 1.5 times fewer steps, the run takes 1.5 times as long.
+# Measured: docs/tasks/finetune.md.
 FEW_PATCHES = 36
 # Runs of more passes over the images do not try "no augmentation": short trials
 # end before they overfit, and prefer it. On 4,000 digits of MNIST (56 passes),
@@ -88,7 +89,7 @@ def rounds(
     changed = _augmentations(size)[of_ops[ops]] + config.data.ops[len(ops) :]
     whole = f"decode|resize({size})"
     scored = {f"evals.{e.name}.ops": whole for e in config.evals}
-    shorter = _shorter(config, (height / size) ** 2)
+    shorter = _shorter(config, height / size)
     return {
       f"{size} x {size} pixels": {"data.ops": changed, **scored, **shorter}
     }

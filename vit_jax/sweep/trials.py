@@ -8,10 +8,8 @@ If the best change of the round has a lower loss on the held-out images, the
 next rounds keep it. (For some hundred images the loss is compared, because
 differences in accuracy are mostly chance.) All trials have the same length, at
 most the length of the run: the best augmentation after few steps is often too
-weak for the whole run. A change whose steps take longer also makes the run
-shorter, but not its trial: more steps at a higher resolution gain more than a
-trial can show. Each trial begins with the same linear probe; `val` scores it at
-the end.
+weak for the whole run. (A change may also set the length of the run.) Each
+trial begins with the same linear probe; `val` scores it at the end.
 """
 
 import contextlib
@@ -151,12 +149,7 @@ def choose(
       total = (read_by_first(folder / FOLDER / BEGUN) or {}).get("steps")
       if total is None:
         _write(folder / FOLDER, BEGUN, beginning)
-        costs = [
-          _cost(_with(config, options), config)
-          for of_round in changes
-          for options in of_round.values()
-        ]
-        total = _affordable_steps(config, folder / FOLDER, budget, costs)
+        total = _affordable_steps(config, folder / FOLDER, budget, num_trials)
       beginning["steps"] = total  # another measurement would differ
       _write(folder / FOLDER, BEGUN, beginning)
     if total < FEWEST_STEPS * num_trials:
@@ -177,14 +170,13 @@ def choose(
   trials: list[Trial] = []
   best: dict[str, Any] | None = None  # name and result
   chosen: list[str] = []
-  given = config
   for i, round_ in enumerate(rounds):
     results = [best] if best else []
     of_round = _changes(config, round_, fixed)
     for name, options in of_round.items():
-      tried = _with(config, options)
-      steps = min(record.steps, int(longest / _cost(tried, given)))
-      short = _from_probe(_short(tried, steps), folder / FOLDER)
+      short = _from_probe(
+        _short(_with(config, options), record.steps), folder / FOLDER
+      )
       text = ", ".join([*chosen, name])
       result = _run(short, folder / FOLDER / f"{i}_{name}")
       top1, loss = _scores(result)
@@ -193,7 +185,7 @@ def choose(
         score = f"loss {loss:.4f}, top-1 {top1:.2%}"
       print_once(f"trial       {score}: {text}")
       results.append({"name": name, **result})
-      trials.append(Trial(text, steps, top1, loss))
+      trials.append(Trial(text, record.steps, top1, loss))
       record = dataclasses.replace(record, trials=tuple(trials))
       _write(folder, TRIALS, dataclasses.asdict(record))
     finite = [r for r in results if _scores(r)[1] is not None]
@@ -304,17 +296,11 @@ def _make_probe(config: Config, folder: epath.Path) -> None:
 
 
 def _affordable_steps(
-  config: Config, folder: epath.Path, budget: str, costs: Sequence[float]
+  config: Config, folder: epath.Path, budget: str, num_trials: int
 ) -> int:
   """Returns the number of steps of all trials that fit into the time.
 
   A trial of `FEWEST_STEPS` is timed by the clock of process 0.
-
-  Args:
-    config: The run.
-    folder: Folder of the trials.
-    budget: Their time.
-    costs: Time of a step of each trial, in steps of `config`.
   """
   _make_probe(config, folder)
   began = time.monotonic()
@@ -332,20 +318,8 @@ def _affordable_steps(
     step = config.data.batch_size / rates[-1] if rates else total / FEWEST_STEPS
     start = max(0.0, total - FEWEST_STEPS * step)  # of a trial
     seconds = float(budget[:-1]) * (60 if budget.endswith("m") else 1)
-    of_all = (seconds - len(costs) * start) / (step * sum(costs))  # each
-    text = str(max(0, int(of_all * len(costs))))
+    text = str(max(0, int((seconds - num_trials * start) / step)))
   return int(agreement.broadcast_text(text))
-
-
-def _cost(tried: Config, given: Config) -> float:
-  """Returns the time of a step with a change, in steps without it.
-
-  The run with the change takes as long: it is shorter by this factor.
-  """
-  length, tried_length = (
-    c.total_epochs or c.total_steps for c in (given, tried)
-  )
-  return length / tried_length
 
 
 def _budget_text(budget: str) -> str:
