@@ -99,7 +99,7 @@ def rounds(
 
 def _shorter(config: Config, factor: float) -> dict[str, Any]:
   """Returns options of a run with this factor of the steps."""
-  options = {"optim.warmup_steps": int(factor * config.optim.warmup_steps)}
+  options = {"optim.warmup_steps": round(factor * config.optim.warmup_steps)}
   if config.total_epochs is not None:
     return {**options, "total_epochs": factor * config.total_epochs}
   return {**options, "total_steps": max(1, round(factor * config.total_steps))}
