@@ -118,8 +118,8 @@ def get_config(arg: str = ""):
   c.optim.microbatch = 16  # so that a larger batch takes no more memory
 
   c.log_steps = max(1, epoch // 5)
-  # At most 20 times, since 60 evaluations and checkpoints of MNIST take 23 s.
-  every_steps = epoch * math.ceil(num_epochs / 20)
+  # At most 30 times: 56 evaluations and checkpoints of MNIST took 23 s.
+  every_steps = epoch * math.ceil(num_epochs / 30)
   c.checkpoint.every_steps = every_steps
   score = {"kind": "classification", "ops": f"decode|resize({size})"}
   c.evals = {

@@ -350,13 +350,14 @@ def test_folder_takes_splits_and_length_from_the_images():
   made = _load("folder", "path=images,init=weights.npz").config
   splits = {e.name: (e.split, e.every_steps) for e in made.evals}
   # 360 of 400 images are not `val`; 288 of these are trained on.
+  # Scored after every second epoch.
   assert made.data.split == "train[:80%]" and made.data.batch_size == 8
   assert made.total_steps == 60 * math.ceil(288 / 8)
-  assert splits == {"test": ("val", 0), "val": ("train[80%:]", 36)}
+  assert splits == {"test": ("val", 0), "val": ("train[80%:]", 72)}
   given = _load("folder", "path=split,init=weights.npz,res=64").config
   splits = {e.name: (e.split, e.every_steps) for e in given.evals}
   assert given.data.split == "train" and given.total_steps == 60 * 23
-  assert splits == {"test": ("test", 0), "val": ("val", 23)}
+  assert splits == {"test": ("test", 0), "val": ("val", 46)}
   tuned = _load("finetune", "init=weights.npz,dataset=folder:split").config
   assert tuned.data.split == "train"
   assert {e.name: e.split for e in tuned.evals} == {
