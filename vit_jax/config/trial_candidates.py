@@ -19,9 +19,9 @@ Round = Callable[[Config], dict[str, dict[str, Any]]]
 SMALL = 64
 # Models with at most this number of patches are also tried at a higher
 # resolution, as in section 3.2 of arXiv:2010.11929. For others a trial at a
-# higher resolution takes too long. A step at 1.5 times the resolution takes 2.25
-# times as long; with 1.5 times fewer steps, the run takes 1.5 times as long.
-# Measured: docs/tasks/finetune.md.
+# higher resolution takes too long. A step at 1.5 times the resolution takes
+# 2.25 times as long; with 1.5 times fewer steps, the run takes 1.5 times as
+# long. Measured: docs/tasks/finetune.md.
 FEW_PATCHES = 36
 # Runs of more passes over the images do not try "no augmentation": short trials
 # end before they overfit, and prefer it. On 4,000 digits of MNIST (56 passes),
