@@ -58,16 +58,24 @@ def file_in(folder: epath.Path, name: str) -> epath.Path:
   return path
 
 
-def printable(path: str | bytes | os.PathLike) -> str:
-  """Returns a path on one line, with escapes for bytes that are not text.
+def printable(text: str | bytes | os.PathLike) -> str:
+  """Returns a text or a path with escapes for what a terminal cannot print.
+
+  These are control characters, such as line ends and colour codes, and bytes of
+  a path that are not UTF-8.
 
   Example:
     >>> printable("a\\nb" + chr(0xdce9))
     'a\\\\nb\\\\xe9'
   """
-  text = os.fsencode(path).decode("utf-8", "backslashreplace")
+
+  def escaped(c):
+    if "\udc80" <= c <= "\udcff":  # a byte that Python could not decode
+      return f"\\x{ord(c) - 0xDC00:x}"
+    return c.encode("unicode_escape").decode()
+
   return "".join(
-    c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
+    c if c.isprintable() else escaped(c) for c in os.fsdecode(text)
   )
 
 

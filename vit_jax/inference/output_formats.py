@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from tqdm.utils import disp_len, disp_trim
 
 from vit_jax.inference.pretrained import Answer, Prediction, Value
+from vit_jax.paths import printable
 
 Write = Callable[[Answer, pathlib.Path | None], None]
 
@@ -157,18 +158,6 @@ class FileNames:
     name = next(name for name in names if name not in self._taken)
     self._taken.add(name)
     return self._folder / f"{name}.png"
-
-
-def printable(text: str) -> str:
-  """Returns the text with control characters escaped, such as colour codes.
-
-  Example:
-    >>> printable("a\\x1b[31mb")
-    'a\\\\x1b[31mb'
-  """
-  return "".join(
-    c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
-  )
 
 
 def cut(text: str, columns: int, begin: int | None = None) -> str:

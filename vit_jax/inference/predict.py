@@ -28,6 +28,7 @@ from vit_jax.inference import features_file, streaming
 from vit_jax.inference import output_formats as formats
 from vit_jax.inference.pretrained import Answer, FeatureRow, Pretrained, load
 from vit_jax.models import precision
+from vit_jax.paths import printable
 
 Row = TypeVar("Row", Answer, FeatureRow)
 
@@ -191,7 +192,7 @@ def _shown(answers: Iterator[Row], total: int | None) -> Iterator[Row]:
   ) as bar:
     for count, answer in enumerate(answers, 1):
       if answer.error is not None:
-        name = formats.printable(answer.name)
+        name = printable(answer.name)
         text = str(answer.error).replace(LIMIT_OPTION, "--max_pixels")
         note(f"cannot read {name}: {text}")
       yield answer

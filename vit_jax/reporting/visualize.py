@@ -18,9 +18,8 @@ from vit_jax.callbacks import startup
 from vit_jax.config import config_files
 from vit_jax.distributed import processes
 from vit_jax.inference import overlay, streaming
-from vit_jax.inference.output_formats import printable
 from vit_jax.inference.pretrained import Pretrained
-from vit_jax.paths import is_remote
+from vit_jax.paths import is_remote, printable
 from vit_jax.reporting import model_figures
 from vit_jax.reporting import runs as runs_lib
 from vit_jax.reporting.charts import ChartFiles, file_stem
