@@ -185,8 +185,8 @@ def run(
 def table(rows: list[dict]) -> str:
   """Returns a Markdown table, with means and ranges over seeds."""
   lines = [
-    "| set | images | test | linear probe | fine-tuned | chosen |",
-    "|---|---:|---:|---:|---:|---|",
+    "| set | images | test | linear probe | saved | weight | chosen |",
+    "|---|---:|---:|---:|---:|---|---|",
   ]
   for name in dict.fromkeys(row["set"] for row in rows):
     of_set = [row for row in rows if row["set"] == name]
@@ -197,19 +197,14 @@ def table(rows: list[dict]) -> str:
       f"{np.mean(x):.1f}"
       + f" ({min(x):.1f} to {max(x):.1f})" * (min(x) < max(x))
     )
-    chosen = "; ".join(dict.fromkeys(map(_choice, of_set)))
+    chosen = "; ".join(dict.fromkeys(row["chosen"] for row in of_set))
+    saved = ", ".join(f"{row['saved']['weight']:g}" for row in of_set)
     first = of_set[0]
     lines.append(
       f"| {name} | {first['images']:,} | {first['tests']:,} | {spread(probe)}"
-      f" | **{spread(result)}** | {chosen} |"
+      f" | **{spread(result)}** | {saved} | {chosen} |"
     )
   return "\n".join(lines)
-
-
-def _choice(row: dict) -> str:
-  """Returns what was saved, in words."""
-  is_probe = row["saved"]["fine_tuned"] < row["saved"]["top1"]
-  return "the linear probe itself" if is_probe else row["chosen"]
 
 
 def main() -> None:

@@ -2,14 +2,19 @@
 
 import dataclasses
 import json
+import types
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
 import vit_jax
 from vit_jax import linear_probe, ridge
+from vit_jax.checkpointing.checkpointer import write_params
 from vit_jax.config import ConfigError, defaults, freeze
+from vit_jax.evaluators.evaluator import Evaluator
+from vit_jax.step import TrainState
 from vit_jax.train import train_and_evaluate
 from vit_jax.writers.fine_tuning import ProbeOutcome
 from vit_jax.writers.metric_writer import read_metrics
@@ -89,7 +94,7 @@ def test_balanced_accuracies_decide_where_classes_have_weights(tmp_path):
   train_and_evaluate(freeze(c), str(tmp_path))
   outcome = json.loads((tmp_path / "linear_probe.json").read_text())
   last = [r for r in read_metrics(str(tmp_path)) if "val/top1" in r][-1]
-  assert outcome["balanced"] == last["val/balanced_accuracy"]
+  assert outcome["saved_balanced"] == last["val/balanced_accuracy"]
   assert outcome["balanced"] > outcome["fine_tuned_balanced"]
 
 
@@ -170,11 +175,89 @@ def test_it_needs_images_to_choose_by(tmp_path):
     train_and_evaluate(freeze(c), str(tmp_path))
 
 
-def test_the_saved_model_is_the_better_one():
-  assert ProbeOutcome(0.9, fine_tuned=0.8).is_saved
-  assert not ProbeOutcome(0.9, fine_tuned=0.9).is_saved
-  assert not ProbeOutcome(0.9).is_saved  # training goes on
-  balanced = ProbeOutcome(
-    0.9, fine_tuned=0.8, balanced=0.5, fine_tuned_balanced=0.7
+class HeldOut(Evaluator):
+  """Stands for the evaluator `val`: a peak of the accuracy, and a plateau."""
+
+  config = types.SimpleNamespace(name="val")
+
+  def __init__(self, peak, plateau=0.0, class_weights="none"):
+    objective = types.SimpleNamespace(counts_classes=class_weights != "none")
+    self.context = types.SimpleNamespace(
+      config=types.SimpleNamespace(objective=objective)
+    )
+    self.peak, self.plateau = peak, plateau
+
+  def run(self, params):
+    # The probe is 1, the fine-tuned model 3.
+    weight = (float(params["head"]["kernel"][0]) - 1) / 2
+    accuracy = 1 - max(self.plateau, abs(weight - self.peak))
+    return {"val/top1": accuracy, "val/balanced_accuracy": 1 - accuracy}
+
+
+def best(tmp_path, evaluator, fine_tuned=3.0, ema=None):
+  """Returns what `linear_probe.best` saves: params, ema, outcome, text."""
+  of = lambda x: {"head": {"kernel": jnp.full(2, x)}}
+  write_params(str(tmp_path / "probe"), of(1.0), {})
+  (tmp_path / "linear_probe.json").write_text('{"top1": 0.5, "l2": 4.0}')
+  state = TrainState(
+    0, of(fine_tuned), None, ema=None if ema is None else of(ema)
   )
-  assert not balanced.is_saved
+  state, text = linear_probe.best(str(tmp_path), [evaluator], state)
+  outcome = json.loads((tmp_path / "linear_probe.json").read_text())
+  value = lambda tree: tree["head"]["kernel"].tolist()
+  averages = None if state.ema is None else value(state.ema)
+  return value(state.params), averages, outcome, text
+
+
+@pytest.mark.parametrize(
+  ("peak", "weight", "text"),
+  [
+    (-1.0, 0.0, "the linear probe: top-1 0.00% on held-out images, fine-"),
+    (0.3, 0.25, "the mean of fine-tuned model (25%) and linear probe (75%): "),
+    (0.5, 0.5, "the mean of fine-tuned model (50%) and linear probe (50%): "),
+    (2.0, 1.0, "the fine-tuned model: top-1 0.00% on held-out images, linear"),
+  ],
+)
+def test_the_saved_mean_is_the_best_on_what_is_held_out(
+  peak, weight, text, tmp_path
+):
+  params, _, outcome, line = best(tmp_path, HeldOut(peak))
+  assert params == [1 + 2 * weight] * 2
+  assert (outcome["weight"], outcome["l2"]) == (weight, 4.0)
+  assert outcome["saved"] == pytest.approx(1 - abs(weight - peak))
+  assert outcome["fine_tuned"] == pytest.approx(1 - abs(1 - peak))
+  assert outcome["balanced"] is None
+  assert line.startswith(text)
+
+
+def test_among_equal_means_the_one_nearest_to_fine_tuning_is_saved(tmp_path):
+  _, _, outcome, _ = best(tmp_path, HeldOut(0.5, plateau=0.3))
+  assert outcome["weight"] == 0.75
+
+
+def test_the_running_average_is_what_counts_and_what_is_replaced(tmp_path):
+  params, ema, _, _ = best(tmp_path, HeldOut(0.5), fine_tuned=9.0, ema=3.0)
+  assert params == ema == [2.0, 2.0]
+
+
+def test_the_probe_is_saved_unchanged_if_training_diverged(tmp_path):
+  class OfNaN(HeldOut):
+    def run(self, params):
+      is_finite = bool(jnp.isfinite(params["head"]["kernel"]).all())
+      return {"val/top1": 0.5 if is_finite else 0.1}
+
+  params, *_ = best(tmp_path, OfNaN(0.0), fine_tuned=float("nan"))
+  assert params == [1.0, 1.0]
+
+
+def test_balanced_accuracy_decides_if_classes_have_weights(tmp_path):
+  evaluator = HeldOut(0.0, class_weights="balanced")
+  _, _, outcome, text = best(tmp_path, evaluator)
+  assert outcome["weight"] == 1.0  # top-1 is best at 0
+  names = ("balanced", "fine_tuned_balanced", "saved_balanced")
+  assert [outcome[n] for n in names] == [0.0, 1.0, 1.0]
+  assert text.endswith("; balanced accuracy 100.00%, linear probe 0.00%")
+
+
+def test_during_training_nothing_is_saved():
+  assert ProbeOutcome(0.9).saved_model is None

@@ -209,7 +209,7 @@ def train_and_evaluate(
 
         if step == total_steps and config.init_head == "linear_probe":
           with hooks.phase("evaluation"), jax.transfer_guard("allow"):
-            state, text = linear_probe.better(workdir, evaluators, state)
+            state, text = linear_probe.best(workdir, evaluators, state)
             note(f"saved       {text}")
 
         retries = checkpointer.retry_due(step)

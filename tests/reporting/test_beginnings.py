@@ -28,7 +28,9 @@ def run(tmp_path):
   rows = [{"step": 0, "val/top1": 0.94}, {"step": 9, "val/top1": 0.92}]
   text = "".join(json.dumps(row) + "\n" for row in rows)
   (folder / "metrics.jsonl").write_text(text)
-  write(folder, ProbeOutcome(0.935, 64.0, 0.92), "linear_probe.json")
+  write(
+    folder, ProbeOutcome(0.935, 64.0, 0.92, 0.95, 0.25), "linear_probe.json"
+  )
   write(folder, TRIALS, "trials.json")
   return folder
 
@@ -43,16 +45,20 @@ def test_the_probe_is_a_tile_the_first_score_and_in_the_summary(run):
   scores = page.rows[page.rows.index(next(r for r in page.rows if r)) + 1]
   assert scores[:2] == ["linear probe, held-out images", "93.5%"]
   text = " ".join(page.text)
-  assert "fine-tuned: 92.0%; the linear probe is saved" in text
+  mean = "the mean of fine-tuned model (25%) and linear probe (75%)"
+  assert f"fine-tuned: 92.0%; saved: {mean}, 95.0%" in text
   summary = json.loads((run / "summary.json").read_text())
   assert summary["linear_probes"] == {
     "mine": {
       "top1": 0.935,
       "l2": 64.0,
       "fine_tuned": 0.92,
+      "saved": 0.95,
+      "weight": 0.25,
       "balanced": None,
       "fine_tuned_balanced": None,
-      "is_saved": True,
+      "saved_balanced": None,
+      "saved_model": mean,
     }
   }
 
@@ -80,4 +86,4 @@ def test_what_goes_on_has_no_outcome_yet(run):
   text = " ".join(Page(write_report(str(run)).read_text()).text)
   assert "fine-tuning goes on" in text and "The trials go on." in text
   (probe,) = summarise(find_runs(str(run)))["linear_probes"].values()
-  assert probe["fine_tuned"] is None and not probe["is_saved"]
+  assert probe["fine_tuned"] is None and probe["saved_model"] is None

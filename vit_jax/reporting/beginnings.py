@@ -19,17 +19,18 @@ def section(runs: Sequence[Run]) -> str:
 
 def fine_tuned_text(probe: ProbeOutcome) -> str:
   """Returns a text about the score after fine-tuning."""
-  if probe.fine_tuned is None:
+  if probe.weight is None:
     return "fine-tuning goes on"
-  saved = "linear probe" if probe.is_saved else "fine-tuned model"
   balanced = ""
   if probe.balanced is not None:
     balanced = (
-      f"; balanced accuracy: {share(probe.balanced)}, fine-tuned"
-      f" {share(probe.fine_tuned_balanced)}"
+      f"; balanced accuracy: {share(probe.balanced)}, fine-tuned:"
+      f" {share(probe.fine_tuned_balanced)}, saved:"
+      f" {share(probe.saved_balanced)}"
     )
   return (
-    f"fine-tuned: {share(probe.fine_tuned)}{balanced}; the {saved} is saved"
+    f"fine-tuned: {share(probe.fine_tuned)}; saved: {probe.saved_model},"
+    f" {share(probe.saved)}{balanced}"
   )
 
 

@@ -86,7 +86,7 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
   probes = {r.name: r.linear_probe for r in trained if r.linear_probe}
   if probes:
     summary["linear_probes"] = {
-      name: {**dataclasses.asdict(probe), "is_saved": probe.is_saved}
+      name: {**dataclasses.asdict(probe), "saved_model": probe.saved_model}
       for name, probe in probes.items()
     }
   if len(trained) > 1:

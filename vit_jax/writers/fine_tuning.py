@@ -12,22 +12,36 @@ class ProbeOutcome:
   top1: Share of the held-out images that the probe predicts right.
   l2: Its penalty.
   fine_tuned: The same share for the fine-tuned model; None during training.
-  balanced, fine_tuned_balanced: Their balanced accuracies, which decide if the
-    loss weights the classes; otherwise None, and the shares decide.
+  saved: The same share for the saved model; None during training.
+  weight: Weight of the fine-tuned parameters in the saved model, a mean of both
+    models: 0 is the probe, 1 the fine-tuned model. None during training.
+  balanced, fine_tuned_balanced, saved_balanced: The balanced accuracies of the
+    three, which decide if the loss weights the classes; otherwise None, and the
+    shares decide.
   """
 
   top1: float = 0.0
   l2: float = 0.0
   fine_tuned: float | None = None
+  saved: float | None = None
+  weight: float | None = None
   balanced: float | None = None
   fine_tuned_balanced: float | None = None
+  saved_balanced: float | None = None
 
   @property
-  def is_saved(self) -> bool:
-    """Whether the probe is better, and is therefore the model of the run."""
-    if self.balanced is not None and self.fine_tuned_balanced is not None:
-      return self.fine_tuned_balanced < self.balanced
-    return self.fine_tuned is not None and self.fine_tuned < self.top1
+  def saved_model(self) -> str | None:
+    """What the saved model is, in words; None during training."""
+    if self.weight is None:
+      return None
+    if self.weight == 0:
+      return "the linear probe"
+    if self.weight == 1:
+      return "the fine-tuned model"
+    return (
+      f"the mean of fine-tuned model ({self.weight:.0%}) and linear probe"
+      f" ({1 - self.weight:.0%})"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
