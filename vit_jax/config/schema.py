@@ -277,7 +277,8 @@ class Config:
       " is zero, its bias is model.head_bias",
       "linear_probe": "always a new one: ridge regression on the frozen"
       " features of data.split; the evaluator `val` chooses its penalty and"
-      " scores it at step 0",
+      " scores it at step 0. After the last step, `val` chooses what is saved:"
+      " the fine-tuned model, the probe, or a mean of their parameters",
     },
   )
   init_mean: str | None = option(
