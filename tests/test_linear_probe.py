@@ -180,18 +180,22 @@ class HeldOut(Evaluator):
 
   config = types.SimpleNamespace(name="val")
 
-  def __init__(self, peak, plateau=0.0, class_weights="none"):
+  def __init__(self, peak, plateau=0.0, class_weights="none", count=1000):
     objective = types.SimpleNamespace(counts_classes=class_weights != "none")
     self.context = types.SimpleNamespace(
       config=types.SimpleNamespace(objective=objective)
     )
-    self.peak, self.plateau = peak, plateau
+    self.peak, self.plateau, self.count = peak, plateau, count
 
   def run(self, params):
     # The probe is 1, the fine-tuned model 3.
     weight = (float(params["head"]["kernel"][0]) - 1) / 2
     accuracy = 1 - max(self.plateau, abs(weight - self.peak))
-    return {"val/top1": accuracy, "val/balanced_accuracy": 1 - accuracy}
+    return {
+      "val/top1": accuracy,
+      "val/balanced_accuracy": 1 - accuracy,
+      "val/count": self.count,
+    }
 
 
 def best(tmp_path, evaluator, fine_tuned=3.0, ema=None):
@@ -230,9 +234,21 @@ def test_the_saved_mean_is_the_best_on_what_is_held_out(
   assert line.startswith(text)
 
 
-def test_among_equal_means_the_one_nearest_to_fine_tuning_is_saved(tmp_path):
-  _, _, outcome, _ = best(tmp_path, HeldOut(0.5, plateau=0.3))
-  assert outcome["weight"] == 0.75
+@pytest.mark.parametrize(
+  ("peak", "plateau", "count", "weight"),
+  [
+    (0.75, 0.3, 1000, 0.5),  # equal: 0.5 to 1
+    (1.0, 0.0, 4, 0.75),  # 0.75 is one image of 4 worse
+    (1.0, 0.0, 2, 0.5),  # 0.5 is one image of 2 worse
+    (1.0, 0.0, 20, 1.0),  # 0.75 is five images worse
+    (0.0, 0.0, 2, 0.0),  # 0.5 is not worse than the best, but than the probe
+  ],
+)
+def test_one_image_does_not_outweigh_a_mean_near_the_middle(
+  peak, plateau, count, weight, tmp_path
+):
+  _, _, outcome, _ = best(tmp_path, HeldOut(peak, plateau, count=count))
+  assert outcome["weight"] == weight
 
 
 def test_the_running_average_is_what_counts_and_what_is_replaced(tmp_path):
@@ -244,7 +260,7 @@ def test_the_probe_is_saved_unchanged_if_training_diverged(tmp_path):
   class OfNaN(HeldOut):
     def run(self, params):
       is_finite = bool(jnp.isfinite(params["head"]["kernel"]).all())
-      return {"val/top1": 0.5 if is_finite else 0.1}
+      return {"val/top1": 0.5 if is_finite else 0.1, "val/count": 1000}
 
   params, *_ = best(tmp_path, OfNaN(0.0), fine_tuned=float("nan"))
   assert params == [1.0, 1.0]

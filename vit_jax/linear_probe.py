@@ -126,10 +126,10 @@ def best(
   """Returns the best mean of the probe and the fine-tuned model. Collective.
 
   The parameters of the mean are `(1 - w) probe + w fine_tuned`, with a `w` of
-  `WEIGHTS`. The best mean has the highest accuracy on the held-out images (the
-  balanced accuracy if the loss weights the classes); among equal ones, the
-  highest `w`. With few held-out images, chance can prefer the probe to a
-  fine-tuned model that is better; a mean then often is as good on them.
+  `WEIGHTS`. The best mean is the one whose `w` is nearest to 0.5, among those
+  that are not worse than the probe and at most one held-out image worse than
+  the most accurate. (If the loss weights the classes, the balanced accuracy is
+  compared.) One image may be chance, and means near 0.5 are robust.
 
   Source: arXiv:2109.01903, section 3, for a zero-shot and a fine-tuned model.
   Measured: docs/tasks/finetune.md.
@@ -155,7 +155,14 @@ def best(
   scores = {
     w: evaluator.run(_mean(begun, state, w).eval_params) for w in WEIGHTS
   }
-  weight = max(WEIGHTS, key=lambda w: (scores[w][key], w))
+  accuracy = {w: scores[w][key] for w in WEIGHTS}
+  # 1.5 images instead of 1, for the rounding of floats.
+  chance = 1.5 / scores[0][f"{HELD_OUT}/count"]
+  least = max(accuracy[0], max(accuracy.values()) - chance)
+  weight = min(
+    (w for w in WEIGHTS if accuracy[w] >= least),
+    key=lambda w: (abs(w - 0.5), -w),
+  )
   outcome = dataclasses.replace(
     json_file.read_as(
       fine_tuning.ProbeOutcome, epath.Path(workdir) / fine_tuning.LINEAR_PROBE
