@@ -14,8 +14,8 @@ With init, a linear probe is fitted to the features of the pre-trained model,
 and fine-tuning starts from it. Before that, short trials within the budget
 compare augmentations, learning rates and trained parts of the model, see
 `vit_jax.sweep.trials`. An option that the command line sets is not tried. At
-the end, the best of the fine-tuned model, the probe, and three means of their
-parameters is saved.
+the end, `val` chooses what is saved: the fine-tuned model, the probe, or a mean
+of their parameters.
 Held-out images decide all of this: the folder `val`. If `val` is the test split
 or does not exist, they are a tenth of `train` (a fifth, if it has fewer than
 1,000 images). The test split is scored once, at the end: the folder `test`, or
