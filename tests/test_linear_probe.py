@@ -241,7 +241,7 @@ def test_the_saved_mean_is_the_best_on_what_is_held_out(
     (1.0, 0.0, 4, 0.75),  # 0.75 is one image of 4 worse
     (1.0, 0.0, 2, 0.5),  # 0.5 is one image of 2 worse
     (1.0, 0.0, 20, 1.0),  # 0.75 is five images worse
-    (0.0, 0.0, 2, 0.0),  # 0.5 is not worse than the best, but than the probe
+    (0.0, 0.0, 2, 0.0),  # 0.5 is one image of 2 worse than the probe
   ],
 )
 def test_one_image_does_not_outweigh_a_mean_near_the_middle(

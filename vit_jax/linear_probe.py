@@ -126,10 +126,11 @@ def best(
   """Returns the best mean of the probe and the fine-tuned model. Collective.
 
   The parameters of the mean are `(1 - w) probe + w fine_tuned`, with a `w` of
-  `WEIGHTS`. The best mean is the one whose `w` is nearest to 0.5, among those
-  that are not worse than the probe and at most one held-out image worse than
-  the most accurate. (If the loss weights the classes, the balanced accuracy is
-  compared.) One image may be chance, and means near 0.5 are robust.
+  `WEIGHTS`. The best mean is the one whose `w` is nearest to 0.5 (0.75 before
+  0.25), among those that are not worse than the probe and at most one held-out
+  image worse than the most accurate. One image may be chance, and means near
+  0.5 are robust. If the loss weights the classes, the balanced accuracy is
+  compared.
 
   Source: arXiv:2109.01903, section 3, for a zero-shot and a fine-tuned model.
   Measured: docs/tasks/finetune.md.
