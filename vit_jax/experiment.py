@@ -27,6 +27,7 @@ from vit_jax.data.sources import Sources
 from vit_jax.distributed import agreement
 from vit_jax.evaluation import RunContext, labels_of
 from vit_jax.evaluators.evaluator import Evaluator
+from vit_jax.paths import run_path
 from vit_jax.step import Params, run_shape_of
 from vit_jax.weights import adapters
 from vit_jax.writers import atomic_files, trackers
@@ -231,7 +232,7 @@ class Experiment:
 
   @property
   def _checkpoints(self) -> epath.Path:
-    return epath.Path(self.workdir) / checkpointer.FOLDER
+    return run_path(self.workdir) / checkpointer.FOLDER
 
   @functools.cached_property
   def resumed_metadata(self) -> dict[str, Any]:
@@ -701,7 +702,7 @@ def setup(
 
 def workdir_errors(workdir: str, is_training: bool) -> list[str]:
   """Makes the folder; returns an error if it cannot be written to."""
-  folder = epath.Path(workdir)
+  folder = run_path(workdir)
   try:
     with atomic_files.os_errors(folder):
       folder.mkdir(parents=True, exist_ok=True)

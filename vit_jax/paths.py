@@ -1,6 +1,6 @@
 """Paths on a disk or in a bucket, and names that must stay in their folder.
 
-A bucket is storage that epath reads by an address such as gs://.
+A bucket is storage that is read by an address such as gs://.
 """
 
 import os
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
+from vit_jax.bucket import BucketPath
 from vit_jax.options import shown
 
 # Lower case; macOS's archives, Synology, QNAP, Windows, Linux, Android, Python.
@@ -110,6 +111,16 @@ def walk(root: str | os.PathLike) -> Iterator[tuple[str, list[str], list[str]]]:
     else:
       seen.add(real)
       yield folder, below, names
+
+
+def run_path(name: str | os.PathLike) -> epath.Path:
+  """Returns the path of a run's folder, or of a file in it.
+
+  Args:
+    name: A path on disk, or an address such as gs://bucket/run.
+  """
+  in_bucket = os.fspath(name).startswith("gs://")
+  return BucketPath(name) if in_bucket else epath.Path(name)
 
 
 def is_remote(path: str | os.PathLike) -> bool:

@@ -174,7 +174,6 @@ def train_and_evaluate(
       with hooks.phase("save"):
         write = checkpointer.save_now if wait else checkpointer.save
         write(step, state, metadata_at(step))
-        run_info.write_json(workdir, "metadata.json", metadata_at(step), note)
 
     def evaluate(step: int, due: Iterable[Evaluator]) -> None:
       # Evaluators are free to hand numpy arrays to jitted functions.

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax.batch import Data, DataError, batches_seen
 from vit_jax.callbacks.base import Callback
 from vit_jax.config import Config, json_file
+from vit_jax.paths import run_path
 from vit_jax.step import TrainState
 from vit_jax.writers import atomic_files, run_info
 
@@ -193,7 +193,7 @@ def read(workdir: str) -> list[dict[str, Any]]:
   Raises:
     WriteError: It cannot be read, see `atomic_files.contents`.
   """
-  path = epath.Path(workdir) / FILE
+  path = run_path(workdir) / FILE
   data = atomic_files.contents(path)
   try:
     entries = json_file.parse(data, str(path))["steps"]

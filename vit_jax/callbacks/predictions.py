@@ -4,10 +4,10 @@ import io
 
 import jax
 import numpy as np
-from etils import epath
 
 from vit_jax.callbacks.base import Callback
 from vit_jax.evaluators.evaluator import Evaluator
+from vit_jax.paths import run_path
 from vit_jax.step import TrainState
 from vit_jax.writers import atomic_files
 
@@ -29,7 +29,7 @@ class SavePredictions(Callback):
 
   def __init__(self, evaluators: list[Evaluator], workdir: str):
     self._evaluators = evaluators
-    self._path = epath.Path(workdir) / FILE
+    self._path = run_path(workdir) / FILE
 
   def on_end(self, state: TrainState) -> None:
     """Writes the file.

@@ -30,7 +30,7 @@ from vit_jax.callbacks import run_record
 from vit_jax.callbacks.base import Callback, Stop
 from vit_jax.config import ConfigError
 from vit_jax.distributed import agreement, exit_codes
-from vit_jax.paths import is_remote
+from vit_jax.paths import is_remote, run_path
 from vit_jax.writers import atomic_files
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class LostError(atomic_files.WriteError):
 
 # Folder -> record and heartbeat of a run that this process watched and saw to
 # be dead, so that it is not watched again.
-_dead_runs: dict[str, tuple[dict[str, Any], bytes | None]] = {}
+_dead_runs: dict[str, tuple[dict[str, Any] | None, bytes | None]] = {}
 
 
 def refuse_live(
@@ -70,10 +70,12 @@ def refuse_live(
   Raises:
     ConfigError: Another run trains there, or the record cannot be read now.
   """
-  folder = epath.Path(workdir)
+  folder = run_path(workdir)
   with _folder_errors(workdir):
     record = _read_record(folder)
-    is_alive = run_record.is_alive(record) if record else False
+    is_alive = False if record == {} else None
+    if record:
+      is_alive = run_record.is_alive(record)
     if is_alive is None:
       record, is_alive = _watch(folder, record, note)
   if is_alive:
@@ -87,30 +89,36 @@ def refuse_live(
 
 
 def _watch(
-  folder: epath.Path, record: dict[str, Any], note: Callable[[str], None]
+  folder: epath.Path,
+  record: dict[str, Any] | None,
+  note: Callable[[str], None],
 ) -> tuple[dict[str, Any], bool]:
   """Returns the newest record of a folder, and whether its run is alive."""
   heartbeat = _read_heartbeat(folder)
   if _dead_runs.get(str(folder)) == (record, heartbeat):
-    return record, False
+    return record or {}, False
   note(
     f"waits       {WATCH_SECONDS:.0f} s for a heartbeat of the run of host"
-    f" {record.get('host')} in {folder}"
+    f" {(record or {}).get('host')} in {folder}"
   )
   changes, deadline = 0, time.monotonic() + WATCH_SECONDS
   while time.monotonic() < deadline:
     time.sleep(POLL_SECONDS)
     newest = _read_record(folder)
-    if newest != record:  # it has ended, or another run began
+    if record is None:
+      record = newest
+    elif newest not in (None, record):  # another run began
       return newest, bool(newest) and newest.get("ended") is None
+    if record and record.get("ended") is not None:
+      return record, False
     if (newest := _read_heartbeat(folder)) != heartbeat:
       heartbeat, changes = newest, changes + 1
       if changes == 2:  # the first may have been its last before it was killed
-        return record, True
+        return record or {}, True
       deadline = time.monotonic() + WATCH_SECONDS
   note(f"takes over  {folder}: that run had no heartbeat")
   _dead_runs[str(folder)] = record, heartbeat
-  return record, False
+  return record or {}, False
 
 
 class RunLock(Callback):
@@ -133,7 +141,7 @@ class RunLock(Callback):
     began: float | None = None,
   ):
     refuse_live(workdir, note)
-    self._workdir, self._folder, self._note = workdir, epath.Path(workdir), note
+    self._workdir, self._folder, self._note = workdir, run_path(workdir), note
     self._is_first = jax.process_index() == 0
     self._record = run_record.new(jax.process_count(), began)
     self._loss: str | None = None  # how the folder was lost
@@ -235,15 +243,12 @@ class RunLock(Callback):
     return self._loss is not None
 
   def _write_record(self) -> None:
-    """Replaces the record by this run's, written first to a file of its own."""
-    draft = self._folder / f"{run_record.FILE}.{self._record['id']}"
-    try:
-      atomic_files.write(draft, json.dumps(self._record, indent=2) + "\n")
-      draft.replace(self._folder / run_record.FILE)
-    except OSError:
-      with contextlib.suppress(OSError):
-        draft.unlink(missing_ok=True)
-      raise
+    """Replaces the record by this run's, from a draft of its own."""
+    atomic_files.replace_text(
+      self._folder / run_record.FILE,
+      json.dumps(self._record, indent=2) + "\n",
+      suffix=self._record["id"],
+    )
 
   def _write_end(self, how: str) -> None:
     """Writes the end into the record; see `run_record.end`."""
@@ -288,19 +293,23 @@ def _folder_errors(workdir: str) -> Iterator[None]:
     ) from None
 
 
-def _read_record(folder: epath.Path) -> dict[str, Any]:
-  """Returns the record of a folder; {} if it is missing or damaged.
+def _read_record(folder: epath.Path) -> dict[str, Any] | None:
+  """Returns the record of a folder; {} if there is none.
+
+  None if it is no JSON: its run may be alive.
 
   Raises:
     OSError: It cannot be read now, so that the owner is unknown.
   """
-  path = folder / run_record.FILE
   try:
-    with path.open("rb") as file:
-      file.read(1)
+    data = (folder / run_record.FILE).read_bytes()
   except (FileNotFoundError, NotADirectoryError):
     return {}
-  return run_record.read(path)
+  try:
+    record = json.loads(data)
+  except ValueError:
+    return None
+  return record if isinstance(record, dict) else None
 
 
 def _read_heartbeat(folder: epath.Path) -> bytes | None:

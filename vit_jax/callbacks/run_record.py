@@ -91,9 +91,9 @@ def earlier(workdir: str | os.PathLike) -> list[tuple[float, float]]:
 
   Both are seconds since the epoch. The process of the record is not among them.
   """
-  from etils import epath  # --help does not wait for it
+  from vit_jax.paths import run_path  # --help does not wait for it
 
-  intervals = read(epath.Path(workdir) / FILE).get("earlier")
+  intervals = read(run_path(workdir) / FILE).get("earlier")
   return [
     (interval[0], interval[1])
     for interval in (intervals if isinstance(intervals, list) else [])
@@ -105,9 +105,9 @@ def earlier(workdir: str | os.PathLike) -> list[tuple[float, float]]:
 
 def intervals(workdir: str | os.PathLike) -> list[tuple[float, float]]:
   """Returns the intervals of `earlier`, and that of the record's process."""
-  from etils import epath
+  from vit_jax.paths import run_path
 
-  folder = epath.Path(workdir)
+  folder = run_path(workdir)
   record, heartbeat = read(folder / FILE), read(folder / HEARTBEAT)
   signs = [record.get("began"), record.get("ended")]
   if heartbeat.get("id") == record.get("id"):

@@ -105,9 +105,9 @@ class Watchdog(Callback):
     )
 
     def write() -> None:
-      from etils import epath  # --help does not wait for it
+      from vit_jax.paths import run_path  # --help does not wait for it
 
-      folder = epath.Path(self._workdir)
+      folder = run_path(self._workdir)
       folder.mkdir(parents=True, exist_ok=True)
       (folder / name).write_text(f"{alarm}\n\n{traces}\n")
 

@@ -23,7 +23,7 @@ from vit_jax.checkpointing.layout import FOLDER, DamagedError, find
 from vit_jax.checkpointing.saving import AsyncSaver, SaveError, StepWriter
 from vit_jax.config import CheckpointConfig, ConfigError
 from vit_jax.digests import Digest
-from vit_jax.paths import absolute, file_size, kind
+from vit_jax.paths import absolute, file_size, is_remote, kind, run_path
 from vit_jax.step import TrainState
 
 __all__ = ("FOLDER", "Checkpointer", "DamagedError", "SaveError", "find")
@@ -47,7 +47,7 @@ class Checkpointer:
   """
 
   def __init__(self, workdir: str, config: CheckpointConfig):
-    self._folder = absolute(epath.Path(workdir) / FOLDER)
+    self._folder = absolute(run_path(workdir) / FOLDER)
     self._saver = AsyncSaver(self._folder, config)
 
   def steps(self) -> list[int]:
@@ -91,6 +91,8 @@ class Checkpointer:
     self, step: int, state: TrainState, metadata: dict[str, Any]
   ) -> None:
     """Saves, and waits until the checkpoint is complete on disk.
+
+    It removes no old checkpoints: the next `save` or `restore_newest` does.
 
     Args:
       step: As for `save`.
@@ -176,7 +178,8 @@ class Checkpointer:
     """Restores a step, or the newest complete one before it.
 
     Damaged steps are logged and renamed (`70.damaged`), so that they can be
-    written again. Nothing is removed.
+    written again. Steps that the run does not keep are removed in the
+    background: `save_now` of an earlier run has left them.
 
     Args:
       start: Step to begin with; 0 for a new run.
@@ -206,7 +209,7 @@ class Checkpointer:
             [retention.no_checkpoint(self._folder, layout.NONE_WHOLE)]
           ) from e
     retention.set_aside_after(self._folder, step)
-    self._saver.newest = step
+    self._saver.resume(step)
     return step, restored, layout.metadata(self._folder / str(step))
 
   def close(self) -> None:
@@ -267,7 +270,7 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     ValueError: Orbax cannot read it, or it is damaged; or it has items of
       another program, whose folders the error names.
   """
-  base = epath.Path(path)
+  base = run_path(path)
   if base.name == "params" and (base.parent / "metadata").is_dir():
     base, path = base.parent, os.fspath(base.parent)
   trees = [f for f in (base, base / "default") if (f / "_METADATA").exists()]
@@ -319,7 +322,7 @@ def _read(path: str, read: Callable[[epath.Path], T]) -> T:
     try:
       return read(folder)
     except Exception as e:
-      is_given = folder == absolute(epath.Path(path))
+      is_given = folder == absolute(run_path(path))
       if not is_given and not folder.is_dir() and num_removed < MAX_REMOVED:
         num_removed += 1  # by a training run, which has newer ones
         continue
@@ -373,7 +376,7 @@ def write_params(
   Raises:
     FileExistsError: The path exists.
   """
-  folder = absolute(epath.Path(path))
+  folder = absolute(run_path(path))
   if folder.exists():
     raise FileExistsError(f"got {path!r}, which exists; expected a new folder.")
   writer = StepWriter(folder)
@@ -383,7 +386,8 @@ def write_params(
 
 def _checked(folder: epath.Path) -> dict[str, Any]:
   """Reads an item as numpy, and compares its digests if it has some."""
-  _check_size(folder, orbax_reader.shapes(folder))
+  if not is_remote(folder):
+    _check_size(folder, orbax_reader.shapes(folder))
   arrays = orbax_reader.read_as_numpy(folder)
   step, item = folder.parent, folder.name
   if kind(step / layout.DIGESTS):

@@ -7,6 +7,9 @@ files that describe the arrays, and the size of every file. So names, sizes and
 small files show that a part of a checkpoint is missing. Only an array's digest
 shows that a bit in it flipped.
 
+In a bucket, where an object is there as a whole or not at all, sizes are not
+asked for: one listing has the names of all objects of a step.
+
 This module does not import Orbax, see `vit_jax.checkpointing.checkpointer`.
 """
 
@@ -20,10 +23,17 @@ import jax
 from etils import epath
 
 from vit_jax import digests as digests_lib
+from vit_jax.bucket import BucketPath
 from vit_jax.config import json_file
 from vit_jax.digests import Digest
 from vit_jax.options import shown
-from vit_jax.paths import absolute, file_in, file_size, is_remote, kind
+from vit_jax.paths import (
+  absolute,
+  file_in,
+  file_size,
+  kind,
+  run_path,
+)
 from vit_jax.writers import console
 
 FOLDER = "checkpoints"
@@ -31,7 +41,7 @@ DIGESTS = "digests.json"
 ITEMS = ("params", "train")
 HAS_DIGESTS = "digests"  # key of the metadata
 VERSION = 1
-COMMITTED = "commit_success.txt"  # Orbax's, see `is_unfinished`
+COMMITTED = "commit_success.txt"  # Orbax's, see `step_folders`
 NONE_WHOLE = "none of its checkpoints is whole (see above)"
 # Errors of a disk that say that a file is not what it was. Others (permission,
 # a server that does not answer) say nothing about the file.
@@ -82,28 +92,19 @@ def damage_of(error: Exception) -> str | None:
 def step_folders(folder: epath.Path) -> dict[int, epath.Path]:
   """Returns step -> folder of `checkpoints/`, the newest first.
 
-  Unfinished and removed folders have other names, or are `is_unfinished`.
+  Unfinished and removed folders have other names. In a bucket, where Orbax
+  does not rename folders, they lack the object that is written last.
   """
-  if is_remote(folder) and not folder.is_dir():
-    return {}  # iterdir would raise TensorFlow's error
-  try:
-    paths = {int(p.name): p for p in folder.iterdir() if is_step(p.name)}
-  except (FileNotFoundError, NotADirectoryError):
-    return {}
-  return {
-    step: paths[step]
-    for step in sorted(paths, reverse=True)
-    if not is_unfinished(paths[step])
-  }
-
-
-def is_unfinished(folder: epath.Path) -> bool:
-  """Whether a step on Google's store lacks the file that is written last.
-
-  Orbax does not rename folders there.
-  """
-  is_there = str(folder).startswith("gs://")
-  return is_there and not (folder / COMMITTED).exists()
+  if isinstance(folder, BucketPath):
+    committed = (name.split("/") for name in folder.names())
+    names = [step for step, *rest in committed if rest == [COMMITTED]]
+  else:
+    try:
+      names = [path.name for path in folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+      return {}
+  steps = sorted((int(name) for name in names if is_step(name)), reverse=True)
+  return {step: folder / str(step) for step in steps}
 
 
 def is_step(name: str) -> bool:
@@ -131,11 +132,15 @@ def _difference(folder: epath.Path) -> str | None:
   metadata, stored = _read_metadata(folder), _read_digests_file(folder)
   if digests_lib.of_json(metadata) != stored["metadata"]:
     return "metadata/metadata is not what was written"
+  objects = {*folder.names()} if isinstance(folder, BucketPath) else None
   for name, (size, digest) in stored["files"].items():
     path = folder / name
-    if kind(path) != "file":
+    if objects is not None:
+      if name not in objects:
+        return f"{name} is missing"
+    elif kind(path) != "file":
       return f"{name} is missing"
-    if (got := file_size(path)) != size:
+    elif size is not None and (got := file_size(path)) != size:
       return f"{name} has {got:,} bytes, expected {size:,}"
     if digest and digests_lib.of_bytes(path.read_bytes()) != digest:
       return f"{name} is not what was written"
@@ -153,7 +158,8 @@ def metadata(folder: epath.Path) -> dict[str, Any]:
 
 
 def _read_metadata(folder: epath.Path) -> dict[str, Any]:
-  for name in ("params", "metadata"):
+  in_bucket = isinstance(folder, BucketPath)  # one request is enough there
+  for name in () if in_bucket else ("params", "metadata"):
     if kind(file_in(folder, name)) != "folder":
       is_empty = not any(folder.iterdir())
       raise DamagedError(
@@ -170,11 +176,11 @@ def read_json(folder: epath.Path, name: str) -> dict[str, Any]:
     OSError: It cannot be read.
   """
   path = folder / name
-  if not kind(path):
-    raise DamagedError(f"{name} is missing")
   try:
     file_in(path.parent, path.name)  # raises for a link out of the folder
     values = json_file.parse(path.read_bytes(), name)
+  except (FileNotFoundError, NotADirectoryError):
+    raise DamagedError(f"{name} is missing") from None
   except ValueError as e:
     raise DamagedError(str(e)) from None
   if not isinstance(values, dict):
@@ -219,10 +225,13 @@ def write_digests(
     items: "params" and "train" -> path -> digest.
     metadata: The item that was written, with `HAS_DIGESTS`.
   """
+  names = [*items, "metadata"]
+  if isinstance(folder, BucketPath):
+    paths = [folder / n for n in folder.names() if n.split("/")[0] in names]
+  else:
+    paths = [path for name in names for path in files_in(folder / name)]
   files = {
-    str(path.relative_to(folder)): _size_and_digest(path)
-    for item in (*items, "metadata")
-    for path in files_in(folder / item)
+    str(path.relative_to(folder)): _size_and_digest(path) for path in paths
   }
   stored = {
     "version": VERSION,
@@ -234,11 +243,19 @@ def write_digests(
   (folder / DIGESTS).write_text(json.dumps(stored))
 
 
-def _size_and_digest(path: epath.Path) -> tuple[int, str]:
-  """Returns a file's size, and its digest if it describes arrays."""
-  size, name = file_size(path), str(path)
+def _size_and_digest(path: epath.Path) -> tuple[int | None, str]:
+  """Returns a file's size, and its digest if it describes arrays.
+
+  In a bucket the size is None, and files that every process writes have no
+  digest: requests do not grow with the number of processes.
+  """
+  in_bucket, name = isinstance(path, BucketPath), str(path)
   has_arrays = path.parent.name == "d" or "/ocdbt.process_" in name
-  return size, "" if has_arrays else digests_lib.of_bytes(path.read_bytes())
+  has_digest = not (has_arrays or (in_bucket and "/process_" in name))
+  return (
+    None if in_bucket else file_size(path),
+    digests_lib.of_bytes(path.read_bytes()) if has_digest else "",
+  )
 
 
 def files_in(folder: epath.Path) -> Iterator[epath.Path]:
@@ -265,16 +282,18 @@ def whole(folder: epath.Path) -> tuple[list[int], dict[int, str]]:
     OSError: As `damage`.
   """
   errors = {step: damage(path) for step, path in step_folders(folder).items()}
-  remaining = step_folders(folder)  # a run may have removed one meanwhile
   good = [step for step, error in errors.items() if error is None]
+  if len(good) == len(errors):
+    return good, {}
+  remaining = step_folders(folder)  # a run may have removed one meanwhile
   return good, {s: e for s, e in errors.items() if e and s in remaining}
 
 
 def find(path: str, exclude: Collection[str] = ()) -> epath.Path:
   """Returns the folder of a step, for a step, a run, or `checkpoints/`.
 
-  In a run it is the newest step that seems complete; damaged ones are named on
-  stderr.
+  In a run it is the newest step that seems complete; damaged ones after it are
+  named on stderr.
 
   Args:
     path: One of the three.
@@ -284,17 +303,19 @@ def find(path: str, exclude: Collection[str] = ()) -> epath.Path:
     FileNotFoundError: There is no checkpoint.
     DamagedError: No checkpoint is complete.
   """
-  base = epath.Path(path)
+  base = run_path(path)
   if (base / "params").is_dir():
     return absolute(base)
   for parent in (base, base / FOLDER):
-    good, bad = whole(parent)
-    for step, error in bad.items():
-      log_damage(parent / str(step), error)
-    for step in good:
-      if str(step) not in exclude:
-        return absolute(parent / str(step))
-    if good or bad:
+    steps = step_folders(parent)
+    for path in steps.values():
+      if path.name in exclude:
+        continue
+      if not (error := damage(path)):
+        return absolute(path)
+      if path.is_dir():  # a run may have removed it meanwhile
+        log_damage(path, error)
+    if steps:
       raise DamagedError(f"{parent}: {NONE_WHOLE}.")
   what = "has no checkpoint in it" if base.exists() else "does not exist"
   runs = [p.parent.name for p in sorted(base.glob(f"*/{FOLDER}"))[:5]]

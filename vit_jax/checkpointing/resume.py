@@ -5,13 +5,12 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from etils import epath
-
 from vit_jax import class_names
 from vit_jax.batch import DataInfo
 from vit_jax.checkpointing import resume_rules
 from vit_jax.config import Config, json_file
 from vit_jax.distributed import agreement
+from vit_jax.paths import run_path
 from vit_jax.step import RunShape
 
 
@@ -50,7 +49,7 @@ class Resumed:
 
     The checkpoint's is used if config.json is damaged or missing.
     """
-    path = epath.Path(self.workdir) / resume_rules.CONFIG
+    path = run_path(self.workdir) / resume_rules.CONFIG
     error = f"{path}: missing"
     try:
       if values := json_file.read(path):

@@ -11,11 +11,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from etils import epath
-
 from vit_jax.config import Config, build, flat, options_of, to_dict
 from vit_jax.options import nearest
-from vit_jax.paths import with_absolute_folder
+from vit_jax.paths import run_path, with_absolute_folder
 from vit_jax.writers import atomic_files
 
 FILE = "changes.jsonl"
@@ -223,7 +221,7 @@ def read(workdir: str) -> list[dict[str, Any]]:
     WriteError: It cannot be read, see `atomic_files.contents`.
   """
   rows = []
-  for line in atomic_files.contents(epath.Path(workdir) / FILE).split(b"\n"):
+  for line in atomic_files.contents(run_path(workdir) / FILE).split(b"\n"):
     try:
       row = json.loads(line.decode())
       row["step"], row["from"], row["to"], row["by"] = (
@@ -248,4 +246,4 @@ def write(workdir: str, rows: Sequence[dict[str, Any]]) -> None:
 
   if rows and jax.process_index() == 0:
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    atomic_files.replace(epath.Path(workdir) / FILE, text)
+    atomic_files.replace(run_path(workdir) / FILE, text)

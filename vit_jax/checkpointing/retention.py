@@ -19,6 +19,7 @@ from jax.experimental import multihost_utils
 
 from vit_jax.checkpointing import layout
 from vit_jax.paths import is_remote
+from vit_jax.writers import atomic_files
 
 NEWEST = "checkpoints.json"  # in the run's folder: its last good checkpoint
 DAMAGED, DELETED = ".damaged", ".deleted"
@@ -53,10 +54,8 @@ def note_newest(folder: epath.Path, step: int) -> None:
 
   A run with this note but without checkpoints has lost them.
   """
-  path = folder.parent / NEWEST
-  draft = path.parent / (path.name + ".new")
-  draft.write_text(json.dumps({"step": step}) + "\n")
-  draft.replace(path)
+  text = json.dumps({"step": step}) + "\n"
+  atomic_files.replace_text(folder.parent / NEWEST, text)
 
 
 def noted_newest(folder: epath.Path) -> int:
@@ -182,7 +181,8 @@ def remove(folder: epath.Path) -> None:
     target = folder.parent / (folder.name + DELETED)
     target.rmtree(missing_ok=True)
     folder = folder.rename(target)
-  folder.rmtree()
+  # The next save may clean up at the same time.
+  folder.rmtree(missing_ok=True)
 
 
 def clean(folder: epath.Path) -> None:
@@ -190,11 +190,13 @@ def clean(folder: epath.Path) -> None:
 
   No save may be running.
   """
+  finished = layout.step_folders(folder)
   for path in folder.iterdir() if folder.exists() else ():
     step, _, rest = path.name.partition(".")
+    if not layout.is_step(step):
+      continue
     is_left = rest.startswith(("deleted", "orbax-checkpoint-tmp"))
-    is_left = is_left or (not rest and layout.is_unfinished(path))
-    if layout.is_step(step) and is_left:
+    if is_left or (not rest and int(step) not in finished):
       _remove_patiently(path)
 
 

@@ -1,8 +1,10 @@
 """When a checkpoint is saved, tried again and verified, and old ones removed.
 
 A save runs in the background. It counts after its folder has been read again;
-then older checkpoints are removed. A failure is logged at the next step, and
-the save is tried again after 1, 2, 4 ... steps, with the state of that step.
+then older checkpoints are removed, for which only the next periodic save waits.
+A failure is logged at the next step, and the save is tried again after 1, 2, 4
+... steps, with the state of that step. At the end of a run, as after SIGTERM,
+only what makes the checkpoint whole is done.
 
 All processes agree on the outcome of a save by an all-gather 1, 2, 4 ... steps
 after its start, and before the next save. If one of them fails, the others
@@ -25,7 +27,8 @@ from vit_jax import digests as digests_lib
 from vit_jax.checkpointing import layout, retention
 from vit_jax.checkpointing.layout import DamagedError
 from vit_jax.config import CheckpointConfig
-from vit_jax.writers import console
+from vit_jax.paths import is_remote
+from vit_jax.writers import console, run_info
 
 MAX_STEPS = 1024  # between two attempts
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds between attempts at the end of a run
@@ -54,10 +57,19 @@ class AsyncSaver:
     self._folder, self._config = folder, config
     self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
     self._running: concurrent.futures.Future | None = None
+    self._removing: concurrent.futures.Future | None = None
+    self._ends = False  # whether the run does, so that nothing is removed
+    self._whole: set[int] = set()  # steps that process 0 has verified
     self._step = 0  # of `_running`
     self._failures = 0  # since the last good one
     self._error = ""  # the last one
     self._retry_at: int | None = None
+
+  def resume(self, step: int) -> None:
+    """Notes the checkpoint that a run resumes from; removes older ones."""
+    self.newest = step
+    if jax.process_index() == 0:
+      self._removing = self._worker.submit(self._remove_old)
 
   def start(
     self, step: int, items: dict[str, Any], metadata: dict[str, Any]
@@ -66,6 +78,8 @@ class AsyncSaver:
     self._settle(step)
     if step == self.newest:
       return
+    if self._removing is not None and not self._ends:
+      self._removing.result()
     self._step, self._retry_at = step, None
     error = writer = None
     barrier = FailFastBarrier(next(_save_numbers))
@@ -83,7 +97,7 @@ class AsyncSaver:
     elif error is None:
       error = OSError("process 0 cannot write files")
     self._running = self._worker.submit(
-      self._complete, step, writer, barrier, error
+      self._complete, step, writer, barrier, error, metadata
     )
 
   def wait(self) -> None:
@@ -113,6 +127,7 @@ class AsyncSaver:
     metadata: dict[str, Any],
   ) -> None:
     """Saves and waits, with several attempts; raises SaveError."""
+    self._ends = True
     for seconds in (*WAITS, None):
       self.start(step, items(), metadata)
       again = "" if seconds is None else f"tried again in {seconds:g} s"
@@ -180,12 +195,18 @@ class AsyncSaver:
   def _make_room(self, step: int) -> None:
     """Removes what failed saves left; checks that files can be written.
 
-    Only in process 0.
+    Only in process 0. A bucket is asked only in the first save, and after one
+    that failed.
     """
     if jax.process_index() == 0:
-      if self.newest and not self._folder.exists():
-        layout.log(f"note        {self._folder} was removed; it is made again")
-      retention.probe(self._folder)
+      if not is_remote(self._folder):
+        if self.newest and not self._folder.exists():
+          layout.log(
+            f"note        {self._folder} was removed; it is made again"
+          )
+        retention.probe(self._folder)
+      elif self.newest in self._whole and not self._failures:
+        return
       retention.clean(self._folder)
       if (folder := self._folder / str(step)).exists():
         retention.set_aside(folder)  # written, but could not be read again
@@ -196,6 +217,7 @@ class AsyncSaver:
     writer: "StepWriter | None",
     barrier: "FailFastBarrier",
     error: Exception | None,
+    metadata: dict[str, Any],
   ) -> None:
     """The rest of a save, in the background; raises its errors."""
     is_first = jax.process_index() == 0
@@ -204,10 +226,12 @@ class AsyncSaver:
       if error is not None:
         raise error
       writer.wait()
-      if is_first and (damage := layout.damage(folder)):
-        if folder.exists():
-          retention.set_aside(folder)
-        raise DamagedError(f"read again: {damage}")
+      if is_first:
+        if damage := layout.damage(folder):
+          if folder.exists():
+            retention.set_aside(folder)
+          raise DamagedError(f"read again: {damage}")
+        self._whole.add(step)
     except Exception:
       if writer is not None:  # None: no process has begun
         barrier.fail()
@@ -216,19 +240,32 @@ class AsyncSaver:
     if is_first:
       try:
         retention.note_newest(self._folder, step)
-        self._remove_old()
-      except Exception as e:  # the checkpoint is whole nevertheless
-        layout.log(f"note        old checkpoints stay ({_reason(e)})")
+      except OSError as e:  # the checkpoint is whole nevertheless
+        layout.log(f"note        {_reason(e)}")
+      run_info.write_json(
+        str(self._folder.parent), "metadata.json", metadata, layout.log
+      )
+      if not self._ends:
+        self._removing = self._worker.submit(self._remove_old)
 
   def _remove_old(self) -> None:
-    good, bad = layout.whole(self._folder)
-    for step in retention.expired(
-      good,
-      [*good, *bad],
-      self._config.keep_last,
-      self._config.keep_every_steps,
-    ):
-      retention.remove(self._folder / str(step))
+    """Removes checkpoints that the run does not keep."""
+    if self._ends:
+      return
+    try:
+      there = layout.step_folders(self._folder)
+      for step, folder in there.items():
+        if step not in self._whole and not layout.damage(folder):
+          self._whole.add(step)
+      for step in retention.expired(
+        [step for step in there if step in self._whole],
+        there,
+        self._config.keep_last,
+        self._config.keep_every_steps,
+      ):
+        retention.remove(there[step])
+    except Exception as e:
+      layout.log(f"note        old checkpoints stay ({_reason(e)})")
 
 
 def _reason(e: Exception) -> str:
@@ -330,8 +367,10 @@ class StepWriter:
     options = ocp.AsyncOptions(
       post_finalization_callback=self._add_digests,
       barrier_sync_fn=barrier,
-      # Orbax would wait 5 minutes for a folder that cannot be made.
-      create_directories_asynchronously=barrier is not None,
+      # Orbax would wait 5 minutes for a folder that cannot be made. A folder in
+      # a bucket is not made, but asked for.
+      create_directories_asynchronously=barrier is not None
+      or is_remote(folder),
     )
     self._items = _Items(
       composite_options=ocp.CompositeOptions(async_options=options)

@@ -2,10 +2,8 @@
 
 import sys
 
-from etils import epath
-
 from vit_jax.checkpointing import checkpointer, layout
-from vit_jax.paths import absolute
+from vit_jax.paths import absolute, run_path
 
 
 def main(run: str, only: int | None = None) -> None:
@@ -18,7 +16,7 @@ def main(run: str, only: int | None = None) -> None:
     run: Folder of a run, or its folder of checkpoints.
     only: The step to check; None for all.
   """
-  folder = absolute(epath.Path(run))
+  folder = absolute(run_path(run))
   if folder.name != checkpointer.FOLDER:
     folder /= checkpointer.FOLDER
   try:

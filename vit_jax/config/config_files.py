@@ -154,9 +154,9 @@ def run_of(checkpoint: str) -> "epath.Path | None":
   Raises:
     ValueError: The config.json of the run is damaged.
   """
-  from etils import epath  # --help does not wait for it
+  from vit_jax.paths import run_path  # --help does not wait for it
 
-  folder = epath.Path(checkpoint)
+  folder = run_path(checkpoint)
   for parent in (folder, folder.parent, folder.parent.parent):
     file = parent / "config.json"
     # A config.json without an optimizer was written by another program.

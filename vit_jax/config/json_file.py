@@ -37,10 +37,10 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
   Raises:
     ValueError: The path cannot be read, or its content is no JSON object.
   """
-  from etils import epath  # --help does not wait for it
+  from vit_jax.paths import run_path  # --help does not wait for it
 
   try:
-    text = epath.Path(path).read_bytes()
+    text = run_path(path).read_bytes()
   except FileNotFoundError:
     return {}
   except OSError as e:

@@ -17,7 +17,6 @@ import flax
 import jax
 import numpy as np
 import optax
-from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax import digests
@@ -26,6 +25,7 @@ from vit_jax.config import Config, ConfigError, flat, to_dict
 from vit_jax.config.preprocessing import image_size
 from vit_jax.models import efficient_attention
 from vit_jax.options import shown
+from vit_jax.paths import run_path
 
 # A file system may take so long to show a host what another has written.
 VISIBLE_SECONDS = 90.0
@@ -175,7 +175,7 @@ def check_folder(workdir: str) -> None:
     ConfigError: In all processes, if one does not see the file of process 0.
   """
   name = broadcast_text(f"process.seen-{secrets.token_hex(8)}")
-  path = epath.Path(workdir) / name
+  path = run_path(workdir) / name
   try:
     if jax.process_index() == 0:
       path.write_text("")

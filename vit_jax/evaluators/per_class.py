@@ -132,11 +132,12 @@ class PerClass(Classification):
 
   def _write(self, values: dict[str, Any]) -> None:
     import jax
-    from etils import epath
+
+    from vit_jax.paths import run_path
 
     if jax.process_index():
       return
-    folder = epath.Path(self.context.workdir)
+    folder = run_path(self.context.workdir)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(values, ensure_ascii=False) + "\n"
     path = folder / FILE.format(self.config.name)

@@ -18,6 +18,7 @@ from vit_jax.config import Config, ConfigError, cli, config_files
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import exit_codes, processes
 from vit_jax.evaluators.evaluator import Evaluator, Params
+from vit_jax.paths import run_path
 from vit_jax.scoring import probes, published_scores
 from vit_jax.writers.metric_writer import SCORES, GroupMeans, format_scores
 
@@ -165,9 +166,9 @@ def record(
   if workdir is not None:
     written = [probes.write(e, row, workdir) for e in ready.evaluators]
   if workdir is not None and is_first:
-    with (epath.Path(workdir) / SCORES).open("a") as f:
+    with (run_path(workdir) / SCORES).open("a") as f:
       f.write(json.dumps(row, ensure_ascii=False) + "\n")
-    print(f"written     {epath.Path(workdir) / SCORES}", flush=True)
+    print(f"written     {run_path(workdir) / SCORES}", flush=True)
     if any(written) and "://" not in str(workdir):  # which report does not read
       print(f"see         vit-jax report {workdir}", flush=True)
   return row

@@ -32,6 +32,7 @@ from vit_jax.evaluators.fewshot import few_classes
 from vit_jax.evaluators.per_class import confusions, per_class
 from vit_jax.inference import pretrained
 from vit_jax.models import precision
+from vit_jax.paths import run_path
 
 FOLDER = "probes"
 KINDS = ("fewshot", "linear", "knn")  # kinds of evaluators
@@ -255,7 +256,7 @@ def write(
       for i in wrong[:MOST_MISTAKES]
     ],
   }
-  folder = epath.Path(workdir) / FOLDER
+  folder = run_path(workdir) / FOLDER
   folder.mkdir(parents=True, exist_ok=True)
   name = f"{options.kind}_{_slug(options.dataset)}"
   images = folder / f"{name}.npz"

@@ -73,12 +73,28 @@ def append(path: epath.Path, data: bytes, size: int) -> int:
     return size + file.write(data)
 
 
-def replace_text(path: epath.Path, data: bytes | str) -> None:
-  """Replaces a file; an interruption leaves the old or the new one."""
-  draft = path.parent / (path.name + ".new")
-  write(draft, data)
-  with os_errors(path):
+def replace_text(
+  path: epath.Path, data: bytes | str, suffix: str = "new"
+) -> None:
+  """Replaces a file; an interruption leaves the old or the new one.
+
+  Args:
+    path: The file.
+    data: Its new contents.
+    suffix: Ends the name of the draft, which a disk needs; an object in a
+      bucket is replaced as a whole.
+  """
+  if is_remote(path):
+    write(path, data)
+    return
+  draft = path.parent / f"{path.name}.{suffix}"
+  try:
+    write(draft, data)
     draft.replace(path)
+  except OSError:
+    with contextlib.suppress(OSError):
+      draft.unlink(missing_ok=True)
+    raise
 
 
 def replace(path: epath.Path, data: bytes | str) -> None:

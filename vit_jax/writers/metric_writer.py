@@ -18,13 +18,12 @@ from typing import TypeVar
 
 import jax
 import numpy as np
-from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax import evaluators as evaluators_lib
 from vit_jax.config import Config
 from vit_jax.evaluators.evaluator import Evaluator, EvaluatorConfig
-from vit_jax.paths import is_remote
+from vit_jax.paths import is_remote, run_path
 from vit_jax.writers import MetricWriter, atomic_files, tensorboard, trackers
 from vit_jax.writers.atomic_files import Row
 
@@ -55,7 +54,7 @@ def is_measured(name: str) -> bool:
 
 def read_metrics(workdir: str) -> list[Row]:
   """Returns the rows of a run's metrics, without damaged lines."""
-  return atomic_files.read_rows(epath.Path(workdir) / METRICS).rows
+  return atomic_files.read_rows(run_path(workdir) / METRICS).rows
 
 
 class MetricLog:
@@ -101,7 +100,7 @@ class MetricLog:
     self._writers: list[MetricWriter] = []  # which get every row as well
     rows = []
     if jax.process_index() == 0:
-      path = epath.Path(workdir) / METRICS
+      path = run_path(workdir) / METRICS
       old_rows, damaged = atomic_files.parse_rows(atomic_files.contents(path))
       if damaged:
         numbers = atomic_files.lines_text(damaged)

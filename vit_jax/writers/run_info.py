@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 from clu import parameter_overview
-from etils import epath
 
+from vit_jax.paths import run_path
 from vit_jax.sharding import path_of
 from vit_jax.version import __version__
 from vit_jax.writers import atomic_files
@@ -143,7 +143,7 @@ def write_json(
     return
   text = json.dumps(values, indent=2, ensure_ascii=False)
   try:
-    atomic_files.replace(epath.Path(workdir) / name, text + "\n")
+    atomic_files.replace(run_path(workdir) / name, text + "\n")
   except atomic_files.WriteError as e:
     if note is None:
       raise

@@ -6,8 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from etils import epath
-
+from vit_jax.paths import run_path
 from vit_jax.writers import atomic_files
 from vit_jax.writers.atomic_files import Row
 
@@ -45,7 +44,7 @@ class TensorBoard:
     self._event, self._summary = event_pb2.Event, summary_pb2.Summary
     self._buffer = io.BytesIO()
     self._record_writer = record_writer.RecordWriter(self._buffer)
-    self._folder = epath.Path(workdir) / FOLDER
+    self._folder = run_path(workdir) / FOLDER
     self._note = note
     self._file: atomic_files.Records | None = None
     with self._gives_up():

@@ -21,7 +21,7 @@ from etils import epath
 
 from vit_jax.config import Config, flat, json_file, to_dict
 from vit_jax.options import not_installed
-from vit_jax.paths import is_remote
+from vit_jax.paths import is_remote, run_path
 from vit_jax.writers import atomic_files
 from vit_jax.writers.atomic_files import Row
 
@@ -244,7 +244,7 @@ class AsyncTracker:
   ):
     self._name, self._workdir, self._config = name, workdir, config
     self._note = note
-    self._file = epath.Path(workdir) / "trackers" / f"{name}.json"
+    self._file = run_path(workdir) / "trackers" / f"{name}.json"
     self._has_failed = False
     self._state = FINISHED
     # Arguments of `write_scalars`; None: the end.
