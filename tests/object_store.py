@@ -1,0 +1,770 @@
+"""A store in memory that speaks Google Cloud Storage's JSON API, for tests.
+
+TensorFlow, tensorstore and array_record reach it as they reach Google: in a
+network namespace whose only network is loopback, `storage.googleapis.com` is
+this machine, and a self-signed certificate is the libraries' own setting.
+
+  with Bucket() as bucket:
+    bucket.fault(latency=0.05)
+    bucket.run([sys.executable, "-m", "vit_jax", "train", "--workdir=gs://bkt/a"])
+    bucket.requests()
+
+The same from a shell; without COMMAND, `bash`:
+
+  python tests/object_store.py run [--latency=SECONDS] -- COMMAND
+  python tests/object_store.py counts | reset | fault share_503=0.05   # in it
+
+Source: https://cloud.google.com/storage/docs/json_api/v1
+"""
+
+import argparse
+import base64
+import collections
+import contextlib
+import dataclasses
+import email
+import fcntl
+import functools
+import hashlib
+import http.client
+import http.server
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import socket
+import socketserver
+import ssl
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+
+HOSTS = ("storage.googleapis.com", "www.googleapis.com")
+HTTPS, HTTP = 443, 8080  # ports in the namespace
+_PIECE = 2**16  # bytes of an answer that are sent at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Object:
+  """What is stored under a name; a change makes a new one."""
+
+  data: bytes
+  generation: int
+  time: float
+  content_type: str = "application/octet-stream"
+
+  def resource(self, bucket: str, name: str) -> dict:
+    """Returns what the API says of an object."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.time))
+    at = f"{at}.{int(self.time % 1 * 1000):03d}Z"
+    return {
+      "kind": "storage#object",
+      "bucket": bucket,
+      "name": name,
+      "size": str(len(self.data)),
+      "generation": str(self.generation),
+      "metageneration": "1",
+      "contentType": self.content_type,
+      "md5Hash": base64.b64encode(hashlib.md5(self.data).digest()).decode(),
+      "timeCreated": at,
+      "updated": at,
+    }
+
+
+@dataclasses.dataclass
+class Faults:
+  """What the store does to requests; shares are of all requests.
+
+  Attributes:
+    latency: Seconds before each answer.
+    share_503: Share that is answered with 503, and not done.
+    share_429: Share that is answered with 429, and not done.
+    share_dropped: Share whose connection is closed, and not done.
+    share_lost: Share that is done, and whose connection is then closed.
+    outage_until: Until this `time.time()` all are answered with 503.
+    refuse_writes: Whether whatever changes an object is answered with 403.
+  """
+
+  latency: float = 0.0
+  share_503: float = 0.0
+  share_429: float = 0.0
+  share_dropped: float = 0.0
+  share_lost: float = 0.0
+  outage_until: float = 0.0
+  refuse_writes: bool = False
+
+
+class Refused(Exception):
+  """An answer without success: its status and a reason."""
+
+
+@dataclasses.dataclass
+class Answer:
+  """What a request gets, and what the log says of it."""
+
+  kind: str
+  name: str = ""
+  body: dict | bytes = b""
+  status: int = 200
+  headers: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+class Store:
+  """Buckets of objects, and the requests that were made.
+
+  Attributes:
+    buckets: Objects by bucket and name; other buckets do not exist.
+    faults: See there.
+    log: For each request time, method, kind, object (BUCKET/NAME), status,
+      bytes received and sent.
+  """
+
+  def __init__(self, *buckets: str):
+    self.buckets: dict[str, dict[str, Object]] = {b: {} for b in buckets}
+    self.faults = Faults()
+    self.log: list[dict] = []
+    self._lock = threading.Lock()
+    self._uploads: dict[str, tuple[str, str, dict, dict, bytearray]] = {}
+    self._random = random.Random(0)
+    self._last_generation = 0
+
+  def fail(self, kind: str) -> str | None:
+    """Does the faults; returns "dropped" or "lost" if there is no answer."""
+    f = self.faults
+    time.sleep(f.latency)
+    if time.time() < f.outage_until:
+      raise Refused(503, "outage")
+    with self._lock:
+      chance = self._random.random()
+    for name in ("503", "429", "dropped", "lost"):
+      chance -= getattr(f, f"share_{name}")
+      if chance < 0:
+        break
+    else:
+      name = None
+    if name in ("503", "429"):
+      raise Refused(int(name), "fault")
+    if f.refuse_writes and kind not in ("bucket", "stat", "read", "list"):
+      raise Refused(403, "writes are refused")
+    return name
+
+  def answer(self, request: "Handler", body: bytes, can_fail: bool) -> Answer:
+    """Does what is asked; the answer's status says whether it was right."""
+    url = urllib.parse.urlsplit(request.path)
+    query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
+    parts = url.path.split("/")[1:]
+    if parts[0] == "admin":
+      return self._admin(request.command, parts[1], body)
+    kind, bucket, name, act = self._route(request.command, parts, query)
+    answer = Answer(kind, f"{bucket}/{name}")
+    try:
+      gone = self.fail(kind) if can_fail else None
+      if gone == "dropped":
+        answer.status = 0
+        return answer
+      with self._lock:
+        if bucket not in self.buckets and kind != "unknown":
+          raise Refused(404, f"the bucket {bucket} does not exist")
+        act(answer, bucket, name, query, request.headers, body)
+      if gone == "lost":
+        answer.status = 0
+    except Refused as e:
+      answer.status, reason = e.args
+      answer.body = {"error": {"code": answer.status, "message": reason}}
+    return answer
+
+  def _route(self, method: str, parts: list[str], query: dict):
+    """Returns (kind, bucket, object, method that answers)."""
+    unquote = urllib.parse.unquote
+    is_upload = parts[0] == "upload"
+    parts = parts[1:] if parts[0] in ("upload", "download") else parts
+    if parts[:3] != ["storage", "v1", "b"]:  # /BUCKET/OBJECT, of the XML API
+      kind = "read" if method in ("GET", "HEAD") and parts[1:] else "unknown"
+      return kind, parts[0], unquote("/".join(parts[1:])), self._read_or_unknown
+    bucket, rest = unquote("".join(parts[3:4])), parts[4:]
+    name = unquote("".join(rest[1:2]))
+    if is_upload:
+      name, form = query.get("name", ""), query.get("uploadType")
+      if method == "PUT" or "upload_id" in query:
+        upload = self._uploads.get(query.get("upload_id"))
+        name = upload[1] if upload else name
+        return "upload_part", bucket, name, self._upload_part
+      if form == "resumable":
+        return "upload_start", bucket, name, self._upload_start
+      return "upload", bucket, name, self._upload
+    acts = {
+      ("GET", 0): ("bucket", self._bucket),
+      ("GET", 1): ("list", self._list),
+      ("GET", 2): ("stat", self._stat),
+      ("DELETE", 2): ("delete", self._delete),
+      ("POST", 3): ("compose", self._compose),
+    }
+    if method == "GET" and len(rest) == 2 and query.get("alt") == "media":
+      return "read", bucket, name, self._read_or_unknown
+    if method == "POST" and len(rest) == 7:  # o/NAME/rewriteTo/b/BUCKET/o/NAME
+      to = unquote(rest[4]), unquote(rest[6])
+      return "rewrite", bucket, name, functools.partial(self._rewrite, to)
+    default = ("unknown", self._read_or_unknown)
+    kind, act = acts.get((method, len(rest)), default)
+    return kind, bucket, name, act
+
+  def _admin(self, method: str, what: str, body: bytes) -> Answer:
+    if what == "faults":
+      self.faults = Faults(**json.loads(body))
+    if what == "requests" and method == "GET":
+      return Answer("admin", body={"requests": self.log})
+    if what == "requests" and method == "DELETE":
+      self.log = []
+    return Answer("admin", body={})
+
+  def _put(self, bucket, name, data, query, content_type=None) -> dict:
+    objects = self.buckets[bucket]
+    _check(query, objects.get(name))
+    now = time.time()  # generations grow, as Google's do
+    self._last_generation = max(self._last_generation + 1, int(now * 1e6))
+    objects[name] = Object(bytes(data), self._last_generation, now)
+    if content_type:
+      objects[name] = dataclasses.replace(
+        objects[name], content_type=content_type
+      )
+    return objects[name].resource(bucket, name)
+
+  def _get(self, bucket: str, name: str, query: dict, prefix="if") -> Object:
+    found = self.buckets[bucket].get(name)
+    if found is None or query.get("generation") not in (
+      None,
+      str(found.generation),
+    ):
+      raise Refused(404, f"no such object: {bucket}/{name}")
+    _check(query, found, prefix)
+    return found
+
+  def _bucket(self, answer, bucket, *_):
+    answer.body = {"kind": "storage#bucket", "name": bucket, "location": "US"}
+
+  def _stat(self, answer, bucket, name, query, *_):
+    answer.body = self._get(bucket, name, query).resource(bucket, name)
+
+  def _read_or_unknown(self, answer, bucket, name, query, headers, body):
+    if answer.kind == "unknown":
+      raise Refused(400, "this store does not know such requests")
+    found = self._get(bucket, name, query)
+    size = len(found.data)
+    first, last = 0, size - 1
+    wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", headers.get("Range", ""))
+    if wanted:
+      a, b = wanted.groups()
+      first = int(a) if a else max(0, size - int(b))
+      last = min(int(b), last) if a and b else last
+      if first > last:
+        raise Refused(416, f"got {wanted[0]} of {size} bytes")
+      answer.status = 206
+      answer.headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+    answer.body = found.data[first : last + 1]
+    answer.headers |= {
+      "Content-Type": found.content_type,
+      "x-goog-generation": str(found.generation),
+      "x-goog-metageneration": "1",
+      "x-goog-stored-content-length": str(size),
+      "x-goog-stored-content-encoding": "identity",
+    }
+
+  def _list(self, answer, bucket, name, query, *_):
+    prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
+    start, end = query.get("startOffset", ""), query.get("endOffset")
+    after = base64.urlsafe_b64decode(query.get("pageToken", "")).decode()
+    most = min(1000, int(query.get("maxResults", 1000)))
+    entries = {}  # the resource, or None for a prefix
+    for key, found in self.buckets[bucket].items():
+      if not key.startswith(prefix) or key < start or (end and key >= end):
+        continue
+      if delimiter and (i := key.find(delimiter, len(prefix))) >= 0:
+        entries[key[: i + len(delimiter)]] = None
+      else:
+        entries[key] = found
+    names = sorted(e for e in entries if e > after)
+    page = names[:most]
+    answer.name += prefix
+    answer.body = {"kind": "storage#objects"}
+    items = [entries[e].resource(bucket, e) for e in page if entries[e]]
+    prefixes = [e for e in page if not entries[e]]
+    answer.body |= {"items": items} if items else {}
+    answer.body |= {"prefixes": prefixes} if prefixes else {}
+    if len(names) > most:
+      token = base64.urlsafe_b64encode(page[-1].encode()).decode()
+      answer.body["nextPageToken"] = token
+
+  def _delete(self, answer, bucket, name, query, *_):
+    self._get(bucket, name, query)
+    del self.buckets[bucket][name]
+    answer.status = 204
+
+  def _rewrite(self, to, answer, bucket, name, query, *_):
+    found = self._get(bucket, name, query, "ifSource")
+    if to[0] not in self.buckets:
+      raise Refused(404, f"the bucket {to[0]} does not exist")
+    resource = self._put(*to, found.data, query, found.content_type)
+    size = str(len(found.data))
+    answer.body = {
+      "kind": "storage#rewriteResponse",
+      "done": True,
+      "totalBytesRewritten": size,
+      "objectSize": size,
+      "resource": resource,
+    }
+
+  def _compose(self, answer, bucket, name, query, headers, body):
+    sources = [s["name"] for s in json.loads(body)["sourceObjects"]]
+    data = b"".join(self._get(bucket, s, {}).data for s in sources)
+    answer.body = self._put(bucket, name, data, query)
+
+  def _upload(self, answer, bucket, name, query, headers, body):
+    content_type = headers.get("Content-Type", "")
+    if query.get("uploadType") == "multipart":
+      # Two parts, JSON and data: ended by the boundary, which starts a line.
+      boundary = email.message_from_string(f"Content-Type: {content_type}\n\n")
+      boundary = b"--" + boundary.get_boundary().encode()
+      body = b"\r\n" + body if not body.startswith(b"\r\n") else body
+      _, description, media, *_ = body.split(b"\r\n" + boundary)
+      description = description.split(b"\r\n\r\n", 1)[1]
+      head, body = media.split(b"\r\n\r\n", 1)
+      description = json.loads(description)
+      name = name or description["name"]
+      content_type = description.get("contentType")
+      answer.name = f"{bucket}/{name}"
+    answer.body = self._put(bucket, name, body, query, content_type)
+
+  def _upload_start(self, answer, bucket, name, query, headers, body):
+    about = json.loads(body) if body else {}
+    name = name or about["name"]
+    answer.name = f"{bucket}/{name}"
+    _check(query, self.buckets[bucket].get(name))
+    number = str(len(self._uploads))
+    self._uploads[number] = (bucket, name, query, {}, bytearray())
+    where = f"/upload/storage/v1/b/{bucket}/o?uploadType=resumable"
+    answer.headers["Location"] = f"{where}&upload_id={number}"
+
+  def _upload_part(self, answer, bucket, name, query, headers, body):
+    upload = self._uploads.get(query.get("upload_id"))
+    if upload is None:
+      raise Refused(404, "no such upload")
+    bucket, name, conditions, done, data = upload
+    span = headers.get("Content-Range", f"bytes 0-{len(body) - 1}/{len(body)}")
+    first, total = re.fullmatch(
+      r"bytes (?:\*|(\d+)-\d+)/(\d+|\*)", span
+    ).groups()
+    if not done and first is not None:
+      if int(first) > len(data):
+        raise Refused(400, f"got {span} after {len(data)} bytes")
+      data[int(first) :] = body
+    if not done and total == str(len(data)):
+      done |= self._put(bucket, name, data, conditions)
+    if done:
+      answer.body = done
+      return
+    answer.status = 308
+    if data:
+      answer.headers["Range"] = f"bytes=0-{len(data) - 1}"
+
+
+def _check(query: dict, found: Object | None, prefix: str = "if") -> None:
+  """Refuses a request whose conditions on generations are not met."""
+  generation = found.generation if found else 0
+  metageneration = 1 if found else 0
+  for what, has in (
+    ("Generation", generation),
+    ("Metageneration", metageneration),
+  ):
+    want = query.get(f"{prefix}{what}Match")
+    if want is not None and int(want) != has:
+      raise Refused(412, f"{what} is {has}, not {want}")
+    want = query.get(f"{prefix}{what}NotMatch")
+    if want is not None and int(want) == has:
+      raise Refused(304, f"{what} is {has}")
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+  """Reads a request, lets the store answer, writes the log."""
+
+  protocol_version = "HTTP/1.1"
+  wbufsize = -1  # one packet for the headers
+
+  def _body(self) -> bytes:
+    # TensorFlow's curl sends chunks *and* a Content-Length, which is of the
+    # chunks' contents: who believes it stores objects that are cut.
+    if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+      return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+    chunks = []
+    while size := int(self.rfile.readline().split(b";")[0], 16):
+      chunks.append(self.rfile.read(size))
+      self.rfile.readline()
+    while self.rfile.readline().strip():
+      pass  # headers after the chunks
+    return b"".join(chunks)
+
+  def _serve(self):
+    store: Store = self.server.store
+    start = time.time()
+    body = self._body()
+    # What comes by the socket of a file is from the tests themselves.
+    is_client = self.server.address_family != socket.AF_UNIX
+    answer = store.answer(self, body, is_client)
+    if not answer.status:
+      sent, self.close_connection = 0, True
+    else:
+      sent = self._send(answer)
+    if answer.kind != "admin" and is_client:
+      store.log.append(
+        {
+          "time": start,
+          "method": self.command,
+          "kind": answer.kind,
+          "object": answer.name,
+          "status": answer.status,
+          "received": len(body),
+          "sent": sent,
+          "seconds": round(time.time() - start, 4),
+        }
+      )
+
+  do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = _serve
+
+  def _send(self, answer: Answer) -> int:
+    """Returns how many bytes of the body were sent until the client left."""
+    data, headers, sent = answer.body, dict(answer.headers), 0
+    if isinstance(data, dict):
+      data = json.dumps(data).encode()
+      headers["Content-Type"] = "application/json; charset=UTF-8"
+    if "Location" in headers:
+      scheme = "https" if self.server.is_secure else "http"
+      headers["Location"] = (
+        f"{scheme}://{self.headers['Host']}{headers['Location']}"
+      )
+    try:
+      self.send_response(answer.status)
+      for header in headers.items():
+        self.send_header(*header)
+      if answer.status not in (204, 304):
+        self.send_header("Content-Length", str(len(data)))
+      self.end_headers()
+      if answer.status in (204, 304) or self.command == "HEAD":
+        data = b""
+      while sent < len(data):
+        self.wfile.write(data[sent : sent + _PIECE])
+        self.wfile.flush()
+        sent = min(len(data), sent + _PIECE)
+      self.wfile.flush()
+    except OSError:
+      self.close_connection = True
+    return sent
+
+  def setup(self):
+    # A socket of a file has no such option.
+    is_tcp = self.server.address_family == socket.AF_INET
+    self.disable_nagle_algorithm = is_tcp
+    super().setup()
+
+  def handle(self):
+    with contextlib.suppress(OSError):  # a client that was killed
+      super().handle()
+
+  def finish(self):
+    with contextlib.suppress(OSError):
+      super().finish()
+
+  def address_string(self):
+    return "client"
+
+  def log_message(self, *_):
+    pass
+
+
+class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
+  """Serves a store at an address: (host, port), or the path of a socket.
+
+  Args:
+    store: The store.
+    address: Where; port 0 is a free one.
+    certificate: PEM file of key and certificate, for HTTPS.
+  """
+
+  daemon_threads = allow_reuse_address = True
+  request_queue_size = 256
+
+  def __init__(self, store: Store, address, certificate: str = ""):
+    is_file = isinstance(address, str)
+    self.address_family = socket.AF_UNIX if is_file else socket.AF_INET
+    self.store, self.is_secure = store, bool(certificate)
+    super().__init__(address, Handler)
+    if certificate:
+      context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+      context.load_cert_chain(certificate)
+      self.socket = context.wrap_socket(  # hands are shaken in the threads
+        self.socket, server_side=True, do_handshake_on_connect=False
+      )
+    threading.Thread(target=self.serve_forever, daemon=True).start()
+
+  def handle_error(self, request, client_address):
+    if not isinstance(sys.exception(), OSError):
+      super().handle_error(request, client_address)
+
+
+def _serve_in_namespace(folder: str, bucket: str) -> None:
+  """Gives the namespace its network and hosts, and serves until stdin ends."""
+  with socket.socket() as s:  # `ip link set lo up`
+    flags = struct.pack("16sh22x", b"lo", 0x1 | 0x40)  # IFF_UP, IFF_RUNNING
+    fcntl.ioctl(s, 0x8914, flags)  # SIOCSIFFLAGS
+  hosts = f"{folder}/hosts"
+  pathlib.Path(hosts).write_text(
+    "".join(f"127.0.0.1 {h}\n" for h in ("localhost", *HOSTS))
+  )
+  subprocess.run(["mount", "--bind", hosts, "/etc/hosts"], check=True)
+  store = Store(bucket)
+  Server(store, ("127.0.0.1", HTTPS), f"{folder}/pem")
+  Server(store, ("127.0.0.1", HTTP))
+  Server(store, f"{folder}/socket")
+  print("ready", flush=True)
+  sys.stdin.read()
+
+
+@functools.cache
+def available() -> str:
+  """Returns how a namespace can be made here, "" if it cannot."""
+  if not all(map(shutil.which, ("unshare", "nsenter", "mount", "openssl"))):
+    return ""
+  for how in ("-nm", "-rnm"):
+    mount = "mount --bind /etc/hosts /etc/hosts"
+    tried = subprocess.run(
+      ["unshare", how, "sh", "-c", mount], capture_output=True
+    )
+    if not tried.returncode:
+      return how
+  return ""
+
+
+class _Connection(http.client.HTTPConnection):
+  def __init__(self, path: str):
+    super().__init__("localhost")
+    self._path = path
+
+  def connect(self):
+    self.sock = socket.socket(socket.AF_UNIX)
+    self.sock.connect(self._path)
+
+
+class Admin:
+  """The store's side of a bucket; none of its requests is counted or fails.
+
+  Args:
+    path: The store's socket.
+    name: The bucket.
+  """
+
+  def __init__(self, path: str, name: str = "bkt"):
+    self._path, self.name = path, name
+
+  def _ask(self, method: str, path: str, body: bytes = b"") -> bytes:
+    connection = _Connection(self._path)
+    connection.request(method, path, body)
+    answer = connection.getresponse()
+    data = answer.read()
+    connection.close()
+    if answer.status >= 300:
+      raise RuntimeError(f"{method} {path}: {answer.status} {data[:200]}")
+    return data
+
+  def fault(self, outage: float = 0.0, **faults) -> None:
+    """Sets `Faults`; those not named end.
+
+    Args:
+      outage: Seconds for which all requests are answered with 503.
+      **faults: Attributes of `Faults`.
+    """
+    if outage:
+      faults["outage_until"] = time.time() + outage
+    self._ask("POST", "/admin/faults", json.dumps(faults).encode())
+
+  def requests(self) -> list[dict]:
+    """Returns `Store.log`."""
+    return json.loads(self._ask("GET", "/admin/requests"))["requests"]
+
+  def counts(self) -> dict[str, int]:
+    """Returns the number of requests by kind, and their sum under "all"."""
+    counts = collections.Counter(r["kind"] for r in self.requests())
+    return {**counts, "all": counts.total()}
+
+  def reset(self) -> None:
+    """Empties the log."""
+    self._ask("DELETE", "/admin/requests")
+
+  def names(self, prefix: str = "") -> list[str]:
+    """Returns the names of the objects, sorted."""
+    query = {"prefix": prefix}
+    names = []
+    while True:
+      page = f"/storage/v1/b/{self.name}/o?{urllib.parse.urlencode(query)}"
+      page = json.loads(self._ask("GET", page))
+      names += [item["name"] for item in page.get("items", [])]
+      if "nextPageToken" not in page:
+        return names
+      query["pageToken"] = page["nextPageToken"]
+
+  def get(self, name: str) -> bytes:
+    """Returns an object."""
+    name = urllib.parse.quote(name, safe="")
+    return self._ask("GET", f"/storage/v1/b/{self.name}/o/{name}?alt=media")
+
+  def put(self, name: str, data: bytes) -> None:
+    """Stores an object."""
+    name = urllib.parse.quote(name, safe="")
+    path = f"/upload/storage/v1/b/{self.name}/o?uploadType=media&name={name}"
+    self._ask("POST", path, data)
+
+  def delete(self, prefix: str) -> None:
+    """Removes all objects whose names begin so."""
+    for name in self.names(prefix):
+      name = urllib.parse.quote(name, safe="")
+      self._ask("DELETE", f"/storage/v1/b/{self.name}/o/{name}")
+
+  def upload(self, folder: str | os.PathLike, prefix: str = "") -> None:
+    """Stores all files of a folder."""
+    for file in sorted(pathlib.Path(folder).rglob("*")):
+      if file.is_file():
+        name = f"{prefix}/{file.relative_to(folder).as_posix()}".lstrip("/")
+        self.put(name, file.read_bytes())
+
+  def download(self, prefix: str, folder: str | os.PathLike) -> None:
+    """Writes all objects under a prefix to a folder."""
+    for name in self.names(prefix + "/"):
+      file = pathlib.Path(folder, name.removeprefix(prefix + "/"))
+      file.parent.mkdir(parents=True, exist_ok=True)
+      file.write_bytes(self.get(name))
+
+
+class Bucket(Admin):
+  """A store of one bucket in a network namespace, and commands in it.
+
+  Args:
+    name: The bucket's name; no other exists.
+  """
+
+  def __init__(self, name: str = "bkt"):
+    self._folder = tempfile.mkdtemp(prefix="object_store_")
+    super().__init__(f"{self._folder}/socket", name)
+
+  def __enter__(self):
+    names = ",".join(f"DNS:{host}" for host in HOSTS)
+    subprocess.run(
+      ["openssl", "req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=x"]
+      + ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+      + ["-addext", f"subjectAltName={names}"]
+      + ["-keyout", f"{self._folder}/pem", "-out", f"{self._folder}/pem"],
+      check=True,
+      capture_output=True,
+    )
+    serve = [sys.executable, __file__, "serve", self._folder, self.name]
+    self._server = subprocess.Popen(
+      ["unshare", available(), *serve],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+    )
+    if self._server.stdout.readline() != "ready\n":
+      self._server.wait()
+      raise RuntimeError("object_store.py: the store has not started")
+    return self
+
+  def __exit__(self, *_):
+    self._server.communicate("")  # the end of its stdin is its end
+    shutil.rmtree(self._folder, ignore_errors=True)
+
+  def env(self, env: dict[str, str] | None = None) -> dict[str, str]:
+    """Returns an environment, by default this process's, with the settings.
+
+    Args:
+      env: Another environment to start from.
+    """
+    env = dict(os.environ if env is None else env)
+    env = {k: v for k, v in env.items() if not k.lower().endswith("_proxy")}
+    local = f"http://127.0.0.1:{HTTP}"
+    return env | {
+      "CURL_CA_BUNDLE": f"{self._folder}/pem",  # TensorFlow
+      "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token",  # TensorFlow and tensorstore
+      "NO_GCE_CHECK": "true",
+      "TENSORSTORE_GCS_HTTP_URL": local,
+      "CLOUD_STORAGE_EMULATOR_ENDPOINT": local,  # array_record
+      "OBJECT_STORE": f"{self._folder}/socket",
+    }
+
+  def _inside(self, command: list[str]) -> list[str]:
+    enter = ["nsenter", "-n", "-m", f"-t{self._server.pid}"]
+    if "r" in available():
+      enter += ["-U", "--preserve-credentials"]
+    # Another namespace of mounts begins in its root.
+    return enter + ["sh", "-c", 'cd "$0" && exec "$@"', os.getcwd(), *command]
+
+  def popen(self, command: list[str], env=None, **options) -> subprocess.Popen:
+    """Starts a command in the namespace; its pid is the command's.
+
+    Args:
+      command: Program and arguments.
+      env: Environment, to which `env` adds the settings.
+      **options: As of subprocess.Popen.
+    """
+    return subprocess.Popen(self._inside(command), env=self.env(env), **options)
+
+  def run(
+    self, command: list[str], env=None, **options
+  ) -> subprocess.CompletedProcess:
+    """Runs a command in the namespace, see `popen` and subprocess.run."""
+    return subprocess.run(self._inside(command), env=self.env(env), **options)
+
+
+def _main() -> int:
+  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+  verbs = parser.add_subparsers(dest="verb", required=True)
+  run = verbs.add_parser("run", help="a command, with a store of its own")
+  run.add_argument("--bucket", default="bkt")
+  run.add_argument("--latency", type=float, default=0.0, help="seconds")
+  run.add_argument("--upload", help="a folder whose files are in the bucket")
+  run.add_argument("command", nargs="*", default=["bash"])
+  for verb in ("requests", "counts", "reset"):
+    verbs.add_parser(verb)
+  verbs.add_parser("fault").add_argument("faults", nargs="*")
+  serve = verbs.add_parser("serve")
+  serve.add_argument("folder")
+  serve.add_argument("bucket")
+  args = parser.parse_args()
+  if args.verb == "serve":
+    _serve_in_namespace(args.folder, args.bucket)
+    return 0
+  if args.verb == "run":
+    if not available():
+      sys.exit("object_store.py: no network namespace can be made here")
+    with Bucket(args.bucket) as bucket:
+      bucket.fault(latency=args.latency)
+      if args.upload:
+        bucket.upload(args.upload)
+      code = bucket.run(args.command).returncode
+      print(f"requests: {bucket.counts()}", file=sys.stderr)
+      return code
+  admin = Admin(os.environ["OBJECT_STORE"])
+  if args.verb == "fault":
+    faults = dict(f.split("=") for f in args.faults)
+    admin.fault(**{k: json.loads(v) for k, v in faults.items()})
+  elif args.verb == "requests":
+    for request in admin.requests():
+      print(json.dumps(request))
+  else:
+    print(getattr(admin, args.verb)() or "")
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(_main())
