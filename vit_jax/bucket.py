@@ -5,9 +5,12 @@ requests, each on a new connection; and TensorFlow remembers the size of an
 object for 5 seconds, so that it cuts a file that another host has made longer.
 TensorStore keeps its connections and remembers nothing. Orbax needs it anyway.
 
-An object is there as a whole or not at all, so that its size needs no check. A
-folder is what the names of objects have in common: it exists as soon as an
-object is in it.
+An object is there as a whole or not at all. A folder is what the names of
+objects have in common: it exists as soon as an object is in it.
+
+Orbax asks 15 times a save for folders that it has just made, and removes files
+before it writes them. In a new folder (`mkdir` without exist_ok), this process
+knows what it has written, and makes no request for that.
 """
 
 import contextlib
@@ -23,6 +26,9 @@ from etils import epath
 
 # About a minute in all; then a request fails.
 RETRIES = {"max_retries": 8, "initial_delay": "1s", "max_delay": "12s"}
+
+# New folders -> names of the objects that this process has written in them.
+_written: dict[str, set[str]] = {}
 
 
 class BucketPath(type(epath.Path())):
@@ -45,12 +51,14 @@ class BucketPath(type(epath.Path())):
     return [name for name in names if name and not name.endswith("/")]
 
   def exists(self) -> bool:
+    if str(self) in _written or self.name in _written.get(str(self.parent), ()):
+      return True
     key = _key(self)
     keys = _list(self, key, key + "0")
     return any(name == key or name.startswith(key + "/") for name in keys)
 
   def is_dir(self) -> bool:
-    return bool(self.names())
+    return str(self) in _written or bool(self.names())
 
   def iterdir(self) -> Iterator["BucketPath"]:
     if not (names := self.names()):
@@ -63,8 +71,12 @@ class BucketPath(type(epath.Path())):
     paths = {"/".join(name.split("/")[:depth]): 0 for name in self.names()}
     yield from (self / path for path in fnmatch.filter(paths, pattern))
 
-  def mkdir(self, *args: Any, **options: Any) -> None:
-    """Does nothing: a folder needs no object of its own."""
+  def mkdir(
+    self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False
+  ) -> None:
+    """Makes no request: a folder needs no object of its own."""
+    if not exist_ok:
+      _written[str(self)] = set()
 
   def open(self, mode: str = "r", **options: Any) -> IO:
     """Opens the object in memory; it is written when it is closed."""
@@ -78,7 +90,8 @@ class BucketPath(type(epath.Path())):
 
   def unlink(self, missing_ok: bool = False) -> None:
     """Removes the object; an object that is not there is no error."""
-    self._write(None)
+    if self.name in _written.get(str(self.parent), {self.name}):
+      self._write(None)
 
   def rmtree(self, missing_ok: bool = False) -> None:
     """Removes all objects in this folder."""
@@ -87,6 +100,8 @@ class BucketPath(type(epath.Path())):
     key = _key(self)
     keys = ts.KvStore.KeyRange(key + "/", key + "0")
     _result(self, _store(self).delete_range(keys))
+    for folder in [f for f in _written if f"{f}/".startswith(f"{self}/")]:
+      del _written[folder]
 
   def _read(self) -> bytes:
     got = _result(self, _store(self).read(_key(self)))
@@ -96,6 +111,10 @@ class BucketPath(type(epath.Path())):
 
   def _write(self, data: bytes | None) -> None:
     _result(self, _store(self).write(_key(self), data))
+    if (
+      data is not None and (names := _written.get(str(self.parent))) is not None
+    ):
+      names.add(self.name)
 
 
 class _Object(io.BytesIO):

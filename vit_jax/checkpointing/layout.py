@@ -7,8 +7,9 @@ files that describe the arrays, and the size of every file. So names, sizes and
 small files show that a part of a checkpoint is missing. Only an array's digest
 shows that a bit in it flipped.
 
-In a bucket, where an object is there as a whole or not at all, sizes are not
-asked for: one listing has the names of all objects of a step.
+In a bucket, where an object is there as a whole or not at all and the store
+itself checks its bits, `digests.json` has the names of the files and no more:
+one request lists them, however many hosts have written.
 
 This module does not import Orbax, see `vit_jax.checkpointing.checkpointer`.
 """
@@ -227,12 +228,14 @@ def write_digests(
   """
   names = [*items, "metadata"]
   if isinstance(folder, BucketPath):
-    paths = [folder / n for n in folder.names() if n.split("/")[0] in names]
+    objects = (n for n in folder.names() if n.split("/")[0] in names)
+    files = {name: (None, "") for name in objects}
   else:
-    paths = [path for name in names for path in files_in(folder / name)]
-  files = {
-    str(path.relative_to(folder)): _size_and_digest(path) for path in paths
-  }
+    files = {
+      str(path.relative_to(folder)): _size_and_digest(path)
+      for name in names
+      for path in files_in(folder / name)
+    }
   stored = {
     "version": VERSION,
     "items": items,
@@ -243,19 +246,11 @@ def write_digests(
   (folder / DIGESTS).write_text(json.dumps(stored))
 
 
-def _size_and_digest(path: epath.Path) -> tuple[int | None, str]:
-  """Returns a file's size, and its digest if it describes arrays.
-
-  In a bucket the size is None, and files that every process writes have no
-  digest: requests do not grow with the number of processes.
-  """
-  in_bucket, name = isinstance(path, BucketPath), str(path)
+def _size_and_digest(path: epath.Path) -> tuple[int, str]:
+  """Returns a file's size, and its digest if it describes arrays."""
+  size, name = file_size(path), str(path)
   has_arrays = path.parent.name == "d" or "/ocdbt.process_" in name
-  has_digest = not (has_arrays or (in_bucket and "/process_" in name))
-  return (
-    None if in_bucket else file_size(path),
-    digests_lib.of_bytes(path.read_bytes()) if has_digest else "",
-  )
+  return size, "" if has_arrays else digests_lib.of_bytes(path.read_bytes())
 
 
 def files_in(folder: epath.Path) -> Iterator[epath.Path]:

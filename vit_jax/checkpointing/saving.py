@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
+from orbax.checkpoint import type_handlers
 
 from vit_jax import digests as digests_lib
 from vit_jax.checkpointing import layout, retention
@@ -350,6 +351,19 @@ class _ItemArgs(ocp.args.Composite):
   """The arguments by which Orbax finds `_Items`."""
 
 
+def _tree_handler() -> ocp.PyTreeCheckpointHandler:
+  """Returns Orbax's handler of a tree of jax arrays.
+
+  Orbax's default would also write a file of shapes for each process, which
+  process 0 would read, and which only arrays of random keys need.
+  """
+  return ocp.PyTreeCheckpointHandler(
+    type_handler_registry=type_handlers.create_type_handler_registry(
+      (jax.Array, type_handlers.ArrayHandler())
+    )
+  )
+
+
 class StepWriter:
   """Writes one step's folder, which gets its name when it is complete.
 
@@ -373,7 +387,9 @@ class StepWriter:
       or is_remote(folder),
     )
     self._items = _Items(
-      composite_options=ocp.CompositeOptions(async_options=options)
+      composite_options=ocp.CompositeOptions(async_options=options),
+      metadata=ocp.JsonCheckpointHandler(),
+      **{item: _tree_handler() for item in layout.ITEMS},
     )
     self._orbax = ocp.AsyncCheckpointer(
       self._items,
@@ -389,7 +405,7 @@ class StepWriter:
     # Before Orbax begins: numpy would compete with its threads, and its
     # callback runs in one of them, where collectives are not allowed.
     self._digests = {k: digests_lib.of_state(v) for k, v in items.items()}
-    arrays = {k: ocp.args.StandardSave(v) for k, v in items.items()}
+    arrays = {k: ocp.args.PyTreeSave(v) for k, v in items.items()}
     self._orbax.save(
       self._folder,
       args=_ItemArgs(**arrays, metadata=ocp.args.JsonSave(self._metadata)),
