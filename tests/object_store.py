@@ -415,23 +415,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
     # What comes by the socket of a file is from the tests themselves.
     is_client = self.server.address_family != socket.AF_UNIX
     answer = store.answer(self, body, is_client)
-    if not answer.status:
-      sent, self.close_connection = 0, True
-    else:
-      sent = self._send(answer)
+    entry = {
+      "time": start,
+      "method": self.command,
+      "kind": answer.kind,
+      "object": answer.name,
+      "status": answer.status,
+      "received": len(body),
+      "sent": 0,
+    }
     if answer.kind != "admin" and is_client:
-      store.log.append(
-        {
-          "time": start,
-          "method": self.command,
-          "kind": answer.kind,
-          "object": answer.name,
-          "status": answer.status,
-          "received": len(body),
-          "sent": sent,
-          "seconds": round(time.time() - start, 4),
-        }
-      )
+      store.log.append(entry)  # before the client goes on
+    if answer.status:
+      entry["sent"] = self._send(answer)
+    else:
+      self.close_connection = True
+    entry["seconds"] = round(time.time() - start, 4)
 
   do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = _serve
 

@@ -20,7 +20,7 @@ import functools
 import io
 import os
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
 from etils import epath
 
@@ -72,13 +72,18 @@ class BucketPath(type(epath.Path())):
     yield from (self / path for path in fnmatch.filter(paths, pattern))
 
   def mkdir(
-    self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False
+    self,
+    mode: int | None = None,
+    parents: bool = False,
+    exist_ok: bool = False,
   ) -> None:
     """Makes no request: a folder needs no object of its own."""
     if not exist_ok:
       _written[str(self)] = set()
 
-  def open(self, mode: str = "r", **options: Any) -> IO:
+  def open(
+    self, mode: str = "r", **options: Any
+  ) -> io.BytesIO | io.TextIOWrapper:
     """Opens the object in memory; it is written when it is closed."""
     data = b""
     if mode[0] != "w":
@@ -159,13 +164,16 @@ def _list(path: BucketPath, first: str, end: str) -> list[str]:
 
 
 def _result(path: BucketPath, future: Any) -> Any:
-  """Waits for TensorStore, whose errors are ValueErrors with a code."""
+  """Waits for TensorStore, whose errors are ValueErrors that begin with a code.
+
+  A missing object is no error there, so that NOT_FOUND is a missing bucket.
+  """
   try:
     return future.result()
   except ValueError as e:
-    text = str(e).partition("\n")[0][:300]
+    text = str(e).partition(" [http_response")[0].partition("\n")[0]
     if text.startswith("NOT_FOUND"):
-      code = errno.ENOENT  # only of a bucket
+      code, text = errno.ENOENT, "the bucket does not exist"
     elif text.startswith(("PERMISSION_DENIED", "UNAUTHENTICATED")):
       code = errno.EACCES
     else:

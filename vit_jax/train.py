@@ -24,7 +24,7 @@ from vit_jax import step as step_lib
 from vit_jax.batch import Data, DataError
 from vit_jax.callbacks import Callback, CallbackList, Stop
 from vit_jax.callbacks.defaults import default_callbacks
-from vit_jax.callbacks.progress import note
+from vit_jax.callbacks.progress import note, note_if_slow
 from vit_jax.callbacks.run_lock import RunLock
 from vit_jax.callbacks.startup import Startup
 from vit_jax.checkpointing import convert_state, resume_rules
@@ -170,8 +170,9 @@ def train_and_evaluate(
     run_info.write_json(workdir, "metadata.json", metadata_at(start))
 
     def save(step: int, wait: bool = False) -> None:
-      hooks.before_save(step)  # raises where the state must not be saved
-      with hooks.phase("save"):
+      what = f"the save of step {step:,} in {workdir}"
+      with hooks.phase("save"), note_if_slow(what):
+        hooks.before_save(step)  # raises where the state must not be saved
         write = checkpointer.save_now if wait else checkpointer.save
         write(step, state, metadata_at(step))
 

@@ -1,88 +1,140 @@
-"""A run's files in a bucket, gs://, which is here in TensorFlow's memory.
+"""A run's files in a bucket, gs://, of a store in this process.
 
-Its errors are TensorFlow's own, `open` is a context, and no folder is there
-until a file is in it. Orbax reads buckets by itself, and is not tried here.
+tests/object_store.py answers TensorStore, which reads and writes a run's files.
+The trials "bucket" of benchmarks/faults.py do whole runs.
 """
 
-import io
+import collections
 import json
-import re
 import threading
 import time
-import types
 
+import jax.numpy as jnp
 import numpy as np
+import object_store
+import optax
 import pytest
 import tensorflow as tf
-from etils import epath
 
-from vit_jax import experiment, paths
-from vit_jax.callbacks import run_lock
-from vit_jax.checkpointing import layout, retention
+from vit_jax import bucket, experiment, paths
+from vit_jax.callbacks import run_lock, run_record
+from vit_jax.checkpointing import checkpointer, layout, retention
+from vit_jax.config import CheckpointConfig, ConfigError
+from vit_jax.step import TrainState
 from vit_jax.weights import npz_file
 from vit_jax.writers import atomic_files, metric_writer
 
 
+@pytest.fixture(scope="module")
+def server():
+  store = object_store.Store()
+  with pytest.MonkeyPatch.context() as patch:
+    server = object_store.Server(store, ("127.0.0.1", 0))
+    address = "http://{}:{}".format(*server.server_address)
+    patch.setenv("TENSORSTORE_GCS_HTTP_URL", address)
+    patch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "token")
+    patch.setitem(bucket.RETRIES, "max_retries", 1)
+    patch.setitem(bucket.RETRIES, "initial_delay", "1ms")
+    yield store
+    server.shutdown()
+    server.server_close()
+
+
 @pytest.fixture
-def run(monkeypatch, request):
-  """Path of a run; and errors by the name of a function that raises them."""
-  names = [n for n in dir(tf.io.gfile) if not n.startswith("_")]
-  real = types.SimpleNamespace(**{n: getattr(tf.io.gfile, n) for n in names})
-  errors = {}
-
-  def mapped(name):
-    def call(*args, **options):
-      if name in errors:
-        raise errors[name]
-      args = [
-        re.sub("^(gs|s3)://", r"ram://\1-", a) if isinstance(a, str) else a
-        for a in args
-      ]
-      if name == "GFile" and args[1][0] == "w" and real.exists(args[0]):
-        real.remove(args[0])  # TensorFlow's memory would append
-      result = getattr(real, name)(*args, **options)
-      if name == "glob":
-        return [f.replace("ram://gs-", "gs://", 1) for f in result]
-      return result
-
-    return call
-
-  for name in names:  # etils reads and writes buckets by them
-    monkeypatch.setattr(tf.io.gfile, name, mapped(name))
-  return epath.Path(f"gs://bucket/{request.node.name}"), errors
+def store(server):
+  """The store, with a new bucket of its own."""
+  server.buckets = {"bkt": {}}
+  server.faults = object_store.Faults()
+  server.log.clear()
+  bucket._written.clear()
+  return server
 
 
-UNAVAILABLE = tf.errors.UnavailableError(None, None, "HTTP 503")
+@pytest.fixture
+def run(store):
+  return paths.run_path("gs://bkt/run")
 
 
-def test_paths():
-  path = epath.Path("gs://bucket/run")
-  assert paths.is_remote(path) and paths.absolute(path) == path
-  assert retention.free_bytes(path / "checkpoints") is None
-  assert paths.absolute(epath.Path("run")).is_absolute()
+def _counts(store):
+  counts = collections.Counter(request["kind"] for request in store.log)
+  store.log.clear()
+  return dict(counts)
+
+
+def test_paths(store, run):
+  assert paths.is_remote(run) and paths.absolute(run) == run
+  assert retention.free_bytes(run / "checkpoints") is None
+  assert paths.absolute(paths.run_path("run")).is_absolute()
+  assert not run.exists() and not run.is_dir()
+  with pytest.raises(FileNotFoundError):
+    (run / "a").read_bytes()
+  with pytest.raises(FileNotFoundError):
+    list(run.iterdir())
+  store.log.clear()
+  for name in ("a", "b/c.txt", "b/d/e.txt"):
+    (run / name).write_text(f"{name} é")
+  (run.parent / "run2" / "f").write_bytes(b"")
+  assert _counts(store) == {"upload": 4}
+  assert (run / "b/d/e.txt").read_text() == "b/d/e.txt é"
+  assert _counts(store) == {"read": 1}
+  assert run.names() == ["a", "b/c.txt", "b/d/e.txt"]
+  assert (run / "b").is_dir() and (run / "b/c.txt").exists()
+  assert not (run / "b/c").exists()
+  assert sorted(path.name for path in run.iterdir()) == ["a", "b"]
+  assert [str(path) for path in run.glob("*/*.txt")] == ["gs://bkt/run/b/c.txt"]
+  assert _counts(store) == {"list": 6}
+  with (run / "a").open("a") as file:
+    file.write("+")
+  (run / "b").rmtree()
+  (run / "z").unlink()
+  assert run.names() == ["a"] and (run / "a").read_text() == "a é+"
+  # TensorFlow marks a folder by an empty object.
+  store.buckets["bkt"]["run/g/"] = store.buckets["bkt"]["run2/f"]
+  assert run.names() == ["a"]
+
+
+def test_in_a_new_folder_this_process_knows_what_is_there(store, run):
+  run.mkdir()
+  (run / "a").write_bytes(b"")
+  store.log.clear()
+  assert run.exists() and run.is_dir() and (run / "a").exists()
+  (run / "b").unlink()
+  assert not store.log
+  assert not (run / "b").exists()  # another process may have written it
+  (run / "a").unlink()
+  assert _counts(store) == {"list": 1, "delete": 1}
+  run.rmtree()
+  assert not run.exists()
+  run.mkdir(exist_ok=True)  # which may have been there
+  assert not run.exists()
 
 
 def test_a_new_run(run):
-  path, _ = run
-  folder = path / "checkpoints"
+  folder = run / "checkpoints"
   assert retention.start(folder) == (0, [])
-  assert not experiment.workdir_errors(str(path), is_training=True)
+  assert not experiment.workdir_errors(str(run), is_training=True)
   assert retention.start(folder) == (0, [])
   retention.note_newest(folder, 3)
   start, (error,) = retention.start(folder)
   assert start == 0 and "step 3 is gone" in error
 
 
-def test_a_bucket_that_may_not_be_written_is_reported_with_an_error(run):
-  path, errors = run
-  errors["makedirs"] = tf.errors.PermissionDeniedError(None, None, "HTTP 403")
-  (error,) = experiment.workdir_errors(str(path), is_training=True)
-  assert "where no files can be written (PermissionDeniedError: " in error
+def test_a_bucket_that_cannot_be_written_is_an_error(store, run):
+  store.faults.refuse_writes = True
+  (error,) = experiment.workdir_errors(str(run), is_training=True)
+  assert "where no files can be written" in error and "403" not in error
+  assert "PERMISSION_DENIED" in error
+
+
+def test_a_bucket_that_does_not_exist_is_an_error_at_once(store):
+  (error,) = experiment.workdir_errors("gs://nobucket/run", is_training=True)
+  assert "gs://nobucket/run" in error and "bucket does not exist" in error
+  assert len(store.log) < 10
 
 
 def test_a_step_counts_when_it_is_complete(run):
-  folder = run[0] / "checkpoints"
-  (folder / "4").mkdir(parents=True)
+  folder = run / "checkpoints"
+  (folder / "4/a").write_text("x")
   assert layout.step_folders(folder) == {}
   (folder / "4" / layout.COMMITTED).write_text("")
   assert list(layout.step_folders(folder)) == [4]
@@ -90,34 +142,103 @@ def test_a_step_counts_when_it_is_complete(run):
   assert layout.step_folders(folder) == {} and not (folder / "4").exists()
   # What a killed process left would stand in the way of the next save.
   for name in ("4", "8", "9.damaged"):
-    (folder / name / "params").mkdir(parents=True)
     (folder / name / "params/a").write_text("x")
   (folder / "4" / layout.COMMITTED).write_text("")
   retention.clean(folder)
   assert (folder / "4").exists() and (folder / "9.damaged").exists()
   assert not (folder / "8").exists()
-  # Orbax renames on other stores.
-  other = epath.Path(str(folder).replace("gs://", "s3://"))
-  (other / "4").mkdir(parents=True)
-  assert list(layout.step_folders(other)) == [4]
 
 
-def test_rows(run):
-  path, errors = run
+def _state(step):
+  params = {"kernel": jnp.full((8, 4), float(step)), "bias": jnp.zeros(4)}
+  opt_state = optax.adam(1e-3).init(params)
+  return TrainState(step=jnp.int32(step), params=params, opt_state=opt_state)
+
+
+def test_saves(store, run):
+  """A save: its requests, what is kept, damage, and what the end leaves."""
+  saver = checkpointer.Checkpointer(str(run), CheckpointConfig(keep_last=2))
+  for step in (1, 2, 3, 4):
+    store.log.clear()
+    saver.save(step, _state(step), {"a": step})
+    assert saver.newest() == step
+  saver.save_now(5, _state(5), {"a": 5})
+  saver.close()
+  asked = [(r["kind"], r["object"]) for r in store.log]
+  assert saver.steps() == [3, 4, 5]  # the end of a run removes nothing
+  assert not [name for _, name in asked if "/3/" in name]  # kept: not read
+  assert not [name for _, name in asked if name.endswith((".new", ".probe"))]
+  assert not {kind for kind, _ in asked} & {"rewrite", "stat", "bucket"}
+  assert json.loads((run / "metadata.json").read_text())["a"] == 5
+  params, metadata = checkpointer.load_params(str(run))
+  assert metadata["a"] == 5 and params["kernel"][0, 0] == 5
+  assert not [r for r in store.log if "/4/" in r["object"] and r["sent"] > 500]
+
+  for key in [k for k in store.buckets["bkt"] if "/5/params/ocdbt" in k]:
+    del store.buckets["bkt"][key]
+  again = checkpointer.Checkpointer(str(run), CheckpointConfig(keep_last=2))
+  start, errors = retention.start(run / "checkpoints")
+  assert (start, errors) == (4, [])
+  step, restored, _ = again.restore_newest(start, _state(0))
+  again.close()
+  assert step == 4 and restored.params["kernel"][0, 0] == 4
+  np.testing.assert_array_equal(restored.step, 4)
+  assert again.steps() == [3, 4]
+  assert (run / "checkpoints/5.damaged").exists()
+
+
+def test_hosts_do_not_multiply_the_requests_of_process_0(store, run):
+  """What 64 hosts leave in a step: names alone are listed, by the thousand."""
+  folder = run / "checkpoints/4"
+  for host in range(64):
+    for item in layout.ITEMS:
+      for name in ("manifest.ocdbt", *(f"d/{i:032x}" for i in range(9))):
+        store._put(
+          "bkt",
+          f"run/checkpoints/4/{item}/ocdbt.process_{host}/{name}",
+          b"",
+          {},
+        )
+  metadata = {"a": 1}
+  (folder / "metadata/metadata").write_text(json.dumps(metadata))
+  store.log.clear()
+  layout.write_digests(folder, {"params": {}, "train": {}}, metadata)
+  assert _counts(store) == {"list": 2, "upload": 1}  # 1,281 names
+  assert layout.damage(folder) is None
+  assert _counts(store) == {"list": 2, "read": 2}
+  del store.buckets["bkt"][
+    "run/checkpoints/4/train/ocdbt.process_63/d/" + "0" * 32
+  ]
+  assert "is missing" in layout.damage(folder)
+
+
+def test_a_refused_save_is_tried_again(store, run, capsys):
+  saver = checkpointer.Checkpointer(str(run), CheckpointConfig())
+  store.faults.refuse_writes = True
+  saver.save(4, _state(4), {})
+  assert saver.newest() is None
+  assert "NOT SAVED   the checkpoint of step 4" in capsys.readouterr().err
+  store.faults.refuse_writes = False
+  assert saver.retry_due(5)
+  saver.save(5, _state(5), {})
+  assert saver.newest() == 5
+  saver.close()
+  assert not (run / "checkpoints/4").names()
+
+
+def test_rows(store, run):
   notes = []
   for start in (0, 1):
-    with metric_writer.MetricLog(str(path), start, note=notes.append) as log:
+    with metric_writer.MetricLog(str(run), start, note=notes.append) as log:
       log.write(start + 1, {"train/loss": 1.0})
-  rows = metric_writer.read_metrics(str(path))
+  rows = metric_writer.read_metrics(str(run))
   assert [row["step"] for row in rows] == [1, 2]
-  errors["GFile"] = UNAVAILABLE
-  with pytest.raises(
-    atomic_files.WriteError, match="cannot be read .*HTTP 503"
-  ):
-    metric_writer.MetricLog(str(path), 1)
-  errors.clear()
-  assert metric_writer.read_metrics(str(path)) == rows
-  (events,) = (path / "tensorboard").iterdir()
+  store.faults.share_503 = 1
+  with pytest.raises(atomic_files.WriteError, match="cannot be read"):
+    metric_writer.MetricLog(str(run), 1)
+  store.faults.share_503 = 0
+  assert metric_writer.read_metrics(str(run)) == rows
+  (events,) = (run / "tensorboard").iterdir()
   assert not notes
   assert events.read_bytes().count(b"train/loss") == 2
 
@@ -130,33 +251,29 @@ def _until(holds):
   raise AssertionError("it never was")
 
 
-def test_what_grows_is_uploaded_by_a_thread(run, monkeypatch):
-  path, errors = run
-  notes, file = [], path / "records"
+def test_what_grows_is_uploaded_by_a_thread(store, run, monkeypatch):
+  notes, file = [], run / "records"
   records = atomic_files.open_records(file, b"0\n", notes.append)
   records.append(b"1\n")
   assert file.read_bytes() == b"0\n"  # nobody waits for the bucket
   records.flush()  # before a checkpoint
   _until(lambda: file.read_bytes() == b"0\n1\n")
-  errors["GFile"] = UNAVAILABLE
+  store.faults.refuse_writes = True
   records.append(b"2\n")
   records.flush()
   _until(lambda: notes)
-  assert "cannot be written (UnavailableError: HTTP 503)" in notes[0]
+  assert "cannot be written (PERMISSION_DENIED" in notes[0]
   monkeypatch.setattr(atomic_files, "MAX_WAITING", 3)
   records.append(b"3\n")
-  with pytest.raises(
-    atomic_files.WriteError, match="3 records wait, .* HTTP 503"
-  ):
+  with pytest.raises(atomic_files.WriteError, match="3 records wait"):
     records.append(b"4\n")
-  errors.clear()
+  store.faults.refuse_writes = False
   assert records.close() is None
   assert file.read_bytes() == b"0\n1\n2\n3\n4\n"
   assert notes[1:] == [f"file        {file}: 3 records written again"]
 
 
 def test_nothing_is_uploaded_into_another_run(run, monkeypatch):
-  path, _ = run
   monkeypatch.setattr(atomic_files, "UPLOAD_SECONDS", 0.01)
   asked = []
 
@@ -165,75 +282,100 @@ def test_nothing_is_uploaded_into_another_run(run, monkeypatch):
     if len(asked) > 1:
       raise run_lock.LostError("another run took this folder")
 
-  records = atomic_files.open_records(path / "records", b"", print, guard)
+  records = atomic_files.open_records(run / "records", b"", print, guard)
   records.append(b"1\n")
-  _until(lambda: (path / "records").read_bytes() == b"1\n")
-  (path / "records").write_bytes(b"another's\n")
+  _until(lambda: (run / "records").read_bytes() == b"1\n")
+  (run / "records").write_bytes(b"another's\n")
   records.append(b"2\n")
   _until(lambda: len(asked) > 1)
   records.append(b"3\n")
   assert records.close() is None
-  assert (path / "records").read_bytes() == b"another's\n"
+  assert (run / "records").read_bytes() == b"another's\n"
 
 
-def test_a_lock_outlives_an_error_of_the_bucket(run, monkeypatch):
-  path, errors = run
+def test_a_lock_outlives_an_error_of_the_bucket(store, run, monkeypatch):
   monkeypatch.setattr(run_lock, "HEARTBEAT_SECONDS", 0.01)
   notes = []
-  with run_lock.RunLock(str(path), notes.append) as lock:
-    errors["GFile"] = UNAVAILABLE
+  with run_lock.RunLock(str(run), notes.append) as lock:
+    store.faults.refuse_writes = True
     _until(lambda: notes)
+    store.faults.share_503 = 1
     lock.check()
     time.sleep(0.1)
     assert len(notes) == 1 and "cannot be written" in notes[0]
-    errors.clear()
+    store.faults = object_store.Faults()
     lock.check()
-  record = json.loads((path / "process.json").read_text())
+  record = json.loads((run / "process.json").read_text())
   assert record["how"] == "finished"
 
 
-def test_rows_do_not_ask_the_bucket_for_the_owner(run, monkeypatch):
-  path, errors = run
+def test_a_live_run_keeps_its_folder(run, monkeypatch):
+  """A third run watches a dead one, whose folder a second run takes meanwhile.
+
+  The new record is longer, and TensorFlow would cut it for 5 seconds.
+  """
+  monkeypatch.setattr(run_lock, "WATCH_SECONDS", 0.5)
+  monkeypatch.setattr(run_lock, "POLL_SECONDS", 0.01)
+  dead = run_record.new() | {"machine": "elsewhere", "host": "h0"}
+  live = dead | {"id": "1", "host": "h1", "earlier": [[1.0, 2.0]] * 50}
+  record = run / run_record.FILE
+  record.write_text(json.dumps(dead))
+  states = iter(['{"id": "1", "en', "", json.dumps(live)])
+  notes = []
+
+  def note(text):
+    """Called when the watch begins."""
+    notes.append(text)
+    thread.start()
+
+  def replace():
+    for state in states:
+      time.sleep(0.1)
+      record.write_text(state)
+
+  thread = threading.Thread(target=replace)
+  with pytest.raises(ConfigError, match="another run trains: host h1"):
+    run_lock.refuse_live(str(run), note)
+  thread.join()
+
+  # A record that stays unreadable, without a heartbeat, is that of no run.
+  record.write_text('{"id": "1", "en')
+  run_lock.refuse_live(str(run), notes.append)
+  assert "takes over" in notes[-1]
+
+
+def test_rows_do_not_ask_the_bucket_for_the_owner(store, run, monkeypatch):
   monkeypatch.setattr(run_lock, "HEARTBEAT_SECONDS", 0.01)
-  with run_lock.RunLock(str(path), print) as lock:
+  with run_lock.RunLock(str(run), print) as lock:
     lock.check()
-    errors["GFile"] = AssertionError("a request")
     lock.on_log(1, {})
-    errors.clear()
-    (path / "process.json").write_text('{"id": "another"}')
+    (run / "process.json").write_text('{"id": "another"}')
     with pytest.raises(
       run_lock.LostError, match="another run took this folder"
     ):
       _until(lambda: lock.on_log(1, {}) is None)
   asked = []
   check = lambda: asked.append(threading.current_thread())
-  with metric_writer.MetricLog(str(path), check_owner=check) as log:
+  with metric_writer.MetricLog(str(run), check_owner=check) as log:
     log.write(1, {"train/loss": 1.0})
     log.flush()
     _until(lambda: asked)
     assert threading.main_thread() not in asked
 
 
-def test_arrays(run):
-  path = run[0] / "a.npz"
-  packed = io.BytesIO()
-  np.savez(packed, a=np.arange(3, dtype=np.float32))
-  path.write_bytes(packed.getvalue())
-  assert np.asarray(npz_file.open_npz(path)["a"]).tolist() == [0, 1, 2]
-  (other := run[0] / "b.npz").write_bytes(b"PK" + bytes(100))
-  with pytest.raises(ValueError, match="b.npz"):
-    npz_file.open_npz(other)
-
-
-def test_a_bucket_that_does_not_answer_is_no_damage(run):
-  path, errors = run
-  step = path / "checkpoints/4"
-  step.mkdir(parents=True)
-  (step / layout.COMMITTED).write_text("")
-  errors["isdir"] = UNAVAILABLE
-  start, (error,) = retention.start(path / "checkpoints")
-  assert start == 0 and "cannot be read (UnavailableError" in error
+def test_a_bucket_that_does_not_answer_is_no_damage(store, run):
+  (run / "checkpoints/4" / layout.COMMITTED).write_text("")
+  store.faults.share_503 = 1
+  start, (error,) = retention.start(run / "checkpoints")
+  assert start == 0 and "cannot be read" in error
   assert layout.damage_of(tf.errors.DataLossError(None, None, "x"))
   for kind in ("DeadlineExceeded", "PermissionDenied", "Aborted"):
     error = getattr(tf.errors, f"{kind}Error")(None, None, "x")
     assert layout.damage_of(error) is None
+
+
+def test_arrays(run):
+  path = run / "a.npz"
+  with path.open("wb") as file:
+    np.savez(file, a=np.arange(3, dtype=np.float32))
+  assert np.asarray(npz_file.open_npz(path)["a"]).tolist() == [0, 1, 2]

@@ -3,9 +3,11 @@
 Everything goes to stderr, so that stdout has only results.
 """
 
+import contextlib
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from tqdm import tqdm
@@ -32,6 +34,22 @@ def note(text: str | None) -> None:
   if text and is_first:
     with tqdm.external_write_mode(file=sys.stderr):
       console.write(sys.stderr, f"{text}\n")
+
+
+@contextlib.contextmanager
+def note_if_slow(what: str, seconds: float = 10.0) -> Iterator[None]:
+  """Prints once what the context waits for, if it lasts longer than this.
+
+  A bucket that does not answer holds up a save for minutes.
+  """
+  text = f"waits       {seconds:g} s so far for {what}"
+  timer = threading.Timer(seconds, note, [text])
+  timer.daemon = True
+  timer.start()
+  try:
+    yield
+  finally:
+    timer.cancel()
 
 
 class Progress(Callback):

@@ -381,10 +381,8 @@ class StepWriter:
     options = ocp.AsyncOptions(
       post_finalization_callback=self._add_digests,
       barrier_sync_fn=barrier,
-      # Orbax would wait 5 minutes for a folder that cannot be made. A folder in
-      # a bucket is not made, but asked for.
-      create_directories_asynchronously=barrier is not None
-      or is_remote(folder),
+      # Orbax would wait 5 minutes for a folder that cannot be made.
+      create_directories_asynchronously=barrier is not None,
     )
     self._items = _Items(
       composite_options=ocp.CompositeOptions(async_options=options),
