@@ -170,9 +170,10 @@ def test_saves(store, run):
   assert not [name for _, name in asked if name.endswith((".new", ".probe"))]
   assert not {kind for kind, _ in asked} & {"rewrite", "stat", "bucket"}
   assert json.loads((run / "metadata.json").read_text())["a"] == 5
+  store.log.clear()
   params, metadata = checkpointer.load_params(str(run))
   assert metadata["a"] == 5 and params["kernel"][0, 0] == 5
-  assert not [r for r in store.log if "/4/" in r["object"] and r["sent"] > 500]
+  assert not [r for r in store.log if "/4/" in r["object"]]  # one is enough
 
   for key in [k for k in store.buckets["bkt"] if "/5/params/ocdbt" in k]:
     del store.buckets["bkt"][key]
