@@ -108,6 +108,14 @@ class BucketPath(type(epath.Path())):
     for folder in [f for f in _written if f"{f}/".startswith(f"{self}/")]:
       del _written[folder]
 
+  def rename(self, target: os.PathLike) -> "BucketPath":
+    """Copies all objects of this folder through this host, and removes them."""
+    target = type(self)(target)
+    for name in self.names():
+      (target / name).write_bytes((self / name).read_bytes())
+    self.rmtree()
+    return target
+
   def _read(self) -> bytes:
     got = _result(self, _store(self).read(_key(self)))
     if got.state != "value":

@@ -9,6 +9,7 @@ MODULES = (
   "checkpoints",
   "saves",
   "elsewhere",
+  "bucket",
   "resume",
   "broken_data",
   "long",

@@ -9,6 +9,7 @@ import json
 import threading
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import object_store
@@ -180,7 +181,13 @@ def test_saves(store, run):
   again = checkpointer.Checkpointer(str(run), CheckpointConfig(keep_last=2))
   start, errors = retention.start(run / "checkpoints")
   assert (start, errors) == (4, [])
-  step, restored, _ = again.restore_newest(start, _state(0))
+  step, restored, _ = again.restore_newest(
+    start,
+    jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+      _state(0),
+    ),
+  )
   again.close()
   assert step == 4 and restored.params["kernel"][0, 0] == 4
   np.testing.assert_array_equal(restored.step, 4)
