@@ -63,8 +63,9 @@ def until(folder: pathlib.Path, text: str, process, count: int = 1) -> None:
   """Waits until a run has printed a text so many times."""
   end = time.monotonic() + 300
   while runs.output(folder / "run", last=10**7).count(text) < count:
-    assert process.poll() is None, runs.output(folder / "run")
-    assert time.monotonic() < end, f"no {text!r}: {runs.output(folder / 'run')}"
+    if process.poll() is not None or time.monotonic() > end:
+      runs.kill([process])
+      raise AssertionError(f"no {text!r}: {runs.output(folder / 'run')}")
     time.sleep(0.02)
 
 
@@ -235,7 +236,7 @@ def requests(folder: pathlib.Path, seed: int) -> str:
     options = ["--config.total_steps=100000", "--config.checkpoint.keep_last=2"]
     options += ["--config.checkpoint.every_steps=500"]
     (process,) = start(bucket, TINY, folder, options, name="run")
-    until(folder, "/100000", process, 120)
+    until(folder, "/100,000", process, 120)
     bucket.reset()
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
