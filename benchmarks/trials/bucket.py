@@ -282,7 +282,7 @@ Image.fromarray((load_digits().images[0] * 15).astype("uint8")).save("{}")
     scores = json.loads(bucket.get("run/metrics.jsonl").splitlines()[-1])
     text = run("evaluate", *cli, "evaluate", f"--checkpoint={URL}")
     assert f"top1 {scores['digits/top1']:.4f}" in text, text
-    run("predict", *cli, "predict", f"--checkpoint={URL}", str(image))
+    run("predict", *cli, "predict", URL, str(image))
     run("convert to a file", *cli, "convert", URL, local)
     target = "gs://bkt/out.npz"
     run("convert into the bucket", *cli, "convert", URL, target, "--to=npz")
