@@ -283,7 +283,7 @@ Image.fromarray((load_digits().images[0] * 15).astype("uint8")).save("{}")
     text = run("evaluate", *cli, "evaluate", f"--checkpoint={URL}")
     assert f"top1 {scores['digits/top1']:.4f}" in text, text
     run("predict", *cli, "predict", URL, str(image))
-    run("convert to a file", *cli, "convert", URL, local)
+    run("convert to a file", *cli, "convert", URL, local, "--to=npz")
     target = "gs://bkt/out.npz"
     run("convert into the bucket", *cli, "convert", URL, target, "--to=npz")
     assert bucket.get("out.npz")[:2] == b"PK"
