@@ -77,10 +77,13 @@ def end_if_joined(
   A collective fails if another process has died. Then this process waits until
   jax notices the missing heartbeats, aborts it, and names the other process.
   If the others came late, it ends with `EXIT_RESTART`, without a stack, and
-  waits as long for the others to fail in the same way.
+  waits as long for the others to fail in the same way. If jax has no device, it
+  returns, and `__main__` words the error.
   """
   import jax
 
+  if str(error).startswith("Unable to initialize backend"):
+    return
   if is_late(error) and jax.distributed.is_initialized():
     reason = str(error).partition("\n")[0][:200]
     say(
