@@ -454,3 +454,25 @@ def test_real_processes_that_do_not_meet_later_end_alike():
     assert process.returncode == exit_codes.EXIT_RESTART, err
     assert "did not meet in time (DEADLINE_EXCEEDED" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.nightly
+def test_a_process_may_be_late_for_the_first_collective():
+  """Gloo waits for 30 s, and starts as the processes join."""
+  address = several.address()
+  both = [
+    _python(
+      "import sys, time\n"
+      "from jax.experimental import multihost_utils\n"
+      "from vit_jax.distributed import processes\n"
+      "flags = dict(zip(processes.FLAGS, sys.argv[1:]))\n"
+      "processes.initialise(flags, timeout=60)\n"
+      "time.sleep(35 * int(flags['process_id']))\n"
+      "multihost_utils.sync_global_devices('a')\n",
+      *(address, "2", str(process_id)),
+    )
+    for process_id in range(2)
+  ]
+  for process in both:
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
