@@ -276,6 +276,24 @@ def test_ema_follows_and_is_what_evaluation_sees(averaged):
   assert state.eval_params is state.ema
 
 
+def test_an_infinite_gradient_norm_is_not_applied_where_the_loss_is_finite(
+  averaged,
+):
+  """Logits of 1e25: squares of the gradients are above float32's 3e38."""
+  state = averaged.state()
+  kernel = state.params["head"]["kernel"]
+  noise = np.random.default_rng(0).normal(size=kernel.shape)
+  large = jax.device_put(np.float32(1e25 * noise), kernel.sharding)
+  head = {**state.params["head"], "kernel": large}
+  state = state.replace(params={**state.params, "head": head})
+  before = jax.device_get(state)
+  state, (metrics,) = averaged.run(1, state)
+  assert math.isfinite(metrics["loss"]) and metrics["grad_norm"] == math.inf
+  assert metrics["skipped"] == 1
+  after = jax.device_get(state.replace(step=before.step))
+  jax.tree.map(np.testing.assert_array_equal, before, after)
+
+
 @pytest.mark.slow
 def test_sigmoid_loss_is_used():
   parts = tiny.Parts(tiny.config(objective__loss="sigmoid"), ONE)

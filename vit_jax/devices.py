@@ -1,8 +1,7 @@
 """Rates of chips, as their makers state them, and options of TPU compilers.
 
-Source: cloud.google.com/tpu/docs, one page per generation; for v3's links, the
-  bandwidth of all-reduces over a pod; for GPUs, the data sheets of NVIDIA.
-  Compiler options: benchmarks/notes/performance_log.md.
+Sources: `CHIPS` names them; for GPUs, the data sheets of NVIDIA. Compiler
+  options: benchmarks/notes/performance_log.md.
 """
 
 import dataclasses
@@ -33,6 +32,13 @@ class Chip:
   share: float = 1.0
 
 
+# Sources, read on 2026-11-28: the pages v3, v4, v5e, v5p, v6e and tpu7x of
+# docs.cloud.google.com/tpu/docs. Links: half of the bandwidth of both
+# directions, which all state but v3 and v4; for v3, of the all-reduces over a
+# pod. v4's memory and links are from a former page: today's has 1,200 GB/s, and
+# no links. Network of v5e and v6e: that of a pod by its 256 chips. Clocks
+# follow from the peak, with four matrix units a core (v3: two) of 128 x 128
+# cells, or of 256 x 256 on v6e and TPU7x.
 CHIPS = {
   "v3": Chip(
     61.5e12, 450e9, 0.94e9, 164e9, None, int(15.48 * 2**30), share=0.5
@@ -40,7 +46,7 @@ CHIPS = {
   "v4": Chip(275e12, 1228e9, 1.05e9, 300e9, None, int(30.75 * 2**30)),
   "v5e": Chip(197e12, 819e9, 1.50e9, 200e9, 3.125e9, int(15.75 * 2**30)),
   "v5p": Chip(459e12, 2765e9, 1.75e9, 600e9, 6.25e9, int(95.73 * 2**30)),
-  "v6e": Chip(918e12, 1640e9, 1.75e9, 448e9, 12.5e9, int(31.24 * 2**30)),
+  "v6e": Chip(918e12, 1638e9, 1.75e9, 400e9, 12.5e9, int(31.24 * 2**30)),
   "tpu7x": Chip(
     1153.5e12, 3690e9, 2.20e9, 300e9, 6.25e9, int(94.74 * 2**30), share=0.5
   ),

@@ -4,7 +4,10 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
+
+from vit_jax.distributed import exit_codes
 
 ROOT = pathlib.Path(__file__).parents[2]
 CODE = """
@@ -79,6 +82,15 @@ def test_what_hangs_or_fails_keeps_no_process():
   assert "a text" in done.stdout and "called" in done.stdout
   assert "too late" not in done.stdout
   assert done.stderr == "OSError: no space left\n"
+
+
+def test_one_of_several_processes_without_a_device(monkeypatch, capfd):
+  """No stack before the sentence of `__main__`, and no second try to start."""
+  monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+  monkeypatch.setattr(jax, "process_index", lambda: 1 / 0)
+  error = RuntimeError("Unable to initialize backend 'tpu': no libtpu")
+  exit_codes.end_if_joined(error, 1.0)
+  assert capfd.readouterr() == ("", "")
 
 
 def test_a_run_that_nobody_hears_goes_on():

@@ -1,5 +1,6 @@
 """Flags, variables and SLURM state the process; errors are reported."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from vit_jax.callbacks import run_lock
 from vit_jax.callbacks.preemption import StopSignals
 from vit_jax.commands import train
 from vit_jax.config import ConfigError, cli
-from vit_jax.distributed import processes, tpu_slice
+from vit_jax.distributed import exit_codes, processes, tpu_slice
 from vit_jax.scoring import evaluate
 
 FLAGS = {
@@ -228,37 +229,90 @@ def test_values_are_checked(calls, changes, expected):
   assert error.startswith(expected) and calls == []
 
 
-def test_others_who_do_not_come(calls, monkeypatch):
+@pytest.fixture
+def ends(monkeypatch):
+  """The process does not end: `SystemExit` has the code."""
+
+  def end(code, *closing):
+    for act in closing:
+      act()
+    sys.exit(code)
+
+  monkeypatch.setattr(exit_codes, "end", end)
+
+
+def _late(capfd, *args, **options) -> str:
+  """Returns the sentence of a process that could not join."""
+  with pytest.raises(SystemExit) as e:
+    processes.initialise(*args, **options)
+  assert e.value.code == exit_codes.EXIT_RESTART
+  (line,) = capfd.readouterr().err.splitlines()
+  return line
+
+
+def test_others_who_do_not_come(calls, ends, monkeypatch, capfd):
   monkeypatch.setattr(
     jax.distributed, "initialize", lambda **settings: time.sleep(5)
   )
-  assert _errors(FLAGS, timeout=0.1) == (
+  line = _late(capfd, FLAGS, timeout=0.1)
+  assert line.startswith(
     "host0:1234: process 1 of 2 waited 0.1 s in vain for the others; see that"
-    " all processes were started, with the same address and number and each"
-    " with an id of its own, that the address is that of process 0's host, that"
-    " its port is free there, and that the others can reach it.",
   )
   _set(monkeypatch, SLURM)
-  assert _errors(timeout=0.1) == (
-    "SLURM job 77, first of the nodes node[001-002]: process 1 of 16 waited 0.1"
-    " s in vain for the others; see in the job's log whether a task ended"
-    " early, and that the nodes reach each other's ports; JAX_COORDINATOR_PORT"
-    " chooses another one.",
+  line = _late(capfd, timeout=0.1)
+  assert line.startswith(
+    "SLURM job 77, first of the nodes node[001-002]: process 1 of 16 waited"
   )
+  assert "JAX_COORDINATOR_PORT" in line
 
 
-def test_an_error_of_jax_is_passed_on(calls, monkeypatch):
+@pytest.mark.parametrize("port", ["", "9999"])
+def test_an_error_of_jax_is_passed_on(calls, ends, monkeypatch, capfd, port):
   def fails(**settings):
     raise RuntimeError("no such host\n(a stack)")
 
   monkeypatch.setattr(jax.distributed, "initialize", fails)
   monkeypatch.setattr(tpu_slice, "lock", lambda: None)
+  monkeypatch.setenv("JAX_COORDINATOR_PORT", port)
   _is_tpu(monkeypatch, HOSTS)
-  assert _errors() == (
+  line = _late(capfd)
+  assert line.startswith(
     "TPU slice (TPU_WORKER_HOSTNAMES has 2 hosts): this process could not join"
-    " (RuntimeError: no such host); start the same command on every host (ssh"
-    " --worker=all).",
+    " (RuntimeError: no such host); "
   )
+  assert f"port {port or '8482'} of the first host" in line
+
+
+@pytest.mark.parametrize(
+  "error, is_late",
+  [
+    (
+      "Unable to initialize backend 'cpu': DEADLINE_EXCEEDED: GetKeyValue",
+      True,
+    ),
+    ("Unable to initialize backend 'tpu': no libtpu", False),
+  ],
+)
+def test_devices_of_the_others_that_do_not_come(
+  calls, ends, monkeypatch, capfd, error, is_late
+):
+  def fails():
+    raise RuntimeError(error)
+
+  monkeypatch.setattr(jax, "devices", fails)
+  if is_late:
+    assert "DEADLINE_EXCEEDED" in _late(capfd, FLAGS)
+  else:
+    with pytest.raises(RuntimeError, match="no libtpu"):
+      processes.initialise(FLAGS)
+
+
+def test_a_port_that_is_taken(calls, ends, capfd):
+  """jax would end by a segmentation fault."""
+  with socket.create_server(("", 0)) as taken:
+    address = f"localhost:{taken.getsockname()[1]}"
+    line = _late(capfd, FLAGS | {"coordinator": address, "process_id": "0"})
+  assert "cannot use its port" in line and calls == []
 
 
 def test_a_config_that_computes_before_processes_join(calls, monkeypatch):
@@ -356,21 +410,69 @@ def test_real_processes_meet_as_tasks_of_slurm():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("process_id", [0, 1])
-def test_a_real_process_whose_other_does_not_come(process_id):
+@pytest.mark.parametrize(
+  "process_id, host", [(0, ""), (1, ""), (1, "nowhere.invalid:9")]
+)
+def test_a_real_process_whose_other_does_not_come(process_id, host):
   """jax by itself would end it by SIGABRT, with a stack of C++."""
-  address = several.address()
+  address = host or several.address()
   process = _python(
     "import sys\n"
     "from vit_jax.distributed import processes\n"
-    "from vit_jax.config import ConfigError\n"
     "flags = dict(zip(processes.FLAGS, sys.argv[1:]))\n"
-    "try:\n"
-    "  processes.initialise(flags, timeout=1)\n"
-    "except ConfigError as e:\n"
-    "  sys.exit(str(e))\n",
+    "processes.initialise(flags, timeout=1)\n",
     *(address, "2", str(process_id)),
   )
   out, err = process.communicate(timeout=60)
-  assert process.returncode == 1 and out == ""
-  assert f"{address}: process {process_id} of 2 waited 1 s in vain" in err
+  assert process.returncode == exit_codes.EXIT_RESTART and out == ""
+  (line,) = err.splitlines()
+  assert f"{address}: process {process_id} of 2 waited 1 s in vain" in line
+
+
+@pytest.mark.slow
+def test_real_processes_that_do_not_meet_later_end_alike():
+  """One of them waits for 1 s at a barrier of the coordinator."""
+  address = several.address()
+  both = [
+    _python(
+      "import sys, time\n"
+      "from jax._src import distributed\n"
+      "from vit_jax.distributed import exit_codes, processes\n"
+      "flags = dict(zip(processes.FLAGS, sys.argv[1:]))\n"
+      "processes.initialise(flags, timeout=60)\n"
+      "time.sleep(5 * int(flags['process_id']))\n"
+      "try:\n"
+      "  distributed.global_state.client.wait_at_barrier('a', 1000)\n"
+      "except Exception as e:\n"
+      "  exit_codes.end_if_joined(e, 30)\n",
+      *(address, "2", str(process_id)),
+    )
+    for process_id in range(2)
+  ]
+  for process in both:
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == exit_codes.EXIT_RESTART, err
+    assert "did not meet in time (DEADLINE_EXCEEDED" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.nightly
+def test_a_process_may_be_late_for_the_first_collective():
+  """Gloo waits for 30 s, and starts as the processes join."""
+  address = several.address()
+  both = [
+    _python(
+      "import sys, time\n"
+      "from jax.experimental import multihost_utils\n"
+      "from vit_jax.distributed import processes\n"
+      "flags = dict(zip(processes.FLAGS, sys.argv[1:]))\n"
+      "processes.initialise(flags, timeout=60)\n"
+      "time.sleep(35 * int(flags['process_id']))\n"
+      "multihost_utils.sync_global_devices('a')\n",
+      *(address, "2", str(process_id)),
+    )
+    for process_id in range(2)
+  ]
+  for process in both:
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err

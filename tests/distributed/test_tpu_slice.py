@@ -244,6 +244,7 @@ import sys, time
 import jax
 from vit_jax.config import ConfigError
 from vit_jax.distributed import processes
+jax.config.update("jax_platforms", "cpu")  # this machine has no TPU
 try:
   processes.initialise(timeout=60)
 except ConfigError as e:
@@ -323,7 +324,8 @@ def test_a_second_command_on_a_host_leaves_the_run_alone(worker):
   env = PAIR | {"JAX_COORDINATOR_PORT": several.address().split(":")[1]}
   run = [_python(JOINS, **env, TPU_WORKER_ID=str(i)) for i in range(2)]
   for process in run:
-    assert process.stdout.readline() == "True\n", process.stderr.read()
+    # After a line of Gloo.
+    assert "True\n" in iter(process.stdout.readline, "")
   out, err = _python(JOINS, **env, TPU_WORKER_ID=worker).communicate(timeout=60)
   assert out == "" and "another process of this host has joined it" in err
   time.sleep(2)

@@ -12,7 +12,7 @@ from vit_jax import sharding
 from vit_jax.config import ConfigError
 from vit_jax.planning import planner, programs
 from vit_jax.planning.plan import table
-from vit_jax.planning.topology import describe
+from vit_jax.planning.topology import canonical, describe
 
 ROOT = pathlib.Path(__file__).parents[2]
 PLAN = {
@@ -216,11 +216,20 @@ def test_an_unknown_length_is_longer_than_the_warm_up():
   [
     ("v9:2x2", "expected one of v3, v4, v5e, v5p, v6e, tpu7x and a shape"),
     ("v5e:2x2,slices=two", "v5e:16x16,slices=2 for two slices"),
-    ("v5e:32x32", "a slice of v5e has 2 sides and at most 256 chips (16x16)"),
-    ("v5e:2x2x2", "a slice of v5e has 2 sides and at most"),
-    ("v5e:4x4,slices=100000", "(16x16), and all slices have at most 100,000."),
-    ("v3:33x2", "a slice of v3 has 2 sides and at most 1,024 chips (32x32)"),
-    ("v5p:16x16x28", "v5p has 3 sides and at most 6,144 chips (16x16x24)"),
+    ("v5e:3x5", "nearest is v5e:2x4 or v5e:4x4."),
+    ("v5e:5x16", "nearest is v5e:8x8 or v5e:8x16."),
+    ("v5e:4x2", "nearest is v5e:2x4."),
+    ("v5e:0x4", "nearest is v5e:1x1."),
+    ("v5e:32x32", "nearest is v5e:16x16."),
+    ("v5e:2x2x2", "nearest is v5e:2x4."),
+    ("v5e:4x4,slices=100000", "expected at most 100,000 chips."),
+    ("v5litepod-100", "nearest is v5e:8x8 or v5e:8x16."),
+    ("v6e:7x9", "nearest is v6e:4x8 or v6e:8x8."),
+    ("v3:33x2", "nearest is v3:8x8 or v3:8x16."),
+    ("v5p:3x3x3", "nearest is v5p:2x2x4 or v5p:2x4x4."),
+    ("v5p:16x4x4", "nearest is v5p:4x4x16."),
+    ("v5p:16x16x28", "nearest is v5p:16x16x24."),
+    ("tpu7x:3x5x7", "nearest is tpu7x:4x4x4 or tpu7x:4x4x8."),
     ("v4:2x2x1,slices=2", "rate of the network between v4 slices is not"),
   ],
 )
@@ -229,6 +238,28 @@ def test_an_unknown_slice(topology, text, monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   with pytest.raises(ConfigError, match=re.escape(text)):
     describe(topology)
+
+
+@pytest.mark.parametrize(
+  "topology, name",
+  [
+    ("v5e:16x16,slices=2", "v5e:16x16,slices=2"),
+    ("v5litepod-256", "v5e:16x16"),
+    ("v5litepod:2x4", "v5e:2x4"),
+    ("v5e-8", "v5e:2x4"),
+    ("v6e-64,slices=4", "v6e:8x8,slices=4"),
+    # These count cores, two a chip.
+    ("v3-8", "v3:2x2"),
+    ("v4-32", "v4:2x2x4"),
+    ("v5p-128", "v5p:4x4x4"),
+    ("v5p-1024", "v5p:8x8x8"),
+    ("tpu7x-128", "tpu7x:4x4x4"),
+    ("v7:4x4x8", "tpu7x:4x4x8"),
+    ("v7x:2x2x1", "tpu7x:2x2x1"),
+  ],
+)
+def test_names_that_users_know(topology, name):
+  assert canonical(topology) == name == canonical(name)
 
 
 def test_slices_of_the_documentation_exist(monkeypatch):

@@ -8,7 +8,7 @@ from vit_jax.distributed import signals
 
 FLAGS = {
   "topology": "TPU slice, such as v3:4x4, v4:4x4x4, v5e:16x16, v5p:4x4x4,"
-  " v6e:16x16, tpu7x:4x4x4; append ,slices=2 for two slices",
+  " v6e:16x16, tpu7x:4x4x4, or v5litepod-256; append ,slices=2 for two slices",
   "input_rate": "images per second that one core decodes (default: as measured"
   " on an AMD EPYC)",
   "price_per_chip_hour": "price of a chip for an hour, such as 1.2 or 1.2USD;"

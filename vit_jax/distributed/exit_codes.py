@@ -57,6 +57,15 @@ def refuse(text: str) -> NoReturn:
   sys.exit(text)
 
 
+def is_late(error: BaseException) -> bool:
+  """Whether an error says that other processes did not come in time."""
+  text = str(error)
+  is_of_jax = isinstance(error, RuntimeError)  # a bucket's is a ValueError
+  return (is_of_jax and "DEADLINE_EXCEEDED" in text) or (
+    "Gloo context initialization failed" in text
+  )
+
+
 def end_if_joined(
   error: BaseException, heartbeat_timeout_seconds: float
 ) -> None:
@@ -67,8 +76,21 @@ def end_if_joined(
 
   A collective fails if another process has died. Then this process waits until
   jax notices the missing heartbeats, aborts it, and names the other process.
+  If the others came late, it ends with `EXIT_RESTART`, without a stack, and
+  waits as long for the others to fail in the same way. If jax has no device, it
+  returns, and `__main__` words the error.
   """
   import jax
+
+  if str(error).startswith("Unable to initialize backend"):
+    return
+  if is_late(error) and jax.distributed.is_initialized():
+    reason = str(error).partition("\n")[0][:200]
+    say(
+      f"the processes of the run did not meet in time ({reason}); start the"
+      f" same command again on every host (exit code {EXIT_RESTART})"
+    )
+    _end_together(heartbeat_timeout_seconds + HEARTBEAT_MARGIN_SECONDS)
 
   def report() -> None:
     traceback.print_exception(error)
@@ -86,9 +108,21 @@ def restart(text: str) -> NoReturn:
 
   if jax.process_index() == 0:
     say(f"{text} (exit code {EXIT_RESTART})")
-  if jax.distributed.is_initialized():
+  _end_together()
+
+
+def _end_together(most_seconds: float | None = None) -> NoReturn:
+  """Ends with `EXIT_RESTART` when the other processes end, too."""
+  import jax
+
+  def leave() -> None:
     with contextlib.suppress(Exception):  # another process did not come
       jax.distributed.shutdown()  # waits for the others
+
+  if jax.distributed.is_initialized():
+    leaving = threading.Thread(target=leave, daemon=True)
+    leaving.start()
+    leaving.join(most_seconds)
   end(EXIT_RESTART)
 
 

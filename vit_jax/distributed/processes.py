@@ -1,12 +1,14 @@
 """Joins the processes of a run, before anything asks jax for devices."""
 
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
+from jax.experimental import multihost_utils
 
 from vit_jax.config import ConfigError
 from vit_jax.distributed import exit_codes, tpu_slice
@@ -28,6 +30,10 @@ SLURM_ADVICE = (
   " each other's ports; JAX_COORDINATOR_PORT chooses another one"
 )
 TPU_ADVICE = "start the same command on every host (ssh --worker=all)"
+PORT_ADVICE = (
+  "; if that was done, a firewall may block port {port} of the first host: set"
+  " JAX_COORDINATOR_PORT on every host to a port that is open, such as 8476"
+)
 READS_EARLY = (
   "--config: got an init= for which jax starts before the processes have"
   " joined, such as the folder of a run; expected a file: vit-jax convert RUN"
@@ -75,7 +81,8 @@ def initialise(
     flags: Flags of the command line; only `FLAGS` are read.
     errors: Errors of the command line, which are raised together with those
       found here.
-    timeout: Seconds to wait for the other processes.
+    timeout: Seconds to wait for the other processes. If they do not come, the
+      process ends with `exit_codes.EXIT_RESTART`.
     heartbeat_timeout_seconds: Seconds without a heartbeat of a process after
       which jax aborts the others.
     stops_on_sigterm: Whether jax receives SIGTERM, which then does not end a
@@ -85,8 +92,9 @@ def initialise(
 
   Raises:
     ConfigError: Only some of the three flags or variables are set, or one of
-      them is not an address or not a valid number; or the others did not come;
-      or another process of this host has already joined them.
+      them is not an address or not a valid number; or another process of this
+      host has already joined the others; or jax has already started.
+    RuntimeError: jax has no such device here.
   """
   group = _group(flags or {}, errors)
   if group is None:
@@ -134,9 +142,8 @@ def _group(
   if tpu_slice.is_tpu_vm():
     tpu = tpu_slice.find()
     if tpu.is_shared:
-      return Group(
-        {}, f"TPU slice ({tpu.reason}): this process", TPU_ADVICE, True
-      )
+      advice = TPU_ADVICE + PORT_ADVICE.format(port=tpu_slice.port())
+      return Group({}, f"TPU slice ({tpu.reason}): this process", advice, True)
     exit_codes.say(f"TPU slice: {tpu.reason}; this process works alone.")
   elif _number("SLURM_NTASKS") > 1:
     exit_codes.say(
@@ -197,13 +204,15 @@ def _errors(given: dict[str, str | None]) -> list[str]:
 
 
 def _join(group: Group, timeout: float) -> None:
-  """Waits for the others for `timeout` seconds.
+  """Waits for the others for `timeout` seconds, and for all devices.
 
-  If they do not come, jax ends the process with a C++ stack. Therefore jax
-  waits in a thread, with a longer timeout than this function's.
+  If the others do not come, this process ends at once, before jax ends it with
+  a C++ stack. Therefore jax waits in a thread, with a longer timeout than this
+  function's. Nothing may ask jax for devices then: it would wait again.
 
   Raises:
-    ConfigError: They did not come.
+    ConfigError: jax has already started.
+    RuntimeError: jax has no such device here.
   """
   failed: list[BaseException] = []
 
@@ -215,19 +224,43 @@ def _join(group: Group, timeout: float) -> None:
     except BaseException as e:  # a thread would print it and end
       failed.append(e)
 
+  if group.settings.get("process_id") == 0:
+    port = int(group.settings["coordinator_address"].rpartition(":")[2])
+    try:
+      socket.create_server(("", port)).close()
+    except OSError as e:  # jax would end by a segmentation fault
+      _end(group, f"cannot use its port ({os.strerror(e.errno)})")
   waiting = threading.Thread(target=connect, daemon=True)
   waiting.start()
   waiting.join(timeout)
   if waiting.is_alive():
-    error = f"waited {timeout:g} s in vain for the others"
-  elif failed:
-    reason = str(failed[0]).partition("\n")[0][:200]
+    _end(group, f"waited {timeout:g} s in vain for the others")
+  if failed:
+    reason = _first_line(failed[0])
     if "before any JAX calls" in reason:
       raise ConfigError([READS_EARLY])
-    error = f"could not join ({type(failed[0]).__name__}: {reason})"
-  else:
-    return
-  raise ConfigError([f"{group.name} {error}; {group.advice}."])
+    _end(group, f"could not join ({type(failed[0]).__name__}: {reason})")
+  try:
+    jax.devices()  # of all processes
+    if jax.default_backend() == "cpu":
+      # Gloo connects the processes at their first collective, and waits for 30
+      # s. Until here all waited for each other; later they may not be together.
+      multihost_utils.sync_global_devices("joined")
+  except (RuntimeError, ValueError) as e:
+    if not exit_codes.is_late(e):
+      raise
+    _end(group, f"waited in vain for the others ({_first_line(e)})")
+
+
+def _end(group: Group, error: str) -> NoReturn:
+  """Ends this process with the code for causes that pass, in every host."""
+  code = exit_codes.EXIT_RESTART
+  text = f"{group.name} {error}; {group.advice} (exit code {code})."
+  exit_codes.end(code, lambda: exit_codes.say(text))
+
+
+def _first_line(error: BaseException) -> str:
+  return str(error).partition("\n")[0][:200]
 
 
 def is_slurm_step() -> bool:

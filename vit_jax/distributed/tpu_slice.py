@@ -25,7 +25,9 @@ FILE_OF_HOSTS = "TPU_PROCESS_ADDRESSES_PATH"
 NAMES = (FILE_OF_HOSTS, "TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")
 # Processes of a slice along each axis; all 1: libtpu uses this host's chips.
 BOUNDS = ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS")
-PORT = "8482"  # of the coordinator, where JAX_COORDINATOR_PORT has no other
+# The coordinator's by default. The firewall rule of some slices opens 8476, but
+# not 8482. Source: github.com/jax-ml/jax/issues/35905.
+PORT = "8482"
 METADATA_SECONDS = 5.0  # It answers within milliseconds.
 
 _locks: list[socket.socket] = []  # of this process
@@ -115,6 +117,11 @@ def _metadata(key: str) -> str:
     return response.read().decode()
 
 
+def port() -> str:
+  """Returns the port of the coordinator, which is on the first host."""
+  return os.environ.get("JAX_COORDINATOR_PORT") or PORT
+
+
 def lock() -> None:
   """Reserves this host's place at the coordinator until the process ends.
 
@@ -124,20 +131,19 @@ def lock() -> None:
   Raises:
     ConfigError: Another process has the place.
   """
-  port = os.environ.get("JAX_COORDINATOR_PORT") or PORT
   # Several processes of a host, each with chips of its own, differ in this.
   worker = os.environ.get("TPU_WORKER_ID") or "0"
   # A name in Linux's abstract namespace: the kernel frees it with the process.
   place = socket.socket(socket.AF_UNIX)
   try:
-    place.bind(f"\0vit_jax-tpu-{port}-{worker}")
+    place.bind(f"\0vit_jax-tpu-{port()}-{worker}")
   except OSError:
     raise ConfigError(
       [
         "TPU slice: another process of this host has joined it at port"
-        f" {port}, and jax would abort that one if this one did; let it finish,"
-        " or end it on every host, or put JAX_PLATFORMS=cpu before a command"
-        " that does not need the TPU."
+        f" {port()}, and jax would abort that one if this one did; let it"
+        " finish, or end it on every host, or put JAX_PLATFORMS=cpu before a"
+        " command that does not need the TPU."
       ]
     ) from None
   _locks.append(place)

@@ -10,7 +10,7 @@ from vit_jax.config import Config, ConfigError, cli
 from vit_jax.distributed import signals
 from vit_jax.planning import planner
 from vit_jax.planning.search import Search, gib
-from vit_jax.planning.topology import describe
+from vit_jax.planning.topology import canonical, describe
 
 _PRICE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(\D*)")
 
@@ -27,7 +27,7 @@ def main(args: cli.Args) -> None:
     options = _options(args.flags, errors)
     if errors:
       raise ConfigError(errors)
-    topology = args.flags["topology"]
+    topology = canonical(args.flags["topology"])
     with signals.blocked():
       num_devices = len(describe(topology)[1])  # libtpu sets handlers
       signals.end_at_once(lambda: f"{topology} was not compiled to the end")

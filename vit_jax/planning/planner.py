@@ -19,7 +19,7 @@ from vit_jax.config import Config, ConfigError, checks
 from vit_jax.data import dataset_info, splits
 from vit_jax.planning import hlo, host_requirements
 from vit_jax.planning import programs as programs_lib
-from vit_jax.planning.topology import describe
+from vit_jax.planning.topology import canonical, describe
 
 OUT_OF_MEMORY = (
   r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm",
@@ -93,7 +93,7 @@ def plan(
 
   Args:
     config: The run.
-    topology: Name of the slice, such as "v5e:16x16".
+    topology: Name of the slice, see `topology.canonical`.
     input_rate: Images per second that a core of a host decodes; None: the
       measured rate.
     chip_hour: Price of a chip for an hour, and its unit; None: unknown.
@@ -117,6 +117,7 @@ def plan(
   Raises:
     ConfigError: The config or the slice cannot work.
   """
+  topology = canonical(topology)
   chip, devices = describe(topology)
   if texts := errors(config, devices):
     raise ConfigError(texts)
