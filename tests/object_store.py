@@ -438,6 +438,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
   def _send(self, answer: Answer) -> int:
     """Returns how many bytes of the body were sent until the client left."""
     data, headers, sent = answer.body, dict(answer.headers), 0
+    has_body = answer.status not in (204, 304)
+    if not has_body:
+      data = b""
     if isinstance(data, dict):
       data = json.dumps(data).encode()
       headers["Content-Type"] = "application/json; charset=UTF-8"
@@ -450,10 +453,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
       self.send_response(answer.status)
       for header in headers.items():
         self.send_header(*header)
-      if answer.status not in (204, 304):
+      if has_body:
         self.send_header("Content-Length", str(len(data)))
       self.end_headers()
-      if answer.status in (204, 304) or self.command == "HEAD":
+      if self.command == "HEAD":
         data = b""
       while sent < len(data):
         self.wfile.write(data[sent : sent + _PIECE])
