@@ -355,10 +355,10 @@ class Store:
     if upload is None:
       raise Refused(404, "no such upload")
     bucket, name, conditions, done, data = upload
-    span = headers.get("Content-Range", f"bytes 0-{len(body) - 1}/{len(body)}")
-    first, total = re.fullmatch(
-      r"bytes (?:\*|(\d+)-\d+)/(\d+|\*)", span
-    ).groups()
+    first, total, span = "0", str(len(body)), headers.get("Content-Range")
+    if span:
+      pattern = r"bytes (?:\*|(\d+)-\d+)/(\d+|\*)"
+      first, total = re.fullmatch(pattern, span).groups()
     if not done and first is not None:
       if int(first) > len(data):
         raise Refused(400, f"got {span} after {len(data)} bytes")

@@ -16,9 +16,11 @@ import pytest
 import tensorflow as tf
 from etils import epath
 
+import vit_jax
 from vit_jax import experiment, paths
 from vit_jax.callbacks import run_lock
 from vit_jax.checkpointing import layout, retention
+from vit_jax.exporting import convert
 from vit_jax.weights import npz_file
 from vit_jax.writers import atomic_files, metric_writer
 
@@ -237,3 +239,12 @@ def test_a_bucket_that_does_not_answer_is_no_damage(run):
   for kind in ("DeadlineExceeded", "PermissionDenied", "Aborted"):
     error = getattr(tf.errors, f"{kind}Error")(None, None, "x")
     assert layout.damage_of(error) is None
+
+
+def test_a_npz_is_written(run):
+  letters = vit_jax.load(vit_jax.LETTERS, verbose=False)
+  path = str(run[0] / "letters.npz")
+  convert.convert(letters, path, "npz")
+  again = convert.WRITERS["npz"].read(letters, path)
+  difference, _ = convert.largest_difference(letters, again)
+  assert difference == 0
