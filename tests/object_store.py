@@ -355,10 +355,10 @@ class Store:
     if upload is None:
       raise Refused(404, "no such upload")
     bucket, name, conditions, done, data = upload
-    span = headers.get("Content-Range", f"bytes 0-{len(body) - 1}/{len(body)}")
-    first, total = re.fullmatch(
-      r"bytes (?:\*|(\d+)-\d+)/(\d+|\*)", span
-    ).groups()
+    first, total, span = "0", str(len(body)), headers.get("Content-Range")
+    if span:
+      pattern = r"bytes (?:\*|(\d+)-\d+)/(\d+|\*)"
+      first, total = re.fullmatch(pattern, span).groups()
     if not done and first is not None:
       if int(first) > len(data):
         raise Refused(400, f"got {span} after {len(data)} bytes")
@@ -437,6 +437,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
   def _send(self, answer: Answer) -> int:
     """Returns how many bytes of the body were sent until the client left."""
     data, headers, sent = answer.body, dict(answer.headers), 0
+    has_body = answer.status not in (204, 304)
+    if not has_body:
+      data = b""
     if isinstance(data, dict):
       data = json.dumps(data).encode()
       headers["Content-Type"] = "application/json; charset=UTF-8"
@@ -449,10 +452,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
       self.send_response(answer.status)
       for header in headers.items():
         self.send_header(*header)
-      if answer.status not in (204, 304):
+      if has_body:
         self.send_header("Content-Length", str(len(data)))
       self.end_headers()
-      if answer.status in (204, 304) or self.command == "HEAD":
+      if self.command == "HEAD":
         data = b""
       while sent < len(data):
         self.wfile.write(data[sent : sent + _PIECE])

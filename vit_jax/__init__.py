@@ -15,6 +15,9 @@ LETTERS = pathlib.Path(__file__).with_name("letters.npz")
 # it: its messages would hide what matters.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+# TensorFlow reads 64 MB of every file that is open in a bucket, also where
+# less is asked for; shuffled streams open up to a thousand files.
+os.environ.setdefault("GCS_READ_CACHE_BLOCK_SIZE_MB", "4")
 
 
 def __getattr__(name: str):

@@ -8,9 +8,11 @@ import subprocess
 import sys
 
 import pytest
+from etils import epath
 
 from vit_jax.callbacks import run_record
 from vit_jax.callbacks.run_lock import RunLock
+from vit_jax.checkpointing import retention
 from vit_jax.reporting import runs
 from vit_jax.reporting.run_state import remarks, state
 
@@ -119,6 +121,13 @@ def test_where_it_resumes(tmp_path):
   (tmp_path / "checkpoints" / "40.orbax-checkpoint-tmp").mkdir()
   run = runs.Run("a", tmp_path, CONFIG, {}, _rows(40, 0.0), HERE)
   assert state(run, NOW).text.endswith("resumes from step 24")
+
+
+def test_a_copy_without_checkpoints_does_not_begin_anew(tmp_path):
+  run = runs.Run("a", tmp_path, CONFIG, {}, _rows(40, 0.0), HERE)
+  assert state(run, NOW).text.endswith("begins anew")
+  retention.note_newest(epath.Path(tmp_path / "checkpoints"), 24)
+  assert "of step 24 is not in this folder" in state(run, NOW).text
 
 
 def test_the_length_of_a_run_is_recorded():

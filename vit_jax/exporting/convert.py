@@ -7,6 +7,7 @@ its logits are compared with those of SRC.
 import argparse
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import pathlib
@@ -168,9 +169,10 @@ def _write_orbax(vit: Pretrained, params, target: epath.Path) -> list[str]:
 
 def _write_npz(vit: Pretrained, params, target: epath.Path) -> list[str]:
   arrays, reader = as_npz.write(params, vit.config)
+  data = io.BytesIO()  # files in a bucket have no positions
+  np.savez(data, **arrays)
   target.parent.mkdir(parents=True, exist_ok=True)
-  with target.open("wb") as stream:
-    np.savez(stream, **arrays)
+  target.write_bytes(data.getvalue())
   return [
     f"under the names of {reader}",
     *as_npz.notes(

@@ -4,9 +4,11 @@ import math
 import time
 from typing import NamedTuple
 
+from etils import epath
+
 from vit_jax.callbacks import run_record
 from vit_jax.callbacks.progress import format_seconds
-from vit_jax.checkpointing import checkpointer
+from vit_jax.checkpointing import checkpointer, retention
 from vit_jax.reporting.runs import LOSS, METRICS, Run
 
 FINISHED, GOING, STOPPED, UNKNOWN = "finished", "going", "stopped", "unknown"
@@ -144,6 +146,8 @@ def _resumes(run: Run) -> str:
   folder = run.path / checkpointer.FOLDER
   names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
   steps = [int(name) for name in names if name.isdecimal()]
+  if not steps and (noted := retention.noted_newest(epath.Path(folder))):
+    return f". The checkpoint of step {noted:,} is not in this folder"
   at = f"resumes from step {max(steps):,}" if steps else "begins anew"
   return f". The same command {at}"
 

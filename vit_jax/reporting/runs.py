@@ -324,7 +324,9 @@ def find_runs(*folders: str | pathlib.Path) -> list[Run]:
     if is_remote(folder):
       raise ValueError(
         f"{str(folder)!r}: got a folder in a bucket, expected one on this"
-        f" machine. Copy it first: gcloud storage rsync -r {folder} runs/NAME"
+        f" machine. Copy it first: gcloud storage rsync -r {folder} runs/NAME."
+        " --exclude='^checkpoints/' copies no weights; the page then has no"
+        " filters and no attention maps."
       )
     base = pathlib.Path(folder)
     if not base.is_dir():
