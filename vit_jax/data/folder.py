@@ -255,34 +255,35 @@ def _scan(root: pathlib.Path, dataset: str, stamp: tuple[int, ...]) -> _Scan:
   if folders := _split_folders(root, names, dataset):
     by_split = _given_splits(folders, dataset, left_out, errors)
     same, remarks = _copies(dataset, by_split)
-    class_names = tuple(by_split["train"])
+    files = by_split["train"]
   else:
     folders = {"train": root}
     files = _class_files(root, names, dataset, left_out)
     same, remarks = _copies(dataset, {"": files})
-    class_names, by_split = tuple(files), _divide(files, root, same)
+    by_split = _divide(files, root, same)
   remarks += _shared_remarks(by_split, same)
-  remarks += _depth_remarks(folders["train"], by_split["train"], dataset)
+  remarks += _depth_remarks(folders["train"], files, dataset)
   remarks += _left_out_remarks(dataset, left_out)
   records = {k: _ordered(files, same) for k, files in by_split.items()}
-  return _Scan(class_names, records, errors, tuple(remarks))
+  return _Scan(tuple(files), records, errors, tuple(remarks))
 
 
 def _copies(
   dataset: str, by_split: dict[str, _Files]
 ) -> tuple[_Copies, list[str]]:
   """Returns the files of the same bytes, and sentences on them."""
+  num = sum(len(p) for files in by_split.values() for p in files.values())
+  if num > MAX_FILES:
+    return {}, [
+      f"{dataset!r} has {num:,} files, too many to look for files of the same"
+      " bytes, which may be on both sides of a split."
+    ]
   class_of = {
     path: name
     for files in by_split.values()
     for name, paths in files.items()
     for path in paths
   }
-  if len(class_of) > MAX_FILES:
-    return {}, [
-      f"{dataset!r} has {len(class_of):,} files, too many to look for files of"
-      " the same bytes, which may be on both sides of a split."
-    ]
   same = copies.find(list(class_of))
   found = [path for path, first in same.items() if path != first]
   if not found:
@@ -518,19 +519,23 @@ def _relative(folder: pathlib.Path, paths: list[str]) -> list[str]:
   return [path[start:] for path in paths]
 
 
-def _units(files: _Files, same: _Copies) -> dict[str, str]:
-  """Returns the file with which each file is divided: itself, or a copy.
+def _units(files: _Files, same: _Copies) -> _Copies:
+  """Returns, for files that are copies, the file with which they are divided.
 
-  A class that would have less than two of them is divided file by file: its
-  files are all copies of one image, or of images of other classes.
+  A class that would have less than two other files is divided file by file:
+  its files are all copies of one image, or of images of other classes.
   """
+  if not same:
+    return {}
   first, units = {}, {}
   for paths in files.values():
     for path in paths:
-      units[path] = first.setdefault(same.get(path, path), path)
+      if path in same and (unit := first.setdefault(same[path], path)) != path:
+        units[path] = unit
   for paths in files.values():
-    if sum(units[path] == path for path in paths) < 2:
-      units |= {path: path for path in paths}
+    if sum(path not in units for path in paths) < 2:
+      for path in paths:
+        units.pop(path, None)
   return units
 
 
@@ -540,15 +545,14 @@ def _divide(
   """Makes `train` and `val` from the files of each class."""
   units, held_out = _units(files, same), set()
   for name, paths in files.items():
-    own = [path for path in paths if units[path] == path]
+    own = [path for path in paths if path not in units]
     hashes = [_hash(path) for path in _relative(root / name, own)]
     num_val = max(1, int(len(own) * VAL_SHARE + 0.5)) if len(own) > 1 else 0
-    held_out |= {
-      path for _, path in sorted(zip(hashes, own, strict=True))[:num_val]
-    }
+    in_order = sorted(zip(hashes, own, strict=True))
+    held_out.update(path for _, path in in_order[:num_val])
   return {
     split: {
-      name: [p for p in paths if (units[p] in held_out) == is_val]
+      name: [p for p in paths if (units.get(p, p) in held_out) == is_val]
       for name, paths in files.items()
     }
     for split, is_val in (("train", False), ("val", True))
@@ -557,21 +561,17 @@ def _divide(
 
 def _ordered(files: _Files, same: _Copies) -> list[_File]:
   """Returns all files, those that are held out first at the end."""
-  units, ranks, hashes = _units(files, same), {}, {}
+  units, keys, records = _units(files, same), {}, []
   for name, paths in files.items():
-    for path in paths:
-      hashes[path] = _hash("/".join([name, os.path.basename(path)]))
-    own = [path for path in paths if units[path] == path]
-    for i, path in enumerate(sorted(own, key=hashes.get)):
-      ranks[path] = _rank(i, len(own))
-  records = [
-    _File(path, name, ranks[units[path]])
-    for name, paths in files.items()
-    for path in paths
-  ]
-  return sorted(
-    records, key=lambda r: (-r.rank, hashes[units[r.path]], hashes[r.path])
-  )
+    hashes = [_hash(f"{name}/{os.path.basename(path)}") for path in paths]
+    in_order = sorted(zip(hashes, paths, strict=True))
+    own = [(key, path) for key, path in in_order if path not in units]
+    for i, (key, path) in enumerate(own):
+      keys[path] = (-_rank(i, len(own)), key)
+    records += [(key, path, name) for key, path in in_order]
+  of_unit = lambda path: keys[units.get(path, path)]
+  records.sort(key=lambda record: (of_unit(record[1]), record[0]))
+  return [_File(path, name, -of_unit(path)[0]) for _, path, name in records]
 
 
 def _rank(i: int, num: int) -> float:
