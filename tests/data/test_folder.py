@@ -133,13 +133,17 @@ def test_copies_in_given_splits_are_counted(tmp_path):
   assert "9 files with the bytes of another" in note
 
 
-def test_copies_of_one_image_alone_are_split_and_said(tmp_path):
-  for i in range(5):
-    write(tmp_path / "a" / f"{i}.png")
-    write(tmp_path / "b" / f"{i}.png", i + 1)
-  source = sources.open_source(f"folder:{tmp_path}", "val")
-  assert source.labels().tolist().count(0) == 1
-  assert "1 of 2 images of 'val' are also in 'train'" in source.note()
+def test_classes_of_one_image_alone(tmp_path):
+  classes(tmp_path / "some", a=9)
+  for i in range(9):
+    for name in ("some/b", "none/a", "none/b"):
+      write(tmp_path / name / f"{i}.png", 99)
+  val = sources.open_source(f"folder:{tmp_path}/some", "val")
+  assert val.labels().tolist() == [0] and "are also in" not in val.note()
+  # Without two different images of any class, copies are divided.
+  val = sources.open_source(f"folder:{tmp_path}/none", "val")
+  assert val.labels().tolist() == [0, 1]
+  assert "2 of 2 images of 'val' are also in 'train'" in val.note()
 
 
 def test_large_folders_are_not_searched_for_copies(tmp_path, monkeypatch):

@@ -315,19 +315,19 @@ def _shared_remarks(by_split: dict[str, _Files], same: _Copies) -> list[str]:
 def _depth_remarks(
   root: pathlib.Path, files: _Files, dataset: str
 ) -> list[str]:
-  """Returns a sentence if images are in different sub-folders of a class."""
+  """Returns a sentence if the images of classes are at different places."""
   below = {
-    f"{name}/{relative.split(os.sep)[0]}"
+    f"{name}/{relative.rpartition(os.sep)[0].split(os.sep)[0]}"
     for name, paths in files.items()
     for relative in _relative(root / name, paths)
-    if os.sep in relative
   }
-  if len({path.split("/")[1] for path in below}) < 2:
+  if len({path.partition("/")[2] for path in below}) == 1:
     return []
-  first = ", ".join(map(printable, sorted(below)[:3]))
+  below = sorted(path for path in below if not path.endswith("/"))
   return [
     f"{dataset!r} has images in sub-folders of its class folders, which count"
-    f" as images of the class: {first}{', ...' * (len(below) > 3)}."
+    f" as images of the class: {', '.join(map(printable, below[:3]))}"
+    f"{', ...' * (len(below) > 3)}."
   ]
 
 
@@ -522,21 +522,15 @@ def _relative(folder: pathlib.Path, paths: list[str]) -> list[str]:
 def _units(files: _Files, same: _Copies) -> _Copies:
   """Returns, for files that are copies, the file with which they are divided.
 
-  A class that would have less than two other files is divided file by file:
-  its files are all copies of one image, or of images of other classes.
+  None if no class has two different images: nothing could be held out.
   """
-  if not same:
-    return {}
   first, units = {}, {}
-  for paths in files.values():
+  for paths in files.values() if same else ():
     for path in paths:
       if path in same and (unit := first.setdefault(same[path], path)) != path:
         units[path] = unit
-  for paths in files.values():
-    if sum(path not in units for path in paths) < 2:
-      for path in paths:
-        units.pop(path, None)
-  return units
+  counts = [sum(p not in units for p in paths) for paths in files.values()]
+  return units if max(counts) > 1 else {}
 
 
 def _divide(
