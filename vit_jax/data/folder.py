@@ -261,9 +261,12 @@ def _scan(root: pathlib.Path, dataset: str, stamp: tuple[int, ...]) -> _Scan:
     files = _class_files(root, names, dataset, left_out)
     same, remarks = _copies(dataset, {"": files})
     by_split = _divide(files, root, same)
-  remarks += _shared_remarks(by_split, same)
-  remarks += _depth_remarks(folders["train"], files, dataset)
-  remarks += _left_out_remarks(dataset, left_out)
+  remarks = [
+    *_depth_remarks(folders["train"], files, dataset),
+    *remarks,
+    *_shared_remarks(by_split, same),
+    *_left_out_remarks(dataset, left_out),
+  ]
   records = {k: _ordered(files, same) for k, files in by_split.items()}
   return _Scan(tuple(files), records, errors, tuple(remarks))
 
