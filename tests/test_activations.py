@@ -219,6 +219,11 @@ def test_batches_are_those_of_the_pipeline(config):
     np.testing.assert_array_equal(every["label"][index], batch["label"])
     np.testing.assert_array_equal(every["mask"][index], batch["mask"])
     mirrored += is_mirrored.tolist()
+  none = np.zeros((data.num_examples, 2, 1))
+  computed = activations.Activations(
+    data, none, every["label"], every["mask"], ""
+  )
+  np.testing.assert_array_equal(next(computed.batches(5))["index"], numbers)
   parts = [next(data.batches(5, i, 2))["index"] for i in range(2)]
   np.testing.assert_array_equal(np.concatenate(parts), numbers)
   assert 0 < sum(mirrored) < len(mirrored)

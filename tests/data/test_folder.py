@@ -206,12 +206,10 @@ def test_one_level_below_all_classes_is_read(tmp_path):
   assert not source.note()
   with pytest.raises(ValueError, match="only one class folder, 'images' in"):
     sources.open_source(f"folder:{tmp_path}", "val")
-  # A split that cannot be used is not replaced by another one.
-  with pytest.raises(ValueError, match="only one class folder"):
-    sources.Sources().inspect(
-      f"folder:{tmp_path}",
-      sources.Sources().train_val_test(f"folder:{tmp_path}", "90%")[-1],
-    )
+  # It is not replaced by a part of `train`.
+  classes(tmp_path / "test", n1=1, n2=1)
+  splits = sources.Sources().train_val_test(f"folder:{tmp_path}", "90%")
+  assert splits == ("train", "val", "test")
 
 
 def test_sub_folders_of_classes_are_said(tmp_path):
