@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.data import folder, pipeline, sources
+from vit_jax.data.imports import KINDS, Options
 from vit_jax.data.splits import SPLIT_FOLDERS
 
 OPS = "decode|resize(8)"
@@ -131,6 +132,8 @@ def test_copies_in_given_splits_are_counted(tmp_path):
   note = sources.open_source(dataset, "train").note()
   assert "5 of 7 images of 'val' are also in 'train', byte for byte" in note
   assert "9 files with the bytes of another" in note
+  path = dataset.removeprefix("folder:")
+  assert KINDS["folder:"](path, Options()).remarks == (note,)
 
 
 def test_classes_of_one_image_alone(tmp_path):
