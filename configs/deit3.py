@@ -25,7 +25,6 @@ Differences to the publishers' code:
 - TensorFlow draws the window of a crop: the aspect ratio is uniform (there: its
   logarithm).
 - The partner of a mixed image is the previous row (timm: the batch reversed).
-- The copies of an image have the same stochastic depth.
 - An epoch of three copies takes the next third of a permutation (there: of a
   new one).
 - The head begins at zero, and the warm-up at 0 (there: 1e-6).

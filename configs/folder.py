@@ -43,7 +43,7 @@ def get_config(arg: str = ""):
   trial_candidates.check_budget(args["budget"])
   # Only here, since they take seconds to import.
   from vit_jax import weights
-  from vit_jax.data import sources
+  from vit_jax.data import sources, splits
 
   dataset = f"folder:{args['path']}"
   opened = sources.Sources()
@@ -53,13 +53,16 @@ def get_config(arg: str = ""):
   few = opened.inspect(dataset, "train").num_examples < 1000
   share = "80%" if few else "90%"
   train, val, test = opened.train_val_test(dataset, share)
-  if not all(opened.has(dataset, split) for split in (train, val, test)):
+  try:
+    for split in (train, val, test):
+      opened.inspect(dataset, split)
+  except splits.SplitError:
     raise ValueError(
       f"path: got {opened.inspect(dataset, 'train').num_examples:,} images to"
       f" learn from in {args['path']}, too few to hold some out for a test and"
       " some to choose by; expected 5 or more of every class, or folders"
       " train, val and test in it."
-    )
+    ) from None
   source = opened.inspect(dataset, train)
   num_images = source.num_examples
 

@@ -209,11 +209,21 @@ def test_batches_are_those_of_the_pipeline(config):
   mirrored = []
   for step, batch in zip(range(6), data.batches(0, 0, 1), strict=False):
     index, is_mirrored = data.rows(step)
-    np.testing.assert_array_equal(index, batch["index"])
+    numbers = data.row_numbers(step, 0, index)
+    np.testing.assert_array_equal(numbers, batch["index"])
+    assert len({*numbers}) == len(numbers)  # each copy draws for itself
+    np.testing.assert_array_equal(index, batch["index"] % data.num_examples)
     image = every["image"][index]
     image = np.where(is_mirrored[:, None, None, None], image[:, :, ::-1], image)
     np.testing.assert_array_equal(image, batch["image"])
     np.testing.assert_array_equal(every["label"][index], batch["label"])
     np.testing.assert_array_equal(every["mask"][index], batch["mask"])
     mirrored += is_mirrored.tolist()
+  none = np.zeros((data.num_examples, 2, 1))
+  computed = activations.Activations(
+    data, none, every["label"], every["mask"], ""
+  )
+  np.testing.assert_array_equal(next(computed.batches(5))["index"], numbers)
+  parts = [next(data.batches(5, i, 2))["index"] for i in range(2)]
+  np.testing.assert_array_equal(np.concatenate(parts), numbers)
   assert 0 < sum(mirrored) < len(mirrored)

@@ -54,7 +54,7 @@ class Activations:
         image=self.image[index, is_mirrored.astype(int)],
         label=self.label[index],
         mask=self.mask[index],
-        index=index,
+        index=self.data.row_numbers(step, 0, index),
       )
       step += 1
 

@@ -37,8 +37,9 @@ class Batch(TypedDict):
     an evaluation, or an image that cannot be decoded. Training data may omit
     the mask; then all rows count.
   index: int64 [b], number of the record in its split; -1 for padding. The
-    random numbers of a record depend on it. Training data may omit the index;
-    then the position in the stream is used.
+    random numbers of a record depend on it, so copies of a record in a batch
+    have different ones, see `TrainingData.row_numbers`. Training data may omit
+    the index; then the position in the stream is used.
   """
 
   image: np.ndarray

@@ -206,6 +206,16 @@ def test_what_waits_on_the_devices_is_bounded(tmp_path):
   assert entries[0]["records"] == [[0, 1, 2, 3]]
 
 
+def test_records_of_copies_in_a_batch(tmp_path):
+  data = Hot(config())
+  changes = {"on_nonfinite": "skip", "data__repeats": 2}
+  callback, _ = _callback(tmp_path, data, **changes)
+  copies = {"index": jnp.array([3, 4, 3 + data.num_examples])}
+  callback.on_step(1, copies, _metrics(skipped=1))
+  callback.on_log(1, {})
+  assert nonfinite.read(str(tmp_path))[0]["records"] == [[3, 4, 3]]
+
+
 def test_odd_bytes_in_its_file(tmp_path):
   for text in ("", "{", "[]", '{"steps": 3}', '{"steps": [{"step": "x"}]}'):
     (tmp_path / nonfinite.FILE).write_text(text)

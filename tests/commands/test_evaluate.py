@@ -119,6 +119,20 @@ def test_classes_in_another_order_are_scored_by_name(run, tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_other_images_than_in_training_are_said(tmp_path, capsys):
+  """Images that a folder gained move others from `train` to `val`."""
+  dataset = folder(tmp_path / "data", {name: name for name in COLOURS}, 4)
+  whole = config(dataset, total_steps=1)
+  train.train_and_evaluate(whole, str(tmp_path / "run"))
+  text = "val may have images that it was trained on"
+  for is_other in (False, True):
+    capsys.readouterr()
+    evaluate.evaluate(whole, str(tmp_path / "run"))
+    assert (text in capsys.readouterr().out) == is_other
+    shutil.copy(tmp_path / "data/red/0.png", tmp_path / "data/red/new.png")
+
+
+@pytest.mark.slow
 def test_another_size_than_in_training_is_said(run, capsys):
   workdir, dataset = run
   ops = "decode|resize(32)"

@@ -219,7 +219,7 @@ def test_files_that_cannot_be_read(tmp_path, caplog):
 
 def test_what_is_no_record_of_a_folder(tmp_path):
   source, _ = folder(tmp_path, {"1.png": encoded(photo(), "PNG")})
-  assert source.note() == ""
+  assert "not read" not in source.note()
   inside = tmp_path / "a" / "album.jpg"
   inside.mkdir()
   (inside / "2.png").write_bytes(encoded(photo(), "PNG"))
@@ -238,9 +238,7 @@ def test_what_is_no_record_of_a_folder(tmp_path):
     "b/2.png",
   }
   assert scored(source)["mask"].all()
-  assert source.note().startswith(
-    f"'folder:{tmp_path}' has 4 files or folders that are not read, since"
-  )
+  assert "has 4 files or folders that are not read, since" in source.note()
   assert "a/._1.png, a/.cache, a/.hidden.jpg, ..." in source.note()
 
 

@@ -1,13 +1,16 @@
 """Folders of images: splits, every error, images that cannot be decoded."""
 
+import itertools
 import logging
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import pipeline, sources
+from vit_jax.data import folder, pipeline, sources
+from vit_jax.data.imports import KINDS, Options
 from vit_jax.data.splits import SPLIT_FOLDERS
 
 OPS = "decode|resize(8)"
@@ -67,6 +70,92 @@ def test_slices_are_those_of_a_split_and_hold_all_classes(tmp_path):
   assert labels == ["abc".index(n[0]) for n in names(train)]
 
 
+def test_a_cut_leaves_every_class_on_both_sides(tmp_path):
+  counts = {f"c{i:02}": 5 for i in range(30)} | {"big": 60, "one": 1, "two": 2}
+  for name, count in counts.items():
+    for i in range(count):
+      write(tmp_path / name / f"{i}.png", hash_of(name, i))
+  dataset = f"folder:{tmp_path}"
+  opened = sources.Sources()
+  for share, of_big in (("80%", 11), ("90%", 5)):
+    train, val, test = opened.train_val_test(dataset, share)
+    by_split = [opened.open(dataset, name) for name in (train, val, test)]
+    whole = set(opened.open(dataset, "train").paths)
+    assert set(by_split[0].paths) | set(by_split[1].paths) == whole
+    classes = by_split[0].class_names
+    rows = [np.bincount(s.labels(), minlength=33).tolist() for s in by_split]
+    of = dict(zip(classes, zip(*rows, strict=True), strict=True))
+    assert all(of[f"c{i:02}"] == (3, 1, 1) for i in range(30))
+    # A tenth of 60 is the test; then a share of 54, rounded.
+    assert of["big"] == (54 - of_big, of_big, 6)
+    assert of["one"] == (1, 0, 0) and of["two"] == (1, 0, 1)
+
+
+def hash_of(name, i):
+  return int.from_bytes(name.encode()) * 1000 + i
+
+
+def test_copies_are_on_one_side_of_every_split(tmp_path):
+  for name in "ab":
+    for i in range(40):
+      path = tmp_path / name / f"{i}.png"
+      write(path, hash_of(name, i))
+      if i % 2:
+        shutil.copy(path, path.with_name(f"{i} (1).png"))
+  shutil.copy(tmp_path / "a/0.png", tmp_path / "b/other.png")
+  (tmp_path / "a/empty.jpg").touch()  # are broken, and no copies
+  (tmp_path / "b/empty.jpg").touch()
+  dataset = f"folder:{tmp_path}"
+  opened = sources.Sources()
+  splits = opened.train_val_test(dataset, "80%")
+  by_split = [opened.open(dataset, split) for split in splits]
+  contents = [{pathlib.Path(p).read_bytes() for p in s.paths} for s in by_split]
+  for a, b in itertools.combinations(contents, 2):
+    assert not (a & b) - {b""}
+  assert sum(s.num_examples for s in by_split) == 123
+  assert "41 files with the bytes" in by_split[0].note()
+  assert "(1 of them in another class)" in by_split[0].note()
+  assert "are also in" not in by_split[0].note()
+  # Moved folders have the same splits.
+  moved = shutil.copytree(tmp_path, tmp_path.with_name("moved"))
+  again = opened.train_val_test(f"folder:{moved}", "80%")
+  assert again == splits
+  for source in by_split:
+    other = sources.open_source(f"folder:{moved}", source.split)
+    assert names(other) == names(source)
+
+
+def test_copies_in_given_splits_are_counted(tmp_path):
+  classes(tmp_path / "train", a=4, b=4)
+  classes(tmp_path / "val", a=6)
+  dataset = classes(tmp_path / "val", b=1).removesuffix("/val")
+  note = sources.open_source(dataset, "train").note()
+  assert "5 of 7 images of 'val' are also in 'train', byte for byte" in note
+  assert "9 files with the bytes of another" in note
+  path = dataset.removeprefix("folder:")
+  assert KINDS["folder:"](path, Options()).remarks == (note,)
+
+
+def test_classes_of_one_image_alone(tmp_path):
+  classes(tmp_path / "some", a=9)
+  for i in range(9):
+    for name in ("some/b", "none/a", "none/b"):
+      write(tmp_path / name / f"{i}.png", 99)
+  val = sources.open_source(f"folder:{tmp_path}/some", "val")
+  assert val.labels().tolist() == [0] and "are also in" not in val.note()
+  # Without two different images of any class, copies are divided.
+  val = sources.open_source(f"folder:{tmp_path}/none", "val")
+  assert val.labels().tolist() == [0, 1]
+  assert "2 of 2 images of 'val' are also in 'train'" in val.note()
+
+
+def test_large_folders_are_not_searched_for_copies(tmp_path, monkeypatch):
+  monkeypatch.setattr(folder, "MAX_FILES", 19)
+  dataset = classes(tmp_path, a=10, b=10)
+  note = sources.open_source(dataset, "train").note()
+  assert "20 files, too many to look for files of the same bytes" in note
+
+
 def test_folders_named_as_splits_are_the_splits(tmp_path):
   classes(tmp_path / "train", a=3, b=4)
   classes(tmp_path / "validation", a=1, b=1)
@@ -109,6 +198,32 @@ def test_a_class_may_be_called_train(tmp_path):
   assert sources.open_source(dataset, "validation").num_examples == 3
 
 
+def test_one_level_below_all_classes_is_read(tmp_path):
+  """Tiny ImageNet's `images`; its val has no classes."""
+  for i in range(3):
+    for name in ("n1", "n2"):
+      write(tmp_path / "train" / name / "images" / f"{i}.png", hash_of(name, i))
+    write(tmp_path / "val" / "images" / f"{i}.png", 10 + i)
+  source = sources.open_source(f"folder:{tmp_path}", "train")
+  assert source.class_names == ("n1", "n2") and source.num_examples == 6
+  assert not source.note()
+  with pytest.raises(ValueError, match="only one class folder, 'images' in"):
+    sources.open_source(f"folder:{tmp_path}", "val")
+  # It is not replaced by a part of `train`.
+  classes(tmp_path / "test", n1=1, n2=1)
+  splits = sources.Sources().train_val_test(f"folder:{tmp_path}", "90%")
+  assert splits == ("train", "val", "test")
+
+
+def test_sub_folders_of_classes_are_said(tmp_path):
+  for i, name in enumerate(("a/airfield", "a/alley", "b/bar", "c")):
+    write(tmp_path / name / "0.png", i)
+  source = sources.open_source(f"folder:{tmp_path}", "train")
+  assert source.class_names == ("a", "b", "c")
+  assert "sub-folders of its class folders" in source.note()
+  assert "a/airfield, a/alley, b/bar." in source.note()
+
+
 def test_suffixes_in_any_case_and_deeper_folders_count(tmp_path):
   for i, name in enumerate(("1.JPG", "2.jpeg", "x/3.Png", "4.webp", "5.BMP")):
     write(tmp_path / "a" / name, i)
@@ -129,8 +244,8 @@ PROGRAMS = (
 
 @pytest.mark.parametrize("split", ["", "train/", "train/cat/"])
 def test_folders_that_programs_make_are_left_out_and_said(split, tmp_path):
-  for folder in ("train", "val"):
-    classes(tmp_path / folder, cat=2, dog=2)
+  for of_split in ("train", "val"):
+    classes(tmp_path / of_split, cat=2, dog=2)
   for name in PROGRAMS:
     write(tmp_path / split / name / "0.png")
   opened = sources.open_source(f"folder:{tmp_path}", "train")
@@ -170,8 +285,9 @@ def test_errors_name_what_is_wrong(tmp_path):
   classes(only / "train", a=2, b=2)
   assert f"but no split to score; expected {only}/val beside" in error(only)
   classes(only / "val", a=2, bb=2)
-  assert f"class folder {only}/val/bb, expected a class of" in error(only)
-  assert "Did you mean 'b'?" in error(only)
+  text = error(only, "val")
+  assert f"class folder {only}/val/bb, expected a class of" in text
+  assert "Did you mean 'b'?" in text
   classes(only / "Valid", a=2, b=2)
   assert (
     f"with the folders {only}/Valid and {only}/val, which mean the same split,"

@@ -589,6 +589,28 @@ def test_files_of_a_csv_have_one_column_of_labels(tmp_path):
       read(train, val)
 
 
+def test_labels_of_a_csv_that_may_be_missing(tmp_path):
+  write_images(tmp_path, ["0.jpg", "1.jpg"])
+  file = tmp_path / "x.csv"
+  read = lambda **k: KINDS["csv:"](f"{file}", Options(**k))
+  file.write_text("0.jpg,a\n1.jpg,nan\n")
+  with pytest.raises(ValueError, match="the label 'nan' in .* --classes=FILE"):
+    read()
+  assert not read(classes=("a", "nan")).remarks
+  file.write_text("0.jpg,a\n1.jpg,None\n")
+  (remark,) = read().remarks
+  assert "'None' is a class" in remark
+
+
+def test_one_hot_columns_of_a_csv_are_refused(tmp_path):
+  write_images(tmp_path, ["0.jpg", "1.jpg"])
+  (tmp_path / "x.csv").write_text("file,b,c\n0.jpg,1.0,0.0\n1.jpg,0.0,1.0\n")
+  with pytest.raises(ValueError, match="b, c.*a 0 or 1 for each class"):
+    KINDS["csv:"](f"{tmp_path}/x.csv", Options())
+  listed = KINDS["csv:"](f"{tmp_path}/x.csv", Options(label="c"))
+  assert listed.class_names == ("0", "1")
+
+
 def test_lines_of_a_csv_that_cannot_be_used(tmp_path):
   write_images(tmp_path, ["0.jpg", "1.jpg"])
   (tmp_path / "x.csv").write_text("0.jpg,a\n0.jpg,b\n1.jpg,\n2.jpg,a\n0.jpg,a")

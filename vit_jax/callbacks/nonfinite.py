@@ -62,6 +62,7 @@ class NonFinite(Callback):
     self._newest, self._note = newest, note
     # Users' own data may mask rows for other reasons.
     self._most_unusable = getattr(data, "most_unusable", lambda step: math.inf)
+    self._data = data
     self.skipped = self.undecodable = 0
     self._shift = 0  # batches seen beyond the number of steps
     # Step, metrics and record numbers that were not fetched yet.
@@ -152,6 +153,8 @@ class NonFinite(Callback):
     newest = self._newest()
     with jax.transfer_guard("allow"):
       records = multihost_utils.process_allgather(index, tiled=True)
+    if self._config.data.repeats > 1:  # see `TrainingData.row_numbers`
+      records = records % self._data.num_examples
     entry = {
       "step": step,
       "values": {k: str(v) for k, v in bad.items()},  # JSON has no NaN

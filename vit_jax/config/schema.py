@@ -56,9 +56,9 @@ class DataConfig:
   batch_size: int = option(4096, "images per step, over all devices")
   repeats: int = option(
     1,
-    "copies of an image in a batch, each with its own augmentation (repeated"
-    " augmentation); an epoch has as many rows as without copies, so with 3"
-    " copies it has a third of the images",
+    "copies of an image in a batch, each with its own augmentation, dropout and"
+    " stochastic depth (repeated augmentation); an epoch has as many rows as"
+    " without copies, so with 3 copies it has a third of the images",
   )
   shuffle_buffer: int = option(
     50_000,

@@ -15,20 +15,27 @@ and the first 10 % (at least one, if there are two) become `val`. The hash
 depends only on the name and a constant. So every machine and every run makes
 the same splits, and a change in one class moves no file of another.
 
-The records of a split are in the order of such a hash, too, so that a slice
-like train[:10%] has all classes, as in TFDS.
+Files of the same bytes count as one: all are in the split of the first of them.
+They are not looked for in folders of more than `MAX_FILES` files.
+
+In a split, the images of a class are spread evenly over the records, in the
+order of such a hash; copies follow each other. So a slice like train[:10%] has
+all classes. `FolderSource.cut` says where to hold out the last records, with at
+least one of each class.
 """
 
 import collections
 import dataclasses
 import functools
 import hashlib
+import itertools
 import os
 import pathlib
+from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.data import splits
+from vit_jax.data import copies, splits
 from vit_jax.data.images import SUFFIXES
 from vit_jax.data.source import (
   UNAVAILABLE,
@@ -44,17 +51,28 @@ from vit_jax.paths import is_by_program, printable, walk
 PREFIX = "folder:"
 _SPLIT_OF = {name: k for k, names in SPLIT_FOLDERS.items() for name in names}
 VAL_SHARE = 0.1
+MAX_FILES = 100_000  # larger folders are not searched for copies
 _SALT = "vit_jax folder split 0"  # the seed of the split
 
-_Files = dict[str, list[str]]  # class -> paths relative to the class's folder
+_Files = dict[str, list[str]]  # class -> paths
+# Path -> the first path of the same bytes, for files that have copies.
+_Copies = dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class FolderSource(Source):
-  """Files with their labels; only record numbers are shuffled."""
+  """Files with their labels; only record numbers are shuffled.
+
+  Attributes:
+    paths: The files.
+    path_labels: Their classes, int32 [num_examples].
+    ranks: float64 [num_examples], falling. An image is held out if this share
+      of its class is; see `cut`.
+  """
 
   paths: tuple[str, ...]
-  path_labels: np.ndarray  # int32 [num_examples]
+  path_labels: np.ndarray
+  ranks: np.ndarray
 
   @functools.cached_property
   def _tensors(self) -> tuple[tf.Tensor, tf.Tensor]:
@@ -84,6 +102,26 @@ class FolderSource(Source):
   def labels(self) -> np.ndarray:
     """See `Source`."""
     return self.path_labels
+
+  def cut(self, share: str) -> str:
+    """Returns where to cut the split, so that all classes are on both sides.
+
+    Each class is rounded by itself: at least one image is on each side, if it
+    has two or more that differ. Copies are on one side.
+
+    Args:
+      share: The part before the cut, such as "80%".
+
+    Returns:
+      A bound of a slice, such as "80.6%".
+    """
+    held_out = (100 - float(share.removesuffix("%"))) / 100
+    first, num = int(np.sum(self.ranks > held_out)), self.num_examples
+    for digits in range(12):
+      percent = f"{100 * first / num:.{digits}f}"
+      if round(float(percent) * num / 100.0) == first:  # as `parse_split`
+        break
+    return f"{percent}%"
 
   def record_name(self, index: int) -> str:
     """See `Source`."""
@@ -140,40 +178,32 @@ def open_folder(dataset: str, split: str, data_dir: str | None) -> FolderSource:
     ValueError: The folder does not exist, has no class folders or only one, a
       class without images, a class with folders but no images, classes that
       differ between splits, or two folders for one split; or the split is
-      unknown.
+      unknown. Errors in the folder of another split are not raised.
   """
   del data_dir
   root = pathlib.Path(dataset.removeprefix(PREFIX)).expanduser()
   root = root.absolute()
-  class_names, by_split, left_out = _scan(root, dataset, _stamp(root))
-  sizes = {k: len(r) for k, r in by_split.items()}
+  scan = _scan(root, dataset, _stamp(root))
+  for part in split.split("+"):
+    name = part.partition("[")[0].strip()
+    if error := scan.errors.get(_SPLIT_OF.get(name.lower(), name)):
+      raise ValueError(error)
+  sizes = {k: len(r) for k, r in scan.records.items()}
   spans = splits.parse_split(split, sizes, synonyms=_SPLIT_OF)
   records = []
   for span in spans:
-    records += by_split[span.split][span.start : span.stop]
-  label_of = {name: i for i, name in enumerate(class_names)}
+    records += scan.records[span.split][span.start : span.stop]
+  label_of = {name: i for i, name in enumerate(scan.class_names)}
   return FolderSource(
     name=dataset,
     split=split,
     num_examples=len(records),
-    num_classes=len(class_names),
-    class_names=tuple(map(printable, class_names)),
-    remark=_remark(dataset, left_out),
-    paths=tuple(path for path, _ in records),
-    path_labels=np.array([label_of[c] for _, c in records], np.int32),
-  )
-
-
-def _remark(dataset: str, left_out: tuple[str, ...]) -> str:
-  """Returns a text about files of the folder that are not read, or ""."""
-  if not left_out:
-    return ""
-  first = ", ".join(map(printable, left_out[:3]))
-  return (
-    f"{dataset!r} has {len(left_out):,} files or folders that are not read,"
-    " since they are hidden, made by programs, or end in none of"
-    f" {', '.join(SUFFIXES)}: {first}"
-    f"{', ...' * (len(left_out) > 3)}"
+    num_classes=len(scan.class_names),
+    class_names=tuple(map(printable, scan.class_names)),
+    remark=" ".join(scan.remarks),
+    paths=tuple(r.path for r in records),
+    path_labels=np.array([label_of[r.class_name] for r in records], np.int32),
+    ranks=np.array([r.rank for r in records]),
   )
 
 
@@ -188,14 +218,32 @@ def _stamp(root: pathlib.Path) -> tuple[int, ...]:
   return tuple(folder.stat().st_mtime_ns for folder in folders)
 
 
-@functools.lru_cache(maxsize=2)
-def _scan(root: pathlib.Path, dataset: str, stamp: tuple[int, ...]):
-  """Reads the names of all files.
+class _File(NamedTuple):
+  """A record; for `rank`, see `FolderSource`."""
 
-  Returns:
-    The names of the classes; for each split (path, class) of its records; the
-    files that are no records, and folders that are skipped.
+  path: str
+  class_name: str
+  rank: float
+
+
+class _Scan(NamedTuple):
+  """The contents of a folder.
+
+  class_names: The names of the classes.
+  records: Split -> its records.
+  errors: Split -> why its folder cannot be used.
+  remarks: Sentences for the user.
   """
+
+  class_names: tuple[str, ...]
+  records: dict[str, list[_File]]
+  errors: dict[str, str]
+  remarks: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=2)
+def _scan(root: pathlib.Path, dataset: str, stamp: tuple[int, ...]) -> _Scan:
+  """Reads the names of all files, and finds those of the same bytes."""
   del stamp
   if not root.is_dir():
     raise ValueError(
@@ -203,13 +251,100 @@ def _scan(root: pathlib.Path, dataset: str, stamp: tuple[int, ...]):
       " one folder of images per class in it."
     )
   names, left_out = _subfolders(root), _subfolders(root, by_programs=True)
+  errors = {}
   if folders := _split_folders(root, names, dataset):
-    class_names, by_split = _given_splits(folders, dataset, left_out)
+    by_split = _given_splits(folders, dataset, left_out, errors)
+    same, remarks = _copies(dataset, by_split)
+    files = by_split["train"]
   else:
+    folders = {"train": root}
     files = _class_files(root, names, dataset, left_out)
-    class_names, by_split = tuple(files), _divide(root, files)
-  records = {k: _ordered(files) for k, files in by_split.items()}
-  return class_names, records, tuple(left_out)
+    same, remarks = _copies(dataset, {"": files})
+    by_split = _divide(files, root, same)
+  remarks = [
+    *_depth_remarks(folders["train"], files, dataset),
+    *remarks,
+    *_shared_remarks(by_split, same),
+    *_left_out_remarks(dataset, left_out),
+  ]
+  records = {k: _ordered(files, same) for k, files in by_split.items()}
+  return _Scan(tuple(files), records, errors, tuple(remarks))
+
+
+def _copies(
+  dataset: str, by_split: dict[str, _Files]
+) -> tuple[_Copies, list[str]]:
+  """Returns the files of the same bytes, and sentences on them."""
+  num = sum(len(p) for files in by_split.values() for p in files.values())
+  if num > MAX_FILES:
+    return {}, [
+      f"{dataset!r} has {num:,} files, too many to look for files of the same"
+      " bytes, which may be on both sides of a split."
+    ]
+  class_of = {
+    path: name
+    for files in by_split.values()
+    for name, paths in files.items()
+    for path in paths
+  }
+  same = copies.find(list(class_of))
+  found = [path for path, first in same.items() if path != first]
+  if not found:
+    return {}, []
+  others = sum(class_of[p] != class_of[same[p]] for p in found)
+  in_other = f" ({others:,} of them in another class)" * bool(others)
+  return same, [
+    f"{dataset!r} has {len(found):,} files with the bytes of another"
+    f" file{in_other}, such as {printable(found[0])} and"
+    f" {printable(same[found[0]])}. Where a folder is split automatically, the"
+    " copies of an image stay together."
+  ]
+
+
+def _shared_remarks(by_split: dict[str, _Files], same: _Copies) -> list[str]:
+  """Returns a sentence for each two splits with files of the same bytes."""
+  remarks = []
+  paths = {k: [*itertools.chain(*v.values())] for k, v in by_split.items()}
+  for b, a in itertools.combinations(paths, 2):
+    firsts = {same[path] for path in paths[b] if path in same}
+    if shared := [path for path in paths[a] if same.get(path) in firsts]:
+      remarks.append(
+        f"{len(shared):,} of {len(paths[a]):,} images of {a!r} are also in"
+        f" {b!r}, byte for byte, such as {printable(shared[0])}."
+      )
+  return remarks
+
+
+def _depth_remarks(
+  root: pathlib.Path, files: _Files, dataset: str
+) -> list[str]:
+  """Returns a sentence if the images of classes are at different places."""
+  below = {
+    f"{name}/{relative.rpartition(os.sep)[0].split(os.sep)[0]}"
+    for name, paths in files.items()
+    for relative in _relative(root / name, paths)
+  }
+  if len({path.partition("/")[2] for path in below}) == 1:
+    return []
+  below = sorted(path for path in below if not path.endswith("/"))
+  return [
+    f"{dataset!r} has images in sub-folders of its class folders, which count"
+    f" as images of the class: {', '.join(map(printable, below[:3]))}"
+    f"{', ...' * (len(below) > 3)}."
+  ]
+
+
+def _left_out_remarks(dataset: str, left_out: list[str]) -> list[str]:
+  """Returns a sentence about files of the folder that are not read, if any."""
+  if not left_out:
+    return []
+  first = ", ".join(map(printable, left_out[:3]))
+  return [
+    f"{dataset!r} has {len(left_out):,} files or folders that are not read,"
+    " since they are hidden, made by programs, or end in none of"
+    f" {', '.join(SUFFIXES)}: {first}"
+    f"{', ...' * (len(left_out) > 3)}"
+  ]
 
 
 def _split_folders(
@@ -241,43 +376,49 @@ def _split_folders(
 
 
 def _given_splits(
-  folders: dict[str, pathlib.Path], dataset: str, left_out: list[str]
-) -> tuple[tuple[str, ...], dict[str, _Files]]:
-  """Returns the names of the classes, and the files of each split."""
+  folders: dict[str, pathlib.Path],
+  dataset: str,
+  left_out: list[str],
+  errors: dict[str, str],
+) -> dict[str, _Files]:
+  """Returns the files of each split; adds errors of others than `train`."""
   train = folders["train"]
+  to_split = f"To split {train.name} automatically, use {PREFIX}{train}."
   if len(folders) == 1:
     others = ", ".join((*SPLIT_FOLDERS["val"][1:], *SPLIT_FOLDERS["test"]))
     raise ValueError(
       f"got data set {dataset!r} with {train} but no split to score; expected"
-      f" {train.parent / 'val'} beside it (or {others}, in any case). To split"
-      f" {train.name} automatically, use {PREFIX}{train}."
+      f" {train.parent / 'val'} beside it (or {others}, in any case)."
+      f" {to_split}"
     )
-  for folder in folders.values():
+  by_split = {}
+  for split, folder in folders.items():
     hidden = _subfolders(folder, by_programs=True)
     left_out += [f"{folder.name}/{name}" for name in hidden]
-  by_split = {
-    split: _class_files(folder, _subfolders(folder), dataset, left_out)
-    for split, folder in folders.items()
-  }
-  class_names = tuple(by_split["train"])
-  for split, files in by_split.items():
-    for extra in sorted(set(files) - set(class_names)):
-      raise ValueError(
+    try:
+      files = _class_files(folder, _subfolders(folder), dataset, left_out)
+    except ValueError as e:
+      if split == "train":
+        raise
+      errors[split] = f"{e} {to_split}"
+      continue
+    classes = by_split.get("train", files)
+    if extra := sorted(files.keys() - classes.keys()):
+      errors[split] = (
         f"got data set {dataset!r} with the class folder"
-        f" {folders[split] / extra}, expected a class of"
-        f" {train}.{nearest(extra, class_names)}"
+        f" {folder / extra[0]}, expected a class of"
+        f" {train}.{nearest(extra[0], tuple(classes))}"
       )
-  return class_names, {
-    split: {c: _joined(folders[split] / c, names) for c, names in files.items()}
-    for split, files in by_split.items()
-  }
+      continue
+    by_split[split] = files
+  return by_split
 
 
 def _class_files(
   root: pathlib.Path, names: list[str], dataset: str, left_out: list[str]
 ) -> _Files:
   """Returns the images of each class folder; appends others to `left_out`."""
-  files = {}
+  files = {}  # paths relative to the folder of the class
   for name in names:
     files[name], others = _images_in(root / name)
     left_out += [os.path.join(name, path) for path in others]
@@ -292,7 +433,10 @@ def _class_files(
       f" images per class, and at least two classes.{_hint(root, files)}"
     )
   empty = [name for name in names if not files[name]]
-  if len(empty) < len(names) and not any(map(_has_own_images, files.values())):
+  levels = {path.split(os.sep)[0] for paths in files.values() for path in paths}
+  # In Tiny ImageNet, the images of each class are in its folder `images`.
+  is_deep = not any(map(_has_own_images, files.values())) and len(levels) > 1
+  if len(empty) < len(names) and is_deep:
     raise ValueError(
       f"got data set {dataset!r} whose class folders in {root}"
       f" ({', '.join(names[:4])}{', ...' * (len(names) > 4)}) have no images of"
@@ -306,7 +450,7 @@ def _class_files(
       f" has no images; expected files named {', '.join(SUFFIXES)} (in any"
       " case). Add images or remove the folder."
     )
-  return files
+  return {name: _joined(root / name, files[name]) for name in names}
 
 
 def _has_own_images(images: list[str]) -> bool:
@@ -365,29 +509,74 @@ def _images_in(root: pathlib.Path) -> tuple[list[str], list[str]]:
 
 def _hash(path: str) -> bytes:
   # Without the folder of the data set, which may be moved.
-  return hashlib.blake2b(os.fsencode(f"{_SALT}/{path}")).digest()
+  return hashlib.blake2b(os.fsencode(f"{_SALT}/{path}")).digest()[:16]
 
 
 def _joined(folder: pathlib.Path, names: list[str]) -> list[str]:
   return [os.path.join(folder, name) for name in names]
 
 
-def _divide(root: pathlib.Path, files: _Files) -> dict[str, _Files]:
+def _relative(folder: pathlib.Path, paths: list[str]) -> list[str]:
+  """Returns the paths below a folder relative to it."""
+  start = len(os.path.join(folder, ""))
+  return [path[start:] for path in paths]
+
+
+def _units(files: _Files, same: _Copies) -> _Copies:
+  """Returns, for files that are copies, the file with which they are divided.
+
+  None if no class has two different images: nothing could be held out.
+  """
+  first, units = {}, {}
+  for paths in files.values() if same else ():
+    for path in paths:
+      if path in same and (unit := first.setdefault(same[path], path)) != path:
+        units[path] = unit
+  counts = [sum(p not in units for p in paths) for paths in files.values()]
+  return units if max(counts) > 1 else {}
+
+
+def _divide(
+  files: _Files, root: pathlib.Path, same: _Copies
+) -> dict[str, _Files]:
   """Makes `train` and `val` from the files of each class."""
-  by_split = collections.defaultdict(dict)
-  for name, relative in files.items():
-    paths = sorted(relative, key=_hash)
-    num_val = 0
-    if len(paths) > 1:
-      num_val = max(1, int(len(paths) * VAL_SHARE + 0.5))
-    by_split["train"][name] = _joined(root / name, paths[num_val:])
-    by_split["val"][name] = _joined(root / name, paths[:num_val])
-  return dict(by_split)
+  units, held_out = _units(files, same), set()
+  for name, paths in files.items():
+    own = [path for path in paths if path not in units]
+    hashes = [_hash(path) for path in _relative(root / name, own)]
+    num_val = max(1, int(len(own) * VAL_SHARE + 0.5)) if len(own) > 1 else 0
+    in_order = sorted(zip(hashes, own, strict=True))
+    held_out.update(path for _, path in in_order[:num_val])
+  return {
+    split: {
+      name: [p for p in paths if (units.get(p, p) in held_out) == is_val]
+      for name, paths in files.items()
+    }
+    for split, is_val in (("train", False), ("val", True))
+  }
 
 
-def _ordered(files: _Files) -> list[tuple[str, str]]:
-  """Returns (path, class) of all files, in the order of a hash."""
-  records = [(path, name) for name, paths in files.items() for path in paths]
-  return sorted(
-    records, key=lambda r: _hash("/".join([r[1], os.path.basename(r[0])]))
-  )
+def _ordered(files: _Files, same: _Copies) -> list[_File]:
+  """Returns all files, those that are held out first at the end."""
+  units, keys, records = _units(files, same), {}, []
+  for name, paths in files.items():
+    hashes = [_hash(f"{name}/{os.path.basename(path)}") for path in paths]
+    in_order = sorted(zip(hashes, paths, strict=True))
+    own = [(key, path) for key, path in in_order if path not in units]
+    for i, (key, path) in enumerate(own):
+      keys[path] = (-_rank(i, len(own)), key)
+    records += [(key, path, name) for key, path in in_order]
+  of_unit = lambda path: keys[units.get(path, path)]
+  records.sort(key=lambda record: (of_unit(record[1]), record[0]))
+  return [_File(path, name, -of_unit(path)[0]) for _, path, name in records]
+
+
+def _rank(i: int, num: int) -> float:
+  """Returns the share from which on image i of a class of `num` is held out.
+
+  `share * num` images are held out, rounded, but at least the first one and at
+  most all but the last one.
+  """
+  if i == num - 1:
+    return 1.0
+  return (i + 0.5) / num if i else 0.0

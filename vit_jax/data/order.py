@@ -67,9 +67,8 @@ def repeated(positions: tf.Tensor, batch_size: int, repeats: int):
   A place stands for `repeats` consecutive positions, its copies, which are in
   one batch or two neighbouring ones. In a batch, all first copies come before
   the second ones. So neighbours, which mixup mixes, are different records if
-  the batch has three rows or more for each copy. Augmentation draws anew for
-  each copy. Dropout and stochastic depth depend on the number of the record, so
-  they are the same for its copies in a batch.
+  the batch has three rows or more for each copy. Augmentation, dropout and
+  stochastic depth draw anew for each copy.
 
   Args:
     positions: int64 [n], see this file.

@@ -121,12 +121,30 @@ class TrainingData:
     keys = tf.stack([order.root(seed) + epochs, records], axis=1)
     return records.numpy(), ops_lib.are_flipped(self.flip, keys).numpy()
 
+  def row_numbers(self, step: int, first: int, index: np.ndarray) -> np.ndarray:
+    """Returns the `index` of rows of a batch: c * n + i for copy c of record i.
+
+    So each copy has its own random numbers. n is the number of records.
+
+    Args:
+      step: Number of the batch.
+      first: The first of the rows.
+      index: Their records, int64 [rows].
+    """
+    data = self.config.data
+    if data.repeats == 1:
+      return index
+    start = step * data.batch_size + first
+    positions = tf.range(start, start + len(index), dtype=tf.int64)
+    _, copies = order.repeated(positions, data.batch_size, data.repeats)
+    return index + copies.numpy() * self.num_examples
+
   def batches(
     self, start_step: int, process_index: int, process_count: int
   ) -> Iterator[Batch]:
     """See `Data`; batch n is a function of (config.seed, n)."""
     data = self.config.data
-    return train_batches(
+    batches = train_batches(
       self.source,
       self.ops,
       batch_size=data.batch_size,
@@ -137,6 +155,18 @@ class TrainingData:
       process_index=process_index,
       process_count=process_count,
     )
+    first = process_index * data.batch_size // process_count
+    if data.repeats == 1:
+      return batches
+    return self._numbered(batches, start_step, first)
+
+  def _numbered(
+    self, batches: Iterator[Batch], step: int, first: int
+  ) -> Iterator[Batch]:
+    for batch in batches:
+      index = self.row_numbers(step, first, batch["index"])
+      yield Batch(**{**batch, "index": index})
+      step += 1
 
 
 def train_batches(

@@ -1,5 +1,6 @@
 """Opens data sets by name: "cifar10", "glyphs/size=32", "folder:/path", ..."""
 
+import contextlib
 import dataclasses
 import io
 import statistics
@@ -101,14 +102,6 @@ class Sources:
     fake = open_source(*key, self.data_dir, fake=True)
     return dataclasses.replace(fake, class_names=names)
 
-  def has(self, dataset: str, split: str) -> bool:
-    """Whether `inspect` finds the split."""
-    try:
-      self.inspect(dataset, split)
-    except ValueError:
-      return False
-    return True
-
   def train_val_test(self, dataset: str, share: str) -> tuple[str, str, str]:
     """Returns the splits to train on, to choose by and to test on.
 
@@ -118,14 +111,28 @@ class Sources:
       dataset: "folder:/path". With the splits `test` and `val`, all three are
         used whole. Otherwise `test` (or `val`, without `test`) is the test
         split, and the records of `train` after `share` are chosen by.
-      share: The part of `train` that is then trained on, such as "90%".
+      share: The part of `train` that is then trained on, such as "90%". In a
+        folder it is rounded class by class, see `FolderSource.cut`.
     """
-    train, val, test = f"train[:{share}]", f"train[{share}:]", "val"
-    if self.has(dataset, "test"):
-      test = "test"
-      if self.has(dataset, "val"):
-        train, val = "train", "val"
-    return train, val, test
+    is_tested = self._may_have(dataset, "test")
+    if is_tested and self._may_have(dataset, "val"):
+      return "train", "val", "test"
+    with contextlib.suppress(ValueError):
+      train = self.inspect(dataset, "train")
+      if isinstance(train, folder.FolderSource):
+        share = train.cut(share)
+    test = "test" if is_tested else "val"
+    return f"train[:{share}]", f"train[{share}:]", test
+
+  def _may_have(self, dataset: str, split: str) -> bool:
+    """Whether `inspect` finds the split, or fails for another reason."""
+    try:
+      self.inspect(dataset, split)
+    except SplitError:
+      return False
+    except ValueError:  # `inspect` reports it later
+      pass
+    return True
 
   def is_on_disk(self, dataset: str, split: str) -> bool:
     """Whether `inspect` finds records, or fails for another reason."""

@@ -141,6 +141,8 @@ def record(
     print(weights.format_report(ready.report))
   if is_first and ready.file.metadata and (text := _size_note(ready)):
     print(text)
+  if is_first and (text := _images_note(ready)):
+    print(text)
   if config.fake_data and is_first:
     print("data are fake (fake_data); --fake_data=false uses real data")
   text = run_summary.sets_text(ready.prepared)  # the same in all processes
@@ -183,6 +185,32 @@ def _size_note(ready: Ready) -> str | None:
   return (
     f"the model was trained on images of {trained[0]} x {trained[1]} pixels,"
     f" and is scored on {scored[0]} x {scored[1]}, as config.data.ops has it"
+  )
+
+
+def _images_note(ready: Ready) -> str | None:
+  """Returns a line if a folder's split is not what a run was trained on.
+
+  Its other splits may then have images that the run was trained on.
+  """
+  config, sources = ready.prepared.config, ready.prepared.sources
+  dataset, split = config.data.dataset, config.data.split
+  metadata = ready.file.metadata
+  of_run = metadata.get("config", {}).get("data", {})
+  is_same = (dataset, split) == (of_run.get("dataset"), of_run.get("split"))
+  scored = [e.name for e in config.evals if e.dataset in (None, dataset)]
+  is_folder = dataset.startswith("folder:") and not config.fake_data
+  if not (is_same and scored and is_folder):
+    return None
+  try:
+    if sources.inspect(dataset, split).identity() == metadata["data_identity"]:
+      return None
+  except (KeyError, ValueError):  # an old run; the folder is elsewhere
+    return None
+  return (
+    f"the images of {dataset} [{split}], or their order, are not those that the"
+    f" model was trained on: {', '.join(scored)} may have images that it was"
+    " trained on"
   )
 
 

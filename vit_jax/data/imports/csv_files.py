@@ -19,6 +19,7 @@ from typing import NamedTuple
 from vit_jax.data.images import SUFFIXES
 from vit_jax.data.imports import files
 from vit_jax.data.imports.listing import (
+  BITS,
   Classes,
   Entry,
   Listing,
@@ -32,6 +33,7 @@ from vit_jax.paths import printable
 
 SEPARATOR = "|"  # between the labels of an image
 _DELIMITERS = ",;\t"
+_MISSING = {"none", "na", "n/a", "null"}  # as other programs write it
 _TRIED = 10  # lines of a file whose images must not all be missing
 
 
@@ -85,11 +87,18 @@ def scan(path: str, options: Options) -> Listing:
       count, lambda: _entries({p: tables[p] for p in paths}, classes)
     )
 
+  remarks = [r for t in tables.values() for r in t.remarks if r]
+  if not is_regression and not options.classes:
+    remarks += [
+      f"{name!r} is a class; leave its label empty if the label is missing"
+      for name in classes.names
+      if name.lower() in _MISSING
+    ]
   return Listing(
     classes.names,
     {split: split_of(paths) for split, paths in by_split.items()},
     is_multilabel,
-    tuple(dict.fromkeys(r for t in tables.values() for r in t.remarks if r)),
+    tuple(dict.fromkeys(remarks)),
     is_regression,
   )
 
@@ -187,9 +196,21 @@ def _read(file: str, options: Options) -> _Table:
       f" {', '.join(labels)}."
     )
   if not chosen:
-    label, about_labels = pick_column(
-      "label", labels, labels, options.label, file, "classes"
-    )
+    try:
+      label, about_labels = pick_column(
+        "label", labels, labels, options.label, file, "classes"
+      )
+    except ValueError as e:
+      at = [columns.index(column) for column in labels]
+      cells = {
+        cell.strip() for line in lines for i, cell in enumerate(line) if i in at
+      }
+      if cells <= BITS:
+        e = ValueError(
+          f"{e} They have a 0 or 1 for each class: expected a single column"
+          f" with the class, or the classes with {SEPARATOR} between."
+        )
+      raise e from None
     chosen = (label,)
   at, places = columns.index(image), [columns.index(c) for c in chosen]
   short = [line for line in lines if len(line) <= max(at, *places)]

@@ -52,4 +52,9 @@ def scan(path: str, options: Options) -> Listing:
 
   class_names = sources["train"].class_names
   check_names(class_names, name)
-  return Listing(class_names, {k: split_of(sources[k]) for k in names})
+  remark = sources["train"].remark
+  return Listing(
+    class_names,
+    {k: split_of(sources[k]) for k in names},
+    remarks=(remark,) if remark else (),
+  )

@@ -37,7 +37,7 @@ _WHOLE = re.compile(rf"{_INTEGER.pattern}(\.0*)?")
 _NUMBER = re.compile(
   r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|nan", re.IGNORECASE
 )
-_BITS = {"0", "1", "0.0", "1.0"}
+BITS = {"0", "1", "0.0", "1.0"}
 
 
 class Options(NamedTuple):
@@ -163,7 +163,7 @@ def check_lists(
       continue
     length = length or len(values)
     bits = [*map(_text, values)]
-    if len(values) != length or not {*bits} <= _BITS:
+    if len(values) != length or not {*bits} <= BITS:
       return
     has_twice = has_twice or len({*bits}) < length
   if has_twice:
@@ -229,6 +229,11 @@ class Classes:
       if got.lower() == "nan":
         hint = " Leave a label empty where it is missing."
       raise ValueError(numbers_error(got, column, where) + hint)
+    if not are_given and (nan := {t for t in texts if t.lower() == "nan"}):
+      raise ValueError(
+        f"got the label {nan.pop()!r} in {where}, expected no text where a"
+        " label is missing. If it is a class: --classes=FILE, with all names."
+      )
     if self._are_numbers:
       texts = {text for text in texts if _integer(text) >= 0}
     if not texts:
