@@ -20,13 +20,13 @@ FORMATS = {
 }
 # The choices of resample.METHODS.
 FILTERS = {
-  "zoom": "the ViT paper's (default for its models)",
+  "zoom": "the ViT paper's",
   "bilinear": "FlexiViT's",
   "linear": "transformers' BEiT's",
-  "bicubic": "timm's",
-  "timm": "as bicubic",
-  "hf": "transformers'",
-  "dinov2": "DINOv2's",
+  "bicubic": "OpenCLIP's",
+  "timm": "as bicubic, for BEiT unilm's",
+  "hf": "DeiT's, MAE's and transformers'",
+  "dinov2": "DINO's and DINOv2's",
 }
 DESCRIPTION = """\
 Writes weights in another format, reads the file again and compares logits."""
@@ -63,7 +63,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--posemb_filter",
     choices=FILTERS,
     metavar="FILTER",
-    help=f"how positions are resampled. {_listed(FILTERS)}",
+    help="how positions are resampled (default: as the authors do). "
+    + _listed(FILTERS),
   )
   parser.add_argument(
     "--grid",
