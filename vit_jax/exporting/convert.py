@@ -273,8 +273,8 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
     assumed.has_positions(params)
     and weights.read(target).posemb_filter != chosen
   ):
-    load = f"vit_jax.load({str(target)!r}, posemb_filter={chosen!r}, ...)"
-    notes.append(f"for images of another size: {load}")
+    load = f"vit_jax.load({str(target)!r}, posemb_filter={chosen!r})"
+    notes.append(f"{load} resizes positions as before")
   return notes
 
 
