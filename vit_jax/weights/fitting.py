@@ -552,7 +552,8 @@ def _message(
   try:
     options = {f: getattr(model, f) for f in NUMERICS if hasattr(model, f)}
     fits = identify(weights.params, options | _kept(weights))
-    same = [f for f in TRAINING if hasattr(model, f) and hasattr(fits, f)]
+    fields = {f.name for f in dataclasses.fields(fits)}  # no properties
+    same = [f for f in TRAINING if f in fields and hasattr(model, f)]
     fits = dataclasses.replace(fits, **{f: getattr(model, f) for f in same})
   except (TypeError, ValueError) as e:
     advice = f"No model of ours fits them: {e}"
