@@ -24,9 +24,9 @@ FILTERS = {
   "bilinear": "FlexiViT's",
   "linear": "transformers' BEiT's",
   "bicubic": "OpenCLIP's",
-  "timm": "as bicubic, for BEiT unilm's",
-  "hf": "DeiT's, MAE's and transformers'",
-  "dinov2": "DINO's and DINOv2's",
+  "timm": "as bicubic, and BEiT's",
+  "hf": "DeiT's, MAE's",
+  "dinov2": "DINO's",
 }
 DESCRIPTION = """\
 Writes weights in another format, reads the file again and compares logits."""
@@ -63,7 +63,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--posemb_filter",
     choices=FILTERS,
     metavar="FILTER",
-    help="how positions are resampled (default: as the authors do). "
+    help="how positions are resampled (default: the authors'). "
     + _listed(FILTERS),
   )
   parser.add_argument(
