@@ -57,6 +57,7 @@ SERIES = {
     SCALED | dict(class_token=False, pool="gap"), "half", 3, "bicubic", "timm"
   ),
 }  # fmt: skip
+SIDES = (48, 24)  # of images of another size
 CASES = [(n, s) for n, v in SERIES.items() for s in v[-1].split()]
 
 
@@ -135,12 +136,52 @@ def test_what_is_written_is_resized_as_the_file(tmp_path, series, to):
     assert "posemb_filter" not in "\n".join(notes)
   if to == "npz":
     stated |= {"gelu": "erf", "num_heads": 4}
-  size = {"image_size": (48, 24), "verbose": False}
+  size = {"image_size": SIDES, "verbose": False}
   again = vit_jax.load(written, **size, **stated)
   wanted = vit_jax.load(path, **size)
   assert again.report.resized
   assert again.config == wanted.config
   same(again, wanted)
+
+
+GRID = (6, 3)
+# Arguments of torch's interpolate in the authors' code, from a grid of 4 x 4.
+PLAIN = {"size": GRID, "align_corners": False}
+OFFSET = {"scale_factor": tuple((n + 0.1) / 4 for n in GRID)}
+AUTHORS = {
+  "MAE": PLAIN,
+  "DeiT": PLAIN,
+  "DeiT III": PLAIN,
+  "EVA-02": PLAIN,
+  "DINO": OFFSET,
+  "DINOv2": OFFSET,
+  "DINOv2 registers": PLAIN | {"antialias": True},
+  "CLIP": PLAIN | {"antialias": True},
+}
+
+
+def table_of(vit):
+  """Returns the positions of the patches, [n, d]."""
+  table = vit.params["Transformer"]["posembed_input"]["pos_embedding"]
+  height, width = vit.config.grid(vit.image_size)
+  return np.asarray(table)[0, -height * width :]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("series", AUTHORS)
+def test_another_size_equals_the_authors_call(tmp_path, series):
+  import torch
+
+  path = write(tmp_path / "x", series, "timm")
+  vit = vit_jax.load(path, verbose=False)
+  square = torch.tensor(table_of(vit).reshape(1, 4, 4, -1))
+  expected = torch.nn.functional.interpolate(
+    square.permute(0, 3, 1, 2), mode="bicubic", **AUTHORS[series]
+  )
+  expected = expected.permute(0, 2, 3, 1).reshape(18, -1)
+  other = vit_jax.load(path, image_size=SIDES, verbose=False)
+  # torch computes the places of the new rows in float32.
+  np.testing.assert_allclose(table_of(other), expected, atol=5e-6)
 
 
 def config(init, side=32, **changes):

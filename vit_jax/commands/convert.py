@@ -20,11 +20,11 @@ FORMATS = {
 }
 # The choices of resample.METHODS.
 FILTERS = {
-  "zoom": "the ViT paper's",
+  "zoom": "ViT's",
   "bilinear": "FlexiViT's",
   "linear": "transformers' BEiT's",
-  "bicubic": "OpenCLIP's",
-  "timm": "as bicubic, and BEiT's",
+  "bicubic": "CLIP's",
+  "timm": "BEiT's, or bicubic",
   "hf": "DeiT's, MAE's",
   "dinov2": "DINO's",
 }
@@ -63,8 +63,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--posemb_filter",
     choices=FILTERS,
     metavar="FILTER",
-    help="how positions are resampled (default: the authors'). "
-    + _listed(FILTERS),
+    help="resampling of positions (default: the authors'). " + _listed(FILTERS),
   )
   parser.add_argument(
     "--grid",
