@@ -40,13 +40,17 @@ def vit():
 
 
 @pytest.fixture
-def plain_vit(tmp_path, monkeypatch):
-  """The module of the docs, for parameters of the fixture `vit`."""
+def docs_module(tmp_path, monkeypatch):
   (tmp_path / "plain_vit.py").write_text(MODULE)
   monkeypatch.syspath_prepend(tmp_path)
   monkeypatch.delitem(sys.modules, "plain_vit", raising=False)
-  module = importlib.import_module("plain_vit")
-  return module.ViT(8, 48, 3, 4, 96, 11)
+  return importlib.import_module("plain_vit")
+
+
+@pytest.fixture
+def plain_vit(docs_module):
+  """The module of the docs, for parameters of the fixture `vit`."""
+  return docs_module.ViT(8, 48, 3, 4, 96, 11)
 
 
 def images(vit, rows=2):
@@ -100,10 +104,23 @@ def restore(vit, folder, tmp_path):
     heads=c.num_heads,
     hidden=c.mlp_dim,
     classes=vit.num_classes,
+    pool=c.pool,
   )
   printed = alone(RESTORE, tmp_path, folder, "io.npz", json.dumps(fields))
   assert printed == "1 {'ArrayImpl'}\n"
   return x, np.load(tmp_path / "logits.npy")
+
+
+def test_the_docs_module_has_models_without_a_class_token(docs_module):
+  vit = vit_jax.load(DATA / "vit_gap.weights.npz", pool="gap", verbose=False)
+  c, x = vit.config, images(vit)
+  sizes = c.size
+  model = docs_module.ViT(
+    *(8, sizes.width, sizes.depth, sizes.num_heads, sizes.mlp_dim),
+    vit.num_classes,
+    pool="gap",
+  )
+  assert_same(model.apply({"params": vit.params}, x), vit(x)[0])
 
 
 @pytest.mark.slow
@@ -131,6 +148,7 @@ def test_a_trained_run_is_read_by_orbax_alone(tmp_path):
   c.model.variant = "Ti/8"
   c.model.width, c.model.depth = 32, 2
   c.model.mlp_dim, c.model.num_heads = 64, 4
+  c.model.pool = "gap"  # as `make demo` and the config `glyphs`
   c.data.dataset, c.data.ops = "digits", "decode|resize(16)"
   c.data.batch_size, c.total_steps = 32, 3
   c.optim.ema_decay = 0.5  # the parameters to be read are the averaged ones

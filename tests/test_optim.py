@@ -382,6 +382,62 @@ def test_lamb_makes_updates_of_kernels_as_long_as_they_are():
   np.testing.assert_allclose(after["head"]["bias"], 1 - 0.1, rtol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("scan", [False, True])
+def test_lamb_is_timm_s(scan):
+  """Five steps of an attention, whose query, key and value timm has as one."""
+  import torch
+  import torch_libraries
+
+  timm = torch_libraries.load("timm.optim")
+  numbers = np.random.default_rng(0)
+  # Kernels [3, inputs, heads, width of a head] of very different lengths.
+  scales = np.array([1.0, 0.3, 0.03])[:, None, None, None]
+  qkv = (scales * numbers.normal(size=(3, 8, 2, 4))).astype("f")
+  out = numbers.normal(size=(2, 4, 8)).astype("f")
+  bias = numbers.normal(size=(8,)).astype("f")
+
+  def tree(qkv, out, bias):
+    names = ("query", "key", "value")
+    attention = {n: {"kernel": x} for n, x in zip(names, qkv, strict=True)}
+    attention["out"] = {"kernel": out, "bias": bias}
+    block = {"MultiHeadDotProductAttention_0": attention}
+    if scan:
+      block = jax.tree.map(lambda x: jnp.asarray(x)[None], block)
+    return {"Transformer": {"encoderblock" + "_0" * (not scan): block}}
+
+  theirs = [torch.nn.Parameter(torch.tensor(x)) for x in (qkv, out, bias)]
+  lamb = timm.Lamb(
+    [
+      {"params": theirs[:2], "weight_decay": 0.05},
+      {"params": theirs[2:], "weight_decay": 0.0},
+    ],
+    lr=0.1,
+    eps=1e-8,  # ours
+    max_grad_norm=1.0,
+  )
+  config = OptimConfig(
+    name="lamb", lr=0.1, schedule="constant", weight_decay=0.05, clip_norm=1.0
+  )
+  tx, _ = optim.make_optimizer(config, 10)
+  ours = tree(qkv, out, bias)
+  state = tx.init(ours)
+  for _ in range(5):
+    grads = [numbers.normal(size=x.shape).astype("f") for x in (qkv, out, bias)]
+    for parameter, grad in zip(theirs, grads, strict=True):
+      parameter.grad = torch.tensor(grad)
+    lamb.step()
+    updates, state = tx.update(tree(*grads), state, ours)
+    ours = optax.apply_updates(ours, updates)
+  expected = tree(*(x.detach().numpy() for x in theirs))
+  # Rounding of float32 in five steps of up to 0.2; the largest seen is 4e-6.
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5),
+    ours,
+    expected,
+  )
+
+
 def test_adafactor_is_the_formula():
   """Rows and columns of the second moment, and its decay 1 - t^-0.8."""
   numbers = np.random.default_rng(0)

@@ -73,6 +73,7 @@ class Experiment:
     self.given_data = data
     self._fitted: tuple[Params, weights.Report] | None = None
     self.init_metadata: dict[str, Any] = {}  # of config.init, once checked
+    self._init_filter = "zoom"  # the paper's; that of config.init, once checked
     self.base: adapters.Base | None = None  # of config.lora, once checked
     self.memory_budget = frozen.MemoryBudget()  # of cached activations
     self.caching_evals: list[str] = []  # names of those that cache them
@@ -240,6 +241,16 @@ class Experiment:
     if not self.start:
       return {}
     return checkpointer.load_metadata(str(self._checkpoints / str(self.start)))
+
+  @property
+  def posemb_filter(self) -> str:
+    """How positions are resized, a name of `models.resample.METHODS`.
+
+    It is that of the weights that the run began with, or to score; from
+    scratch, the paper's.
+    """
+    began = self.resumed_metadata if self.is_training else {}
+    return began.get("posemb_filter") or self._init_filter
 
   @functools.cached_property
   def resumed(self) -> resume.Resumed | None:
@@ -615,6 +626,7 @@ class Experiment:
         self.config.init, mean=self.config.init_mean
       )
       self.init_metadata = dict(read.metadata)
+      self._init_filter = read.posemb_filter
       if adapts:
         self.base = adapters.base_of(read, self.config.init_mean)
         began = self.resumed_metadata.get("base", self.base._asdict())
@@ -631,6 +643,7 @@ class Experiment:
         self.config.model,
         self.run_shape.image_size,
         class_names=self.head.class_names if self.is_training else None,
+        posemb_filter=self.posemb_filter,
       )
     except (OSError, ValueError) as e:
       hint = ""

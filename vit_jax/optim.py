@@ -1,5 +1,6 @@
 """Optimizers (clipping, update rule, weight decay) and learning rates."""
 
+import collections
 import fnmatch
 import math
 import re
@@ -35,6 +36,9 @@ MATRICES = {
   r"MlpBlock_0/\w+/kernel": contrib.MuonDimensionNumbers(0, 1),
 }
 
+# Paths of the kernels of query, key and value in a block -> group 1.
+QKV = r"(encoderblock.*)/(query|key|value)/kernel$"
+
 BLOCKS = r"Transformer/encoderblock(_(\d+))?/"
 # Paths of what comes before the first block, the layer 0.
 STEM = (
@@ -53,7 +57,7 @@ def make_optimizer(
     g <- g min(1, clip_norm / |g|)            |g| over all parameters
     u = momentum-and-scale(g)                 see OPTIMIZERS
     u <- u + weight_decay w                   only where decay_mask is True
-    u <- u |w| / |u|                          only lamb, and only kernels
+    u <- u |w| / |u|                          only lamb, see _by_trust_ratio
     w <- w - lr(s) f u                        f of `rate_factors`
 
   Weight decay is decoupled (never in the moments) and multiplied by the
@@ -99,8 +103,8 @@ def make_optimizer(
   if config.name == "lamb":
     # Only kernels, as in apex and timm: a parameter without decay whose norm is
     # small, such as a LayerScale of 1e-6, would get a small rate.
-    ratio = optax.masked(optax.scale_by_trust_ratio(), decay_mask)
-    parts.append(_by_blocks(ratio))
+    ratio = optax.stateless(_by_trust_ratio)
+    parts.append(_by_blocks(optax.masked(ratio, decay_mask)))
   parts.append(optax.scale_by_learning_rate(schedule))
   if config.layer_decay is not None or config.lr_scale:
     parts.append(
@@ -223,6 +227,33 @@ OPTIMIZERS = {
   "adafactor": _adafactor,
   "muon": _muon,
 }
+
+
+def _by_trust_ratio(updates: PyTree, params: PyTree) -> PyTree:
+  """Scales each update u of a parameter w by |w| / |u|, or by 1 if one is 0.
+
+  The norms are those of a whole array. Query, key and value of a block have one
+  ratio together, because they are one array in the code of DeiT III and timm.
+
+  Source: arXiv:1904.00962, algorithm 2.
+  """
+
+  def group(path):
+    return re.sub(QKV, r"\1", _path_name(path))
+
+  def norms(tree):
+    squares = collections.Counter()
+    for path, x in jax.tree_util.tree_leaves_with_path(tree):
+      squares[group(path)] += jnp.sum(jnp.square(x))
+    return {k: jnp.sqrt(v) for k, v in squares.items()}
+
+  of_params, of_updates = norms(params), norms(updates)
+
+  def scaled(path, update):
+    w, u = of_params[group(path)], of_updates[group(path)]
+    return update * jnp.where((w == 0) | (u == 0), 1.0, w / u)
+
+  return jax.tree_util.tree_map_with_path(scaled, updates)
 
 
 def _by_blocks(

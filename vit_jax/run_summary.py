@@ -40,6 +40,7 @@ def metadata(experiment: Experiment, state: TrainState) -> dict[str, Any]:
     "image_size": list(size),
     "grid": list(config.model.grid(size)),
     "has_cls_row": config.model.has_cls_row,
+    "posemb_filter": experiment.posemb_filter,
     "preprocessing": {
       "ops": eval_ops(config),
       "value_range": [-1.0, 1.0],

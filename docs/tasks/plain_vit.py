@@ -61,16 +61,19 @@ class ViT(nn.Module):
   heads: int
   hidden: int
   classes: int
+  pool: str = "token"  # or "gap": the mean of the patches, no class token
 
   @nn.compact
   def __call__(self, images):
     side = (self.patch, self.patch)
     x = nn.Conv(self.width, side, side, "VALID", name="embedding")(images)
     x = x.reshape(len(x), -1, self.width)
-    cls = self.param("cls", nn.initializers.zeros, (1, 1, self.width))
-    x = jnp.concatenate([jnp.tile(cls, (len(x), 1, 1)), x], axis=1)
+    if self.pool == "token":
+      cls = self.param("cls", nn.initializers.zeros, (1, 1, self.width))
+      x = jnp.concatenate([jnp.tile(cls, (len(x), 1, 1)), x], axis=1)
     x = Encoder(self.depth, self.heads, self.hidden, name="Transformer")(x)
-    return nn.Dense(self.classes, name="head")(x[:, 0])
+    x = x.mean(axis=1) if self.pool == "gap" else x[:, 0]
+    return nn.Dense(self.classes, name="head")(x)
 
 
 def restore(folder, model, images):

@@ -55,6 +55,8 @@ def test_the_command_says_what_it_did(tmp_path, capsys):
     f"{'':<16}transformers.ViTForImageClassification.from_pretrained('{dst}')",
     f"{'':<16}preprocessing there: decode(dct='accurate')|resize_torch(48,"
     " 'bilinear'), transformers' nearest to decode|resize(48)",
+    f"{'':<16}vit_jax.load('{dst}', posemb_filter='bicubic') resizes positions"
+    " as before",
   ]
   # The same arrays, the same program: no difference at all.
   assert lines[-2].startswith("read again      largest difference of logits 0,")

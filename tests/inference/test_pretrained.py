@@ -267,6 +267,11 @@ def test_options_that_do_not_fit_are_named(options, text):
   )
 
 
+def test_options_that_do_not_fit_a_resnet_are_named():
+  with pytest.raises(ValueError, match="decide the model: stage_width=2.0"):
+    vit_jax.load(DATA / "bit_v2.weights.npz", stage_width=2.0)
+
+
 def test_a_model_of_another_s_options_is_refused():
   with pytest.raises(ValueError, match="name: got 'bit_v1', expected 'bit' by"):
     vit_jax.load(DATA / "bit_v2.weights.npz", name="bit_v1")

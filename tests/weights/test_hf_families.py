@@ -195,7 +195,7 @@ def test_dinov2_resizes_positions_to_its_processor_s_images(tmp_path, name):
   vit = vit_jax.load(tmp_path, mean="half", verbose=False)
   assert vit.image_size == (16, 16)
   assert vit.ops.endswith("resize_small_torch(18)|central_crop(16)")
-  method = "hf" if name == "Dinov2Model" else "bicubic"
+  method = "dinov2" if name == "Dinov2Model" else "bicubic"
   table = resample_posemb(params[POS_EMBEDDING], (4, 4), (2, 2), 1, method)
   got = vit.params["Transformer"]["posembed_input"]["pos_embedding"]
   np.testing.assert_array_equal(got, table)

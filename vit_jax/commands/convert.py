@@ -20,13 +20,13 @@ FORMATS = {
 }
 # The choices of resample.METHODS.
 FILTERS = {
-  "zoom": "the ViT paper's (default for its models)",
+  "zoom": "ViT's",
   "bilinear": "FlexiViT's",
   "linear": "transformers' BEiT's",
-  "bicubic": "timm's",
-  "timm": "as bicubic",
-  "hf": "transformers'",
-  "dinov2": "DINOv2's",
+  "bicubic": "CLIP's",
+  "timm": "BEiT's, or bicubic",
+  "hf": "DeiT's, MAE's",
+  "dinov2": "DINO's",
 }
 DESCRIPTION = """\
 Writes weights in another format, reads the file again and compares logits."""
@@ -63,7 +63,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--posemb_filter",
     choices=FILTERS,
     metavar="FILTER",
-    help=f"how positions are resampled. {_listed(FILTERS)}",
+    help="resampling of positions (default: the authors'). " + _listed(FILTERS),
   )
   parser.add_argument(
     "--grid",

@@ -83,7 +83,7 @@ class OptimConfig:
       "adamw": "Adam with decoupled weight decay",
       "sgd": "gradient descent with momentum",
       "lamb": "adamw, with each kernel's update scaled to lr times the norm of"
-      " the kernel (DeiT III)",
+      " the kernel; query, key and value are one (DeiT III)",
       "lion": "sign of the accumulator; decays beta1 and 0.99. Choose lr 3 to"
       " 10 times lower than for adamw, and weight_decay as much higher",
       "adafactor": "second moment from the means of rows and columns, and"

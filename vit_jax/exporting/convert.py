@@ -34,6 +34,7 @@ from vit_jax.paths import is_remote
 from vit_jax.weights import (
   adapters,
   as_npz,
+  assumed,
   hf_classes,
   hf_preprocessing,
   openclip,
@@ -193,6 +194,7 @@ def missing_arguments(vit: Pretrained) -> dict[str, Any]:
     image_size=vit.image_size,
     num_classes=vit.num_classes,
     loss=vit.loss,
+    posemb_filter=vit.posemb_filter,
   )
 
 
@@ -268,6 +270,13 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
     notes.append(
       f"preprocessing there: {ops}, transformers' nearest to {vit.ops}"
     )
+  chosen = vit.posemb_filter
+  if (
+    assumed.has_positions(params)
+    and weights.read(target).posemb_filter != chosen
+  ):
+    load = f"vit_jax.load({str(target)!r}, posemb_filter={chosen!r})"
+    notes.append(f"{load} resizes positions as before")
   return notes
 
 

@@ -155,6 +155,8 @@ class Pretrained:
     loss: Loss with which the head was trained: "softmax", "sigmoid", "bce" or
       "regression". The outputs of a regression are in the units of the data.
     report: Which weights were loaded, resized, re-initialised or ignored.
+    posemb_filter: How positions are resized, a name of
+      `models.resample.METHODS`.
   """
 
   config: ModelConfig
@@ -165,6 +167,7 @@ class Pretrained:
   ops: str
   loss: str
   report: weights.Report
+  posemb_filter: str = "zoom"
 
   def __repr__(self) -> str:
     """Returns a line with file, model, parameters, image size and outputs."""
@@ -549,6 +552,7 @@ class Pretrained:
       "image_size": list(self.image_size),
       "grid": list(self.config.grid(self.image_size)),
       "has_cls_row": self.config.has_cls_row,
+      "posemb_filter": self.posemb_filter,
       "preprocessing": {"ops": self.ops, "value_range": [-1.0, 1.0]},
       "num_classes": self.num_classes,
       "class_names": list(self.class_names) if self.class_names else None,
@@ -618,8 +622,9 @@ def load(
     grid: Rows and columns of the position embedding, if they are not equal and
       the file does not state them.
     posemb_filter: Method that resamples the position embedding, a name of
-      `vit_jax.models.resample.METHODS`. None: "zoom" (the paper's) for ViT; for
-      later models the method of the file's library.
+      `vit_jax.models.resample.METHODS`. None: that of the authors' own code,
+      whatever the library of the file: "zoom" (the paper's) for ViT, others for
+      other models, see docs/weights.md. A checkpoint of vit_jax states it.
     loss: Loss with which the head was trained, which decides the probabilities
       of `predict`: "softmax", "sigmoid", "bce" (also a sigmoid) or
       "regression" (numbers). None: the loss that a run or Hugging Face's
@@ -715,6 +720,7 @@ def load(
     ops=for_channels(ops, config.channels) if config.channels == 1 else ops,
     loss=loss or file.loss or "softmax",
     report=report,
+    posemb_filter=posemb_filter or file.posemb_filter,
   )
 
 

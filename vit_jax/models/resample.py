@@ -42,12 +42,12 @@ def resample_posemb(
   - "timm": another name of "bicubic", the method of timm's
     resample_abs_pos_embed: torch uses a = -1/2 with antialiasing.
   - "hf": Keys' filter with a = -3/4, without antialiasing. A point outside of
-    the grid counts for the nearest point of the edge. This is
-    interpolate_pos_encoding of Hugging Face's ViT, torch's bicubic without
-    antialiasing.
+    the grid counts for the nearest point of the edge. This is torch's bicubic
+    without antialiasing, in the code of DeiT and MAE and in
+    interpolate_pos_encoding of Hugging Face's ViT.
   - "dinov2": as "hf", but row i of the new grid is at (i + 1/2) old / (new +
-    1/10) - 1/2 of the old one: Meta's code of DINOv2 without registers. Use
-    "timm" for its models with registers.
+    1/10) - 1/2 of the old one: Meta's code of DINO, and of DINOv2 without
+    registers. Its models with registers have "bicubic".
 
   Args:
     table: One row per token, in raster order.

@@ -48,6 +48,7 @@ class _StatedConfig:
 @dataclasses.dataclass(frozen=True)
 class _Stated:
   base: _StatedBase = _StatedBase()
+  posemb_filter: str | None = None
   config: _StatedConfig = _StatedConfig()
 
 
@@ -105,9 +106,9 @@ def on_base(weights: Weights, read: Callable[..., Weights]) -> Weights:
     ValueError: The base has other arrays than at the run's start, or is no
       model.
   """
-  stated = json_file.build(
-    _Stated, weights.metadata, f"{weights.path}: metadata"
-  ).base
+  where = f"{weights.path}: metadata"
+  about = json_file.build(_Stated, weights.metadata, where)
+  stated = about.base
   begin = f"got {weights.path!r}, the adapters of {stated.path!r}"
   try:
     base = read(stated.path, mean=stated.mean)
@@ -130,7 +131,7 @@ def on_base(weights: Weights, read: Callable[..., Weights]) -> Weights:
     options=options,
     grid=base.grid,
     has_cls_row=base.has_cls_row,
-    posemb_filter=base.posemb_filter,
+    posemb_filter=about.posemb_filter or base.posemb_filter,
     notes=(*weights.notes, f"adapters are merged into {stated.path}."),
   )
 

@@ -65,6 +65,7 @@ def missing_arguments(
   image_size: tuple[int, int],
   num_classes: int,
   loss: str,
+  posemb_filter: str,
 ) -> dict[str, Any]:
   """Returns the arguments that `vit_jax.load` needs, because no array has them.
 
@@ -74,6 +75,7 @@ def missing_arguments(
     image_size: (height, width) of the images, pixels.
     num_classes: Width of the head, 0 for none.
     loss: Training loss of the head.
+    posemb_filter: How positions are resized.
   """
   by_names = identify(params, {})
   keys = [k for k in (*NUMERICS, "posemb") if hasattr(model, k)]
@@ -97,6 +99,8 @@ def missing_arguments(
   )
   if trained_at(weights) != tuple(image_size):
     arguments["image_size"] = tuple(image_size)
+  if has_positions(params) and posemb_filter != "zoom":
+    arguments["posemb_filter"] = posemb_filter
   is_vit = "embedding/kernel" in params
   guess = class_names.published_loss(num_classes, is_vit) or "softmax"
   if num_classes and loss != guess:
@@ -137,7 +141,7 @@ def notes(
   if arguments:
     text = ", ".join(f"{k}={v!r}" for k, v in arguments.items())
     note = f"load it with {text}: .npz has no place for it"
-    if arguments.keys() - {"image_size", "background"}:
+    if arguments.keys() - {"image_size", "background", "posemb_filter"}:
       note += "; Google's code computes something else"
     texts.append(note)
   whole = eval_preprocessing.google(tuple(image_size))

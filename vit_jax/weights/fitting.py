@@ -106,7 +106,8 @@ def adapt(
     image_size: (height, width) of its images, pixels.
     class_names: Class names of the model's data; None if unknown.
     posemb_filter: Filter that resamples tables, a name of
-      `models.resample.METHODS`; None for `weights.posemb_filter`.
+      `models.resample.METHODS`; None for `weights.posemb_filter`, or the
+      paper's "zoom" if that is None.
     resize_patch: Whether to resize a patch embedding of another patch size
       (FlexiViT's pseudoinverse); otherwise it is an error.
     stated: Options that the caller gave, for the message.
@@ -122,7 +123,7 @@ def adapt(
 
   Source: arXiv:2010.11929, section 3.2.
   """
-  posemb_filter = posemb_filter or weights.posemb_filter
+  posemb_filter = posemb_filter or weights.posemb_filter or "zoom"
   if posemb_filter not in METHODS:
     raise ValueError(
       f"posemb_filter: got {posemb_filter!r}, expected one of"
@@ -551,7 +552,8 @@ def _message(
   try:
     options = {f: getattr(model, f) for f in NUMERICS if hasattr(model, f)}
     fits = identify(weights.params, options | _kept(weights))
-    same = [f for f in TRAINING if hasattr(model, f) and hasattr(fits, f)]
+    fields = {f.name for f in dataclasses.fields(fits)}  # no properties
+    same = [f for f in TRAINING if f in fields and hasattr(model, f)]
     fits = dataclasses.replace(fits, **{f: getattr(model, f) for f in same})
   except (TypeError, ValueError) as e:
     advice = f"No model of ours fits them: {e}"

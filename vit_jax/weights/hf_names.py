@@ -275,8 +275,9 @@ class ModelType(NamedTuple):
   options: Options of our model that no array shows.
   unclassified: Regular expression of arrays that a classifier does not use.
   options_of_classifier: As `options`, for a model with a classifier.
-  posemb_filter: How positions are resized, a name of `models.resample.METHODS`:
-    as in transformers, except for ViT, which is fine-tuned as in the paper.
+  posemb_filter: How the authors resize positions, a name of
+    `models.resample.METHODS`; None if the arrays tell, see
+    `publishers.posemb_filter`.
   takes_any_size: Whether transformers resizes positions without being asked.
   """
 
@@ -287,11 +288,12 @@ class ModelType(NamedTuple):
   options: Mapping[str, Any] = {}
   unclassified: str | None = None
   options_of_classifier: Mapping[str, Any] = {}
-  posemb_filter: str = "hf"
+  posemb_filter: str | None = None
   takes_any_size: bool = False
 
 
 _EPS = {"layer_norm_eps": 1e-6}
+_OF_META = {"pixels": "imagenet", "posemb_filter": "hf"}
 _OF_SIGLIP = (
   ("vision_model.",),
   {"hidden_act": "gelu_pytorch_tanh", **_EPS},
@@ -308,11 +310,11 @@ _OF_DINOV3 = {"layer_norm_eps": 1e-5, "num_attention_heads": 6}
 _ROTATED = {"name": "modern", "posemb": "none", "rope": "dinov3"}
 # `model_type` of config.json -> the family.
 MODEL_TYPES = {
-  "vit": ModelType((VIT,), ("vit.",), posemb_filter="zoom"),
-  "vit_mae": ModelType((VIT,), ("vit.",), pixels="imagenet"),
-  "vit_msn": ModelType((VIT,), ("vit.",), _EPS, "imagenet"),
-  "ijepa": ModelType((VIT,), ("ijepa.",), pixels="imagenet"),
-  "deit": ModelType((DEIT, DEIT_OF_TEACHER), ("deit.",), pixels="imagenet"),
+  "vit": ModelType((VIT,), ("vit.",)),
+  "vit_mae": ModelType((VIT,), ("vit.",), **_OF_META),
+  "vit_msn": ModelType((VIT,), ("vit.",), _EPS, **_OF_META),
+  "ijepa": ModelType((VIT,), ("ijepa.",), **_OF_META),
+  "deit": ModelType((DEIT, DEIT_OF_TEACHER), ("deit.",), **_OF_META),
   "dinov2": ModelType(
     (DINOV2, DINOV2_GATED),
     ("dinov2.",),
@@ -325,7 +327,6 @@ MODEL_TYPES = {
     ("dinov2_with_registers.",),
     _EPS,
     "imagenet",
-    posemb_filter="bicubic",
     takes_any_size=True,
   ),
   "dinov3_vit": ModelType((DINOV3,), (), _OF_DINOV3, "imagenet", _ROTATED),
@@ -334,7 +335,6 @@ MODEL_TYPES = {
     ("beit.",),
     pixels="half",
     options={"name": "modern"},
-    posemb_filter="linear",
   ),
   "clip_vision_model": ModelType(
     (CLIP,),

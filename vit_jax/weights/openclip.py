@@ -226,9 +226,7 @@ def read(file: StateDict) -> Weights:
     options["gelu"] = "quick"
   if is_mean:
     options["pool"] = "gap"
-  weights = Weights(
-    str(file.path), "openclip", params, options, posemb_filter="timm"
-  )
+  weights = Weights(str(file.path), "openclip", params, options)
   if ours:
     return with_metadata(weights, ours)
   if not stated and "gelu" not in file.options:

@@ -1,4 +1,8 @@
-"""Publishers' preprocessing of images, for files with nothing but arrays."""
+"""What publishers do that files do not state, by their series of models.
+
+How they prepare images, for files with nothing but arrays; and how they resize
+positions, for all files.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,8 +13,8 @@ import numpy as np
 from vit_jax.families.modern import ModernConfig
 from vit_jax.families.vit import ViTConfig
 from vit_jax.weights import eval_preprocessing, normalisation
-from vit_jax.weights.fitting import DEFAULT_SIZE, trained_at
-from vit_jax.weights.identify import identify
+from vit_jax.weights.fitting import DEFAULT_SIZE, PUBLISHED, trained_at
+from vit_jax.weights.identify import NEEDED, identify
 from vit_jax.weights.weights_file import POS_EMBEDDING, Pixels, Weights
 
 IMAGENET = normalisation.NAMED["imagenet"]
@@ -29,6 +33,8 @@ class Publisher(NamedTuple):
   filter: Filter of the resizing.
   size: Side of the images in pixels, if the trained one is unknown or larger.
   also: Further facts for the user.
+  posemb_filter: How the authors' own code resizes positions, a name of
+    `models.resample.METHODS`, whatever the library of the file does.
   """
 
   name: str
@@ -38,10 +44,15 @@ class Publisher(NamedTuple):
   filter: str = "bicubic"
   size: int | None = None
   also: str = ""
+  posemb_filter: str = "hf"
 
 
 # The first one that fits counts.
-# Source: the evaluation in the repositories of each.
+# Source: the repositories of each. They resize positions in: DeiT and DeiT III,
+#   main.py; EVA-02, asuka/run_class_finetuning.py; OpenCLIP, `resize_pos_embed`
+#   (OpenAI's CLIP has a fixed size); BEiT, run_class_finetuning.py, with cubic
+#   splines instead of timm's lines; DINO and DINOv2, `interpolate_pos_encoding`
+#   of vision_transformer.py; MAE, util/pos_embed.py.
 PUBLISHERS = (
   Publisher("DeiT", lambda w, m: m.distilled, IMAGENET),
   Publisher(
@@ -60,22 +71,28 @@ PUBLISHERS = (
     lambda w, m: m.pre_norm or w.format == "openclip",
     CLIP,
     share=1.0,
+    posemb_filter="bicubic",
   ),
   Publisher(
     "BEiT",
     lambda w, m: m.posemb == "relative_bias",
     normalisation.HALF,
     also="; those of BEiT v2 have mean='imagenet'",
+    posemb_filter="timm",
+  ),
+  Publisher(
+    "DINOv2",  # with registers
+    lambda w, m: m.class_token and m.layer_scale is not None and m.registers,
+    IMAGENET,
+    size=224,
+    posemb_filter="bicubic",
   ),
   Publisher(
     "DINOv2",
-    lambda w, m: (
-      m.class_token
-      and m.layer_scale is not None
-      and (w.has_cls_row or m.registers > 0)
-    ),
+    lambda w, m: m.class_token and m.layer_scale is not None and w.has_cls_row,
     IMAGENET,
     size=224,
+    posemb_filter="dinov2",
   ),
   Publisher(
     "DeiT III",
@@ -91,6 +108,21 @@ PUBLISHERS = (
 )
 # MAE as pre-trained: a family `vit` whose class token has a position of zeros.
 MAE = Publisher("MAE", lambda w, m: _has_zero_row(w), IMAGENET)
+# Others whose arrays are those of ViT. Google's images are in [-1, 1].
+AS_VIT = (
+  MAE,
+  Publisher(
+    "DINO",
+    lambda w, m: (
+      w.pixels == IMAGENET
+      and "cls" in w.params
+      and "head/kernel" not in w.params
+    ),
+    IMAGENET,
+    posemb_filter="dinov2",
+  ),
+  Publisher("DeiT, I-JEPA", lambda w, m: w.pixels == IMAGENET, IMAGENET),
+)
 
 
 def _has_zero_row(weights: Weights) -> bool:
@@ -98,6 +130,31 @@ def _has_zero_row(weights: Weights) -> bool:
   if not weights.has_cls_row:
     return False
   return not np.asarray(weights.params[POS_EMBEDDING])[0, 0].any()
+
+
+def posemb_filter(weights: Weights) -> str:
+  """Returns how the authors of weights resize positions.
+
+  It is the paper's "zoom" for ViT (also for SigLIP, whose authors' code is
+  big_vision's), and timm's "bicubic" for a later model of no known series.
+
+  Args:
+    weights: Weights, with the normalisation of their images if it is known.
+
+  Returns:
+    A name of `models.resample.METHODS`.
+  """
+  if not {"embedding/kernel", *NEEDED} <= weights.params.keys():
+    return "zoom"  # a ResNet, or no whole model
+  model = identify(weights.params, weights.options)
+  if isinstance(model, ModernConfig):
+    known, other = PUBLISHERS, "bicubic"
+  elif isinstance(model, ViTConfig) and weights.format not in PUBLISHED:
+    known, other = AS_VIT, "zoom"
+  else:
+    return "zoom"
+  filters = (p.posemb_filter for p in known if p.fits(weights, model))
+  return next(filters, other)
 
 
 def assume(weights: Weights) -> Weights:

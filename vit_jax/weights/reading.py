@@ -153,6 +153,9 @@ def read(
       if is_unstated:
         weights = publishers.assume(weights)
       weights = _with_assumptions(normalisation.fold(weights), options)
+    if weights.posemb_filter is None:
+      chosen = publishers.posemb_filter(weights)
+      weights = dataclasses.replace(weights, posemb_filter=chosen)
   except ValueError as e:
     if download.is_remote(path):
       # A snapshot of the hub has links; the files are beside its parent.
@@ -403,6 +406,8 @@ def read_checkpoint(folder: epath.Path) -> Weights:
     return dataclasses.replace(
       weights, options=stated, metadata={}, is_bare=True
     )
+  # Before metadata had the filter, it was the paper's.
+  weights = dataclasses.replace(weights, posemb_filter="zoom")
   return with_metadata(weights, metadata)
 
 

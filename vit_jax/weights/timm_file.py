@@ -247,7 +247,6 @@ def read(file: StateDict) -> Weights:
     params,
     options,
     notes=notes,
-    posemb_filter=_filter(file.arrays, params, options),
   )
   if ours:
     return _of_ours(with_metadata(weights, ours))
@@ -277,14 +276,6 @@ def read(file: StateDict) -> Weights:
   if size:
     weights = _with_preprocessing(weights, config)
   return weights
-
-
-def _filter(arrays, params, options) -> str:
-  """Returns how positions are resized: as in timm, or as in Meta's DINOv2."""
-  if not timm.is_modern(params, options):
-    return "zoom"
-  is_dinov2 = "mask_token" in arrays and "registers" not in params
-  return "dinov2" if is_dinov2 and _SCALE in params else "timm"
 
 
 def _of_ours(weights: Weights) -> Weights:

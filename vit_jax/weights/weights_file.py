@@ -126,6 +126,7 @@ class Metadata:
   preprocessing: _Preprocessing = _Preprocessing()
   loss: str | None = None
   standardisation: _Standardisation = _Standardisation()
+  posemb_filter: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +154,9 @@ class Weights:
       that is then assumed, because the publishers of such arrays use it, with a
       note. None if the arrays belong to no known series.
     posemb_filter: How positions are resized for images of another size, a name
-      of `models.resample.METHODS`, unless the user chooses one.
+      of `models.resample.METHODS`, unless the user chooses one. None if neither
+      the file nor its format states it; then `read` takes that of the authors,
+      `publishers.posemb_filter`.
     is_bare: Whether only the arrays describe the model, in a format whose
       models differ.
     notes: Facts for the user.
@@ -173,7 +176,7 @@ class Weights:
   loss: str | None = None
   pixels: Pixels | None = None
   published_pixels: str | None = None
-  posemb_filter: str = "zoom"
+  posemb_filter: str | None = None
   is_bare: bool = False
   notes: tuple[str, ...] = ()
   metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -287,5 +290,6 @@ def with_metadata(weights: Weights, metadata: Mapping[str, Any]) -> Weights:
     ops=stated.preprocessing.ops,
     loss=loss,
     pixels=Pixels((0.5,) * 3, (0.5,) * 3),
+    posemb_filter=stated.posemb_filter or weights.posemb_filter,
     notes=notes,
   )

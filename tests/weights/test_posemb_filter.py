@@ -1,0 +1,244 @@
+"""How positions are resized: as the authors do, from a file and from ours."""
+
+import json
+
+import foreign
+import numpy as np
+import pytest
+import tiny
+from flax.traverse_util import flatten_dict
+
+import vit_jax
+from vit_jax import train, weights
+from vit_jax.checkpointing import checkpointer
+from vit_jax.config import defaults, freeze, model_config
+from vit_jax.experiment import Experiment, setup
+from vit_jax.exporting import convert
+from vit_jax.weights import (
+  google,
+  hf_classes,
+  normalisation,
+  openclip,
+  safetensors_file,
+  timm,
+)
+from vit_jax.weights.weights_file import POS_EMBEDDING
+
+SIZE = dict(variant="Ti/8", width=32, depth=2, mlp_dim=128, num_heads=4)
+MODERN = SIZE | dict(name="modern", gelu="erf")
+SCALED = MODERN | dict(layer_scale=1e-5)
+CLIP = MODERN | dict(pre_norm=True, patch_bias=False, ln_eps=1e-5)
+BEIT = SCALED | dict(
+  posemb="relative_bias", qkv_bias="no_key", pool="gap", final_norm="pooled"
+)
+EVA02 = MODERN | dict(
+  mlp="swiglu", rope="eva02", qkv_bias="no_key", pool="gap", final_norm="pooled"
+)
+# Series -> model, normalisation, number of classes, filter, libraries.
+SERIES = {
+  "ViT": (SIZE, "half", 3, "zoom", "timm hf npz"),
+  "SigLIP": (SIZE | dict(pool="map"), "half", 0, "zoom", "timm hf npz"),
+  "MAE": (SIZE, "imagenet", 0, "hf", "timm mae"),
+  "DINO": (SIZE, "imagenet", 0, "dinov2", "timm hf"),
+  "DeiT": (SIZE, "imagenet", 3, "hf", "timm hf"),
+  "I-JEPA": (SIZE | dict(pool="gap"), "imagenet", 0, "hf", "timm hf"),
+  "DeiT distilled": (
+    MODERN | dict(distilled=True), "imagenet", 3, "hf", "timm hf"
+  ),
+  "DeiT III": (SCALED | dict(cls_row=False), "imagenet", 3, "hf", "timm"),
+  "DINOv2": (SCALED, "imagenet", 0, "dinov2", "timm hf"),
+  "DINOv2 registers": (
+    SCALED | dict(registers=2, cls_row=False), "imagenet", 0, "bicubic", "timm"
+  ),
+  "CLIP": (CLIP, "clip", 0, "bicubic", "timm hf openclip"),
+  "BEiT": (BEIT, "half", 0, "timm", "timm hf"),
+  "EVA-02": (EVA02, "clip", 0, "hf", "timm"),
+  "of no series": (
+    SCALED | dict(class_token=False, pool="gap"), "half", 3, "bicubic", "timm"
+  ),
+}  # fmt: skip
+SIDES = (48, 24)  # of images of another size
+CASES = [(n, s) for n, v in SERIES.items() for s in v[-1].split()]
+
+
+def write(folder, series, library):
+  """Writes random weights of a series; returns the path."""
+  options, mean, num_classes, *_ = SERIES[series]
+  pixels = normalisation.NAMED[mean]._asdict()
+  model = model_config(**options)
+  params = foreign.random_params(model, num_classes, (32, 32))
+  if series == "MAE":
+    params[POS_EMBEDDING][:, 0] = 0
+  folder.mkdir()
+  about = {
+    "architecture": "vit",
+    "model_args": {"num_heads": 4},
+    "pretrained_cfg": pixels,
+  }
+  if library == "npz":
+    np.savez(folder / "x.npz", **google.write(params))
+    return folder / "x.npz"
+  if library in ("hf", "mae"):
+    arrays, about = hf_classes.write(
+      params, model, num_classes=num_classes, image_size=(32, 32)
+    )
+    images = {"image_mean": pixels["mean"], "image_std": pixels["std"]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(images))
+    if library == "mae":
+      about["model_type"] = "vit_mae"
+  elif library == "openclip":
+    arrays = openclip.write(params, model)
+  else:
+    arrays = timm.write(params, model)
+  (folder / "config.json").write_text(json.dumps(about))
+  safetensors_file.write(folder / "model.safetensors", arrays, {})
+  return folder
+
+
+@pytest.mark.parametrize("series, library", CASES)
+def test_it_is_that_of_the_authors_whatever_the_library(
+  tmp_path, series, library
+):
+  path = write(tmp_path / "x", series, library)
+  options = {"num_heads": 4} if library == "openclip" else {}
+  read = weights.read(path, options=options)
+  assert read.posemb_filter == SERIES[series][3]
+
+
+def same(a, b):
+  """Asserts that two models have the same parameters, bit for bit."""
+  a, b = (flatten_dict(vit.params, sep="/") for vit in (a, b))
+  assert a.keys() == b.keys()
+  for name, array in a.items():
+    np.testing.assert_array_equal(array, b[name], name)
+
+
+@pytest.mark.parametrize(
+  "series, to",
+  [
+    *((series, "orbax") for series in ("SigLIP", "DINO", "DINOv2", "BEiT")),
+    *(("DeiT", to) for to in ("orbax", "timm", "npz", "hf")),
+    ("DINOv2", "hf"),
+    ("CLIP", "openclip"),
+  ],
+)
+def test_what_is_written_is_resized_as_the_file(tmp_path, series, to):
+  """Also if the filter is in no array: DeiT's arrays are those of ViT."""
+  path = write(tmp_path / "x", series, "timm")
+  vit = vit_jax.load(path, verbose=False)
+  written = str(tmp_path / f"again{convert.WRITERS[to].suffix or ''}")
+  notes = convert.convert(vit, written, to)
+  stated = {}
+  if series == "DeiT" and to in ("npz", "hf"):  # no place for it
+    assert "posemb_filter='hf'" in "\n".join(notes)
+    stated = {"posemb_filter": "hf"}
+  else:
+    assert "posemb_filter" not in "\n".join(notes)
+  if to == "npz":
+    stated |= {"gelu": "erf", "num_heads": 4}
+  size = {"image_size": SIDES, "verbose": False}
+  again = vit_jax.load(written, **size, **stated)
+  wanted = vit_jax.load(path, **size)
+  assert again.report.resized
+  assert again.config == wanted.config
+  same(again, wanted)
+
+
+GRID = (6, 3)
+# Arguments of torch's interpolate in the authors' code, from a grid of 4 x 4.
+PLAIN = {"size": GRID, "align_corners": False}
+OFFSET = {"scale_factor": tuple((n + 0.1) / 4 for n in GRID)}
+AUTHORS = {
+  "MAE": PLAIN,
+  "DeiT": PLAIN,
+  "DeiT III": PLAIN,
+  "EVA-02": PLAIN,
+  "DINO": OFFSET,
+  "DINOv2": OFFSET,
+  "DINOv2 registers": PLAIN | {"antialias": True},
+  "CLIP": PLAIN | {"antialias": True},
+}
+
+
+def table_of(vit):
+  """Returns the positions of the patches, [n, d]."""
+  table = vit.params["Transformer"]["posembed_input"]["pos_embedding"]
+  height, width = vit.config.grid(vit.image_size)
+  return np.asarray(table)[0, -height * width :]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("series", AUTHORS)
+def test_another_size_equals_the_authors_call(tmp_path, series):
+  import torch
+
+  path = write(tmp_path / "x", series, "timm")
+  vit = vit_jax.load(path, verbose=False)
+  square = torch.tensor(table_of(vit).reshape(1, 4, 4, -1))
+  expected = torch.nn.functional.interpolate(
+    square.permute(0, 3, 1, 2), mode="bicubic", **AUTHORS[series]
+  )
+  expected = expected.permute(0, 2, 3, 1).reshape(18, -1)
+  other = vit_jax.load(path, image_size=SIDES, verbose=False)
+  # torch computes the places of the new rows in float32.
+  np.testing.assert_allclose(table_of(other), expected, atol=5e-6)
+
+
+def config(init, side=32, **changes):
+  ops = f"decode|resize({side})"
+  c = defaults()
+  c.init, c.model.name, c.model.layer_scale = init, "modern", 1e-5
+  val = {"kind": "classification", "split": "train[48:96]", "ops": ops}
+  changes = (
+    dict(
+      {f"model__{k}": v for k, v in SIZE.items()},
+      data__dataset="digits",
+      data__split="train[:48]",
+      data__ops=ops,
+      data__batch_size=48,
+      total_steps=2,
+      optim__lr=1e-12,
+      evals={"val": val},
+    )
+    | changes
+  )
+  tiny.apply(c, changes)
+  return freeze(c)
+
+
+def positions(init, side):
+  """Returns the filter and the positions of a run, before its first step."""
+  experiment = setup(config(str(init), side))
+  params, _ = experiment.fitted_weights()
+  table = params["Transformer"]["posembed_input"]["pos_embedding"]
+  return experiment.posemb_filter, np.asarray(table)
+
+
+@pytest.mark.slow
+def test_a_run_and_its_probe_are_resized_as_the_weights_they_began_with(
+  tmp_path,
+):
+  path, run = write(tmp_path / "x", "DINOv2", "timm"), tmp_path / "run"
+  begun = config(str(path), init_head="linear_probe")
+  train.train_and_evaluate(begun, str(run))
+  name, table = positions(path, 48)  # a trial at 1.5 times the size
+  assert name == "dinov2"
+  for checkpoint in (run / "probe", run, run / "checkpoints" / "2"):
+    again, same_table = positions(checkpoint, 48)
+    assert again == "dinov2"
+    # Two steps with a rate of 1e-12.
+    np.testing.assert_allclose(same_table, table, atol=1e-6)
+    vit = vit_jax.load(checkpoint, image_size=48, verbose=False)
+    same_table = vit.params["Transformer"]["posembed_input"]["pos_embedding"]
+    np.testing.assert_allclose(same_table, table, atol=1e-6)
+  params, metadata = checkpointer.load_params(str(run))
+  del metadata["posemb_filter"]  # as before it was stated
+  checkpointer.write_params(str(tmp_path / "old"), params, metadata)
+  again, other = positions(tmp_path / "old", 48)
+  assert again == "zoom" and np.abs(other - table).max() > 0.1
+  resumed = Experiment(begun, str(run))
+  assert (resumed.start, resumed.posemb_filter) == (2, "dinov2")
+
+
+def test_from_scratch_it_is_the_paper_s():
+  assert setup(config(None)).posemb_filter == "zoom"
