@@ -137,13 +137,11 @@ def best(
   """Returns the best mean of the probe and the fine-tuned model. Collective.
 
   The parameters of the mean are `(1 - w) probe + w fine_tuned`, with a `w` of
-  `WEIGHTS`. The best mean is the one whose `w` is nearest to 0.5 (0.75 before
-  0.25), among those that `not_worse` leaves: differences within the standard
-  error may be chance, and a `w` of 0.5 is what the source recommends without
-  knowledge of the data. If the loss weights the classes, the balanced accuracy
-  is compared.
+  `WEIGHTS`, which `choose` chooses on the held-out images. If the loss weights
+  the classes, the balanced accuracy is compared.
 
   Source: arXiv:2109.01903, section 3, for a zero-shot and a fine-tuned model.
+  Measured: docs/tasks/finetune.md.
 
   Args:
     workdir: Folder of the run.
@@ -164,14 +162,11 @@ def best(
   is_right = np.stack([h["is_right"] for h in hits])
   labels = hits[0]["label"]
   shares = np.full(len(labels), 1 / len(labels))
-  of_class = balanced_weights(np.bincount(labels), labels.max() + 1)
-  balanced_shares = shares * of_class[labels]
+  counts = np.bincount(labels)
+  balanced_shares = 1 / (np.count_nonzero(counts) * counts[labels])
   is_balanced = evaluator.context.config.objective.counts_classes
-  is_left = not_worse(is_right, balanced_shares if is_balanced else shares)
-  chosen = min(
-    np.flatnonzero(is_left),
-    key=lambda i: (abs(WEIGHTS[i] - 0.5), -WEIGHTS[i]),
-  )
+  weight = choose(is_right, balanced_shares if is_balanced else shares)
+  chosen = WEIGHTS.index(weight)
   top1, balanced = ((is_right @ x).tolist() for x in (shares, balanced_shares))
   outcome = dataclasses.replace(
     json_file.read_as(
@@ -179,7 +174,7 @@ def best(
     ),
     fine_tuned=top1[-1],
     saved=top1[chosen],
-    weight=WEIGHTS[chosen],
+    weight=weight,
   )
   if is_balanced:
     outcome = dataclasses.replace(
@@ -189,38 +184,45 @@ def best(
       saved_balanced=balanced[chosen],
     )
   _write(workdir, outcome)
-  return _mean(begun, state, WEIGHTS[chosen]), _text(outcome)
+  return _mean(begun, state, weight), _text(outcome)
 
 
-def not_worse(
+def choose(
   is_right: Bool[np.ndarray, "models images"],
   shares: Float64[np.ndarray, " images"],
-) -> Bool[np.ndarray, " models"]:
-  """Returns which models no other one exceeds by more than a standard error.
+) -> float:
+  """Returns the weight of the fine-tuned model in the mean that is saved.
 
-  The models are compared on the same images. The accuracies of two models
-  differ by `sum_i s_i d_i`, where `d_i` is 1 (-1) if only the first (second)
-  model is right on image i. If the models are equally good, the standard error
-  of the difference is `sqrt(sum_i (s_i d_i)^2)`. With equal shares, a model
-  that loses b images and gains c is thus worse if `b - c > sqrt(b + c)`. So one
-  image alone makes no model worse, whatever its class weighs.
+  A mean is left out if another one is better by more than a standard error. Of
+  the others, the one whose weight is nearest to 0.5 is chosen (0.75 before
+  0.25): smaller differences may be chance, and 0.5 is what the source of `best`
+  recommends without other knowledge.
+
+  The accuracies of two models on the same images differ by `sum_i s_i d_i`,
+  where `d_i` is 1 (-1) if only the first (second) model is right on image i. If
+  both are equally good, the standard error is `sqrt(sum_i (s_i d_i)^2)`. With
+  equal shares, a model that is wrong on b images on which the other is right,
+  and right on c on which the other is wrong, is left out if `b - c > sqrt(b +
+  c)`. So one image alone decides nothing, whatever its class weighs.
 
   Args:
-    is_right: Whether each model is right on each image.
+    is_right: Whether the mean with each of `WEIGHTS` is right on each image.
     shares: Share of each image in the accuracy; their sum is 1.
 
-  Source: McNemar's test, Psychometrika 12 (1947).
+  Source: McNemar, Psychometrika 12 (1947), for the standard error.
 
   Example:
-    >>> is_right = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]]) > 0
-    >>> not_worse(is_right, np.full(4, 0.25)).tolist()
-    [True, True, False]
+    >>> is_right = np.ones((5, 4), bool)
+    >>> is_right[2, :2] = False  # the mean with the weight 0.5, on two images
+    >>> choose(is_right, np.full(4, 0.25))
+    0.75
   """
   # [i, j]: how much model i exceeds model j, image by image.
   gains = shares * (is_right[:, None] * 1.0 - is_right)
   errors = np.sqrt((gains**2).sum(-1))
   exceeds = gains.sum(-1) > errors + 1e-9  # for the rounding of floats
-  return ~exceeds.any(axis=0)
+  left = [w for w, out in zip(WEIGHTS, exceeds.any(0), strict=True) if not out]
+  return min(left, key=lambda w: (abs(w - 0.5), -w))
 
 
 def _mean(begun: TrainState, tuned: TrainState, weight: float) -> TrainState:
