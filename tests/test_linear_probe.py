@@ -1,6 +1,7 @@
 """The linear probe from which fine-tuning starts."""
 
 import dataclasses
+import doctest
 import json
 import types
 
@@ -8,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import multihost_utils
+from sklearn.datasets import load_digits
 
 import vit_jax
-from vit_jax import linear_probe, ridge
+from vit_jax import linear_probe, lora, ridge
 from vit_jax.checkpointing.checkpointer import write_params
 from vit_jax.config import ConfigError, defaults, freeze
 from vit_jax.evaluators.evaluator import Evaluator
@@ -28,6 +30,10 @@ def clusters():
   labels = np.arange(60) % 3
   features = centers[labels] + rng.normal(size=(60, 5))
   return features[:45], labels[:45], features[45:], labels[45:]
+
+
+def test_examples():
+  assert doctest.testmod(linear_probe).failed == 0
 
 
 def test_it_says_where_few_images_choose(clusters):
@@ -62,11 +68,54 @@ def test_penalty_and_scale_are_the_best_on_what_is_held_out(clusters):
 
   def loss(factor):
     x = factor * logits
-    of_label = x[np.arange(15), held_out_labels]
-    return np.mean(np.log(np.exp(x - x.max()).sum(-1)) + x.max() - of_label)
+    targets = (15 * np.eye(3)[held_out_labels] + 1 / 3) / 16
+    x = x - x.max()
+    return np.mean(np.log(np.exp(x).sum(-1)) - (targets * x).sum(-1))
 
   np.testing.assert_allclose(probe.loss, loss(1.0), rtol=1e-5)
   assert probe.loss <= min(loss(0.5), loss(2.0))
+
+
+@pytest.mark.parametrize("num", [20, 60, 200])
+def test_a_head_that_is_always_right_keeps_its_doubts(num):
+  """Its probability of the label is (m + 1/2) / (m + 1), with two classes."""
+  of = lambda n: (np.tile([[-1.0], [1.0]], (n // 2, 1)), np.arange(n) % 2)
+  probe = linear_probe.fit(*of(40), *of(num), num_classes=2)
+  assert probe.accuracy == 1
+  ((left, right),) = np.array([[1.0]]) @ probe.kernel + probe.bias
+  # p = 1 / (1 + exp(-margin)); the scale is a power of 2.
+  assert 2**-0.5 < (right - left) / np.log(2 * num + 1) < 2**0.5
+
+
+@pytest.mark.parametrize("num", [20, 60, 200])
+@pytest.mark.parametrize("classes", [(0, 1), (3, 8)])
+def test_images_are_learned_from_if_all_that_are_held_out_are_right(
+  num, classes
+):
+  """The loss of other images is of the order of the errors."""
+  x, y = load_digits(return_X_y=True)
+  is_used = np.isin(y, classes)
+  x, y = x[is_used] / 16, (y[is_used] == classes[1]).astype(int)
+  order = np.random.default_rng(0).permutation(len(y))
+  # The classifier of 80 images is right on all of these.
+  (fitted,) = ridge.fit(x[order[:80]], y[order[:80]], 2, [64.0])
+  is_right = ridge.predict(fitted, x) == y
+  rest = order[80:]
+  held_out, test = np.split(rest[is_right[rest]], [num])
+  test = np.concatenate([test, rest[~is_right[rest]]])
+  train = order[:80]
+  probe = linear_probe.fit(x[train], y[train], x[held_out], y[held_out], 2)
+  assert probe.accuracy == 1
+
+  def scored(rows):
+    logits = x[rows] @ probe.kernel.astype(float) + probe.bias
+    margins = logits[np.arange(len(rows)), y[rows]] * 2 - logits.sum(-1)
+    return np.log1p(np.exp(-margins)).mean(), (margins <= 0).mean()
+
+  loss, _ = scored(train)
+  assert 1e-3 < loss < 0.1
+  loss, error = scored(test)
+  assert loss < 3 * max(error, 1 / num)
 
 
 def test_an_image_counts_by_the_weight_of_its_class(clusters):
@@ -94,7 +143,8 @@ def test_balanced_accuracies_decide_where_classes_have_weights(tmp_path):
   train_and_evaluate(freeze(c), str(tmp_path))
   outcome = json.loads((tmp_path / "linear_probe.json").read_text())
   last = [r for r in read_metrics(str(tmp_path)) if "val/top1" in r][-1]
-  assert outcome["saved_balanced"] == last["val/balanced_accuracy"]
+  expected = pytest.approx(last["val/balanced_accuracy"], rel=1e-6)
+  assert outcome["saved_balanced"] == expected
   assert outcome["balanced"] > outcome["fine_tuned_balanced"]
 
 
@@ -176,26 +226,42 @@ def test_it_needs_images_to_choose_by(tmp_path):
 
 
 class HeldOut(Evaluator):
-  """Stands for the evaluator `val`: a peak of the accuracy, and a plateau."""
+  """Stands for the evaluator `val`.
+
+  Args:
+    is_right: Weight of the fine-tuned model -> which images are right.
+    labels: Their classes; None: one class.
+    class_weights: Option of the objective.
+  """
 
   config = types.SimpleNamespace(name="val")
 
-  def __init__(self, peak, plateau=0.0, class_weights="none", count=1000):
+  def __init__(self, is_right, labels=None, class_weights="none"):
     objective = types.SimpleNamespace(counts_classes=class_weights != "none")
     self.context = types.SimpleNamespace(
       config=types.SimpleNamespace(objective=objective)
     )
-    self.peak, self.plateau, self.count = peak, plateau, count
+    self.is_right, self.labels = is_right, labels
 
-  def run(self, params):
+  def hits(self, params):
     # The probe is 1, the fine-tuned model 3.
-    weight = (float(params["head"]["kernel"][0]) - 1) / 2
-    accuracy = 1 - max(self.plateau, abs(weight - self.peak))
-    return {
-      "val/top1": accuracy,
-      "val/balanced_accuracy": 1 - accuracy,
-      "val/count": self.count,
-    }
+    is_right = np.array(
+      self.is_right((float(params["head"]["kernel"][0]) - 1) / 2)
+    )
+    labels = (
+      np.zeros(len(is_right), int) if self.labels is None else self.labels
+    )
+    return {"is_right": is_right, "label": labels}
+
+
+def peak(at, num=1000):
+  """Returns weight -> images that are right; most are with the weight `at`."""
+  return lambda weight: np.arange(num) < num * (1 - abs(weight - at))
+
+
+def without(wrong, num):
+  """Returns weight -> images that are right: all but those of `wrong`."""
+  return lambda weight: ~np.isin(np.arange(num), wrong.get(weight, []))
 
 
 def best(tmp_path, evaluator, fine_tuned=3.0, ema=None):
@@ -214,65 +280,141 @@ def best(tmp_path, evaluator, fine_tuned=3.0, ema=None):
 
 
 @pytest.mark.parametrize(
-  ("peak", "weight", "text"),
+  ("at", "weight", "text"),
   [
-    (-1.0, 0.0, "the linear probe: top-1 0.00% on held-out images, fine-"),
+    (-0.5, 0.0, "the linear probe: top-1 50.00% on held-out images, fine-"),
     (0.3, 0.25, "the mean of fine-tuned model (25%) and linear probe (75%): "),
     (0.5, 0.5, "the mean of fine-tuned model (50%) and linear probe (50%): "),
-    (2.0, 1.0, "the fine-tuned model: top-1 0.00% on held-out images, linear"),
+    (1.5, 1.0, "the fine-tuned model: top-1 50.00% on held-out images, linear"),
   ],
 )
 def test_the_saved_mean_is_the_best_on_what_is_held_out(
-  peak, weight, text, tmp_path
+  at, weight, text, tmp_path
 ):
-  params, _, outcome, line = best(tmp_path, HeldOut(peak))
+  params, _, outcome, line = best(tmp_path, HeldOut(peak(at)))
   assert params == [1 + 2 * weight] * 2
   assert (outcome["weight"], outcome["l2"]) == (weight, 4.0)
-  assert outcome["saved"] == pytest.approx(1 - abs(weight - peak))
-  assert outcome["fine_tuned"] == pytest.approx(1 - abs(1 - peak))
+  one_image = dict(abs=0.0011)
+  assert outcome["saved"] == pytest.approx(1 - abs(weight - at), **one_image)
+  tuned = max(0, 1 - abs(1 - at))
+  assert outcome["fine_tuned"] == pytest.approx(tuned, **one_image)
   assert outcome["balanced"] is None
   assert line.startswith(text)
 
 
 @pytest.mark.parametrize(
-  ("peak", "plateau", "count", "weight"),
+  ("wrong", "weight"),
   [
-    (0.75, 0.3, 1000, 0.5),  # equal: 0.5 to 1
-    (1.0, 0.0, 4, 0.75),  # 0.75 is one image of 4 worse
-    (1.0, 0.0, 2, 0.5),  # 0.5 is one image of 2 worse
-    (1.0, 0.0, 20, 1.0),  # 0.75 is five images worse
-    (0.0, 0.0, 2, 0.0),  # 0.5 is one image of 2 worse than the probe
+    ({}, 0.5),
+    ({0.5: [3]}, 0.5),  # one image
+    ({0.5: [3, 4]}, 0.75),  # 2 > sqrt(2)
+    ({0.5: [3, 4], 0.75: [3, 4]}, 0.25),
+    ({0.5: [3, 4], **dict.fromkeys((0.25, 0.75, 1.0), [5, 6])}, 0.0),
+    ({0.5: [1, 2, 3], **dict.fromkeys((0.0, 0.25, 0.75, 1.0), [5])}, 0.5),
+    ({0.5: [1, 2, 3, 4], **dict.fromkeys((0.25, 0.75, 1.0), [5])}, 0.75),
   ],
 )
-def test_one_image_does_not_outweigh_a_mean_near_the_middle(
-  peak, plateau, count, weight, tmp_path
+def test_a_mean_near_the_middle_is_saved_unless_another_is_clearly_better(
+  wrong, weight
 ):
-  _, _, outcome, _ = best(tmp_path, HeldOut(peak, plateau, count=count))
+  is_right = [without(wrong, 20)(w) for w in linear_probe.WEIGHTS]
+  assert linear_probe.choose(np.stack(is_right), np.full(20, 0.05)) == weight
+
+
+def test_the_standard_error_is_that_of_a_paired_difference():
+  """Of shares s and differences d it is sqrt(sum (s d)^2)."""
+  rng = np.random.default_rng(0)
+  chosen = set()
+  for _ in range(100):
+    shares = rng.dirichlet(np.ones(40))
+    is_right = rng.random((5, 40)) < rng.uniform(0.5, 0.8, (5, 1))
+
+    def is_worse(one, other, shares=shares):
+      d = other.astype(float) - one
+      return d @ shares > np.sqrt(sum((shares * d) ** 2))
+
+    left = {
+      weight
+      for weight, one in zip(linear_probe.WEIGHTS, is_right, strict=True)
+      if not any(is_worse(one, other) for other in is_right)
+    }
+    nearest = next(w for w in (0.5, 0.75, 0.25, 1.0, 0.0) if w in left)
+    assert linear_probe.choose(is_right, shares) == nearest
+    chosen.add(nearest)
+  assert chosen == {*linear_probe.WEIGHTS}
+
+
+# Held-out images of ten classes.
+CLASSES = np.repeat(np.arange(10), [40, 27, 18, 12, 8, 5, 3, 2, 2, 1])
+
+
+@pytest.mark.parametrize(
+  ("wrong", "weight"),
+  [
+    ({0.5: [115]}, 0.5),  # the only image of its class: 10 % of the accuracy
+    ({0.5: [111]}, 0.5),  # one of two images: 5 %
+    ({0.5: [0, 1, 2, 3]}, 0.75),  # four of 40 images: 1 %
+  ],
+)
+def test_one_image_is_one_image_if_classes_have_weights(
+  wrong, weight, tmp_path
+):
+  evaluator = HeldOut(without(wrong, 118), CLASSES, "balanced")
+  _, _, outcome, _ = best(tmp_path, evaluator)
   assert outcome["weight"] == weight
 
 
+def test_a_mean_of_models_with_adapters_is_the_mean_of_their_kernels():
+  """B of the probe is 0, so the mean of A B has the fine-tuned A."""
+  rng = np.random.default_rng(0)
+  kernel, a, tuned_a, tuned_b = (
+    rng.normal(size=s) for s in ((6, 4), (6, 2), (6, 2), (2, 4))
+  )
+
+  def state(a, b, head):
+    block = {"query": {"lora_a": a, "lora_b": b}}
+    return TrainState(0, {"block": block, "head": {"kernel": head}}, None)
+
+  of = lambda s: lora.merged(kernel, *s.params["block"]["query"].values(), 2.0)
+  begun = state(a, 0 * tuned_b, np.ones(3))
+  tuned = state(tuned_a, tuned_b, np.full(3, 3.0))
+  for weight in linear_probe.WEIGHTS:
+    mean = linear_probe._mean(begun, tuned, weight)
+    expected = (1 - weight) * of(begun) + weight * of(tuned)
+    np.testing.assert_allclose(of(mean), expected, rtol=1e-12)
+    np.testing.assert_allclose(mean.params["head"]["kernel"], 1 + 2 * weight)
+
+
 def test_the_running_average_is_what_counts_and_what_is_replaced(tmp_path):
-  params, ema, _, _ = best(tmp_path, HeldOut(0.5), fine_tuned=9.0, ema=3.0)
+  params, ema, _, _ = best(
+    tmp_path, HeldOut(peak(0.5)), fine_tuned=9.0, ema=3.0
+  )
   assert params == ema == [2.0, 2.0]
 
 
 def test_the_probe_is_saved_unchanged_if_training_diverged(tmp_path):
-  class OfNaN(HeldOut):
-    def run(self, params):
-      is_finite = bool(jnp.isfinite(params["head"]["kernel"]).all())
-      return {"val/top1": 0.5 if is_finite else 0.1, "val/count": 1000}
+  def is_right(weight):  # a prediction of NaN is wrong
+    return np.arange(9) < (weight == 0) * 5
 
-  params, *_ = best(tmp_path, OfNaN(0.0), fine_tuned=float("nan"))
+  params, *_ = best(tmp_path, HeldOut(is_right), fine_tuned=float("nan"))
   assert params == [1.0, 1.0]
 
 
 def test_balanced_accuracy_decides_if_classes_have_weights(tmp_path):
-  evaluator = HeldOut(0.0, class_weights="balanced")
-  _, _, outcome, text = best(tmp_path, evaluator)
-  assert outcome["weight"] == 1.0  # top-1 is best at 0
+  labels = np.repeat([0, 1], [90, 10])
+
+  def is_right(weight):  # only the fine-tuned model knows the rare class
+    return np.arange(100) >= 20 if weight == 1 else labels == 0
+
+  assert best(tmp_path, HeldOut(is_right, labels))[2]["weight"] == 0.5
+  (again := tmp_path / "again").mkdir()
+  evaluator = HeldOut(is_right, labels, "balanced")
+  _, _, outcome, text = best(again, evaluator)
+  assert outcome["weight"] == 1.0
   names = ("balanced", "fine_tuned_balanced", "saved_balanced")
-  assert [outcome[n] for n in names] == [0.0, 1.0, 1.0]
-  assert text.endswith("; balanced accuracy 100.00%, linear probe 0.00%")
+  values = [0.5, 8 / 9, 8 / 9]
+  np.testing.assert_allclose([outcome[n] for n in names], values, rtol=1e-6)
+  assert text.endswith("; balanced accuracy 88.89%, linear probe 50.00%")
 
 
 def test_during_training_nothing_is_saved():

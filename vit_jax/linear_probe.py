@@ -9,7 +9,18 @@ are chosen on held-out images:
   scores = ((feature - mean) / std, 100) W,  logits = scale scores
   kernel = scale W / std,  bias = scale (100 w_bias - mean W / std)
 
-Source: arXiv:2202.10054, section 3.
+If all held-out images were right, their loss alone would choose an infinite
+scale, and fine-tuning would have no gradient. One image is therefore added to
+them, which has each of the K classes with probability 1 / K. Of m held-out
+images, each then has a share e = 1 / (m + 1) of this image:
+
+  loss = (1 - e) cross_entropy(label) + e mean_k cross_entropy(k)
+
+With two classes this is half an image right and half an image wrong, as in
+Jeffreys' estimate of a rate.
+
+Source: arXiv:2202.10054, section 3; for the added image, Platt, "Probabilistic
+outputs for support vector machines" (1999), section 2.2.
 """
 
 import dataclasses
@@ -19,9 +30,9 @@ import jax
 import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
-from jaxtyping import Float32, Float64, Integer, Num
+from jaxtyping import Bool, Float32, Float64, Integer, Num
 
-from vit_jax import ridge, run_summary, weights
+from vit_jax import lora, ridge, run_summary, weights
 from vit_jax.checkpointing.checkpointer import load_params, write_params
 from vit_jax.config import HELD_OUT, json_file
 from vit_jax.evaluators.evaluator import Evaluator
@@ -51,8 +62,8 @@ class FittedHead:
   scale: Factor between ridge scores, whose targets are -1 and 1, and logits.
   num_held_out: Number of held-out images.
   accuracy: Share of held-out images that are predicted right, 0 to 1.
-  loss: Mean cross-entropy of the held-out images, weighted by class if the
-    run's loss is.
+  loss: Mean loss of the held-out images with the added image, weighted by
+    class if the run's loss is.
   """
 
   kernel: Float32[np.ndarray, "d classes"]
@@ -126,11 +137,8 @@ def best(
   """Returns the best mean of the probe and the fine-tuned model. Collective.
 
   The parameters of the mean are `(1 - w) probe + w fine_tuned`, with a `w` of
-  `WEIGHTS`. The best mean is the one whose `w` is nearest to 0.5 (0.75 before
-  0.25), among those that are not worse than the probe and at most one held-out
-  image worse than the most accurate. One image may be chance, and means near
-  0.5 are robust. If the loss weights the classes, the balanced accuracy is
-  compared.
+  `WEIGHTS`, which `choose` chooses on the held-out images. If the loss weights
+  the classes, the balanced accuracy is compared.
 
   Source: arXiv:2109.01903, section 3, for a zero-shot and a fine-tuned model.
   Measured: docs/tasks/finetune.md.
@@ -144,53 +152,93 @@ def best(
     A state with the parameters of the mean, and a line that says what it is.
 
   Raises:
-    DataError: No held-out image can be scored.
     OSError, ValueError: A file of the probe cannot be read or written, or is
       damaged.
   """
   evaluator = _held_out(evaluators)
-  is_balanced = evaluator.context.config.objective.counts_classes
-  key = f"{HELD_OUT}/{'balanced_accuracy' if is_balanced else 'top1'}"
   params, _ = load_params(str(epath.Path(workdir) / FOLDER))
   begun = weights.replace_params(state, params)
-  scores = {
-    w: evaluator.run(_mean(begun, state, w).eval_params) for w in WEIGHTS
-  }
-  accuracy = {w: scores[w][key] for w in WEIGHTS}
-  # 1.5 images instead of 1, for the rounding of floats.
-  chance = 1.5 / scores[0][f"{HELD_OUT}/count"]
-  least = max(accuracy[0], max(accuracy.values()) - chance)
-  weight = min(
-    (w for w in WEIGHTS if accuracy[w] >= least),
-    key=lambda w: (abs(w - 0.5), -w),
-  )
+  hits = [evaluator.hits(_mean(begun, state, w).eval_params) for w in WEIGHTS]
+  is_right = np.stack([h["is_right"] for h in hits])
+  labels = hits[0]["label"]
+  shares = np.full(len(labels), 1 / len(labels))
+  counts = np.bincount(labels)
+  balanced_shares = 1 / (np.count_nonzero(counts) * counts[labels])
+  is_balanced = evaluator.context.config.objective.counts_classes
+  weight = choose(is_right, balanced_shares if is_balanced else shares)
+  chosen = WEIGHTS.index(weight)
+  top1, balanced = ((is_right @ x).tolist() for x in (shares, balanced_shares))
   outcome = dataclasses.replace(
     json_file.read_as(
       fine_tuning.ProbeOutcome, epath.Path(workdir) / fine_tuning.LINEAR_PROBE
     ),
-    fine_tuned=scores[1][f"{HELD_OUT}/top1"],
-    saved=scores[weight][f"{HELD_OUT}/top1"],
+    fine_tuned=top1[-1],
+    saved=top1[chosen],
     weight=weight,
   )
   if is_balanced:
     outcome = dataclasses.replace(
       outcome,
-      balanced=scores[0][key],
-      fine_tuned_balanced=scores[1][key],
-      saved_balanced=scores[weight][key],
+      balanced=balanced[0],
+      fine_tuned_balanced=balanced[-1],
+      saved_balanced=balanced[chosen],
     )
   _write(workdir, outcome)
   return _mean(begun, state, weight), _text(outcome)
 
 
+def choose(
+  is_right: Bool[np.ndarray, "models images"],
+  shares: Float64[np.ndarray, " images"],
+) -> float:
+  """Returns the weight of the fine-tuned model in the mean that is saved.
+
+  A mean is left out if another one is better by more than a standard error. Of
+  the others, the one whose weight is nearest to 0.5 is chosen (0.75 before
+  0.25): smaller differences may be chance, and 0.5 is what the source of `best`
+  recommends without other knowledge.
+
+  The accuracies of two models on the same images differ by `sum_i s_i d_i`,
+  where `d_i` is 1 (-1) if only the first (second) model is right on image i. If
+  both are equally good, the standard error is `sqrt(sum_i (s_i d_i)^2)`. With
+  equal shares, a model that is wrong on b images on which the other is right,
+  and right on c on which the other is wrong, is left out if `b - c > sqrt(b +
+  c)`. So one image alone decides nothing, whatever its class weighs.
+
+  Args:
+    is_right: Whether the mean with each of `WEIGHTS` is right on each image.
+    shares: Share of each image in the accuracy; their sum is 1.
+
+  Source: McNemar, Psychometrika 12 (1947), for the standard error.
+
+  Example:
+    >>> is_right = np.ones((5, 4), bool)
+    >>> is_right[2, :2] = False  # the mean with the weight 0.5, on two images
+    >>> choose(is_right, np.full(4, 0.25))
+    0.75
+  """
+  # [i, j]: how much model i exceeds model j, image by image.
+  gains = shares * (is_right[:, None] * 1.0 - is_right)
+  errors = np.sqrt((gains**2).sum(-1))
+  exceeds = gains.sum(-1) > errors + 1e-9  # for the rounding of floats
+  left = [w for w, out in zip(WEIGHTS, exceeds.any(0), strict=True) if not out]
+  return min(left, key=lambda w: (abs(w - 0.5), -w))
+
+
 def _mean(begun: TrainState, tuned: TrainState, weight: float) -> TrainState:
-  """Returns a state with the weighted mean of the parameters of two states."""
+  """Returns a state with the weighted mean of the models of two states.
+
+  A model with adapters has the kernels W + s A B, and B of the probe is 0. With
+  the fine-tuned A and the mean of both B, the kernels are the mean.
+  """
   if weight in (0, 1):  # exact, and the probe if the other is not finite
     return tuned if weight else begun
   fine_tuned = tuned.params if tuned.ema is None else tuned.ema
-  params = jax.tree.map(
-    lambda p, q: p + weight * (q - p), begun.params, fine_tuned
-  )
+
+  def mean(path, p, q):
+    return q if path[-1].key == lora.A else p + weight * (q - p)
+
+  params = jax.tree_util.tree_map_with_path(mean, begun.params, fine_tuned)
   return tuned.replace(params=params, ema=None if tuned.ema is None else params)
 
 
@@ -247,8 +295,8 @@ def fit(
   """Fits a head on some images, and chooses penalty and scale on others.
 
   The chosen penalty has the highest accuracy, among equal ones the lowest loss.
-  The chosen scale has the lowest loss. All of them weight an image by its
-  class.
+  The chosen scale has the lowest loss. The loss is the one above, with an added
+  image. All of them weight an image by its class.
 
   Args:
     features: Features of the images to fit on.
@@ -271,6 +319,8 @@ def fit(
   of_held_out = np.ones(len(held_out_labels))
   if class_weights is not None:
     of_held_out = class_weights[held_out_labels]
+  # The number of images; with weights, as many as have the same variance.
+  num = of_held_out.sum() ** 2 / (of_held_out**2).sum()
   fits = ridge.fit(features, labels, num_classes, L2S, class_weights)
   best = best_key = None
   for l2, fitted in zip(L2S, fits, strict=True):
@@ -278,7 +328,8 @@ def fit(
     scores = held_out.astype(np.float64) @ kernel + bias
     is_right = scores.argmax(-1) == held_out_labels
     losses = [
-      _cross_entropy(s * scores, held_out_labels, of_held_out) for s in SCALES
+      _cross_entropy(s * scores, held_out_labels, of_held_out, 1 / (num + 1))
+      for s in SCALES
     ]
     loss, scale = min(zip(losses, SCALES, strict=True))
     key = (-np.sum(of_held_out * is_right), loss)
@@ -308,8 +359,11 @@ def _cross_entropy(
   logits: Float64[np.ndarray, "m classes"],
   labels: Integer[np.ndarray, " m"],
   image_weights: Float64[np.ndarray, " m"],
+  smoothing: float,
 ) -> float:
+  """Returns the weighted mean loss; `smoothing` is the share of all classes."""
   logits = logits - logits.max(-1, keepdims=True)
   of_label = logits[np.arange(len(labels)), labels]
-  losses = np.log(np.exp(logits).sum(-1)) - of_label
+  targets = (1 - smoothing) * of_label + smoothing * logits.mean(-1)
+  losses = np.log(np.exp(logits).sum(-1)) - targets
   return float(np.mean(image_weights * losses))

@@ -94,6 +94,22 @@ def test_every_example_counts_once(parts, params, by_hand, batch_size):
   assert scores["v/loss"] == pytest.approx(float(loss.mean()), rel=1e-6)
 
 
+def test_hits_are_those_of_every_image_in_order(parts, params, by_hand):
+  """Without the three rows that fill the last batch."""
+  logits, label = by_hand
+  hits = _evaluator(parts, _classification(8)).hits(params)
+  prediction = logits.argmax(-1)
+  expected = {
+    "index": np.arange(101),
+    "label": label,
+    "prediction": prediction,
+    "is_right": prediction == label,
+  }
+  assert hits.keys() == expected.keys()
+  for key, values in expected.items():
+    np.testing.assert_array_equal(hits[key], values)
+
+
 @pytest.mark.slow
 def test_the_order_of_the_heads_classes_is_no_matter(parts, params, by_hand):
   """Columns and their names permuted alike: the same scores, to the bit."""

@@ -152,9 +152,11 @@ class Classification(Evaluator):
 
     def hits(params, batch):
       logits = logits_of(params, batch)
+      label = {} if source.is_multilabel else {"label": batch["label"]}
       return {
         "index": batch["index"],
         "mask": batch["mask"],
+        **label,
         "prediction": logits.argmax(-1),
         "is_right": top_k_correct(logits, batch["label"], 1) > 0,
       }
@@ -211,19 +213,19 @@ class Classification(Evaluator):
 
     Returns:
       index: Index of the record in the split, int64 [n].
+      label: Column of the head, int [n]; left out if an image may have several
+        classes.
       prediction: Column of the head, int [n].
       is_right: Whether the prediction is a label of the image, bool [n].
     """
-    parts = self.context.forward(self._hits, params, self._batches())
+    parts = self.context.forward(self._hits, params, self._for_logits(params))
     rows: dict[str, np.ndarray] = {}
     for part in parts:
       rows = _joined(rows, _chosen(part, part["mask"]))
     rows = _chosen(rows, np.argsort(rows["index"]))
-    return {
-      "index": rows["index"],
-      "prediction": self._columns[rows["prediction"]],
-      "is_right": rows["is_right"],
-    }
+    del rows["mask"]
+    columns = rows.keys() & {"label", "prediction"}
+    return rows | {k: self._columns[rows[k]] for k in columns}
 
   def predictions(
     self, params: Params, limit: int, num_mistakes: int
