@@ -59,6 +59,10 @@ class Object:
   time: float
   content_type: str = "application/octet-stream"
 
+  @functools.cached_property
+  def _md5(self) -> str:
+    return base64.b64encode(hashlib.md5(self.data).digest()).decode()
+
   def resource(self, bucket: str, name: str) -> dict:
     """Returns what the API says of an object."""
     at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.time))
@@ -71,7 +75,7 @@ class Object:
       "generation": str(self.generation),
       "metageneration": "1",
       "contentType": self.content_type,
-      "md5Hash": base64.b64encode(hashlib.md5(self.data).digest()).decode(),
+      "md5Hash": self._md5,
       "timeCreated": at,
       "updated": at,
     }
@@ -203,7 +207,6 @@ class Store:
       ("GET", 1): ("list", self._list),
       ("GET", 2): ("stat", self._stat),
       ("DELETE", 2): ("delete", self._delete),
-      ("POST", 3): ("compose", self._compose),
     }
     if method == "GET" and len(rest) == 2 and query.get("alt") == "media":
       return "read", bucket, name, self._read_or_unknown
@@ -318,11 +321,6 @@ class Store:
       "objectSize": size,
       "resource": resource,
     }
-
-  def _compose(self, answer, bucket, name, query, headers, body):
-    sources = [s["name"] for s in json.loads(body)["sourceObjects"]]
-    data = b"".join(self._get(bucket, s, {}).data for s in sources)
-    answer.body = self._put(bucket, name, data, query)
 
   def _upload(self, answer, bucket, name, query, headers, body):
     content_type = headers.get("Content-Type", "")

@@ -204,16 +204,12 @@ def test_list(client, size, pages):
   assert listed(client, prefix="nothing") == ([], [], 1)
 
 
-def test_rewrite_and_compose(client):
+def test_rewrite(client):
   client.upload("a/1", b"abc")
-  client.upload("2", b"def")
   base = "/storage/v1/b/bkt/o"
   answer = client.ask("POST", f"{base}/a%2F1/rewriteTo/b/bkt/o/x%2Fy")
   assert answer[2]["done"] and answer[2]["resource"]["name"] == "x/y"
   assert client.get("x/y") == client.get("a/1") == b"abc"
-  sources = {"sourceObjects": [{"name": "x/y"}, {"name": "2"}]}
-  client.ask("POST", f"{base}/z/compose", json.dumps(sources).encode())
-  assert client.get("z") == b"abcdef"
 
 
 @pytest.mark.parametrize(
