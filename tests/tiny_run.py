@@ -1,13 +1,12 @@
 """A run of seconds for `--config`: 15,626 parameters, rendered digits, 32 px.
 
 Run: vit-jax train --config=tests/tiny_run.py --workdir=DIR
-The argument `fewshot` adds an evaluation whose labels are read from a split.
 """
 
 from vit_jax.config import defaults
 
 
-def get_config(arg: str = ""):
+def get_config():
   c = defaults()
   c.model.variant = "Ti/8"
   c.model.width, c.model.depth = 32, 1
