@@ -522,7 +522,9 @@ def _serve_in_namespace(folder: str, bucket: str) -> None:
     fcntl.ioctl(s, 0x8914, flags)  # SIOCSIFFLAGS
   hosts = f"{folder}/hosts"
   pathlib.Path(hosts).write_text(
-    "".join(f"127.0.0.1 {h}\n" for h in ("localhost", *HOSTS))
+    "".join(
+      f"127.0.0.1 {h}\n" for h in ("localhost", socket.gethostname(), *HOSTS)
+    )
   )
   subprocess.run(["mount", "--bind", hosts, "/etc/hosts"], check=True)
   store = Store(bucket)
