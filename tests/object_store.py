@@ -644,6 +644,8 @@ class Admin:
   def download(self, prefix: str, folder: str | os.PathLike) -> None:
     """Writes all objects under a prefix to a folder."""
     for name in self.names(prefix + "/"):
+      if name.endswith("/"):  # TensorFlow's marks of folders
+        continue
       file = pathlib.Path(folder, name.removeprefix(prefix + "/"))
       file.parent.mkdir(parents=True, exist_ok=True)
       file.write_bytes(self.get(name))

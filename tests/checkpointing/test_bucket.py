@@ -181,6 +181,7 @@ def test_saves(store, run):
   again = checkpointer.Checkpointer(str(run), CheckpointConfig(keep_last=2))
   start, errors = retention.start(run / "checkpoints")
   assert (start, errors) == (4, [])
+  (run / "checkpoints/6/params/left").write_text("by a run that was killed")
   step, restored, _ = again.restore_newest(
     start,
     jax.tree.map(
@@ -188,10 +189,14 @@ def test_saves(store, run):
       _state(0),
     ),
   )
-  again.close()
+  again._saver._removing.result()
   assert step == 4 and restored.params["kernel"][0, 0] == 4
   np.testing.assert_array_equal(restored.step, 4)
   assert again.steps() == [3, 4]
+  again.save(6, _state(6), {"a": 6})
+  assert again.newest() == 6
+  assert not (run / "checkpoints/6/params/left").exists()
+  again.close()
   assert (run / "checkpoints/5.damaged").exists()
 
 

@@ -61,6 +61,7 @@ class AsyncSaver:
     self._removing: concurrent.futures.Future | None = None
     self._ends = False  # whether the run does, so that nothing is removed
     self._whole: set[int] = set()  # steps that process 0 has verified
+    self._is_clean = False  # whether no failed save has left files
     self._step = 0  # of `_running`
     self._failures = 0  # since the last good one
     self._error = ""  # the last one
@@ -175,6 +176,7 @@ class AsyncSaver:
       self.newest, self._failures = self._step, 0
       return
     self._failures += 1
+    self._is_clean = False
     wait = min(2 ** (self._failures - 1), MAX_STEPS)
     self._retry_at = step + wait
     self._error = error or "in another process, which says why"
@@ -206,9 +208,10 @@ class AsyncSaver:
             f"note        {self._folder} was removed; it is made again"
           )
         retention.probe(self._folder)
-      elif self.newest in self._whole and not self._failures:
+      elif self._is_clean:
         return
       retention.clean(self._folder)
+      self._is_clean = True
       if (folder := self._folder / str(step)).exists():
         retention.set_aside(folder)  # written, but could not be read again
 
