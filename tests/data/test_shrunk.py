@@ -105,7 +105,7 @@ def test_broken_files_are_named_as_without(tmp_path, caplog, monkeypatch):
 
 def photos(root, count=6):
   files = {
-    f"{i}.jpg": encoded(photo().rotate(20 * i), "JPEG", quality=90)
+    f"{i}.jpg": encoded(photo().rotate(17 * i), "JPEG", quality=90)
     for i in range(count)
   }
   return folder(root / "images", files)
