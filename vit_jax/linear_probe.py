@@ -28,7 +28,6 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from etils import epath
 from jax.experimental import multihost_utils
 from jaxtyping import Bool, Float32, Float64, Integer, Num
 
@@ -39,6 +38,7 @@ from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.evaluators.features import extract, features_fn
 from vit_jax.experiment import Experiment
 from vit_jax.losses import balanced_weights
+from vit_jax.paths import run_path
 from vit_jax.step import TrainState
 from vit_jax.writers import fine_tuning, run_info
 
@@ -120,7 +120,7 @@ def start(
   # The mean of two heads, each on its token, is then the probe on their mean.
   heads = {name: head for name in ("head", "head_dist")}
   state = weights.replace_params(state, heads)
-  folder = epath.Path(experiment.workdir) / FOLDER
+  folder = run_path(experiment.workdir) / FOLDER
   if jax.process_index() == 0:  # left by a run that ended before its checkpoint
     folder.rmtree(missing_ok=True)
   # Only then is the folder new in every process.
@@ -156,7 +156,7 @@ def best(
       damaged.
   """
   evaluator = _held_out(evaluators)
-  params, _ = load_params(str(epath.Path(workdir) / FOLDER))
+  params, _ = load_params(str(run_path(workdir) / FOLDER))
   begun = weights.replace_params(state, params)
   hits = [evaluator.hits(_mean(begun, state, w).eval_params) for w in WEIGHTS]
   is_right = np.stack([h["is_right"] for h in hits])
@@ -170,7 +170,7 @@ def best(
   top1, balanced = ((is_right @ x).tolist() for x in (shares, balanced_shares))
   outcome = dataclasses.replace(
     json_file.read_as(
-      fine_tuning.ProbeOutcome, epath.Path(workdir) / fine_tuning.LINEAR_PROBE
+      fine_tuning.ProbeOutcome, run_path(workdir) / fine_tuning.LINEAR_PROBE
     ),
     fine_tuned=top1[-1],
     saved=top1[chosen],
