@@ -481,6 +481,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
   def address_string(self):
     return "client"
 
+  def handle_expect_100(self):
+    is_welcome = super().handle_expect_100()
+    self.wfile.flush()  # curl would wait for a second
+    return is_welcome
+
   def log_message(self, *_):
     pass
 

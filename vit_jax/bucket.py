@@ -77,7 +77,10 @@ class BucketPath(type(epath.Path())):
     parents: bool = False,
     exist_ok: bool = False,
   ) -> None:
-    """Makes no request: a folder needs no object of its own."""
+    """Makes no request: a folder needs no object of its own.
+
+    Without `exist_ok`, the caller knows that the folder does not exist.
+    """
     if not exist_ok:
       _written[str(self)] = set()
 
@@ -124,10 +127,8 @@ class BucketPath(type(epath.Path())):
 
   def _write(self, data: bytes | None) -> None:
     _result(self, _store(self).write(_key(self), data))
-    if (
-      data is not None and (names := _written.get(str(self.parent))) is not None
-    ):
-      names.add(self.name)
+    if data is not None:
+      _written.get(str(self.parent), set()).add(self.name)
 
 
 class _Object(io.BytesIO):
