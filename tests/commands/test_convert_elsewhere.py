@@ -74,7 +74,7 @@ def test_hugging_face_takes_the_call_in_the_note(tmp_path, monkeypatch, name):
   monkeypatch.setenv("HF_HUB_OFFLINE", "1")
   transformers = torch_libraries.load("transformers")
   vit, path = make(**MODELS[name]), str(tmp_path / "vit")
-  call, _ = convert.convert(vit, path, "hf")
+  call, *_ = convert.convert(vit, path, "hf")
   theirs = eval(call, {"transformers": transformers})
   _check_logits(vit, theirs)
   assert theirs.config.id2label == dict(enumerate("abcde"))
