@@ -240,8 +240,8 @@ def train_and_evaluate(
     with hooks.phase("evaluation"):
       log.flush()  # for a run that had done all steps before
     save(total_steps, wait=True)  # not again if the loop has saved it
-    # The account of the run, with its last evaluation and save.
-    run_info.write_json(workdir, "metadata.json", metadata_at(total_steps), note)
+    whole = metadata_at(total_steps)  # with the last evaluation and save
+    run_info.write_json(workdir, "metadata.json", whole, note)
     if start == total_steps:
       note(f"complete    all {total_steps:,} steps were done before")
     hooks.on_end(state)
