@@ -37,8 +37,8 @@ class BucketPath(type(epath.Path())):
   `is_dir`, `exists`, `iterdir`, `glob` and `names` list all objects below the
   path, 1,000 in a request.
 
-  All methods raise FileNotFoundError if the bucket or the object does not
-  exist, PermissionError if this account may not use it, and OSError if the
+  All methods raise FileNotFoundError if the bucket, or an object to read, does
+  not exist, PermissionError if this account may not use it, and OSError if the
   store does not answer.
   """
 

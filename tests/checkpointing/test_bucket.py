@@ -235,6 +235,12 @@ def test_a_refused_save_is_tried_again(store, run, capsys):
   assert saver.retry_due(5)
   saver.save(5, _state(5), {})
   assert saver.newest() == 5
+  store.faults.refuse_writes = True
+  saver.save(6, _state(6), {})
+  assert saver.newest() == 5
+  store.faults.refuse_writes = False
+  saver.save_now(6, _state(6), {})  # the same step, as after SIGTERM
+  assert saver.newest() == 6
   saver.close()
   assert not (run / "checkpoints/4").names()
 

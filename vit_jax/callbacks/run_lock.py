@@ -73,7 +73,7 @@ def refuse_live(
   folder = run_path(workdir)
   with _folder_errors(workdir):
     record = _read_record(folder)
-    is_alive = False if record == {} else None
+    is_alive = False if record == {} else None  # None: unknown
     if record:
       is_alive = run_record.is_alive(record)
     if is_alive is None:

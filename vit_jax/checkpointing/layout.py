@@ -28,13 +28,7 @@ from vit_jax.bucket import BucketPath
 from vit_jax.config import json_file
 from vit_jax.digests import Digest
 from vit_jax.options import shown
-from vit_jax.paths import (
-  absolute,
-  file_in,
-  file_size,
-  kind,
-  run_path,
-)
+from vit_jax.paths import absolute, file_in, file_size, kind, run_path
 from vit_jax.writers import console
 
 FOLDER = "checkpoints"
