@@ -1,0 +1,111 @@
+"""Classes and functions by name: a short name of a table, or an import path.
+
+An import path is `my_lab.mae:MAE`, the attribute `MAE` of the module
+`my_lab.mae`. It may stand wherever a config has a short name. Some take
+arguments, too: `my_lab.monitor:Cosine(decay=0.9)`.
+"""
+
+import importlib
+import inspect
+import re
+import traceback
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from vit_jax.options import check_choice, shown
+
+T = TypeVar("T")
+
+_NAME = r"[A-Za-z_]\w*"
+_PATH = re.compile(rf"{_NAME}(\.{_NAME})*:{_NAME}(\.{_NAME})*")
+FORM = "package.module:Class"
+
+
+def split(text: str) -> tuple[str, str | None]:
+  """Splits a name from the arguments in brackets behind it.
+
+  Returns:
+    The name, and the text between the brackets; None without brackets.
+
+  Example:
+    >>> split("my_lab.monitor:Cosine(decay=0.9)")
+    ('my_lab.monitor:Cosine', 'decay=0.9')
+    >>> split("my_lab.mae:MAE")
+    ('my_lab.mae:MAE', None)
+  """
+  name, bracket, arguments = text.partition("(")
+  if not bracket or not arguments.endswith(")"):
+    return text, None
+  return name, arguments[:-1]
+
+
+def is_path(name: str) -> bool:
+  """Whether a name, possibly with arguments, has the form of an import path.
+
+  Example:
+    >>> [is_path(n) for n in ("a.b:C", "a:C(d=1)", "vit", "folder:/a")]
+    [True, True, False, False]
+  """
+  return bool(_PATH.fullmatch(split(name)[0]))
+
+
+def resolve(
+  name: str, table: Mapping[str, T], where: str, base: type | None = None
+) -> T:
+  """Returns what a short name or an import path, without arguments, names.
+
+  Args:
+    name: A key of the table, or an import path. Modules are imported.
+    table: Short name -> class or function.
+    where: The option that has the name, for messages.
+    base: The class that an imported one must be a subclass of; None: anything.
+
+  Raises:
+    ValueError: There is no such short name, module or attribute, the import of
+      the module fails, or the class has another base.
+  """
+  if name in table:
+    return table[name]
+  if not _PATH.fullmatch(name):
+    own = f"an import path {FORM}"
+    check_choice(name, [*table, own] if table else [own], where)
+  module_name, _, attributes = name.partition(":")
+  found: Any = _module(name, module_name, where)
+  for attribute in attributes.split("."):
+    if not hasattr(found, attribute):
+      names = [k for k, v in vars(found).items() if inspect.isclass(v)]
+      listed = ", ".join(names) or "none"
+      raise ValueError(
+        f"{where}: got {name!r}, but {module_name} has no {attributes};"
+        f" expected one of its names; its classes are {listed}."
+      )
+    found = getattr(found, attribute)
+  if base is not None and not (
+    inspect.isclass(found) and issubclass(found, base)
+  ):
+    raise ValueError(
+      f"{where}: got {name!r}, which is {shown(found)}, expected a subclass of"
+      f" {base.__module__}.{base.__name__}."
+    )
+  return found
+
+
+def _module(name: str, module: str, where: str) -> Any:
+  try:
+    return importlib.import_module(module)
+  except ModuleNotFoundError as e:
+    missing = e.name or module
+    is_own = f"{module}.".startswith(f"{missing}.")
+    by = "" if is_own else f", which {module} imports"
+    raise ValueError(
+      f"{where}: got {name!r}, but there is no module {missing!r}{by}; put its"
+      " folder on PYTHONPATH, or install it."
+    ) from e
+  except Exception as e:  # a module of one's own may raise anything
+    last = traceback.extract_tb(e.__traceback__)[-1]
+    line = getattr(e, "lineno", None) or last.lineno
+    file = getattr(e, "filename", None) or last.filename
+    raise ValueError(
+      f"{where}: got {name!r}, whose import fails in {file}, line {line}:"
+      f" {type(e).__name__}: {e}."
+    ) from e
