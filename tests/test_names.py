@@ -34,7 +34,7 @@ def test_table_and_paths():
 @pytest.mark.parametrize(
   ("name", "words"),
   [
-    ("itn", ["'itn'", "int, text", "package.module:Class"]),
+    ("itn", ["'itn'", "expected one of int, text."]),
     ("absent_lab.a:B", ["no module 'absent_lab'", "PYTHONPATH"]),
     ("own_a.b:B", ["own_a"]),
     ("own_needs:B", ["which own_needs imports", "'absent_library'"]),

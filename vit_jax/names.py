@@ -5,10 +5,12 @@ An import path is `my_lab.mae:MAE`, the attribute `MAE` of the module
 arguments, too: `my_lab.monitor:Cosine(decay=0.9)`.
 """
 
+import dataclasses
 import importlib
 import inspect
 import re
 import traceback
+import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -59,16 +61,17 @@ def resolve(
     table: Short name -> class or function.
     where: The option that has the name, for messages.
     base: The class that an imported one must be a subclass of; None: anything.
+      If it has options (a dataclass), those of the subclass are checked.
 
   Raises:
     ValueError: There is no such short name, module or attribute, the import of
-      the module fails, or the class has another base.
+      the module fails, or the class has another base or unusable options.
   """
   if name in table:
     return table[name]
   if not _PATH.fullmatch(name):
-    own = f"an import path {FORM}"
-    check_choice(name, [*table, own] if table else [own], where)
+    own = [f"an import path {FORM}"] if ":" in name or not table else []
+    check_choice(name, [*table, *own], where)
   module_name, _, attributes = name.partition(":")
   found: Any = _module(name, module_name, where)
   for attribute in attributes.split("."):
@@ -87,7 +90,22 @@ def resolve(
       f"{where}: got {name!r}, which is {shown(found)}, expected a subclass of"
       f" {base.__module__}.{base.__name__}."
     )
+  if dataclasses.is_dataclass(base):
+    _check_options(found, f"{where}: got {name!r}")
   return found
+
+
+def _check_options(cls: type, got: str) -> None:
+  """Raises if an option is not a field; makes types of annotations as text."""
+  for key, value in vars(cls).items():
+    if isinstance(value, dataclasses.Field):
+      raise ValueError(
+        f"{got}, whose option {key!r} is no field; put"
+        " @dataclasses.dataclass(frozen=True) before the class."
+      )
+  types = typing.get_type_hints(cls)
+  for field in dataclasses.fields(cls):
+    field.type = types[field.name]
 
 
 def _module(name: str, module: str, where: str) -> Any:
