@@ -5,6 +5,7 @@ An import path is `my_lab.mae:MAE`, the attribute `MAE` of the module
 arguments, too: `my_lab.monitor:Cosine(decay=0.9)`.
 """
 
+import ast
 import dataclasses
 import importlib
 import inspect
@@ -39,6 +40,33 @@ def split(text: str) -> tuple[str, str | None]:
   if not bracket or not arguments.endswith(")"):
     return text, None
   return name, arguments[:-1]
+
+
+def keywords(text: str, where: str) -> dict[str, Any]:
+  """Returns the keyword arguments in a text: Python's literals by name.
+
+  Args:
+    text: The text between brackets, such as "decay=0.9, axes=(0, 1)".
+    where: The option that has the text, for messages.
+
+  Raises:
+    ValueError: The text is anything else.
+
+  Example:
+    >>> keywords("decay=0.9, axes=(0, 1)", "config.callbacks")
+    {'decay': 0.9, 'axes': (0, 1)}
+  """
+  try:
+    call = ast.parse(f"f({text})", mode="eval").body
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+      if not call.args and all(k.arg for k in call.keywords):
+        return {k.arg: ast.literal_eval(k.value) for k in call.keywords}
+  except (SyntaxError, ValueError):
+    pass
+  raise ValueError(
+    f"{where}: got the arguments ({text}), expected NAME=VALUE, separated by"
+    " commas, with values as Python writes them, such as decay=0.9, name='a'."
+  )
 
 
 def is_path(name: str) -> bool:

@@ -66,6 +66,7 @@ def option(
   doc: str,
   choices: dict[str, str] | None = None,
   is_rare: bool = False,
+  is_open: bool = False,
 ):
   """Returns a dataclass field that `--help` can describe.
 
@@ -75,8 +76,14 @@ def option(
     choices: Every allowed value with its meaning; None to allow any value.
     is_rare: Whether only `--help=all` describes it. Such options are the
       numerics of published files, which importing the weights sets.
+    is_open: Whether a value may also be an import path; see `vit_jax.names`.
   """
-  metadata = {"doc": doc, "choices": choices or {}, "is_rare": is_rare}
+  metadata = {
+    "doc": doc,
+    "choices": choices or {},
+    "is_rare": is_rare,
+    "is_open": is_open,
+  }
   return dataclasses.field(default=default, metadata=metadata)
 
 
