@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from vit_jax.config import json_file, model_from_dict
+from vit_jax.config import ConfigError, json_file, model_from_dict
 from vit_jax.config.from_dict import at_least
 from vit_jax.families.vit import ViTConfig
 from vit_jax.losses import HEADS
@@ -127,6 +127,7 @@ class Metadata:
   loss: str | None = None
   standardisation: _Standardisation = _Standardisation()
   posemb_filter: str | None = None
+  objective_parameters: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,7 +264,10 @@ def with_metadata(weights: Weights, metadata: Mapping[str, Any]) -> Weights:
     ValueError: They are damaged: values have other types.
   """
   stated = json_file.build(Metadata, metadata, f"{weights.path}: metadata")
-  model = model_from_dict(stated.model or stated.config.model)
+  try:
+    model = model_from_dict(stated.model or stated.config.model)
+  except ConfigError as e:
+    raise ValueError(f"metadata: {' '.join(e.errors)}") from None
   options, notes = dataclasses.asdict(model), weights.notes
   if (
     POS_EMBEDDING in weights.params
