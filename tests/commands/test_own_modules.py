@@ -167,6 +167,7 @@ def test_a_report_needs_no_module(run, no_lab):
     (["model.width=0"], "config.model.width: got 0"),
     (["model.scale=x"], "expected a value of type number or None"),
     (["objective.focus=2"], "config.objective.focus: got 2.0"),
+    (["objective.kind=my_lab.objective:Unstated"], "the head_loss None"),
     (["evals.own.power=x"], "config.evals.own.power: got 'x'"),
     (["model.pool=gap"], "config.model.pool: got 'gap', which config.model"),
     (

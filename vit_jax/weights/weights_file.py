@@ -99,7 +99,9 @@ class _Preprocessing:
 
 @dataclasses.dataclass(frozen=True)
 class _Objective:
-  loss: str | None = None
+  loss: Any = (
+    None  # the head's in old files; one's own objective has any option
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,7 +281,9 @@ def with_metadata(weights: Weights, metadata: Mapping[str, Any]) -> Weights:
       " they are a learned table of the same values.",
     )
     options |= {"posemb": "learn", "cls_row": False}
-  loss = stated.loss or stated.config.objective.loss
+  loss = stated.loss
+  if "loss" not in metadata:  # it was only in the config
+    loss = stated.config.objective.loss
   if loss is not None and loss not in HEADS:
     raise ValueError(
       f"metadata: loss: got {shown(loss)}, expected one of {', '.join(HEADS)}."
