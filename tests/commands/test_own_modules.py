@@ -200,6 +200,11 @@ def test_kinds_are_chosen_on_the_command_line(lab):
   assert "config.model.depth: got 1, which config.model" in str(args.errors)
   args = cli.parse("train", {}, ["--config=vit_s16", *argv])
   assert "config.model.variant: got 'S/16', expected one" in str(args.errors)
+  argv = [f"--config={tiny}", f"--config.objective.kind={OBJECTIVE}"]
+  args = cli.parse("train", {}, argv)  # ours are "softmax" and 0
+  options = args.config.objective
+  assert (options.loss, options.label_smoothing) == (1.0, 0.125)
+  assert not args.errors
   # Back to a kind of ours: defaults of the other kind are left behind.
   back = ["objective.kind=classification", "objective.focus=0.5"]
   args = cli.parse(

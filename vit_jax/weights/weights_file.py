@@ -99,9 +99,7 @@ class _Preprocessing:
 
 @dataclasses.dataclass(frozen=True)
 class _Objective:
-  loss: Any = (
-    None  # the head's in old files; one's own objective has any option
-  )
+  loss: Any = None  # of the head, in old files
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ class Focused(Objective):
 
   focus: float = option(0.5, "a share, 0 to 1")
   label_smoothing: float = option(0.125, "another default than ours")
+  loss: float = option(1.0, "a number, not the loss of the head")
   head_loss = "softmax"
 
   def errors(self):
