@@ -232,16 +232,29 @@ def test_help_describes_options_of_ones_own(lab, capsys, section, words):
   assert words in capsys.readouterr().out
 
 
-def test_a_class_without_its_decorator_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  ("decorator", "kind", "words"),
+  [
+    ("", "float", "option 'focus' is no field; put @dataclasses.dataclass"),
+    ("@dataclasses.dataclass(frozen=True)", "tuple", "has the type <class 'tu"),
+    ("@dataclasses.dataclass(frozen=True)", "'Absent'", "has the type Absent"),
+  ],
+)
+def test_options_that_cannot_be_read_are_refused(
+  tmp_path, monkeypatch, decorator, kind, words
+):
   monkeypatch.syspath_prepend(str(tmp_path))
-  (tmp_path / "undecorated.py").write_text(
+  monkeypatch.delitem(sys.modules, "unreadable", raising=False)
+  (tmp_path / "unreadable.py").write_text(
+    "import dataclasses\n"
     "from vit_jax.objectives import Classification\n"
     "from vit_jax.options import option\n"
-    "class Bare(Classification):\n"
-    "  focus: float = option(0.5, 'a share')\n"
+    f"{decorator}\n"
+    "class Own(Classification):\n"
+    f"  focus: {kind} = option(0.5, 'a share')\n"
   )
-  _, texts = build({"objective": {"kind": "undecorated:Bare"}})
-  assert len(texts) == 1 and "option 'focus' is no field" in texts[0]
+  _, texts = build({"objective": {"kind": "unreadable:Own"}})
+  assert len(texts) == 1 and words in texts[0]
 
 
 def test_parameters_of_an_own_objective_begin_anew_or_are_left_out(lab):
