@@ -15,7 +15,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from vit_jax.options import check_choice, shown, type_name
+from vit_jax.options import check_choice, nearest, shown, type_name
 
 T = TypeVar("T")
 
@@ -104,11 +104,9 @@ def resolve(
   found: Any = _module(name, module_name, where)
   for attribute in attributes.split("."):
     if not hasattr(found, attribute):
-      names = [k for k, v in vars(found).items() if inspect.isclass(v)]
-      listed = ", ".join(names) or "none"
       raise ValueError(
-        f"{where}: got {name!r}, but {module_name} has no {attributes};"
-        f" expected one of its names; its classes are {listed}."
+        f"{where}: got {name!r}, but {module_name} has no {attributes}."
+        + nearest(attribute, vars(found))
       )
     found = getattr(found, attribute)
   if base is not None and not (

@@ -176,7 +176,7 @@ def test_a_report_needs_no_module(run, no_lab):
     ),
     (["evals.own.kind=my_lab.objective:Focused"], "EvaluatorConfig"),
     (["model.name=my_lab.objective:Focused"], "ModelConfig"),
-    (["objective.kind=my_lab.objective:Foc"], "has no Foc;"),
+    (["objective.kind=my_lab.objective:Foc"], "has no Foc."),
   ],
 )
 def test_options_are_checked_as_ours_are(lab, argv, words):
