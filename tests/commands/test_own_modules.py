@@ -212,7 +212,9 @@ def test_kinds_are_chosen_on_the_command_line(lab):
   )
   assert "focus" in str(args.errors)
   c = defaults()
-  c.objective.kind = OBJECTIVE
+  with c.unlocked():
+    c.objective.kind = OBJECTIVE
+  assert freeze(c).objective.label_smoothing == 0.125
   c.objective.focus = 0.5
   c.objective.kind = "classification"
   assert freeze(c).objective.label_smoothing == 0.0
