@@ -78,6 +78,18 @@ class Standardisation(NamedTuple):
     return cls(tuple(labels.mean(0).tolist()), tuple(labels.std(0).tolist()))
 
 
+class LabelStatistics(NamedTuple):
+  """What the labels of the training split show; of a run: its `Experiment`.
+
+  class_counts: Images of each class; None if not counted.
+  standardisation: Mean and deviation of regression targets; None for other
+    data.
+  """
+
+  class_counts: tuple[int, ...] | None = None
+  standardisation: Standardisation | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class RunShape:
   """Sizes that config and data decide together; all that a step knows of data.
@@ -85,16 +97,14 @@ class RunShape:
   num_classes: Width of the head, at least the number of the data's classes.
   image_size: (height, width) after preprocessing, pixels.
   total_steps: Length of the run in updates; None without training.
-  class_counts: Images of each class in the training split; None if not counted.
-  standardisation: Mean and deviation of regression targets; None for other
-    data, and before they are read.
+  labels: Statistics of the training labels. Those of a run are read when they
+    are first used, so use them only while the step is traced.
   """
 
   num_classes: int
   image_size: tuple[int, int]
   total_steps: int | None = None
-  class_counts: tuple[int, ...] | None = None
-  standardisation: Standardisation | None = None
+  labels: LabelStatistics = LabelStatistics()
 
 
 def normalise(images):
