@@ -179,9 +179,7 @@ class Over:
     """Returns the sum along the first dimension, over all rows."""
     return total(x.sum(0))
 
-  def mean(
-    self, x: jax.Array, weights: jax.Array | None = None
-  ) -> jax.Array:
+  def mean(self, x: jax.Array, weights: jax.Array | None = None) -> jax.Array:
     """Returns the mean along the first dimension, over all rows.
 
     Args:

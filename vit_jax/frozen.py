@@ -219,24 +219,6 @@ def _changed_input(
   return nn.intercept_methods(intercept)
 
 
-class MemoryBudget:
-  """Memory for activations: a quarter of the machine's.
-
-  Attributes:
-    left: Bytes that are still free.
-  """
-
-  def __init__(self):
-    self.left = memory() // 4
-
-  def take(self, num_bytes: int) -> bool:
-    """Reserves bytes; returns False, and reserves none, if too few are left."""
-    if num_bytes > self.left:
-      return False
-    self.left -= num_bytes
-    return True
-
-
 def memory() -> int:
   """Returns the bytes that the process may use, in a container its limit."""
   sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]

@@ -7,7 +7,7 @@ from them. The objective knows that.
 import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import flax
 import jax
@@ -37,6 +37,7 @@ EMA = "ema"  # in `TrainState.averages`: the parameters for evaluation
 OBJECTIVE = "objective"  # in `TrainState.memory`: the arrays of the objective
 
 
+@runtime_checkable
 class StepObserver(Protocol):
   """The part of a `Callback` that the step calls; see there."""
 
@@ -130,6 +131,14 @@ class Trainer:
   def init_state(self) -> TrainState:
     """Returns the state before the first step, made on its devices."""
     return self.maker(lambda state: state)()
+
+  def completed(self, state: TrainState) -> TrainState:
+    """Returns a restored state, with the first memory of new callbacks."""
+    new = self.state.memory.keys() - state.memory.keys()
+    if not new:
+      return state
+    make = self.maker(lambda state: {k: state.memory[k] for k in new})
+    return state.replace(memory={**state.memory, **make()})
 
   def init_params(self) -> Params:
     """Returns only the parameters of the fresh state."""

@@ -107,7 +107,8 @@ def joined(params: Params, fixed: Mapping[str, Params]) -> Params:
     fixed: `TrainState.fixed`.
 
   Example:
-    >>> joined({"a": {"x": 1, "y": None}}, {"frozen": {"a": {"x": None, "y": 2}}})
+    >>> fixed = {"frozen": {"a": {"x": None, "y": 2}}}
+    >>> joined({"a": {"x": 1, "y": None}}, fixed)
     {'a': {'x': 1, 'y': 2}}
   """
   params = saved_params(params, fixed)

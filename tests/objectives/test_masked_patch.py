@@ -251,7 +251,7 @@ def _paths(tree):
 @pytest.mark.parametrize("pool", ["token", "gap", "map"])
 def test_the_network_keeps_its_paths_and_its_initial_values(pool):
   made = config(model__pool=pool, model__pre_logits=True)
-  module, _ = made.objective.make(made.model, RunShape(10, (16, 16)))
+  module, _ = made.objective.make(made.model, RunShape(10, (16, 16)), {})
   images = jnp.zeros((1, 16, 16, 3))
   network = build(made.model, 0)
   rng = jax.random.key(0)

@@ -2,7 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import (
+  TYPE_CHECKING,
+  Any,
+  ClassVar,
+  NamedTuple,
+  Protocol,
+  runtime_checkable,
+)
 
 from vit_jax.batch import DataInfo, RunShape
 from vit_jax.families import ModelConfig
@@ -11,7 +18,26 @@ if TYPE_CHECKING:
   import flax.linen
   import jax
 
-  from vit_jax.inference.pretrained import Pretrained
+
+@runtime_checkable
+class LoadedModel(Protocol):
+  """A model that `vit_jax.load` has read, a `Pretrained`.
+
+  Attributes:
+    config: Options of the model.
+    params: Parameters, a nested dict of float32 arrays.
+    num_classes: Number of outputs of the head; 0: there is no head.
+    image_size: (height, width) of the images, pixels.
+    model: The linen module; it maps images in [-1, 1] to (logits, out).
+  """
+
+  config: ModelConfig
+  params: dict[str, Any]
+  num_classes: int
+  image_size: tuple[int, int]
+
+  @property
+  def model(self) -> "flax.linen.Module": ...
 
 
 class Average(NamedTuple):
@@ -39,7 +65,7 @@ class Frozen(NamedTuple):
   model: What `make` got under the name of the model.
   """
 
-  model: "Pretrained"
+  model: LoadedModel
 
 
 class Targets(NamedTuple):
@@ -172,7 +198,7 @@ class Objective:
     self,
     model: ModelConfig,
     run_shape: RunShape,
-    models: "Mapping[str, Pretrained]",
+    models: Mapping[str, LoadedModel],
   ) -> Iterator[str]:
     """Yields why `make` cannot work with these arguments, one text each."""
     return iter(())
@@ -189,7 +215,7 @@ class Objective:
     self,
     model: ModelConfig,
     run_shape: RunShape,
-    models: "Mapping[str, Pretrained]",
+    models: Mapping[str, LoadedModel],
   ) -> Learner:
     """Returns what the step needs. Called once, before the first step.
 
