@@ -159,18 +159,19 @@ def inputs_of(config, start=0):
   e = experiment.setup(config)
   e.start = start
   mesh = sharding.make_mesh(config.mesh)
-  return Inputs(e, e.trainer(mesh), mesh)
+  trainer = e.trainer(mesh)
+  return Inputs(e, trainer, mesh), trainer.state
 
 
 def reason(config):
-  made = inputs_of(config)
+  made, state = inputs_of(config)
   assert made.abstract_batch()["image"].ndim == 4  # images
-  return made.batches(0, {}, None)[1]
+  return made.batches(0, {}, state)[1]
 
 
 def test_a_run_resumed_near_its_end_computes_as_before(config):
   """In other roundings it would not end in the same bits."""
-  made = inputs_of(config(), start=7)
+  made, _ = inputs_of(config(), start=7)
   assert made.abstract_batch()["image"].ndim == 3
 
 

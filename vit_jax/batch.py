@@ -6,7 +6,7 @@ pixels, c colour channels, n tokens, d width of a token.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import (
   Any,
   NamedTuple,
@@ -79,7 +79,7 @@ class Standardisation(NamedTuple):
 
 
 class LabelStatistics(NamedTuple):
-  """What the labels of the training split show; of a run: its `Experiment`.
+  """What the labels of the training split show.
 
   class_counts: Images of each class; None if not counted.
   standardisation: Mean and deviation of regression targets; None for other
@@ -97,14 +97,14 @@ class RunShape:
   num_classes: Width of the head, at least the number of the data's classes.
   image_size: (height, width) after preprocessing, pixels.
   total_steps: Length of the run in updates; None without training.
-  labels: Statistics of the training labels. Those of a run are read when they
-    are first used, so use them only while the step is traced.
+  labels: Returns the statistics of the training labels. Those of a run are read
+    when they are first used, so call it only while the step is traced.
   """
 
   num_classes: int
   image_size: tuple[int, int]
   total_steps: int | None = None
-  labels: LabelStatistics = LabelStatistics()
+  labels: Callable[[], LabelStatistics] = LabelStatistics
 
 
 def normalise(images):

@@ -15,7 +15,13 @@ import numpy as np
 from etils import epath
 
 from vit_jax import batch, lora, missing_data, optim, sharding, weights
-from vit_jax.batch import Data, DataInfo, RunShape, Standardisation
+from vit_jax.batch import (
+  Data,
+  DataInfo,
+  LabelStatistics,
+  RunShape,
+  Standardisation,
+)
 from vit_jax.checkpointing import checkpointer, resume, resume_rules, retention
 from vit_jax.class_names import Head
 from vit_jax.config import HELD_OUT, Config, ConfigError, EvaluatorConfig
@@ -144,7 +150,7 @@ class Experiment:
       return RunShape(num_classes, image_size(self.config.data.ops))
     data = self.data_info
     shape = run_shape_of(self.config, data.num_classes, data.num_examples)
-    return dataclasses.replace(shape, labels=self)
+    return dataclasses.replace(shape, labels=self.read_labels)
 
   @functools.cached_property
   def models(self) -> dict[str, Pretrained]:
@@ -254,11 +260,10 @@ class Experiment:
       self._labels(whatever_the_cost=True), [*map(str, names)], self.data_name
     )
 
-  def read_labels(self) -> None:
-    """Reads the label statistics that the objective needs. Collective."""
-    if self.config.objective.counts_classes:
-      self.class_counts  # noqa: B018
-    self.standardisation  # noqa: B018
+  def read_labels(self) -> LabelStatistics:
+    """Returns the label statistics that the objective needs. Collective."""
+    counts = self.config.objective.counts_classes and self.class_counts or None
+    return LabelStatistics(counts, self.standardisation)
 
   @functools.cached_property
   def head(self) -> Head:
@@ -465,8 +470,10 @@ class Experiment:
     is_known = not sizes and not data[""]
     if is_known and self.is_training:
       every += self.length_and_head_errors() + self._resume_errors()
-    is_known = is_known and not (unmade := self._learner_errors())
-    every += unmade
+    if is_known:
+      unmade = self._learner_errors()
+      is_known = not unmade
+      every += unmade
     if is_known and self.is_training:
       if not any(error.startswith("config.optim.") for error in every):
         every += self._parameter_errors()

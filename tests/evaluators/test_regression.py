@@ -48,7 +48,7 @@ def test_examples():
 def test_the_loss_in_closed_form():
   """The mean over two numbers of their standardised squared error."""
   shape = step.RunShape(
-    2, (16, 16), 1, labels=LabelStatistics(standardisation=STANDARDISATION)
+    2, (16, 16), 1, labels=lambda: LabelStatistics(None, STANDARDISATION)
   )
   learner = Regression().make(tiny.config().model, shape, {})
   images = jnp.zeros((3, 16, 16, 3))

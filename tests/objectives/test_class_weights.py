@@ -8,6 +8,7 @@ import pytest
 import tiny
 
 from vit_jax import experiment, step
+from vit_jax.batch import LabelStatistics
 from vit_jax.config import ConfigError
 from vit_jax.objectives import Classification
 
@@ -21,7 +22,7 @@ MASK = np.array([True, True, True, False])
 def _loss(counts=COUNTS, **options):
   objective = Classification(class_weights="balanced", **options)
   shape = step.RunShape(
-    3, (16, 16), 1, labels=LabelStatistics(class_counts=counts)
+    3, (16, 16), 1, labels=lambda: LabelStatistics(class_counts=counts)
   )
   learner = objective.make(MODEL, shape, {})
   images = np.random.default_rng(0).integers(0, 256, (4, 16, 16, 3))
@@ -104,4 +105,4 @@ def test_a_run_counts_its_training_split():
   counts = run.class_counts
   labels = run.data.source.labels()
   assert counts == tuple(np.bincount(labels, minlength=10))
-  assert sum(counts) == 100 and run.run_shape.class_counts is None
+  assert sum(counts) == 100 and run.run_shape.labels().class_counts == counts

@@ -93,8 +93,12 @@ class Checkpointer:
 
     All processes must call it after every step; all get the same result.
     """
-    retries = self._saver.retry_due(step)
+    retries = self.retry_due(step)
     return retries or self.is_periodic(step)
+
+  def retry_due(self, step: int) -> bool:
+    """Whether a failed save should be tried again; called as `due`."""
+    return self._saver.retry_due(step)
 
   def is_idle(self) -> bool:
     """Whether no save is running in this process."""

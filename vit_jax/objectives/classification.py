@@ -116,7 +116,7 @@ class Classification(Objective):
 
     Args:
       model: `config.model`.
-      run_shape: num_classes is the width of the head; labels.class_counts
+      run_shape: num_classes is the width of the head; labels().class_counts
         decide the class weights (all 1 if None).
       models: Not used.
 
@@ -154,7 +154,7 @@ class Classification(Objective):
         records=batch["index"],
         rngs={"dropout": rng},
       )
-      if self.counts_classes and (counts := run_shape.labels.class_counts):
+      if self.counts_classes and (counts := run_shape.labels().class_counts):
         targets *= balanced_weights(counts, run_shape.num_classes)[None]
       total = jnp.sum(cross_entropy(logits, targets) * batch["mask"])
       return total, jnp.sum(batch["mask"], dtype=jnp.float32), {}

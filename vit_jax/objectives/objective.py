@@ -134,7 +134,7 @@ class Objective:
   Class attributes:
     trains_head: Whether the logits are those of the data's classes. If not,
       evaluators that score logits are an error, and the checkpoint has no head.
-    standardises: Whether the loss needs `run_shape.labels.standardisation`.
+    standardises: Whether the loss needs `run_shape.labels().standardisation`.
     own: Start of the paths of the objective's own parameters, such as
       "masked_patch/", or None. `config.init` and `vit_jax.load` leave them out
       for models without this objective.
@@ -153,7 +153,7 @@ class Objective:
 
   @property
   def counts_classes(self) -> bool:
-    """Whether the loss needs `run_shape.labels.class_counts`."""
+    """Whether the loss needs `run_shape.labels().class_counts`."""
     return False
 
   @property
@@ -221,7 +221,7 @@ class Objective:
 
     Args:
       model: `config.model`.
-      run_shape: The sizes of the run. The loss may read `run_shape.labels`;
+      run_shape: The sizes of the run. The loss may call `run_shape.labels`;
         `make` may not, because the data may not be prepared yet.
       models: The opened models of `models`, by their names.
     """

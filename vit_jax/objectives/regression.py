@@ -57,7 +57,7 @@ class Regression(Objective):
 
     Args:
       model: `config.model`.
-      run_shape: num_classes is the number of outputs; labels.standardisation
+      run_shape: num_classes is the number of outputs; labels().standardisation
         has mean and deviation (0 and 1 if None).
       models: Not used.
     """
@@ -71,7 +71,7 @@ class Regression(Objective):
     def loss(params, batch, rng, step):
       mean, deviation = (
         jnp.asarray(values, jnp.float32)[None]
-        for values in run_shape.labels.standardisation
+        for values in run_shape.labels().standardisation
         or Standardisation(outputs * (0.0,), outputs * (1.0,))
       )
       predicted, _ = module.apply(
