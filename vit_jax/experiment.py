@@ -691,6 +691,7 @@ class Experiment:
         self.run_shape.image_size,
         class_names=self.head.class_names if self.is_training else None,
         posemb_filter=self.posemb_filter,
+        own=objective.own,
       )
     except (OSError, ValueError) as e:
       hint = ""

@@ -49,6 +49,7 @@ def metadata(experiment: Experiment, state: TrainState) -> dict[str, Any]:
     "num_classes": experiment.head.num_classes,
     "class_names": list(names) if names else None,
     "loss": config.objective.head_loss,
+    "objective_parameters": config.objective.own,
     "num_params": run_info.num_params(params),
     "num_examples": experiment.data.num_examples,
     "data_identity": agreement.identity(experiment.data),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from vit_jax.config import HELD_OUT, Config, LoRAConfig, OptimConfig
 from vit_jax.config.preprocessing import for_channels, image_size
+from vit_jax.objectives import Classification
 
 # float32 rounds this and larger decays to 1: nothing would be learned.
 ROUNDS_TO_ONE = 1 - 2**-25
@@ -164,7 +165,15 @@ def _evaluator_errors(config: Config) -> Iterator[str]:
 
 
 def _head_errors(config: Config) -> Iterator[str]:
+  from vit_jax.losses import HEADS  # it imports jax
+
   objective = config.objective
+  if objective.trains_head and objective.head_loss not in HEADS:
+    yield (
+      f"config.objective.kind: got {objective.kind!r} with the head_loss"
+      f" {objective.head_loss!r}, expected one of {', '.join(HEADS)}, or"
+      " trains_head = False."
+    )
   for e in config.evals:
     if e.scores_head and not objective.trains_head:
       yield (
@@ -189,7 +198,7 @@ def _init_errors(config: Config) -> Iterator[str]:
       " one class each; expected an evaluator `val` of kind 'classification',"
       " or the init_head 'zeros'."
     )
-  if config.objective.kind != "classification":
+  if not isinstance(config.objective, Classification):
     yield (
       "config.init_head: got 'linear_probe' with config.objective.kind="
       f"{config.objective.kind!r}, expected the kind 'classification'."

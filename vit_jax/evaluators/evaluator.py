@@ -79,7 +79,7 @@ class EvaluatorConfig:
   """
 
   name: str = ""  # the key under evals, and prefix of the metrics
-  kind: str = ""  # the key of EVALUATORS
+  kind: str = ""  # the key of EVALUATORS, or the import path
   dataset: str | None = option(
     None, "data set, named as in data.dataset; None: data.dataset"
   )

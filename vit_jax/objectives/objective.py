@@ -140,7 +140,7 @@ class Objective:
       for models without this objective.
   """
 
-  kind: str = ""  # the key of OBJECTIVES
+  kind: str = ""  # the key of OBJECTIVES, or the import path
 
   trains_head: ClassVar[bool] = True
   standardises: ClassVar[bool] = False
@@ -148,7 +148,10 @@ class Objective:
 
   @property
   def head_loss(self) -> str | None:
-    """The head's loss, for the metadata; None if no head is trained."""
+    """The head's loss, one of `losses.HEADS`; None if no head is trained.
+
+    It says what the logits mean to evaluators and to `vit_jax.load`.
+    """
     return None
 
   @property

@@ -80,6 +80,7 @@ def adapt(
   posemb_filter: str | None = None,
   resize_patch: bool = False,
   stated: dict[str, Any] | None = None,
+  own: str | None = None,
 ) -> tuple[dict[str, Any], Report]:
   """Fits weights to a model, as the paper does before fine-tuning.
 
@@ -112,6 +113,7 @@ def adapt(
     resize_patch: Whether to resize a patch embedding of another patch size
       (FlexiViT's pseudoinverse); otherwise it is an error.
     stated: Options that the caller gave, for the message.
+    own: `Objective.own` of the model's objective; None: it has no parameters.
 
   Returns:
     Nested dict like `target` of numpy float32 arrays, with None for parameters
@@ -133,7 +135,7 @@ def adapt(
   unstacked = jax.eval_shape(unstack_blocks, target)
   fit = _Fit(weights, model, _shapes(_flatten(unstacked)))
   fit.choose_head(class_names)
-  fit.choose_parameters_of_objectives()
+  fit.choose_parameters_of_objectives(own)
   fit.choose_last_norm()
   fit.resample_positions(image_size, posemb_filter)
   fit.fold_channels()
@@ -222,10 +224,16 @@ class _Fit:
       f"the head's classes were put in the order of the data's, {how}."
     )
 
-  def choose_parameters_of_objectives(self) -> None:
-    """Loads the parameters that each objective adds to a network, or not."""
-    for own in filter(None, (cls.own for cls in OBJECTIVES.values())):
-      shapes, expected = self._shapes_under(own)
+  def choose_parameters_of_objectives(self, own: str | None) -> None:
+    """Loads the parameters that each objective adds to a network, or not.
+
+    Args:
+      own: Start of the paths of those in the model, or None.
+    """
+    in_file = self.weights.metadata.get("objective_parameters")
+    known = [cls.own for cls in OBJECTIVES.values()]
+    for start in dict.fromkeys(filter(None, [*known, own, in_file])):
+      shapes, expected = self._shapes_under(start)
       if shapes != expected:
         self._reinitialise(shapes, expected)
 
