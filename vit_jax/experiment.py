@@ -332,9 +332,8 @@ class Experiment:
     batches = batch.checked(
       self.data.batches(first, index, count),
       rows=batch_size // count,
-      image_size=self.run_shape.image_size,
+      shapes=self.config.view_shapes,
       num_classes=self.run_shape.num_classes,
-      channels=self.config.model.channels,
       is_regression=getattr(self.data_info, "is_regression", False),
       start_step=first,
       process_index=index,
@@ -356,7 +355,7 @@ class Experiment:
     has_vectors = batch.has_vectors(self.data_info)
     rows = sharding.abstract_batch(
       config.data.batch_size,
-      (*run_shape.image_size, config.model.channels),
+      config.view_shapes,
       (run_shape.num_classes,) if has_vectors else (),
       mesh,
     )

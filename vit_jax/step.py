@@ -283,7 +283,7 @@ def make_train_step(
     """Sums over the rows, so that microbatches and devices add up."""
     params, base = params
     params = lora.joined(base, optim.replaced(params, trained_params))
-    with lora.added(config.lora), frozen.entered(part, batch["image"]) as x:
+    with lora.added(config.lora), frozen.entered(part, batch.get("image")) as x:
       loss, count, named = loss_fn(params, {**batch, "image": x}, rng)
     return loss, (count, named)
 

@@ -8,9 +8,10 @@ the pixels, under the same names.
 
 import ast
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from vit_jax.batch import RESERVED, View
 from vit_jax.options import check_choice, nearest
 
 # Height x width; an RGB image of this size has a quarter of a GiB. Pillow warns
@@ -313,6 +314,80 @@ def decoding(text: str) -> dict[str, Any]:
   """
   arguments = {"exif": True} | parse_ops(text)[0].arguments
   return {k: arguments[k] for k in ("exif", "background", "max_pixels")}
+
+
+def whole(text: str) -> str:
+  """Returns the operation that decodes a whole image as the first one does.
+
+  Raises:
+    ValueError: See `parse_ops`.
+
+  Example:
+    >>> whole("decode_inception_crop(8, background='white')|flip_lr")
+    "decode(background='white')"
+  """
+  known = _signature("decode").parameters
+  arguments = parse_ops(text)[0].arguments
+  changed = [
+    f"{k}={v!r}"
+    for k, v in arguments.items()
+    if k in known and v != known[k].default
+  ]
+  return f"decode({', '.join(changed)})" if changed else "decode"
+
+
+def num_crops(views: Mapping[str, View]) -> int:
+  """Returns the number of crops of a record in all its views."""
+  return sum(view.count or 1 for view in views.values())
+
+
+def view_shapes(
+  views: Mapping[str, View], channels: int
+) -> dict[str, tuple[int, ...]]:
+  """Returns the shape of what each view has of a record.
+
+  Args:
+    views: Views without errors.
+    channels: Channels of an image.
+
+  Example:
+    >>> view_shapes({"local": View("decode|resize(8)", 3)}, 1)
+    {'local': (3, 8, 8, 1)}
+  """
+  return {
+    name: (
+      *(() if view.count is None else (view.count,)),
+      *image_size(view.ops),
+      channels,
+    )
+    for name, view in views.items()
+  }
+
+
+def view_errors(views: Mapping[str, View]) -> Iterator[str]:
+  """Yields the errors of views, each with the name of the view."""
+  if not views:
+    yield "got no view, expected one or more."
+  decoders = {}
+  for name, view in views.items():
+    if name in RESERVED or not name.isidentifier():
+      yield (
+        f"got a view {name!r}, expected an identifier other than"
+        f" {', '.join(RESERVED)}, which are other keys of a batch."
+      )
+    if view.count is not None and view.count < 1:
+      yield f"view {name!r}: got count={view.count}, expected 1 or more."
+    try:
+      image_size(view.ops)
+      decoders.setdefault(whole(view.ops), name)
+    except ValueError as e:
+      yield f"view {name!r}: {e}"
+  if len(decoders) > 1:
+    got = ", ".join(f"{op} in {name!r}" for op, name in decoders.items())
+    yield (
+      f"got views that decode differently, {got}, expected the same arguments:"
+      " a record is decoded once."
+    )
 
 
 def with_decoding(text: str, **changes: Any) -> str:

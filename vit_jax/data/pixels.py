@@ -62,8 +62,8 @@ def check_sides(height: int, width: int, ops: str) -> None:
     width: As `height`.
     ops: See `vit_jax.config.preprocessing`.
   """
-  sides = height, width
   parsed, shapes = preprocessing.parse_ops(ops), preprocessing.shapes(ops)
+  sides = shapes[0] or (height, width)
   for op, shape in zip(parsed[1:], shapes[1:], strict=True):
     if op.name in _SMALL_SIDES:
       size = [*op.args, op.kwargs.get("size")][0]

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
-from vit_jax.batch import DataInfo, RunShape
+from vit_jax.batch import DataInfo, RunShape, View
 from vit_jax.families import ModelConfig
 
 if TYPE_CHECKING:
@@ -70,6 +70,16 @@ class Objective:
   def data_errors(self, data: DataInfo) -> Iterator[str]:
     """Yields why the objective cannot learn from data."""
     return iter(())
+
+  def views(self, ops: str) -> dict[str, View]:
+    """Returns what a batch has of each record, by its key in the batch.
+
+    A record is decoded once for all its crops.
+
+    Args:
+      ops: config.data.ops, which also decide the size of the model's images.
+    """
+    return {"image": View(ops)}
 
   def paired(self, batch: dict) -> dict:
     """Returns a global batch, possibly with arrays of other rows for each row.

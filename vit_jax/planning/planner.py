@@ -51,7 +51,7 @@ def lower(
   trainer = step_lib.assemble(config, run_shape, mesh)
   batch = sharding.abstract_batch(
     config.data.batch_size,
-    (*run_shape.image_size, config.model.channels),
+    config.view_shapes,
     (),
     mesh,
   )

@@ -96,7 +96,7 @@ def programs(
   state = trainer.state
   rows = sharding.abstract_batch(
     config.data.batch_size,
-    (*run_shape.image_size, config.model.channels),
+    config.view_shapes,
     (),
     mesh,
   )
@@ -228,8 +228,8 @@ def eval_batch(
 ) -> dict[str, jax.ShapeDtypeStruct]:
   """Returns an abstract batch of an evaluator."""
   label = (source.num_classes,) if source.is_multilabel else ()
-  shape = *image_size(options.ops), channels
-  return sharding.abstract_batch(options.batch_size, shape, label, mesh)
+  images = {"image": (*image_size(options.ops), channels)}
+  return sharding.abstract_batch(options.batch_size, images, label, mesh)
 
 
 def per_device(tree: Any) -> int:
