@@ -199,6 +199,8 @@ def _crops_of(
 def _rescued(data, error, options: dict) -> tuple[np.ndarray, bytes]:
   """Returns the pixels, and b"" or why there are none."""
   error = as_bytes(error)
+  if not error and getattr(data, "ndim", 0) == 3:  # no file, but pixels
+    return data, b""
   if not error:
     try:
       return images.rescued(as_bytes(data), **options), b""

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from vit_jax import optim, sharding
 from vit_jax import step as step_lib
 from vit_jax.config import Config, ConfigError, checks
-from vit_jax.data import dataset_info, splits
+from vit_jax.data import dataset_info, records, splits
 from vit_jax.planning import hlo, host_requirements
 from vit_jax.planning import programs as programs_lib
 from vit_jax.planning.topology import canonical, describe
@@ -250,7 +250,9 @@ def run_shape_of(config: Config) -> step_lib.RunShape:
   Raises:
     ValueError: Neither the config nor `DATASETS` states the classes.
   """
-  known = dataset_info.lookup(config.data.dataset)
+  data = config.data
+  own = records.info(data.dataset, data.split)
+  known = own or dataset_info.lookup(data.dataset)
   num_classes = known.num_classes if known else 0
   if not config.num_classes and not num_classes:
     raise ValueError(
@@ -258,9 +260,9 @@ def run_shape_of(config: Config) -> step_lib.RunShape:
       " of classes is not known without the data; set it."
     )
   num_examples = None
-  if config.data.dataset in dataset_info.DATASETS:  # those of others may change
+  if own or data.dataset in dataset_info.DATASETS:  # those of others may change
     with contextlib.suppress(splits.SplitError):
-      num_examples = splits.num_examples(config.data.split, known.splits)
+      num_examples = splits.num_examples(data.split, known.splits)
   return step_lib.run_shape_of(config, num_classes, num_examples)
 
 

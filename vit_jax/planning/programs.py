@@ -19,7 +19,7 @@ from vit_jax import step as step_lib
 from vit_jax.class_names import Head
 from vit_jax.config import Config
 from vit_jax.config.preprocessing import image_size
-from vit_jax.data import dataset_info, splits
+from vit_jax.data import dataset_info, records, splits
 from vit_jax.evaluation import RunContext
 from vit_jax.evaluators.evaluator import Evaluator, EvaluatorConfig
 
@@ -210,10 +210,13 @@ def num_times(every_steps: int, total_steps: int) -> int:
 
 def split(dataset: str, name: str) -> Split | None:
   """Returns a split, described without its data; None if it is not known."""
-  known = dataset_info.lookup(dataset)
+  own = records.info(dataset, name)
+  known = own or dataset_info.lookup(dataset)
   # The table describes fake data for a prefix.
   is_fake = (
-    dataset_info.prefix_of(dataset) and dataset not in dataset_info.DATASETS
+    not own
+    and dataset_info.prefix_of(dataset)
+    and dataset not in dataset_info.DATASETS
   )
   if known is None or is_fake or not known.num_classes:
     return None
