@@ -295,10 +295,12 @@ def synthetic(
   """Returns one batch of noise, repeated without end, and the run's shape."""
   del experiment
   run_shape = planner.with_length(planner.run_shape_of(config))
-  shape = (*run_shape.image_size, config.model.channels)
   rows, rng = config.data.batch_size, np.random.default_rng(config.seed % 2**32)
   batch = Batch(
-    image=rng.integers(0, 256, (rows, *shape), np.uint8),
+    **{
+      name: rng.integers(0, 256, (rows, *shape), np.uint8)
+      for name, shape in config.view_shapes.items()
+    },
     label=rng.integers(0, run_shape.num_classes, rows, np.int32),
     mask=np.ones(rows, bool),
     index=np.arange(rows),

@@ -150,7 +150,9 @@ def first_trained(params: Any, freeze: tuple[str, ...]) -> str | None:
 
 
 @contextlib.contextmanager
-def entered(part: FrozenPart | None, images: Array) -> Iterator[Array]:
+def entered(
+  part: FrozenPart | None, images: Array | None
+) -> Iterator[Array | None]:
   """In its body, activations enter the model after its frozen part.
 
   Args:

@@ -63,7 +63,7 @@ class Inputs:
     has_vectors = batch.has_vectors(experiment.data_info)
     rows = sharding.abstract_batch(
       config.data.batch_size,
-      (*shape.image_size, config.model.channels),
+      config.view_shapes,
       (shape.num_classes,) if has_vectors else (),
       self._mesh,
     )
@@ -100,9 +100,8 @@ class Inputs:
       batches = batch.checked(
         e.data.batches(first, index, count),
         rows=config.data.batch_size // count,
-        image_size=e.run_shape.image_size,
+        shapes=config.view_shapes,
         num_classes=e.run_shape.num_classes,
-        channels=config.model.channels,
         is_regression=getattr(e.data_info, "is_regression", False),
         start_step=first,
         process_index=index,

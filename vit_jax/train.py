@@ -29,6 +29,8 @@ from vit_jax.callbacks.startup import Startup
 from vit_jax.checkpointing import convert_state, resume_rules
 from vit_jax.checkpointing.checkpointer import Checkpointer, SaveError
 from vit_jax.config import Config, ConfigError
+from vit_jax.data.records import Given
+from vit_jax.data.sources import Sources
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.inputs import Inputs
 from vit_jax.step import Trainer, TrainState
@@ -51,6 +53,7 @@ def train_and_evaluate(
   workdir: str,
   data: Data | None = None,
   *,
+  sources: Given | None = None,
   callbacks: Sequence[Callback] = (),
   allow_change: Sequence[str] = (),
   writer: MetricWriter | None = None,
@@ -65,6 +68,9 @@ def train_and_evaluate(
       batch_size and the image size of ops must be those of `data`.
       config.data.dataset is then used only by evaluators that name no data set,
       and need not exist.
+    sources: Data sets that are objects of your program, by the name that
+      config.data.dataset, or that of an evaluator, gives them, such as {"mine":
+      {"train": ..., "test": ...}}; see `vit_jax.data.records.Records`.
     callbacks: Called around the steps, after the default ones.
     allow_change: Options and sections, such as "optim.lr" and "data", that may
       differ from those with which the run began.
@@ -93,6 +99,9 @@ def train_and_evaluate(
     config,
     workdir,
     data,
+    sources=Sources(
+      config.data.data_dir, fake=config.fake_data, given=sources or {}
+    ),
     allow_change=allow_change,
     # Each shrunk image is progress: hours of it are no hang.
     on_shrunk=lambda: hooks.enter("start"),

@@ -7,7 +7,11 @@ Checks that need the machine or the disk (devices, data sets, weights) are in
 from collections.abc import Iterator
 
 from vit_jax.config import HELD_OUT, Config, LoRAConfig, OptimConfig
-from vit_jax.config.preprocessing import for_channels, image_size
+from vit_jax.config.preprocessing import (
+  for_channels,
+  image_size,
+  view_errors,
+)
 from vit_jax.objectives import Classification
 
 # float32 rounds this and larger decays to 1: nothing would be learned.
@@ -274,6 +278,9 @@ def _image_errors(config: Config) -> Iterator[str]:
       yield f"config.{key}: {e}"
   if "data.ops" not in sizes:
     return
+  objective = config.objective
+  for error in view_errors(objective.views(config.data.ops)):
+    yield f"config.objective, kind={objective.kind!r}: {error}"
   want = sizes["data.ops"]
   for key, got in sizes.items():
     if got != want:

@@ -11,7 +11,7 @@ from typing import (
   runtime_checkable,
 )
 
-from vit_jax.batch import DataInfo, RunShape
+from vit_jax.batch import DataInfo, RunShape, View
 from vit_jax.families import ModelConfig
 
 if TYPE_CHECKING:
@@ -205,6 +205,16 @@ class Objective:
   ) -> Iterator[str]:
     """Yields why `make` cannot work with these arguments, one text each."""
     return iter(())
+
+  def views(self, ops: str) -> dict[str, View]:
+    """Returns what a batch has of each record, by its key in the batch.
+
+    A record is decoded once for all its crops.
+
+    Args:
+      ops: config.data.ops, which also decide the size of the model's images.
+    """
+    return {"image": View(ops)}
 
   def paired(self, batch: dict) -> dict:
     """Returns a global batch, possibly with arrays of other rows for each row.

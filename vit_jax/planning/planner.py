@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from vit_jax import optim, sharding
 from vit_jax import step as step_lib
 from vit_jax.config import Config, ConfigError, checks
-from vit_jax.data import dataset_info, splits
+from vit_jax.data import dataset_info, records, splits
 from vit_jax.objectives.objective import Learner
 from vit_jax.planning import hlo, host_requirements
 from vit_jax.planning import programs as programs_lib
@@ -56,7 +56,7 @@ def lower(
   trainer = step_lib.assemble(config, run_shape, mesh, learner=learner)
   batch = sharding.abstract_batch(
     config.data.batch_size,
-    (*run_shape.image_size, config.model.channels),
+    config.view_shapes,
     (),
     mesh,
   )
@@ -256,7 +256,9 @@ def run_shape_of(config: Config) -> step_lib.RunShape:
   Raises:
     ValueError: Neither the config nor `DATASETS` states the classes.
   """
-  known = dataset_info.lookup(config.data.dataset)
+  data = config.data
+  own = records.info(data.dataset, data.split)
+  known = own or dataset_info.lookup(data.dataset)
   num_classes = known.num_classes if known else 0
   if not config.num_classes and not num_classes:
     raise ValueError(
@@ -264,9 +266,9 @@ def run_shape_of(config: Config) -> step_lib.RunShape:
       " of classes is not known without the data; set it."
     )
   num_examples = None
-  if config.data.dataset in dataset_info.DATASETS:  # those of others may change
+  if own or data.dataset in dataset_info.DATASETS:  # those of others may change
     with contextlib.suppress(splits.SplitError):
-      num_examples = splits.num_examples(config.data.split, known.splits)
+      num_examples = splits.num_examples(data.split, known.splits)
   return step_lib.run_shape_of(config, num_classes, num_examples)
 
 
