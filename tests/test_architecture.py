@@ -14,7 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Lower layers first. A room, which is a folder or a module of vit_jax, imports
 # its own layer and those below, in functions, too.
 LAYERS = (
-  "version options bucket paths class_names batch devices",
+  "version options names bucket paths class_names batch devices",
   "families",
   "losses metrics ridge malloc models",
   "objectives evaluators",
@@ -38,6 +38,7 @@ LAYER = {room: i for i, layer in enumerate(LAYERS) for room in layer.split()}
 TENSORFLOW = {"tensorflow", "tensorflow_datasets"}
 JAX = {"jax", "flax", "optax", "orbax"}
 LIGHT = (
+  "names",
   "options",
   "paths",
   "class_names",

@@ -66,6 +66,7 @@ def option(
   doc: str,
   choices: dict[str, str] | None = None,
   is_rare: bool = False,
+  is_open: bool = False,
 ):
   """Returns a dataclass field that `--help` can describe.
 
@@ -75,8 +76,14 @@ def option(
     choices: Every allowed value with its meaning; None to allow any value.
     is_rare: Whether only `--help=all` describes it. Such options are the
       numerics of published files, which importing the weights sets.
+    is_open: Whether a value may also be an import path; see `vit_jax.names`.
   """
-  metadata = {"doc": doc, "choices": choices or {}, "is_rare": is_rare}
+  metadata = {
+    "doc": doc,
+    "choices": choices or {},
+    "is_rare": is_rare,
+    "is_open": is_open,
+  }
   return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -150,7 +157,7 @@ def parse_value(annotation, value, where: str):
     return None
   if typing.get_origin(annotation) is tuple:
     if isinstance(value, str):
-      value = [v for v in value.strip("()[] ").split(",") if v.strip()]
+      value = [v for v in _elements(value) if v.strip()]
     if not isinstance(value, list | tuple):
       raise error
     element, *_, last = typing.get_args(annotation)
@@ -184,6 +191,27 @@ def parse_value(annotation, value, where: str):
   return value
 
 
+def _elements(text: str) -> list[str]:
+  """Splits a text at its commas, except for those inside brackets.
+
+  Brackets around the whole text are left out.
+
+  Example:
+    >>> _elements("(1, 2)"), _elements("a:B(c=1,d=2),e")
+    (['1', ' 2'], ['a:B(c=1,d=2)', 'e'])
+  """
+  parts, depth = [""], 0
+  for letter in text.lstrip("([ "):
+    if letter in ")]" and not depth:
+      continue  # the end of the whole text
+    depth += (letter in "([") - (letter in ")]")
+    if letter == "," and not depth:
+      parts.append("")
+    else:
+      parts[-1] += letter
+  return parts
+
+
 def type_name(annotation) -> str:
   """Returns the name of a type for messages, such as "whole number or None"."""
   annotation, is_optional = _without_none(annotation)
@@ -204,7 +232,8 @@ def type_name(annotation) -> str:
 def _without_none(annotation) -> tuple[typing.Any, bool]:
   """Splits `X | None` into X and whether None is allowed."""
   options = typing.get_args(annotation)
-  if isinstance(annotation, types.UnionType) and type(None) in options:
+  origin = typing.get_origin(annotation)  # typing.Union of Optional[X]
+  if origin in (types.UnionType, typing.Union) and type(None) in options:
     return next(o for o in options if o is not type(None)), True
   return annotation, False
 

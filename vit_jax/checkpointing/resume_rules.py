@@ -51,6 +51,7 @@ RULES = {
   "mesh": Rule(False, "the same sums on other devices"),
   "log_steps": Rule(False, "what is logged"),
   "trackers": Rule(False, "what is logged"),
+  "callbacks": Rule(False, "what happens around the steps"),
   "fewshot": Rule(False, "what is scored, not what is trained"),
   "evals": Rule(False, "what is scored, not what is trained"),
   "checkpoint": Rule(False, "what is stored"),

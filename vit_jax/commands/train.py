@@ -53,7 +53,7 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
     began: Start of this process, seconds since the epoch.
   """
   from vit_jax import experiment, malloc, train
-  from vit_jax.callbacks import run_lock
+  from vit_jax.callbacks import named, run_lock
   from vit_jax.checkpointing import resume_rules
   from vit_jax.distributed import exit_codes, processes
 
@@ -76,6 +76,7 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
     if profile and (not profile.isdecimal() or int(profile) < 1):
       errors.append(f"--profile: got {profile!r}, expected a step, from 1.")
     if errors:
+      named.from_names(config.callbacks, errors)
       experiment.setup(config, workdir, allow_change=allowed, errors=errors)
     asked = cli.ask(args.source, "get_trials")
     if asked and config.init:

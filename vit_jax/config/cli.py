@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from vit_jax.config import config_files, help_text, json_file
-from vit_jax.config.parse import build, to_dict
-from vit_jax.config.schema import Config
+from vit_jax.config.parse import build, switch, to_dict
+from vit_jax.config.schema import UNIONS, Config
 from vit_jax.options import ConfigError, at_home, nearest
 
 # Flags of the commands that run in several processes.
@@ -334,11 +334,15 @@ def override_all(values: dict, overrides: Mapping[str, str]) -> list[str]:
   """Sets options by their paths; `build` checks them afterwards.
 
   An override of total_epochs sets total_steps to None, because total_steps of
-  the config file would win otherwise.
+  the config file would win otherwise. See `switch` for those of a kind.
 
   Returns:
     An error if the overrides have both lengths, else [].
   """
+  kinds = {f"{name}.{selector}": name for name, (selector, _) in UNIONS.items()}
+  for path in kinds.keys() & overrides.keys():
+    if isinstance(options := values.get(kinds[path]), dict):
+      switch(options, kinds[path], overrides[path])
   for path, value in overrides.items():
     override(values, path, value)
   if (overrides.get("total_epochs") or "none").lower() == "none":

@@ -5,6 +5,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from vit_jax.names import is_path
 from vit_jax.options import check_choice, nearest, parse_value, shown, type_name
 
 T = TypeVar("T")
@@ -60,7 +61,10 @@ def from_dict(
       continue
     try:
       result = _value(field.type, value, path, errors, is_foreign)
-      check_choice(result, field.metadata.get("choices"), path)
+      named = result if isinstance(result, tuple) else (result,)
+      if field.metadata.get("is_open"):
+        named = tuple(v for v in named if v is None or not is_path(v))
+      check_choice(named, field.metadata.get("choices"), path)
       low = field.metadata.get("low")
       numbers = result if isinstance(result, tuple) else (result,)
       if low is not None and any(number < low for number in numbers):

@@ -6,9 +6,11 @@ import textwrap
 import typing
 from collections.abc import Iterator, Mapping
 
+from vit_jax import names
 from vit_jax.config import config_files
+from vit_jax.config.parse import kind_of
 from vit_jax.config.schema import UNIONS, Config
-from vit_jax.evaluators import EVALUATORS
+from vit_jax.evaluators import EVALUATORS, EvaluatorConfig
 from vit_jax.options import check_choice
 
 WIDTH = 80
@@ -75,7 +77,8 @@ def section(name: str, values: Mapping) -> str:
     values: The config, as a dict; absent options have their defaults.
 
   Raises:
-    ValueError: There is no such section; the message has the nearest name.
+    ValueError: There is no such section, and the message has the nearest name;
+      or a kind is an import path that cannot be imported.
   """
   check_choice(name, sections(), "--help")
   lines = [f"options of {name!r} (--config.OPTION=VALUE), with their values:"]
@@ -90,7 +93,7 @@ def section(name: str, values: Mapping) -> str:
     else:
       lines += _nested_lines(field, values.get(field.name), name == ALL)
   if name in (EVALS, ALL):
-    for kind, cls in EVALUATORS.items():
+    for kind, cls in _evaluators(values.get(EVALS)).items():
       lines += [
         "",
         f"options of an evaluator of kind {kind!r} ({summary(cls)}):",
@@ -98,6 +101,17 @@ def section(name: str, values: Mapping) -> str:
       for field in shown(cls, {}):
         lines += _field_lines(field, {}, "config.evals.<name>")
   return "\n".join(lines)
+
+
+def _evaluators(values) -> dict[str, type[EvaluatorConfig]]:
+  """Returns kind -> class, with those that a config imports at the end."""
+  kinds = dict(EVALUATORS)
+  for name, options in (values if isinstance(values, Mapping) else {}).items():
+    kind = options.get("kind") if isinstance(options, Mapping) else None
+    if names.is_path(str(kind)):
+      where = f"config.evals.{name}.kind"
+      kinds[kind] = names.resolve(kind, EVALUATORS, where, EvaluatorConfig)
+  return kinds
 
 
 def example_lines(example: str) -> list[str]:
@@ -131,10 +145,11 @@ def _nested_lines(
   where, cls = f"config.{field.name}", field.type
   if field.name in UNIONS:
     selector, kinds = UNIONS[field.name]
-    kind = values.get(selector, next(iter(kinds)))
-    cls = kinds.get(kind, next(iter(kinds.values())))
+    kind = str(values.get(selector, next(iter(kinds))))
+    cls = kind_of(field.name, kind)
     yield f"  {where}.{selector} = {kind!r}"
-    yield from _columns({k: summary(c) for k, c in kinds.items()}, indent=8)
+    every = {**kinds, kind: cls}
+    yield from _columns({k: summary(c) for k, c in every.items()}, indent=8)
   options = shown(cls, values)
   if not with_rare:
     options = [f for f in options if not f.metadata["is_rare"]]

@@ -13,14 +13,14 @@ from typing import Any
 
 import ml_collections
 
+from vit_jax import names
 from vit_jax.config import preprocessing
 from vit_jax.config.from_dict import from_dict
 from vit_jax.config.schema import UNIONS, Config
-from vit_jax.evaluators import EVALUATORS
+from vit_jax.evaluators import EVALUATORS, EvaluatorConfig
 from vit_jax.families import ModelConfig
 from vit_jax.options import (
   ConfigError,
-  check_choice,
   nearest,
   parse_value,
   shown,
@@ -42,22 +42,79 @@ def defaults() -> ml_collections.ConfigDict:
 
 
 class Options(ml_collections.ConfigDict):
-  """A ConfigDict that takes the options of every kind, even if it is locked.
+  """A ConfigDict; a section of `UNIONS` takes the options of every kind.
 
-  Therefore a config file can change the family of the model: it sets `name`,
-  then the options of the new family.
+  Therefore a config file can change the family of the model, although the
+  ConfigDict is locked: it sets `name`, then the options of the new family.
   """
 
   def __setitem__(self, key, value):
-    is_of_a_kind = any(
-      self.get(selector) in kinds and _fields(kinds, key)
-      for selector, kinds in UNIONS.values()
-    )
-    if is_of_a_kind and key not in self:
-      with self.unlocked():
-        super().__setitem__(key, value)
-    else:
+    section = next((s for s, (k, _) in UNIONS.items() if k in self), None)
+    if section is None or not self.is_locked:
       super().__setitem__(key, value)
+      return
+    selector, _ = UNIONS[section]
+    is_known = key in self or _takes(section, self[selector], key)
+    with self.unlocked() if is_known else contextlib.nullcontext():
+      if key == selector:
+        switch(self, section, value)
+      super().__setitem__(key, value)
+
+
+def _takes(section: str, kind: str, key: str) -> bool:
+  """Whether a config file may add an option to a section.
+
+  Raises:
+    ValueError: The kind is an import path that cannot be imported.
+  """
+  kinds = UNIONS[section][1]
+  if names.is_path(kind):
+    kinds = {**kinds, kind: kind_of(section, kind)}
+  return kind in kinds and bool(_fields(kinds, key))
+
+
+def kind_of(section: str, kind: str) -> type:
+  """Returns the class of a kind of a section of `UNIONS`.
+
+  Args:
+    section: "model" or "objective".
+    kind: A short name or an import path.
+
+  Raises:
+    ValueError: There is no such kind, or it cannot be imported.
+  """
+  selector, kinds = UNIONS[section]
+  base = Config.__dataclass_fields__[section].type
+  return names.resolve(kind, kinds, f"config.{section}.{selector}", base)
+
+
+def switch(values, section: str, kind: str) -> None:
+  """Prepares the options of a section for a change to or from one's own kind.
+
+  Options that have the default of the present kind are removed if the new kind
+  lacks them or has another default. So no default of one kind becomes a value
+  of another. (The kinds of vit_jax agree about the defaults, or the new kind
+  refuses the old one.)
+
+  Args:
+    values: The options of the section, changed.
+    section: "model" or "objective".
+    kind: The new kind.
+  """
+  selector, _ = UNIONS[section]
+  present = values.get(selector, getattr(getattr(Config, section), selector))
+  if not names.is_path(present) and not names.is_path(kind):
+    return
+  try:
+    old, new = kind_of(section, present), kind_of(section, kind)
+  except ValueError:  # `build` reports it
+    return
+  defaults = {f.name: f.default for f in dataclasses.fields(new)}
+  for field in dataclasses.fields(old):
+    key, is_same = field.name, defaults.get(field.name) == field.default
+    if key in values and key != selector and not is_same:
+      if _is_default(field, values[key]):
+        del values[key]
 
 
 def freeze(config: ml_collections.ConfigDict | dict) -> Config:
@@ -203,11 +260,11 @@ def _build_kind(values, where: str, errors: list[str]):
     return _build(type(default), values, where, errors)
   kind = str(values.get(selector, getattr(default, selector)))
   try:
-    check_choice(kind, kinds, f"{where}.{selector}")
+    cls = kind_of(name, kind)
   except ValueError as e:
     errors.append(str(e))
     return default
-  own = {field.name for field in dataclasses.fields(kinds[kind])}
+  own = {field.name for field in dataclasses.fields(cls)}
   options = {}
   for key, value in values.items():
     others = [] if key in own else _fields(kinds, key)
@@ -218,7 +275,7 @@ def _build_kind(values, where: str, errors: list[str]):
         f"{where}.{key}: got {shown(value)}, which {where}.{selector}={kind}"
         f" does not use; leave it at {others[0].default!r}."
       )
-  return _build(kinds[kind], options, where, errors)
+  return _build(cls, options, where, errors)
 
 
 def _fields(kinds: Mapping[str, type], key: str) -> list[dataclasses.Field]:
@@ -253,10 +310,10 @@ def _build_evals(evals, where: str, errors: list[str]) -> tuple:
       continue
     kind = str(values["kind"])
     try:
-      check_choice(kind, EVALUATORS, f"{path}.kind")
+      cls = names.resolve(kind, EVALUATORS, f"{path}.kind", EvaluatorConfig)
     except ValueError as e:
       errors.append(str(e))
       continue
     values = {**values, "name": name}
-    evaluators.append(_build(EVALUATORS[kind], values, path, errors))
+    evaluators.append(_build(cls, values, path, errors))
   return tuple(evaluators)

@@ -307,6 +307,12 @@ class Config:
       "wandb": "Weights & Biases",
       "mlflow": "MLflow",
     },
+    is_open=True,
+  )
+  callbacks: tuple[str, ...] = option(
+    (),
+    "callbacks of one's own, separated by commas: import paths, with keyword"
+    " arguments in brackets, such as my_lab.monitor:Cosine(decay=0.9)",
   )
   fake_data: bool = option(
     False,

@@ -2,9 +2,12 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from vit_jax.options import nearest, option
+
+if TYPE_CHECKING:
+  from flax import linen as nn
 
 
 class Heads(NamedTuple):
@@ -24,8 +27,8 @@ class Heads(NamedTuple):
 class ModelConfig:
   """The network: options of all families, and the interface of a family.
 
-  A family is a subclass in its own file, with its options as fields, and a line
-  in `FAMILIES`. `config.model.name` chooses it.
+  A family is a subclass in its own file, with its options as fields.
+  `config.model.name` is its key in `FAMILIES`, or its import path.
   """
 
   name: str = ""
@@ -108,6 +111,17 @@ class ModelConfig:
       num_classes: Width of the head.
     """
     raise NotImplementedError
+
+  def build(self, num_classes: int) -> "nn.Module":
+    """Returns the network, for `vit_jax.models.build`, which says what it does.
+
+    Families outside of `vit_jax` import their module here. A subclass of a
+    family of `vit_jax` without this method has the family's module.
+
+    Args:
+      num_classes: Width of the head; 0: no head.
+    """
+    raise NotImplementedError(f"{type(self).__name__}.build")
 
   def train_flops(self, image_size: tuple[int, int], num_classes: int) -> int:
     """Returns FLOPs of one image's training step: 2 per multiply-add, 3 passes.

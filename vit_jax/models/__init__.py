@@ -2,7 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from vit_jax.families import ModelConfig
+from vit_jax.families import (
+  BiTConfig,
+  BiTV1Config,
+  ModelConfig,
+  ModernConfig,
+  ViTConfig,
+)
 
 if TYPE_CHECKING:  # flax takes a second
   import flax.linen as nn
@@ -12,7 +18,8 @@ def build(model: ModelConfig, num_classes: int) -> "nn.Module":
   """Returns the network that `model` describes, a linen module.
 
   It maps images [b, h, w, c] in [-1, 1] to logits [b, num_classes] and a dict
-  of intermediates, of which "pre_logits" is the input of the head.
+  of intermediates, of which "pre_logits" is the input of the head. With 0
+  classes there is no head, and the logits are the features.
 
   Raises:
     ValueError: The variant is unknown.
@@ -22,9 +29,14 @@ def build(model: ModelConfig, num_classes: int) -> "nn.Module":
   from vit_jax.models.vit import ViT
 
   modules = {
-    "vit": ViT,
-    "modern": Modern,
-    "bit": ResNet,
-    "bit_v1": ResNet,
+    ViTConfig: ViT,
+    ModernConfig: Modern,
+    BiTConfig: ResNet,
+    BiTV1Config: ResNet,
   }
-  return modules[model.name](model, num_classes)
+  for cls in type(model).__mro__:
+    if cls in modules:
+      return modules[cls](model, num_classes)
+    if "build" in vars(cls):  # one's own family, or ModelConfig
+      break
+  return model.build(num_classes)

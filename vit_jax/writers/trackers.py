@@ -19,6 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from etils import epath
 
+from vit_jax import names
 from vit_jax.config import Config, flat, json_file, to_dict
 from vit_jax.options import not_installed
 from vit_jax.paths import is_remote, run_path
@@ -198,15 +199,24 @@ def mlflow_name(name: str) -> str:
   return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
 
 
-# The choices of config.trackers.
+# config.trackers has these names, or import paths of classes with the interface
+# of `Tracker`.
 TRACKERS: dict[str, type[Tracker]] = {"wandb": WandB, "mlflow": MLflow}
+
+
+def _tracker(name: str) -> type:
+  return names.resolve(name, TRACKERS, "config.trackers")
 
 
 def errors(config: Config) -> list[str]:
   """Returns why the trackers of a run could not write."""
   texts = []
   for name in config.trackers:
-    kind = TRACKERS[name]
+    try:
+      kind = _tracker(name)
+    except ValueError as e:
+      texts.append(str(e))
+      continue
     try:
       error = not_installed([kind.PACKAGE], EXTRA) or kind.error()
     except Exception as e:  # such as a key that cannot be one
@@ -224,7 +234,7 @@ class AsyncTracker:
   come twice.
 
   Args:
-    name: Its name in `TRACKERS`.
+    name: Its name in `TRACKERS`, or its import path.
     workdir: Folder of the run.
     config: The run.
     rows: The rows in metrics.jsonl at the start.
@@ -286,7 +296,7 @@ class AsyncTracker:
     tracker = None
     try:
       name = epath.Path(os.path.abspath(self._workdir)).name or self._name
-      tracker = TRACKERS[self._name](self._workdir, name, id)
+      tracker = _tracker(self._name)(self._workdir, name, id)
       self._write_id(tracker.id)
       tracker.write_hparams(flat(to_dict(self._config)))
       self._note(f"{self._name:<11} {tracker.where}")
