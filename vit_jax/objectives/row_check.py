@@ -634,14 +634,22 @@ class _Walk:
   on_random_unwrap = on_random_wrap  # it comes
 
   def scan_(self, equation, inputs, call) -> list[_Value]:
-    p = equation.params
-    n, m = p["num_consts"], p["num_consts"] + p["num_carry"]
+    closed = equation.params["jaxpr"]
+    num_xs, num_ys = (
+      sum(a.aval.shape != b.aval.shape for a, b in zip(*pair, strict=True))
+      for pair in (
+        (equation.invars, closed.jaxpr.invars),
+        (equation.outvars, closed.jaxpr.outvars),
+      )
+    )
+    m = len(inputs) - num_xs
+    n = m - (len(equation.outvars) - num_ys)
     consts, carry, xs = inputs[:n], inputs[n:m], inputs[m:]
     if any(v.axis == 0 for v in xs):
       fault = f"loops over the rows ({_place('scan', call)})"
       return [_Value(fault=fault) for _ in equation.outvars]
     xs = [v if v.axis is None else _moved(v, v.axis - 1) for v in xs]
-    run = lambda carry: self.closed(p["jaxpr"], [*consts, *carry, *xs])
+    run = lambda carry: self.closed(closed, [*consts, *carry, *xs])
     carry = _fixpoint(lambda carry: run(carry)[: m - n], carry)
     ys = run(carry)[m - n :]
     return [
