@@ -23,6 +23,7 @@ from vit_jax import run_summary, sharding
 from vit_jax.batch import Data, DataError
 from vit_jax.callbacks import Callback, CallbackList, Stop
 from vit_jax.callbacks.defaults import default_callbacks
+from vit_jax.callbacks.named import from_names
 from vit_jax.callbacks.progress import note, note_if_slow
 from vit_jax.callbacks.run_lock import RunLock
 from vit_jax.callbacks.startup import Startup
@@ -94,7 +95,10 @@ def train_and_evaluate(
   # Setup: every error of config, data, weights and disk is raised here.
   startup = Startup(began)
   lock = RunLock(workdir, began=startup.began)  # one run at a time in a folder
-  hooks = CallbackList(callbacks)  # the callbacks of every run are added below
+  errors: list[str] = []
+  named = from_names(config.callbacks, errors)
+  # The callbacks of every run are added below.
+  hooks = CallbackList([*callbacks, *named])
   experiment = experiment_lib.setup(
     config,
     workdir,
@@ -105,6 +109,7 @@ def train_and_evaluate(
     allow_change=allow_change,
     # Each shrunk image is progress: hours of it are no hang.
     on_shrunk=lambda: hooks.enter("start"),
+    errors=errors,
   )
   startup.ends("checks")
   total_steps = experiment.run_shape.total_steps

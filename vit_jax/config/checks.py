@@ -12,7 +12,9 @@ from vit_jax.config.preprocessing import (
   image_size,
   view_errors,
 )
+from vit_jax.config.schema import READ_BY
 from vit_jax.objectives import Classification
+from vit_jax.options import shown
 
 # float32 rounds this and larger decays to 1: nothing would be learned.
 ROUNDS_TO_ONE = 1 - 2**-25
@@ -60,6 +62,7 @@ def option_errors(
   """Returns the errors that are not in `size_errors`; see `errors`."""
   return [
     *(_optim_errors(config.optim) if is_training else ()),
+    *(_unread_errors(config.optim) if is_training and is_new else ()),
     *(_lora_errors(config.lora) if is_training else ()),
     *_evaluator_errors(config),
     *(_init_errors(config) if is_training else ()),
@@ -238,6 +241,18 @@ def _optim_errors(optim: OptimConfig) -> Iterator[str]:
       f"{optim.schedule!r}; 'step' expects shares of the run between 0 and 1,"
       " such as 0.3,0.6,0.9; other schedules expect none."
     )
+
+
+def _unread_errors(optim: OptimConfig) -> Iterator[str]:
+  """Yields the options that the chosen optimizer or schedule does not read."""
+  for key, (selector, choices) in READ_BY.items():
+    value, default = getattr(optim, key), getattr(OptimConfig, key)
+    if value != default and (choice := getattr(optim, selector)) not in choices:
+      yield (
+        f"config.optim.{key}: got {shown(value)}, which"
+        f" config.optim.{selector}={choice} does not use; leave it at"
+        f" {default!r}."
+      )
 
 
 def _lora_errors(lora: LoRAConfig) -> Iterator[str]:

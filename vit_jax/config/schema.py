@@ -83,7 +83,10 @@ class OptimConfig:
 
   name: str = option(
     "adamw",
-    "update rule",
+    "update rule; or the import path of a function that returns an optax"
+    " transformation, with arguments in brackets if needed, such as"
+    " optax:contrib.ademamix(b3=0.999). Its learning_rate and weight_decay are"
+    " those of the run",
     {
       "adamw": "Adam with decoupled weight decay",
       "sgd": "gradient descent with momentum",
@@ -96,6 +99,7 @@ class OptimConfig:
       "muon": "orthogonalised momentum (0.95) for kernels of attention and MLP;"
       " adamw for all others. lr and weight_decay as for adamw",
     },
+    is_open=True,
   )
   lr: float = option(1e-3, "peak learning rate")
   schedule: str = option(
@@ -184,6 +188,19 @@ class OptimConfig:
       ValueError: A text is not PATTERN=FACTOR with a factor above 0.
     """
     return tuple(map(_pattern_and_factor, self.lr_scale))
+
+
+# Options of OptimConfig that only some choices of another option read.
+READ_BY: dict[str, tuple[str, tuple[str, ...]]] = {
+  "beta1": ("name", ("adamw", "lamb", "lion", "muon")),
+  "beta2": ("name", ("adamw", "lamb", "adafactor", "muon")),
+  "momentum": ("name", ("sgd", "adafactor")),
+  "accumulator_dtype": (
+    "name",
+    ("adamw", "sgd", "lamb", "lion", "adafactor", "muon"),
+  ),
+  "end_lr": ("schedule", ("cosine", "linear")),
+}
 
 
 def _pattern_and_factor(text: str) -> tuple[str, float]:
