@@ -2,10 +2,11 @@
 
 import collections
 import fnmatch
+import inspect
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +15,10 @@ import optax
 from jaxtyping import ArrayLike, PyTree
 from optax import contrib
 
+from vit_jax import names
 from vit_jax.config import OptimConfig
 from vit_jax.families import SCANNED
-from vit_jax.options import nearest
+from vit_jax.options import nearest, shown
 
 # Number of updates applied -> learning rate, float32.
 Schedule = Callable[[ArrayLike], jax.Array]
@@ -60,6 +62,10 @@ def make_optimizer(
     u <- u |w| / |u|                          only lamb, see _by_trust_ratio
     w <- w - lr(s) f u                        f of `rate_factors`
 
+  An imported optimizer (`optax:contrib.ademamix`, see `_imported`) stands for
+  the second line. It stands for the third, too, if it has the arguments
+  weight_decay and mask, and for the product with lr(s) if it has learning_rate.
+
   Weight decay is decoupled (never in the moments) and multiplied by the
   learning rate for every optimizer, as in the ViT paper, AugReg, optax and
   PyTorch. big_vision does not multiply: its `wd` of 1e-4 at lr 1e-3 is 0.1
@@ -84,7 +90,8 @@ def make_optimizer(
     The optimizer; the learning rate as a function of the updates applied.
 
   Raises:
-    ValueError: The optimizer is unknown; or as `make_schedule`.
+    ValueError: The optimizer is unknown or cannot be made; or as
+      `make_schedule`.
 
   Source: arXiv:2010.11929, section 4.1 and appendix B.1; arXiv:1711.05101.
   """
@@ -92,20 +99,19 @@ def make_optimizer(
   parts = []
   if config.clip_norm is not None:
     parts.append(optax.clip_by_global_norm(config.clip_norm))
-  if config.name not in OPTIMIZERS:
-    raise ValueError(
-      f"config.optim.name: got {config.name!r}, expected one of"
-      f" {', '.join(OPTIMIZERS)}.{nearest(config.name, OPTIMIZERS)}"
-    )
-  parts.append(_reads_float32(OPTIMIZERS[config.name](config)))
-  if config.weight_decay:
-    parts.append(optax.add_decayed_weights(config.weight_decay, decay_mask))
-  if config.name == "lamb":
-    # Only kernels, as in apex and timm: a parameter without decay whose norm is
-    # small, such as a LayerScale of 1e-6, would get a small rate.
-    ratio = optax.stateless(_by_trust_ratio)
-    parts.append(_by_blocks(optax.masked(ratio, decay_mask)))
-  parts.append(optax.scale_by_learning_rate(schedule))
+  if names.is_path(config.name):
+    parts += _imported(config, schedule)
+  else:
+    kind = names.resolve(config.name, OPTIMIZERS, "config.optim.name")
+    parts.append(_reads_float32(kind.scale(config)))
+    if config.weight_decay:
+      parts.append(optax.add_decayed_weights(config.weight_decay, decay_mask))
+    if kind.has_trust_ratio:
+      # Only kernels, as in apex and timm: a parameter without decay whose norm
+      # is small, such as a LayerScale of 1e-6, would get a small rate.
+      ratio = optax.stateless(_by_trust_ratio)
+      parts.append(_by_blocks(optax.masked(ratio, decay_mask)))
+    parts.append(optax.scale_by_learning_rate(schedule))
   if config.layer_decay is not None or config.lr_scale:
     parts.append(
       optax.stateless(
@@ -218,15 +224,106 @@ def _matrix(name: str) -> contrib.MuonDimensionNumbers | None:
   return next(axes, None)
 
 
-# What a gradient becomes before weight decay and learning rate.
+class Optimizer(NamedTuple):
+  """An update rule.
+
+  Attributes:
+    scale: Makes what a gradient becomes before weight decay and learning rate.
+    has_trust_ratio: Whether updates are scaled to the norms of their kernels,
+      after weight decay.
+  """
+
+  scale: Callable[[OptimConfig], optax.GradientTransformation]
+  has_trust_ratio: bool = False
+
+
+# The choices of config.optim.name; `config.schema.READ_BY` has their options.
 OPTIMIZERS = {
-  "adamw": _adamw,
-  "sgd": _sgd,
-  "lamb": _adamw,
-  "lion": _lion,
-  "adafactor": _adafactor,
-  "muon": _muon,
+  "adamw": Optimizer(_adamw),
+  "sgd": Optimizer(_sgd),
+  "lamb": Optimizer(_adamw, has_trust_ratio=True),
+  "lion": Optimizer(_lion),
+  "adafactor": Optimizer(_adafactor),
+  "muon": Optimizer(_muon),
 }
+
+MASKS = ("mask", "weight_decay_mask")  # optax's names of an argument
+
+
+def _imported(
+  config: OptimConfig, schedule: Schedule
+) -> list[optax.GradientTransformation]:
+  """Returns an imported optimizer, with decay and rate where it has none.
+
+  It is a function of optax, or one of one's own, that returns a
+  `GradientTransformation`. The arguments in brackets are passed on.
+
+  - If the function has an argument `learning_rate`, it gets the schedule of the
+    run, and its updates are applied as they are. Otherwise they are multiplied
+    by the learning rate.
+  - If it has `weight_decay` and a mask (an argument of `MASKS`), it gets
+    config.optim.weight_decay, also 0, and `decay_mask`. Otherwise the decay is
+    added as for every optimizer. A `weight_decay` without a mask is set to 0.
+
+  It must need no more than gradients and parameters. Parameters are those of
+  training in evaluations, too; so a schedule-free optimizer is scored without
+  its average.
+
+  Raises:
+    ValueError: The function or its module cannot be imported, it has no such
+      argument, it raises an error, or it returns something else.
+  """
+  where = "config.optim.name"
+  path, text = names.split(config.name)
+  make = names.resolve(path, {}, where)
+  arguments = names.keywords(text or "", where)
+  got = f"{where}: got {shown(config.name)}"
+  if not callable(make):
+    raise ValueError(
+      f"{got}, which is {shown(make)}, expected a function that returns an"
+      " optax.GradientTransformation."
+    )
+  parameters = inspect.signature(make).parameters
+  given = {}
+  if has_rate := "learning_rate" in parameters:
+    given["learning_rate"] = schedule
+  mask = next((name for name in MASKS if name in parameters), None)
+  has_decay = "weight_decay" in parameters and mask is not None
+  if has_decay:
+    given |= {"weight_decay": config.weight_decay, mask: decay_mask}
+  elif "weight_decay" in parameters:
+    given["weight_decay"] = 0.0
+  takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+  own = [name for name in parameters if name not in given]
+  for name in arguments:
+    if name in given:
+      raise ValueError(
+        f"{got}, expected no {name} in brackets: the options of config.optim"
+        " (lr, schedule, weight_decay) decide it."
+      )
+    if name not in own and not takes_any:
+      raise ValueError(
+        f"{got}, but {path} has no argument {name!r}; expected some of"
+        f" {', '.join(own)}.{nearest(name, own)}"
+      )
+  try:
+    tx = make(**arguments, **given)
+  except Exception as e:  # a function of one's own may raise anything
+    raise ValueError(f"{got}, which raises {type(e).__name__}: {e}.") from e
+  if not (hasattr(tx, "init") and hasattr(tx, "update")):
+    raise ValueError(
+      f"{got}, which returns {shown(tx)}, expected an"
+      " optax.GradientTransformation."
+    )
+  parts, decay = [_by_separate_blocks(tx)], config.weight_decay
+  if decay and not has_decay:
+    # Behind an optimizer with a rate of its own, the rate is in the decay.
+    by_rate = lambda step: -decay * schedule(step)
+    rate = by_rate if has_rate else decay
+    parts.append(optax.add_decayed_weights(rate, decay_mask))
+  if not has_rate:
+    parts.append(optax.scale_by_learning_rate(schedule))
+  return parts
 
 
 def _by_trust_ratio(updates: PyTree, params: PyTree) -> PyTree:
@@ -285,6 +382,33 @@ def _by_blocks(
     return over_blocks(
       tx.update, (axes(updates), axes(state)), updates, state, params
     )
+
+  return optax.GradientTransformation(init, update)
+
+
+def _by_separate_blocks(
+  tx: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+  """Applies tx as `_by_blocks`, if it treats each parameter separately.
+
+  Otherwise, as for a norm over all parameters, tx sees the stacked blocks.
+  """
+  by_blocks = _by_blocks(tx)
+
+  def chosen(tree):
+    try:
+      jax.eval_shape(lambda x: by_blocks.update(x, by_blocks.init(x), x), tree)
+    except (
+      ValueError
+    ):  # of jax.vmap: what depends on all blocks is not by block
+      return tx
+    return by_blocks
+
+  def init(params):
+    return chosen(params).init(params)
+
+  def update(updates, state, params):
+    return chosen(params).update(updates, state, params)
 
   return optax.GradientTransformation(init, update)
 
@@ -365,7 +489,7 @@ def errors(config: OptimConfig, params: PyTree) -> list[str]:
     config: The options.
     params: Parameters, or their shapes.
   """
-  names = [
+  paths = [
     _path_name(path)
     for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]
   ]
@@ -375,12 +499,12 @@ def errors(config: OptimConfig, params: PyTree) -> list[str]:
   }
   errors = [
     f"config.optim.{key}: got {pattern!r}, which no parameter matches;"
-    f" expected a pattern of paths such as {names[0]}.{nearest(pattern, names)}"
+    f" expected a pattern of paths such as {paths[0]}.{nearest(pattern, paths)}"
     for key in patterns
     for pattern in patterns[key]
-    if not any(matches(name, [pattern]) for name in names)
+    if not any(matches(name, [pattern]) for name in paths)
   ]
-  trained_names = [n for n in names if not matches(n, config.freeze)]
+  trained_names = [n for n in paths if not matches(n, config.freeze)]
   if not trained_names:
     errors.append(
       f"config.optim.freeze: got {', '.join(config.freeze)}, which freezes all"
@@ -394,12 +518,31 @@ def errors(config: OptimConfig, params: PyTree) -> list[str]:
       " Transformer block is trained. config.optim.lr_scale sets the rates of"
       " other parameters."
     )
+  if names.is_path(config.name) and trained_names:
+    errors += _import_errors(config, params)
   if config.name == "muon" and not any(map(_matrix, trained_names)):
     errors.append(
       "config.optim.name: got 'muon', expected another one: no kernel of"
       " attention or an MLP is trained, and muon orthogonalises only these."
     )
   return errors
+
+
+def _import_errors(config: OptimConfig, params: PyTree) -> list[str]:
+  """Returns why an imported optimizer cannot update parameters."""
+  try:
+    tx, _ = make_optimizer(config, total_steps=config.warmup_steps + 1)
+  except ValueError as e:
+    return [str(e)]
+  params = trained(params, config.freeze)
+  try:
+    jax.eval_shape(lambda x: tx.update(x, tx.init(x), x), params)
+  except Exception as e:  # code of one's own may raise anything
+    return [
+      f"config.optim.name: got {shown(config.name)}, whose init or update"
+      f" raises {type(e).__name__}: {e}."
+    ]
+  return []
 
 
 def num_blocks(params: PyTree) -> int:
@@ -521,12 +664,10 @@ def ema_weight(decay: float, step: ArrayLike) -> jax.Array:
   return jnp.maximum(1.0 - decay, 9.0 / (10.0 + step))
 
 
-def ema(
-  average: PyTree, params: PyTree, decay: float, step: ArrayLike
-) -> PyTree:
+def moved(average: PyTree, params: PyTree, weight: ArrayLike) -> PyTree:
   """Moves a running average of the parameters one step towards them.
 
-  average <- average + ema_weight(decay, step) (params - average)
+  average <- average + weight (params - average)
 
   The difference is needed because 0.9999 x + 0.0001 y rounds off much of the
   second term. The average starts as the initial parameters.
@@ -534,16 +675,12 @@ def ema(
   Args:
     average: The average after the previous step; float32.
     params: Parameters after this step's update.
-    decay: Decay per step, 0 to 1; after the warm-up of `ema_weight` the average
-      covers about 1 / (1 - decay) steps.
-    step: Updates applied before this one.
+    weight: Weight of the parameters, 0 to 1, such as `ema_weight`.
 
   Example:
-    >>> moved = ema({"w": 1.0}, {"w": 3.0}, decay=0.75, step=1000)
-    >>> float(moved["w"])
-    1.5
+    >>> moved({"w": 1.0}, {"w": 3.0}, 0.25)
+    {'w': 1.5}
   """
-  weight = ema_weight(decay, step)
   return jax.tree.map(
     lambda old, new: old + weight * (new - old), average, params
   )

@@ -7,8 +7,14 @@ Checks that need the machine or the disk (devices, data sets, weights) are in
 from collections.abc import Iterator
 
 from vit_jax.config import HELD_OUT, Config, LoRAConfig, OptimConfig
-from vit_jax.config.preprocessing import for_channels, image_size
+from vit_jax.config.preprocessing import (
+  for_channels,
+  image_size,
+  view_errors,
+)
+from vit_jax.config.schema import READ_BY
 from vit_jax.objectives import Classification
+from vit_jax.options import shown
 
 # float32 rounds this and larger decays to 1: nothing would be learned.
 ROUNDS_TO_ONE = 1 - 2**-25
@@ -56,6 +62,7 @@ def option_errors(
   """Returns the errors that are not in `size_errors`; see `errors`."""
   return [
     *(_optim_errors(config.optim) if is_training else ()),
+    *(_unread_errors(config.optim) if is_training and is_new else ()),
     *(_lora_errors(config.lora) if is_training else ()),
     *_evaluator_errors(config),
     *(_init_errors(config) if is_training else ()),
@@ -236,6 +243,18 @@ def _optim_errors(optim: OptimConfig) -> Iterator[str]:
     )
 
 
+def _unread_errors(optim: OptimConfig) -> Iterator[str]:
+  """Yields the options that the chosen optimizer or schedule does not read."""
+  for key, (selector, choices) in READ_BY.items():
+    value, default = getattr(optim, key), getattr(OptimConfig, key)
+    if value != default and (choice := getattr(optim, selector)) not in choices:
+      yield (
+        f"config.optim.{key}: got {shown(value)}, which"
+        f" config.optim.{selector}={choice} does not use; leave it at"
+        f" {default!r}."
+      )
+
+
 def _lora_errors(lora: LoRAConfig) -> Iterator[str]:
   if lora.rank < 0:
     yield f"config.lora.rank: got {lora.rank}, expected 0 (off) or more."
@@ -274,6 +293,9 @@ def _image_errors(config: Config) -> Iterator[str]:
       yield f"config.{key}: {e}"
   if "data.ops" not in sizes:
     return
+  objective = config.objective
+  for error in view_errors(objective.views(config.data.ops)):
+    yield f"config.objective, kind={objective.kind!r}: {error}"
   want = sizes["data.ops"]
   for key, got in sizes.items():
     if got != want:

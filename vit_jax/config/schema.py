@@ -10,7 +10,12 @@ import dataclasses
 import math
 from typing import Any
 
-from vit_jax.config.preprocessing import MAX_PIXELS
+from vit_jax.batch import View
+from vit_jax.config.preprocessing import (
+  MAX_PIXELS,
+  view_shapes,
+  with_decoding,
+)
 from vit_jax.evaluators import EvaluatorConfig
 from vit_jax.families import FAMILIES, ModelConfig, ViTConfig
 from vit_jax.objectives import OBJECTIVES, Classification, Objective
@@ -78,7 +83,10 @@ class OptimConfig:
 
   name: str = option(
     "adamw",
-    "update rule",
+    "update rule; or the import path of a function that returns an optax"
+    " transformation, with arguments in brackets if needed, such as"
+    " optax:contrib.ademamix(b3=0.999). Its learning_rate and weight_decay are"
+    " those of the run",
     {
       "adamw": "Adam with decoupled weight decay",
       "sgd": "gradient descent with momentum",
@@ -91,6 +99,7 @@ class OptimConfig:
       "muon": "orthogonalised momentum (0.95) for kernels of attention and MLP;"
       " adamw for all others. lr and weight_decay as for adamw",
     },
+    is_open=True,
   )
   lr: float = option(1e-3, "peak learning rate")
   schedule: str = option(
@@ -179,6 +188,19 @@ class OptimConfig:
       ValueError: A text is not PATTERN=FACTOR with a factor above 0.
     """
     return tuple(map(_pattern_and_factor, self.lr_scale))
+
+
+# Options of OptimConfig that only some choices of another option read.
+READ_BY: dict[str, tuple[str, tuple[str, ...]]] = {
+  "beta1": ("name", ("adamw", "lamb", "lion", "muon")),
+  "beta2": ("name", ("adamw", "lamb", "adafactor", "muon")),
+  "momentum": ("name", ("sgd", "adafactor")),
+  "accumulator_dtype": (
+    "name",
+    ("adamw", "sgd", "lamb", "lion", "adafactor", "muon"),
+  ),
+  "end_lr": ("schedule", ("cosine", "linear")),
+}
 
 
 def _pattern_and_factor(text: str) -> tuple[str, float]:
@@ -348,6 +370,19 @@ class Config:
   mesh: MeshConfig = MeshConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
   evals: tuple[EvaluatorConfig, ...] = ()
+
+  @property
+  def views(self) -> dict[str, View]:
+    """What a training batch has of each record, see `Objective.views`."""
+    return {
+      name: view._replace(ops=with_decoding(view.ops, **self.data.decoding))
+      for name, view in self.objective.views(self.data.ops).items()
+    }
+
+  @property
+  def view_shapes(self) -> dict[str, tuple[int, ...]]:
+    """Shape of what each view has of a record."""
+    return view_shapes(self.views, self.model.channels)
 
   @property
   def is_partial(self) -> bool:
