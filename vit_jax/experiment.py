@@ -27,6 +27,7 @@ from vit_jax.data.sources import Sources
 from vit_jax.distributed import agreement
 from vit_jax.evaluation import RunContext, labels_of
 from vit_jax.evaluators.evaluator import Evaluator
+from vit_jax.models.variables import only_params
 from vit_jax.paths import run_path
 from vit_jax.step import Params, run_shape_of
 from vit_jax.weights import adapters
@@ -275,7 +276,10 @@ class Experiment:
     (_, out), variables = jax.eval_shape(
       lambda images: module.init_with_output(jax.random.key(0), images), images
     )
-    return out, variables["params"]
+    try:
+      return out, only_params(variables)
+    except ValueError as e:
+      raise ConfigError([str(e)]) from None
 
   def due(self, evaluators: Iterable[Evaluator], step: int) -> list[Evaluator]:
     """Returns the evaluators that score the parameters of a step.
@@ -494,15 +498,16 @@ class Experiment:
   def _parameter_errors(self) -> list[str]:
     """Returns errors of options that name parameters or linear maps."""
     params, options = self.shapes[1], self.config.lora
+    model, own = self.config.model, self.config.objective.own
     if options.rank:
-      own = self.config.objective.own
       try:
         params, _ = jax.eval_shape(
-          lambda x: lora.split(x, options, jax.random.key(0), own), params
+          lambda x: lora.split(x, options, jax.random.key(0), model, own),
+          params,
         )
       except ValueError as e:
         return [str(e)]
-    return optim.errors(self.config.optim, params)
+    return optim.errors(self.config.optim, params, model, own)
 
   def data_errors(self) -> dict[str, list[str]]:
     """Returns errors of missing splits; prepares no data set.
@@ -636,7 +641,7 @@ class Experiment:
         return []
       objective = self.config.objective
       if self.is_training and "regression" in (read.loss, objective.head_loss):
-        read = weights.without_head(read)
+        read = weights.without_head(read, self.config.model)
       self._fitted = weights.adapt(
         read,
         self.shapes[1],
@@ -656,7 +661,10 @@ class Experiment:
       return [f"{key}: {e}{hint}"]
     new = self._fitted[1].reinitialised
     own = self.config.objective.own
-    if frozen := [k for k in new if adapts and not lora.is_trained(k, own)]:
+    model = self.config.model
+    if frozen := [
+      k for k in new if adapts and not lora.is_trained(k, model, own)
+    ]:
       return [
         f"{key}: got no {', '.join(frozen)}, which config.lora would leave at"
         " random; expected weights that have it, or a model without."

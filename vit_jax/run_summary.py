@@ -209,11 +209,11 @@ def text(experiment: Experiment, mesh: Mesh, state: TrainState) -> str:
   has_rates = has_rates or config.lora.rank
   params, rates = state.model_params, None
   if has_rates:
-    rates = optim.rates(options, state.params)
+    rates = optim.rates(options, state.params, config.model)
   trained = run_info.num_params(optim.trained(state.params, options.freeze))
   count = run_info.num_params(params)
   lines = [
-    run_info.parameter_table(params, rates),
+    run_info.parameter_table(params, config.model, rates),
     f"devices     {jax.device_count()} x {jax.devices()[0].device_kind},"
     f" {jax.process_count()} process(es); mesh {axes};"
     f" {sharding.describe(config, params, mesh)}",

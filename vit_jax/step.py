@@ -24,6 +24,7 @@ from vit_jax.batch import RunShape, normalise
 from vit_jax.config import Config, LoRAConfig
 from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import compiler_options
+from vit_jax.models.variables import only_params
 
 Params = Any  # a nested dict of arrays, as flax.linen makes it
 # (gradients, updates, parameters before) -> scalars by name; pure.
@@ -193,16 +194,20 @@ def assemble(
   tx, schedule, adapters = optax.identity(), None, LoRAConfig()
   if run_shape.total_steps is not None:
     adapters = config.lora
-    tx, schedule = optim.make_optimizer(config.optim, run_shape.total_steps)
+    tx, schedule = optim.make_optimizer(
+      config.optim, run_shape.total_steps, config.model
+    )
 
   def init(rng: jax.Array) -> TrainState:
     shape = (1, *run_shape.image_size, config.model.channels)
     images = jnp.zeros(shape, jnp.float32)
-    params = optax.tree.cast(module.init(rng, images)["params"], "float32")
+    params = optax.tree.cast(only_params(module.init(rng, images)), "float32")
     base = None
     if adapters.rank:
       key = jax.random.fold_in(rng, 1)
-      params, base = lora.split(params, adapters, key, config.objective.own)
+      params, base = lora.split(
+        params, adapters, key, config.model, config.objective.own
+      )
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
@@ -215,7 +220,7 @@ def assemble(
   state = jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     shapes,
-    sharding.infer(shapes, mesh),
+    sharding.infer(shapes, mesh, config.model),
   )
   train_step = part = None
   if run_shape.total_steps is not None:
@@ -289,7 +294,7 @@ def make_train_step(
 
   def sums_and_grads(params, batch, rng):
     """Returns sums and gradients of a device's rows, from its parameters."""
-    whole = collectives.gather(params, (specs, base_specs), config.model.dtype)
+    whole = collectives.gather(params, (specs, base_specs), config.model)
     trained_whole = trained(whole[0], is_leaf=collectives.is_part)
     grad_fn = jax.value_and_grad(summed, has_aux=True)
     num_rows = len(jax.tree.leaves(batch)[0])

@@ -59,7 +59,7 @@ def form_of(
     def in_this_form(state: TrainState) -> TrainState:
       if is_restacked:
         state = jax.tree.map(
-          lambda x: convert(x) if is_like_params(x) else x,
+          lambda x: convert(x, config.model) if is_like_params(x) else x,
           state,
           is_leaf=is_like_params,
         )

@@ -77,7 +77,9 @@ def convert(vit: Pretrained, path: str, to: str, **options) -> list[str]:
   """
   check(path, to)
   vit = dataclasses.replace(  # no format has stacked blocks
-    vit, params=unstack_blocks(vit.params), config=vit.config.unstacked()
+    vit,
+    params=unstack_blocks(vit.params, vit.config),
+    config=vit.config.unstacked(),
   )
   params = {
     k: np.asarray(v) for k, v in flatten_dict(vit.params, sep="/").items()

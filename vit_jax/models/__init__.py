@@ -27,4 +27,5 @@ def build(model: ModelConfig, num_classes: int) -> "nn.Module":
     "bit": ResNet,
     "bit_v1": ResNet,
   }
-  return modules[model.name](model, num_classes)
+  module = modules.get(model.name)
+  return module(model, num_classes) if module else model.build(num_classes)

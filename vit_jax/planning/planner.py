@@ -70,7 +70,9 @@ def checked(
     step, arguments = lower(config, mesh)
   except ValueError as e:  # config.lora.targets
     raise ConfigError([str(e)]) from None
-  if texts := optim.errors(config.optim, arguments[0].params):
+  if texts := optim.errors(
+    config.optim, arguments[0].params, config.model, config.objective.own
+  ):
     raise ConfigError(texts)
   return step, arguments
 
