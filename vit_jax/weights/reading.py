@@ -41,6 +41,7 @@ from vit_jax.weights import (
 )
 from vit_jax.weights.identify import (
   NEEDED,
+  RECOGNISED,
   identify,
   num_classes,
   stated_model,
@@ -400,13 +401,15 @@ def read_checkpoint(folder: epath.Path) -> Weights:
     raise ValueError(
       f"got a checkpoint with {other[0]!r}, which is no array; {EXPECTED}."
     )
-  params, stated = google.read(
-    {k: lazy(np.asarray(v)) for k, v in flat.items()}
-  )
+  params, stated = {k: lazy(np.asarray(v)) for k, v in flat.items()}, {}
+  is_known = isinstance(metadata, dict) and model_of(metadata)
+  name = is_known and is_known.get("name", "vit")
+  if not is_known or name in RECOGNISED:  # other families have their own names
+    params, stated = google.read(params)
   weights = Weights(
     str(folder), "checkpoint", params, notes=tuple(notes), metadata=metadata
   )
-  if not isinstance(metadata, dict) or not model_of(metadata):
+  if not is_known:
     # Another program's.
     return dataclasses.replace(
       weights, options=stated, metadata={}, is_bare=True
