@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
+from flax.traverse_util import flatten_dict
 
 from vit_jax import batch, frozen, lora, missing_data, optim, sharding, weights
 from vit_jax.batch import Batch, Data, DataInfo, RunShape, Standardisation
@@ -128,7 +129,9 @@ class Experiment:
   def run_shape(self) -> RunShape:
     """Number of classes, image size and length of the run."""
     if self.scored_weights is not None:
-      num_classes = weights.num_classes(self.scored_weights.params)
+      num_classes = weights.num_classes(
+        self.scored_weights.params, self.config.model
+      )
       return RunShape(num_classes, image_size(self.config.data.ops))
     data = self.data_info
     return run_shape_of(self.config, data.num_classes, data.num_examples)
@@ -499,6 +502,13 @@ class Experiment:
     """Returns errors of options that name parameters or linear maps."""
     params, options = self.shapes[1], self.config.lora
     model, own = self.config.model, self.config.objective.own
+    names = flatten_dict(params, sep="/")
+    if self.config.init_head != "zeros" and not any(map(model.is_head, names)):
+      return [
+        f"config.init_head: got {self.config.init_head!r}, expected 'zeros': no"
+        " parameter is the head's"
+        f" ({type(model).__name__}.HEADS: {model.HEADS!r})."
+      ]
     if options.rank:
       try:
         params, _ = jax.eval_shape(

@@ -15,6 +15,7 @@ from etils import epath
 
 from vit_jax import digests, lora
 from vit_jax.config import LoRAConfig, ModelConfig, json_file
+from vit_jax.families.vit import ViTConfig
 from vit_jax.paths import absolute
 from vit_jax.weights import download
 from vit_jax.weights.identify import stated_model
@@ -125,7 +126,7 @@ def on_base(weights: Weights, read: Callable[..., Weights]) -> Weights:
   heads = {k: v for k, v in weights.params.items() if model.is_head(k)}
   if not options.get("pre_logits"):  # left out beside a new head
     params = without_pre_logits(params)
-  if "cls" in base.params:
+  if isinstance(model, ViTConfig) and "cls" in base.params:
     options = {**options, "cls_row": base.has_cls_row}
   return dataclasses.replace(
     weights,
