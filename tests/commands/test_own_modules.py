@@ -82,6 +82,14 @@ def test_config_and_metadata_have_paths_and_typed_options(run):
   # Each kind has its own defaults, although ViT and Focused share the names.
   assert (model["variant"], objective["label_smoothing"]) == ("Bag", 0.125)
   assert config["evals"]["own"]["power"] == 3
+  assert config["callbacks"] == ["my_lab.monitor:Scaled(factor=3.0)"]
+  rows = [
+    json.loads(x) for x in (run / "metrics.jsonl").read_text().split("\n")[:-1]
+  ]
+  losses = [row for row in rows if "train/loss" in row]
+  assert len(losses) == 2
+  for row in losses:
+    assert row["train/scaled"] == pytest.approx(3 * row["train/loss"])
 
 
 def test_a_resumed_run_of_own_kinds(run, lab, tmp_path):

@@ -1,4 +1,7 @@
-"""A run of seconds whose family, objective and evaluator are of one's own."""
+"""A run of seconds with a family, objective, evaluator and callback of our own.
+
+Run: vit-jax train --config=my_config, in this folder
+"""
 
 from vit_jax.config import defaults
 
@@ -9,6 +12,7 @@ def get_config():
   c.model.width = 8
   c.objective.kind = "my_lab.objective:Focused"
   c.objective.focus = 0.25
+  c.callbacks = ("my_lab.monitor:Scaled(factor=3.0)",)
   c.data.dataset, c.fake_data = "cifar10", True
   c.data.ops = "decode|resize(32)"
   c.data.batch_size = 16
