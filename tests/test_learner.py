@@ -223,7 +223,7 @@ def test_a_frozen_teacher_is_an_argument_of_the_step():
   sharding_ = like["embedding"]["kernel"].sharding
   assert sharding_.spec != jax.sharding.PartitionSpec()  # a model of its family
   placed = jax.tree.map(
-    lambda x, s: jax.device_put(x, s.sharding, may_alias=False),
+    lambda x, s: jax.device_put(np.array(x), s.sharding),
     teacher.params,
     like,
   )
