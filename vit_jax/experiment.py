@@ -188,7 +188,7 @@ class Experiment:
     )
 
   @property
-  def train_flops(self) -> float:
+  def train_flops(self) -> float | int:
     """FLOPs of an image's training step."""
     if self.learner.train_flops is not None:
       return self.learner.train_flops

@@ -118,7 +118,7 @@ class Learner:
   """
 
   module: "flax.linen.Module"
-  loss: Callable[..., tuple[Any, Any, dict[str, tuple[Any, Any]]]]
+  loss: Callable[..., tuple[Any, Any, dict[str, tuple[Any, Any]]]] | None
   teacher: Average | Frozen | None = None
   targets: Callable[..., Targets] | None = None
   memory: Mapping[str, Any] | None = None
