@@ -682,7 +682,10 @@ def with_fixed(
   """
   new = _flatten(params)
   tree = jax.tree_util.tree_map_with_path(
-    lambda path, x: jax.device_put(new[path_of(path)], x.sharding),
+    # A step donates its state: the arrays of a loaded model stay its own.
+    lambda path, x: jax.device_put(
+      new[path_of(path)], x.sharding, may_alias=False
+    ),
     like.fixed[kind],
   )
   return state.replace(fixed={**state.fixed, kind: tree})

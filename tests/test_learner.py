@@ -1,0 +1,242 @@
+"""The contract of the step: targets, teacher, memory, whole-batch losses."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import sharding, step
+from vit_jax.batch import normalise
+from vit_jax.models import build
+from vit_jax.objectives.objective import (
+  Average,
+  Frozen,
+  Learner,
+  Objective,
+  Targets,
+)
+from vit_jax.options import option
+
+ONE = jax.devices()[:1]
+FOUR = jax.devices()[:4]
+
+
+def _vectors(module, params, batch, rng=None):
+  kwargs = {}
+  if rng is not None:
+    records = batch["index"]
+    kwargs = dict(is_training=True, records=records, rngs={"dropout": rng})
+  _, out = module.apply({"params": params}, normalise(batch["image"]), **kwargs)
+  x = out["pre_logits"].astype(jnp.float32)
+  return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Contrast(Objective):
+  """InfoNCE of a network and its running mean, with a centre in memory."""
+
+  kind: str = "contrast"
+  whole_batch: bool = option(False, "whether the keys have a gradient")
+  momentum: float = option(0.5, "of the teacher")
+
+  trains_head = False
+
+  def make(self, model, run_shape, models):
+    module = build(model, 0)
+
+    def targets(teacher, batch, rng, step, memory, over):
+      keys = _vectors(module, teacher, batch)
+      centre = over.mean(keys, batch["mask"])
+      new = 0.9 * memory["centre"] + 0.1 * centre
+      everything = over.gather(keys - memory["centre"][None])
+      places = over.rows(len(keys))
+      return Targets({"place": places}, {"keys": everything}, {"centre": new})
+
+    def loss(params, batch, rng, step, over=None):
+      x = _vectors(module, params, batch, rng)
+      if over is None:
+        keys, places = batch["shared"]["keys"], batch["targets"]["place"]
+      else:
+        keys, places = over.gather(x + 0.1), over.rows(len(x))
+      log_p = jax.nn.log_softmax(x @ keys.T * (1.0 + step))
+      own = jnp.take_along_axis(log_p, places[:, None], 1)[:, 0]
+      mask = batch["mask"].astype(jnp.float32)
+      seen = jnp.sum(own * 0 + places.astype(jnp.float32))
+      return (
+        -jnp.sum(own * mask),
+        jnp.sum(mask),
+        {"place": (seen, jnp.float32(len(x)))},
+      )
+
+    if self.whole_batch:
+      return Learner(module, loss, whole_batch=True)
+    return Learner(
+      module,
+      loss,
+      teacher=Average(lambda step: self.momentum + 0.0 * step),
+      targets=targets,
+      memory={"centre": np.zeros(32, np.float32)},
+    )
+
+
+class _Parts(tiny.Parts):
+  def __init__(self, config, devices, objective, observers=()):
+    super().__init__(config, devices)
+    self.config = dataclasses.replace(config, objective=objective)
+    shape = step.RunShape(tiny.NUM_CLASSES, (16, 16), config.total_steps)
+    self.trainer = step.assemble(self.config, shape, self.mesh, observers)
+    self.train_step = self.trainer.train_step
+
+
+def _run(devices, objective=Contrast(), num_steps=3, **changes):
+  parts = _Parts(tiny.config(**changes), devices, objective)
+  state, metrics = parts.run(num_steps)
+  return jax.device_get(state), metrics
+
+
+@pytest.fixture(scope="module")
+def one():
+  return _run(ONE)
+
+
+MESHES = {
+  "data": dict(mesh__data=4),
+  "fsdp": dict(mesh__fsdp=4),
+  "tensor": dict(mesh__tensor=2, mesh__data=2),
+  "microbatches": dict(mesh__fsdp=2, mesh__data=2, optim__microbatch=2),
+  "scan": dict(mesh__fsdp=4, model__scan=True),
+}
+
+
+@pytest.mark.parametrize("mesh", ["data", "fsdp", "microbatches"])
+def test_a_loss_over_the_batch_is_that_of_one_device(mesh, one):
+  _close(one, _run(FOUR, **MESHES[mesh]))
+
+
+@pytest.mark.slow
+def test_a_loss_over_the_batch_beside_a_tensor_axis(one):
+  _close(one, _run(FOUR, **MESHES["tensor"]))
+
+
+@pytest.mark.slow
+def test_a_loss_over_the_batch_with_blocks_in_a_scan():
+  _close(_run(ONE, model__scan=True), _run(FOUR, **MESHES["scan"]))
+
+
+def _close(one, other):
+  (state, metrics), (others_state, others) = one, other
+  for a, b in zip(metrics, others, strict=True):
+    for key in a:
+      # float32, in another order of sums, in three steps
+      np.testing.assert_allclose(a[key], b[key], rtol=2e-5, err_msg=key)
+  np.testing.assert_allclose(
+    state.memory["objective"]["centre"],
+    others_state.memory["objective"]["centre"],
+    atol=2e-6,
+  )
+
+
+def test_named_sums_have_counts_of_their_own(one):
+  _, metrics = one
+  assert metrics[0]["place"] == (16 - 1) / 2  # 15 rows count for the loss
+
+
+def test_the_teacher_is_a_running_mean(one):
+  """After each update: half of the old teacher, half of the parameters."""
+  parts = _Parts(tiny.config(), ONE, Contrast())
+  state, want = parts.state(), None
+  for _ in range(3):
+    before = jax.device_get(state.averages["teacher"]) if want is None else want
+    state, _ = parts.run(1, state)
+    want = jax.tree.map(lambda a, b: (a + b) / 2, before, state.params)
+  got = state.averages["teacher"]
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want
+  )
+  jax.tree.map(np.testing.assert_array_equal, got, one[0].averages["teacher"])
+
+
+def test_a_skipped_step_keeps_teacher_and_memory():
+  parts = _Parts(tiny.config(), ONE, Contrast())
+  state, _ = parts.run(2)
+  kept = jax.device_get((state.averages, state.memory))
+  batch = tiny.batch(2, parts.config)
+  nan = jax.tree.map(lambda x: x * np.nan, state.params["embedding"])
+  state = state.replace(params={**state.params, "embedding": nan})
+  state, metrics = parts.train_step(
+    state, sharding.to_global(batch, parts.mesh)
+  )
+  assert metrics["skipped"] == 1
+  jax.tree.map(
+    np.testing.assert_array_equal, kept, (state.averages, state.memory)
+  )
+
+
+@pytest.fixture(scope="module")
+def whole():
+  return _run(ONE, Contrast(whole_batch=True))[1]
+
+
+@pytest.mark.parametrize("mesh", ["fsdp", pytest.param("tensor")])
+def test_a_gradient_through_all_rows_is_that_of_one_device(mesh, whole):
+  _, metrics = _run(FOUR, Contrast(whole_batch=True), **MESHES[mesh])
+  for a, b in zip(whole, metrics, strict=True):
+    for key in a:
+      np.testing.assert_allclose(a[key], b[key], rtol=2e-5, err_msg=key)
+
+
+class _Teacher:
+  """What `vit_jax.load` returns, as far as an objective needs it."""
+
+  def __init__(self):
+    self.config = tiny.config(model__width=16).model
+    self.num_classes, self.image_size = tiny.NUM_CLASSES, (16, 16)
+    self.model = build(self.config, self.num_classes)
+    images = jnp.zeros((1, 16, 16, 3))
+    self.params = jax.jit(self.model.init)(jax.random.key(3), images)["params"]
+
+
+def test_a_frozen_teacher_is_an_argument_of_the_step():
+  teacher = _Teacher()
+  config = tiny.config(mesh__fsdp=4)
+  shape = step.RunShape(tiny.NUM_CLASSES, (16, 16), 4)
+  module = build(config.model, tiny.NUM_CLASSES)
+
+  def targets(params, batch, rng, step, memory, over):
+    _, out = teacher.model.apply({"params": params}, normalise(batch["image"]))
+    return Targets({"norm": jnp.square(out["pre_logits"]).sum(-1)})
+
+  def loss(params, batch, rng, step):
+    total = jnp.sum(batch["targets"]["norm"] * batch["mask"])
+    logits, _ = module.apply({"params": params}, normalise(batch["image"]))
+    total += jnp.sum(logits * batch["mask"][:, None])
+    return total, jnp.sum(batch["mask"], dtype=jnp.float32), {}
+
+  learner = Learner(module, loss, Frozen(teacher), targets)
+  parts = tiny.Parts(config, FOUR)
+  trainer = step.assemble(config, shape, parts.mesh, (), learner)
+  state = trainer.init_state()
+  like = trainer.state.fixed["teacher"]
+  sharding_ = like["embedding"]["kernel"].sharding
+  assert sharding_.spec != jax.sharding.PartitionSpec()  # a model of its family
+  placed = jax.tree.map(
+    lambda x, s: jax.device_put(x, s.sharding, may_alias=False),
+    teacher.params,
+    like,
+  )
+  state = state.replace(fixed={"teacher": placed})
+  batch = tiny.batch(0, config)
+  state, metrics = trainer.train_step(
+    state, sharding.to_global(batch, parts.mesh)
+  )
+  images = jnp.asarray(normalise(batch["image"]))
+  _, out = teacher.model.apply({"params": teacher.params}, images)
+  norms = np.square(out["pre_logits"]).sum(-1)
+  want = norms[batch["mask"]].mean()
+  np.testing.assert_allclose(metrics["loss"], want, rtol=1e-5)
+  jax.tree.map(
+    np.testing.assert_array_equal, state.fixed["teacher"], teacher.params
+  )
