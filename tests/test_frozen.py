@@ -10,6 +10,7 @@ import tiny
 from flax import linen as nn
 
 from vit_jax import frozen, sharding
+from vit_jax.config import model_config
 
 STEM = ("embedding/*", "cls", "registers", "Transformer/pos*")
 FIRST = (*STEM, "Transformer/encoderblock_[01]/*")
@@ -152,9 +153,10 @@ def test_a_trained_module_of_unknown_place_is_in_no_part():
   """The last norm of a ResNet is in front of the head that is trained, too."""
   leaf = {"kernel": 0.0}
   params = {"block1": leaf, "norm-pre-head": leaf, "head": leaf}
-  assert frozen.first_trained(params, ("block1/*",)) is None
-  assert frozen.first_trained(params, ("block1/*", "norm*")) == "head"
-  assert frozen.first_trained(params, ("*",)) is None  # nothing is trained
+  bit = model_config("bit")
+  assert frozen.first_trained(params, ("block1/*",), bit) is None
+  assert frozen.first_trained(params, ("block1/*", "norm*"), bit) == "head"
+  assert frozen.first_trained(params, ("*",), bit) is None  # nothing is trained
 
 
 def test_a_model_of_another_family_may_be_random_too():

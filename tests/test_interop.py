@@ -23,6 +23,7 @@ import vit_jax
 from vit_jax import train
 from vit_jax.checkpointing import checkpointer as checkpointer_lib
 from vit_jax.config import defaults, freeze
+from vit_jax.families.vit import ViTConfig
 from vit_jax.models.stacking import stack_blocks
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -163,7 +164,7 @@ def test_a_trained_run_is_read_by_orbax_alone(tmp_path):
 LAYOUTS = {
   "tree": lambda params: params,
   "params": lambda params: {"params": params},
-  "stacked": stack_blocks,
+  "stacked": lambda x: stack_blocks(x, ViTConfig),
   "state": lambda params: TrainState.create(
     apply_fn=None, params=params, tx=optax.chain(optax.adam(1e-3))
   ),

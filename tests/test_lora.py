@@ -13,11 +13,12 @@ from vit_jax import lora, sharding
 from vit_jax.batch import normalise
 from vit_jax.config import LoRAConfig
 from vit_jax.config.checks import errors as config_errors
+from vit_jax.families.vit import ViTConfig
 from vit_jax.models import build
 from vit_jax.models.stacking import unstack_blocks
 
 ONE = jax.devices()[:1]
-ALL = ("query", "key", "value", "out", "Dense_0", "Dense_1", "Gate")
+ALL = ("query", "key", "value", "out", "Dense_0", "Dense_1")
 LORA = dict(lora__rank=2, lora__alpha=6.0, lora__targets=ALL)
 MODERN = dict(
   model__name="modern",
@@ -27,6 +28,7 @@ MODERN = dict(
   model__registers=2,
   model__layer_scale=0.1,
   model__qkv_bias="no_key",
+  lora__targets=(*ALL, "Gate"),
 )
 
 
@@ -70,7 +72,7 @@ def test_it_starts_as_its_base_and_is_merged_exactly(options):
   assert kinds == {"lora_a", "lora_b"}
   assert all(np.any(v) for k, v in trained.items() if k.endswith("lora_b"))
 
-  flat = _flat(unstack_blocks(jax.device_get(state.model_params)))
+  flat = _flat(unstack_blocks(jax.device_get(state.model_params), ViTConfig))
   merged = {k: v for k, v in flat.items() if "lora" not in k}
   for name in [k for k in flat if k.endswith("lora_a")]:
     path = name.removesuffix("/lora_a")
@@ -85,7 +87,7 @@ def test_it_starts_as_its_base_and_is_merged_exactly(options):
   unmerged = module.apply(
     {
       "params": unstack_blocks(
-        jax.device_get(lora.without_factors(state.model_params))
+        jax.device_get(lora.without_factors(state.model_params)), ViTConfig
       )
     },
     normalise(batch),
@@ -152,11 +154,13 @@ def test_the_step_forms_no_product_of_factors_and_no_gradient_of_the_base(scan):
 
 
 def test_an_option_without_effect_is_an_error():
-  config = tiny.config(lora__rank=2, lora__targets=("Gate",))
+  config = tiny.config(lora__rank=2, lora__targets=("query", "Gate"))
   with pytest.raises(ValueError, match="got Gate, expected some of Dense_0"):
     tiny.Parts(config, ONE)
   resnet = tiny.config(lora__rank=2, **tiny.RESNET)
-  with pytest.raises(ValueError, match="lora.rank: got 2, expected 0: the mo"):
+  with pytest.raises(
+    ValueError, match="lora.rank: got 2, expected 0: BiTConfig.BLOCKS"
+  ):
     tiny.Parts(resnet, ONE)
   errors = config_errors(tiny.config(lora__rank=-1, lora__alpha=0.0))
   assert [e.split(":")[0] for e in errors] == [
@@ -173,11 +177,16 @@ def test_factors_start_as_in_pytorch():
     f"{path}out/kernel": np.zeros((4, 16, 64)),
     "Transformer/encoderblock_0/MlpBlock_0/Dense_1/kernel": np.zeros((256, 64)),
   }
-  options = LoRAConfig(rank=64, targets=ALL)
+  options = LoRAConfig(rank=64, targets=("query", "out", "Dense_1"))
+  head = {"head": {"bias": np.zeros(2)}}
   trained, base = lora.split(
-    unflatten_dict(kernels, sep="/"), options, jax.random.key(0)
+    unflatten_dict(kernels, sep="/") | head,
+    options,
+    jax.random.key(0),
+    ViTConfig(),
   )
   assert _flat(base).keys() == kernels.keys()
+  del trained["head"]
   for name, x in _flat(trained).items():
     if name.endswith("lora_b"):
       assert not np.any(x), name

@@ -16,6 +16,7 @@ from vit_jax.families import ViTConfig
 from vit_jax.models import build
 from vit_jax.models.stacking import unstack_blocks
 
+MODEL = ViTConfig()
 PARAMS = {
   "Transformer": {
     "encoderblock_0": {"Dense_0": {"kernel": jnp.full((2, 2), 2.0)}},
@@ -28,7 +29,7 @@ GRADS = jax.tree.map(lambda p: 0.25 * p, PARAMS)
 
 def _updates(config, factors=(1,)):
   """Parameters after each step, whose gradients are `GRADS` times a factor."""
-  tx, _ = optim.make_optimizer(config, total_steps=100)
+  tx, _ = optim.make_optimizer(config, 100, MODEL)
   params, state, history = PARAMS, tx.init(PARAMS), []
   for factor in factors:
     grads = jax.tree.map(lambda g, f=factor: f * g, GRADS)
@@ -176,7 +177,7 @@ def _run(name, dtype, gradients):
   config = OptimConfig(
     name=name, lr=1.0, schedule="constant", accumulator_dtype=dtype
   )
-  tx, _ = optim.make_optimizer(config, total_steps=len(gradients))
+  tx, _ = optim.make_optimizer(config, len(gradients), MODEL)
   state = tx.init({"w": jnp.zeros(gradients.shape[1:])})
 
   def step(state, gradient):
@@ -263,12 +264,12 @@ def test_unknown_name():
   with pytest.raises(
     ValueError, match="optim.name: got 'adam', expected one of adamw"
   ):
-    optim.make_optimizer(OptimConfig(name="adam"), 10)
+    optim.make_optimizer(OptimConfig(name="adam"), 10, MODEL)
 
 
 def test_patterns_that_name_nothing_are_errors():
   params = {"head": {"kernel": 0.0}, "embedding": {"kernel": 0.0}}
-  errors = lambda **options: optim.errors(OptimConfig(**options), params)
+  errors = lambda **options: optim.errors(OptimConfig(**options), params, MODEL)
   assert not errors(freeze=("embedding/*",), lr_scale=("head/*=10",))
   (error,) = errors(freeze=("embeding/*",))
   assert "freeze: got 'embeding/*', which no parameter matches" in error
@@ -301,7 +302,7 @@ def test_layers_of_mae_and_beit():
   params |= {"cls": 0.0, "registers": 0.0, "dist": 0.0, "head_dist": {"x": 0.0}}
   params["Transformer"]["pre_norm"] = {"scale": 0.0}
   layer = {}
-  for path, number in _paths(optim.layers(params)).items():
+  for path, number in _paths(optim.layers(params, MODEL)).items():
     block = path.startswith("Transformer/")
     layer.setdefault("/".join(path.split("/")[: 1 + block]), set()).add(number)
   assert layer == {
@@ -326,7 +327,7 @@ def test_layers_of_mae_and_beit():
   below = {k for k, v in hybrid.items() if k not in ("Transformer", "head")}
   assert below > {"embedding", "conv_root"}
   for name in below:
-    assert {*jax.tree.leaves(optim.layers(hybrid)[name])} == {0}, name
+    assert {*jax.tree.leaves(optim.layers(hybrid, MODEL)[name])} == {0}, name
 
 
 @pytest.mark.parametrize("scan", [False, True])
@@ -343,10 +344,10 @@ def test_rates_of_layers_and_patterns(scan):
     lr_scale=("head/*=10", "*/kernel=2"),
   )
   params = jax.tree.map(lambda x: jnp.ones(x.shape), _model_params(scan=scan))
-  tx, _ = optim.make_optimizer(config, 10)
+  tx, _ = optim.make_optimizer(config, 10, MODEL)
   updates, _ = jax.jit(tx.update)(params, tx.init(params), params)
   if scan:
-    updates = unstack_blocks(updates)
+    updates = unstack_blocks(updates, ViTConfig)
   moved = {k: {*np.unique(v)} for k, v in _paths(updates).items()}
   want = {
     "embedding/kernel": 0.75**4 * 2 * 1.5,
@@ -423,7 +424,7 @@ def test_lamb_is_timm_s(scan):
   config = OptimConfig(
     name="lamb", lr=0.1, schedule="constant", weight_decay=0.05, clip_norm=1.0
   )
-  tx, _ = optim.make_optimizer(config, 10)
+  tx, _ = optim.make_optimizer(config, 10, MODEL)
   ours = tree(qkv, out, bias)
   state = tx.init(ours)
   for _ in range(5):
@@ -449,7 +450,7 @@ def test_adafactor_is_the_formula():
   config = OptimConfig(
     name="adafactor", lr=1.0, schedule="constant", momentum=0.7, beta2=0.5
   )
-  tx, _ = optim.make_optimizer(config, 10)
+  tx, _ = optim.make_optimizer(config, 10, MODEL)
   params = {"w": jnp.zeros((32, 48)), "b": jnp.zeros((48,))}
   state = tx.init(params)
   shapes = [x.shape for x in jax.tree.leaves(state) if x.size > 1]
@@ -492,7 +493,7 @@ def test_muon_orthogonalises_the_kernels_of_attention_and_mlp(scan):
 
   def run(name):
     config = OptimConfig(name=name, lr=1.0, schedule="constant")
-    tx, _ = optim.make_optimizer(config, 10)
+    tx, _ = optim.make_optimizer(config, 10, MODEL)
 
     @jax.jit
     def steps():
@@ -503,7 +504,7 @@ def test_muon_orthogonalises_the_kernels_of_attention_and_mlp(scan):
 
   updates, state = run("muon")
   plain = lambda tree: _paths(
-    jax.tree.map(lambda x: np.asarray(x, "d"), unstack_blocks(tree))
+    jax.tree.map(lambda x: np.asarray(x, "d"), unstack_blocks(tree, ViTConfig))
   )
   got, adam, g1, g2 = map(plain, (updates, run("adamw")[0], first, second))
   numbers_of = {"query": 1, "key": 1, "value": 1, "out": 2, "Dense": 1}
@@ -542,7 +543,7 @@ def test_a_scan_moves_blocks_as_a_loop_does(name):
   draw = lambda x: jnp.asarray(numbers.normal(size=x.shape), jnp.float32)
   params, grads = (jax.tree.map(draw, shapes) for _ in range(2))
   config = OptimConfig(name=name, lr=1.0, schedule="constant", weight_decay=0.1)
-  tx, _ = optim.make_optimizer(config, 10)
+  tx, _ = optim.make_optimizer(config, 10, MODEL)
 
   @jax.jit
   def run(params, grads):
@@ -551,11 +552,13 @@ def test_a_scan_moves_blocks_as_a_loop_does(name):
     return tx.update(grads, state, params)
 
   stacked, state = run(params, grads)
-  plain, plain_state = run(*map(unstack_blocks, (params, grads)))
+  plain, plain_state = run(
+    *(unstack_blocks(t, ViTConfig) for t in (params, grads))
+  )
   # Norms and means of the same numbers, maybe in another order.
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5),
-    unstack_blocks(stacked),
+    unstack_blocks(stacked, ViTConfig),
     plain,
   )
   # A run may resume with the other form: see `checkpointing.convert_state`.

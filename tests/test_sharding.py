@@ -32,7 +32,7 @@ def _shapes(model: ModelConfig):
 
 def _specs(model: ModelConfig, mesh=MESH):
   shapes = _shapes(model)
-  shardings = sharding.infer(shapes, mesh)
+  shardings = sharding.infer(shapes, mesh, model)
   return {
     sharding.path_of(path): (shape, s.spec)
     for (path, shape), s in zip(
@@ -323,7 +323,7 @@ EIGHT = jax.sharding.AbstractMesh((1, 8, 1), sharding.AXES)
   ids=lambda m: m.variant,
 )
 def test_less_than_a_hundredth_is_left_on_every_device(model, mesh):
-  share, indivisible = sharding.left_whole(_shapes(model), mesh)
+  share, indivisible = sharding.left_whole(_shapes(model), mesh, model)
   assert 0 < share < 0.01
   assert "tensor" not in indivisible  # one device
 
@@ -333,7 +333,7 @@ def test_what_does_not_divide_goes_elsewhere_or_stays_whole_and_is_reported():
   specs = _specs(model)
   key = "Transformer/encoderblock_3/MultiHeadDotProductAttention_0/query/kernel"
   assert specs[key][1] == P("fsdp", None, None)
-  _, indivisible = sharding.left_whole(_shapes(model), MESH)
+  _, indivisible = sharding.left_whole(_shapes(model), MESH, model)
   assert key in indivisible["tensor"] and len(indivisible["tensor"]) == 12 * 7
   # 9 does not divide 192, but the 3 * 64 of no dimension either.
   mesh = jax.sharding.AbstractMesh((1, 128, 1), sharding.AXES)

@@ -13,6 +13,7 @@ import tiny
 
 from vit_jax import devices, losses, sharding, step
 from vit_jax.batch import normalise
+from vit_jax.families.vit import ViTConfig
 from vit_jax.models import build
 from vit_jax.models.stacking import stack_blocks
 from vit_jax.objectives import Classification
@@ -107,7 +108,7 @@ def _assert_equal(one_device, changes):
   # The same initial weights, whichever way the blocks are stored.
   params = jax.device_get(one.state().params)
   if parts.config.model.scan:
-    params = stack_blocks(params)
+    params = stack_blocks(params, ViTConfig)
   state = parts.state()
   state = state.replace(
     params=jax.tree.map(

@@ -20,15 +20,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from vit_jax.families import FAMILIES, SCANNED
+from vit_jax.families import ModelConfig
 from vit_jax.models.stacking import Part
 from vit_jax.sharding import AXES, BATCH_AXES, path_of
-
-# Kernels that are used only in the type of the matrix products, and so are cast
-# to it before the all-gather.
-CAST = "|".join(
-  f"({cls.CAST})" for cls in FAMILIES.values() if cls.CAST is not None
-)
 
 
 def manual_axes(mesh: Mesh) -> set[str]:
@@ -47,16 +41,16 @@ def manual_specs(shardings):
   return jax.tree.map(lambda s: P(*map(keep, s.spec)), shardings)
 
 
-def gather(params, specs, dtype: DTypeLike):
+def gather(params, specs, model: ModelConfig):
   """All-gathers parameters from their parts; call it inside `shard_map`.
 
-  Kernels of matrix products are cast to `dtype` before the all-gather, not
-  after it.
+  Kernels of matrix products, `model.CAST`, are cast to its dtype before the
+  all-gather, not after it.
 
   Args:
     params: The parts on this device.
     specs: Their specs, from `manual_specs`.
-    dtype: config.model.dtype.
+    model: config.model.
 
   Returns:
     The whole parameters. A split parameter of blocks in a scan becomes a
@@ -65,10 +59,11 @@ def gather(params, specs, dtype: DTypeLike):
 
   def whole(path, x, spec):
     name, dim = path_of(path), _split_dim(spec)
-    kind = dtype if re.search(CAST, name) else x.dtype
+    is_cast = model.CAST is not None and re.search(model.CAST, name)
+    kind = model.dtype if is_cast else x.dtype
     if dim is None:
       return x.astype(kind)
-    if re.search(SCANNED, name):
+    if model.is_scanned(name):
       return Part(x, Gather(dim - 1, kind))
     return Gather(dim, kind)(x)
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
+from flax.traverse_util import flatten_dict
 
 from vit_jax import batch, lora, missing_data, optim, sharding, weights
 from vit_jax.batch import (
@@ -37,6 +38,7 @@ from vit_jax.frozen import FrozenPart
 from vit_jax.inference import pretrained
 from vit_jax.inference.pretrained import Pretrained
 from vit_jax.models import build
+from vit_jax.models.variables import only_params
 from vit_jax.objectives.objective import Frozen, Learner
 from vit_jax.paths import run_path
 from vit_jax.step import (
@@ -146,7 +148,9 @@ class Experiment:
   def run_shape(self) -> RunShape:
     """Number of classes, image size and length of the run."""
     if self.scored_weights is not None:
-      num_classes = weights.num_classes(self.scored_weights.params)
+      num_classes = weights.num_classes(
+        self.scored_weights.params, self.config.model
+      )
       return RunShape(num_classes, image_size(self.config.data.ops))
     data = self.data_info
     shape = run_shape_of(self.config, data.num_classes, data.num_examples)
@@ -348,7 +352,10 @@ class Experiment:
     (_, out), variables = jax.eval_shape(
       lambda images: module.init_with_output(jax.random.key(0), images), images
     )
-    return out, variables["params"]
+    try:
+      return out, only_params(variables)
+    except ValueError as e:
+      raise ConfigError([str(e)]) from None
 
   def fitted_weights(self) -> tuple[Params, weights.Report]:
     """Returns the weights of config.init, or to score, fitted to the model.
@@ -535,6 +542,14 @@ class Experiment:
 
   def _parameter_errors(self) -> list[str]:
     """Returns errors of options that name parameters or linear maps."""
+    model, own = self.config.model, self.config.objective.own
+    names = flatten_dict(self.shapes[1], sep="/")
+    if self.config.init_head != "zeros" and not any(map(model.is_head, names)):
+      return [
+        f"config.init_head: got {self.config.init_head!r}, expected 'zeros': no"
+        " parameter is the head's"
+        f" ({type(model).__name__}.HEADS: {model.HEADS!r})."
+      ]
     config = dataclasses.replace(
       self.config, optim=dataclasses.replace(self.config.optim, freeze=())
     )
@@ -544,7 +559,7 @@ class Experiment:
       )
     except ValueError as e:
       return [str(e)]
-    return optim.errors(self.config.optim, params)
+    return optim.errors(self.config.optim, params, model, own)
 
   def data_errors(self) -> dict[str, list[str]]:
     """Returns errors of missing splits; prepares no data set.
@@ -683,7 +698,7 @@ class Experiment:
         return []
       objective = self.config.objective
       if self.is_training and "regression" in (read.loss, objective.head_loss):
-        read = weights.without_head(read)
+        read = weights.without_head(read, self.config.model)
       self._fitted = weights.adapt(
         read,
         self.shapes[1],
@@ -704,7 +719,10 @@ class Experiment:
       return [f"{key}: {e}{hint}"]
     new = self._fitted[1].reinitialised
     own = self.config.objective.own
-    if frozen := [k for k in new if adapts and not lora.is_trained(k, own)]:
+    model = self.config.model
+    if frozen := [
+      k for k in new if adapts and not lora.is_trained(k, model, own)
+    ]:
       return [
         f"{key}: got no {', '.join(frozen)}, which config.lora would leave at"
         " random; expected weights that have it, or a model without."
@@ -769,7 +787,7 @@ def _on_mesh(model: Pretrained, mesh: jax.sharding.Mesh) -> OtherModel:
   def predict(params, images):
     return model.model.apply({"params": params}, batch.normalise(images))
 
-  shardings = sharding.infer(model.params, mesh)
+  shardings = sharding.infer(model.params, mesh, model.config)
   return OtherModel(jax.device_put(model.params, shardings), predict)
 
 

@@ -23,17 +23,9 @@ from jaxtyping import Array, Float, UInt8
 
 from vit_jax import optim
 from vit_jax.batch import normalise
-from vit_jax.config import Config
+from vit_jax.config import Config, ModelConfig
+from vit_jax.sharding import path_of
 
-# Modules behind the last block, in the order in which they are applied.
-BEHIND_BLOCKS = (
-  "Transformer/encoder_norm",
-  "MAPHead_0",
-  "pooled_norm",
-  "projection",
-  "pre_logits",
-  "head",
-)
 LIMITS = (
   "/sys/fs/cgroup/memory.max",
   "/sys/fs/cgroup/memory/memory.limit_in_bytes",
@@ -86,7 +78,7 @@ def part_of(
   """
   path = None
   if config.optim.freeze and not config.lora.rank:
-    path = first_trained(params, config.optim.freeze)
+    path = first_trained(params, config.optim.freeze, config.model)
   if path is None:
     return None
   if getattr(config.model, "remat", "none") != "none":
@@ -107,45 +99,57 @@ def part_of(
   )
 
 
-def first_trained(params: Any, freeze: tuple[str, ...]) -> str | None:
+def first_trained(
+  params: Any, freeze: tuple[str, ...], model: ModelConfig
+) -> str | None:
   """Returns the path of the first module with a trained parameter.
 
   None if no block comes before that module, since caching would then save
-  little; and None if the images also reach the logits by another way.
+  little; and None if the images also reach the logits by another way, or the
+  family does not declare its modules.
 
   Args:
     params: Parameters, or their shapes.
     freeze: config.optim.freeze.
+    model: The model of the parameters.
 
   Example:
+    >>> from vit_jax.families import model_config
     >>> block = {"LayerNorm_0": {"scale": 0.0}}
     >>> blocks = {f"encoderblock_{i}": block for i in range(3)}
     >>> params = {"Transformer": blocks, "head": {"bias": 0.0}}
-    >>> first_trained(params, ["*/encoderblock_0/*"])
+    >>> vit = model_config("vit")
+    >>> first_trained(params, ["*/encoderblock_0/*"], vit)
     'Transformer/encoderblock_1'
-    >>> first_trained(params, ["Transformer/*"])
+    >>> first_trained(params, ["Transformer/*"], vit)
     'head'
   """
-  layers = optim.trained(optim.layers(params), freeze)
+  layers = optim.trained(optim.layers(params, model), freeze)
   paths = {
-    jax.tree_util.keystr(path, simple=True, separator="/"): int(np.min(layer))
+    path_of(path): int(np.min(layer))
     for path, layer in jax.tree_util.tree_leaves_with_path(layers)
   }
   # `optim.errors` refuses to freeze all parameters.
-  first, depth = min(paths.values(), default=0), optim.num_blocks(params)
+  first = min(paths.values(), default=0)
+  depth = optim.num_blocks(params, model)
   behind = [path for path, layer in paths.items() if layer > depth]
-  known = tuple(f"{name}/" for name in (*BEHIND_BLOCKS, "head_dist"))
-  if first <= min(depth, 1) or not all(p.startswith(known) for p in behind):
+  if first <= min(depth, 1) or not all(map(model.is_behind_blocks, behind)):
     return None
   if first <= depth:
-    return f"Transformer/encoderblock_{first - 1}"
-  if "head_dist" in params:  # two heads, each of which reads its own token
-    has_norm = "encoder_norm" in params["Transformer"]
-    return BEHIND_BLOCKS[0] if has_norm else None
+    return model.BLOCKS.format(first - 1)
+  names = [path_of(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)]
+  if len({name.split("/")[0] for name in names if model.is_head(name)}) > 1:
+    # Several heads, each of which reads its own token.
+    first_behind = f"{model.BEHIND_BLOCKS[0]}/"
+    has_norm = any(name.startswith(first_behind) for name in names)
+    return model.BEHIND_BLOCKS[0] if has_norm else None
   return next(
-    name
-    for name in BEHIND_BLOCKS
-    if any(path.startswith(f"{name}/") for path in behind)
+    (
+      name
+      for name in model.BEHIND_BLOCKS
+      if any(path.startswith(f"{name}/") for path in behind)
+    ),
+    None,
   )
 
 

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jax.experimental import multihost_utils
 from jaxtyping import Bool, Float32, Float64, Integer, Num
 
@@ -117,9 +118,13 @@ def start(
     experiment.run_shape.num_classes,
     _class_weights(experiment),
   )
-  head = {"kernel": probe.kernel, "bias": probe.bias}
   # The mean of two heads, each on its token, is then the probe on their mean.
-  heads = {name: head for name in ("head", "head_dist")}
+  model = experiment.config.model
+  heads = {
+    path: probe.kernel if path.endswith("/kernel") else probe.bias
+    for path in flatten_dict(state.params, sep="/")
+    if model.is_head(path)
+  }
   state = weights.replace_params(state, heads)
   folder = run_path(experiment.workdir) / FOLDER
   if jax.process_index() == 0:  # left by a run that ended before its checkpoint

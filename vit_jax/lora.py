@@ -13,7 +13,6 @@ Source: arXiv:2106.09685, section 4.1; peft, tuners/lora/layer.py.
 """
 
 import contextlib
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,45 +24,35 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float
 
 from vit_jax.config import LoRAConfig
-from vit_jax.families import SCANNED
-from vit_jax.optim import BLOCKS
+from vit_jax.families import ModelConfig
 
 A, B = "lora_a", "lora_b"
-# Trained as a whole: they are new in most runs. peft's `modules_to_save`.
-HEADS = r"head(_dist)?/"
-
-# Linear maps that may have factors, by the end of their paths in a block ->
-# number of dimensions of the kernel that are summed.
-MAPS = {
-  r"MultiHeadDotProductAttention_0/(query|key|value)": 1,
-  r"MultiHeadDotProductAttention_0/out": 2,
-  r"MlpBlock_0/(Dense_0|Dense_1|Gate)": 1,
-}
 
 
-def num_inputs(path: str) -> int | None:
+def num_inputs(path: str, model: ModelConfig | type[ModelConfig]) -> int | None:
   """Returns how many dimensions of a map's kernel are summed, or None.
 
-  None if the map is not one of `MAPS`.
+  None if the map is in no block, or its kernel is none of `model.MATRICES`.
 
   Example:
+    >>> from vit_jax.families import model_config
     >>> block = "Transformer/encoderblock_0/"
-    >>> num_inputs(block + "MultiHeadDotProductAttention_0/out")
+    >>> vit = model_config("vit")
+    >>> num_inputs(block + "MultiHeadDotProductAttention_0/out", vit)
     2
-    >>> num_inputs("head")
+    >>> num_inputs("head", vit)
   """
-  if not (block := re.match(BLOCKS, path)):
+  if model.block_of(path) is None:
     return None
-  inner = path[block.end() :]
-  return next(
-    (n for name, n in MAPS.items() if re.fullmatch(name, inner)), None
-  )
+  numbers = model.matrix(f"{path}/kernel")
+  return numbers and numbers[0]
 
 
 def split(
   params: dict[str, Any],
   options: LoRAConfig,
   key: jax.Array,
+  model: ModelConfig,
   own: str | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
   """Adds factors; returns the trained parameters and the frozen base.
@@ -72,28 +61,30 @@ def split(
     params: All parameters of a model, a nested dict of arrays.
     options: `targets` names the maps that get factors.
     key: Random key for the factors A.
+    model: The model, which declares its blocks, matrices and heads.
     own: Prefix of the parameters that an objective adds, or None.
 
   Returns:
     The new factors, the head and the objective's own parameters; the rest.
 
   Raises:
-    ValueError: The model has no map of these names.
+    ValueError: The model has no map of one of these names; or nothing declares
+      its maps, or its head.
   """
-  flat = flatten_dict(params, sep="/")
-  trained = {k: v for k, v in flat.items() if is_trained(k, own)}
+  flat, family = flatten_dict(params, sep="/"), type(model).__name__
+  trained = {k: v for k, v in flat.items() if is_trained(k, model, own)}
   base = {k: v for k, v in flat.items() if k not in trained}
   kernels = [k for k in base if k.endswith("/kernel")]
   names = {}  # names of all maps that may have factors
   for i, name in enumerate(sorted(kernels)):
     path = name.removesuffix("/kernel")
-    if (summed := num_inputs(path)) is None:
+    if (summed := num_inputs(path, model)) is None:
       continue
     names[map_name := path.rpartition("/")[2]] = None
     if map_name not in options.targets:
       continue
     shape = base[name].shape
-    start = int(bool(re.search(SCANNED, name)))
+    start = int(model.is_scanned(name))
     blocks, end = shape[:start], start + summed
     bound = np.prod(shape[start:end]) ** -0.5
     trained[f"{path}/{A}"] = jax.random.uniform(
@@ -103,20 +94,36 @@ def split(
       maxval=bound,
     )
     trained[f"{path}/{B}"] = jnp.zeros((*blocks, options.rank, *shape[end:]))
-  if not any(k.endswith(A) for k in trained):
+  if not names:
     raise ValueError(
-      f"config.lora.targets: got {', '.join(options.targets) or 'none'},"
-      f" expected some of {', '.join(names)}, which the model has."
-      if names
-      else f"config.lora.rank: got {options.rank}, expected 0: the model has no"
-      " blocks of a Transformer, whose linear maps get factors."
+      f"config.lora.rank: got {options.rank}, expected 0: {family}.BLOCKS and"
+      " MATRICES declare no linear maps of blocks, which get factors."
+    )
+  if unknown := [n for n in options.targets if n not in names]:
+    raise ValueError(
+      f"config.lora.targets: got {', '.join(unknown)}, expected some of"
+      f" {', '.join(names)}, which the model has."
+    )
+  if not options.targets:
+    raise ValueError(
+      f"config.lora.targets: got none, expected some of {', '.join(names)}."
+    )
+  if not any(is_trained(k, model, own) for k in flat):
+    raise ValueError(
+      f"config.lora.rank: got {options.rank}, expected 0: no parameter is the"
+      f" head's, which is trained as a whole ({family}.HEADS: {model.HEADS!r})."
     )
   return unflatten_dict(trained, sep="/"), unflatten_dict(base, sep="/")
 
 
-def is_trained(name: str, own: str | None = None) -> bool:
-  """Whether a parameter is trained whole: the head's, or an objective's own."""
-  return bool(re.match(HEADS, name) or (own and name.startswith(own)))
+def is_trained(
+  name: str, model: ModelConfig | type[ModelConfig], own: str | None = None
+) -> bool:
+  """Whether a parameter is trained whole: the head's, or an objective's own.
+
+  Heads are new in most runs; peft's `modules_to_save`.
+  """
+  return model.is_head(name) or bool(own and name.startswith(own))
 
 
 def joined(base: Mapping | None, params: Mapping) -> dict[str, Any]:

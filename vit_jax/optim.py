@@ -2,6 +2,7 @@
 
 import collections
 import fnmatch
+import functools
 import inspect
 import math
 import re
@@ -17,7 +18,7 @@ from optax import contrib
 
 from vit_jax import names
 from vit_jax.config import OptimConfig
-from vit_jax.families import SCANNED
+from vit_jax.families import ModelConfig
 from vit_jax.options import nearest, shown
 
 # Number of updates applied -> learning rate, float32.
@@ -31,26 +32,9 @@ MUON_MOMENTUM = 0.95  # https://github.com/KellerJordan/Muon
 # section 2.2. So one learning rate serves both.
 MUON_RMS = 0.2
 
-# Paths of the kernels that Muon takes for matrices -> their inputs and outputs.
-MATRICES = {
-  r"(query|key|value)/kernel": contrib.MuonDimensionNumbers(0, (1, 2)),
-  r"out/kernel": contrib.MuonDimensionNumbers((0, 1), 2),
-  r"MlpBlock_0/\w+/kernel": contrib.MuonDimensionNumbers(0, 1),
-}
-
-# Paths of the kernels of query, key and value in a block -> group 1.
-QKV = r"(encoderblock.*)/(query|key|value)/kernel$"
-
-BLOCKS = r"Transformer/encoderblock(_(\d+))?/"
-# Paths of what comes before the first block, the layer 0.
-STEM = (
-  r"(embedding|conv_root|gn_root|block\d+)/.*|cls|dist|registers"
-  r"|Transformer/(posembed_input|pre_norm)/.*"
-)
-
 
 def make_optimizer(
-  config: OptimConfig, total_steps: int
+  config: OptimConfig, total_steps: int, model: ModelConfig
 ) -> tuple[optax.GradientTransformation, Schedule]:
   """Builds the optimizer and the schedule that it follows.
 
@@ -85,6 +69,7 @@ def make_optimizer(
       and added to in float32, and the update of the step is not rounded. Second
       moments are always float32.
     total_steps: Length of the run, in updates.
+    model: The model, which declares its blocks and matrices.
 
   Returns:
     The optimizer; the learning rate as a function of the updates applied.
@@ -100,17 +85,17 @@ def make_optimizer(
   if config.clip_norm is not None:
     parts.append(optax.clip_by_global_norm(config.clip_norm))
   if names.is_path(config.name):
-    parts += _imported(config, schedule)
+    parts += _imported(config, schedule, model)
   else:
     kind = names.resolve(config.name, OPTIMIZERS, "config.optim.name")
-    parts.append(_reads_float32(kind.scale(config)))
+    parts.append(_reads_float32(kind.scale(config, model)))
     if config.weight_decay:
       parts.append(optax.add_decayed_weights(config.weight_decay, decay_mask))
     if kind.has_trust_ratio:
       # Only kernels, as in apex and timm: a parameter without decay whose norm
       # is small, such as a LayerScale of 1e-6, would get a small rate.
-      ratio = optax.stateless(_by_trust_ratio)
-      parts.append(_by_blocks(optax.masked(ratio, decay_mask)))
+      ratio = optax.stateless(functools.partial(_by_trust_ratio, model=model))
+      parts.append(_by_blocks(optax.masked(ratio, decay_mask), model))
     parts.append(optax.scale_by_learning_rate(schedule))
   if config.layer_decay is not None or config.lr_scale:
     parts.append(
@@ -118,26 +103,32 @@ def make_optimizer(
         lambda updates, _: jax.tree.map(
           lambda u, f: u * jnp.asarray(f, u.dtype),
           updates,
-          rate_factors(config, updates),
+          rate_factors(config, updates, model),
         )
       )
     )
   return optax.chain(*parts), schedule
 
 
-def _adamw(config: OptimConfig) -> optax.GradientTransformation:
+def _adamw(
+  config: OptimConfig, model: ModelConfig
+) -> optax.GradientTransformation:
   return optax.scale_by_adam(
     config.beta1, config.beta2, mu_dtype=config.accumulator_dtype
   )
 
 
-def _sgd(config: OptimConfig) -> optax.GradientTransformation:
+def _sgd(
+  config: OptimConfig, model: ModelConfig
+) -> optax.GradientTransformation:
   return optax.trace(
     config.momentum, accumulator_dtype=config.accumulator_dtype
   )
 
 
-def _lion(config: OptimConfig) -> optax.GradientTransformation:
+def _lion(
+  config: OptimConfig, model: ModelConfig
+) -> optax.GradientTransformation:
   """Lion: sign(beta1 m + (1 - beta1) g).
 
   Source: arXiv:2302.06675, algorithm 2.
@@ -147,7 +138,9 @@ def _lion(config: OptimConfig) -> optax.GradientTransformation:
   )
 
 
-def _adafactor(config: OptimConfig) -> optax.GradientTransformation:
+def _adafactor(
+  config: OptimConfig, model: ModelConfig
+) -> optax.GradientTransformation:
   """Adam with a factored second moment and no first moment; then momentum.
 
   The second moment of a kernel is factored into rows and columns, for its two
@@ -167,11 +160,13 @@ def _adafactor(config: OptimConfig) -> optax.GradientTransformation:
   momentum = optax.ema(
     config.momentum, debias=False, accumulator_dtype=config.accumulator_dtype
   )
-  return _by_blocks(optax.chain(factored, momentum))
+  return _by_blocks(optax.chain(factored, momentum), model)
 
 
-def _muon(config: OptimConfig) -> optax.GradientTransformation:
-  """Orthogonalised momentum for `MATRICES`, Adam for all other parameters.
+def _muon(
+  config: OptimConfig, model: ModelConfig
+) -> optax.GradientTransformation:
+  """Orthogonalised momentum for `model.MATRICES`, Adam for all others.
 
     m <- 0.95 m + 0.05 g                      bias-corrected, Nesterov
     u = 0.2 sqrt(max(inputs, outputs)) NS(m)  root mean square about 0.2
@@ -184,7 +179,7 @@ def _muon(config: OptimConfig) -> optax.GradientTransformation:
 
   def dimensions(tree):
     return jax.tree_util.tree_map_with_path(
-      lambda path, _: _matrix(_path_name(path)), tree
+      lambda path, _: _dimensions(model.matrix(_path_name(path))), tree
     )
 
   def scaled(updates, _):
@@ -204,24 +199,27 @@ def _muon(config: OptimConfig) -> optax.GradientTransformation:
   )
   of_kind = {
     "matrix": optax.chain(orthogonal, optax.stateless(scaled)),
-    "other": _adamw(config),
+    "other": _adamw(config, model),
   }
 
   def kinds(tree):
     return jax.tree_util.tree_map_with_path(
-      lambda path, _: "matrix" if _matrix(_path_name(path)) else "other", tree
+      lambda path, _: "matrix" if model.matrix(_path_name(path)) else "other",
+      tree,
     )
 
-  return _by_blocks(optax.partition(of_kind, kinds))
+  return _by_blocks(optax.partition(of_kind, kinds), model)
 
 
-def _matrix(name: str) -> contrib.MuonDimensionNumbers | None:
-  """Returns inputs and outputs of a kernel that Muon orthogonalises, or None.
-
-  Dimensions are those of one block.
-  """
-  axes = (v for k, v in MATRICES.items() if re.search(rf"(^|/){k}$", name))
-  return next(axes, None)
+def _dimensions(
+  numbers: tuple[int, int] | None,
+) -> contrib.MuonDimensionNumbers | None:
+  """Returns the dimensions of a kernel of one block, see `MATRICES`."""
+  if numbers is None:
+    return None
+  inputs, outputs = numbers
+  axes = tuple(range(inputs)), tuple(range(inputs, inputs + outputs))
+  return contrib.MuonDimensionNumbers(*axes)
 
 
 class Optimizer(NamedTuple):
@@ -233,7 +231,7 @@ class Optimizer(NamedTuple):
       after weight decay.
   """
 
-  scale: Callable[[OptimConfig], optax.GradientTransformation]
+  scale: Callable[[OptimConfig, ModelConfig], optax.GradientTransformation]
   has_trust_ratio: bool = False
 
 
@@ -251,7 +249,7 @@ MASKS = ("mask", "weight_decay_mask")  # optax's names of an argument
 
 
 def _imported(
-  config: OptimConfig, schedule: Schedule
+  config: OptimConfig, schedule: Schedule, model: ModelConfig
 ) -> list[optax.GradientTransformation]:
   """Returns an imported optimizer, with decay and rate where it has none.
 
@@ -315,7 +313,7 @@ def _imported(
       f"{got}, which returns {shown(tx)}, expected an"
       " optax.GradientTransformation."
     )
-  parts, decay = [_by_separate_blocks(tx)], config.weight_decay
+  parts, decay = [_by_separate_blocks(tx, model)], config.weight_decay
   if decay and not has_decay:
     # Behind an optimizer with a rate of its own, the rate is in the decay.
     by_rate = lambda step: -decay * schedule(step)
@@ -326,7 +324,9 @@ def _imported(
   return parts
 
 
-def _by_trust_ratio(updates: PyTree, params: PyTree) -> PyTree:
+def _by_trust_ratio(
+  updates: PyTree, params: PyTree, model: ModelConfig
+) -> PyTree:
   """Scales each update u of a parameter w by |w| / |u|, or by 1 if one is 0.
 
   The norms are those of a whole array. Query, key and value of a block have one
@@ -336,7 +336,10 @@ def _by_trust_ratio(updates: PyTree, params: PyTree) -> PyTree:
   """
 
   def group(path):
-    return re.sub(QKV, r"\1", _path_name(path))
+    name = _path_name(path)
+    if model.QKV is None or model.block_of(name) is None:
+      return name
+    return re.sub(rf"/({model.QKV})$", "", name)
 
   def norms(tree):
     squares = collections.Counter()
@@ -354,18 +357,19 @@ def _by_trust_ratio(updates: PyTree, params: PyTree) -> PyTree:
 
 
 def _by_blocks(
-  tx: optax.GradientTransformation,
+  tx: optax.GradientTransformation, model: ModelConfig
 ) -> optax.GradientTransformation:
   """Applies tx to every block of a scan separately, as in a loop over blocks.
 
   Args:
     tx: Treats each parameter separately.
+    model: The model, which declares where the blocks of a scan are.
   """
 
   def axes(tree):
     # Those of the state have the paths of their parameters at the end.
     return jax.tree_util.tree_map_with_path(
-      lambda path, _: 0 if re.search(SCANNED, _path_name(path)) else None, tree
+      lambda path, _: 0 if model.is_scanned(_path_name(path)) else None, tree
     )
 
   def over_blocks(fn, out_axes, *arguments):
@@ -387,20 +391,18 @@ def _by_blocks(
 
 
 def _by_separate_blocks(
-  tx: optax.GradientTransformation,
+  tx: optax.GradientTransformation, model: ModelConfig
 ) -> optax.GradientTransformation:
   """Applies tx as `_by_blocks`, if it treats each parameter separately.
 
   Otherwise, as for a norm over all parameters, tx sees the stacked blocks.
   """
-  by_blocks = _by_blocks(tx)
+  by_blocks = _by_blocks(tx, model)
 
   def chosen(tree):
     try:
       jax.eval_shape(lambda x: by_blocks.update(x, by_blocks.init(x), x), tree)
-    except (
-      ValueError
-    ):  # of jax.vmap: what depends on all blocks is not by block
+    except ValueError:  # jax.vmap: what depends on all blocks is not by block
       return tx
     return by_blocks
 
@@ -482,12 +484,19 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
   return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def errors(config: OptimConfig, params: PyTree) -> list[str]:
+def errors(
+  config: OptimConfig,
+  params: PyTree,
+  model: ModelConfig,
+  own: str | None = None,
+) -> list[str]:
   """Returns errors of the options that name parameters or layers.
 
   Args:
     config: The options.
     params: Parameters, or their shapes.
+    model: The model of the parameters.
+    own: Prefix of the parameters that an objective adds, or None.
   """
   paths = [
     _path_name(path)
@@ -510,28 +519,40 @@ def errors(config: OptimConfig, params: PyTree) -> list[str]:
       f"config.optim.freeze: got {', '.join(config.freeze)}, which freezes all"
       " parameters; expected patterns that leave some to train."
     )
-  if config.layer_decay is not None and not any(
-    re.match(BLOCKS, name) for name in trained_names
-  ):
-    errors.append(
-      f"config.optim.layer_decay: got {config.layer_decay}, expected None: no"
-      " Transformer block is trained. config.optim.lr_scale sets the rates of"
-      " other parameters."
-    )
+  family = type(model).__name__
+  if config.layer_decay is not None:
+    wrong = f"config.optim.layer_decay: got {config.layer_decay}, expected None"
+    unplaced = [
+      name
+      for name in trained_names
+      if not (own and name.startswith(own)) and not _has_layer(name, model)
+    ]
+    if not any(model.block_of(name) is not None for name in trained_names):
+      errors.append(
+        f"{wrong}: no block is trained, or {family}.BLOCKS does not declare"
+        " them. config.optim.lr_scale sets the rates of other parameters."
+      )
+    elif unplaced:
+      errors.append(
+        f"{wrong}: {family} declares no layer of {unplaced[0]} (STEM, BLOCKS,"
+        " BEHIND_BLOCKS, HEADS)."
+      )
   if names.is_path(config.name) and trained_names:
-    errors += _import_errors(config, params)
-  if config.name == "muon" and not any(map(_matrix, trained_names)):
+    errors += _import_errors(config, params, model)
+  if config.name == "muon" and not any(map(model.matrix, trained_names)):
     errors.append(
       "config.optim.name: got 'muon', expected another one: no kernel of"
-      " attention or an MLP is trained, and muon orthogonalises only these."
+      f" {family}.MATRICES is trained, and muon orthogonalises only these."
     )
   return errors
 
 
-def _import_errors(config: OptimConfig, params: PyTree) -> list[str]:
+def _import_errors(
+  config: OptimConfig, params: PyTree, model: ModelConfig
+) -> list[str]:
   """Returns why an imported optimizer cannot update parameters."""
   try:
-    tx, _ = make_optimizer(config, total_steps=config.warmup_steps + 1)
+    tx, _ = make_optimizer(config, config.warmup_steps + 1, model)
   except ValueError as e:
     return [str(e)]
   params = trained(params, config.freeze)
@@ -545,44 +566,68 @@ def _import_errors(config: OptimConfig, params: PyTree) -> list[str]:
   return []
 
 
-def num_blocks(params: PyTree) -> int:
+def _has_layer(name: str, model: ModelConfig) -> bool:
+  """Whether a family declares the layer of a parameter."""
+  return (
+    model.block_of(name) is not None
+    or _is_stem(name, model)
+    or model.is_behind_blocks(name)
+  )
+
+
+def _is_stem(name: str, model: ModelConfig) -> bool:
+  return model.STEM is not None and bool(re.fullmatch(model.STEM, name))
+
+
+def num_blocks(params: PyTree, model: ModelConfig) -> int:
   """Returns the number of blocks, in a loop or in a scan; 0 without blocks."""
-  blocks = params.get("Transformer", {})
-  if stacked := jax.tree.leaves(blocks.get("encoderblock")):
-    return stacked[0].shape[0]
-  return sum(name.startswith("encoderblock_") for name in blocks)
+  blocks: dict[int | str | None, Any] = {}
+  # Frozen parameters are None, see `trained`.
+  for path, leaf in jax.tree_util.tree_leaves_with_path(
+    params, is_leaf=lambda x: x is None
+  ):
+    block = model.block_of(_path_name(path))
+    if block != "all" or leaf is not None:
+      blocks[block] = leaf
+  if "all" in blocks:
+    return blocks["all"].shape[0]
+  return len(blocks.keys() - {None})
 
 
-def layers(params: PyTree) -> PyTree:
+def layers(params: PyTree, model: ModelConfig) -> PyTree:
   """Returns the layer number of each parameter, for config.optim.layer_decay.
 
-  With L blocks: 0 before the first block (patch embedding or ResNet, class,
-  distillation and register tokens, positions, the norm before the blocks), i +
-  1 for block i, L + 1 after the last block (norms, pooling, heads) and for the
-  parameters that an objective adds. Parameters of blocks in a scan get a
-  vector.
+  With L blocks: 0 before the first block (`model.STEM`: patch embedding or
+  ResNet, class, distillation and register tokens, positions, the norm before
+  the blocks), i + 1 for block i, L + 1 after the last block (norms, pooling,
+  heads) and for the parameters that an objective adds. Parameters of blocks in
+  a scan get a vector.
 
   Source: BEiT, `get_num_layer_for_vit`; MAE, util/lr_decay.py. (In timm, the
     norm after the last block is in layer L.)
 
   Example:
+    >>> from vit_jax.families import model_config
     >>> block = {"LayerNorm_0": {"scale": 0.0}}
     >>> params = {"cls": 0.0, "Transformer": {"encoderblock_0": block}}
-    >>> layers(params | {"head": {"bias": 0.0}})["Transformer"]
+    >>> params["head"] = {"bias": 0.0}
+    >>> layers(params, model_config("vit"))["Transformer"]
     {'encoderblock_0': {'LayerNorm_0': {'scale': 1}}}
   """
-  depth = num_blocks(params)
+  depth = num_blocks(params, model)
 
   def layer(path, _):
     name = _path_name(path)
-    if match := re.match(BLOCKS, name):
-      return int(match[2]) + 1 if match[2] else np.arange(1, depth + 1)
-    return 0 if re.fullmatch(STEM, name) else depth + 1
+    if (block := model.block_of(name)) is not None:
+      return np.arange(1, depth + 1) if block == "all" else block + 1
+    return 0 if _is_stem(name, model) else depth + 1
 
   return jax.tree_util.tree_map_with_path(layer, params)
 
 
-def rate_factors(config: OptimConfig, params: PyTree) -> PyTree:
+def rate_factors(
+  config: OptimConfig, params: PyTree, model: ModelConfig
+) -> PyTree:
   """Returns the factor of each parameter's learning rate.
 
   It is layer_decay^(L + 1 - layer), see `layers`, times the factors of all
@@ -592,11 +637,12 @@ def rate_factors(config: OptimConfig, params: PyTree) -> PyTree:
     config: The options.
     params: Parameters, their shapes, or a tree of the same form, with all
       blocks.
+    model: The model of the parameters.
 
   Returns:
     A tree of numbers, or of arrays that broadcast over blocks in a scan.
   """
-  last = num_blocks(params) + 1
+  last = num_blocks(params, model) + 1
 
   def factor(path, x, layer):
     decay = 1.0 if config.layer_decay is None else config.layer_decay
@@ -607,18 +653,18 @@ def rate_factors(config: OptimConfig, params: PyTree) -> PyTree:
     shape = result.shape + (1,) * (len(x.shape) - 1)
     return result.reshape(shape) if result.ndim else float(result)
 
-  return jax.tree_util.tree_map_with_path(factor, params, layers(params))
+  return jax.tree_util.tree_map_with_path(factor, params, layers(params, model))
 
 
 def rates(
-  config: OptimConfig, params: PyTree
+  config: OptimConfig, params: PyTree, model: ModelConfig
 ) -> dict[str, tuple[np.ndarray, np.ndarray] | None]:
   """Returns path -> (layers, factors of the rate), or None for a frozen one.
 
   A parameter of blocks in a scan has one number per block.
   """
-  factors, of_layers = rate_factors(config, params), layers(params)
-  leaves, _ = jax.tree_util.tree_flatten_with_path(of_layers)
+  factors = rate_factors(config, params, model)
+  leaves, _ = jax.tree_util.tree_flatten_with_path(layers(params, model))
   return {
     name: None
     if matches(name, config.freeze)

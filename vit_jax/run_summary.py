@@ -219,11 +219,12 @@ def text(experiment: Experiment, mesh: Mesh, state: TrainState) -> str:
   has_rates = has_rates or config.lora.rank
   params, rates = state.model_params, None
   if has_rates:
-    rates = optim.rates(options, saved_params(state.params, state.fixed))
+    saved = saved_params(state.params, state.fixed)
+    rates = optim.rates(options, saved, config.model)
   trained = run_info.num_params(state.params)
   count = run_info.num_params(params)
   lines = [
-    run_info.parameter_table(params, rates),
+    run_info.parameter_table(params, config.model, rates),
     f"devices     {jax.device_count()} x {jax.devices()[0].device_kind},"
     f" {jax.process_count()} process(es); mesh {axes};"
     f" {sharding.describe(config, params, mesh)}",

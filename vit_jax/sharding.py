@@ -27,7 +27,7 @@ from vit_jax.devices import (
   SPLIT_BY_HEADS,
   generation,
 )
-from vit_jax.families import FAMILIES, SCANNED
+from vit_jax.families import ModelConfig
 
 Device = Any  # a jax.Device, or a description with its attributes
 
@@ -40,28 +40,28 @@ BATCH_SPEC = P(BATCH_AXES)
 # (benchmarks/notes/performance_log.md).
 MAX_FSDP = 16
 
-# The rules of every family, for the ends of paths such as
-# "Transformer/encoderblock_0/MlpBlock_0/Dense_0/kernel", so that the
-# optimizer's moments are split like their parameters. The first match counts.
-PARAM_RULES: tuple[tuple[str, P], ...] = (
-  # Means of adafactor's second moments over rows and columns: small, and with
-  # fewer dimensions than their parameters.
-  (r"v_(row|col)/.*", P()),
-  # Factors of adapters, with the inputs or the outputs of their kernels.
-  (r"(query|key|value)/lora_b", P(None, "tensor", "fsdp")),
-  (r"out/lora_a", P("tensor", "fsdp", None)),
-  (r"(Dense_0|Gate)/lora_b", P(None, ("fsdp", "tensor"))),
-  (r"Dense_1/lora_a", P(("fsdp", "tensor"), None)),
-  (r"lora_a", P("fsdp", None)),
-  (r"lora_b", P(None, "fsdp")),
-  *dict.fromkeys(
-    (rule, P(*axes)) for cls in FAMILIES.values() for rule, axes in cls.SHARDING
-  ),
-  (r".*", P()),
-)
+# Rules beside those of a family, for the ends of paths.
+# Means of adafactor's second moments over rows and columns: small, and with
+# fewer dimensions than their parameters.
+_MEANS = (r"v_(row|col)/.*", ())
+# Factors of adapters, with the inputs or the outputs of their kernels.
+_FACTORS = ((r"lora_a", ("fsdp", None)), (r"lora_b", (None, "fsdp")))
 
-# Before these on chips of `SPLIT_BY_HEADS`.
-BY_HEADS = (r"(query|key|value)/kernel", P(None, ("tensor", "fsdp"), None))
+
+def param_rules(
+  model: ModelConfig, is_by_heads: bool = False
+) -> tuple[tuple[str, tuple], ...]:
+  """Returns the sharding rules of a model: the first that matches counts.
+
+  They match the ends of paths, such as "block_0/mlp/fc1/kernel", so that the
+  optimizer's moments are split like their parameters.
+
+  Args:
+    model: The model, with the rules of its family.
+    is_by_heads: Whether the chip is one of `SPLIT_BY_HEADS`.
+  """
+  first = model.BY_HEADS if is_by_heads else ()
+  return (*first, _MEANS, *model.SHARDING, *_FACTORS, (r".*", ()))
 
 
 def slices(devices: list[Device] | None = None) -> list[list[Device]]:
@@ -340,10 +340,10 @@ def few_at_a_time(
   return jax.tree.map(lambda x: x.reshape(num_images, *x.shape[2:]), results)
 
 
-def infer(tree, mesh: Mesh | AbstractMesh):
+def infer(tree, mesh: Mesh | AbstractMesh, model: ModelConfig):
   """Returns a NamedSharding for every leaf, by its path and the kind of chip.
 
-  The rules are `PARAM_RULES`, on chips of `SPLIT_BY_HEADS` after `BY_HEADS`.
+  The rules are `param_rules`.
 
   Blocks stacked for a scan have one more dimension in front, which is not
   split. If fsdp does not divide the dimension that a rule names, it splits the
@@ -353,17 +353,18 @@ def infer(tree, mesh: Mesh | AbstractMesh):
   Args:
     tree: Parameters, or a state that has them; arrays or shapes.
     mesh: A mesh with the axes `AXES`.
+    model: The model of the parameters.
   """
   return jax.tree_util.tree_map_with_path(
     lambda path, leaf: NamedSharding(
-      mesh, _spec(path_of(path), leaf.shape, mesh)
+      mesh, _spec(path_of(path), leaf.shape, mesh, model)
     ),
     tree,
   )
 
 
 def left_whole(
-  tree, mesh: Mesh | AbstractMesh
+  tree, mesh: Mesh | AbstractMesh, model: ModelConfig
 ) -> tuple[float, dict[str, list[str]]]:
   """Returns what the mesh does not split.
 
@@ -377,10 +378,10 @@ def left_whole(
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     name = path_of(path)
     size = math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
-    got = _names(_spec(name, leaf.shape, mesh))
+    got = _names(_spec(name, leaf.shape, mesh, model))
     total += size
     whole += size * ("fsdp" not in got)
-    for axis in _names(_rule(name, len(leaf.shape), mesh)):
+    for axis in _names(_rule(name, len(leaf.shape), mesh, model)):
       if axis not in got and mesh.shape[axis] > 1:
         indivisible[axis].append(name)
   return whole / max(total, 1), {k: v for k, v in indivisible.items() if v}
@@ -398,7 +399,7 @@ def describe(config: Config, params, mesh: Mesh) -> str:
       f" have no divisor nearer to {fast} and within config.optim.microbatch ="
       f" {config.optim.microbatch}; choose another config.data.batch_size"
     )
-  share, indivisible = left_whole(params, mesh)
+  share, indivisible = left_whole(params, mesh, config.model)
   if mesh.shape["fsdp"] > 1:
     text += f"; every device holds {100 * share:.2f} % of the parameters whole"
   for axis, names in indivisible.items():
@@ -469,18 +470,25 @@ def path_of(path) -> str:
   return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _rule(name: str, num_dims: int, mesh: Mesh | AbstractMesh) -> P:
+def _rule(
+  name: str, num_dims: int, mesh: Mesh | AbstractMesh, model: ModelConfig
+) -> P:
   device = mesh.abstract_mesh.abstract_device
-  is_by_heads = device and generation(device.device_kind) in SPLIT_BY_HEADS
-  rules = (BY_HEADS, *PARAM_RULES) if is_by_heads else PARAM_RULES
+  kind = device and generation(device.device_kind)
+  rules = param_rules(model, is_by_heads=kind in SPLIT_BY_HEADS)
   spec = next(spec for rule, spec in rules if re.search(rf"(^|/){rule}$", name))
   if num_dims < len(spec):  # e.g. a placeholder of the optimizer
     return P()
   return P(*(None,) * (num_dims - len(spec)), *spec)
 
 
-def _spec(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> P:
-  rule = _rule(name, len(shape), mesh)
+def _spec(
+  name: str,
+  shape: tuple[int, ...],
+  mesh: Mesh | AbstractMesh,
+  model: ModelConfig,
+) -> P:
+  rule = _rule(name, len(shape), mesh, model)
   axes = [
     _dividing(axes, size, mesh)
     for axes, size in zip(rule, shape[: len(rule)], strict=True)
@@ -489,7 +497,7 @@ def _spec(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> P:
     free = [
       i
       for i, size in enumerate(shape)
-      if (i > 0 or not re.search(SCANNED, name))
+      if (i > 0 or not model.is_scanned(name))
       and axes[i] is None
       and size % mesh.shape["fsdp"] == 0
     ]

@@ -24,6 +24,7 @@ from vit_jax.config import Config
 from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import compiler_options
 from vit_jax.models.stacking import unstack_blocks
+from vit_jax.models.variables import only_params
 from vit_jax.objectives.objective import Average, Frozen, Learner
 from vit_jax.trainable import (
   TEACHER,
@@ -231,12 +232,14 @@ def assemble(
   module, is_training = learner.module, run_shape.total_steps is not None
   tx, schedule = optax.identity(), None
   if is_training:
-    tx, schedule = optim.make_optimizer(config.optim, run_shape.total_steps)
+    tx, schedule = optim.make_optimizer(
+      config.optim, run_shape.total_steps, config.model
+    )
 
   def model_params(rng: jax.Array) -> Params:
     shape = (1, *run_shape.image_size, config.model.channels)
     images = jnp.zeros(shape, jnp.float32)
-    params = module.init(rng, images)["params"]
+    params = only_params(module.init(rng, images))
     if learner.init is not None:
       params = learner.init(params, jax.random.fold_in(rng, 2))
     return optax.tree.cast(params, "float32")
@@ -262,7 +265,7 @@ def assemble(
       if learner.memory:
         memory[OBJECTIVE] = jax.tree.map(jnp.asarray, learner.memory)
       for observer in observers:
-        kept = observer.init_memory(unstack_blocks(params))
+        kept = observer.init_memory(unstack_blocks(params, config.model))
         if jax.tree.leaves(kept):
           memory[observer.name] = kept
     if config.optim.ema_decay is not None:
@@ -277,17 +280,20 @@ def assemble(
     )
 
   shapes = jax.eval_shape(init, key)
+  shardings = sharding.infer(shapes, mesh, config.model)
+  if TEACHER in shapes.fixed:
+    shardings.fixed[TEACHER] = sharding.infer(
+      shapes.fixed[TEACHER], mesh, learner.teacher.model.config
+    )
+  if OBJECTIVE in shapes.memory:  # each device reads and changes all of it
+    shardings.memory[OBJECTIVE] = jax.tree.map(
+      lambda _: sharding.replicated(mesh), shapes.memory[OBJECTIVE]
+    )
   state = jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     shapes,
-    sharding.infer(shapes, mesh),
+    shardings,
   )
-  if OBJECTIVE in state.memory:  # each device reads and changes all of it
-    whole = sharding.replicated(mesh)
-    replicated = jax.tree.map(
-      lambda x: x.update(sharding=whole), state.memory[OBJECTIVE]
-    )
-    state = state.replace(memory={**state.memory, OBJECTIVE: replicated})
   train_step = None
   if is_training:
     train_step = make_train_step(
@@ -345,11 +351,7 @@ def make_train_step(
   """
   shardings = sharding.shardings_of(state)
   specs = collectives.manual_specs(shardings)
-  dtype = config.model.dtype
   most, fast = config.optim.microbatch, sharding.fast_microbatch(config, mesh)
-  teacher_dtype = dtype
-  if isinstance(learner.teacher, Frozen):
-    teacher_dtype = learner.teacher.model.config.dtype
 
   def loss_fn(params, fixed, batch, rng, *more):
     """Sums over rows, so that microbatches and devices add up."""
@@ -367,7 +369,7 @@ def make_train_step(
     model_fixed = {k: v for k, v in fixed.items() if k != TEACHER}
     fixed_specs = {k: v for k, v in specs.fixed.items() if k != TEACHER}
     params, model_fixed = collectives.gather(
-      (params, model_fixed), (specs.params, fixed_specs), dtype
+      (params, model_fixed), (specs.params, fixed_specs), config.model
     )
     over = collectives.Over()
     shared = {}
@@ -375,11 +377,11 @@ def make_train_step(
       teacher = joined(params, model_fixed)
       if TEACHER in fixed:
         teacher = collectives.gather(
-          fixed[TEACHER], specs.fixed[TEACHER], teacher_dtype
+          fixed[TEACHER], specs.fixed[TEACHER], learner.teacher.model.config
         )
       elif averages:
         mean = collectives.gather(
-          averages[TEACHER], specs.averages[TEACHER], dtype
+          averages[TEACHER], specs.averages[TEACHER], config.model
         )
         teacher = joined(mean, model_fixed)
       targets = learner.targets(teacher, batch, rng, step, memory, over)
@@ -470,8 +472,13 @@ def make_train_step(
     if OBJECTIVE in state.memory:
       memory[OBJECTIVE] = kept
     if observers:
-      trees = map(unstack_blocks, (grads, updates, state.params))
-      observed = state.step, *trees
+      observed = (
+        state.step,
+        *(
+          unstack_blocks(tree, config.model)
+          for tree in (grads, updates, state.params)
+        ),
+      )
     for observer in observers:
       values, memory_ = observer.step_metrics(
         *observed, state.memory.get(observer.name)

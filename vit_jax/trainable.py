@@ -72,8 +72,9 @@ class Trainable:
     fixed = {}
     config = self.config
     if config.lora.rank:
-      own = config.objective.own
-      params, fixed[BASE] = lora.split(params, config.lora, key, own)
+      params, fixed[BASE] = lora.split(
+        params, config.lora, key, config.model, config.objective.own
+      )
     if config.optim.freeze:
       trained = optim.trained(params, config.optim.freeze)
       fixed[FROZEN] = without(params, trained)

@@ -59,7 +59,7 @@ def test_restores_the_same_bits(saved):
   loader.close()
   _equal(state, restored)
   got = jax.tree.map(lambda x: x.sharding, restored)
-  shardings = sharding.infer(parts.shapes, parts.mesh)
+  shardings = sharding.infer(parts.shapes, parts.mesh, parts.config.model)
   assert jax.tree.leaves(got) == jax.tree.leaves(shardings)
 
 

@@ -9,6 +9,7 @@ import vit_jax
 from vit_jax import class_names
 from vit_jax.config.preprocessing import parse_ops
 from vit_jax.exporting import convert
+from vit_jax.families.vit import ViTConfig
 from vit_jax.models.stacking import stack_blocks
 
 # What becomes of a model: {} as it was; a dict: these options are others then;
@@ -175,7 +176,7 @@ def test_a_npz_has_no_preprocessing(tmp_path):
 def test_blocks_of_a_scan_are_written_one_by_one(tmp_path):
   vit = make(image_size=(16, 16), **MODELS["12_heads"])
   stacked = dataclasses.replace(
-    vit, config=vit.config.stacked(), params=stack_blocks(vit.params)
+    vit, config=vit.config.stacked(), params=stack_blocks(vit.params, ViTConfig)
   )
   dst = tmp_path / "x.npz"
   convert.convert(stacked, str(dst), "npz")

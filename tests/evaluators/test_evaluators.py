@@ -260,7 +260,9 @@ def test_features_on_eight_devices_equal_those_on_one(params):
   rows = []
   for p in (one, many):
     evaluator = _evaluator(p, _fewshot(shots=(5,)))
-    here = jax.device_put(params, sharding.infer(params, p.mesh))
+    here = jax.device_put(
+      params, sharding.infer(params, p.mesh, p.config.model)
+    )
     rows.append(evaluator.gather(here)[""])
   for a, b in zip(*rows, strict=True):
     assert a["x"].dtype == np.float32 and a["x"].shape[1] == 32

@@ -144,7 +144,9 @@ def test_inside_a_step_that_computes_attention_in_chunks(monkeypatch):
 def test_stacked_parameters_give_the_same_whatever_the_option():
   model, params = made()
   expected = inspection.attention_of(model.options, params, IMAGES)
-  got = inspection.attention_of(model.options, stack_blocks(params), IMAGES)
+  got = inspection.attention_of(
+    model.options, stack_blocks(params, ViTConfig), IMAGES
+  )
   np.testing.assert_array_equal(got, expected)
   with_jit = jax.jit(inspection.attention_of, static_argnums=0)(
     model.options, params, IMAGES

@@ -14,6 +14,7 @@ from flax.traverse_util import flatten_dict
 
 from vit_jax.families import model_config
 from vit_jax.families.modern import ModernConfig
+from vit_jax.families.vit import ViTConfig
 from vit_jax.models import build, rope
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 
@@ -436,7 +437,7 @@ def logits_and_gradients(**options):
   parts = EVERYTHING | options
   options = modern(**parts)
   model, params = build(options, 5), random_params(modern(**EVERYTHING))
-  params = stack_blocks(params) if options.scan else params
+  params = stack_blocks(params, ViTConfig) if options.scan else params
 
   def loss(params):
     logits, _ = model.apply({"params": params}, IMAGES, is_training=True)
@@ -444,7 +445,7 @@ def logits_and_gradients(**options):
 
   with jax.default_matmul_precision("highest"):
     grads, logits = jax.jit(jax.grad(loss, has_aux=True))(params)
-  return np.asarray(logits), unstack_blocks(jax.device_get(grads))
+  return np.asarray(logits), unstack_blocks(jax.device_get(grads), ViTConfig)
 
 
 @pytest.mark.parametrize("scan, remat", [(True, "none"), SLOW(False, "full")])

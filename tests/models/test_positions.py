@@ -82,13 +82,16 @@ def test_offsets_are_keys_of_their_own():
   ],
 )
 def test_a_scan_has_the_same_positions(options):
+  from vit_jax.families.vit import ViTConfig
   from vit_jax.models.stacking import stack_blocks
 
   loop = ViT(**TINY, **options)
   params = random_params(loop)
   scan = ViT(**TINY, **options, scan=True)
   np.testing.assert_allclose(
-    run(loop, params)[0], run(scan, stack_blocks(params))[0], atol=1e-6
+    run(loop, params)[0],
+    run(scan, stack_blocks(params, ViTConfig))[0],
+    atol=1e-6,
   )
 
 

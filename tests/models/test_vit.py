@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 from tiny import ViT
 
 from vit_jax.config import model_config
-from vit_jax.families.vit import SIZES
+from vit_jax.families.vit import SIZES, ViTConfig
 from vit_jax.models import build
 from vit_jax.models.encoder import remat_policy
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
@@ -265,14 +265,14 @@ def test_initial_values():
 def logits_and_gradients(scan, remat):
   model = ViT(**TINY | dict(depth=2), scan=scan, remat=remat)
   params = random_params(ViT(**TINY | dict(depth=2)))
-  params = stack_blocks(params) if scan else params
+  params = stack_blocks(params, ViTConfig) if scan else params
 
   def loss(params):
     logits, _ = model.apply({"params": params}, IMAGES, is_training=True)
     return jnp.sum(logits**2), logits
 
   grads, logits = jax.jit(jax.grad(loss, has_aux=True))(params)
-  return np.asarray(logits), unstack_blocks(jax.device_get(grads))
+  return np.asarray(logits), unstack_blocks(jax.device_get(grads), ViTConfig)
 
 
 @pytest.mark.parametrize(
@@ -345,13 +345,15 @@ def test_a_scan_keeps_what_cudnn_returns():
 
 def test_stacking_is_undone_and_leaves_numpy_numpy():
   params = tiny_params()
-  stacked = stack_blocks(params)
+  stacked = stack_blocks(params, ViTConfig)
   kernel = stacked["Transformer"]["encoderblock"]["MlpBlock_0"]["Dense_0"]
   assert isinstance(kernel["kernel"], np.ndarray)
   assert kernel["kernel"].shape == (3, 16, 32)
-  assert stack_blocks(stacked) is stacked
-  assert unstack_blocks(params) is params
-  jax.tree.map(np.testing.assert_array_equal, unstack_blocks(stacked), params)
+  assert stack_blocks(stacked, ViTConfig) is stacked
+  assert unstack_blocks(params, ViTConfig) is params
+  jax.tree.map(
+    np.testing.assert_array_equal, unstack_blocks(stacked, ViTConfig), params
+  )
   expected = shapes(ViT(**TINY, scan=True))
   assert jax.tree.map(np.shape, stacked) == jax.tree.map(
     lambda a: a.shape, expected

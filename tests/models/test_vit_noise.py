@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tiny import ViT
 
+from vit_jax.families.vit import ViTConfig
 from vit_jax.models.attention import dot_product_attention
 from vit_jax.models.stacking import stack_blocks
 
@@ -37,7 +38,7 @@ def compiled(is_training, **options):
 
 
 def apply(x=None, seed=None, is_training=True, **options):
-  params = stack_blocks(PARAMS) if options.get("scan") else PARAMS
+  params = stack_blocks(PARAMS, ViTConfig) if options.get("scan") else PARAMS
   return compiled(is_training, **options)(
     {"params": params},
     images() if x is None else x,

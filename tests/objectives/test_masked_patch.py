@@ -223,7 +223,7 @@ def test_equal_on_any_mesh_and_in_microbatches(target, changes):
   # The same initial weights, whichever way the blocks are stored.
   params = jax.device_get(one.state().params)
   if parts.config.model.scan:
-    params = stack_blocks(params)
+    params = stack_blocks(params, ViTConfig)
   state = parts.state()
   put = lambda new, old: jax.device_put(new, old.sharding)
   state = state.replace(params=jax.tree.map(put, params, state.params))

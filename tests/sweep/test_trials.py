@@ -21,6 +21,7 @@ from vit_jax.config import (
   cli,
   defaults,
   freeze,
+  model_config,
   to_dict,
 )
 from vit_jax.config.trial_candidates import check_budget, rounds
@@ -384,7 +385,8 @@ def test_what_is_tried(config):
   params = dict.fromkeys(names, np.zeros(8))
   params["embedding/kernel"] = np.zeros((8, 8, 3, 4))
   of_small, of_large = (
-    [r(config) for r in rounds(side, 300, params)] for side in (28, 300)
+    [r(config) for r in rounds(side, 300, params, model_config())]
+    for side in (28, 300)
   )
   # Small images get no strong crop.
   assert {*of_large[0]} - {*of_small[0]} == {"crop of 5 to 100 %"}
@@ -396,7 +398,7 @@ def test_what_is_tried(config):
     pytest.approx(3, rel=0.05),
   ]
   lora = dataclasses.replace(config, lora=LoRAConfig(rank=2))
-  assert not rounds(28, 300, params)[3](lora)
+  assert not rounds(28, 300, params, model_config())[3](lora)
   frozen = parts["the last half of the blocks"]["optim.freeze"]
   assert {*frozen} == {"embedding/kernel", *map(block, range(6))}
   alone = parts["the head alone"]["optim.freeze"]
@@ -411,11 +413,11 @@ def test_what_is_tried(config):
   length = {"total_steps": None, "total_epochs": 6.0}
   optim = dataclasses.replace(config.optim, warmup_steps=3)
   epochs = dataclasses.replace(config, **length, optim=optim)
-  *_, larger = rounds(28, 300, params)
+  *_, larger = rounds(28, 300, params, model_config())
   (changes,) = larger(epochs).values()
   assert changes["total_epochs"] == pytest.approx(4.0)
   assert changes["optim.warmup_steps"] == 2 and "total_steps" not in changes
-  *_, larger = rounds(28, 300, params, has_size=True)
+  *_, larger = rounds(28, 300, params, model_config(), has_size=True)
   assert larger(config) == {}
 
 
@@ -429,7 +431,7 @@ def test_what_is_tried(config):
   ],
 )
 def test_many_passes_do_not_try_none(config, options, is_tried):
-  augmentations = rounds(28, 480, {})[0]
+  augmentations = rounds(28, 480, {}, model_config())[0]
   tried = augmentations(dataclasses.replace(config, **options))
   assert ("no augmentation" in tried) == is_tried
   assert {"pad and crop", "crop of 50 to 100 %"} <= {*tried}

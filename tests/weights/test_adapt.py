@@ -44,7 +44,7 @@ def test_a_pooled_vector_has_a_norm_of_its_own():
 def test_a_regression_drops_the_head_alone():
   """The name of BiT's last norm ends with "head", too."""
   file = changed({"head_dist/bias": np.zeros(7, "f")}, "bit_v2")
-  left = weights.without_head(file)
+  left = weights.without_head(file, model_config())
   assert file.params.keys() - left.params.keys() == {*HEAD, "head_dist/bias"}
   assert left.notes[-1].startswith("the head is not loaded: a regression")
 
@@ -151,7 +151,11 @@ def test_loops_become_scans_and_back():
   loop, scan = (model_config(**SIZE, scan=s) for s in (False, True))
   as_loop, _ = weights.adapt(file, make_target(loop), loop, (32, 32))
   as_scan, report = weights.adapt(file, make_target(scan), scan, (32, 32))
-  jax.tree.map(np.testing.assert_array_equal, as_scan, stack_blocks(as_loop))
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    as_scan,
+    stack_blocks(as_loop, model_config()),
+  )
   assert BLOCK + "LayerNorm_0/scale" in report.loaded
 
 

@@ -25,9 +25,9 @@ from vit_jax.models.resample import (
   resample_patch_kernel,
   resample_posemb,
 )
-from vit_jax.weights.fitting import KERNEL
 from vit_jax.weights.weights_file import POS_EMBEDDING, lazy
 
+KERNEL = "embedding/kernel"
 IN_BLOCKS = [
   f"Transformer/encoderblock_{i}/posembed_input/pos_embedding" for i in (0, 1)
 ]
@@ -131,8 +131,9 @@ def test_a_row_for_the_class_token_comes_and_goes(name, cls_row, note):
 @pytest.mark.parametrize("at", ["stem", "blocks"])
 def test_tables_of_rows_and_of_columns_are_resized_each_alone(at):
   options = dict(posemb="learn2d", posemb_at=at)
-  file = random_weights(model_config(**SIZE, **options), (24, 32))
-  assert weights.table_grid(file) == (3, 4)
+  model = model_config(**SIZE, **options)
+  file = random_weights(model, (24, 32))
+  assert weights.table_grid(file, model) == (3, 4)
   paths = IN_BLOCKS if at == "blocks" else [POS_EMBEDDING]
   for path in paths:
     for axis, line in (("_y", [0.0, 2, 4]), ("_x", [0.0, 3, 6, 9])):

@@ -11,6 +11,7 @@ from flax.traverse_util import flatten_dict
 from vit_jax import models, weights
 from vit_jax.config import cli, model_config
 from vit_jax.families import FAMILIES
+from vit_jax.families.vit import ViTConfig
 from vit_jax.models.stacking import unstack_blocks
 from vit_jax.weights.weights_file import lazy
 
@@ -49,7 +50,9 @@ def shapes(model):
   module = models.build(model.stacked() or model, num_classes=5)
   images = jax.ShapeDtypeStruct((1, side, side, 3), np.float32)
   tree = jax.eval_shape(module.init, jax.random.key(0), images)["params"]
-  return flatten_dict(jax.eval_shape(unstack_blocks, tree), sep="/")
+  return flatten_dict(
+    jax.eval_shape(lambda x: unstack_blocks(x, ViTConfig), tree), sep="/"
+  )
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -71,7 +74,7 @@ def test_fine_tuning_keeps_size_and_numerics(name):
   numerics |= {} if is_bit else dict(pre_logits=False)
   assert model == model_config(**KNOWN[name] | numerics)
   expected = 7 if name.startswith("bit") else 11
-  assert weights.num_classes(result.params) == expected
+  assert weights.num_classes(result.params, model) == expected
 
 
 def test_fine_tuning_begins_with_the_defaults_of_the_family():
@@ -127,9 +130,9 @@ def test_shapes_decide_the_model(fields):
   options = {"posemb": "none"} if "none" in fields.values() else {}
   params = shapes(model)
   assert weights.identify(params, options) == model
-  assert weights.num_classes(params) == 5
+  assert weights.num_classes(params, ViTConfig) == 5
   without_head = {k: v for k, v in params.items() if "head" not in k}
-  assert weights.num_classes(without_head) == 0
+  assert weights.num_classes(without_head, ViTConfig) == 0
 
 
 def test_options_have_precedence():

@@ -61,7 +61,7 @@ def form_of(
         # Callbacks see separate blocks in both forms.
         memory = state.memory
         state = jax.tree.map(
-          lambda x: convert(x) if is_like_params(x) else x,
+          lambda x: convert(x, config.model) if is_like_params(x) else x,
           state.replace(memory={}),
           is_leaf=is_like_params,
         ).replace(memory=memory)

@@ -224,16 +224,9 @@ class LoRAConfig:
   )
   targets: tuple[str, ...] = option(
     ("query", "value"),
-    "linear maps of the blocks that get adapters",
-    {
-      "query": "queries of the attention",
-      "key": "keys of the attention",
-      "value": "values of the attention",
-      "out": "output of the attention",
-      "Dense_0": "first layer of the MLP",
-      "Dense_1": "last layer of the MLP",
-      "Gate": "gate of a SwiGLU",
-    },
+    "linear maps of the blocks that get adapters, by their names in the"
+    " family: query, key, value, out (attention), Dense_0, Dense_1 (first and"
+    " last layer of the MLP), Gate (of a SwiGLU)",
   )
 
 

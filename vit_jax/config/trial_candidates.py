@@ -9,6 +9,7 @@ from typing import Any
 
 from vit_jax.config.preprocessing import image_size
 from vit_jax.config.schema import Config
+from vit_jax.families import ModelConfig
 from vit_jax.objectives import OBJECTIVES
 
 # A round of trials: config -> {name of a change: options that it sets}.
@@ -32,17 +33,17 @@ MOST_PASSES = 15
 
 _MIRRORED = "|flip_lr"
 # Parameters that are new if the classes change, or that fine-tuning drops.
-_HEAD = (
-  *("head/", "head_dist/", "pre_logits/"),
+_NEW = (
+  "pre_logits/",
   *filter(None, (cls.own for cls in OBJECTIVES.values())),
 )
-_NORM = ("Transformer/encoder_norm/", "pooled_norm/")  # the final norm
 
 
 def rounds(
   image_side: int,
   num_images: int,
   params: Mapping[str, Any],
+  model: ModelConfig,
   has_size: bool = False,
 ) -> list[Round]:
   """Returns the rounds of trials, in their order.
@@ -51,10 +52,11 @@ def rounds(
     image_side: Shorter side of a typical image, in pixels.
     num_images: Number of training images.
     params: Path, such as "head/kernel" -> array of the pre-trained model.
+    model: The model of a run.
     has_size: Whether the user has set the image size; then it is not changed.
   """
-  frozen = _frozen(params)
-  kernel = params.get("embedding/kernel")
+  frozen = _frozen(params, model)
+  kernel = params.get(f"{model.PATCHES}/kernel")
   patch = None if kernel is None or has_size else kernel.shape[0]
 
   def augmentations(config):
@@ -141,21 +143,24 @@ def check_budget(text: str) -> None:
     )
 
 
-def _frozen(param_names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def _frozen(
+  param_names: Iterable[str], model: ModelConfig
+) -> dict[str, tuple[str, ...]]:
   """Returns what is trained -> the paths of all other parameters."""
-  names = sorted(param_names)
-  body = tuple(name for name in names if not name.startswith(_HEAD))
-  block_of = {
-    name: int(match[1])
-    for name in body
-    if (match := re.search(r"/encoderblock_(\d+)/", name))
-  }
+  body = tuple(
+    name
+    for name in sorted(param_names)
+    if not (model.is_head(name) or name.startswith(_NEW))
+  )
+  blocks = {name: model.block_of(name) for name in body}
+  block_of = {name: i for name, i in blocks.items() if i is not None}
   if not block_of:
     return {"the head alone": body}
   half = (max(block_of.values()) + 1) // 2
+  norms = (f"{model.LAST_NORM}/", "pooled_norm/")  # the final norm
   first = tuple(
     name
     for name in body
-    if block_of.get(name, -1) < half and not name.startswith(_NORM)
+    if block_of.get(name, -1) < half and not name.startswith(norms)
   )
   return {"the last half of the blocks": first, "the head alone": body}

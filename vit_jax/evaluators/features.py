@@ -221,16 +221,19 @@ def joined(
   def value(part):
     if part == "patches":
       first = model.num_class_tokens + getattr(model, "registers", 0)
-      return out["encoded"][:, first:].mean(axis=1)
+      return intermediate(out, "encoded")[:, first:].mean(axis=1)
     if not (block := re.fullmatch(r"cls of (\d+)", part)):
       return layer_of(out, part)
-    if int(block[1]) == model.size.depth - 1:
-      return out["encoded"][:, 0]
-    x = out[f"encoderblock_{block[1]}"]["after_mlp"][:, 0]
+    if int(block[1]) == depth - 1:
+      return intermediate(out, "encoded")[:, 0]
+    x = intermediate(out, model.AFTER_BLOCK.format(block[1]))[:, 0]
     norm = nn.LayerNorm(model.ln_eps, dtype=jnp.float32)
-    return norm.apply({"params": params["Transformer"]["encoder_norm"]}, x)
+    of_norm = params
+    for name in model.LAST_NORM.split("/"):
+      of_norm = of_norm[name]
+    return norm.apply({"params": of_norm}, x)
 
-  depth = num_blocks(model)
+  depth = num_blocks(model) or 1
   every = dict.fromkeys(p for layer in layers for p in parts(layer, depth))
   values = [value(part) for part in every]
   return values[0] if len(values) == 1 else jnp.concatenate(values, axis=-1)
@@ -240,14 +243,21 @@ def tokens_error(layer: str, model: "ModelConfig") -> str | None:
   """Returns an error if a model lacks the tokens of a layer, else None."""
   if not (match := TOKENS.fullmatch(layer)):
     return None
-  if not getattr(model, "num_class_tokens", 0):
-    what = f"{model.variant} with pool={getattr(model, 'pool', None)!r}"
+  if not model.num_class_tokens:
+    what = f"{model.variant} with pool={model.pool!r}"
     return (
       f"got {layer!r}, but {what} has no class token; expected an intermediate,"
       " such as pre_logits."
     )
-  if not 1 <= int(match["blocks"] or 1) <= (depth := model.size.depth):
+  count, depth = int(match["blocks"] or 1), num_blocks(model) or 1
+  if not 1 <= count <= depth:
     return f"got {layer!r}, expected a number of blocks from 1 to {depth}."
+  if count > 1 and None in (model.AFTER_BLOCK, model.LAST_NORM):
+    family = type(model).__name__
+    return (
+      f"got {layer!r}, but {family} does not declare the tokens behind a block"
+      f" and their norm ({family}.AFTER_BLOCK, LAST_NORM); expected cls."
+    )
   if getattr(model, "final_norm", "tokens") != "tokens":
     return (
       f"got {layer!r}, but {model.variant} with final_norm={model.final_norm!r}"
@@ -257,7 +267,7 @@ def tokens_error(layer: str, model: "ModelConfig") -> str | None:
 
 
 def num_blocks(model: "ModelConfig") -> int | None:
-  """Returns the number of blocks; None if the model has no blocks."""
+  """Returns the number of blocks; None if the model does not state it."""
   size = getattr(model, "size", None)
   return getattr(size, "depth", None)
 
@@ -267,7 +277,7 @@ def parts(layer: str, depth: int | None) -> tuple[str, ...]:
 
   Args:
     layer: Name of a layer, see the docstring of this file.
-    depth: Number of blocks; None if the model has no blocks.
+    depth: Number of blocks; None if the model does not state it.
 
   Example:
     >>> parts("cls*2+patches", depth=12), parts("pre_logits", depth=12)
@@ -275,6 +285,7 @@ def parts(layer: str, depth: int | None) -> tuple[str, ...]:
   """
   if not (match := TOKENS.fullmatch(layer)):
     return (layer,)
+  depth = depth or 1  # of a model that does not state it, the last
   blocks = range(depth - int(match["blocks"] or 1), depth)
   patches = ("patches",) if match["patches"] else ()
   return (*(f"cls of {i}" for i in blocks), *patches)

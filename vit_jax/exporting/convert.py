@@ -77,7 +77,9 @@ def convert(vit: Pretrained, path: str, to: str, **options) -> list[str]:
   """
   check(path, to)
   vit = dataclasses.replace(  # no format has stacked blocks
-    vit, params=unstack_blocks(vit.params), config=vit.config.unstacked()
+    vit,
+    params=unstack_blocks(vit.params, vit.config),
+    config=vit.config.unstacked(),
   )
   params = {
     k: np.asarray(v) for k, v in flatten_dict(vit.params, sep="/").items()
@@ -430,14 +432,17 @@ WRITERS = {
 
 def without_head(vit: Pretrained, to: str) -> Pretrained:
   """Removes the heads and, for timm, the tanh layer before them."""
-  dropped = ("head", "head_dist", *(["pre_logits"] if to == "timm" else ()))
-  config = vit.config
+  config, dropped = vit.config, ["pre_logits"] if to == "timm" else []
   if to == "timm" and getattr(config, "pre_logits", False):
     config = dataclasses.replace(config, pre_logits=False)
   return dataclasses.replace(
     vit,
     config=config,
-    params={k: v for k, v in vit.params.items() if k not in dropped},
+    params={
+      k: v
+      for k, v in vit.params.items()
+      if not (k in dropped or vit.config.is_head(f"{k}/"))
+    },
     num_classes=0,
     class_names=None,
   )

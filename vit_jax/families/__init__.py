@@ -17,11 +17,6 @@ FAMILIES: dict[str, type[ModelConfig]] = {
   "bit_v1": BiTV1Config,
 }
 
-# Parameters of all blocks of a scan, of all families.
-SCANNED = "|".join(
-  f"({cls.SCANNED})" for cls in FAMILIES.values() if cls.SCANNED is not None
-)
-
 PUBLISHED = {
   name: files
   for cls in FAMILIES.values()

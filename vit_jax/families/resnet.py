@@ -222,6 +222,7 @@ class BiTConfig(ModelConfig):
 
   FORM: ClassVar[str] = "v2"
   NORMS: ClassVar[Norms] = V2_NORMS
+  STEM: ClassVar = r"(conv_root|gn_root|block\d+)/.*"
   SHARDING: ClassVar = (*CONV_SHARDING, *HEAD_SHARDING)
   NUMERICS: ClassVar = ("root_pad", "gn_eps", "ws_eps", "ws_eps_on")
   PUBLISHED: ClassVar = published.table(

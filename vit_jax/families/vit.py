@@ -222,7 +222,43 @@ class ViTConfig(ModelConfig):
   )
 
   NUMERICS: ClassVar = ("gelu", "ln_eps", "posemb_at")
+  BLOCKS: ClassVar = "Transformer/encoderblock_{}"
+  SCANNED: ClassVar = "Transformer/encoderblock"
+  STEM: ClassVar = (
+    r"(embedding|conv_root|gn_root|block\d+)/.*|cls|dist|registers"
+    r"|Transformer/(posembed_input|pre_norm)/.*"
+  )
+  PATCHES: ClassVar = "embedding"
+  POSITIONS: ClassVar = {
+    r"posembed_input/pos_embedding": "grid",
+    r"posembed_input/pos_embedding_x": "columns",
+    r"posembed_input/pos_embedding_y": "rows",
+    r".*/relative_bias": "relative_bias",
+  }
+  CLASS_TOKENS: ClassVar = ("cls", "dist")
+  MATRICES: ClassVar = {
+    r"(query|key|value)/kernel": (1, 2),
+    r"out/kernel": (2, 1),
+    r"MlpBlock_0/\w+/kernel": (1, 1),
+  }
+  QKV: ClassVar = r"(query|key|value)/kernel"
+  BEHIND_BLOCKS: ClassVar = (
+    "Transformer/encoder_norm",
+    "MAPHead_0",
+    "pooled_norm",
+    "projection",
+    "pre_logits",
+    "head",
+  )
+  HEADS: ClassVar = r"head(_dist)?/"
+  AFTER_BLOCK: ClassVar = "encoderblock_{}/after_mlp"
+  LAST_NORM: ClassVar = "Transformer/encoder_norm"
   SHARDING: ClassVar = (
+    # Factors of adapters, with the inputs or the outputs of their kernels.
+    (r"(query|key|value)/lora_b", (None, "tensor", "fsdp")),
+    (r"out/lora_a", ("tensor", "fsdp", None)),
+    (r"(Dense_0|Gate)/lora_b", (None, ("fsdp", "tensor"))),
+    (r"Dense_1/lora_a", (("fsdp", "tensor"), None)),
     (r"(query|key|value)/kernel", ("fsdp", "tensor", None)),
     (r"(query|key|value)/bias", ("tensor", None)),
     (r"out/kernel", ("tensor", None, "fsdp")),
@@ -236,8 +272,10 @@ class ViTConfig(ModelConfig):
     (r"pre_logits/kernel", ("fsdp", "tensor")),
     *resnet.HEAD_SHARDING,
   )
+  BY_HEADS: ClassVar = (
+    (r"(query|key|value)/kernel", (None, ("tensor", "fsdp"), None)),
+  )
   CAST: ClassVar = r"(^|/)((Transformer|MAPHead_0)/.*|embedding/)kernel$"
-  SCANNED: ClassVar = r"(^|/)Transformer/encoderblock/"
   PUBLISHED: ClassVar = published.table(
     """
     Ti/16 augreg:Ti_16 timm:vit_tiny_patch16_224.augreg_in21k

@@ -38,6 +38,7 @@ from vit_jax.families import FAMILIES
 from vit_jax.inference import streaming
 from vit_jax.losses import HEADS, PROBABILITIES, REGRESSION
 from vit_jax.models import build, inspection
+from vit_jax.models.variables import only_params
 from vit_jax.options import nearest, shown
 from vit_jax.weights import assumed, eval_preprocessing, normalisation
 from vit_jax.writers import run_info
@@ -682,13 +683,14 @@ def load(
   config = dataclasses.replace(config.for_inference(), **options)
   if patch is not None:
     config = config.with_patch(patch)
-  num_classes = weights.num_classes(file.params)
+  num_classes = weights.num_classes(file.params, config)
   model = build(config, num_classes)
   target = jax.eval_shape(
     model.init,
     jax.random.key(0),
     jax.ShapeDtypeStruct((1, height, width, config.channels), jnp.float32),
-  )["params"]
+  )
+  target = only_params(target)
   params, report = weights.adapt(
     dataclasses.replace(file, notes=(*file.notes, *notes)),
     target,

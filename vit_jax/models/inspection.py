@@ -3,7 +3,8 @@
 A forward pass does not return its attention weights: fused kernels never write
 them, and a scan would stack them. So they are recomputed block by block, from
 the block's parameters and its input, which the model returns. This works for
-every implementation of attention.
+every implementation of attention of our Transformers. Another family declares
+where its modules leave the weights, see `ModelConfig.ATTENTION`.
 """
 
 import functools
@@ -14,6 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
 from vit_jax.families import ModelConfig
@@ -99,9 +101,48 @@ def _run(
 ) -> tuple[list[Float[Array, "b n d"]], Float[Array, "b n d"]]:
   """Returns the input of each block, in order, and the encoded tokens."""
   _, out = build(options, 0).apply({"params": params}, images)
-  blocks = [out[f"encoderblock_{i}"] for i in range(options.size.depth)]
-  inputs = [out["with_posemb"], *(block["after_mlp"] for block in blocks[:-1])]
+  places = map(options.AFTER_BLOCK.format, range(options.size.depth - 1))
+  inputs = [out["with_posemb"], *(_at(out, place) for place in places)]
   return inputs, out["encoded"]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _stated(
+  config: ModelConfig, params: dict[str, Any], images: Images
+) -> list[Float[Array, "b heads n n"]]:
+  """Returns the weights that the modules of a family leave for each block.
+
+  Raises:
+    ValueError: They leave none where `ATTENTION` says.
+  """
+  _, variables = build(config, 0).apply(
+    {"params": params}, images, mutable=["intermediates"]
+  )
+  left, layers = variables.get("intermediates", {}), []
+  blocks = {config.block_of(k) for k in flatten_dict(params, sep="/")}
+  for i in sorted(blocks - {None}):
+    place = config.ATTENTION.format(i)
+    weights = _at(left, place)
+    if weights is None:
+      raise ValueError(
+        f"attention: got no {place} in the intermediates, expected the weights"
+        f" of a block ({type(config).__name__}.ATTENTION, BLOCKS)."
+      )
+    if isinstance(weights, tuple):  # of `sow`
+      (weights,) = weights
+    layers.append(weights.astype(jnp.float32))
+  if not layers:
+    raise ValueError(
+      f"attention: got no blocks, expected {type(config).__name__}.BLOCKS."
+    )
+  return layers
+
+
+def _at(tree: dict[str, Any], path: str) -> Any:
+  """Returns the value at a path in nested dicts, or None."""
+  for key in path.split("/"):
+    tree = tree.get(key) if isinstance(tree, dict) else None
+  return tree
 
 
 def attention_by_layer(
@@ -188,8 +229,10 @@ def attention_map(
   Args: See `attention_of`.
 
   Raises:
-    ValueError: The model has no attention.
+    ValueError: The model has no attention, or does not state what its head
+      reads.
   """
+  _check_pool(config)
   layers, encoded = _layers_and_encoded(config, params, images)
   rolled = rollout(layers)
   return _map(config, params, encoded, rolled, _grid(config, images))
@@ -214,8 +257,10 @@ def survey(
   Args: See `attention_of`.
 
   Raises:
-    ValueError: The model has no attention.
+    ValueError: The model has no attention, or does not state what its head
+      reads.
   """
+  _check_pool(config)
   layers, encoded = _layers_and_encoded(config, params, images)
   grid, distances, rolled = _grid(config, images), [], None
   patch = images.shape[1] / grid[0], images.shape[2] / grid[1]
@@ -262,7 +307,10 @@ def batch_size(config: ModelConfig, image_size: tuple[int, int]) -> int:
   Raises:
     ValueError: The model has no attention.
   """
-  num_tokens, size = _num_tokens(config, image_size), config.size
+  num_tokens = _num_tokens(config, image_size)
+  if not isinstance(config, ViTConfig):  # the weights of all blocks at once
+    return 1
+  size = config.size
   floats = num_tokens * max(
     size.num_heads * num_tokens, size.depth * size.width
   )
@@ -333,14 +381,14 @@ def position_table(
   Raises:
     ValueError: No position is added to the patches; the message says why.
   """
-  if "Transformer" not in params:
-    raise ValueError(f"{config.variant} has no positions")
   grid = config.grid(image_size)
+  if not isinstance(config, ViTConfig):
+    return _declared_table(config, params, grid)
   if config.posemb == "sincos2d":
     return sincos2d(*grid, config.size.width)
-  params = unstack_blocks(params)["Transformer"]
-  if config.posemb_at == "blocks":
-    params = params["encoderblock_0"]
+  params = unstack_blocks(params, config)
+  at_blocks = config.posemb_at == "blocks"
+  params = _at(params, config.BLOCKS.format(0) if at_blocks else "Transformer")
   table = _Positions(config, grid).apply({"params": params})
   if table is None:
     reasons = {
@@ -354,47 +402,74 @@ def position_table(
   return np.asarray(table, np.float32)[0, -grid[0] * grid[1] :]
 
 
+def _declared_table(
+  config: ModelConfig, params: dict[str, Any], grid: tuple[int, int]
+) -> Float[np.ndarray, "n d"]:
+  """Returns the rows of the patches of the first table in `POSITIONS`."""
+  for path, table in sorted(flatten_dict(params, sep="/").items()):
+    if config.positions(path) == "grid":
+      return np.asarray(table, np.float32)[0, -grid[0] * grid[1] :]
+  raise ValueError(f"{config.variant} has no table of positions")
+
+
 def _layers_and_encoded(
   config: ModelConfig, params: dict[str, Any], images: Images
-) -> tuple[Iterator[Float[Array, "b heads n n"]], Float[Array, "b n d"]]:
+) -> tuple[Iterator[Float[Array, "b heads n n"]], Float[Array, "b n d"] | None]:
   """Returns each layer's weights, computed on use, and the encoded tokens.
+
+  The tokens are None for a family other than our Transformers.
 
   Raises:
     ValueError: The model has no attention.
   """
   _num_tokens(config, images.shape[1:3])
-  config, params = config.unstacked(), unstack_blocks(params)
+  params, config = unstack_blocks(params, config), config.unstacked()
+  if not isinstance(config, ViTConfig):
+    return iter(_stated(config, params, images)), None
   inputs, encoded = _run(config, params, images)
   encoder, grid = params["Transformer"], _grid(config, images)
   shared = {}
   if config.posemb_at == "shared":
     shared = {"posembed_input": encoder["posembed_input"]}
   layers = (
-    _block_attention(config, grid, encoder[f"encoderblock_{i}"] | shared, x)
+    _block_attention(
+      config, grid, _at(params, config.BLOCKS.format(i)) | shared, x
+    )
     for i, x in enumerate(inputs)
   )
   return layers, encoded
 
 
-def has_attention(config: ModelConfig, image_size: tuple[int, int]) -> bool:
-  """Whether patches attend to each other: in a Transformer, not in a Mixer."""
-  num_tokens = config.num_tokens(image_size)
-  return num_tokens is not None and hasattr(config.size, "num_heads")
+def has_attention(config: ModelConfig) -> bool:
+  """Whether the attention of patches to each other can be read."""
+  return isinstance(config, ViTConfig) or config.ATTENTION is not None
 
 
 def _num_tokens(config: ModelConfig, image_size: tuple[int, int]) -> int:
-  if not has_attention(config, image_size):
+  if not has_attention(config):
     raise ValueError(
-      f"got {config.variant}, which has no attention between patches; expected"
-      " a Vision Transformer or a hybrid."
+      f"got {config.variant}, which has no attention between patches, or whose"
+      f" family does not declare it ({type(config).__name__}.ATTENTION);"
+      " expected a Vision Transformer or a hybrid."
     )
   return config.num_tokens(image_size)
 
 
+def _check_pool(config: ModelConfig) -> None:
+  """Raises if another family does not state what its head reads."""
+  known = ("token", "gap", "token_gap")
+  is_stated = isinstance(config, ViTConfig) or config.pool in known
+  if has_attention(config) and not is_stated:
+    raise ValueError(
+      f"attention_map: got {type(config).__name__}.pool={config.pool!r}, which"
+      f" states what the head reads; expected one of {', '.join(known)}."
+    )
+
+
 def _map(
-  config: ViTConfig,
+  config: ModelConfig,
   params: dict[str, Any],
-  encoded: Float[Array, "b n d"],
+  encoded: Float[Array, "b n d"] | None,
   rolled: Float[Array, "b n n"],
   grid: tuple[int, int],
 ) -> Float[Array, "b gh gw"]:

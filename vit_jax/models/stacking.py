@@ -1,12 +1,15 @@
 """Blocks as separate parameters, or stacked on a leading axis for a scan."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from vit_jax.families import ModelConfig
 
 
 @jax.tree_util.register_dataclass
@@ -35,23 +38,31 @@ def gather_parts(params: dict[str, Any]) -> dict[str, Any]:
   )
 
 
-def stack_blocks(params: dict[str, Any]) -> dict[str, Any]:
+def stack_blocks(
+  params: dict[str, Any], model: ModelConfig | type[ModelConfig]
+) -> dict[str, Any]:
   """Turns the parameters of a loop over blocks into those of a scan.
 
   Args:
-    params: Nested dict with `Transformer/encoderblock_{i}`. Leaves are arrays;
-      numpy stays numpy.
+    params: Nested dict with the blocks `model.BLOCKS`. Leaves are arrays; numpy
+      stays numpy.
+    model: The model, or its family.
 
   Returns:
-    A dict with `Transformer/encoderblock`, whose leaves have a leading axis of
-    length depth; `params` itself if the blocks are already stacked.
+    A dict with `model.SCANNED`, whose leaves have a leading axis of length
+    depth; `params` itself if the blocks are already stacked, or if the family
+    has no scan.
   """
-  encoder = dict(params.get("Transformer", {}))
-  names = [k for k in encoder if k.startswith("encoderblock_")]
+  if model.SCANNED is None:
+    return params
+  *parents, block = model.BLOCKS.split("/")
+  *_, scanned = model.SCANNED.split("/")
+  encoder = dict(_at(params, parents))
+  names = [k for k in encoder if re.fullmatch(block.format(r"\d+"), k)]
   if not names:
     return params
-  blocks = [encoder.pop(f"encoderblock_{i}") for i in range(len(names))]
-  encoder["encoderblock"] = jax.tree.map(
+  blocks = [encoder.pop(block.format(i)) for i in range(len(names))]
+  encoder[scanned] = jax.tree.map(
     lambda *leaves: (
       np.stack(leaves)
       if isinstance(leaves[0], np.ndarray)
@@ -59,15 +70,38 @@ def stack_blocks(params: dict[str, Any]) -> dict[str, Any]:
     ),
     *blocks,
   )
-  return params | {"Transformer": encoder}
+  return _with(params, parents, encoder)
 
 
-def unstack_blocks(params: dict[str, Any]) -> dict[str, Any]:
+def unstack_blocks(
+  params: dict[str, Any], model: ModelConfig | type[ModelConfig]
+) -> dict[str, Any]:
   """Turns the parameters of a scan over blocks into those of a loop."""
-  encoder = dict(params.get("Transformer", {}))
-  if "encoderblock" not in encoder:
+  if model.SCANNED is None:
     return params
-  stacked = encoder.pop("encoderblock")
+  *parents, block = model.BLOCKS.split("/")
+  *_, scanned = model.SCANNED.split("/")
+  encoder = dict(_at(params, parents))
+  if scanned not in encoder:
+    return params
+  stacked = encoder.pop(scanned)
   for i in range(jax.tree.leaves(stacked)[0].shape[0]):
-    encoder[f"encoderblock_{i}"] = jax.tree.map(lambda a, i=i: a[i], stacked)
-  return params | {"Transformer": encoder}
+    encoder[block.format(i)] = jax.tree.map(lambda a, i=i: a[i], stacked)
+  return _with(params, parents, encoder)
+
+
+def _at(params: dict[str, Any], parents: list[str]) -> dict[str, Any]:
+  """Returns the dict in which the blocks are; {} without it."""
+  for name in parents:
+    params = params.get(name, {})
+  return params
+
+
+def _with(
+  params: dict[str, Any], parents: list[str], encoder: dict[str, Any]
+) -> dict[str, Any]:
+  """Returns parameters with another dict of blocks."""
+  if not parents:
+    return encoder
+  first, *others = parents
+  return params | {first: _with(params[first], others, encoder)}

@@ -76,7 +76,10 @@ def checked(
   except ValueError as e:  # config.lora.targets
     raise ConfigError([str(e)]) from None
   if texts := optim.errors(
-    config.optim, saved_params(arguments[0].params, arguments[0].fixed)
+    config.optim,
+    saved_params(arguments[0].params, arguments[0].fixed),
+    config.model,
+    config.objective.own,
   ):
     raise ConfigError(texts)
   return step, arguments

@@ -81,7 +81,7 @@ class InspectedModel(NamedTuple):
   @property
   def has_attention(self) -> bool:
     """Whether the model is a Transformer."""
-    return inspection.has_attention(self.vit.config, self.vit.image_size)
+    return inspection.has_attention(self.vit.config)
 
   def check_maps(self) -> None:
     """Checks that there are attention maps.

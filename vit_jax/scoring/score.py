@@ -114,14 +114,14 @@ def task_of(
       requested preprocessing.
   """
   file = weights.read(path)
-  num_classes = weights.num_classes(file.params)
+  model = weights.identify(file.params, file.options).for_inference()
+  num_classes = weights.num_classes(file.params, model)
   if not num_classes:
     raise ValueError(
       f"{path}: got weights without a head, expected a head; to score a linear"
       f" map of the features: vit-jax evaluate --checkpoint={path}"
       " --fewshot=DATASET."
     )
-  model = weights.identify(file.params, file.options).for_inference()
   model = dataclasses.replace(model, dtype=dtype)
   size = weights.trained_at(file)
   published = published_scores.find(path, size, num_classes)

@@ -66,7 +66,11 @@ def rounds_of(config: Config, has_size: bool) -> list[Round]:
   )
   params = weights.read(config.init).params
   return trial_candidates.rounds(
-    sources.typical_side(source), source.num_examples, params, has_size
+    sources.typical_side(source),
+    source.num_examples,
+    params,
+    config.model,
+    has_size,
   )
 
 

@@ -15,9 +15,11 @@ import numpy as np
 from etils import epath
 
 from vit_jax import digests, lora
-from vit_jax.config import LoRAConfig, json_file
+from vit_jax.config import LoRAConfig, ModelConfig, json_file
+from vit_jax.families.vit import ViTConfig
 from vit_jax.paths import absolute
 from vit_jax.weights import download
+from vit_jax.weights.identify import stated_model
 from vit_jax.weights.weights_file import LazyArray, Weights
 
 
@@ -126,15 +128,16 @@ def on_base(weights: Weights, read: Callable[..., Weights]) -> Weights:
     ) from None
   if error := difference(base_of(base, stated.mean), stated.digest):
     raise ValueError(f"{begin}: {error}")
-  heads = {k: v for k, v in weights.params.items() if lora.is_trained(k)}
   params, options = base.params, weights.options
+  model = stated_model(options)
+  heads = {k: v for k, v in weights.params.items() if model.is_head(k)}
   if not options.get("pre_logits"):  # left out beside a new head
     params = without_pre_logits(params)
-  if "cls" in base.params:
+  if isinstance(model, ViTConfig) and "cls" in base.params:
     options = {**options, "cls_row": base.has_cls_row}
   return dataclasses.replace(
     weights,
-    params=merged(params, factors_of(weights)) | heads,
+    params=merged(params, factors_of(weights), model) | heads,
     options=options,
     grid=base.grid,
     has_cls_row=base.has_cls_row,
@@ -162,14 +165,16 @@ def without_pre_logits(
 
 
 def merged(
-  params: Mapping[str, LazyArray], factors: Mapping[str, Factors]
+  params: Mapping[str, LazyArray],
+  factors: Mapping[str, Factors],
+  model: ModelConfig | type[ModelConfig],
 ) -> dict[str, LazyArray]:
   """Returns parameters without heads, with the products added to the kernels.
 
   Raises:
     ValueError: A kernel is missing, or has another shape.
   """
-  result = {k: v for k, v in params.items() if not lora.is_trained(k)}
+  result = {k: v for k, v in params.items() if not model.is_head(k)}
   for path, (a, b, scale) in factors.items():
     name, shape = f"{path}/kernel", (*a.shape[:-1], *b.shape[1:])
     kernel = result.get(name)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax
@@ -31,11 +31,9 @@ from vit_jax.trainable import TEACHER
 from vit_jax.weights.identify import describe, identify
 from vit_jax.weights.weights_file import LazyArray, Weights
 
-# Trained for one set of classes: loaded as a whole or not at all.
-HEAD = ("head/", "head_dist/", "pre_logits/")
-KERNEL = "embedding/kernel"
-# Before the first block, or in each of them; whole, or for columns and rows.
-_TABLE = re.compile(r"posembed_input/pos_embedding(_[xy])?$|/relative_bias$")
+# Layer before the head, trained with it for one set of classes: both are loaded
+# as a whole or not at all.
+PRE_LOGITS = "pre_logits/"
 DEFAULT_SIZE = 224  # pixels, where nothing states it
 PUBLISHED = ("google", "bit")  # formats whose grids are square
 
@@ -132,7 +130,7 @@ def adapt(
       f"posemb_filter: got {posemb_filter!r}, expected one of"
       f" {', '.join(METHODS)}.{nearest(posemb_filter, METHODS)}"
     )
-  unstacked = jax.eval_shape(unstack_blocks, target)
+  unstacked = jax.eval_shape(lambda x: unstack_blocks(x, model), target)
   fit = _Fit(weights, model, _shapes(_flatten(unstacked)))
   fit.choose_head(class_names)
   fit.choose_parameters_of_objectives(own)
@@ -157,8 +155,8 @@ def adapt(
   params = flax.traverse_util.unflatten_dict(
     loaded | dict.fromkeys(fit.reinitialised), sep="/"
   )
-  if "encoderblock" in target.get("Transformer", {}):
-    params = stack_blocks(params)
+  if any(map(model.is_scanned, _flatten(target))):
+    params = stack_blocks(params, model)
   return params, report
 
 
@@ -188,7 +186,9 @@ class _Fit:
 
   def choose_head(self, class_names: Sequence[str] | None) -> None:
     """Loads the head, columns in the order of the model's classes, or not."""
-    shapes, expected = self._shapes_under(HEAD)
+    shapes, expected = self._shapes_where(
+      lambda path: self.model.is_head(path) or path.startswith(PRE_LOGITS)
+    )
     loads = shapes == expected
     old_names = self.weights.class_names
     if loads and shapes and class_names and not old_names:
@@ -217,7 +217,7 @@ class _Fit:
     """Puts the head's columns in the order of the data's classes."""
     if np.array_equal(columns, np.arange(len(columns))):
       return
-    for path in filter(re.compile("head(_dist)?/").match, self.params):
+    for path in filter(self.model.is_head, self.params):
       array = self.params[path]
       self.params[path] = array.then(array.shape, lambda a: a[..., columns])
     self.notes.append(
@@ -252,9 +252,14 @@ class _Fit:
     self, prefix: str | tuple[str, ...]
   ) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Returns the shapes in the file, and those in the model."""
+    return self._shapes_where(lambda path: path.startswith(prefix))
+
+  def _shapes_where(
+    self, is_one: Callable[[str], bool]
+  ) -> tuple[dict[str, Shape], dict[str, Shape]]:
     return (
-      _shapes({k: v for k, v in self.params.items() if k.startswith(prefix)}),
-      {k: v for k, v in self.expected.items() if k.startswith(prefix)},
+      _shapes({k: v for k, v in self.params.items() if is_one(k)}),
+      {k: v for k, v in self.expected.items() if is_one(k)},
     )
 
   def _reinitialise(
@@ -268,12 +273,13 @@ class _Fit:
   ) -> None:
     """Resamples the position tables to the model's grid."""
     tables = self.params.keys() & self.expected.keys()
-    for path in sorted(filter(_TABLE.search, tables)):
-      if path[-2] == "_":  # for rows or for columns
+    for path in sorted(filter(self.model.positions, tables)):
+      form = self.model.positions(path)
+      if form in ("rows", "columns"):
         self._resample_line(path, method)
         continue
       resample = self._resample_table
-      if path.endswith("/relative_bias"):
+      if form == "relative_bias":
         resample = self._resample_relative
       try:
         resample(path, self.model.grid(image_size), method)
@@ -293,7 +299,7 @@ class _Fit:
     self, path: str, grid: tuple[int, int], method: str
   ) -> None:
     """Resamples a table over offsets; the class token's rows do not change."""
-    old_grid = table_grid(self.weights, grid)
+    old_grid = table_grid(self.weights, self.model, grid)
     if old_grid != grid:
       table = np.asarray(self.params[path], np.float32)
       self.params[path] = resample_relative_bias(table, old_grid, grid, method)
@@ -302,12 +308,14 @@ class _Fit:
   def _resample_table(
     self, path: str, grid: tuple[int, int], method: str
   ) -> None:
-    num_rows, wanted = self.weights.num_class_rows, self.model.num_class_rows
-    old_grid = table_grid(self.weights, grid)
+    num_rows = self.weights.class_rows(self.model)
+    wanted = self.model.num_class_rows
+    old_grid = table_grid(self.weights, self.model, grid)
     if note := _grid_note(self.weights, old_grid, grid):
       self.notes.append(note)
-    tokens = ("cls", "dist")[: self.model.num_class_tokens]
-    if any((t in self.params) != (t in self.expected) for t in ("cls", "dist")):
+    every = self.model.CLASS_TOKENS
+    tokens = every[: self.model.num_class_tokens]
+    if any((t in self.params) != (t in self.expected) for t in every):
       return  # an error in any case
     table = np.asarray(self.params[path], np.float32)
     table = resample_posemb(table, old_grid, grid, num_rows, method)
@@ -342,9 +350,11 @@ class _Fit:
     number of channels. So an image whose channels are all equal gets the same
     response as before: a grey image that of the same image in colours.
     """
-    old = getattr(self.params.get(KERNEL), "shape", ())
-    new = self.expected.get(KERNEL, ())
-    if len(old) != 4 or len(new) != 4 or old[2] == new[2] or self.model.stages:
+    name = self._patches
+    old = getattr(self.params.get(name), "shape", ())
+    new = self.expected.get(name, ())
+    is_behind = getattr(self.model, "stages", None)  # a ResNet, not pixels
+    if len(old) != 4 or len(new) != 4 or old[2] == new[2] or is_behind:
       return
     count = new[2]
 
@@ -353,23 +363,29 @@ class _Fit:
       return np.repeat(mean, count, axis=2)
 
     shape = (*old[:2], count, old[3])
-    self.params[KERNEL] = self.params[KERNEL].then(shape, folded)
+    self.params[name] = self.params[name].then(shape, folded)
     share = "sum of the file's" + f", divided by {count}" * (count > 1)
     self.notes.append(
-      f"{KERNEL}: {old[2]} channels of an image became {count}; each has the"
+      f"{name}: {old[2]} channels of an image became {count}; each has the"
       f" {share}, so that grey images have the same response."
     )
 
   def resize_patch_kernel(self) -> None:
     """Resizes the patch embedding to the model's patch size."""
-    if KERNEL not in self.params or KERNEL not in self.expected:
+    name = self._patches
+    if name not in self.params or name not in self.expected:
       return
-    old, new = self.params[KERNEL].shape, self.expected[KERNEL]
+    old, new = self.params[name].shape, self.expected[name]
     if len(old) == 4 and old[2:] == new[2:] and old[:2] != new[:2]:
-      self.resized[KERNEL] = (old[:2], new[:2])
-      self.params[KERNEL] = resample_patch_kernel(
-        np.asarray(self.params[KERNEL], np.float32), new[:2]
+      self.resized[name] = (old[:2], new[:2])
+      self.params[name] = resample_patch_kernel(
+        np.asarray(self.params[name], np.float32), new[:2]
       )
+
+  @property
+  def _patches(self) -> str:
+    """The path of the kernel of the patch embedding."""
+    return f"{self.model.PATCHES}/kernel"
 
   def matching_paths(self) -> list[str]:
     """Returns the paths to load; the others are errors."""
@@ -389,17 +405,34 @@ class _Fit:
       elif array.shape != expected:
         self.errors.append(
           f"{path}: got shape {shape}, expected {expected}."
-          + _advice(path, shape, expected)
+          + self._advice(path, shape, expected)
         )
       else:
         paths.append(path)
     return paths
 
+  def _advice(self, path: str, got: Shape, expected: Shape) -> str:
+    """Returns what to do about an array of another shape."""
+    if path == self._patches and got[2:] == expected[2:]:
+      return (
+        f" To resize it: vit_jax.load(path, patch={expected[0]}), or"
+        f" vit-jax convert SRC DST --to=orbax --patch={expected[0]}."
+      )
+    if path.endswith("/offsets"):
+      return " Offsets of another number of tokens cannot be resampled."
+    is_table = len(got) == 3 and got[::2] == expected[::2]
+    if is_table and not self.model.POSITIONS:
+      return (
+        " Learned positions are resized if the family declares them:"
+        f" {type(self.model).__name__}.POSITIONS is empty."
+      )
+    return ""
+
   def read(self, paths: Sequence[str]) -> dict[str, np.ndarray]:
     """Reads arrays as float32; values that are not finite are an error."""
     loaded = dict.fromkeys(sorted(paths))
     # In this order arrays stacked in one array of the file are neighbours.
-    for path in sorted(paths, key=lambda p: re.sub(r"encoderblock_\d+", "", p)):
+    for path in sorted(paths, key=self.model.any_block):
       loaded[path] = np.asarray(self.params.pop(path), np.float32)
       if count := int(np.sum(~np.isfinite(loaded[path]))):
         self.errors.append(
@@ -427,7 +460,9 @@ def format_report(report: Report) -> str:
 
 
 def table_grid(
-  weights: Weights, wanted: tuple[int, int] | None = None
+  weights: Weights,
+  model: ModelConfig,
+  wanted: tuple[int, int] | None = None,
 ) -> tuple[int, int] | None:
   """Returns rows and columns of patches of the position table.
 
@@ -437,6 +472,7 @@ def table_grid(
 
   Args:
     weights: The file.
+    model: Its model.
     wanted: Rows and columns of the images that it will get; None if unknown.
 
   Returns:
@@ -445,16 +481,18 @@ def table_grid(
   Raises:
     ValueError: The file does not say, and the number of patches is no square.
   """
-  tables = {p: a for p, a in weights.params.items() if _TABLE.search(p)}
-  if sides := {p[-1]: a.shape[1] for p, a in tables.items() if p[-2] == "_"}:
-    return sides["y"], sides["x"]
+  forms = {p: model.positions(p) for p in weights.params}
+  tables = {p: a for p, a in weights.params.items() if forms[p]}
+  sides = {forms[p]: a.shape[1] for p, a in tables.items()}
+  if "rows" in sides and "columns" in sides:
+    return sides["rows"], sides["columns"]
   if not tables or weights.grid:
     return weights.grid
   path, table = next(iter(tables.items()))
-  if path.endswith("/relative_bias"):
+  if forms[path] == "relative_bias":
     return _grid_of_offsets(table.shape[0], wanted)
   num_rows = table.shape[1]
-  num_patches = num_rows - weights.num_class_rows
+  num_patches = num_rows - weights.class_rows(model)
   side = math.isqrt(num_patches)
   is_square = side * side == num_patches
   if wanted is not None and weights.format not in PUBLISHED:
@@ -539,17 +577,6 @@ def _numerics(options: dict[str, Any], model: ModelConfig) -> list[str]:
   return notes
 
 
-def _advice(path: str, got: tuple, expected: tuple) -> str:
-  if path == KERNEL and got[2:] == expected[2:]:
-    return (
-      f" To resize it: vit_jax.load(path, patch={expected[0]}), or"
-      f" vit-jax convert SRC DST --to=orbax --patch={expected[0]}."
-    )
-  if path.endswith("/offsets"):
-    return " Offsets of another number of tokens cannot be resampled."
-  return ""
-
-
 def _message(
   weights: Weights,
   model: ModelConfig,
@@ -557,12 +584,11 @@ def _message(
   stated: dict[str, Any],
 ) -> str:
   """Returns all errors, and the model that would fit the weights."""
-  lines = "\n".join(f"  - {error}" for error in _grouped(errors))
+  lines = "\n".join(f"  - {error}" for error in _grouped(errors, model))
   try:
-    options = {f: getattr(model, f) for f in NUMERICS if hasattr(model, f)}
+    options = _named(model, NUMERICS)
     fits = identify(weights.params, options | _kept(weights))
-    fields = {f.name for f in dataclasses.fields(fits)}  # no properties
-    same = [f for f in TRAINING if f in fields and hasattr(model, f)]
+    same = _named(model, TRAINING).keys() & _named(fits, TRAINING).keys()
     fits = dataclasses.replace(fits, **{f: getattr(model, f) for f in same})
   except (TypeError, ValueError) as e:
     advice = f"No model of ours fits them: {e}"
@@ -582,12 +608,20 @@ def _message(
   )
 
 
-def _grouped(errors: list[str]) -> list[str]:
+def _named(model: ModelConfig, names: Sequence[str]) -> dict[str, Any]:
+  """Returns the options of these names that the model's family has."""
+  fields = {f.name for f in dataclasses.fields(model)}  # no class attributes
+  return {name: getattr(model, name) for name in names if name in fields}
+
+
+def _grouped(errors: list[str], model: ModelConfig) -> list[str]:
   """Merges paths that differ only in the number of a block or unit."""
   groups: dict[str, list[str]] = {}
   for error in errors:
     path, _, text = error.partition(":")
-    same = re.sub(r"(encoderblock_|unit)\d+", r"\1*", path)
+    # Paths are the model's, or those of a file of our Transformers.
+    same = ViTConfig.any_block(model.any_block(path))
+    same = re.sub(r"unit\d+", "unit*", same)
     groups.setdefault(f"{same}:{text}", []).append(error)
   return [
     group[0] if len(group) == 1 else f"{text} ({len(group)} times)"
@@ -614,11 +648,13 @@ def trained_at(weights: Weights) -> tuple[int, int]:
   """
   if weights.image_size:
     return weights.image_size
-  config = identify(weights.params, weights.options)
-  grid = table_grid(weights)
-  if grid is None or not isinstance(config, ViTConfig):
+  model = identify(weights.params, weights.options)
+  grid = table_grid(weights, model)
+  if grid is None:
     return DEFAULT_SIZE, DEFAULT_SIZE
-  return grid[0] * config.stride, grid[1] * config.stride
+  probe = 2**20  # pixels, of which a patch is a small part
+  rows, columns = model.grid((probe, probe))
+  return grid[0] * (probe // rows), grid[1] * (probe // columns)
 
 
 def model_to_finetune(weights: Weights) -> ModelConfig:

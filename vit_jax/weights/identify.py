@@ -12,7 +12,7 @@ from vit_jax.families.vit import SIZES, Size, ViTConfig
 from vit_jax.options import shown
 from vit_jax.weights.weights_file import POS_EMBEDDING
 
-_BLOCK = "Transformer/encoderblock_0/"
+_BLOCK = f"{ViTConfig.BLOCKS.format(0)}/"
 _ATTENTION = _BLOCK + "MultiHeadDotProductAttention_0/"
 _QUERY = _ATTENTION + "query/kernel"
 _MLP = _BLOCK + "MlpBlock_0/"
@@ -63,7 +63,7 @@ def identify(
     some = ", ".join(sorted(names)[:4]) or "none"
     raise ValueError(
       f"got {len(names)} parameters, such as {some}; expected those of a Vision"
-      " Transformer (embedding/kernel, Transformer/encoderblock_0/...), of a"
+      f" Transformer (embedding/kernel, {_BLOCK}...), of a"
       " hybrid, or of a BiT ResNet (conv_root/kernel, block1/unit1/...)."
     )
   own = _config({"name": "vit", **inferred})
@@ -106,9 +106,26 @@ def _config(options: Mapping[str, Any]) -> ModelConfig:
     raise ValueError(" ".join(e.errors)) from None
 
 
-def num_classes(params: Mapping[str, Any]) -> int:
+def stated_model(options: Mapping[str, Any]) -> ModelConfig:
+  """Returns a model whose family declares the names of a file's parameters.
+
+  Without a stated family it is "vit". A model of `RECOGNISED` has the defaults
+  of its family, because its arrays decide its options; another one has the
+  options.
+
+  Raises:
+    ValueError: The family is unknown, or has other options.
+  """
+  name = options.get("name", "vit")
+  return _config({"name": name} if name in RECOGNISED else options)
+
+
+def num_classes(
+  params: Mapping[str, Any], model: ModelConfig | type[ModelConfig]
+) -> int:
   """Returns the width of the head, 0 without a head."""
-  return params["head/kernel"].shape[-1] if "head/kernel" in params else 0
+  heads = (a.shape for k, a in sorted(params.items()) if model.is_head(k))
+  return next((shape[-1] for shape in heads if shape), 0)
 
 
 def has_modern_parts(names: Collection[str]) -> bool:
@@ -156,7 +173,7 @@ def _transformer(
       f"embedding/kernel: got patches of {kernel[0]} x {kernel[1]}, expected"
       " squares."
     )
-  depth = len({m[1] for n in params if (m := _BLOCK_NAME.match(n))})
+  depth = len({*map(ViTConfig.block_of, params)} - {None})
   size = Size(kernel[-1], depth, dense[1], query[1])
   name = next((k for k, v in sizes.items() if v == size), "B")
   options: dict[str, Any] = {"variant": f"{name}/{kernel[0]}"}
@@ -236,9 +253,6 @@ def _parts(params: Mapping[str, Any]) -> dict[str, Any]:
     if head is not None and head.shape[0] == 2 * width:
       options["pool"] = "token_gap"
   return options
-
-
-_BLOCK_NAME = re.compile(r"Transformer/encoderblock_(\d+)/")
 
 
 def _blocks(names: Iterable[str]) -> tuple[int, ...]:

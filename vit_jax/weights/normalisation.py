@@ -6,12 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.options import nearest
-from vit_jax.weights.weights_file import (
-  POS_EMBEDDING,
-  LazyArray,
-  Pixels,
-  Weights,
-)
+from vit_jax.weights.identify import stated_model
+from vit_jax.weights.weights_file import LazyArray, Pixels, Weights
 
 # Normalisations of publishers, by the name that `mean` takes.
 NAMED: dict[str, Pixels] = {
@@ -128,10 +124,14 @@ def fold(weights: Weights) -> Weights:
       " than 0; correct the file beside the weights."
     )
   params = dict(weights.params)
-  kernel, bias = params.get("embedding/kernel"), params.get("embedding/bias")
-  place, in_front = "embedding/bias", 0
+  model = stated_model(weights.options)
+  patches, place = f"{model.PATCHES}/kernel", f"{model.PATCHES}/bias"
+  kernel, bias = params.get(patches), params.get(place)
+  table = None
   if bias is None:  # as in CLIP: the table is added to what the kernel makes
-    place, in_front = POS_EMBEDDING, weights.num_class_rows
+    in_stem = (k for k in params if model.block_of(k) is None)
+    grids = (k for k in in_stem if model.positions(k) == "grid")
+    place = table = next(grids, None)
     bias = params.get(place)
   if kernel is None or bias is None or "conv_root/kernel" in params:
     raise ValueError(
@@ -155,14 +155,14 @@ def fold(weights: Weights) -> Weights:
 
   def moved():
     added = np.einsum("hwio,i->o", np.asarray(kernel, np.float64), shift)
-    if place == POS_EMBEDDING:
-      rows = np.arange(bias.shape[1]) >= in_front
+    if table is not None:
+      rows = np.arange(bias.shape[1]) >= weights.class_rows(model)
       added = rows[:, None] * added
     return (np.asarray(bias) + added).astype(np.float32)
 
   # float32, whatever the file has: half precision would round once more.
   float32 = np.dtype(np.float32)
-  params["embedding/kernel"] = LazyArray(kernel.shape, float32, scaled)
+  params[patches] = LazyArray(kernel.shape, float32, scaled)
   params[place] = LazyArray(bias.shape, float32, moved)
   note = (
     f"images were normalised with mean {mean.tolist()} and deviation"

@@ -19,6 +19,7 @@ from etils import epath
 
 from vit_jax import lora
 from vit_jax.config import json_file
+from vit_jax.families.vit import ViTConfig
 from vit_jax.paths import file_in, is_remote
 from vit_jax.weights import adapters, download, others
 from vit_jax.weights.adapters import Factors
@@ -138,14 +139,14 @@ def read(folder: epath.Path, read_base: Callable[[str], Weights]) -> Weights:
   if heads:
     base = _without_head(base, heads)
   else:
-    heads = {k: v for k, v in base.params.items() if lora.is_trained(k)}
+    heads = {k: v for k, v in base.params.items() if ViTConfig.is_head(k)}
   notes = (*base.notes, f"the adapter {folder} is merged into {name}.")
   if texts:
     notes += (f"left out: {shorten(texts)}, which only texts need.",)
   return dataclasses.replace(
     base,
     path=str(folder),
-    params=adapters.merged(base.params, factors) | heads,
+    params=adapters.merged(base.params, factors, ViTConfig) | heads,
     notes=notes,
   )
 
@@ -235,7 +236,7 @@ def _ours(
       if kind == "B":  # parts that are not equal are an error below
         parts = np.array_split(value, len(maps))
       for ours, part in zip(maps, parts, strict=True):
-        path = f"Transformer/encoderblock_{match[1]}/{ours}"
+        path = f"{ViTConfig.BLOCKS.format(match[1])}/{ours}"
         if pairs.setdefault(path, {}).setdefault(kind, part) is not part:
           unknown.append(name)  # of another model in the file
     else:
@@ -254,7 +255,7 @@ def _ours(
     kernel = base.params.get(f"{path}/kernel")
     if kernel is None:
       raise ValueError(f"{ARRAYS}: got {path}, which the base does not have.")
-    inputs = lora.num_inputs(path)
+    inputs = lora.num_inputs(path, ViTConfig)
     want = np.prod(kernel.shape[:inputs]), np.prod(kernel.shape[inputs:])
     shapes = (rank, want[0]), (want[1], rank)
     if (part["A"].shape, part["B"].shape) != shapes:
@@ -299,8 +300,8 @@ def write(
     names = WRITTEN | PROJECTIONS
   arrays, targets = {}, set()
   for path, (a, b, _) in factors.items():
-    _, block, ours = path.split("/", 2)
-    number, rank = block.removeprefix("encoderblock_"), a.shape[-1]
+    _, _, ours = path.split("/", 2)
+    number, rank = ViTConfig.block_of(path), a.shape[-1]
     targets.add(names[ours].rpartition(".")[2])
     name = f"{PREFIX}{CLASSES[kind]}.{number}.{names[ours]}"
     for key, matrix in (

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from etils import epath
 
 from vit_jax import class_names
 from vit_jax.config import json_file
+from vit_jax.families.vit import ViTConfig
 from vit_jax.losses import REGRESSION
 from vit_jax.paths import file_in
 from vit_jax.weights import (
@@ -39,7 +39,13 @@ from vit_jax.weights import (
   torch_file,
   wrappers,
 )
-from vit_jax.weights.identify import NEEDED, identify, num_classes
+from vit_jax.weights.identify import (
+  NEEDED,
+  RECOGNISED,
+  identify,
+  num_classes,
+  stated_model,
+)
 from vit_jax.weights.npz_file import open_npz
 from vit_jax.weights.safetensors_file import INDEX, LINE, open_safetensors
 from vit_jax.weights.torch_layout import shorten
@@ -277,7 +283,7 @@ def _has_row_of_class(num_rows: int, grid: tuple[int, int] | None) -> bool:
 
 def _with_classes(weights: Weights) -> Weights:
   """Adds class names and loss that follow from the width of the head."""
-  if not (width := num_classes(weights.params)):
+  if not (width := num_classes(weights.params, stated_model(weights.options))):
     return weights
   names, notes = weights.class_names, weights.notes
   if names is not None and len(names) != width:
@@ -395,13 +401,15 @@ def read_checkpoint(folder: epath.Path) -> Weights:
     raise ValueError(
       f"got a checkpoint with {other[0]!r}, which is no array; {EXPECTED}."
     )
-  params, stated = google.read(
-    {k: lazy(np.asarray(v)) for k, v in flat.items()}
-  )
+  params, stated = {k: lazy(np.asarray(v)) for k, v in flat.items()}, {}
+  is_known = isinstance(metadata, dict) and model_of(metadata)
+  name = is_known and is_known.get("name", "vit")
+  if not is_known or name in RECOGNISED:  # other families have their own names
+    params, stated = google.read(params)
   weights = Weights(
     str(folder), "checkpoint", params, notes=tuple(notes), metadata=metadata
   )
-  if not isinstance(metadata, dict) or not model_of(metadata):
+  if not is_known:
     # Another program's.
     return dataclasses.replace(
       weights, options=stated, metadata={}, is_bare=True
@@ -480,4 +488,7 @@ def _check_arrays(params: Mapping[str, LazyArray]) -> None:
 
 def _without_block(name: str) -> str:
   """Returns the name of a block's position table as if it were the stem's."""
-  return re.sub(r"^Transformer/encoderblock_\d+/", "Transformer/", name)
+  if ViTConfig.block_of(name) is None:
+    return name
+  encoder, _, inner = name.split("/", 2)
+  return f"{encoder}/{inner}"

@@ -8,7 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from vit_jax.config import ConfigError, json_file, model_from_dict
+from vit_jax.config import (
+  ConfigError,
+  ModelConfig,
+  json_file,
+  model_from_dict,
+)
 from vit_jax.config.from_dict import at_least
 from vit_jax.families.vit import ViTConfig
 from vit_jax.losses import HEADS
@@ -187,14 +192,20 @@ class Weights:
     """Number of leading rows of the table, for class and distillation token."""
     return self.has_cls_row * (1 + ("dist" in self.params))
 
+  def class_rows(self, model: ModelConfig) -> int:
+    """Returns the number of leading rows of the table for class tokens.
 
-def without_head(weights: Weights) -> Weights:
+    Args:
+      model: The model of the file. Only our Transformers have files with and
+        without these rows.
+    """
+    is_ours = isinstance(model, ViTConfig)
+    return self.num_class_rows if is_ours else model.num_class_rows
+
+
+def without_head(weights: Weights, model: ModelConfig) -> Weights:
   """Returns weights for a run whose head has outputs of another meaning."""
-  params = {
-    k: v
-    for k, v in weights.params.items()
-    if not k.startswith(("head/", "head_dist/"))
-  }
+  params = {k: v for k, v in weights.params.items() if not model.is_head(k)}
   note = (
     "the head is not loaded: a regression starts from the mean of its data, and"
     " classes do not start from numbers."
@@ -217,17 +228,20 @@ def height_and_width(sides: tuple[int, ...], where: str) -> tuple[int, int]:
 
 
 def _in_units(
-  params: dict[str, LazyArray], of: _Standardisation
+  params: dict[str, LazyArray], of: _Standardisation, model: ModelConfig
 ) -> dict[str, LazyArray]:
   """Returns parameters whose head predicts numbers in the data's units."""
-  if not of.mean or "head/kernel" not in params:
+  if not of.mean:
     return params
   mean, deviation = (np.array(v, np.float32) for v in (of.mean, of.deviation))
-  kernel, bias = params["head/kernel"], params["head/bias"]
-  return params | {
-    "head/kernel": kernel.then(kernel.shape, lambda a: a * deviation),
-    "head/bias": bias.then(bias.shape, lambda a: a * deviation + mean),
-  }
+  new = {}
+  for path in filter(model.is_head, params):
+    shift = mean if path.endswith("/bias") else 0
+    array = params[path]
+    new[path] = array.then(
+      array.shape, lambda a, shift=shift: a * deviation + shift
+    )
+  return params | new
 
 
 def metadata_of(file: StateDict) -> dict[str, Any]:
@@ -270,7 +284,8 @@ def with_metadata(weights: Weights, metadata: Mapping[str, Any]) -> Weights:
     raise ValueError(f"metadata: {' '.join(e.errors)}") from None
   options, notes = dataclasses.asdict(model), weights.notes
   if (
-    POS_EMBEDDING in weights.params
+    isinstance(model, ViTConfig)
+    and POS_EMBEDDING in weights.params
     and options.get("posemb", "learn") != "learn"
   ):
     # timm has no fixed positions: they are written as a learned table.
@@ -288,7 +303,7 @@ def with_metadata(weights: Weights, metadata: Mapping[str, Any]) -> Weights:
     )
   return dataclasses.replace(
     weights,
-    params=_in_units(weights.params, stated.standardisation),
+    params=_in_units(weights.params, stated.standardisation, model),
     options=options,
     grid=stated.grid,
     image_size=stated.image_size,

@@ -5,7 +5,6 @@ import importlib.metadata
 import json
 import pathlib
 import platform
-import re
 import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +13,7 @@ import jax
 import numpy as np
 from clu import parameter_overview
 
+from vit_jax.families import ModelConfig
 from vit_jax.paths import run_path
 from vit_jax.sharding import path_of
 from vit_jax.version import __version__
@@ -82,19 +82,21 @@ class _RowWithRate(_Row):
 
 def parameter_table(
   params,
+  model: ModelConfig,
   rates: Mapping[str, tuple[np.ndarray, np.ndarray] | None] | None = None,
 ) -> str:
   """Returns clu's table of parameters; equal blocks share a row.
 
   Args:
     params: Nested dict of arrays or shapes.
+    model: The model of the parameters.
     rates: The result of `optim.rates`; parameters that it lacks are frozen.
       None if all are trained at one rate.
   """
   rows: dict[tuple, _Row] = {}
   of_row: dict[tuple, list] = {}
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    name = re.sub(r"encoderblock_\d+", "encoderblock_*", path_of(path))
+    name = model.any_block(path_of(path))
     shape, dtype = tuple(leaf.shape), str(leaf.dtype)
     rate = None if rates is None else rates.get(path_of(path))
     key = name, shape, rate is None

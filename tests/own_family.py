@@ -1,0 +1,113 @@
+"""A family of one's own: a small Transformer whose parameters have other names.
+
+It is plain linen, without a scan, and uses nothing of `vit_jax.models`.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from vit_jax.families import ModelConfig
+from vit_jax.options import option
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain(ModelConfig):
+  """The options, without a declaration of the parts."""
+
+  name: str = "own_family:Plain"
+  variant: str = "own"
+  width: int = option(32, "width of a token")
+  depth: int = option(2, "number of blocks")
+  patch: int = option(8, "side of a patch, in pixels")
+
+  pool = "token"
+  num_class_tokens = 1
+  num_class_rows = 1
+
+  @classmethod
+  def knows(cls, variant: str) -> bool:
+    return variant == "own"
+
+  def build(self, num_classes: int) -> nn.Module:
+    return Transformer(self, num_classes)
+
+  def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+    return image_size[0] // self.patch, image_size[1] // self.patch
+
+  def num_tokens(self, image_size: tuple[int, int]) -> int:
+    rows, columns = self.grid(image_size)
+    return rows * columns + 1
+
+  def forward_macs(self, image_size: tuple[int, int], num_classes: int) -> int:
+    tokens = self.num_tokens(image_size)
+    block = tokens * 12 * self.width**2 + 2 * tokens**2 * self.width
+    return self.depth * block + self.width * num_classes
+
+
+@dataclasses.dataclass(frozen=True)
+class Own(Plain):
+  """The same, which declares its parts."""
+
+  name: str = "own_family:Own"
+
+  BLOCKS: ClassVar = "block_{}"
+  STEM: ClassVar = r"patch_embed/.*|cls_token|pos_embedding"
+  PATCHES: ClassVar = "patch_embed"
+  POSITIONS: ClassVar = {"pos_embedding": "grid"}
+  CLASS_TOKENS: ClassVar = ("cls_token",)
+  MATRICES: ClassVar = {
+    r"attn/(query|key|value)/kernel": (1, 2),
+    r"attn/out/kernel": (2, 1),
+    r"fc[12]/kernel": (1, 1),
+  }
+  BEHIND_BLOCKS: ClassVar = ("last_norm", "classifier")
+  HEADS: ClassVar = r"classifier/"
+  ATTENTION: ClassVar = "block_{}/attn/attention_weights"
+  SHARDING: ClassVar = (
+    (r"(query|key|value)/kernel", ("fsdp", "tensor", None)),
+    (r"out/kernel", ("tensor", None, "fsdp")),
+    (r"fc1/kernel", ("fsdp", "tensor")),
+    (r"fc2/kernel", ("tensor", "fsdp")),
+  )
+  CAST: ClassVar = r"(^|/)block_\d+/.*kernel$"
+
+
+class Block(nn.Module):
+  width: int
+  dtype: str
+
+  @nn.compact
+  def __call__(self, x):
+    y = nn.LayerNorm(name="norm1", dtype=self.dtype)(x)
+    x += nn.MultiHeadDotProductAttention(4, dtype=self.dtype, name="attn")(
+      y, sow_weights=True
+    )
+    y = nn.LayerNorm(name="norm2", dtype=self.dtype)(x)
+    y = nn.gelu(nn.Dense(2 * self.width, dtype=self.dtype, name="fc1")(y))
+    return x + nn.Dense(self.width, dtype=self.dtype, name="fc2")(y)
+
+
+class Transformer(nn.Module):
+  options: Plain
+  num_classes: int
+
+  @nn.compact
+  def __call__(self, images, *, is_training=False, records=None):
+    options, (rows, *_) = self.options, images.shape
+    side, normal = (options.patch,) * 2, nn.initializers.normal(0.02)
+    x = nn.Conv(options.width, side, side, "VALID", name="patch_embed")(images)
+    x = x.reshape(rows, -1, options.width)
+    cls = self.param("cls_token", normal, (1, 1, options.width))
+    cls = jnp.broadcast_to(cls, (rows, 1, options.width))
+    x = jnp.concatenate([cls, x], axis=1)
+    x += self.param("pos_embedding", normal, (1, *x.shape[1:]))
+    for i in range(options.depth):
+      x = Block(options.width, options.dtype, name=f"block_{i}")(x)
+    out = {"encoded": nn.LayerNorm(name="last_norm")(x)}
+    out["pre_logits"] = x = out["encoded"][:, 0]
+    if self.num_classes:
+      x = nn.Dense(self.num_classes, name="classifier")(x)
+    return x, out | {"logits": x}

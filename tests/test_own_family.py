@@ -1,0 +1,267 @@
+"""A family of one's own has what ours have, by its declaration."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax.traverse_util import flatten_dict
+from own_family import Own, Plain, Transformer
+
+import vit_jax
+from vit_jax import lora, optim, train, weights
+from vit_jax.config import ConfigError
+from vit_jax.experiment import setup
+from vit_jax.families import FAMILIES
+from vit_jax.models import inspection
+from vit_jax.models.resample import resample_posemb
+from vit_jax.planning import planner
+from vit_jax.weights import normalisation
+from vit_jax.weights.weights_file import Pixels
+
+ONE = jax.devices()[:1]
+NAMES = ("query", "key", "value", "out", "fc1", "fc2")
+FINE_TUNING = {
+  "layer_decay": dict(optim__layer_decay=0.5),
+  "lora": dict(lora__rank=2, lora__targets=NAMES),
+  "muon": dict(optim__name="muon"),
+}
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+  for cls in (Own, Plain):
+    monkeypatch.setitem(FAMILIES, cls.name, cls)
+
+
+def config_of(model, **changes):
+  options = dict(model__width=None, model__depth=None, optim__lr=1e-3)
+  c = tiny.config(num_classes=tiny.NUM_CLASSES, **options, **changes)
+  return dataclasses.replace(c, model=model)
+
+
+class Data(tiny.Data):
+  def __init__(self, side):
+    self.side = side
+
+  def batches(self, *args):
+    for rows in super().batches(*args):
+      image = np.tile(rows["image"], (1, 3, 3, 1))[:, : self.side, : self.side]
+      yield rows | {"image": image}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """A run on images of 16 pixels, whose grid is 2 x 2."""
+  folder = tmp_path_factory.mktemp("own") / "run"
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(FAMILIES, Own.name, Own)
+    train.train_and_evaluate(
+      config_of(Own(), total_steps=2), str(folder), Data(16)
+    )
+  return str(folder)
+
+
+def test_layers():
+  shapes = tiny.Parts(config_of(Own()), ONE).shapes.params
+  numbers = flatten_dict(optim.layers(shapes, Own()), sep="/")
+  layers = {}
+  for path, number in numbers.items():
+    layers.setdefault(number, set()).add(path.split("/")[0])
+  assert layers == {
+    0: {"patch_embed", "cls_token", "pos_embedding"},
+    1: {"block_0"},
+    2: {"block_1"},
+    3: {"last_norm", "classifier"},
+  }
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "layer_decay",
+    pytest.param("lora", marks=pytest.mark.slow),
+    pytest.param("muon", marks=pytest.mark.slow),
+  ],
+)
+def test_fine_tuning_at_another_size(run, tmp_path, name):
+  config = config_of(
+    Own(), init=run, data__ops="decode|resize(24)", total_steps=3,
+    **FINE_TUNING[name],
+  )  # fmt: skip
+  train.train_and_evaluate(config, str(tmp_path / "new"), Data(24))
+  old = vit_jax.load(run, verbose=False)
+  new = vit_jax.load(tmp_path / "new", verbose=False)
+  assert (old.image_size, new.image_size) == ((16, 16), (24, 24))
+  assert new.params["pos_embedding"].shape == (1, 10, 32)
+  moved = {
+    k: np.abs(v - flatten_dict(old.params, sep="/")[k]).max()
+    for k, v in flatten_dict(new.params, sep="/").items()
+    if k != "pos_embedding"
+  }
+  assert moved["classifier/kernel"] > 0
+  if name == "lora":
+    assert {k for k, v in moved.items() if v} == {
+      *("classifier/bias", "classifier/kernel"),
+      *(f"block_{i}/attn/{n}/kernel" for i in (0, 1) for n in NAMES[:4]),
+      *(f"block_{i}/{n}/kernel" for i in (0, 1) for n in NAMES[4:]),
+    }
+  if name == "layer_decay":  # the first steps of Adam are as long as the rate
+    steps = [moved[f"block_{i}/fc1/kernel"] for i in (0, 1)]
+    np.testing.assert_allclose(steps[1] / steps[0], 2, rtol=0.2)
+
+
+def test_positions_are_resized_and_attention_is_read(run):
+  vit = vit_jax.load(run, image_size=48, verbose=False)
+  assert vit.report.resized == {"pos_embedding": ((2, 2), (6, 6))}
+  table = np.asarray(weights.read(run).params["pos_embedding"])
+  np.testing.assert_array_equal(
+    vit.params["pos_embedding"],
+    resample_posemb(table, (2, 2), (6, 6), 1, "zoom"),
+  )
+  images = np.random.default_rng(0).uniform(-1, 1, (2, 48, 48, 3)).astype("f")
+  layers = vit.attention(images)
+  assert layers.shape == (2, 2, 4, 37, 37)
+  np.testing.assert_allclose(layers.sum(-1), 1, rtol=1e-5)
+  maps = vit.attention_map(images)
+  assert maps.shape == (2, 6, 6)
+  row = np.asarray(inspection.rollout(layers))[:, 0, 1:]
+  np.testing.assert_allclose(
+    maps.reshape(2, -1), row / row.sum(-1, keepdims=True), rtol=1e-5
+  )
+  positions = inspection.position_table(vit.config, vit.params, (48, 48))
+  np.testing.assert_array_equal(positions, vit.params["pos_embedding"][0, 1:])
+
+
+def test_the_training_size_follows_from_the_table(run):
+  file = dataclasses.replace(weights.read(run), image_size=None, grid=None)
+  assert weights.trained_at(file) == (16, 16)
+  assert weights.num_classes(file.params, Own()) == tiny.NUM_CLASSES
+
+
+def test_muon_and_adapters_take_the_declared_matrices():
+  config = config_of(Own(), optim__name="muon")
+  parts = tiny.Parts(config, ONE)
+  flat = flatten_dict(parts.shapes.params, sep="/")
+  matrices = {k for k in flat if Own.matrix(k)}
+  kernels = {k for k in flat if k.startswith("block") and "kernel" in k}
+  assert matrices == kernels and len(matrices) == 2 * len(NAMES)
+  trained, _ = jax.eval_shape(
+    lambda x: lora.split(
+      x,
+      config_of(Own(), **FINE_TUNING["lora"]).lora,
+      jax.random.key(0),
+      Own(),
+    ),
+    parts.shapes.params,
+  )
+  factors = {k for k in flatten_dict(trained, sep="/") if k.endswith(lora.A)}
+  assert factors == {k.replace("kernel", lora.A) for k in matrices}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["muon", "lora"])
+def test_a_mesh_gives_the_same(name):
+  changes = FINE_TUNING[name]
+  one = tiny.Parts(config_of(Own(), **changes), ONE)
+  mesh = dict(mesh__data=2, mesh__fsdp=2, mesh__tensor=2)
+  many = tiny.Parts(config_of(Own(), **changes, **mesh))
+  losses = lambda parts: [m["loss"] for m in parts.run(2)[1]]
+  np.testing.assert_allclose(losses(many), losses(one), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", FINE_TUNING)
+def test_what_is_not_declared_is_refused_with_the_option(name):
+  option, *_ = FINE_TUNING[name]
+  option = option.replace("__", ".") if name != "lora" else "lora.rank"
+  config = config_of(Plain(), **FINE_TUNING[name])
+  with pytest.raises(ConfigError, match=rf"config\.{option}.*Plain\."):
+    planner.checked(config, tiny.Parts(config_of(Plain()), ONE).mesh)
+  with pytest.raises(ConfigError, match=rf"config\.{option}.*Plain\."):
+    setup(config, data=Data(16))
+
+
+def test_a_parameter_of_no_layer_is_refused():
+  class NoStem(Own):
+    STEM = "patch_embed/.*"
+
+  parts = tiny.Parts(config_of(Own()), ONE)
+  config = config_of(Own(), optim__layer_decay=0.5).optim
+  (error,) = optim.errors(config, parts.shapes.params, NoStem())
+  assert "layer_decay" in error and "no layer of cls_token" in error
+  assert not optim.errors(config, parts.shapes.params, Own())
+
+
+def test_positions_and_attention_that_are_not_declared(run):
+  file = weights.read(run)
+  file = dataclasses.replace(file, options=file.options | {"name": Plain.name})
+  target = jax.eval_shape(
+    Transformer(Plain(), tiny.NUM_CLASSES).init,
+    jax.random.key(0),
+    jnp.zeros((1, 48, 48, 3)),
+  )["params"]
+  with pytest.raises(ValueError, match=r"pos_embedding: .*Plain\.POSITIONS"):
+    weights.adapt(file, target, Plain(), (48, 48))
+  params = vit_jax.load(run, verbose=False).params
+  images = jnp.zeros((1, 16, 16, 3))
+  with pytest.raises(ValueError, match=r"Plain\.ATTENTION"):
+    inspection.attention_map(Plain(), params, images)
+
+  class Silent(Own):
+    pool = None
+
+  with pytest.raises(ValueError, match=r"Silent\.pool=None"):
+    inspection.attention_map(Silent(), params, images)
+
+
+def test_the_normalisation_of_images_is_folded(run):
+  file = weights.read(run)
+  vit = vit_jax.load(run, verbose=False)
+  mean, std = (0.3, 0.4, 0.5), (0.2, 0.3, 0.4)
+  folded = normalisation.fold(
+    dataclasses.replace(file, pixels=Pixels(mean, std))
+  )
+  params = vit.params | {
+    "patch_embed": {
+      k: np.asarray(folded.params[f"patch_embed/{k}"])
+      for k in ("kernel", "bias")
+    }
+  }
+  pixels = np.random.default_rng(0).uniform(0, 1, (2, 16, 16, 3)).astype("f")
+  apply = lambda params, x: vit.model.apply({"params": params}, x)[0]
+  np.testing.assert_allclose(
+    apply(params, 2 * pixels - 1),
+    apply(vit.params, (pixels - mean) / std),
+    rtol=1e-4,
+    atol=1e-5,
+  )
+
+
+class Normed(Transformer):
+  @nn.compact
+  def __call__(self, images, **_):
+    x = nn.BatchNorm(use_running_average=True)(images.mean(axis=(1, 2)))
+    return nn.Dense(self.num_classes)(x), {"pre_logits": x}
+
+
+class WithBatchNorm(Plain):
+  def build(self, num_classes):
+    return Normed(self, num_classes)
+
+
+def test_other_collections_are_refused():
+  config = config_of(WithBatchNorm())
+  with pytest.raises(ConfigError, match="collection batch_stats"):
+    setup(config, data=Data(16))
+  with pytest.raises(ValueError, match="collection batch_stats"):
+    tiny.Parts(config, ONE)
+
+
+def test_weights_that_do_not_fit_name_the_arguments():
+  """`scan` is no option of a ResNet's."""
+  path = "tests/data/bit_v2.weights.npz"
+  with pytest.raises(ValueError, match=r"stage_width=2\.0"):
+    vit_jax.load(path, stage_width=2.0, verbose=False)
