@@ -11,7 +11,7 @@ from PIL import Image
 from vit_jax import experiment, train
 from vit_jax.config import ConfigError, to_dict
 from vit_jax.data import pipeline
-from vit_jax.data.sources import Sources, open_source
+from vit_jax.data.sources import Sources, open_source, typical_side
 from vit_jax.planning import planner, programs
 from vit_jax.scoring.evaluate import evaluate
 
@@ -82,6 +82,7 @@ def test_records_as_they_are():
   np.testing.assert_array_equal(source.labels(), np.arange(40) % 2)
   (batch,) = pipeline.eval_batches(source, "decode|resize(18)", batch_size=40)
   assert batch["mask"].all() and batch["label"].dtype == np.int32
+  assert typical_side(source) == 18
   want = Shapes("train")[7]["image"]
   source = open_source(HERE, "train")
   np.testing.assert_array_equal(
@@ -178,6 +179,7 @@ def test_objects_of_the_program_are_trained_on_and_scored(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_loader_of_ones_own_is_scored_on_records_of_ones_own(tmp_path):
   class Loader(tiny.Data):
     num_classes, class_names = 2, Shapes.class_names

@@ -17,6 +17,7 @@ from vit_jax.config.preprocessing import view_errors, view_shapes
 from vit_jax.data import ops as ops_lib
 from vit_jax.data import order
 from vit_jax.data.tf_cpu import tf
+from vit_jax.inputs import Inputs
 from vit_jax.planning import host_requirements, planner
 from vit_jax.sharding import make_mesh
 from vit_jax.writers.metric_writer import read_metrics
@@ -172,11 +173,12 @@ def test_a_run_with_views(tmp_path):
   train.train_and_evaluate(made, str(tmp_path))
   losses = [r["train/loss"] for r in read_metrics(str(tmp_path))[-3:]]
   assert np.isfinite(losses).all()
-  run = experiment.setup(made)
-  mesh = make_mesh(made.mesh)
-  whole = list(itertools.islice(run.train_batches(0, {}, mesh), 3))
-  (last,) = itertools.islice(run.train_batches(2, {}, mesh), 1)
-  abstract = run.abstract_batch(mesh)
+  run, mesh = experiment.setup(made), make_mesh(made.mesh)
+  trainer = run.trainer(mesh)
+  inputs, state = Inputs(run, trainer, mesh), trainer.init_state()
+  whole = list(itertools.islice(inputs.batches(0, {}, state)[0], 3))
+  last = next(inputs.batches(2, {}, state)[0])
+  abstract = inputs.abstract_batch()
   assert last.keys() == abstract.keys()
   for key, value in last.items():
     np.testing.assert_array_equal(value, whole[2][key])

@@ -10,7 +10,7 @@ from PIL import Image
 
 from vit_jax.batch import View, normalise
 from vit_jax.data.tf_cpu import tf
-from vit_jax.objectives import Objective
+from vit_jax.objectives.objective import Learner, Objective
 
 GLOBAL = "decode_inception_crop(32, 25)|flip_lr"
 LOCAL = "decode_inception_crop(16, 5, 25)|flip_lr"
@@ -55,7 +55,7 @@ class TwoViews(Objective):
   def views(self, ops):
     return VIEWS
 
-  def make(self, model, run_shape):
+  def make(self, model, run_shape, models):
     import jax
     import jax.numpy as jnp
 
@@ -64,7 +64,7 @@ class TwoViews(Objective):
 
     module = build(model, run_shape.num_classes)
 
-    def loss_fn(params, batch, rng):
+    def loss(params, batch, rng, step):
       def logits_of(name, side):
         crops = batch[name]
         images = crops.reshape(-1, *crops.shape[2:])
@@ -79,4 +79,4 @@ class TwoViews(Objective):
       mask = batch["mask"].astype(jnp.float32)
       return jnp.sum(softmax_xent(logits, labels) * mask), jnp.sum(mask), {}
 
-    return module, loss_fn
+    return Learner(module, loss)

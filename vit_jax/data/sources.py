@@ -23,6 +23,7 @@ from vit_jax.data import (
 from vit_jax.data.dataset_info import prefix_of
 from vit_jax.data.source import NotOnDisk, Source
 from vit_jax.data.splits import SplitError
+from vit_jax.data.tf_cpu import tf
 
 # Prefix of a name -> function (dataset, split, data_dir) -> Source. TFDS opens
 # names without a prefix.
@@ -199,6 +200,9 @@ def typical_side(source: Source, num_images: int = 32) -> int:
   sides = []
   records = source.records(0, min(num_images, source.num_examples))
   for record in records.ignore_errors():  # the run reports them
+    if record["image"].dtype != tf.string:  # not a file, but pixels
+      sides.append(min(record["image"].shape[:2]))
+      continue
     try:
       data = io.BytesIO(record["image"].numpy())
       with Image.open(data, formats=images.FORMATS) as image:
