@@ -137,6 +137,14 @@ MIXED = {
   "branch": lambda w, b: jax.lax.cond(
     b["x"].sum() > 0, lambda: b["y"].sum(), lambda: 0.0
   ),
+  "until_all": lambda w, b: jax.lax.while_loop(
+    lambda x: (x.sum(1) < 9).any(), lambda x: x + 1, b["x"]
+  ).sum(),
+  "spread": lambda w, b: jnp.broadcast_to(b["x"].sum(), b["x"].shape).sum(),
+  "repeated": lambda w, b: jnp.broadcast_to(
+    b["x"][:, :1], (len(b["x"]), len(b["x"]))
+  ).sum(),
+  "dynamic_slice": lambda w, b: jax.lax.dynamic_index_in_dim(b["x"], 0).sum(),
   "one_count": lambda w, b: (b["x"].sum(), 1.0),
   "count_without_sum": lambda w, b: (1.0, b["x"].sum()),
   "rows": lambda w, b: b["x"].sum(1),
@@ -247,6 +255,10 @@ def test_shared_arrays_have_no_rows():
     return jnp.square(centred).sum(), b["mask"].sum(dtype=jnp.float32), {}
 
   assert row_check.mixed_rows(loss, W, batch) is None
+
+
+def test_a_loop_over_rows_is_named():
+  assert "loops over the rows" in found(MIXED["scan"])
 
 
 def test_message_names_operation_and_line():

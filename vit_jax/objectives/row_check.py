@@ -665,11 +665,6 @@ class _Walk:
       inputs[m:],
     )
     test = self.closed(p["cond_jaxpr"], [*inputs[:n], *carry])[0]
-    # `jax.vmap` of a loop goes on until all rows are ready; what is ready does
-    # not change any more.
-    last = p["cond_jaxpr"].jaxpr.eqns[-1:]
-    if last and last[0].primitive.name == "reduce_or":
-      test = _Value()
     return [_Value(fault=test.fault) if test.fault else v for v in carry]
 
   def cond_(self, equation, inputs, call) -> list[_Value]:
@@ -678,10 +673,7 @@ class _Walk:
       self.closed(branch, arguments) for branch in equation.params["branches"]
     ]
     results = [_join(values) for values in zip(*branches, strict=True)]
-    fault = test.fault
-    if test.is_sum:
-      fault = f"{NOT_A_SUM} ({_place('cond', call)})"
-    return [_Value(fault=fault) if fault else v for v in results]
+    return [_Value(fault=test.fault) if test.fault else v for v in results]
 
 
 def _together(values: list[_Value], axis: int | None = None) -> _Value:
