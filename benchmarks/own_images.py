@@ -224,7 +224,7 @@ def train(arguments: Sequence[str]) -> None:
 
   def keep(workdir, evaluators, state):
     probe = pathlib.Path(workdir) / linear_probe.FOLDER
-    params = state.params if state.ema is None else state.ema
+    params = state.averages.get("ema", state.params)
     write_params(f"{workdir}/{FINE_TUNED}", params, load_metadata(str(probe)))
     return best(workdir, evaluators, state)
 

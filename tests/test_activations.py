@@ -11,11 +11,12 @@ import pytest
 import tiny
 from PIL import Image
 
-from vit_jax import activations, experiment, frozen
+from vit_jax import activations, experiment, inputs, sharding
 from vit_jax.callbacks import Callback
 from vit_jax.config import defaults, freeze, to_dict
 from vit_jax.data import pipeline, sources
 from vit_jax.evaluation import RunContext
+from vit_jax.inputs import Inputs
 from vit_jax.step import Trainer
 from vit_jax.train import train_and_evaluate
 
@@ -154,24 +155,24 @@ def test_what_a_run_kept_is_released_and_its_end_is_not_compiled(
   assert len(compiled) == 1
 
 
-def usable(config, start=0):
+def inputs_of(config, start=0):
   e = experiment.setup(config)
   e.start = start
-  module, _ = config.objective.make(config.model, e.run_shape)
-  part = frozen.part_of(config, module, e.shapes[1], e.run_shape.image_size)
-  return activations.usable(e, part)
+  mesh = sharding.make_mesh(config.mesh)
+  trainer = e.trainer(mesh)
+  return Inputs(e, trainer, mesh), trainer.state
 
 
 def reason(config):
-  used, text = usable(config)
-  assert used is None
-  return text
+  made, state = inputs_of(config)
+  assert made.abstract_batch()["image"].ndim == 4  # images
+  return made.batches(0, {}, state)[1]
 
 
 def test_a_run_resumed_near_its_end_computes_as_before(config):
   """In other roundings it would not end in the same bits."""
-  part, _ = usable(config(), start=7)
-  assert part is not None
+  made, _ = inputs_of(config(), start=7)
+  assert made.abstract_batch()["image"].ndim == 3
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_why_a_part_is_computed_in_every_step(config, changes, expected):
 
 
 def test_activations_that_do_not_fit(config, monkeypatch):
-  monkeypatch.setattr(frozen, "memory", lambda: 4 * 3000)
+  monkeypatch.setattr(inputs, "memory", lambda: 4 * 3000)
   text = reason(config(optim__freeze=HEAD))
   assert "24 images take 0.0 GiB" in text
 

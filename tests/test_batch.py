@@ -21,7 +21,10 @@ def _batch(**changes):
 
 def _checked(batches, **options):
   return checked(
-    iter(batches), rows=ROWS, image_size=SIZE, num_classes=CLASSES, **options
+    iter(batches),
+    rows=ROWS,
+    num_classes=CLASSES,
+    **{"shapes": {"image": (*SIZE, 3)}, **options},
   )
 
 

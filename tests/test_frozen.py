@@ -88,7 +88,7 @@ def moved(state):
 def test_a_step_from_activations_is_the_step_from_images(name):
   freeze, options, first = CASES[name]
   model = parts(freeze, **options)
-  part = model.trainer.frozen_part
+  part = model.trainer.trainable.frozen_part
   assert part.first_trained == first
   ordinary, other = moved(model.state()), moved(model.state())
   compute = jax.jit(part)
@@ -122,7 +122,7 @@ def test_a_step_from_activations_is_the_step_from_images(name):
 @pytest.mark.slow
 def test_of_the_frozen_part_nothing_is_computed():
   model = parts(FIRST)
-  part, state = model.trainer.frozen_part, model.state()
+  part, state = model.trainer.trainable.frozen_part, model.state()
   batch = tiny.batch(0, model.config)
   images = jnp.asarray(batch["image"])
 
@@ -145,7 +145,7 @@ def test_of_the_frozen_part_nothing_is_computed():
   "freeze", [(), STEM, ("Transformer/encoderblock_3/*",)]
 )
 def test_a_part_without_a_block_is_none(freeze):
-  assert parts(freeze).trainer.frozen_part is None
+  assert parts(freeze).trainer.trainable.frozen_part is None
 
 
 def test_a_trained_module_of_unknown_place_is_in_no_part():
@@ -174,7 +174,7 @@ def test_a_model_of_another_family_may_be_random_too():
   )
   part = frozen.part_of(config, Noisy(), params, (16, 16))
   assert part.first_trained == "head" and part.is_random
-  assert not parts(BLOCKS).trainer.frozen_part.is_random
+  assert not parts(BLOCKS).trainer.trainable.frozen_part.is_random
 
 
 @pytest.mark.slow
@@ -198,19 +198,12 @@ def test_frozen_kernels_of_a_scan_that_are_split():
 
 def test_adapters_are_in_all_blocks():
   model = parts(("head/*",), lora__rank=2)
-  assert model.trainer.frozen_part is None
+  assert model.trainer.trainable.frozen_part is None
 
 
 def test_what_depends_on_the_images_is_not_a_number():
   """Activations that do not enter leave the blank images to the model."""
-  part = parts(FIRST).trainer.frozen_part
+  part = parts(FIRST).trainer.trainable.frozen_part
   x = jnp.zeros((2, *part.output.shape))
   with frozen.entered(part, x) as images:
     assert images.shape == (2, 16, 16, 3) and jnp.isnan(images).all()
-
-
-def test_memory_is_taken_once():
-  budget = frozen.MemoryBudget()
-  budget.left = 10
-  assert budget.take(6) and not budget.take(5) and budget.take(4)
-  assert budget.left == 0

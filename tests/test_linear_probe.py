@@ -269,14 +269,13 @@ def best(tmp_path, evaluator, fine_tuned=3.0, ema=None):
   of = lambda x: {"head": {"kernel": jnp.full(2, x)}}
   write_params(str(tmp_path / "probe"), of(1.0), {})
   (tmp_path / "linear_probe.json").write_text('{"top1": 0.5, "l2": 4.0}')
-  state = TrainState(
-    0, of(fine_tuned), None, ema=None if ema is None else of(ema)
-  )
+  averages = {} if ema is None else {"ema": of(ema)}
+  state = TrainState(0, of(fine_tuned), None, averages=averages)
   state, text = linear_probe.best(str(tmp_path), [evaluator], state)
   outcome = json.loads((tmp_path / "linear_probe.json").read_text())
   value = lambda tree: tree["head"]["kernel"].tolist()
-  averages = None if state.ema is None else value(state.ema)
-  return value(state.params), averages, outcome, text
+  average = value(state.averages["ema"]) if state.averages else None
+  return value(state.params), average, outcome, text
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,10 @@ def test_it_starts_as_its_base_and_is_merged_exactly(options):
     parts.trainer.predict(start.eval_params, batch)[1]["pre_logits"],
     plain.apply({"params": base}, normalise(batch))[1]["pre_logits"],
   )
-  before = jax.device_get(start.base)
+  before = jax.device_get(start.fixed["base"])
   state, metrics = parts.run(3, start)
   assert metrics[-1]["loss"] < metrics[0]["loss"]
-  jax.tree.map(np.testing.assert_array_equal, state.base, before)
+  jax.tree.map(np.testing.assert_array_equal, state.fixed["base"], before)
   trained = _flat(state.params)
   kinds = {k.rpartition("/")[2] for k in trained if "head" not in k}
   assert kinds == {"lora_a", "lora_b"}
@@ -132,7 +132,7 @@ def test_the_step_forms_no_product_of_factors_and_no_gradient_of_the_base(scan):
   ]
   kernels = {
     x.shape[int(scan) :]
-    for name, x in _flat(parts.shapes.base).items()
+    for name, x in _flat(parts.shapes.fixed["base"]).items()
     if name.endswith("kernel") and "block" in name
   }
   # by_rows multiplies matrices.

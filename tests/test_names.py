@@ -38,7 +38,7 @@ def test_table_and_paths():
     ("absent_lab.a:B", ["no module 'absent_lab'", "PYTHONPATH"]),
     ("own_a.b:B", ["own_a"]),
     ("own_needs:B", ["which own_needs imports", "'absent_library'"]),
-    ("own_a:Nubmer", ["own_a has no Nubmer", "Number"]),
+    ("own_a:Nubmer", ["own_a has no Nubmer. Did you mean 'Number'?"]),
     ("own_a:Number(a=1)", ["'own_a:Number(a=1)'", "package.module:Class"]),
     ("own_a:value", ["which is 3", "subclass of builtins.int"]),
     ("own_broken:B", ["own_broken.py, line 2", "AttributeError"]),

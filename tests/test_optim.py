@@ -224,9 +224,9 @@ def test_bfloat16_accumulator_follows_float32_over_200_steps(name):
 def test_ema_of_a_long_run_approaches_geometrically():
   average = jax.tree.map(jnp.zeros_like, PARAMS)
   for step in range(100, 103):
-    average = optim.ema(average, PARAMS, decay=0.5, step=step)
+    average = optim.moved(average, PARAMS, optim.ema_weight(0.5, step))
   np.testing.assert_allclose(average["head"]["bias"], [1 - 0.5**3])
-  same = optim.ema(PARAMS, PARAMS, decay=0.9999, step=10**6)
+  same = optim.moved(PARAMS, PARAMS, optim.ema_weight(0.9999, 10**6))
   jax.tree.map(np.testing.assert_array_equal, same, PARAMS)
 
 
@@ -234,7 +234,9 @@ def test_ema_forgets_its_start():
   """1 / binomial(n + 9, 9) of the start is left, whatever the decay."""
   left, expected = {"w": jnp.ones(())}, 1.0
   for step in range(12):
-    left = optim.ema(left, {"w": jnp.zeros(())}, decay=0.9999, step=step)
+    left = optim.moved(
+      left, {"w": jnp.zeros(())}, optim.ema_weight(0.9999, step)
+    )
     expected /= math.comb(step + 10, 9) / math.comb(step + 9, 9)
     # One rounding of the weight and one of the product in each step.
     np.testing.assert_allclose(left["w"], expected, rtol=1e-5)
@@ -243,9 +245,11 @@ def test_ema_forgets_its_start():
 
 def test_ema_rises_as_in_tensorflow():
   """The numbers in the documentation's example: 0 -> 4.5 -> 4.555."""
-  average = optim.ema({"w": jnp.zeros(())}, {"w": 5.0}, decay=0.99, step=0)
+  average = optim.moved(
+    {"w": jnp.zeros(())}, {"w": 5.0}, optim.ema_weight(0.99, 0)
+  )
   np.testing.assert_allclose(average["w"], 4.5, rtol=1e-6)
-  average = optim.ema(average, {"w": 10.0}, decay=0.99, step=10_000)
+  average = optim.moved(average, {"w": 10.0}, optim.ema_weight(0.99, 10_000))
   np.testing.assert_allclose(average["w"], 4.555, rtol=1e-6)
 
 

@@ -265,15 +265,19 @@ def test_dropout_changes_with_the_step_and_not_with_the_history():
 def test_ema_follows_and_is_what_evaluation_sees(averaged):
   start = averaged.state()
   before = np.asarray(start.params["embedding"]["kernel"])
-  np.testing.assert_array_equal(before, start.ema["embedding"]["kernel"])
+  np.testing.assert_array_equal(
+    before, start.averages["ema"]["embedding"]["kernel"]
+  )
   state, _ = averaged.run(1, start)
   after = np.asarray(state.params["embedding"]["kernel"])
   # The first update gets a weight of 0.9, see optim.ema_weight. One product,
   # one subtraction and one addition: float32 rounding of the larger term.
   np.testing.assert_allclose(
-    state.ema["embedding"]["kernel"], 0.1 * before + 0.9 * after, atol=1e-7
+    state.averages["ema"]["embedding"]["kernel"],
+    0.1 * before + 0.9 * after,
+    atol=1e-7,
   )
-  assert state.eval_params is state.ema
+  assert state.eval_params is state.averages["ema"]
 
 
 def test_an_infinite_gradient_norm_is_not_applied_where_the_loss_is_finite(
@@ -423,7 +427,7 @@ def test_frozen_parameters_keep_their_bits(one_device):
   parts = tiny.Parts(config, ONE)
   start = jax.device_get(one.state().params)
   state, frozen_metrics = parts.run(3)
-  end = jax.device_get(state.params)
+  end = jax.device_get(state.model_params)
   assert np.any(start["head"]["kernel"] != end["head"]["kernel"])
   for name in ("embedding", "Transformer"):
     jax.tree.map(np.testing.assert_array_equal, start[name], end[name])
@@ -456,7 +460,7 @@ def test_no_gradient_of_frozen_parameters_is_computed(scan):
   parts = tiny.Parts(tiny.config(**changes), ONE)
   batch = tiny.batch(0, parts.config)
   forward = _products(
-    parts.trainer.predict, parts.shapes.params, batch["image"]
+    parts.trainer.predict, parts.shapes.model_params, batch["image"]
   )
   of_head = 16 * 32 * tiny.NUM_CLASSES  # images, width, classes
   step = _products(parts.train_step, parts.shapes, batch)

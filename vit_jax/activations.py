@@ -36,7 +36,7 @@ class Activations:
     image: Activations [n, versions, ...]; the second version is mirrored.
     label: Labels [n] or [n, classes].
     mask: Whether a record counts, bool [n].
-    note: A line for the summary of the run.
+    note: A text for the summary of the run.
   """
 
   data: "TrainingData"
@@ -59,29 +59,6 @@ class Activations:
       step += 1
 
 
-def usable(
-  experiment: Experiment, part: FrozenPart | None
-) -> tuple[FrozenPart | None, str]:
-  """Decides whether the run computes the activations of its frozen part once.
-
-  If it does, their memory is reserved in `experiment.memory_budget`.
-
-  Args:
-    experiment: The run.
-    part: The frozen part of the model, or None.
-
-  Returns:
-    The part and "" if its activations are computed once. Otherwise None, and a
-    line that says why the part is applied in every step ("" without a part).
-  """
-  if part is None:
-    return None, ""
-  if reason := _why_not(experiment, part):
-    text = f"{part}, computed in every step: {reason}"
-    return None, f"frozen      {text}{_cached_evals(experiment)}"
-  return part, ""
-
-
 def compute(
   experiment: Experiment,
   part: FrozenPart,
@@ -93,7 +70,7 @@ def compute(
 
   Args:
     experiment: The run.
-    part: The part that `usable` returned.
+    part: The frozen part, without an `obstacle`.
     mesh: Mesh of the run.
     params: Parameters of the model.
     on_batch: Called before every batch of images.
@@ -132,20 +109,20 @@ def compute(
       to[index] = batch[key][is_record]
   mirrored = ", as they are and mirrored" * (versions - 1)
   note = (
-    f"frozen      {part}, computed once: {num:,} images{mirrored},"
+    f"{part}, computed once: {num:,} images{mirrored},"
     f" {image.nbytes / 2**20:,.1f} MiB, {time.monotonic() - began:.1f} s"
-    f"{_cached_evals(experiment)}"
   )
   return Activations(data, image, label, mask, note)
 
 
-def _cached_evals(experiment: Experiment) -> str:
-  names = ", ".join(experiment.caching_evals)
-  return f"; the evaluations of {names} cache theirs" if names else ""
+def num_images(experiment: Experiment) -> int:
+  """Returns the number of images whose activations a run would compute."""
+  data = experiment.data
+  return data.num_examples * (1 + (data.flip is not None))
 
 
-def _why_not(experiment: Experiment, part: FrozenPart) -> str:
-  """Returns why the part must be applied in every step, or ""."""
+def obstacle(experiment: Experiment, part: FrozenPart) -> str:
+  """Returns why a run must apply its frozen part in every step, or ""."""
   config = experiment.config
   if experiment.given_data is not None:
     return "the data were passed to the run"
@@ -163,20 +140,12 @@ def _why_not(experiment: Experiment, part: FrozenPart) -> str:
     return "config.data.ops has random operations other than a last flip_lr"
   if not data.source.is_by_number:
     return "the records are streamed"
-  images = data.num_examples * (1 + (data.flip is not None))
+  images = num_images(experiment)
   # Steps before a resume count, too: a resumed run decides as before.
   seen = experiment.run_shape.total_steps * config.data.batch_size
   if seen <= images:
     return (
       f"the run sees only {seen:,} images, and activations of {images:,} would"
       " be computed"
-    )
-  num_bytes = images * part.num_bytes
-  budget = experiment.memory_budget
-  if not budget.take(num_bytes):
-    return (
-      f"its activations of {images:,} images take {num_bytes / 2**30:,.1f} GiB,"
-      f" more than the {budget.left / 2**30:,.1f} GiB that are left of"
-      " a quarter of the memory"
     )
   return ""

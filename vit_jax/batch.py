@@ -6,7 +6,7 @@ pixels, c colour channels, n tokens, d width of a token.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import (
   Any,
   NamedTuple,
@@ -26,8 +26,31 @@ class DataError(ValueError):
   """
 
 
+class View(NamedTuple):
+  """What a batch has of each record: one image, or several crops.
+
+  ops: Preprocessing, in the language of config.data.ops.
+  count: Crops of a record, uint8 [b, count, h, w, c] in the batch. None: one
+    crop, without this dimension, [b, h, w, c].
+
+  Example:
+    >>> {"global": View("decode_inception_crop(224, 25)|flip_lr", 2)}
+    {'global': View(ops='decode_inception_crop(224, 25)|flip_lr', count=2)}
+  """
+
+  ops: str
+  count: int | None = None
+
+
+# Keys of a batch that no view can have; the step adds the last three.
+RESERVED = ("label", "mask", "index", "targets", "shared", "partner")
+
+
 class Batch(TypedDict):
   """One batch of this process, as numpy arrays.
+
+  An objective with views of its own has an array for each of them, under its
+  name, in place of `image`; see `View`.
 
   image: uint8 [b, h, w, c], values 0 to 255 from the decoder; c is
     config.model.channels (default 3).
@@ -42,7 +65,7 @@ class Batch(TypedDict):
     the index; then the position in the stream is used.
   """
 
-  image: np.ndarray
+  image: NotRequired[np.ndarray]
   label: np.ndarray
   mask: NotRequired[np.ndarray]
   index: NotRequired[np.ndarray]
@@ -78,6 +101,18 @@ class Standardisation(NamedTuple):
     return cls(tuple(labels.mean(0).tolist()), tuple(labels.std(0).tolist()))
 
 
+class LabelStatistics(NamedTuple):
+  """What the labels of the training split show.
+
+  class_counts: Images of each class; None if not counted.
+  standardisation: Mean and deviation of regression targets; None for other
+    data.
+  """
+
+  class_counts: tuple[int, ...] | None = None
+  standardisation: Standardisation | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class RunShape:
   """Sizes that config and data decide together; all that a step knows of data.
@@ -85,16 +120,14 @@ class RunShape:
   num_classes: Width of the head, at least the number of the data's classes.
   image_size: (height, width) after preprocessing, pixels.
   total_steps: Length of the run in updates; None without training.
-  class_counts: Images of each class in the training split; None if not counted.
-  standardisation: Mean and deviation of regression targets; None for other
-    data, and before they are read.
+  labels: Returns the statistics of the training labels. Those of a run are read
+    when they are first used, so call it only while the step is traced.
   """
 
   num_classes: int
   image_size: tuple[int, int]
   total_steps: int | None = None
-  class_counts: tuple[int, ...] | None = None
-  standardisation: Standardisation | None = None
+  labels: Callable[[], LabelStatistics] = LabelStatistics
 
 
 def normalise(images):
@@ -167,9 +200,8 @@ def checked(
   batches: Iterator[Any],
   *,
   rows: int,
-  image_size: tuple[int, int],
+  shapes: Mapping[str, tuple[int, ...]],
   num_classes: int,
-  channels: int = 3,
   is_regression: bool = False,
   start_step: int = 0,
   process_index: int = 0,
@@ -183,9 +215,9 @@ def checked(
   Args:
     batches: The result of `Data.batches`.
     rows: Rows of one batch of this process.
-    image_size: (height, width) in pixels.
+    shapes: Shape of what each view has of a record, such as {"image": (224,
+      224, 3)}.
     num_classes: Width of the head; labels must be below it.
-    channels: Channels of an image.
     is_regression: Whether labels can be negative.
     start_step: Number of the first batch.
     process_index: Number of this process.
@@ -197,10 +229,9 @@ def checked(
   """
   step = start_step
   for batch in batches:
-    shape = (*image_size, channels)
     least = -math.inf if is_regression else 0.0
     is_first = step == start_step
-    errors = _errors(batch, rows, shape, num_classes, is_first, least)
+    errors = _errors(batch, rows, shapes, num_classes, is_first, least)
     if errors:
       lines = "\n".join(f"  - {error}" for error in errors)
       raise DataError(
@@ -209,7 +240,7 @@ def checked(
       )
     first = (step * process_count + process_index) * rows
     yield Batch(
-      image=batch["image"],
+      **{name: batch[name] for name in shapes},
       label=batch["label"]
       if batch["label"].ndim == 2
       else batch["label"].astype(np.int32, copy=False),
@@ -228,36 +259,40 @@ def checked(
 def _errors(
   batch: Any,
   rows: int,
-  image_shape: tuple[int, int, int],
+  shapes: Mapping[str, tuple[int, ...]],
   num_classes: int,
   is_first: bool,
   least: float,
 ) -> list[str]:
   if not isinstance(batch, dict):
     return [f"got a {_type(batch)}, expected a dict of numpy arrays."]
-  keys = ("image", "label", "mask", "index")
+  keys = (*shapes, "label", "mask", "index")
   errors = [
-    f"{key}: no such key; expected image, label and maybe mask, index."
+    f"{key}: no such key; expected {', '.join(shapes)}, label and maybe mask,"
+    " index."
     for key in batch
     if key not in keys
   ]
   labels = f"int32 ({rows},), or float32 ({rows}, {num_classes})"
   expected = {
-    "image": f"uint8 {(rows, *image_shape)}",
+    **{name: f"uint8 {(rows, *shape)}" for name, shape in shapes.items()},
     "label": labels,
     "mask": f"bool ({rows},)",
     "index": f"int64 ({rows},)",
   }
+  of_images = (
+    "rows = config.data.batch_size / processes, height and width of the"
+    " operations, values from 0 to 255"
+  )
   reasons = {
-    "image": "rows = config.data.batch_size / processes, height and width of"
-    " config.data.ops, values from 0 to 255",
+    **dict.fromkeys(shapes, of_images),
     "label": "the class of each row, or a number for every class",
     "mask": "False where a row must not count",
     "index": "numbers of the records",
   }
   for key in keys:
     if key not in batch:
-      if key in ("image", "label"):
+      if key not in ("mask", "index"):
         errors.append(f"{key}: missing, expected {expected[key]}.")
       continue
     value = batch[key]
@@ -265,7 +300,7 @@ def _errors(
       errors.append(
         f"{key}: got a {_type(value)}, expected a numpy array, {expected[key]}."
       )
-    elif not _fits(key, value, rows, image_shape, num_classes):
+    elif not _fits(key, value, rows, shapes, num_classes):
       errors.append(
         f"{key}: got {value.dtype} {value.shape}, expected {expected[key]}:"
         f" {reasons[key]}."
@@ -279,11 +314,11 @@ def _fits(
   key: str,
   value: np.ndarray,
   rows: int,
-  image_shape: tuple[int, int, int],
+  shapes: Mapping[str, tuple[int, ...]],
   num_classes: int,
 ) -> bool:
-  if key == "image":
-    return value.dtype == np.uint8 and value.shape == (rows, *image_shape)
+  if key in shapes:
+    return value.dtype == np.uint8 and value.shape == (rows, *shapes[key])
   if key == "mask":
     return value.dtype == bool and value.shape == (rows,)
   if key == "label" and value.dtype == np.float32:

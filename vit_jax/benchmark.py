@@ -41,6 +41,7 @@ from vit_jax.devices import peak_flops, unknown_peak
 from vit_jax.distributed import processes
 from vit_jax.models import efficient_attention
 from vit_jax.planning import planner
+from vit_jax.planning.learner import learner_of, train_flops
 
 if TYPE_CHECKING:
   import vit_jax.experiment
@@ -117,7 +118,8 @@ def _measure(
   device = mesh.devices.flat[0]
   batches, run_shape = INPUT_FNS[kind](config, mesh, experiment)
   size = run_shape.image_size
-  trainer = step_lib.assemble(config, run_shape, mesh)
+  learner = learner_of(config, run_shape)
+  trainer = step_lib.assemble(config, run_shape, mesh, learner=learner)
   state, batch = trainer.init_state(), next(batches)
   start = time.perf_counter()
   compiled = trainer.train_step.lower(state, batch).compile()
@@ -125,7 +127,7 @@ def _measure(
 
   leaves = jax.tree.leaves(trainer.state.params)
   steps, block = blocks(steps)
-  per_image = config.model.train_flops(size, run_shape.num_classes)
+  per_image = train_flops(config, run_shape, learner)
   seconds, wait, loss = run(
     compiled,
     state,
@@ -293,10 +295,12 @@ def synthetic(
   """Returns one batch of noise, repeated without end, and the run's shape."""
   del experiment
   run_shape = planner.with_length(planner.run_shape_of(config))
-  shape = (*run_shape.image_size, config.model.channels)
   rows, rng = config.data.batch_size, np.random.default_rng(config.seed % 2**32)
   batch = Batch(
-    image=rng.integers(0, 256, (rows, *shape), np.uint8),
+    **{
+      name: rng.integers(0, 256, (rows, *shape), np.uint8)
+      for name, shape in config.view_shapes.items()
+    },
     label=rng.integers(0, run_shape.num_classes, rows, np.int32),
     mask=np.ones(rows, bool),
     index=np.arange(rows),

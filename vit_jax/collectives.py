@@ -168,6 +168,50 @@ def total(x: jax.Array, axes: tuple[str, ...] = BATCH_AXES) -> jax.Array:
   return jax.lax.psum(x, axes) if axes else x
 
 
+class Over:
+  """Operations over the rows of all devices, for objectives.
+
+  The results are those of the whole batch on one device, up to rounding. They
+  have gradients: of the sum of all devices' losses.
+  """
+
+  def sum(self, x: jax.Array) -> jax.Array:
+    """Returns the sum along the first dimension, over all rows."""
+    return total(x.sum(0))
+
+  def mean(self, x: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    """Returns the mean along the first dimension, over all rows.
+
+    Args:
+      x: [b, ...], the rows of this device.
+      weights: [b], such as the mask of the batch; None for 1.
+    """
+    if weights is None:
+      weights = jnp.ones(len(x))
+    weights = weights.astype(jnp.float32)
+    weighted = x * weights.reshape(-1, *(1,) * (x.ndim - 1))
+    return self.sum(weighted) / jnp.maximum(self.sum(weights), 1e-12)
+
+  def gather(self, x: jax.Array) -> jax.Array:
+    """Returns all rows [B, ...] of an array of which a device has [b, ...]."""
+    for axis in reversed(BATCH_AXES):
+      if jax.lax.axis_size(axis) > 1:
+        x = jax.lax.all_gather(x, axis, axis=0, tiled=True)
+    return x
+
+  def rows(self, number: int) -> jax.Array:
+    """Returns the places of a device's rows in the result of `gather`.
+
+    Args:
+      number: Rows of the device.
+    """
+    device = 0
+    for axis in BATCH_AXES:
+      if (size := jax.lax.axis_size(axis)) > 1:
+        device = device * size + jax.lax.axis_index(axis)
+    return device * number + jnp.arange(number)
+
+
 def _flat(x: jax.Array, dim: int) -> tuple[jax.Array, int]:
   """Returns x as a matrix whose parts along `dim` are rows or columns.
 

@@ -1,4 +1,4 @@
-"""The `Context` of an evaluator: labels, batches, compiled functions."""
+"""The evaluators of a run, and what each of them gets: its `Context`."""
 
 import collections
 import dataclasses
@@ -12,7 +12,13 @@ from jax.experimental import multihost_utils
 
 from vit_jax.batch import Batch
 from vit_jax.config.preprocessing import for_channels
-from vit_jax.evaluators.evaluator import Context, Params, Split
+from vit_jax.evaluators.evaluator import (
+  Context,
+  Evaluator,
+  EvaluatorConfig,
+  Params,
+  Split,
+)
 from vit_jax.frozen import FrozenPart
 from vit_jax.sharding import few_at_a_time, replicated, to_global
 
@@ -81,6 +87,46 @@ def activated(
     yield Batch(image=x, **labels.popleft())
 
 
+class Evaluators(list[Evaluator]):
+  """The evaluators of a run, in the order of the config; a context.
+
+  At its end, the arrays that they share are freed without waiting for gc.
+
+  Args:
+    evaluators: The evaluators.
+    total_steps: The step after which the run ends; None if it does not train.
+    at_start: Name of the evaluator that also scores the state at step 0; None
+      for none.
+  """
+
+  def __init__(
+    self,
+    evaluators: Iterable[Evaluator],
+    total_steps: int | None = None,
+    at_start: str | None = None,
+  ):
+    super().__init__(evaluators)
+    self._total_steps, self._at_start = total_steps, at_start
+
+  def due(self, step: int) -> list[Evaluator]:
+    """Returns the evaluators that score the parameters of a step."""
+
+    def is_due(config: EvaluatorConfig) -> bool:
+      if not step:
+        return config.name == self._at_start
+      every = config.every_steps
+      return (every > 0 and step % every == 0) or step == self._total_steps
+
+    return [e for e in self if is_due(e.config)]
+
+  def __enter__(self) -> "Evaluators":
+    return self
+
+  def __exit__(self, *error) -> None:
+    for evaluator in self:
+      evaluator.context.shared.clear()
+
+
 @dataclasses.dataclass(frozen=True)
 class RunContext(Context):
   """The `Context` of a run: data by TensorFlow, arrays on the run's mesh.
@@ -89,11 +135,11 @@ class RunContext(Context):
   planner reads none.
 
   Attributes:
-    frozen_part: The part of the model whose activations `for_logits` caches;
+    cached_part: The part of the model whose activations `for_logits` caches;
       None to cache nothing.
   """
 
-  frozen_part: FrozenPart | None = None
+  cached_part: FrozenPart | None = None
 
   def jit(self, fn: Callable[[Params, dict], Any]) -> Callable:
     return jax.jit(fn, out_shardings=replicated(self.mesh))
@@ -138,14 +184,14 @@ class RunContext(Context):
     )
 
   def for_logits(self, source: Split, params: Params) -> Iterable[Batch]:
-    if self.frozen_part is None:
+    if self.cached_part is None:
       return self.batches(source)
 
     def activations() -> list[Batch]:
       devices = [*self.mesh.devices.flat]
       fn = self.jit(
         lambda params, batch: few_at_a_time(
-          functools.partial(self.frozen_part, params), batch["image"], devices
+          functools.partial(self.cached_part, params), batch["image"], devices
         )
       )
       batches = self.batches(source)

@@ -7,15 +7,21 @@ the config a second time.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import batch, frozen, lora, missing_data, optim, sharding, weights
-from vit_jax.batch import Batch, Data, DataInfo, RunShape, Standardisation
+from vit_jax import batch, lora, missing_data, optim, sharding, weights
+from vit_jax.batch import (
+  Data,
+  DataInfo,
+  LabelStatistics,
+  RunShape,
+  Standardisation,
+)
 from vit_jax.checkpointing import checkpointer, resume, resume_rules, retention
 from vit_jax.class_names import Head
 from vit_jax.config import HELD_OUT, Config, ConfigError, EvaluatorConfig
@@ -25,10 +31,23 @@ from vit_jax.data import shrunk
 from vit_jax.data.pipeline import TrainingData
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import agreement
-from vit_jax.evaluation import RunContext, labels_of
-from vit_jax.evaluators.evaluator import Evaluator
+from vit_jax.evaluation import Evaluators, RunContext, labels_of
+from vit_jax.evaluators.evaluator import OtherModel
+from vit_jax.frozen import FrozenPart
+from vit_jax.inference import pretrained
+from vit_jax.inference.pretrained import Pretrained
+from vit_jax.models import build
+from vit_jax.objectives.objective import Frozen, Learner
 from vit_jax.paths import run_path
-from vit_jax.step import Params, run_shape_of
+from vit_jax.step import (
+  Params,
+  StepObserver,
+  Trainer,
+  TrainState,
+  assemble,
+  run_shape_of,
+)
+from vit_jax.trainable import BASE, TEACHER, Trainable
 from vit_jax.weights import adapters
 from vit_jax.writers import atomic_files, trackers
 from vit_jax.writers.metric_writer import METRICS, SCORES
@@ -74,9 +93,9 @@ class Experiment:
     self._fitted: tuple[Params, weights.Report] | None = None
     self.init_metadata: dict[str, Any] = {}  # of config.init, once checked
     self._init_filter = "zoom"  # the paper's; that of config.init, once checked
-    self.base: adapters.Base | None = None  # of config.lora, once checked
-    self.memory_budget = frozen.MemoryBudget()  # of cached activations
-    self.caching_evals: list[str] = []  # names of those that cache them
+    # Files of the parameters that checkpoints do not have, once checked: "base"
+    # of config.lora, and the further models of the objective.
+    self.files: dict[str, adapters.Base] = {}
     self._on_shrunk = on_shrunk
     # Options of the evaluators; data set and batch size may be config.data's.
     self._configured: tuple[EvaluatorConfig, ...] = tuple(
@@ -130,7 +149,68 @@ class Experiment:
       num_classes = weights.num_classes(self.scored_weights.params)
       return RunShape(num_classes, image_size(self.config.data.ops))
     data = self.data_info
-    return run_shape_of(self.config, data.num_classes, data.num_examples)
+    shape = run_shape_of(self.config, data.num_classes, data.num_examples)
+    return dataclasses.replace(shape, labels=self.read_labels)
+
+  @functools.cached_property
+  def models(self) -> dict[str, Pretrained]:
+    """The further models of the objective and of evaluators, by address."""
+    return {}
+
+  def _open(self, names: Mapping[str, str]) -> dict[str, Pretrained]:
+    """Returns models by name; each address is read once.
+
+    Raises:
+      OSError, ValueError: As `vit_jax.load`.
+    """
+    for path in names.values():
+      if path not in self.models:
+        self.models[path] = pretrained.load(path, verbose=False)
+    return {name: self.models[path] for name, path in names.items()}
+
+  @functools.cached_property
+  def learner(self) -> Learner:
+    """What the objective makes of the model; made once.
+
+    Raises:
+      OSError, ValueError: A further model cannot be read; or as `make`.
+    """
+    config, shape = self.config, self.run_shape
+    if not self.is_training:
+      num_classes = shape.num_classes * config.objective.trains_head
+      return Learner(build(config.model, num_classes), loss=None)
+    return config.objective.make(
+      config.model, shape, self._open(config.objective.models())
+    )
+
+  @property
+  def train_flops(self) -> float:
+    """FLOPs of an image's training step."""
+    if self.learner.train_flops is not None:
+      return self.learner.train_flops
+    shape = self.run_shape
+    return self.config.model.train_flops(shape.image_size, shape.num_classes)
+
+  def trainer(
+    self,
+    mesh: jax.sharding.Mesh,
+    observers: Sequence[StepObserver] = (),
+    config: Config | None = None,
+  ) -> Trainer:
+    """Returns module, optimizer, abstract state and step of the run.
+
+    Args:
+      mesh: Mesh of the run.
+      observers: See `step.assemble`.
+      config: Another form of the run, see `checkpointing.convert_state`; None
+        for its own.
+    """
+    config = config or self.config
+    learner = self.learner
+    if config.model != self.config.model:
+      models = self._open(config.objective.models())
+      learner = config.objective.make(config.model, self.run_shape, models)
+    return assemble(config, self.run_shape, mesh, observers, learner)
 
   def _labels(self, whatever_the_cost: bool) -> np.ndarray | None:
     """Returns the labels of the training data; None if unknown. Collective.
@@ -180,17 +260,10 @@ class Experiment:
       self._labels(whatever_the_cost=True), [*map(str, names)], self.data_name
     )
 
-  def counted_shape(self) -> RunShape:
-    """Returns `run_shape` with the label statistics that the objective needs.
-
-    Collective. It reads the labels, so call it after `check`.
-    """
+  def read_labels(self) -> LabelStatistics:
+    """Returns the label statistics that the objective needs. Collective."""
     counts = self.config.objective.counts_classes and self.class_counts or None
-    return dataclasses.replace(
-      self.run_shape,
-      class_counts=counts,
-      standardisation=self.standardisation,
-    )
+    return LabelStatistics(counts, self.standardisation)
 
   @functools.cached_property
   def head(self) -> Head:
@@ -268,7 +341,7 @@ class Experiment:
   @functools.cached_property
   def shapes(self) -> tuple[dict[str, Any], dict[str, Any]]:
     """Shapes of the model's intermediates for one image, and of its params."""
-    module, _ = self.config.objective.make(self.config.model, self.run_shape)
+    module = self.learner.module
     size = self.run_shape.image_size
     shape = (1, *size, self.config.model.channels)
     images = jax.ShapeDtypeStruct(shape, "float32")
@@ -276,96 +349,6 @@ class Experiment:
       lambda images: module.init_with_output(jax.random.key(0), images), images
     )
     return out, variables["params"]
-
-  def due(self, evaluators: Iterable[Evaluator], step: int) -> list[Evaluator]:
-    """Returns the evaluators that score the parameters of a step.
-
-    At step 0 there is a score only for a linear probe, on the images that chose
-    its penalty.
-    """
-    if not step:
-      has_probe = self.config.init_head == "linear_probe"
-      return [e for e in evaluators if has_probe and e.config.name == HELD_OUT]
-    return [e for e in evaluators if self._is_due(e.config.every_steps, step)]
-
-  def is_save_step(self, step: int) -> bool:
-    """Whether a checkpoint is written after a step."""
-    return self._is_due(self.config.checkpoint.every_steps, step)
-
-  def is_log_step(self, step: int) -> bool:
-    """Whether a step has a row of metrics: the first, log and save steps."""
-    is_multiple = step % self.config.log_steps == 0
-    return step == 1 or is_multiple or self.is_save_step(step)
-
-  def _is_due(self, every_steps: int, step: int) -> bool:
-    """Whether a step is the last one, or a multiple (0: no step is one)."""
-    is_multiple = every_steps > 0 and step % every_steps == 0
-    return is_multiple or step == self.run_shape.total_steps
-
-  def train_batches(
-    self,
-    start: int,
-    saved: Mapping[str, Any],
-    mesh: jax.sharding.Mesh,
-    activations: Callable[[int], Iterator[Batch]] | None = None,
-  ) -> Iterator[dict[str, jax.Array]]:
-    """Yields the batches of all processes from a step on, on the devices.
-
-    They continue after the images that the run has already seen, even if the
-    batch size changed.
-
-    Args:
-      start: Updates already applied.
-      saved: Metadata of the checkpoint of `start`; {} for a new run.
-      mesh: Mesh of the run.
-      activations: `batches` of `activations.Activations`, to use in place of
-        images; None for images.
-
-    Raises:
-      DataError: As `batch.checked`.
-    """
-    index, count = jax.process_index(), jax.process_count()
-    batch_size = self.config.data.batch_size
-    first = batch.batches_seen(saved, start, batch_size)
-    if activations is not None:
-      return (sharding.to_global(b, mesh) for b in activations(first))
-    batches = batch.checked(
-      self.data.batches(first, index, count),
-      rows=batch_size // count,
-      image_size=self.run_shape.image_size,
-      num_classes=self.run_shape.num_classes,
-      channels=self.config.model.channels,
-      is_regression=getattr(self.data_info, "is_regression", False),
-      start_step=first,
-      process_index=index,
-      process_count=count,
-    )
-    return (sharding.to_global(b, mesh) for b in batches)
-
-  def abstract_batch(
-    self, mesh: jax.sharding.Mesh, part: frozen.FrozenPart | None = None
-  ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of what `train_batches` yields.
-
-    Args:
-      mesh: Mesh of the run.
-      part: The frozen part whose activations replace the images; None for
-        images.
-    """
-    run_shape, config = self.run_shape, self.config
-    has_vectors = batch.has_vectors(self.data_info)
-    rows = sharding.abstract_batch(
-      config.data.batch_size,
-      (*run_shape.image_size, config.model.channels),
-      (run_shape.num_classes,) if has_vectors else (),
-      mesh,
-    )
-    if part is not None:
-      rows["image"] = rows["image"].update(
-        shape=(config.data.batch_size, *part.output.shape),
-        dtype=part.output.dtype,
-      )
-    return rows
 
   def fitted_weights(self) -> tuple[Params, weights.Report]:
     """Returns the weights of config.init, or to score, fitted to the model.
@@ -375,61 +358,80 @@ class Experiment:
     fitted, self._fitted = self._fitted, None
     return fitted
 
+  @property
+  def init_report(self) -> str:
+    """What was loaded of the weights of config.init; "" without them."""
+    return weights.format_report(self._fitted[1]) if self._fitted else ""
+
+  def with_weights(self, state: TrainState, like: TrainState) -> TrainState:
+    """Returns a state with all parameters that are read from files.
+
+    These are the weights of config.init for a state at step 0, and those that
+    no checkpoint has, see `TrainState.fixed`.
+
+    Args:
+      state: A state, new or of a checkpoint.
+      like: The abstract state of the run.
+    """
+    params = self.fitted_weights()[0] if self._fitted else None
+    if params is not None and not self.start:
+      state = weights.replace_params(state, params)
+    elif params is not None:  # a checkpoint has the adapters and the head alone
+      state = weights.with_fixed(state, BASE, params, like)
+    if isinstance(self.learner.teacher, Frozen):
+      params = self.learner.teacher.model.params
+      state = weights.with_fixed(state, TEACHER, params, like)
+    return state
+
   def evaluators(
     self,
-    predict: Callable[[Params, jax.Array], tuple[jax.Array, dict[str, Any]]],
+    trainer: Trainer,
     mesh: jax.sharding.Mesh,
-    random_params: Callable[[], Params],
     on_batch: Callable[[], None] = lambda: None,
-    frozen_part: frozen.FrozenPart | None = None,
-  ) -> list[Evaluator]:
+    cached_part: Callable[[EvaluatorConfig], FrozenPart | None] = (
+      lambda e: None
+    ),
+  ) -> Evaluators:
     """Returns the evaluators in the order of the config; prepares their data.
 
     Args:
-      predict: (params, uint8 images) -> (logits, out), not jitted.
+      trainer: The model to score.
       mesh: Mesh of the run.
-      random_params: Makes freshly initialised parameters, for baselines.
       on_batch: See `Context.on_batch`.
-      frozen_part: The frozen part of the model, or None.
+      cached_part: Options of an evaluator -> see `RunContext.cached_part`.
     """
     shared: dict[Any, Any] = {}
     head = self.head._replace(standardisation=self.standardisation)
-    return [
-      e.make(
-        RunContext(
-          options=e,
-          config=self.config,
-          sources={
-            option: self.sources.open(e.dataset, getattr(e, option))
-            for option in e.SPLITS
-          },
-          predict=predict,
-          mesh=mesh,
-          random_params=random_params,
-          head=head,
-          workdir=self.workdir,
-          shared=shared,
-          on_batch=on_batch,
-          frozen_part=self._cached_part(e, frozen_part),
+    return Evaluators(
+      [
+        e.make(
+          RunContext(
+            options=e,
+            config=self.config,
+            sources={
+              option: self.sources.open(e.dataset, getattr(e, option))
+              for option in e.SPLITS
+            },
+            predict=trainer.predict,
+            mesh=mesh,
+            random_params=trainer.init_params,
+            head=head,
+            workdir=self.workdir,
+            shared=shared,
+            on_batch=on_batch,
+            models={
+              name: _on_mesh(model, mesh)
+              for name, model in self._open(e.models()).items()
+            },
+            cached_part=cached_part(e),
+          )
         )
-      )
-      for e in self.evals
-    ]
-
-  def _cached_part(
-    self, e: EvaluatorConfig, part: frozen.FrozenPart | None
-  ) -> frozen.FrozenPart | None:
-    """Returns the part whose activations an evaluator caches, or None."""
-    if part is None or not e.every_steps or jax.process_count() > 1:
-      return None
-    splits = {
-      k: self.sources.inspect(e.dataset, getattr(e, k)) for k in e.SPLITS
-    }
-    num_bytes = sum(e.num_images(splits)) * part.num_bytes
-    if not e.scores_head or not self.memory_budget.take(num_bytes):
-      return None
-    self.caching_evals.append(e.name)
-    return part
+        for e in self.evals
+      ],
+      self.run_shape.total_steps,
+      # The images that chose the penalty of a linear probe.
+      HELD_OUT if self.config.init_head == "linear_probe" else None,
+    )
 
   @property
   def data_info(self) -> DataInfo:
@@ -468,6 +470,11 @@ class Experiment:
     is_known = not sizes and not data[""]
     if is_known and self.is_training:
       every += self.length_and_head_errors() + self._resume_errors()
+    if is_known:
+      unmade = self._learner_errors()
+      is_known = not unmade
+      every += unmade
+    if is_known and self.is_training:
       if not any(error.startswith("config.optim.") for error in every):
         every += self._parameter_errors()
     for e in self.evals if is_known else ():
@@ -491,17 +498,52 @@ class Experiment:
     if jax.process_count() > 1:
       self._agree()
 
+  def _learner_errors(self) -> list[str]:
+    """Returns why the objective cannot make what the step needs."""
+    objective, model = self.config.objective, self.config.model
+    where = "config.objective"
+    try:
+      if self.is_training:
+        models = self._open(objective.models())
+        shape = self.run_shape
+        if errors := list(objective.make_errors(model, shape, models)):
+          return errors
+        for name, path in objective.models().items():
+          self.files[name] = adapters.base_of_model(path, models[name].params)
+        began = self.resumed_metadata.get("models", {})
+        changed = [
+          f"{where}: {error}"
+          for name in objective.models().keys() & began.keys()
+          if (
+            error := adapters.difference(
+              self.files[name], began[name]["digest"]
+            )
+          )
+        ]
+        if changed:
+          return changed
+      learner = self.learner
+    except (OSError, ValueError) as e:
+      return [f"{where}: {e}"]
+    if learner.whole_batch and self.config.optim.microbatch:
+      return [
+        f"config.optim.microbatch: got {self.config.optim.microbatch}, but the"
+        f" loss of {where}.kind={objective.kind!r} compares all rows of a"
+        " batch; expected None."
+      ]
+    return []
+
   def _parameter_errors(self) -> list[str]:
     """Returns errors of options that name parameters or linear maps."""
-    params, options = self.shapes[1], self.config.lora
-    if options.rank:
-      own = self.config.objective.own
-      try:
-        params, _ = jax.eval_shape(
-          lambda x: lora.split(x, options, jax.random.key(0), own), params
-        )
-      except ValueError as e:
-        return [str(e)]
+    config = dataclasses.replace(
+      self.config, optim=dataclasses.replace(self.config.optim, freeze=())
+    )
+    try:
+      params, _ = jax.eval_shape(
+        Trainable(config).split, self.shapes[1], jax.random.key(0)
+      )
+    except ValueError as e:
+      return [str(e)]
     return optim.errors(self.config.optim, params)
 
   def data_errors(self) -> dict[str, list[str]]:
@@ -591,6 +633,10 @@ class Experiment:
         f"--checkpoint: got {self.scored_weights.path!r}, which has no head;"
         " expected one, or --fewshot=<dataset>."
       ]
+    try:
+      self._open(e.models())
+    except (OSError, ValueError) as error:
+      return [f"{where}: {error}"]
     splits = {
       option: self.sources.inspect(e.dataset, getattr(e, option))
       for option in e.SPLITS
@@ -628,9 +674,10 @@ class Experiment:
       self.init_metadata = dict(read.metadata)
       self._init_filter = read.posemb_filter
       if adapts:
-        self.base = adapters.base_of(read, self.config.init_mean)
-        began = self.resumed_metadata.get("base", self.base._asdict())
-        if error := adapters.difference(self.base, began["digest"]):
+        base = adapters.base_of(read, self.config.init_mean)
+        self.files[BASE] = base
+        began = self.resumed_metadata.get(BASE, base._asdict())
+        if error := adapters.difference(base, began["digest"]):
           return [f"{key}: {error}"]
       if not are_shapes_known:
         return []
@@ -644,6 +691,7 @@ class Experiment:
         self.run_shape.image_size,
         class_names=self.head.class_names if self.is_training else None,
         posemb_filter=self.posemb_filter,
+        own=objective.own,
       )
     except (OSError, ValueError) as e:
       hint = ""
@@ -710,7 +758,19 @@ def setup(
     config, workdir, data, scored_weights, sources, allow_change, on_shrunk
   )
   experiment.check(errors)
+  if experiment.is_training:  # collective, and the step is traced in a thread
+    experiment.read_labels()
   return experiment
+
+
+def _on_mesh(model: Pretrained, mesh: jax.sharding.Mesh) -> OtherModel:
+  """Returns a model of an evaluator, with its parameters on the devices."""
+
+  def predict(params, images):
+    return model.model.apply({"params": params}, batch.normalise(images))
+
+  shardings = sharding.infer(model.params, mesh)
+  return OtherModel(jax.device_put(model.params, shardings), predict)
 
 
 def workdir_errors(workdir: str, is_training: bool) -> list[str]:

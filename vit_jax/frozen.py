@@ -150,7 +150,9 @@ def first_trained(params: Any, freeze: tuple[str, ...]) -> str | None:
 
 
 @contextlib.contextmanager
-def entered(part: FrozenPart | None, images: Array) -> Iterator[Array]:
+def entered(
+  part: FrozenPart | None, images: Array | None
+) -> Iterator[Array | None]:
   """In its body, activations enter the model after its frozen part.
 
   Args:
@@ -217,24 +219,6 @@ def _changed_input(
     return apply(*args, **kwargs)
 
   return nn.intercept_methods(intercept)
-
-
-class MemoryBudget:
-  """Memory for activations: a quarter of the machine's.
-
-  Attributes:
-    left: Bytes that are still free.
-  """
-
-  def __init__(self):
-    self.left = memory() // 4
-
-  def take(self, num_bytes: int) -> bool:
-    """Reserves bytes; returns False, and reserves none, if too few are left."""
-    if num_bytes > self.left:
-      return False
-    self.left -= num_bytes
-    return True
 
 
 def memory() -> int:

@@ -39,7 +39,8 @@ from vit_jax.evaluators.features import extract, features_fn
 from vit_jax.experiment import Experiment
 from vit_jax.losses import balanced_weights
 from vit_jax.paths import run_path
-from vit_jax.step import TrainState
+from vit_jax.step import EMA, TrainState
+from vit_jax.trainable import saved_params
 from vit_jax.writers import fine_tuning, run_info
 
 FOLDER = "probe"  # folder in the workdir: the model with the probe as head
@@ -126,7 +127,8 @@ def start(
   # Only then is the folder new in every process.
   multihost_utils.sync_global_devices("probe removed")
   metadata = run_summary.metadata(experiment, state)
-  write_params(str(folder), state.params, metadata)
+  saved = saved_params(state.params, state.fixed)
+  write_params(str(folder), saved, metadata)
   _write(experiment.workdir, fine_tuning.ProbeOutcome(probe.accuracy, probe.l2))
   return state, probe
 
@@ -233,13 +235,15 @@ def _mean(begun: TrainState, tuned: TrainState, weight: float) -> TrainState:
   """
   if weight in (0, 1):  # exact, and the probe if the other is not finite
     return tuned if weight else begun
-  fine_tuned = tuned.params if tuned.ema is None else tuned.ema
+  fine_tuned = tuned.averages.get(EMA, tuned.params)
 
   def mean(path, p, q):
     return q if path[-1].key == lora.A else p + weight * (q - p)
 
   params = jax.tree_util.tree_map_with_path(mean, begun.params, fine_tuned)
-  return tuned.replace(params=params, ema=None if tuned.ema is None else params)
+  return tuned.replace(
+    params=params, averages=dict.fromkeys(tuned.averages, params)
+  )
 
 
 def _text(outcome: fine_tuning.ProbeOutcome) -> str:
@@ -266,10 +270,11 @@ def _text(outcome: fine_tuning.ProbeOutcome) -> str:
 
 def _class_weights(experiment: Experiment) -> np.ndarray | None:
   """Returns the weights of the classes in the loss, or None."""
-  shape = experiment.counted_shape()
-  if not shape.class_counts:
+  if not experiment.config.objective.counts_classes:
     return None
-  weights_ = balanced_weights(shape.class_counts, shape.num_classes)
+  if not (counts := experiment.class_counts):
+    return None
+  weights_ = balanced_weights(counts, experiment.run_shape.num_classes)
   return np.asarray(weights_, np.float64)
 
 

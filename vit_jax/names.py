@@ -15,7 +15,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from vit_jax.options import check_choice, shown
+from vit_jax.options import check_choice, nearest, shown, type_name
 
 T = TypeVar("T")
 
@@ -104,11 +104,9 @@ def resolve(
   found: Any = _module(name, module_name, where)
   for attribute in attributes.split("."):
     if not hasattr(found, attribute):
-      names = [k for k, v in vars(found).items() if inspect.isclass(v)]
-      listed = ", ".join(names) or "none"
       raise ValueError(
-        f"{where}: got {name!r}, but {module_name} has no {attributes};"
-        f" expected one of its names; its classes are {listed}."
+        f"{where}: got {name!r}, but {module_name} has no {attributes}."
+        + nearest(attribute, vars(found))
       )
     found = getattr(found, attribute)
   if base is not None and not (
@@ -124,16 +122,27 @@ def resolve(
 
 
 def _check_options(cls: type, got: str) -> None:
-  """Raises if an option is not a field; makes types of annotations as text."""
+  """Raises if an option is not a field, or has a type without a parser.
+
+  Under `from __future__ import annotations` a type is a text, which becomes the
+  type here.
+  """
   for key, value in vars(cls).items():
     if isinstance(value, dataclasses.Field):
       raise ValueError(
         f"{got}, whose option {key!r} is no field; put"
         " @dataclasses.dataclass(frozen=True) before the class."
       )
-  types = typing.get_type_hints(cls)
   for field in dataclasses.fields(cls):
-    field.type = types[field.name]
+    try:
+      if isinstance(field.type, str):
+        field.type = typing.get_type_hints(cls)[field.name]
+      type_name(field.type)
+    except (KeyError, NameError, TypeError, ValueError):
+      raise ValueError(
+        f"{got}, whose option {field.name!r} has the type {field.type},"
+        " expected str, int, float, bool, tuple[X, ...] or X | None."
+      ) from None
 
 
 def _module(name: str, module: str, where: str) -> Any:

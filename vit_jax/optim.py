@@ -663,12 +663,10 @@ def ema_weight(decay: float, step: ArrayLike) -> jax.Array:
   return jnp.maximum(1.0 - decay, 9.0 / (10.0 + step))
 
 
-def ema(
-  average: PyTree, params: PyTree, decay: float, step: ArrayLike
-) -> PyTree:
+def moved(average: PyTree, params: PyTree, weight: ArrayLike) -> PyTree:
   """Moves a running average of the parameters one step towards them.
 
-  average <- average + ema_weight(decay, step) (params - average)
+  average <- average + weight (params - average)
 
   The difference is needed because 0.9999 x + 0.0001 y rounds off much of the
   second term. The average starts as the initial parameters.
@@ -676,16 +674,12 @@ def ema(
   Args:
     average: The average after the previous step; float32.
     params: Parameters after this step's update.
-    decay: Decay per step, 0 to 1; after the warm-up of `ema_weight` the average
-      covers about 1 / (1 - decay) steps.
-    step: Updates applied before this one.
+    weight: Weight of the parameters, 0 to 1, such as `ema_weight`.
 
   Example:
-    >>> moved = ema({"w": 1.0}, {"w": 3.0}, decay=0.75, step=1000)
-    >>> float(moved["w"])
-    1.5
+    >>> moved({"w": 1.0}, {"w": 3.0}, 0.25)
+    {'w': 1.5}
   """
-  weight = ema_weight(decay, step)
   return jax.tree.map(
     lambda old, new: old + weight * (new - old), average, params
   )

@@ -18,6 +18,7 @@ from vit_jax.experiment import Experiment
 from vit_jax.models import efficient_attention
 from vit_jax.paths import with_absolute_folder
 from vit_jax.step import TrainState
+from vit_jax.trainable import BASE, saved_params
 from vit_jax.writers import run_info
 
 FEW_CLASSES = 10  # with at most so many classes, all counts are printed
@@ -48,6 +49,7 @@ def metadata(experiment: Experiment, state: TrainState) -> dict[str, Any]:
     "num_classes": experiment.head.num_classes,
     "class_names": list(names) if names else None,
     "loss": config.objective.head_loss,
+    "objective_parameters": config.objective.own,
     "num_params": run_info.num_params(params),
     "num_examples": experiment.data.num_examples,
     "data_identity": agreement.identity(experiment.data),
@@ -61,8 +63,16 @@ def metadata(experiment: Experiment, state: TrainState) -> dict[str, Any]:
     "versions": run_info.versions(),
     "commit": run_info.commit(),
     **({} if of is None else {"standardisation": of._asdict()}),
-    **({} if state.base is None else {"base": experiment.base._asdict()}),
+    **_files(experiment),
   }
+
+
+def _files(experiment: Experiment) -> dict[str, Any]:
+  """Returns the address and digest of parameters that no checkpoint has."""
+  files = {k: file._asdict() for k, file in experiment.files.items()}
+  base, others = files.pop(BASE, None), files
+  result = {} if base is None else {BASE: base}
+  return result | ({"models": others} if others else {})
 
 
 def _with_whole_paths(options: dict[str, Any]) -> dict[str, Any]:
@@ -209,8 +219,8 @@ def text(experiment: Experiment, mesh: Mesh, state: TrainState) -> str:
   has_rates = has_rates or config.lora.rank
   params, rates = state.model_params, None
   if has_rates:
-    rates = optim.rates(options, state.params)
-  trained = run_info.num_params(optim.trained(state.params, options.freeze))
+    rates = optim.rates(options, saved_params(state.params, state.fixed))
+  trained = run_info.num_params(state.params)
   count = run_info.num_params(params)
   lines = [
     run_info.parameter_table(params, rates),

@@ -8,7 +8,7 @@ several slices.
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -439,7 +439,7 @@ def to_global(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
 
 def abstract_batch(
   num_rows: int,
-  image: tuple[int, int, int],
+  images: Mapping[str, tuple[int, ...]],
   label: tuple[int, ...],
   mesh: Mesh,
 ) -> dict[str, jax.ShapeDtypeStruct]:
@@ -447,7 +447,8 @@ def abstract_batch(
 
   Args:
     num_rows: Rows of all devices.
-    image: (height, width, channels) of the images.
+    images: Shape of what each view has of a record, such as {"image": (224,
+      224, 3)}.
     label: Shape of a label: () for a class, (classes,) for a vector.
     mesh: The mesh.
   """
@@ -455,7 +456,7 @@ def abstract_batch(
   return {
     key: jax.ShapeDtypeStruct((num_rows, *shape), dtype, sharding=rows)
     for key, shape, dtype in (
-      ("image", image, np.uint8),
+      *((name, shape, np.uint8) for name, shape in images.items()),
       ("label", label, np.float32 if label else np.int32),
       ("mask", (), np.bool_),
       ("index", (), np.int32),

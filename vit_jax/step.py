@@ -6,9 +6,8 @@ from them. The objective knows that.
 
 import concurrent.futures
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import flax
 import jax
@@ -19,45 +18,73 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, UInt8
 
-from vit_jax import collectives, frozen, lora, optim, sharding
+from vit_jax import collectives, optim, sharding
 from vit_jax.batch import RunShape, normalise
-from vit_jax.config import Config, LoRAConfig
+from vit_jax.config import Config
 from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import compiler_options
+from vit_jax.models.stacking import unstack_blocks
+from vit_jax.objectives.objective import Average, Frozen, Learner
+from vit_jax.trainable import (
+  TEACHER,
+  Params,
+  Trainable,
+  joined,
+  saved_params,
+)
 
-Params = Any  # a nested dict of arrays, as flax.linen makes it
-# (gradients, updates, parameters before) -> scalars by name; pure.
-StepMetrics = Callable[[Params, Params, Params], dict[str, jax.Array]]
+EMA = "ema"  # in `TrainState.averages`: the parameters for evaluation
+OBJECTIVE = "objective"  # in `TrainState.memory`: the arrays of the objective
+
+
+@runtime_checkable
+class StepObserver(Protocol):
+  """The part of a `Callback` that the step calls; see there."""
+
+  name: str
+
+  def init_memory(self, params: Params) -> Any: ...
+
+  def step_metrics(
+    self,
+    step: jax.Array,
+    grads: Params,
+    updates: Params,
+    params: Params,
+    memory: Any,
+  ) -> tuple[dict[str, jax.Array], Any]: ...
 
 
 @flax.struct.dataclass
 class TrainState:
-  """Everything that changes from step to step.
+  """Everything that a step reads and changes.
 
   step: int32 scalar, batches taken so far.
-  params: Nested dict, float32. With config.lora, only the adapters and the
-    head.
+  params: What is trained: a nested dict, float32, see `vit_jax.trainable`.
   opt_state: State of the optimizer, for `params`.
-  ema: Running average of `params`; None if config.optim.ema_decay is None.
-  base: With config.lora, the frozen parameters, which no checkpoint has;
-    otherwise None.
+  fixed: Parameters that do not change, by their kind: "frozen" layers, the
+    "base" of adapters, a frozen "teacher".
+  averages: Running means of `params`: "ema" for evaluation, and a "teacher".
+  memory: Arrays kept from step to step, by their owner: "objective", or the
+    name of a callback.
   """
 
   step: Any
   params: Params
   opt_state: Any
-  ema: Params = None
-  base: Params = None
+  fixed: dict[str, Params] = flax.struct.field(default_factory=dict)
+  averages: dict[str, Params] = flax.struct.field(default_factory=dict)
+  memory: dict[str, Any] = flax.struct.field(default_factory=dict)
 
   @property
   def eval_params(self):
     """The model's parameters for evaluation: the average if there is one."""
-    return lora.joined(self.base, self.params if self.ema is None else self.ema)
+    return joined(self.averages.get(EMA, self.params), self.fixed)
 
   @property
   def model_params(self):
     """The model's parameters in training."""
-    return lora.joined(self.base, self.params)
+    return joined(self.params, self.fixed)
 
 
 def run_shape_of(
@@ -85,12 +112,12 @@ class Trainer:
 
   seed: Root of all randomness.
   module: The module to train; maps images in [-1, 1] to (logits, out).
-  init: Makes a fresh state from a key; pure.
+  init: Makes a fresh state from a key; pure. Parameters that are read from
+    files (`fixed` "teacher") are zeros.
   state: The abstract state: `jax.ShapeDtypeStruct` with shardings.
   schedule: Updates applied so far -> learning rate; None without training.
   train_step: See `make_train_step`; None without training.
-  lora: Options of the trained adapters.
-  frozen_part: Everything before the first trained module, or None.
+  trainable: Which parameters are trained.
   """
 
   seed: int
@@ -99,12 +126,19 @@ class Trainer:
   state: TrainState
   schedule: optim.Schedule | None
   train_step: Callable[[TrainState, dict], tuple[TrainState, dict]] | None
-  lora: LoRAConfig
-  frozen_part: frozen.FrozenPart | None
+  trainable: Trainable
 
   def init_state(self) -> TrainState:
     """Returns the state before the first step, made on its devices."""
     return self.maker(lambda state: state)()
+
+  def completed(self, state: TrainState) -> TrainState:
+    """Returns a restored state, with the first memory of new callbacks."""
+    new = self.state.memory.keys() - state.memory.keys()
+    if not new:
+      return state
+    make = self.maker(lambda state: {k: state.memory[k] for k in new})
+    return state.replace(memory={**state.memory, **make()})
 
   def init_params(self) -> Params:
     """Returns only the parameters of the fresh state."""
@@ -160,22 +194,23 @@ class Trainer:
     """
 
     def forward(images):
-      with frozen.entered(self.frozen_part, images) as x:
+      with self.trainable.applied({"image": images}) as batch:
+        x = batch["image"]
         logits, out = self.module.apply({"params": params}, normalise(x))
       return logits, out if x is images else {}
 
     devices = [*self.state.step.sharding.mesh.devices.flat]
-    with lora.added(self.lora):
-      if images.ndim != 4:  # activations
-        return forward(images)
-      return sharding.few_at_a_time(forward, images, devices)
+    if images.ndim != 4:  # activations
+      return forward(images)
+    return sharding.few_at_a_time(forward, images, devices)
 
 
 def assemble(
   config: Config,
   run_shape: RunShape,
   mesh: Mesh,
-  step_metrics: Sequence[StepMetrics] = (),
+  observers: Sequence[StepObserver] = (),
+  learner: Learner | None = None,
 ) -> Trainer:
   """Makes module, optimizer, abstract state and step of a run.
 
@@ -183,46 +218,80 @@ def assemble(
     config: The run.
     run_shape: Sizes of the run.
     mesh: The run's mesh; its devices need not exist.
-    step_metrics: Further metrics of the step, see `Callback.step_metrics`.
+    observers: Callbacks, which add metrics and memory to the step.
+    learner: What the objective has made; None to make it now, for an objective
+      without models of its own.
 
   Raises:
     ValueError: The config is not valid; `config.checks` finds all its errors
       beforehand.
   """
-  module, loss_fn = config.objective.make(config.model, run_shape)
-  tx, schedule, adapters = optax.identity(), None, LoRAConfig()
-  if run_shape.total_steps is not None:
-    adapters = config.lora
+  if learner is None:
+    learner = config.objective.make(config.model, run_shape, {})
+  module, is_training = learner.module, run_shape.total_steps is not None
+  tx, schedule = optax.identity(), None
+  if is_training:
     tx, schedule = optim.make_optimizer(config.optim, run_shape.total_steps)
 
-  def init(rng: jax.Array) -> TrainState:
+  def model_params(rng: jax.Array) -> Params:
     shape = (1, *run_shape.image_size, config.model.channels)
     images = jnp.zeros(shape, jnp.float32)
-    params = optax.tree.cast(module.init(rng, images)["params"], "float32")
-    base = None
-    if adapters.rank:
-      key = jax.random.fold_in(rng, 1)
-      params, base = lora.split(params, adapters, key, config.objective.own)
+    params = module.init(rng, images)["params"]
+    if learner.init is not None:
+      params = learner.init(params, jax.random.fold_in(rng, 2))
+    return optax.tree.cast(params, "float32")
+
+  key = jax.eval_shape(lambda: jax.random.key(config.seed))
+  trainable = Trainable(config)
+  if is_training:
+    shapes = jax.eval_shape(model_params, key)
+    size = run_shape.image_size
+    trainable = Trainable.of(config, module, shapes, size)
+
+  def init(rng: jax.Array) -> TrainState:
+    params, fixed, averages, memory = model_params(rng), {}, {}, {}
+    if is_training:
+      params, fixed = trainable.split(params, jax.random.fold_in(rng, 1))
+      if isinstance(learner.teacher, Frozen):
+        teacher = learner.teacher.model.params
+        fixed[TEACHER] = jax.tree.map(
+          lambda x: jnp.zeros(x.shape, x.dtype), teacher
+        )
+      if isinstance(learner.teacher, Average):
+        averages[TEACHER] = params
+      if learner.memory:
+        memory[OBJECTIVE] = jax.tree.map(jnp.asarray, learner.memory)
+      for observer in observers:
+        kept = observer.init_memory(unstack_blocks(params))
+        if jax.tree.leaves(kept):
+          memory[observer.name] = kept
+    if config.optim.ema_decay is not None:
+      averages[EMA] = params
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
-      opt_state=tx.init(optim.trained(params, config.optim.freeze)),
-      ema=None if config.optim.ema_decay is None else params,
-      base=base,
+      opt_state=tx.init(params),
+      fixed=fixed,
+      averages=averages,
+      memory=memory,
     )
 
-  shapes = jax.eval_shape(lambda: init(jax.random.key(config.seed)))
+  shapes = jax.eval_shape(init, key)
   state = jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     shapes,
     sharding.infer(shapes, mesh),
   )
-  train_step = part = None
-  if run_shape.total_steps is not None:
-    size = run_shape.image_size
-    part = frozen.part_of(config, module, state.params, size)
+  if OBJECTIVE in state.memory:  # each device reads and changes all of it
+    whole = sharding.replicated(mesh)
+    replicated = jax.tree.map(
+      lambda x: x.update(sharding=whole), state.memory[OBJECTIVE]
+    )
+    state = state.replace(memory={**state.memory, OBJECTIVE: replicated})
+  train_step = None
+  if is_training:
     train_step = make_train_step(
-      config, loss_fn, tx, state, mesh, step_metrics, part
+      config, learner, tx, state, mesh, observers, trainable
     )
   return Trainer(
     config.seed,
@@ -231,41 +300,42 @@ def assemble(
     state,
     schedule and jax.jit(schedule),
     train_step,
-    adapters,
-    part,
+    trainable,
   )
 
 
 def make_train_step(
   config: Config,
-  loss_fn: Callable[[Any, dict, jax.Array], tuple[Array, Array, dict]],
+  learner: Learner,
   tx: optax.GradientTransformation,
   state: TrainState,
   mesh: Mesh,
-  step_metrics: Sequence[StepMetrics],
-  part: frozen.FrozenPart | None,
+  observers: Sequence[StepObserver],
+  trainable: Trainable,
 ) -> Callable[[TrainState, dict], tuple[TrainState, dict]]:
   """Returns the jitted (state, batch) -> (state, metrics); donates the state.
 
   The loss is a mean over the whole batch: the objective's sum divided by its
-  count. Every device divides its rows into microbatches (see
+  count. Every device computes the objective's targets of all its rows, without
+  a gradient. Then it divides its rows into microbatches (see
   `sharding.fast_microbatch`) and adds up their sums and gradients. Only these
   are communicated, once a step (for blocks in a scan, along `fsdp` once a
   microbatch, see `collectives`). The result is that of the whole batch on one
   device, up to rounding.
 
   An update is applied only if loss and grad_norm are finite. Otherwise
-  parameters, optimizer state and average do not change, and only `step` counts
-  up.
+  parameters, optimizer state, averages and memory do not change, and only
+  `step` counts up.
 
   Args:
     config: The run.
-    loss_fn: Loss of the objective, see `Objective.make`.
+    learner: What the objective has made, see `Objective.make`.
     tx: The optimizer.
     state: The abstract state, with shardings.
     mesh: The run's mesh.
-    step_metrics: Further metrics of the step.
-    part: The frozen part whose activations a batch may have in place of images.
+    observers: Callbacks with further metrics and memory of the step.
+    trainable: Which parameters are trained; a batch may have the activations
+      of its frozen part in place of images.
 
   Returns:
     A function. Its metrics are float32 scalars: `loss`, the objective's own
@@ -274,96 +344,164 @@ def make_train_step(
     `undecodable` (rows with mask False).
   """
   shardings = sharding.shardings_of(state)
-  specs = collectives.manual_specs(shardings.params)
-  base_specs = collectives.manual_specs(shardings.base)
-  trained = functools.partial(optim.trained, patterns=config.optim.freeze)
+  specs = collectives.manual_specs(shardings)
+  dtype = config.model.dtype
   most, fast = config.optim.microbatch, sharding.fast_microbatch(config, mesh)
+  teacher_dtype = dtype
+  if isinstance(learner.teacher, Frozen):
+    teacher_dtype = learner.teacher.model.config.dtype
 
-  def summed(trained_params, params, batch, rng):
-    """Sums over the rows, so that microbatches and devices add up."""
-    params, base = params
-    params = lora.joined(base, optim.replaced(params, trained_params))
-    with lora.added(config.lora), frozen.entered(part, batch["image"]) as x:
-      loss, count, named = loss_fn(params, {**batch, "image": x}, rng)
+  def loss_fn(params, fixed, batch, rng, *more):
+    """Sums over rows, so that microbatches and devices add up."""
+    with trainable.applied(batch) as batch:
+      loss, count, named = learner.loss(
+        joined(params, fixed), batch, rng, *more
+      )
     return loss, (count, named)
 
-  def sums_and_grads(params, batch, rng):
-    """Returns sums and gradients of a device's rows, from its parameters."""
-    whole = collectives.gather(params, (specs, base_specs), config.model.dtype)
-    trained_whole = trained(whole[0], is_leaf=collectives.is_part)
-    grad_fn = jax.value_and_grad(summed, has_aux=True)
+  def sums_and_grads(params, fixed, averages, memory, batch, rng, step):
+    """Returns sums, gradients and memory of the rows of a device.
+
+    Parameters are the device's parts.
+    """
+    model_fixed = {k: v for k, v in fixed.items() if k != TEACHER}
+    fixed_specs = {k: v for k, v in specs.fixed.items() if k != TEACHER}
+    params, model_fixed = collectives.gather(
+      (params, model_fixed), (specs.params, fixed_specs), dtype
+    )
+    over = collectives.Over()
+    shared = {}
+    if learner.targets is not None:
+      teacher = joined(params, model_fixed)
+      if TEACHER in fixed:
+        teacher = collectives.gather(
+          fixed[TEACHER], specs.fixed[TEACHER], teacher_dtype
+        )
+      elif averages:
+        mean = collectives.gather(
+          averages[TEACHER], specs.averages[TEACHER], dtype
+        )
+        teacher = joined(mean, model_fixed)
+      targets = learner.targets(teacher, batch, rng, step, memory, over)
+      if targets.rows is not None:
+        batch = {**batch, "targets": targets.rows}
+      if targets.shared is not None:
+        shared = {"shared": targets.shared}
+      if targets.memory is not None:
+        memory = targets.memory
+    more = (step, over) if learner.whole_batch else (step,)
+    grad_fn = jax.value_and_grad(
+      lambda params, rows: loss_fn(
+        params, model_fixed, {**rows, **shared}, rng, *more
+      ),
+      has_aux=True,
+    )
     num_rows = len(jax.tree.leaves(batch)[0])
-    number = sharding.num_microbatches(num_rows, most, fast)
+    number = 1
+    if not learner.whole_batch:
+      number = sharding.num_microbatches(num_rows, most, fast)
     if number == 1:
-      sums, grads = grad_fn(trained_whole, whole, batch, rng)
+      sums, grads = grad_fn(params, batch)
     else:
 
       def add(total, rows):
-        part = grad_fn(trained_whole, whole, rows, rng)
+        microbatch = grad_fn(params, rows)
         return jax.tree.map(
-          lambda t, p: t + p.astype(t.dtype), total, part
+          lambda t, m: t + m.astype(t.dtype), total, microbatch
         ), None
 
       microbatches = jax.tree.map(
         lambda x: x.reshape(number, num_rows // number, *x.shape[1:]), batch
       )
       one = jax.tree.map(lambda x: x[0], microbatches)
-      sums = jax.eval_shape(summed, trained_whole, whole, one, rng)
+      sums = jax.eval_shape(
+        lambda params, rows: grad_fn(params, rows)[0], params, one
+      )
       zeros = lambda x: jnp.zeros(x.shape, jnp.float32)
-      total = jax.tree.map(zeros, (sums, trained_whole))
+      total = jax.tree.map(zeros, (sums, params))
       (sums, grads), _ = jax.lax.scan(add, total, microbatches)
-      grads = jax.tree.map(lambda g, w: g.astype(w.dtype), grads, trained_whole)
+      grads = jax.tree.map(lambda g, w: g.astype(w.dtype), grads, params)
     sums = jax.tree.map(collectives.total, sums)
-    return sums, collectives.reduce(grads, trained(specs))
+    return sums, collectives.reduce(grads, specs.params), memory
 
-  sums_and_grads = jax.shard_map(
-    sums_and_grads,
-    mesh=mesh,
-    in_specs=((specs, base_specs), sharding.BATCH_SPEC, P()),
-    out_specs=(P(), trained(specs)),
-    axis_names=collectives.manual_axes(mesh),
-    check_vma=False,
-  )
+  def on_devices(state: TrainState, batch: dict, rng: jax.Array):
+    averages = state.averages if TEACHER in state.averages else {}
+    averages = {k: v for k, v in averages.items() if k == TEACHER}
+    averages_specs = {k: specs.averages[k] for k in averages}
+    memory = state.memory.get(OBJECTIVE)
+    return jax.shard_map(
+      # The step is an operand of the program only if the objective reads it.
+      lambda *args: sums_and_grads(*args, state.step),
+      mesh=mesh,
+      in_specs=(
+        specs.params,
+        specs.fixed,
+        averages_specs,
+        P(),
+        sharding.BATCH_SPEC,
+        P(),
+      ),
+      out_specs=(P(), specs.params, P()),
+      axis_names=collectives.manual_axes(mesh),
+      check_vma=False,
+    )(state.params, state.fixed, averages, memory, batch, rng)
 
   def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
     root = jax.random.fold_in(jax.random.key(config.seed), 1)
     rng = jax.random.fold_in(root, state.step)
     rows = config.objective.paired(batch)
-    (loss, (count, named)), grads = sums_and_grads(
-      (state.params, state.base), rows, rng
-    )
-    loss, named, grads = jax.tree.map(
-      lambda x: x / jnp.maximum(count, 1.0), (loss, named, grads)
-    )
+    (loss, (count, named)), grads, kept = on_devices(state, rows, rng)
+    mean = lambda total, count: total / jnp.maximum(count, 1.0)
+    loss, grads = jax.tree.map(lambda x: mean(x, count), (loss, grads))
+    named = {name: mean(*sums) for name, sums in named.items()}
     grad_norm = optax.tree.norm(grads)
     # A finite norm means that every square is finite, and with the gradients
     # and their squares all that an optimizer keeps of them.
     is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    before = trained(state.params)
-    updates, opt_state = tx.update(grads, state.opt_state, before)
-    after = optax.apply_updates(before, updates)
-    params = optim.replaced(state.params, after)
-    ema = state.ema
-    if ema is not None:
-      ema = optim.ema(ema, params, config.optim.ema_decay, state.step)
-    params, opt_state, ema = jax.tree.map(
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    averages, memory, more = {}, {}, {}
+    for name, average in state.averages.items():
+      if name == EMA:
+        weight = optim.ema_weight(config.optim.ema_decay, state.step)
+      else:
+        weight = 1.0 - learner.teacher.at(state.step)
+      averages[name] = optim.moved(average, params, weight)
+    if OBJECTIVE in state.memory:
+      memory[OBJECTIVE] = kept
+    if observers:
+      trees = map(unstack_blocks, (grads, updates, state.params))
+      observed = state.step, *trees
+    for observer in observers:
+      values, memory_ = observer.step_metrics(
+        *observed, state.memory.get(observer.name)
+      )
+      more |= values
+      if observer.name in state.memory:
+        memory[observer.name] = memory_
+    params, opt_state, averages, memory = jax.tree.map(
       lambda new, old: jnp.where(is_finite, new, old),
-      (params, opt_state, ema),
-      (state.params, state.opt_state, state.ema),
+      (params, opt_state, averages, memory),
+      (state.params, state.opt_state, state.averages, state.memory),
     )
-    more = [fn(grads, updates, before) for fn in step_metrics]
     metrics = {
       "loss": loss,
       **named,
       "grad_norm": grad_norm,
-      "param_norm": optax.tree.norm(params),
-      **{key: value for part in more for key, value in part.items()},
+      # Frozen layers count, because they are in the checkpoint.
+      "param_norm": optax.tree.norm(saved_params(params, state.fixed)),
+      **more,
       "skipped": 1.0 - is_finite,
       "undecodable": (~batch["mask"]).sum(dtype=jnp.float32),
     }
-    return TrainState(
-      state.step + 1, params, opt_state, ema, state.base
-    ), metrics
+    state = state.replace(
+      step=state.step + 1,
+      params=params,
+      opt_state=opt_state,
+      averages=averages,
+      memory=memory,
+    )
+    return state, metrics
 
   return jax.jit(
     train_step,

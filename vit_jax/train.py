@@ -14,23 +14,27 @@ if __name__ == "__main__":  # before the imports, which --help needs none of
   main(["train", *sys.argv[1:]])
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 
-from vit_jax import activations, linear_probe, run_summary, sharding, weights
 from vit_jax import experiment as experiment_lib
-from vit_jax import step as step_lib
+from vit_jax import run_summary, sharding
 from vit_jax.batch import Data, DataError
 from vit_jax.callbacks import Callback, CallbackList, Stop
 from vit_jax.callbacks.defaults import default_callbacks
+from vit_jax.callbacks.named import from_names
 from vit_jax.callbacks.progress import note, note_if_slow
 from vit_jax.callbacks.run_lock import RunLock
 from vit_jax.callbacks.startup import Startup
 from vit_jax.checkpointing import convert_state, resume_rules
 from vit_jax.checkpointing.checkpointer import Checkpointer, SaveError
 from vit_jax.config import Config, ConfigError
+from vit_jax.data.records import Given
+from vit_jax.data.sources import Sources
 from vit_jax.evaluators.evaluator import Evaluator
+from vit_jax.inputs import Inputs
+from vit_jax.step import Trainer, TrainState
 from vit_jax.writers import MetricWriter, run_info
 from vit_jax.writers.atomic_files import WriteError
 from vit_jax.writers.metric_writer import MetricLog
@@ -50,11 +54,12 @@ def train_and_evaluate(
   workdir: str,
   data: Data | None = None,
   *,
+  sources: Given | None = None,
   callbacks: Sequence[Callback] = (),
   allow_change: Sequence[str] = (),
   writer: MetricWriter | None = None,
   began: float | None = None,
-) -> step_lib.TrainState:
+) -> TrainState:
   """Trains to the last step, from the newest checkpoint if there is one.
 
   Args:
@@ -64,6 +69,9 @@ def train_and_evaluate(
       batch_size and the image size of ops must be those of `data`.
       config.data.dataset is then used only by evaluators that name no data set,
       and need not exist.
+    sources: Data sets that are objects of your program, by the name that
+      config.data.dataset, or that of an evaluator, gives them, such as {"mine":
+      {"train": ..., "test": ...}}; see `vit_jax.data.records.Records`.
     callbacks: Called around the steps, after the default ones.
     allow_change: Options and sections, such as "optim.lr" and "data", that may
       differ from those with which the run began.
@@ -87,69 +95,71 @@ def train_and_evaluate(
   # Setup: every error of config, data, weights and disk is raised here.
   startup = Startup(began)
   lock = RunLock(workdir, began=startup.began)  # one run at a time in a folder
+  errors: list[str] = []
+  named = from_names(config.callbacks, errors)
+  # The callbacks of every run are added below.
+  hooks = CallbackList([*callbacks, *named])
   experiment = experiment_lib.setup(
     config,
     workdir,
     data,
+    sources=Sources(
+      config.data.data_dir, fake=config.fake_data, given=sources or {}
+    ),
     allow_change=allow_change,
     # Each shrunk image is progress: hours of it are no hang.
-    on_shrunk=lambda: [c.on_phase("start") for c in callbacks],
+    on_shrunk=lambda: hooks.enter("start"),
+    errors=errors,
   )
   startup.ends("checks")
+  total_steps = experiment.run_shape.total_steps
   mesh = sharding.make_mesh(config.mesh)
-  run_shape = experiment.counted_shape()
-  trainer = step_lib.assemble(  # no arrays yet
-    config, run_shape, mesh, [c.step_metrics for c in callbacks]
-  )
-  total_steps = run_shape.total_steps
-  checkpointer = Checkpointer(workdir, config.checkpoint)
+  trainer = experiment.trainer(mesh, hooks.observers)  # no arrays yet
+  checkpointer = Checkpointer(workdir, config.checkpoint, total_steps)
+  inputs = Inputs(experiment, trainer, mesh, hooks.on_eval_batch)
   evaluators = experiment.evaluators(
-    trainer.predict,
-    mesh,
-    trainer.init_params,
-    on_batch=lambda: hooks.on_eval_batch(),  # the hooks are made below
-    frozen_part=trainer.frozen_part,
+    trainer, mesh, hooks.on_eval_batch, inputs.cached_part
   )
-  hooks = CallbackList(
+  hooks.put_first(
     default_callbacks(
       experiment, trainer, mesh, evaluators, checkpointer, lock, startup
     )
-    + [*callbacks]
   )
 
   with contextlib.ExitStack() as stack:
-    if evaluators:  # one cache, freed without waiting for gc
-      stack.callback(evaluators[0].context.shared.clear)
+    stack.enter_context(evaluators)
     stack.enter_context(hooks)
     lock.acquire()  # from here on, this run writes into the folder
     stack.callback(checkpointer.close)
-
-    # The step starts from activations of the frozen part of the model if that
-    # does not change the result. It compiles in a thread while the state is
-    # made.
-    part, why_not = activations.usable(experiment, trainer.frozen_part)
-    compiling = None
+    compiling = None  # in a thread, while the state is made
     if experiment.start < total_steps:
-      compiling = trainer.compile_step(experiment.abstract_batch(mesh, part))
+      compiling = trainer.compile_step(inputs.abstract_batch())
 
-    # State, and the files that describe the run.
-    start, state, saved = _first_state(
-      experiment, run_shape, trainer, mesh, checkpointer, evaluators
+    # State:
+    # 1. that of the newest whole checkpoint of the workdir;
+    # 2. without one, random parameters, or the weights of config.init;
+    # 3. parameters that no checkpoint has, such as the base of adapters;
+    # 4. in a new run, what callbacks change, such as the head.
+    form = convert_state.form_of(
+      config, trainer, lambda c: experiment.trainer(mesh, hooks.observers, c)
     )
+    start, state, saved = checkpointer.restore_newest(
+      experiment.start, trainer.state, form
+    )
+    note(run_summary.text(experiment, mesh, trainer.state))
+    note(f"resumes     step {start:,} of {workdir}" * (start > 0))
+    state = trainer.completed(state) if start else trainer.init_state()
+    note(experiment.init_report * (not start))
+    state = experiment.with_weights(state, trainer.state)
+    if not start:
+      state = hooks.initial_state(state)
     hooks.on_start(start, state, saved)
+
+    # Data, and the files that describe the run.
     metadata = _metadata(experiment, trainer, start)
     run_info.write_json(workdir, "config.json", metadata["config"])
-
-    # Data, and the files of metrics.
-    computed = None
-    if part and start < total_steps:
-      computed = activations.compute(
-        experiment, part, mesh, state.model_params, hooks.on_eval_batch
-      )
-    note(computed.note if computed else why_not)
-    batches = experiment.train_batches(
-      start, saved, mesh, computed and computed.batches
-    )
+    batches, text = inputs.batches(start, saved, state)
+    note(text)
     for evaluator in evaluators:
       if evaluator.config.dataset != config.data.dataset:
         note(f"{evaluator.config.name:<11} {evaluator.note}")
@@ -161,6 +171,8 @@ def train_and_evaluate(
       writer=writer,
       note=note,
       check_owner=lock.check,
+      has_row=checkpointer.is_periodic,
+      until=hooks.stop_requested,
     )
     stack.enter_context(log)
 
@@ -169,16 +181,20 @@ def train_and_evaluate(
 
     run_info.write_json(workdir, "metadata.json", metadata_at(start))
 
-    def save(step: int, wait: bool = False) -> None:
+    def save(step: int, is_last: bool = False) -> None:
+      if not is_last:  # a checkpoint has all rows before it
+        with hooks.phase("evaluation"):
+          log.flush()
       what = f"the save of step {step:,} in {workdir}"
       with hooks.phase("save"), note_if_slow(what):
         hooks.before_save(step)  # raises where the state must not be saved
-        write = checkpointer.save_now if wait else checkpointer.save
+        write = checkpointer.save_now if is_last else checkpointer.save
         write(step, state, metadata_at(step))
 
     def evaluate(step: int, due: Iterable[Evaluator]) -> None:
       # Evaluators are free to hand numpy arrays to jitted functions.
       with hooks.phase("evaluation"), jax.transfer_guard("allow"):
+        log.flush()  # one evaluation at a time
         for evaluator in due:
           gathered = evaluator.gather(state.eval_params)
           log.write_later(step, evaluator.score, gathered)
@@ -186,14 +202,12 @@ def train_and_evaluate(
     # Loop. The order is fixed: batch, step, log, save, evaluate. `step` counts
     # the updates applied: a checkpoint of step n resumes with batch n.
     step = start
-    # The run may have stopped after this checkpoint and before its evaluation.
-    due = experiment.due(evaluators, start)
-    missing = log.missing(start, due)
     hooks.enter("step")
     # Only explicit transfers between host and devices, such as `device_get`.
     stack.enter_context(jax.transfer_guard("disallow"))
     try:
-      if missing:
+      # The run may have stopped after this checkpoint and before its scores.
+      if missing := log.missing(start, evaluators.due(start)):
         evaluate(start, missing)
       for step in range(start + 1, total_steps + 1):
         with hooks.phase("input"):
@@ -206,40 +220,30 @@ def train_and_evaluate(
             compiling.result()  # raises what the compiler does
           state, metrics = trainer.train_step(state, batch)
         hooks.on_step(step, batch, metrics)  # does not wait for the devices
-
-        if step == total_steps and config.init_head == "linear_probe":
-          with hooks.phase("evaluation"), jax.transfer_guard("allow"):
-            state, text = linear_probe.best(workdir, evaluators, state)
-            note(f"saved       {text}")
-
-        retries = checkpointer.retry_due(step)
-        saves = experiment.is_save_step(step)
-        logs = experiment.is_log_step(step)
-        due = experiment.due(evaluators, step)
-        if logs or retries or step == start + 1:
-          values = hooks.on_log(step, jax.device_get(metrics))  # may raise
-          if logs:
-            log.write(step, {f"train/{k}": v for k, v in values.items()})
-        with hooks.phase("evaluation"):
-          # A checkpoint has all rows before it, unless the run is to stop.
-          log.flush(wait=saves or bool(due), until=hooks.stop_requested)
-        if saves or retries:
-          save(step)
-        evaluate(step, due)
         if step == total_steps:
-          with hooks.phase("evaluation"):  # after a signal, scores are missing
-            log.flush(until=hooks.stop_requested)
+          state = hooks.final_state(step, state)
+
+        saves, due = checkpointer.due(step), evaluators.due(step)
+        if saves or log.due(step):
+          values = hooks.on_log(step, jax.device_get(metrics))  # may raise
+          log.write_training(step, values)
+        if saves:
+          save(step)
+        if due:
+          evaluate(step, due)
+        with hooks.phase("evaluation"):
+          log.flush(wait=step == total_steps)
         hooks.check_stop(step)  # raises Stop in all processes at the same step
     except Stop as stop:
       if step > start:
-        save(step, wait=True)
+        save(step, is_last=True)
       stop.step = step or None
       log.flush(before=step)  # scores of `step` come on resume
       raise
 
     with hooks.phase("evaluation"):
-      log.flush()  # for a run that had done all steps before
-    save(total_steps, wait=True)  # not again if the loop has saved it
+      log.flush(before=total_steps + 1)  # if all steps had been done before
+    save(total_steps, is_last=True)  # not again if the loop has saved it
     whole = metadata_at(total_steps)  # with the last evaluation and save
     run_info.write_json(workdir, "metadata.json", whole, note)
     if start == total_steps:
@@ -248,48 +252,8 @@ def train_and_evaluate(
   return state
 
 
-def _first_state(
-  experiment: experiment_lib.Experiment,
-  run_shape: step_lib.RunShape,
-  trainer: step_lib.Trainer,
-  mesh: jax.sharding.Mesh,
-  checkpointer: Checkpointer,
-  evaluators: Sequence[Evaluator],
-) -> tuple[int, step_lib.TrainState, Mapping]:
-  """Returns the state to begin with; prints what it is made of.
-
-  It is that of the newest whole checkpoint of the workdir. Without one it has
-  the weights of config.init, or random ones.
-
-  Returns:
-    Updates already applied, the state, and the metadata of its checkpoint.
-  """
-  config = experiment.config
-  form = convert_state.form_of(config, run_shape, trainer, mesh)
-  start, state, saved = checkpointer.restore_newest(
-    experiment.start, trainer.state.replace(base=None), form
-  )
-  note(run_summary.text(experiment, mesh, trainer.state))
-  if start:
-    note(f"resumes     step {start:,} of {experiment.workdir}")
-    if config.lora.rank:  # a checkpoint has the adapters and the head alone
-      base = experiment.fitted_weights()[0]
-      state = weights.with_base(state, base, trainer.state.base)
-    return start, state, saved
-  state = trainer.init_state()
-  if config.init:
-    params, report = experiment.fitted_weights()
-    state = weights.replace_params(state, params)
-    del params  # the host's copy
-    note(weights.format_report(report))
-  if config.init_head == "linear_probe":
-    state, probe = linear_probe.start(experiment, evaluators, state)
-    note(f"probe       {probe}")
-  return start, state, saved
-
-
 def _metadata(
-  experiment: experiment_lib.Experiment, trainer: step_lib.Trainer, start: int
+  experiment: experiment_lib.Experiment, trainer: Trainer, start: int
 ) -> dict:
   """Returns what a checkpoint states of its run; prints what has changed."""
   metadata = run_summary.metadata(experiment, trainer.state)

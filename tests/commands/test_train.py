@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import experiment, train
+from vit_jax import train
 from vit_jax.callbacks import Callback, accounting
 from vit_jax.checkpointing import checkpointer
+from vit_jax.checkpointing.checkpointer import Checkpointer
 from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
 from vit_jax.data import tfds_source
 from vit_jax.evaluators.fewshot import Fewshot
@@ -323,11 +324,10 @@ def test_fine_tune_at_another_size(run, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("every, steps", [(0, [8]), (3, [3, 6, 8]), (9, [8])])
-def test_steps_with_a_checkpoint(every, steps):
-  run = experiment.Experiment(
-    _config(checkpoint__every_steps=every, total_steps=8)
-  )
-  assert [s for s in range(1, 9) if run.is_save_step(s)] == steps
+def test_steps_with_a_checkpoint(every, steps, tmp_path):
+  config = _config(checkpoint__every_steps=every).checkpoint
+  checkpointer = Checkpointer(str(tmp_path), config, total_steps=8)
+  assert [s for s in range(1, 9) if checkpointer.is_periodic(s)] == steps
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import batch, class_names, experiment, step, weights
+from vit_jax.batch import LabelStatistics
 from vit_jax.config import ConfigError, cli
 from vit_jax.data import numbers
 from vit_jax.data.download_and_prepare import import_source
@@ -46,10 +47,12 @@ def test_examples():
 
 def test_the_loss_in_closed_form():
   """The mean over two numbers of their standardised squared error."""
-  shape = step.RunShape(2, (16, 16), 1, standardisation=STANDARDISATION)
-  module, loss_fn = Regression().make(tiny.config().model, shape)
+  shape = step.RunShape(
+    2, (16, 16), 1, labels=lambda: LabelStatistics(None, STANDARDISATION)
+  )
+  learner = Regression().make(tiny.config().model, shape, {})
   images = jnp.zeros((3, 16, 16, 3))
-  params = jax.jit(module.init)(jax.random.key(0), images)["params"]
+  params = jax.jit(learner.module.init)(jax.random.key(0), images)["params"]
   # The head's kernel is zero: the outputs are its bias.
   bias = np.array([0.5, -1.0])
   params["head"]["bias"] = jnp.asarray(bias, "float32")
@@ -60,9 +63,8 @@ def test_the_loss_in_closed_form():
     "mask": jnp.array([True, True, False]),
     "index": jnp.arange(3),
   }
-  loss, count, _ = tiny.in_step(lambda p: loss_fn(p, rows, jax.random.key(1)))(
-    params
-  )
+  key = jax.random.key(1)
+  loss, count, _ = tiny.in_step(lambda p: learner.loss(p, rows, key, 0))(params)
   wanted = (label - [10.0, -3.0]) / [2.0, 0.5]
   want = np.square(wanted - bias).mean(1)[:2].sum()
   assert float(loss) == pytest.approx(want, rel=1e-6) and count == 2
@@ -168,7 +170,7 @@ def test_a_csv_of_whole_numbers_is_numbers_where_the_user_says_so(data_dir):
   assert labels.shape == (64, 2) and labels.dtype == np.float32
   np.testing.assert_array_equal(labels[:, 1], 1000 - 2 * labels[:, 0])
   run = experiment.setup(_config(data_dir))
-  mean, deviation = run.counted_shape().standardisation
+  mean, deviation = run.standardisation
   want = open_source("levels", "train[:48]", data_dir).labels()
   np.testing.assert_allclose(mean, want.mean(0, dtype=np.float64), rtol=1e-12)
   np.testing.assert_allclose(

@@ -8,6 +8,7 @@ import pytest
 import tiny
 
 from vit_jax import experiment, step
+from vit_jax.batch import LabelStatistics
 from vit_jax.config import ConfigError
 from vit_jax.objectives import Classification
 
@@ -20,8 +21,10 @@ MASK = np.array([True, True, True, False])
 
 def _loss(counts=COUNTS, **options):
   objective = Classification(class_weights="balanced", **options)
-  shape = step.RunShape(3, (16, 16), 1, class_counts=counts)
-  module, loss_fn = objective.make(MODEL, shape)
+  shape = step.RunShape(
+    3, (16, 16), 1, labels=lambda: LabelStatistics(class_counts=counts)
+  )
+  learner = objective.make(MODEL, shape, {})
   images = np.random.default_rng(0).integers(0, 256, (4, 16, 16, 3))
   batch = objective.paired(
     {
@@ -32,10 +35,11 @@ def _loss(counts=COUNTS, **options):
     }
   )
   x = jnp.asarray(images / 127.5 - 1, jnp.float32)
-  params = jax.jit(module.init)(jax.random.key(0), x)["params"]
+  params = jax.jit(learner.module.init)(jax.random.key(0), x)["params"]
   head = params["head"] | {"bias": jnp.array([0.5, -1.0, 2.0])}
   rng = jax.random.key(1)
-  return tiny.in_step(lambda p: loss_fn(p, batch, rng))(params | {"head": head})
+  loss = tiny.in_step(lambda p: learner.loss(p, batch, rng, 0))
+  return loss(params | {"head": head})
 
 
 # The head's kernel is zero: all images have the logits of its bias.
@@ -98,7 +102,7 @@ def test_a_run_counts_its_training_split():
     data__split="train[:100]",
   )
   run = experiment.setup(config)
-  counts = run.counted_shape().class_counts
+  counts = run.class_counts
   labels = run.data.source.labels()
   assert counts == tuple(np.bincount(labels, minlength=10))
-  assert sum(counts) == 100 and run.run_shape.class_counts is None
+  assert sum(counts) == 100 and run.run_shape.labels().class_counts == counts

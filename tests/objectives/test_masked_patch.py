@@ -60,11 +60,12 @@ class TableConfig(ViTConfig):
 def test_no_gradient_comes_from_other_patches(monkeypatch):
   """Only what is left in place, or put in another's, has some."""
   monkeypatch.setattr(models, "build", lambda model, n: model.build(n))
-  module, loss_fn = MaskedPatch(target="small").make(
-    TableConfig(variant="B/8", width=8), RunShape(10, (32, 32))
+  learner = MaskedPatch(target="small").make(
+    TableConfig(variant="B/8", width=8), RunShape(10, (32, 32)), {}
   )
   images = jax.random.bits(jax.random.key(0), (1, 32, 32, 3), jnp.uint8)
-  params = jax.jit(module.init)(jax.random.key(0), normalise(images))["params"]
+  init = jax.jit(learner.module.init)
+  params = init(jax.random.key(0), normalise(images))["params"]
   params = jax.tree.map(  # but for the head's zeros
     lambda x: jax.random.normal(jax.random.key(1), x.shape), params
   )
@@ -73,7 +74,7 @@ def test_no_gradient_comes_from_other_patches(monkeypatch):
   @jax.jit
   def grads_of(record):
     batch = {"image": images, "mask": jnp.ones(1, bool), "index": record}
-    return jax.grad(lambda params: loss_fn(params, batch, rng)[0])(params)
+    return jax.grad(lambda p: learner.loss(p, batch, rng, 0)[0])(params)
 
   @jax.jit
   def draw(record):
@@ -176,7 +177,7 @@ def test_what_is_left_is_predicted_from_its_own_encoding():
 def test_what_is_left_is_behind_registers_and_class_token():
   changed = dict(name="modern", variant="B/8", registers=3, rope="dinov3")
   model = model_config(**changed, width=32, depth=1, mlp_dim=32, num_heads=2)
-  module, _ = MaskedPatch().make(model, RunShape(10, (16, 16)))
+  module = MaskedPatch().make(model, RunShape(10, (16, 16)), {}).module
   images = normalise(jnp.asarray(tiny.batch(0, tiny.config())["image"]))
   params = jax.jit(module.init)(jax.random.key(0), images)["params"]
   own = jax.random.normal(jax.random.key(1), (32, 512))
@@ -251,7 +252,7 @@ def _paths(tree):
 @pytest.mark.parametrize("pool", ["token", "gap", "map"])
 def test_the_network_keeps_its_paths_and_its_initial_values(pool):
   made = config(model__pool=pool, model__pre_logits=True)
-  module, _ = made.objective.make(made.model, RunShape(10, (16, 16)))
+  module = made.objective.make(made.model, RunShape(10, (16, 16)), {}).module
   images = jnp.zeros((1, 16, 16, 3))
   network = build(made.model, 0)
   rng = jax.random.key(0)

@@ -143,7 +143,7 @@ def test_the_state_stays_beside_an_evaluation():
     for x in jax.tree.leaves(state)
   )
   assert programs.per_device(state) == half
-  assert params is state.ema
+  assert params is state.averages["ema"]
   waiting = programs.per_device(batch) + programs.per_device(images)
   beside = half - programs.per_device(params) + waiting
   assert by_name["test/sums"].beside == beside

@@ -134,13 +134,13 @@ def test_scores_of_the_newest_step_need_not_be_waited_for(tmp_path):
 
 def test_a_stop_ends_the_wait_for_scores(tmp_path):
   few, stop = Slow("few"), threading.Event()
-  with _log(tmp_path) as log:
+  with _log(tmp_path, until=stop.is_set) as log:
     log.write_later(1, few.score, 1)
     threading.Timer(0.1, stop.set).start()
-    log.flush(until=stop.is_set)
+    log.flush()
     assert _read(tmp_path) == []
     few.go.set()
-    log.flush()
+    log.flush(before=2)  # once the state is saved
     assert _read(tmp_path) == [(1, "few/x")]
 
 

@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+import recording
 import tiny
 from recording import CONFIG, without_time
 
@@ -353,3 +354,17 @@ def test_a_run_of_the_trainer_is_checked(tmp_path, monkeypatch):
   config = tiny.config(trackers=("mlflow",), fake_data=True)
   with pytest.raises(ValueError, match="config.trackers: mlflow: got no mlf"):
     experiment_lib.setup(config, str(tmp_path))
+
+
+def test_a_tracker_of_ones_own(tmp_path):
+  """An import path; the file of its run has this name."""
+  name = "recording:Recorder"
+  config, errors = build({"trackers": f"wandb,{name}"})
+  assert (config.trackers, errors) == (("wandb", name), [])
+  with MetricLog(str(tmp_path), config=build({"trackers": name})[0]) as log:
+    log.write(3, {"val/top1": 0.5})
+  own = recording.Recorder.made.pop()
+  assert own.rows == [{"step": 3, "val/top1": 0.5}]
+  assert (tmp_path / "trackers" / f"{name}.json").exists()
+  (error,) = trackers.errors(build({"trackers": "recording:Recordr"})[0])
+  assert error.startswith("config.trackers: ") and "no Recordr" in error

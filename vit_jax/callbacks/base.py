@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
   import jax
@@ -53,29 +53,67 @@ class Callback:
   may use collectives, if it does so in each process.
 
   Attributes:
-    name: Key of `state_dict` in the metadata of checkpoints; "" for a callback
-      without state.
+    name: Key of `state_dict` in the metadata of checkpoints, and of the memory
+      in the state; "" for a callback with neither.
   """
 
   name = ""
 
+  def init_memory(self, params: Params) -> Any:
+    """Returns the arrays that `step_metrics` gets at the first step.
+
+    They are a part of the state: split over the devices like the parameters
+    whose paths they have, saved with it, and the same after a resume. If the
+    run resumes from a checkpoint without this callback, they start anew.
+
+    Args:
+      params: The trained parameters; see `step_metrics`.
+
+    Returns:
+      A nested dict of arrays, or an array; None for none.
+    """
+    return None
+
   def step_metrics(
-    self, grads: Params, updates: Params, params: Params
-  ) -> dict[str, jax.Array]:
+    self,
+    step: jax.Array,
+    grads: Params,
+    updates: Params,
+    params: Params,
+    memory: Any,
+  ) -> tuple[dict[str, jax.Array], Any]:
     """Returns further metrics of a step, computed on the devices.
 
     This is a pure function, and becomes a part of the jitted train step. Its
-    results are in the `metrics` of `on_step` and the `values` of `on_log`.
+    metrics are in those of `on_step` and the `values` of `on_log`. One that is
+    not finite is written as NaN, and does not end the run.
+
+    The trees have the trained parameters only (the others are None), and
+    separate blocks, also under config.model.scan.
 
     Args:
+      step: Updates applied before this one, int32.
       grads: Gradients of the mean loss, before clipping.
       updates: What the optimizer adds to the parameters.
       params: Parameters before the update.
+      memory: What `init_memory` or the step before has returned. After a
+        skipped step it is as before that step.
 
     Returns:
-      Scalars by name, such as {"update_norm/head": ...}.
+      Scalars by name, such as {"update_norm/head": ...}; the new memory.
     """
-    return {}
+    return {}, memory
+
+  def initial_state(self, state: TrainState) -> TrainState:
+    """Returns the state with which a new run begins; it may change it.
+
+    Called when the weights of config.init are loaded, not after a resume.
+    """
+    return state
+
+  def final_state(self, step: int, state: TrainState) -> TrainState:
+    """Returns the state that is saved after the last step; it may change it."""
+    return state
 
   def on_start(self, start: int, state: TrainState, saved: Mapping) -> None:
     """Called after the state is made, before the first batch is read.
@@ -105,9 +143,9 @@ class Callback:
 
     Args:
       step: Number of steps started so far, from 1.
-      batch: Global arrays of the step: image, label, mask, index. If the frozen
-        part of the model is computed once, "image" has its activations, floats
-        (see `vit_jax.frozen`).
+      batch: Global arrays of the step: image (or the views of the objective),
+        label, mask, index. If the frozen part of the model is computed once,
+        "image" has its activations, floats (see `vit_jax.frozen`).
       metrics: Scalars of the step on the devices, such as loss.
     """
 
@@ -167,15 +205,29 @@ class CallbackList:
     callbacks: Callbacks of a run; no two may have the same `name`.
   """
 
-  def __init__(self, callbacks: Iterable[Callback]):
-    self._callbacks = tuple(callbacks)
+  def __init__(self, callbacks: Iterable[Callback] = ()):
+    self._callbacks: tuple[Callback, ...] = ()
     self._phase = "start"
+    self.put_first(callbacks)
+
+  def put_first(self, callbacks: Iterable[Callback]) -> None:
+    """Adds callbacks that are called before those that are already there."""
+    self._callbacks = (*callbacks, *self._callbacks)
     names = [c.name for c in self._callbacks if c.name]
     if twice := sorted({n for n in names if names.count(n) > 1}):
       raise ValueError(
         f"callbacks: got several with the name {', '.join(twice)}, expected"
         " different names; a name is the key of a callback's saved state."
       )
+
+  @property
+  def observers(self) -> list[Callback]:
+    """The callbacks that are a part of the jitted step."""
+    return [
+      c
+      for c in self._callbacks
+      if type(c).step_metrics is not Callback.step_metrics
+    ]
 
   def __enter__(self) -> CallbackList:
     return self
@@ -200,6 +252,19 @@ class CallbackList:
     self._phase = name
     for callback in self._callbacks:
       callback.on_phase(name)
+
+  def initial_state(self, state: TrainState) -> TrainState:
+    for callback in self._callbacks:
+      state = callback.initial_state(state)
+    return state
+
+  def final_state(self, step: int, state: TrainState) -> TrainState:
+    import jax
+
+    with self.phase("evaluation"), jax.transfer_guard("allow"):
+      for callback in self._callbacks:
+        state = callback.final_state(step, state)
+    return state
 
   def on_start(self, start: int, state: TrainState, saved: Mapping) -> None:
     for callback in self._callbacks:

@@ -9,6 +9,7 @@ from vit_jax.callbacks.base import Callback
 from vit_jax.callbacks.learning_rate import LearningRate
 from vit_jax.callbacks.nonfinite import NonFinite
 from vit_jax.callbacks.predictions import SavePredictions
+from vit_jax.callbacks.probe import LinearProbe
 from vit_jax.callbacks.progress import Progress, note
 from vit_jax.callbacks.run_lock import RunLock
 from vit_jax.callbacks.startup import Startup
@@ -29,7 +30,7 @@ def default_callbacks(
   lock: RunLock,
   startup: Startup,
 ) -> list[Callback]:
-  """Returns the callbacks of a run; `on_log` calls them in this order.
+  """Returns the callbacks of a run, which come before those of the user.
 
   Args:
     experiment: The run.
@@ -41,7 +42,10 @@ def default_callbacks(
     startup: Measures the time to the first step.
   """
   config, run_shape = experiment.config, experiment.run_shape
-  flops = config.model.train_flops(run_shape.image_size, run_shape.num_classes)
+  flops = experiment.train_flops
+  more = []
+  if config.init_head == "linear_probe":
+    more.append(LinearProbe(experiment, evaluators))
   return [
     lock,
     NonFinite(
@@ -70,4 +74,5 @@ def default_callbacks(
     Progress(run_shape.total_steps, is_shown=jax.process_index() == 0),
     startup,
     SavePredictions(evaluators, experiment.workdir),
+    *more,
   ]

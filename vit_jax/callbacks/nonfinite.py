@@ -68,6 +68,7 @@ class NonFinite(Callback):
     # Step, metrics and record numbers that were not fetched yet.
     self._pending: list[tuple[int, dict[str, jax.Array], jax.Array]] = []
     self._shown: list[str] = []  # texts of the newest steps
+    self._noted: set[str] = set()  # metrics that were once not finite
     self._entries: list[dict[str, Any]] = []  # entries of `FILE`
 
   def on_start(self, start: int, state: TrainState, saved: Mapping) -> None:
@@ -99,8 +100,9 @@ class NonFinite(Callback):
     """Returns the metrics that may be written.
 
     Returns:
-      The finite metrics (a skipped step also has others); `skipped` and
-      `undecodable` are counts over the whole run so far.
+      The metrics; those of the step itself only if they are finite, as they are
+      but for a skipped step. `skipped` and `undecodable` are counts over the
+      whole run so far.
 
     Raises:
       FloatingPointError: The run must stop; all processes raise it. `FILE` has
@@ -116,9 +118,14 @@ class NonFinite(Callback):
         " the split in every epoch, or ten). The process that read a record"
         " has printed what is wrong with it. Repair or remove them."
       )
-    bad = [k for k, v in values.items() if not math.isfinite(v)]
+    nonfinite = {k: v for k, v in values.items() if not math.isfinite(v)}
+    bad = [k for k in nonfinite if k in METRICS]
     if bad and not any(e["step"] == step for e in self._entries):
       self._stop(step, {k: values[k] for k in bad})
+    if new := nonfinite.keys() - {*METRICS} - self._noted:
+      self._noted |= new
+      texts = ", ".join(f"{k} is {nonfinite[k]}" for k in sorted(new))
+      self._note(f"not finite  {texts} at step {step}; the run continues")
     counts = {k: float(v) for k, v in self.state_dict(step).items()}
     return {k: v for k, v in values.items() if k not in bad} | counts
 

@@ -14,26 +14,13 @@ from tqdm import tqdm
 
 from vit_jax.callbacks.base import Callback
 from vit_jax.writers import console
+from vit_jax.writers.console import note
 
 if TYPE_CHECKING:
   from vit_jax.step import TrainState
 
 # Share of waiting for input from which it is shown and explained.
 SLOW_INPUT = 0.1
-
-
-def note(text: str | None) -> None:
-  """Prints lines to stderr, above the bar if there is one; only in process 0.
-
-  Args:
-    text: The lines; nothing is printed for None or "".
-  """
-  import jax  # commands that only read runs import this module, not jax
-
-  is_first = not jax.distributed.is_initialized() or jax.process_index() == 0
-  if text and is_first:
-    with tqdm.external_write_mode(file=sys.stderr):
-      console.write(sys.stderr, f"{text}\n")
 
 
 @contextlib.contextmanager

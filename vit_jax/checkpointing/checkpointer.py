@@ -3,8 +3,9 @@
 The folder of a step has three items: `params` (used for evaluation; can be
 loaded alone into other Flax code), `train` (step, optimizer state, and the raw
 parameters if `params` is their running average) and `metadata` (JSON: config,
-patch grid, preprocessing, class names, versions). `digests.json` is beside
-them, see `layout`.
+patch grid, preprocessing, class names, versions). `train` may also have the
+running mean of a teacher (`averages`), and what objective and callbacks keep
+(`memory`). `digests.json` is beside them, see `layout`.
 """
 
 import math
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
+from flax.traverse_util import unflatten_dict
 
 from vit_jax import digests as digests_lib
 from vit_jax.checkpointing import layout, orbax_reader, retention, structure
@@ -24,7 +26,8 @@ from vit_jax.checkpointing.saving import AsyncSaver, SaveError, StepWriter
 from vit_jax.config import CheckpointConfig, ConfigError
 from vit_jax.digests import Digest
 from vit_jax.paths import absolute, file_size, is_remote, kind, run_path
-from vit_jax.step import TrainState
+from vit_jax.step import EMA, OBJECTIVE, TrainState
+from vit_jax.trainable import FROZEN, saved_params, selected
 
 __all__ = ("FOLDER", "Checkpointer", "DamagedError", "SaveError", "find")
 
@@ -44,11 +47,15 @@ class Checkpointer:
   Args:
     workdir: Folder of the run; checkpoints are in its `checkpoints/<step>/`.
     config: How often to save, and what to keep.
+    total_steps: The step after which the run ends; None if it does not train.
   """
 
-  def __init__(self, workdir: str, config: CheckpointConfig):
+  def __init__(
+    self, workdir: str, config: CheckpointConfig, total_steps: int | None = None
+  ):
     self._folder = absolute(run_path(workdir) / FOLDER)
     self._saver = AsyncSaver(self._folder, config)
+    self._config, self._total_steps = config, total_steps
 
   def steps(self) -> list[int]:
     """Returns the steps on disk that seem complete, the oldest first."""
@@ -67,7 +74,7 @@ class Checkpointer:
   ) -> None:
     """Starts a save; returns as soon as the arrays are copied.
 
-    A failure is logged, and the save is tried again when `retry_due` says so.
+    A failure is logged, and `due` then says when to try again.
 
     Args:
       step: Updates applied so far; nothing happens if its checkpoint exists.
@@ -76,11 +83,21 @@ class Checkpointer:
     """
     self._saver.start(step, _items(state), metadata)
 
-  def retry_due(self, step: int) -> bool:
-    """Whether a failed save should be tried again after this step.
+  def is_periodic(self, step: int) -> bool:
+    """Whether a step has a checkpoint by its number: also the last one."""
+    every = self._config.every_steps
+    return (every > 0 and step % every == 0) or step == self._total_steps
+
+  def due(self, step: int) -> bool:
+    """Whether to save after this step, also because a save has failed.
 
     All processes must call it after every step; all get the same result.
     """
+    retries = self.retry_due(step)
+    return retries or self.is_periodic(step)
+
+  def retry_due(self, step: int) -> bool:
+    """Whether a failed save should be tried again; called as `due`."""
     return self._saver.retry_due(step)
 
   def is_idle(self) -> bool:
@@ -109,6 +126,9 @@ class Checkpointer:
   ) -> TrainState:
     """Returns the exact state of a step, on the given devices.
 
+    Parameters that are read from other files are missing in `fixed`, and so is
+    the memory of a callback that the run did not have.
+
     Args:
       step: A step that has a checkpoint.
       state: `jax.ShapeDtypeStruct` of each array with its sharding, which may
@@ -121,7 +141,7 @@ class Checkpointer:
         read although it may be complete.
       DamagedError: It differs from what was written; raised in all processes.
     """
-    folder = self._folder / str(step)
+    folder, owners = self._folder / str(step), state.memory.keys()
     arrays, error, is_damaged, convert = None, None, True, None
     jax.devices()  # its errors are not the checkpoint's
     try:
@@ -129,8 +149,9 @@ class Checkpointer:
         raise DamagedError(error)
       if form_of is not None:
         state, convert = form_of(layout.metadata(folder))
-      items = _items(state)
       stored = layout.read_digests(folder)
+      state = _with_memory_of(state, stored["train"])
+      items = _items(state)
       if errors := structure.errors(folder, stored, items):
         raise ConfigError(errors)
       arrays = {
@@ -157,11 +178,14 @@ class Checkpointer:
     sums = {k: digests_lib.of_state(v).get() for k, v in arrays.items()}
     _compare(sums, stored)
     restored = _join(arrays["params"], arrays["train"], state)
+    memory = {k: v for k, v in restored.memory.items() if k in owners}
+    restored = restored.replace(memory=memory)
     return convert(restored) if convert else restored
 
   def _check_room(self, state: TrainState) -> None:
     """Raises ConfigError if the disk has no room for one checkpoint."""
-    needed = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    arrays = jax.tree.leaves(_items(state))
+    needed = sum(x.size * x.dtype.itemsize for x in arrays)
     free = retention.free_bytes(self._folder)
     if free is not None and free < needed:
       raise ConfigError(
@@ -428,21 +452,63 @@ def _compare(
 
 
 def _items(state: TrainState) -> dict[str, Any]:
-  """Returns a state as items of a checkpoint."""
+  """Returns a state as items of a checkpoint.
+
+  It has no parameters that are read from other files: see `TrainState.fixed`.
+  """
+  params, averages = saved_params(state.params, state.fixed), state.averages
   train = {"step": state.step, "opt_state": state.opt_state}
-  if state.ema is None:
-    return {"params": state.params, "train": train}
-  return {"params": state.ema, "train": {**train, "raw_params": state.params}}
+  if EMA in averages:
+    train["raw_params"] = params
+    params = saved_params(averages[EMA], state.fixed)
+  others = {k: v for k, v in averages.items() if k != EMA}
+  for name, tree in (("averages", others), ("memory", state.memory)):
+    if tree:
+      train[name] = tree
+  return {"params": params, "train": train}
 
 
 def _join(
   params: dict[str, Any], train: dict[str, Any], like: TrainState
 ) -> TrainState:
   """Returns the state of these items; the inverse of `_items`."""
-  if like.ema is None:
-    raw, ema = params, None
-  else:
-    raw, ema = train["raw_params"], params
-  return like.replace(
-    step=train["step"], params=raw, opt_state=train["opt_state"], ema=ema
+  saved, averages = train.get("raw_params", params), {}
+  if EMA in like.averages:
+    averages[EMA] = selected(params, like.params)
+  fixed = {k: selected(saved, v) for k, v in like.fixed.items() if k == FROZEN}
+  return TrainState(
+    step=train["step"],
+    params=selected(saved, like.params),
+    opt_state=train["opt_state"],
+    fixed=fixed,
+    averages=averages | train.get("averages", {}),
+    memory=train.get("memory", {}),
   )
+
+
+def _with_memory_of(state: TrainState, stored: dict[str, Digest]) -> TrainState:
+  """Returns an abstract state with the memory that a checkpoint has.
+
+  A callback that is new has none yet; that of a callback that the run no longer
+  has is read, because Orbax reads whole items, and then left out.
+
+  Args:
+    state: The state of the run.
+    stored: Path -> digest of the item `train`.
+  """
+  known = state.memory.keys()
+  written: dict[str, Any] = {}
+  for path, array in stored.items():
+    top, *names = path.split("/")
+    if top == "memory" and names[0] not in known:
+      sharding = jax.tree.leaves(state.step)[0].sharding
+      like = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+      written["/".join(names)] = like
+  memory = {
+    name: tree
+    for name, tree in state.memory.items()
+    if name == OBJECTIVE
+    or any(path.startswith(f"memory/{name}/") for path in stored)
+    or f"memory/{name}" in stored
+  }
+  return state.replace(memory=memory | unflatten_dict(written, sep="/"))

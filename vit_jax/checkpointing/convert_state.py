@@ -9,6 +9,7 @@
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,22 +18,21 @@ from vit_jax.checkpointing.checkpointer import FormOf
 from vit_jax.config import Config, build
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 from vit_jax.sharding import shardings_of
-from vit_jax.step import RunShape, Trainer, TrainState, assemble
+from vit_jax.step import Trainer, TrainState
 
 # Options of config.optim that change the form of the state, but lose nothing.
 PARTS = ("clip_norm", "weight_decay", "ema_decay", "accumulator_dtype")
 
 
 def form_of(
-  config: Config, run_shape: RunShape, trainer: Trainer, mesh: jax.sharding.Mesh
+  config: Config, trainer: Trainer, assemble: Callable[[Config], Trainer]
 ) -> FormOf:
   """Returns a function that finds the form of a checkpoint's state.
 
   Args:
     config: The run.
-    run_shape: Sizes of the run.
-    trainer: The run's trainer, of which only the state is used.
-    mesh: Mesh of the state.
+    trainer: Its trainer, of which only the state is used.
+    assemble: Returns the trainer of another config, on the mesh of the run.
 
   Returns:
     A function of the metadata of a checkpoint, which uses their "config". It
@@ -42,10 +42,10 @@ def form_of(
 
   def form(written: dict[str, Any]):
     other = _as_written(config, written.get("config", {}))
-    like = trainer.state.replace(base=None)
+    like = trainer.state
     if other == config:
       return like, lambda state: state
-    state = assemble(other, run_shape, mesh).state.replace(base=None)
+    state = assemble(other).state
     if jax.tree.flatten(state) == jax.tree.flatten(like):
       return like, lambda state: state  # only values of options differ
     is_restacked = other.model != config.model
@@ -58,26 +58,38 @@ def form_of(
 
     def in_this_form(state: TrainState) -> TrainState:
       if is_restacked:
+        # Callbacks see separate blocks in both forms.
+        memory = state.memory
         state = jax.tree.map(
           lambda x: convert(x) if is_like_params(x) else x,
-          state,
+          state.replace(memory={}),
           is_leaf=is_like_params,
-        )
+        ).replace(memory=memory)
       shapes, tree = jax.tree.flatten(like.opt_state)
       leaves = jax.tree.leaves(state.opt_state)  # in the order of the parts
       leaves = [x.astype(s.dtype) for x, s in zip(leaves, shapes, strict=True)]
-      ema = state.params if state.ema is None else state.ema
-      return dataclasses.replace(
-        state,
+      return state.replace(
         opt_state=jax.tree.unflatten(tree, leaves),
-        ema=None if like.ema is None else ema,
+        averages={
+          name: state.averages.get(name, state.params) for name in like.averages
+        },
       )
 
     # Arrays that keep their shape are donated: two states may not fit.
     donated = () if is_restacked else (0,)
-    return state, jax.jit(
-      in_this_form, donate_argnums=donated, out_shardings=shardings_of(like)
-    )
+
+    def converted(state: TrainState) -> TrainState:
+      # What is not in the checkpoint is added later.
+      wanted = like.replace(
+        fixed={k: like.fixed[k] for k in state.fixed}, memory=state.memory
+      )
+      return jax.jit(
+        in_this_form,
+        donate_argnums=donated,
+        out_shardings=shardings_of(wanted),
+      )(state)
+
+    return state, converted
 
   return form
 

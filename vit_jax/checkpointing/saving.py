@@ -107,7 +107,7 @@ class AsyncSaver:
     self._settle(self._step)
 
   def retry_due(self, step: int) -> bool:
-    """See `checkpointer.Checkpointer.retry_due`."""
+    """Whether to try a failed save again, see `Checkpointer.due`."""
     if self._running is not None and self._is_check_due(step):
       if not retention.max_of_processes(not self.is_idle()):
         self._settle(step)

@@ -112,6 +112,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> None:
   """Classifies the images; ends the process with the exit status."""
   args = parse(argv)
+  from vit_jax.callbacks import startup
   from vit_jax.inference import predict
 
+  startup.use_cache()
   predict.main(args)

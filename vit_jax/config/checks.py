@@ -7,8 +7,13 @@ Checks that need the machine or the disk (devices, data sets, weights) are in
 from collections.abc import Iterator
 
 from vit_jax.config import HELD_OUT, Config, LoRAConfig, OptimConfig
-from vit_jax.config.preprocessing import for_channels, image_size
+from vit_jax.config.preprocessing import (
+  for_channels,
+  image_size,
+  view_errors,
+)
 from vit_jax.config.schema import READ_BY
+from vit_jax.objectives import Classification
 from vit_jax.options import shown
 
 # float32 rounds this and larger decays to 1: nothing would be learned.
@@ -167,7 +172,15 @@ def _evaluator_errors(config: Config) -> Iterator[str]:
 
 
 def _head_errors(config: Config) -> Iterator[str]:
+  from vit_jax.losses import HEADS  # it imports jax
+
   objective = config.objective
+  if objective.trains_head and objective.head_loss not in HEADS:
+    yield (
+      f"config.objective.kind: got {objective.kind!r} with the head_loss"
+      f" {objective.head_loss!r}, expected one of {', '.join(HEADS)}, or"
+      " trains_head = False."
+    )
   for e in config.evals:
     if e.scores_head and not objective.trains_head:
       yield (
@@ -192,7 +205,7 @@ def _init_errors(config: Config) -> Iterator[str]:
       " one class each; expected an evaluator `val` of kind 'classification',"
       " or the init_head 'zeros'."
     )
-  if config.objective.kind != "classification":
+  if not isinstance(config.objective, Classification):
     yield (
       "config.init_head: got 'linear_probe' with config.objective.kind="
       f"{config.objective.kind!r}, expected the kind 'classification'."
@@ -280,6 +293,9 @@ def _image_errors(config: Config) -> Iterator[str]:
       yield f"config.{key}: {e}"
   if "data.ops" not in sizes:
     return
+  objective = config.objective
+  for error in view_errors(objective.views(config.data.ops)):
+    yield f"config.objective, kind={objective.kind!r}: {error}"
   want = sizes["data.ops"]
   for key, got in sizes.items():
     if got != want:

@@ -50,14 +50,13 @@ class Options(ml_collections.ConfigDict):
 
   def __setitem__(self, key, value):
     section = next((s for s, (k, _) in UNIONS.items() if k in self), None)
-    if section is None or not self.is_locked:
-      super().__setitem__(key, value)
-      return
-    selector, _ = UNIONS[section]
-    is_known = key in self or _takes(section, self[selector], key)
-    with self.unlocked() if is_known else contextlib.nullcontext():
-      if key == selector:
+    if section and key == UNIONS[section][0]:
+      with self.unlocked():
         switch(self, section, value)
+    with contextlib.ExitStack() as stack:
+      if section and self.is_locked and key not in self:
+        if _takes(section, self[UNIONS[section][0]], key):
+          stack.enter_context(self.unlocked())
       super().__setitem__(key, value)
 
 
@@ -103,7 +102,7 @@ def switch(values, section: str, kind: str) -> None:
   """
   selector, _ = UNIONS[section]
   present = values.get(selector, getattr(getattr(Config, section), selector))
-  if not names.is_path(present) and not names.is_path(kind):
+  if not any(names.is_path(str(k)) for k in (present, kind)):
     return
   try:
     old, new = kind_of(section, present), kind_of(section, kind)

@@ -4,14 +4,20 @@ Operations are separated by `|`; arguments are Python literals. This module has
 the signature of every operation and computes the size of its images, so that
 errors are reported before TensorFlow is imported. `vit_jax.data.ops` computes
 the pixels, under the same names.
+
+An operation of one's own stands there by its import path,
+"decode|resize(224)|my_lab.ops:Fade(0.5)|flip_lr", see `Operation`.
 """
 
 import ast
+import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from vit_jax.options import check_choice, nearest
+from vit_jax.batch import RESERVED, View
+from vit_jax.names import is_path, resolve, split
+from vit_jax.options import check_choice, nearest, parse_value
 
 # Height x width; an RGB image of this size has a quarter of a GiB. Pillow warns
 # about larger ones.
@@ -36,6 +42,78 @@ class Op(NamedTuple):
     bound = _signature(self.name).bind(*self.args, **self.kwargs)
     bound.apply_defaults()
     return bound.arguments
+
+  @property
+  def own(self) -> "Operation | None":
+    """The operation that an import path names; None for one of `SHAPE_FNS`."""
+    if self.name in SHAPE_FNS:
+      return None
+    return _class_of(self.name)(*self.args, **self.kwargs)
+
+  def after(self, shape: Shape) -> Shape:
+    """Returns the shape of images of this shape after the operation.
+
+    Raises:
+      TypeError, ValueError: An argument has a wrong value.
+    """
+    if own := self.own:
+      return own.shape(shape)
+    return SHAPE_FNS[self.name](shape, *self.args, **self.kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+  """An operation of one's own: a frozen dataclass, whose fields are arguments.
+
+  Types of fields are checked, as those of a config's options; `__post_init__`
+  may raise ValueError for a wrong value.
+
+  Example:
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Darken(Operation):
+    ...   levels: int = 10
+    ...
+    ...   def tensorflow(self, image, key):
+    ...     return image - tf.minimum(image, tf.cast(self.levels, tf.uint8))
+    ...
+    ...   def numpy(self, image):
+    ...     return image - np.minimum(image, np.uint8(self.levels))
+  """
+
+  def shape(self, shape: Shape) -> Shape:
+    """Returns (height, width) after the operation; None: different sizes.
+
+    By default the operation changes no size. It may raise ValueError.
+
+    Args:
+      shape: (height, width) before; None: images have different sizes.
+    """
+    return shape
+
+  def tensorflow(self, image: Any, key: Any) -> Any:
+    """Returns an image, a tensor uint8 [height, width, 3], in TensorFlow.
+
+    Args:
+      image: A tensor uint8 [h, w, 3].
+      key: int64 [2], the seed of TensorFlow's stateless functions; another one
+        for each record, epoch, crop and operation.
+    """
+    raise NotImplementedError
+
+  def numpy(self, image: Any) -> Any:
+    """Returns the same image in numpy, for `predict`.
+
+    Define it only for an operation that is not random.
+
+    Args:
+      image: An array uint8 [h, w, 3].
+    """
+    raise NotImplementedError
+
+  @property
+  def is_random(self) -> bool:
+    """Whether it has no `numpy`: `predict` then refuses it."""
+    return type(self).numpy is Operation.numpy
 
 
 def pair(size: Side) -> tuple[int, int]:
@@ -315,6 +393,80 @@ def decoding(text: str) -> dict[str, Any]:
   return {k: arguments[k] for k in ("exif", "background", "max_pixels")}
 
 
+def whole(text: str) -> str:
+  """Returns the operation that decodes a whole image as the first one does.
+
+  Raises:
+    ValueError: See `parse_ops`.
+
+  Example:
+    >>> whole("decode_inception_crop(8, background='white')|flip_lr")
+    "decode(background='white')"
+  """
+  known = _signature("decode").parameters
+  arguments = parse_ops(text)[0].arguments
+  changed = [
+    f"{k}={v!r}"
+    for k, v in arguments.items()
+    if k in known and v != known[k].default
+  ]
+  return f"decode({', '.join(changed)})" if changed else "decode"
+
+
+def num_crops(views: Mapping[str, View]) -> int:
+  """Returns the number of crops of a record in all its views."""
+  return sum(view.count or 1 for view in views.values())
+
+
+def view_shapes(
+  views: Mapping[str, View], channels: int
+) -> dict[str, tuple[int, ...]]:
+  """Returns the shape of what each view has of a record.
+
+  Args:
+    views: Views without errors.
+    channels: Channels of an image.
+
+  Example:
+    >>> view_shapes({"local": View("decode|resize(8)", 3)}, 1)
+    {'local': (3, 8, 8, 1)}
+  """
+  return {
+    name: (
+      *(() if view.count is None else (view.count,)),
+      *image_size(view.ops),
+      channels,
+    )
+    for name, view in views.items()
+  }
+
+
+def view_errors(views: Mapping[str, View]) -> Iterator[str]:
+  """Yields the errors of views, each with the name of the view."""
+  if not views:
+    yield "got no view, expected one or more."
+  decoders = {}
+  for name, view in views.items():
+    if name in RESERVED or not name.isidentifier():
+      yield (
+        f"got a view {name!r}, expected an identifier other than"
+        f" {', '.join(RESERVED)}, which are other keys of a batch."
+      )
+    if view.count is not None and view.count < 1:
+      yield f"view {name!r}: got count={view.count}, expected 1 or more."
+    try:
+      image_size(view.ops)
+      decoders.setdefault(whole(view.ops), name)
+    except ValueError as e:
+      yield f"view {name!r}: {e}"
+  if len(decoders) > 1:
+    got = ", ".join(f"{op} in {name!r}" for op, name in decoders.items())
+    yield (
+      f"got views that decode differently, {got}, expected the same arguments:"
+      " a record is decoded once."
+    )
+
+
 def with_decoding(text: str, **changes: Any) -> str:
   """Returns the operations with other arguments of decoding, the first one.
 
@@ -372,7 +524,7 @@ def image_size(text: str) -> tuple[int, int]:
       f"got {text!r}, expected grey, which leaves one channel, at the end."
     )
   for i, op in enumerate(ops):
-    if op.name.startswith("decode") != (i == 0):
+    if (op.name in ("decode", "decode_inception_crop")) != (i == 0):
       raise ValueError(
         f"got {text!r}, expected one decode or decode_inception_crop, as the"
         " first operation."
@@ -429,7 +581,7 @@ def shapes(text: str) -> list[Shape]:
   shape, after = None, []
   for op in parse_ops(text):
     try:
-      shape = SHAPE_FNS[op.name](shape, *op.args, **op.kwargs)
+      shape = op.after(shape)
     except (TypeError, ValueError) as e:
       raise ValueError(f"in {op.name!r} of {text!r}: {e}") from None
     after.append(shape)
@@ -437,10 +589,13 @@ def shapes(text: str) -> list[Shape]:
 
 
 def _parse_op(part: str, text: str) -> Op:
+  path, arguments = split(part)
+  if is_own := is_path(part):
+    part = "own" if arguments is None else f"own({arguments})"
   try:
     node = ast.parse(part, mode="eval").body
     call = node if isinstance(node, ast.Call) else None
-    name = (call.func if call else node).id
+    name = path if is_own else (call.func if call else node).id
     args = [ast.literal_eval(a) for a in call.args] if call else []
     kwargs = (
       {k.arg: ast.literal_eval(k.value) for k in call.keywords} if call else {}
@@ -450,14 +605,14 @@ def _parse_op(part: str, text: str) -> Op:
       f"got {part!r} in {text!r}, expected operations such as"
       " 'decode|resize(224)|flip_lr'."
     ) from None
-  if name not in SHAPE_FNS:
+  if not is_own and name not in SHAPE_FNS:
     raise ValueError(
       f"got unknown operation {name!r} in {text!r}, expected one of"
       f" {', '.join(SHAPE_FNS)}." + nearest(name, SHAPE_FNS)
     )
   signature = _signature(name)
   try:
-    signature.bind(*args, **kwargs)
+    bound = signature.bind(*args, **kwargs).arguments
   except TypeError as e:
     usage = ", ".join(
       p.name + ("" if p.default is p.empty else f"={p.default!r}")
@@ -466,10 +621,20 @@ def _parse_op(part: str, text: str) -> Op:
     raise ValueError(
       f"got {part!r} in {text!r}: {e}; expected {name}({usage})."
     ) from None
+  if is_own:
+    types = {f.name: f.type for f in dataclasses.fields(_class_of(name))}
+    for key, value in bound.items():
+      parse_value(types[key], value, f"{key} of {name!r} in {text!r}")
   return Op(name, tuple(args), kwargs)
+
+
+def _class_of(path: str) -> type[Operation]:
+  return resolve(path, {}, "operation", Operation)
 
 
 def _signature(name: str) -> inspect.Signature:
   """Returns the signature of an operation, without its argument `shape`."""
+  if name not in SHAPE_FNS:
+    return inspect.signature(_class_of(name))
   _, *parameters = inspect.signature(SHAPE_FNS[name]).parameters.values()
   return inspect.Signature(parameters)

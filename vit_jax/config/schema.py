@@ -10,7 +10,12 @@ import dataclasses
 import math
 from typing import Any
 
-from vit_jax.config.preprocessing import MAX_PIXELS
+from vit_jax.batch import View
+from vit_jax.config.preprocessing import (
+  MAX_PIXELS,
+  view_shapes,
+  with_decoding,
+)
 from vit_jax.evaluators import EvaluatorConfig
 from vit_jax.families import FAMILIES, ModelConfig, ViTConfig
 from vit_jax.objectives import OBJECTIVES, Classification, Objective
@@ -365,6 +370,19 @@ class Config:
   mesh: MeshConfig = MeshConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
   evals: tuple[EvaluatorConfig, ...] = ()
+
+  @property
+  def views(self) -> dict[str, View]:
+    """What a training batch has of each record, see `Objective.views`."""
+    return {
+      name: view._replace(ops=with_decoding(view.ops, **self.data.decoding))
+      for name, view in self.objective.views(self.data.ops).items()
+    }
+
+  @property
+  def view_shapes(self) -> dict[str, tuple[int, ...]]:
+    """Shape of what each view has of a record."""
+    return view_shapes(self.views, self.model.channels)
 
   @property
   def is_partial(self) -> bool:

@@ -16,11 +16,11 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from vit_jax.batch import Batch, DataError
+from vit_jax.batch import Batch, DataError, View
 from vit_jax.config import preprocessing
 from vit_jax.data import images, pixels
 from vit_jax.data import ops as ops_lib
@@ -39,6 +39,7 @@ from vit_jax.data.tf_cpu import as_bytes, as_is, tf
 RowFn = Callable[[Record], Record]
 
 _KEYS = ("label", "mask", "index")
+_CROP = 2**40  # between the keys of two crops; more than there are records
 # A store that does not answer: TensorFlow's errors, after its clients' own
 # retries; and texts of other readers, such as array_record, which have the
 # status of a bucket or the system's message for a disk.
@@ -63,22 +64,43 @@ RETRY_SECONDS = 7200.0  # the watchdog of a training run ends it before
 _WAIT_SECONDS = 10.0  # between two attempts, after the first few
 
 
-def row_fns(source: Source, ops: str, root: int) -> tuple[RowFn, RowFn]:
+def row_fns(
+  source: Source, views: Mapping[str, View], root: int
+) -> tuple[RowFn, RowFn]:
   """Returns a fast and a careful function {"raw", "epoch"} -> row.
 
   Rows of the careful function also have `error`, string []: why mask is False.
 
+  A record is decoded once. If there are several crops of it, the whole image is
+  decoded, also for `decode_inception_crop`, which then computes
+  `decode|inception_crop`: see there how the outermost pixels differ.
+
   Args:
     source: Source of the raw records.
-    ops: Preprocessing, see `vit_jax.config.preprocessing`.
-    root: Root of all keys; the key of a record is (root + epoch, index).
+    views: What a row has of the record, by its key in the row.
+    root: Root of all keys. The key of a record is (root + epoch, index), that
+      of crop c (root + epoch, index + 2^40 c), where the crops of all views are
+      numbered from 0.
 
   Raises:
-    ValueError: Malformed `ops`.
+    ValueError: Malformed operations; or views that decode differently.
   """
-  first, *rest = ops_lib.bind(ops)
-  shape = [*preprocessing.image_size(ops), preprocessing.channels_of(ops)]
-  options = preprocessing.decoding(ops)
+  texts = [view.ops for view in views.values()]
+  is_one = preprocessing.num_crops(views) == 1
+  errors = list(preprocessing.view_errors(views))
+  if errors and [*views] != ["image"]:  # `bind` words those of one image
+    raise ValueError("\n".join(errors))
+  (first,) = ops_lib.bind(preprocessing.whole(texts[0]))
+  if is_one:
+    first, *_ = ops_lib.bind(texts[0])
+  options = preprocessing.decoding(texts[0])
+  crops_of = _crops_of(views, is_decoded=is_one)
+  shapes = {
+    name: preprocessing.view_shapes(
+      {name: view}, preprocessing.channels_of(view.ops)
+    )[name]
+    for name, view in views.items()
+  }
 
   def key_of(element: Record, index) -> tf.Tensor:
     return tf.stack([root + element["epoch"], index])
@@ -116,20 +138,18 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[RowFn, RowFn]:
       "error": tf.constant("cannot be parsed."),
     }
 
-  def finish(record: Record) -> Record:
-    image = record["image"]
-    for op in rest:
-      image = op(image, record["key"])
-    image = tf.ensure_shape(image, shape)
-    return {"image": image} | {k: record[k] for k in _KEYS}
+  def crops(record: Record) -> Record:
+    made = crops_of(record["image"], record["key"])
+    return {k: tf.ensure_shape(x, shapes[k]) for k, x in made.items()}
 
   def fast(element: Record) -> Record:
-    return finish(decode(element))
+    record = decode(element)
+    return crops(record) | {k: record[k] for k in _KEYS}
 
   def careful(element: Record) -> Record:
     record = _first_that_works(element, decode_without_error, rescue, blank)
     error = tf.numpy_function(
-      lambda error, shape: as_bytes(error) or _too_large(shape, ops),
+      lambda error, shape: as_bytes(error) or _too_large(shape, texts),
       [record["error"], tf.shape(record["image"])],
       tf.string,
       stateful=False,
@@ -141,17 +161,47 @@ def row_fns(source: Source, ops: str, root: int) -> tuple[RowFn, RowFn]:
     # An exception here is not the record's: a crop that does not fit, say.
     row = tf.cond(
       record["mask"],
-      lambda: finish(record)["image"],
-      lambda: tf.zeros(shape, tf.uint8),
+      lambda: crops(record),
+      lambda: {k: tf.zeros(shape, tf.uint8) for k, shape in shapes.items()},
     )
-    return {"image": row} | {k: record[k] for k in (*_KEYS, "error")}
+    return row | {k: record[k] for k in (*_KEYS, "error")}
 
   return as_is(fast), as_is(careful)
+
+
+def _crops_of(
+  views: Mapping[str, View], *, is_decoded: bool
+) -> Callable[[tf.Tensor, tf.Tensor], Record]:
+  """Returns a function (image, key of the record) -> all its views.
+
+  Args:
+    views: The views.
+    is_decoded: Whether the first operation of the only crop is already done.
+  """
+  ops = {name: ops_lib.bind(view.ops) for name, view in views.items()}
+
+  def crop(name: str, image, key):
+    for op in ops[name][is_decoded:]:
+      image = op(image, key)
+    return image
+
+  def crops(image, key) -> Record:
+    made, number = {}, 0
+    for name, view in views.items():
+      keys = [key + [0, _CROP * (number + i)] for i in range(view.count or 1)]
+      images = [crop(name, image, key) for key in keys]
+      made[name] = images[0] if view.count is None else tf.stack(images)
+      number += len(keys)
+    return made
+
+  return crops
 
 
 def _rescued(data, error, options: dict) -> tuple[np.ndarray, bytes]:
   """Returns the pixels, and b"" or why there are none."""
   error = as_bytes(error)
+  if not error and getattr(data, "ndim", 0) == 3:  # no file, but pixels
+    return data, b""
   if not error:
     try:
       return images.rescued(as_bytes(data), **options), b""
@@ -160,12 +210,13 @@ def _rescued(data, error, options: dict) -> tuple[np.ndarray, bytes]:
   return np.zeros([1, 1, 3], np.uint8), error
 
 
-def _too_large(shape: np.ndarray, ops: str) -> bytes:
+def _too_large(shape: np.ndarray, texts: Sequence[str]) -> bytes:
   """Returns why an image of this shape cannot be resized, or b""."""
-  try:
-    pixels.check_sides(*shape.tolist()[:2], ops)
-  except ValueError as e:
-    return str(e).encode()
+  for ops in texts:
+    try:
+      pixels.check_sides(*shape.tolist()[:2], ops)
+    except ValueError as e:
+      return str(e).encode()
   return b""
 
 
@@ -338,14 +389,10 @@ def _with_labels_in_range(
     for n in label
   ]
   broken.add(batch["index"], is_bad, reasons)
-  image, label = batch["image"].copy(), label.copy()
-  image[is_bad] = label[is_bad] = 0
-  return {
-    **batch,
-    "image": image,
-    "label": label,
-    "mask": batch["mask"] & ~is_bad,
-  }
+  cleared = {k: batch[k].copy() for k in batch if k not in ("mask", "index")}
+  for array in cleared.values():
+    array[is_bad] = 0
+  return {**batch, **cleared, "mask": batch["mask"] & ~is_bad}
 
 
 def most_unusable(num_records: int, num_examples: int) -> int:

@@ -385,9 +385,11 @@ def bind(text: str) -> tuple[BoundOp, ...]:
   Raises:
     ValueError: See `preprocessing.shapes`.
   """
-  before = [None, *preprocessing.shapes(text)]
+  shapes = [None, *preprocessing.shapes(text)]
   ops = preprocessing.parse_ops(text)
-  return tuple(_bound(op, i, before[i]) for i, op in enumerate(ops))
+  return tuple(
+    _bound(op, i, shapes[i], shapes[i + 1]) for i, op in enumerate(ops)
+  )
 
 
 @tf.function(reduce_retracing=True)
@@ -419,17 +421,38 @@ def apply(image: tf.Tensor, text: str, seed_pair: tf.Tensor) -> tf.Tensor:
 
 
 def _bound(
-  op: preprocessing.Op, position: int, shape: preprocessing.Shape
+  op: preprocessing.Op,
+  position: int,
+  shape: preprocessing.Shape,
+  after: preprocessing.Shape,
 ) -> BoundOp:
-  """Returns the operation on images of a shape; sides that vary are None."""
+  """Returns the operation on images of a shape; None for sides that vary.
+
+  Args:
+    op: The operation.
+    position: Its number among the operations.
+    shape: (height, width) before it.
+    after: (height, width) after it.
+  """
 
   def fn(image, seed_pair):
     if shape is not None:  # TensorFlow does not always know it.
       image = tf.ensure_shape(image, [*shape, 3])
     key = _key_at(position, seed_pair)
+    if own := op.own:
+      return _checked(own.tensorflow(image, key), op.name, after)
     return OPS[op.name](image, key, *op.args, **op.kwargs)
 
   return fn
+
+
+def _checked(image, name: str, shape: preprocessing.Shape) -> tf.Tensor:
+  image = tf.convert_to_tensor(image)
+  if image.dtype != tf.uint8:
+    raise ValueError(
+      f"{name}: got an image {image.dtype.name}, expected uint8; cast it."
+    )
+  return tf.ensure_shape(image, [*(shape or (None, None)), 3])
 
 
 def _key_at(position: int, seed_pair: tf.Tensor) -> tf.Tensor:

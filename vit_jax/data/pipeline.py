@@ -10,18 +10,19 @@ any step without delay. From streamed files it reads the lanes of its rows. A
 run that starts in the middle of an epoch first reads the records before,
 without decoding.
 
-Augmentation draws from (seed, epoch, record), not from the row in a batch.
+Augmentation draws from (seed, epoch, record, crop), not from the row in a
+batch.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from vit_jax.batch import Batch
+from vit_jax.batch import Batch, View
 from vit_jax.config import Config, preprocessing
 from vit_jax.data import decoding, order
 from vit_jax.data import ops as ops_lib
@@ -81,6 +82,15 @@ class TrainingData:
     """The preprocessing, with the model's number of channels."""
     config = self.config
     return preprocessing.for_channels(config.data.ops, config.model.channels)
+
+  @property
+  def views(self) -> dict[str, View]:
+    """What a batch has of each record, with the model's number of channels."""
+    channels = self.config.model.channels
+    return {
+      name: view._replace(ops=preprocessing.for_channels(view.ops, channels))
+      for name, view in self.config.views.items()
+    }
 
   @functools.cached_property
   def flip(self) -> int | None:
@@ -146,7 +156,7 @@ class TrainingData:
     data = self.config.data
     batches = train_batches(
       self.source,
-      self.ops,
+      self.views,
       batch_size=data.batch_size,
       seed=self.config.seed,
       start_step=start_step,
@@ -171,7 +181,7 @@ class TrainingData:
 
 def train_batches(
   source: Source,
-  ops: str,
+  views: Mapping[str, View] | str,
   *,
   batch_size: int,
   seed: int,
@@ -185,7 +195,8 @@ def train_batches(
 
   Args:
     source: Source of the records.
-    ops: Preprocessing, see `vit_jax.config.preprocessing`.
+    views: What a batch has of each record; operations alone stand for one view
+      `image`. See `decoding.row_fns`.
     batch_size: Rows of a batch, over all processes.
     seed: Seed of order and augmentation.
     start_step: Number of the first batch.
@@ -201,7 +212,7 @@ def train_batches(
       copies of records that are streamed.
   """
   _check_processes(batch_size, process_index, process_count)
-  row_fns = decoding.row_fns(source, ops, order.root(seed))
+  row_fns = decoding.row_fns(source, _views(views), order.root(seed))
 
   def read(step: int, row_fn) -> tf.data.Dataset:
     records = train_records(
@@ -219,6 +230,10 @@ def train_batches(
   return decoding.iterate(
     source, read, row_fns, start_step, source.num_examples
   )
+
+
+def _views(views: Mapping[str, View] | str) -> Mapping[str, View]:
+  return {"image": View(views)} if isinstance(views, str) else views
 
 
 def train_records(
@@ -467,7 +482,7 @@ def eval_reader(
     elements = tf.data.Dataset.zip({"raw": raw, "epoch": _repeated(0)})
     return _batched(elements, row_fn, rows)
 
-  row_fns = decoding.row_fns(source, ops, 0)
+  row_fns = decoding.row_fns(source, _views(ops), 0)
   num_batches = num_eval_batches(source, batch_size=batch_size, indices=indices)
   empty = _no_rows(source, ops)
 

@@ -39,19 +39,27 @@ def apply(
     (4, 4, 3)
   """
   parsed = preprocessing.parse_ops(ops)
-  if random := [op.name for op in parsed if op.name not in OPS]:
+  if random := [op.name for op in parsed if _is_random(op)]:
     raise ValueError(
       f"got {ops!r} with {', '.join(random)}, which is random; expected"
       f" operations of {', '.join(OPS)}."
     )
   for op in parsed:
-    image = OPS[op.name](image, *op.args, **op.kwargs)
+    if own := op.own:
+      image = own.numpy(image)
+    else:
+      image = OPS[op.name](image, *op.args, **op.kwargs)
   return image
 
 
 def is_random(ops: str) -> bool:
   """Whether the operations draw random numbers."""
-  return any(op.name not in OPS for op in preprocessing.parse_ops(ops))
+  return any(_is_random(op) for op in preprocessing.parse_ops(ops))
+
+
+def _is_random(op: preprocessing.Op) -> bool:
+  own = op.own
+  return own.is_random if own else op.name not in OPS
 
 
 def check_sides(height: int, width: int, ops: str) -> None:
@@ -62,15 +70,14 @@ def check_sides(height: int, width: int, ops: str) -> None:
     width: As `height`.
     ops: See `vit_jax.config.preprocessing`.
   """
-  sides = height, width
   parsed, shapes = preprocessing.parse_ops(ops), preprocessing.shapes(ops)
+  sides = shapes[0] or (height, width)
   for op, shape in zip(parsed[1:], shapes[1:], strict=True):
     if op.name in _SMALL_SIDES:
       size = [*op.args, op.kwargs.get("size")][0]
       sides = _SMALL_SIDES[op.name](sides, size)
     else:
-      shape_fn = preprocessing.SHAPE_FNS[op.name]
-      sides = shape or shape_fn(sides, *op.args, **op.kwargs)
+      sides = shape or op.after(sides)
 
 
 def resize(image, size, method="bilinear", antialias=False):

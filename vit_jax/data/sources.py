@@ -1,9 +1,10 @@
-"""Opens data sets by name: "cifar10", "glyphs/size=32", "folder:/path", ..."""
+"""Opens data sets by name: "cifar10", "folder:/path", "my_lab.data:Shards"."""
 
 import contextlib
 import dataclasses
 import io
 import statistics
+from types import MappingProxyType
 
 from PIL import Image
 
@@ -11,6 +12,8 @@ from vit_jax.data import fake as fake_lib
 from vit_jax.data import (
   folder,
   images,
+  record_source,
+  records,
   splits,
   subsets,
   tfds_source,
@@ -30,7 +33,12 @@ OPENERS = {
 
 
 def open_source(
-  dataset: str, split: str, data_dir: str | None = None, *, fake: bool = False
+  dataset: str,
+  split: str,
+  data_dir: str | None = None,
+  *,
+  fake: bool = False,
+  given: records.Given = MappingProxyType({}),
 ) -> Source:
   """Opens a split of a data set.
 
@@ -41,13 +49,15 @@ def open_source(
 
   Args:
     dataset: Name in TFDS, with a config if it has several; "folder:/path" for
-      images in one folder per class; or "vtab:TASK", see `vtab`.
+      images in one folder per class; "vtab:TASK", see `vtab`; a key of `given`;
+      or an import path, see `records`.
     split: A split such as "train", "train[:99%]" or "train[100:200]+test", or a
       subset of one, such as "train@2000" or "train[:99%]@10%/seed=1".
     data_dir: Folder of TFDS's data; None for $TFDS_DATA_DIR, or
       ~/tensorflow_datasets.
     fake: Whether to use fake records of the same shape and number instead; the
       data set need not exist on disk.
+    given: See `Sources`.
 
   Raises:
     ValueError: Unknown data set (the message has the nearest name) or split (it
@@ -55,11 +65,14 @@ def open_source(
       that puts them there), or features other than an image and a label (see
       `tfds_source.find_label`).
   """
-  opener = OPENERS.get(prefix_of(dataset), tfds_source.open_tfds)
-  if fake:
-    opener = fake_lib.open_fake
   base, draw = splits.parse_draw(split)
-  source = opener(dataset, base, data_dir)
+  if dataset in given or records.is_own(dataset):
+    make = given.get(dataset) or records.splits_of(dataset)
+    source = record_source.open_records(dataset, base, make)
+  else:
+    opener = OPENERS.get(prefix_of(dataset), tfds_source.open_tfds)
+    opener = fake_lib.open_fake if fake else opener
+    source = opener(dataset, base, data_dir)
   if draw:
     num = source.num_examples
     indices = subsets.members(num, draw.count(num), draw.seed)
@@ -73,17 +86,31 @@ class Sources:
   Args:
     data_dir: As for `open_source`.
     fake: As for `open_source`.
+    given: Data sets that are objects of the program, by the name that a config
+      gives them: split -> `records.Records`; or a function of the split's name.
   """
 
-  def __init__(self, data_dir: str | None = None, *, fake: bool = False):
+  def __init__(
+    self,
+    data_dir: str | None = None,
+    *,
+    fake: bool = False,
+    given: records.Given = MappingProxyType({}),
+  ):
     self.data_dir, self._fake = data_dir, fake
+    self._given = {
+      name: makes if callable(makes) else makes.__getitem__
+      for name, makes in given.items()
+    }
     self._opened: dict[tuple[str, str], Source] = {}
 
   def open(self, dataset: str, split: str) -> Source:
     """Opens a split by `open_source`; the same object for the same names."""
     key = dataset, split
     if key not in self._opened:
-      self._opened[key] = open_source(*key, self.data_dir, fake=self._fake)
+      self._opened[key] = open_source(
+        *key, self.data_dir, fake=self._fake, given=self._given
+      )
     return self._opened[key]
 
   def inspect(self, dataset: str, split: str) -> Source:
@@ -93,8 +120,8 @@ class Sources:
     number and classes. So a config can be checked before.
     """
     key = dataset, split
-    is_open = key in self._opened or self._fake
-    if is_open or prefix_of(dataset) in OPENERS:
+    is_open = key in self._opened or self._fake or dataset in self._given
+    if is_open or prefix_of(dataset) in OPENERS or records.is_own(dataset):
       return self.open(*key)
     names = tfds_source.names_if_generated(dataset, self.data_dir)
     if not names:

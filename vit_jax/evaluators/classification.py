@@ -108,7 +108,7 @@ class Classification(Evaluator):
       self._positions = np.full(len(columns), -1)
       self._positions[classes] = np.arange(len(classes))
     self._width = width
-    loss = context.config.objective.loss
+    loss = context.config.objective.head_loss
     loss_fn = LOSSES[loss]
     # The softmax loss is not defined for an image with several classes.
     has_loss = loss != "softmax" or not source.is_multilabel

@@ -79,7 +79,7 @@ class EvaluatorConfig:
   """
 
   name: str = ""  # the key under evals, and prefix of the metrics
-  kind: str = ""  # the key of EVALUATORS
+  kind: str = ""  # the key of EVALUATORS, or the import path
   dataset: str | None = option(
     None, "data set, named as in data.dataset; None: data.dataset"
   )
@@ -109,6 +109,13 @@ class EvaluatorConfig:
       dataset=self.dataset or dataset,
       batch_size=self.batch_size or batch_size,
     )
+
+  def models(self) -> dict[str, str]:
+    """Returns name -> weights of the further models that it compares with.
+
+    The weights are anything that `vit_jax.load` reads; see `Context.models`.
+    """
+    return {}
 
   def errors(self, where: str) -> Iterator[str]:
     """Yields the errors that can be seen in the options, one text each.
@@ -218,6 +225,17 @@ class RunConfig(Protocol):
   fake_data: bool
 
 
+class OtherModel(NamedTuple):
+  """A further model of an evaluator.
+
+  params: Its parameters, on the mesh.
+  predict: As `Context.predict`.
+  """
+
+  params: Params
+  predict: Callable[[Params, Any], tuple[Any, Outputs]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Context:
   """What an evaluator gets from its run; implemented in `vit_jax.evaluation`.
@@ -236,6 +254,7 @@ class Context:
     shared: Values that the evaluators of a run share, see `once`.
     on_batch: All processes call it before every batch; if it raises, the
       evaluation ends.
+    models: The models of `options.models`, by their names.
   """
 
   options: EvaluatorConfig
@@ -248,6 +267,7 @@ class Context:
   workdir: str | None = None
   shared: dict[Any, Any] = dataclasses.field(default_factory=dict)
   on_batch: Callable[[], None] = lambda: None
+  models: Mapping[str, OtherModel] = dataclasses.field(default_factory=dict)
 
   def once(self, key: Any, make: Callable[[], Any]) -> Any:
     """Returns the result of `make` for the first evaluator with this key.

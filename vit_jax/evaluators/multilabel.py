@@ -43,7 +43,7 @@ class Multilabel(Classification):
 
     super().__init__(context)
     columns, num_classes = self._positions, self._source.num_classes
-    loss = context.config.objective.loss
+    loss = context.config.objective.head_loss
     # The softmax loss is not defined for an image with several classes.
     loss_fn = None if loss == "softmax" else LOSSES[loss]
 

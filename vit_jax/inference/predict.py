@@ -19,8 +19,6 @@ import numpy as np
 from tqdm import tqdm
 
 from vit_jax import class_names, weights
-from vit_jax.callbacks import startup
-from vit_jax.callbacks.progress import note
 from vit_jax.config.preprocessing import with_decoding
 from vit_jax.data.images import LIMIT_OPTION
 from vit_jax.distributed import processes
@@ -29,6 +27,7 @@ from vit_jax.inference import output_formats as formats
 from vit_jax.inference.pretrained import Answer, FeatureRow, Pretrained, load
 from vit_jax.models import precision
 from vit_jax.paths import printable
+from vit_jax.writers.console import note
 
 Row = TypeVar("Row", Answer, FeatureRow)
 
@@ -202,7 +201,8 @@ def _shown(answers: Iterator[Row], total: int | None) -> Iterator[Row]:
       if is_due and not sys.stdout.isatty():
         logged = now
         count_text = f"{count:,} of {total:,}" if total else f"{count:,}"
-        note(f"{count_text} images, {count / (now - began):,.1f} img/s")
+        text = f"{count_text} images, {count / (now - began):,.1f} img/s"
+        note(text)
 
 
 def _write_picture(path: pathlib.Path, answer: Answer) -> None:
@@ -215,7 +215,6 @@ def _write_picture(path: pathlib.Path, answer: Answer) -> None:
 def main(args: argparse.Namespace) -> None:
   """Classifies the images; ends the process with the exit status."""
   processes.refuse_several_hosts()
-  startup.use_cache()
   # Hides Pillow's warnings about large images and odd metadata.
   warnings.filterwarnings("ignore", module="PIL")
   # Characters that the terminal's encoding lacks are escaped.

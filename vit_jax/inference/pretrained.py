@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax import class_names, sharding, weights
+from vit_jax import class_names, names, sharding, weights
 from vit_jax.batch import normalise
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
 from vit_jax.config.preprocessing import (
@@ -774,9 +774,12 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: No family has all of the options, or a value has another type.
   """
+  families, own = FAMILIES, str(options.get("name"))
+  if names.is_path(own):
+    families = {own: names.resolve(own, FAMILIES, "load: name", ModelConfig)}
   fields = {
     name: [f.name for f in dataclasses.fields(cls)]
-    for name, cls in FAMILIES.items()
+    for name, cls in families.items()
   }
   known = dict.fromkeys(k for names in fields.values() for k in names)
   if unknown := sorted(options.keys() - known.keys()):

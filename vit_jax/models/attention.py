@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from vit_jax.models.precision import at_least_float32
 
@@ -13,7 +13,7 @@ def dot_product_attention(
   key: Float[Array, "b k heads d"],
   value: Float[Array, "b k heads d"],
   offsets: Float[Array, "r heads d"] | None = None,
-  bias: Float[Array, "heads q k"] | None = None,
+  bias: Float[Array, "*b heads q k"] | None = None,
 ) -> Float[Array, "b q heads d"]:
   """Averages the values, weighted by how well each query matches the keys.
 
@@ -26,7 +26,7 @@ def dot_product_attention(
     offsets: One learned vector for each offset k - q of two positions, from
       1 - n to n - 1 (r = 2 n - 1, for n queries and n keys). Its product with
       the query is added to the score. None for no relative positions.
-    bias: Added to the scores of every image, or None.
+    bias: Added to the scores, of every image or of each; or None.
 
   Source: arXiv:2010.11929, appendix A, equations 5 to 7; appendix D.4 for
     relative positions.
@@ -47,7 +47,7 @@ def attention_weights(
   key: Float[Array, "b k heads d"],
   dtype: DTypeLike,
   offsets: Float[Array, "r heads d"] | None = None,
-  bias: Float[Array, "heads q k"] | None = None,
+  bias: Float[Array, "*b heads q k"] | None = None,
 ) -> Float[Array, "b heads q k"]:
   """Returns softmax_k(query . (key + offset) / sqrt(d) + bias) as `dtype`."""
   query = query / query.shape[-1] ** 0.5
@@ -56,13 +56,40 @@ def attention_weights(
     "bqhd,bkhd->bhqk", query, key, preferred_element_type=precise
   )
   if offsets is not None:
-    by_offset = jnp.einsum(
-      "bqhd,rhd->bhqr", query, offsets, preferred_element_type=precise
-    )
-    scores = scores + _offset_to_key(by_offset)
+    scores = scores + _offset_to_key(_by_offset(query, offsets))
   if bias is not None:
-    scores = scores + bias[None].astype(precise)
+    bias = bias[None] if bias.ndim == 3 else bias
+    scores = scores + bias.astype(precise)
   return jax.nn.softmax(scores, axis=-1).astype(dtype)
+
+
+def bias_of_offsets(
+  query: Float[Array, "b q heads d"],
+  offsets: Float[Array, "r heads d"],
+  places: Int[Array, "b q"],
+) -> Float[Array, "b heads q q"]:
+  """Returns what offsets add to the scores of a part of the tokens.
+
+  Args:
+    query: Queries of these tokens.
+    offsets: See `dot_product_attention`; for all n tokens.
+    places: Numbers of the tokens among all, from 0 to n - 1.
+  """
+  scores = _by_offset(query / query.shape[-1] ** 0.5, offsets)
+  first = len(offsets) // 2  # n - 1, the row of offset 0
+  rows = places[:, None, :] - places[:, :, None] + first
+  return jnp.take_along_axis(scores, rows[:, None], axis=-1)
+
+
+def _by_offset(
+  query: Float[Array, "b q heads d"], offsets: Float[Array, "r heads d"]
+) -> Float[Array, "b heads q r"]:
+  return jnp.einsum(
+    "bqhd,rhd->bhqr",
+    query,
+    offsets,
+    preferred_element_type=at_least_float32(query.dtype),
+  )
 
 
 def _offset_to_key(

@@ -8,6 +8,7 @@ pass, and how many images are computed at once.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ def attention(
   key: Float[Array, "b k heads d"],
   value: Float[Array, "b k heads d"],
   offsets: Float[Array, "r heads d"] | None = None,
-  bias: Float[Array, "heads q k"] | None = None,
+  bias: Float[Array, "*b heads q k"] | None = None,
 ) -> Float[Array, "b q heads d"]:
   """Returns `dot_product_attention`, as the step's device computes it best."""
   # The names are those of `encoder.SAVED_NAMES`.
@@ -147,12 +148,15 @@ attend.defvjp(_attend_forward, _attend_backward)
 
 
 def in_chunks(
-  branch: Callable[[Array, DRAWS], tuple[Array, ...]],
+  branch: Callable[[Array, DRAWS, Any], tuple[Array, ...]],
   num_heads: int,
   tokens: Float[Array, "b n d"],
   draws: DRAWS,
+  positions: Any = None,
 ) -> tuple[Array, ...]:
-  """Returns branch(tokens, draws), on few images at a time if that is faster.
+  """Returns `branch(tokens, draws, positions)`, on few images at a time.
+
+  All images are computed at once if that is not slower.
 
   Args:
     branch: Self-attention, with the norm and the projections before it and the
@@ -161,16 +165,23 @@ def in_chunks(
     num_heads: Number of heads.
     tokens: Tokens of all images.
     draws: Random numbers for the images.
+    positions: Arrays with a row for each image; None if all have the same.
   """
   device, num_chunks = device_of_step(), 1
   if device and device.choices.max_scores:
     scores = num_heads * tokens.shape[1] ** 2
     num_chunks = count_chunks(len(tokens), scores, device.choices.max_scores)
   if num_chunks == 1:
-    return branch(tokens, draws)
+    return branch(tokens, draws, positions)
   rows = {place: jnp.split(d.rows, num_chunks) for place, d in draws.items()}
+  leaves, form = jax.tree.flatten(positions)
+  parts = [jnp.split(leaf, num_chunks) for leaf in leaves]
   results = [
-    branch(chunk, {k: draws[k]._replace(rows=rows[k][i]) for k in draws})
+    branch(
+      chunk,
+      {k: draws[k]._replace(rows=rows[k][i]) for k in draws},
+      jax.tree.unflatten(form, [part[i] for part in parts]),
+    )
     for i, chunk in enumerate(jnp.split(tokens, num_chunks))
   ]
   return tuple(map(jnp.concatenate, zip(*results, strict=True)))

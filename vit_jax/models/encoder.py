@@ -5,6 +5,7 @@ and the tokens between blocks, have type `dtype`. The statistics of the norms
 are float32.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,16 +14,20 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from vit_jax.families.vit import ViTConfig
+from vit_jax.models.attention import bias_of_offsets
 from vit_jax.models.efficient_attention import attention, in_chunks
 from vit_jax.models.gelu_dropout import gelu_dropout
-from vit_jax.models.layers import Dense, DenseGeneral
+from vit_jax.models.layers import Dense, DenseGeneral, chosen
 from vit_jax.models.noise import DRAWS, RECORDS, Dropout, draw_all, drop_at
 from vit_jax.models.posemb import learned_positions
 from vit_jax.models.precision import at_least_float32
 from vit_jax.models.stacking import gather_parts
+
+# Numbers of the tokens that enter the blocks; None: all of them.
+PLACES_OF_TOKENS = Int[Array, "b m"] | None
 
 # Where a block draws random numbers, in the order of the keys.
 PLACES = ("attention", "skip_attention", "hidden", "mlp", "skip_mlp")
@@ -72,16 +77,20 @@ class MultiHeadDotProductAttention(nn.Module):
   Attributes:
     num_heads: Number of heads; must divide the width of a token.
     dtype: Type of the matrix products; parameters and softmax are float32.
-    has_relative_positions: Whether offsets are learned; for self-attention.
+    num_positions: For self-attention with learned offsets, the number of all
+      tokens, class token included; None for no offsets.
   """
 
   num_heads: int
   dtype: DTypeLike = "float32"
-  has_relative_positions: bool = False
+  num_positions: int | None = None
 
   @nn.compact
   def __call__(
-    self, queries: Float[Array, "b q d"], tokens: Float[Array, "b k d"]
+    self,
+    queries: Float[Array, "b q d"],
+    tokens: Float[Array, "b k d"],
+    places: PLACES_OF_TOKENS = None,
   ) -> Float[Array, "b q d"]:
     width = tokens.shape[-1]
     heads = (self.num_heads, width // self.num_heads)
@@ -97,12 +106,14 @@ class MultiHeadDotProductAttention(nn.Module):
 
     query = dense("query", heads, queries)
     key, value = (dense(name, heads, tokens) for name in ("key", "value"))
-    offsets = None
-    if self.has_relative_positions:
-      shape = (2 * tokens.shape[1] - 1, *heads)
+    offsets = bias = None
+    if self.num_positions:
+      shape = (2 * self.num_positions - 1, *heads)
       offsets = self.param("offsets", nn.initializers.normal(0.02), shape)
       offsets = offsets.astype(self.dtype)
-    out = attention(query, key, value, offsets)
+      if places is not None:
+        bias, offsets = bias_of_offsets(query, offsets, places), None
+    out = attention(query, key, value, offsets, bias)
     return dense("out", width, out, (-2, -1))
 
 
@@ -150,7 +161,8 @@ class EncoderBlock(nn.Module):
     x: Float[Array, "b n d"],
     drop_rate: Float[Array, ""] | None,
     draws: DRAWS,
-    positions: Float[Array, "1 n d"] | None,
+    positions: Float[Array, "#b n d"] | None,
+    places: PLACES_OF_TOKENS = None,
   ) -> tuple[Float[Array, "b n d"], dict[str, Array]]:
     """Returns the tokens and the intermediates by name.
 
@@ -161,32 +173,40 @@ class EncoderBlock(nn.Module):
         dropped at a place that is missing.
       positions: Added to the tokens first. With None, the block's own table is
         added, if it has one.
+      places: Numbers of the tokens among all of the grid; None for all.
     """
     out, options = {}, self.options
     if options.posemb_at == "blocks":
       positions = learned_positions(options, self.grid)
+      if places is not None:
+        positions = chosen(positions, places)
     if positions is not None:
       x = (x + positions).astype(x.dtype)
 
     def norm(name):
       return nn.LayerNorm(options.ln_eps, dtype=options.dtype, name=name)
 
-    heads, is_relative = options.size.num_heads, options.posemb == "relative"
+    heads, num_positions = options.size.num_heads, None
+    if options.posemb == "relative":
+      num_positions = math.prod(self.grid) + options.num_class_tokens
     attention = MultiHeadDotProductAttention(
-      heads, options.dtype, is_relative, name="MultiHeadDotProductAttention_0"
+      heads,
+      options.dtype,
+      num_positions,
+      name="MultiHeadDotProductAttention_0",
     )
     norm_0, norm_1 = norm("LayerNorm_0"), norm("LayerNorm_1")
     mlp = MlpBlock(options, name="MlpBlock_0")
 
-    def attend(x, draws):
+    def attend(x, draws, places):
       y = norm_0(x)
-      y = attention(y, y)
+      y = attention(y, y, places)
       y = drop_at("attention", y, draws, options.dropout).astype(y.dtype)
       # In float32: bfloat16 would round the first blocks' scales to 1.
       y = drop_at("skip_attention", y, draws, drop_rate)
       return y, (x + y).astype(x.dtype)
 
-    out["attention"], x = in_chunks(attend, heads, x, draws)
+    out["attention"], x = in_chunks(attend, heads, x, draws, places)
     out["after_attention"] = x = checkpoint_name(x, "after_attention")
     y = mlp(norm_1(x), draws)
     out["mlp"] = y = drop_at("skip_mlp", y, draws, drop_rate)
@@ -210,15 +230,29 @@ class Encoder(nn.Module):
     x: Float[Array, "b n d"],
     grid: tuple[int, int],
     records: RECORDS,
-  ) -> tuple[Float[Array, "b n d"], dict[str, Any]]:
+    places: PLACES_OF_TOKENS = None,
+  ) -> tuple[Float[Array, "b m d"], dict[str, Any]]:
+    """Returns the encoded tokens and the intermediates.
+
+    Args:
+      x: All tokens of the images, n for each.
+      grid: Rows and columns of patches.
+      records: A number for each image; None for no dropout.
+      places: Numbers of the m tokens that enter the blocks, after positions are
+        added; None for all.
+    """
     options, positions = self.options, None
     if options.posemb_at != "blocks":
       positions = learned_positions(options, grid)
     if options.posemb_at == "stem" and positions is not None:
       x, positions = (x + positions).astype(x.dtype), None
+    if places is not None:
+      x = chosen(x, places)
+      if positions is not None:
+        positions = chosen(positions, places)
     out = {"with_posemb": x}
     x = Dropout(options.dropout)(x, records)
-    x, blocks = self._apply(EncoderBlock, x, grid, records, positions)
+    x, blocks = self._apply(EncoderBlock, x, grid, records, positions, places)
     # From here on float32: the norm's output feeds pooling and head.
     out["encoded"] = x = nn.LayerNorm(
       options.ln_eps, dtype=at_least_float32(options.dtype), name="encoder_norm"
@@ -232,6 +266,7 @@ class Encoder(nn.Module):
     grid: tuple[int, int],
     records: RECORDS,
     positions: Any,
+    of_images: Any,
   ) -> tuple[Float[Array, "b n d"], dict[str, Any]]:
     """Applies all blocks, in a loop or in a scan.
 
@@ -241,6 +276,7 @@ class Encoder(nn.Module):
       grid: Rows and columns of patches.
       records: A number for each image; None without random numbers.
       positions: Argument of every block.
+      of_images: Argument of every block, with a row for each image; or None.
 
     Returns:
       The tokens, and the intermediates of each encoderblock_{i}.
@@ -257,9 +293,11 @@ class Encoder(nn.Module):
         block,
         variable_axes={"params": 0},
         split_rngs={"params": True},
-        in_axes=(0, 0, nn.broadcast),
+        in_axes=(0, 0, nn.broadcast, nn.broadcast),
         length=depth,
-      )(options, grid, name="encoderblock")(x, rates, draws, positions)
+      )(
+        options, grid, name="encoderblock"
+      )(x, rates, draws, positions, of_images)
       for i in range(depth):
         out[f"encoderblock_{i}"] = {k: v[i] for k, v in stacked.items()}
     else:
@@ -267,7 +305,7 @@ class Encoder(nn.Module):
         name = f"encoderblock_{i}"
         rate, drawn = jax.tree.map(lambda a, i=i: a[i], (rates, draws))
         x, out[name] = block(options, grid, name=name)(
-          x, rate, drawn, positions
+          x, rate, drawn, positions, of_images
         )
     return x, out
 

@@ -6,11 +6,25 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, Shaped
 
 from vit_jax.models.chip_choices import device_of_step
 from vit_jax.models.precision import bias_in_float32
+
+
+def chosen(
+  tokens: Shaped[Array, "#b n *d"], places: Int[Array, "b k"]
+) -> Shaped[Array, "b k *d"]:
+  """Returns the tokens, or patches, at the given places of each image.
+
+  Args:
+    tokens: Tokens of every image; one row, b = 1, stands for all images.
+    places: Their numbers.
+  """
+  index = places.reshape(*places.shape, *(1,) * (tokens.ndim - 2))
+  return jnp.take_along_axis(tokens, index, axis=1)
 
 
 def by_rows(

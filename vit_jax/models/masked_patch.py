@@ -12,9 +12,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int, Shaped, UInt8
+from jaxtyping import Array, Bool, Float, Int, UInt8
 
-from vit_jax.models.layers import head
+from vit_jax.models.layers import chosen, head
 from vit_jax.models.noise import RECORDS
 from vit_jax.models.precision import at_least_float32
 
@@ -63,14 +63,6 @@ def draw(key: jax.Array, records: Int[Array, " b"], num_patches: int) -> Plan:
     return Plan(places, jnp.where(is_replaced, others, places), is_masked)
 
   return jax.vmap(draw_plan)(records)
-
-
-def chosen(
-  tokens: Shaped[Array, "b n *d"], places: Int[Array, "b k"]
-) -> Shaped[Array, "b k *d"]:
-  """Returns the tokens, or patches, at the given places of each image."""
-  index = places.reshape(*places.shape, *(1,) * (tokens.ndim - 2))
-  return jnp.take_along_axis(tokens, index, axis=1)
 
 
 def corrupt(

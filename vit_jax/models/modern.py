@@ -20,14 +20,14 @@ from jaxtyping import Array, Float, Int
 from vit_jax.families.modern import ModernConfig
 from vit_jax.models import relative_bias
 from vit_jax.models.efficient_attention import attention, in_chunks
-from vit_jax.models.encoder import Encoder, MAPHead
+from vit_jax.models.encoder import PLACES_OF_TOKENS, Encoder, MAPHead
 from vit_jax.models.gelu_dropout import gelu_dropout
-from vit_jax.models.layers import Dense, DenseGeneral, head
+from vit_jax.models.layers import Dense, DenseGeneral, chosen, head
 from vit_jax.models.noise import DRAWS, RECORDS, Dropout, drop_at
 from vit_jax.models.posemb import learned_positions, sincos2d
 from vit_jax.models.precision import at_least_float32
 from vit_jax.models.rope import Rotation, rotate, rotation
-from vit_jax.models.vit import ViT
+from vit_jax.models.vit import ViT, places_of
 
 TOKENS = Float[Array, "1 k d"] | Float[np.ndarray, "1 k d"]
 
@@ -48,6 +48,7 @@ class LayerScale(nn.Module):
 
 # What all blocks need for positions: a rotation, rows of `relative_bias`.
 POSITIONS = Rotation | Int[Array, "n n"] | None
+OF_IMAGES = Rotation | Int[Array, "b n n"] | None  # where images differ
 
 
 class Attention(nn.Module):
@@ -64,7 +65,7 @@ class Attention(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: Float[Array, "b n d"], positions: POSITIONS
+    self, x: Float[Array, "b n d"], positions: POSITIONS | OF_IMAGES
   ) -> Float[Array, "b n d"]:
     options, width = self.options, x.shape[-1]
     heads = (options.size.num_heads, width // options.size.num_heads)
@@ -161,12 +162,14 @@ class Block(nn.Module):
     drop_rate: Float[Array, ""] | None,
     draws: DRAWS,
     positions: POSITIONS,
+    of_images: OF_IMAGES = None,
   ) -> tuple[Float[Array, "b n d"], dict[str, Array]]:
     """Returns the tokens and the intermediates by name.
 
     Args:
       x, drop_rate, draws: See `EncoderBlock`.
       positions: Positions that attention adds or rotates by, or None.
+      of_images: The same where each image has its own, or None.
     """
     out, options = {}, self.options
 
@@ -185,14 +188,14 @@ class Block(nn.Module):
     )
     mlp = MlpBlock(options, name="MlpBlock_0")
 
-    def attend(x, draws):
-      y = attention(norm_0(x), positions)
+    def attend(x, draws, of_images):
+      y = attention(norm_0(x), positions if of_images is None else of_images)
       y = drop_at("attention", y, draws, options.dropout).astype(y.dtype)
       y = drop_at("skip_attention", scale_0(y), draws, drop_rate)
       return y, (x + y).astype(x.dtype)
 
     num_heads = options.size.num_heads
-    out["attention"], x = in_chunks(attend, num_heads, x, draws)
+    out["attention"], x = in_chunks(attend, num_heads, x, draws, of_images)
     out["after_attention"] = x = checkpoint_name(x, "after_attention")
     y = scale_1(mlp(norm_1(x), draws))
     out["mlp"] = y = drop_at("skip_mlp", y, draws, drop_rate)
@@ -211,23 +214,35 @@ class ModernEncoder(Encoder):
     x: Float[Array, "b n d"],
     grid: tuple[int, int],
     records: RECORDS,
+    places: PLACES_OF_TOKENS = None,
     registers: TOKENS | None = None,
   ) -> tuple[Float[Array, "b m d"], dict[str, Array]]:
-    """Returns the encoded tokens, m = n + k, and the intermediates."""
+    """Returns the encoded tokens and the intermediates; see `Encoder`.
+
+    Args:
+      x, grid, records: See `Encoder`; x is without registers.
+      places: Numbers of the tokens that enter the blocks, registers included.
+      registers: k tokens to insert before the patches, or None.
+    """
     options = self.options
     positions = learned_positions(options, grid)
     if positions is not None:
       x = (x + positions).astype(x.dtype)
     if registers is not None:
       x = insert(registers, x, options.num_class_tokens)
+    num_tokens = x.shape[1]
+    if places is not None:
+      x = chosen(x, places)
     if options.pre_norm:
       x = nn.LayerNorm(options.ln_eps, dtype=options.dtype, name="pre_norm")(x)
     out = {"with_posemb": x}
     x = Dropout(options.dropout)(x, records)
-    of_blocks = rotation(options, grid, x.shape[1])
+    of_blocks, of_images = rotation(options, grid, num_tokens), None
     if options.posemb == "relative_bias":
       of_blocks = jnp.asarray(relative_bias.rows(grid))
-    x, blocks = self._apply(Block, x, grid, records, of_blocks)
+    if places is not None:
+      of_blocks, of_images = None, _chosen_positions(of_blocks, places)
+    x, blocks = self._apply(Block, x, grid, records, of_blocks, of_images)
     precise = at_least_float32(options.dtype)
     if options.final_norm == "tokens":
       x = nn.LayerNorm(options.ln_eps, dtype=precise, name="encoder_norm")(x)
@@ -239,6 +254,17 @@ class ModernEncoder(Encoder):
     if options.stochastic_depth_rule == "linear":
       return super()._rates()
     return jnp.full(options.size.depth, options.stochastic_depth)
+
+
+def _chosen_positions(
+  positions: POSITIONS, places: Int[Array, "b m"]
+) -> Rotation | Int[Array, "b m m"] | None:
+  """Returns the positions of the tokens of each image."""
+  if isinstance(positions, Rotation):
+    return Rotation(*(chosen(table, places) for table in positions))
+  if positions is None:
+    return None
+  return positions[places[:, :, None], places[:, None, :]]
 
 
 def insert(
@@ -315,10 +341,11 @@ class Modern(ViT):
       out["logits"] = x = (x + second) / 2
     return x, out
 
-  def encode(self, tokens, records):
+  def encode(self, tokens, records, keep=None):
     """Applies class tokens, positions, registers, blocks and the last norm.
 
-    See `ViT.encode`; n is the number of all tokens.
+    See `ViT.encode`; n is the number of all tokens. Class token, distillation
+    token and registers always enter the blocks.
     """
     options = self.options
     _, grid_h, grid_w, width = tokens.shape
@@ -330,7 +357,8 @@ class Modern(ViT):
     if options.class_token:
       x = insert(self.cls, x)
     registers = self.registers if options.registers else None
-    return self.Transformer(x, (grid_h, grid_w), records, registers)
+    places = places_of(keep, options.num_class_tokens + options.registers)
+    return self.Transformer(x, (grid_h, grid_w), records, places, registers)
 
   def pool(self, encoded: Float[Array, "b n d"]) -> Float[Array, "b e"]:
     """Returns one vector per image, after its norm and projection."""

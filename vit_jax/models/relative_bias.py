@@ -11,6 +11,7 @@ as key, and as both. The model has no other positions.
 Source: arXiv:2106.08254, section 2.5; unilm, beit/modeling_finetune.py.
 """
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
@@ -40,7 +41,7 @@ def rows(grid: tuple[int, int]) -> Int[np.ndarray, "n n"]:
 
 
 def bias(
-  table: Float[Array, "r heads"], rows: Int[Array, "n n"]
-) -> Float[Array, "heads n n"]:
+  table: Float[Array, "r heads"], rows: Int[Array, "*b n n"]
+) -> Float[Array, "*b heads n n"]:
   """Returns the bias of the score of each query and key."""
-  return table[rows].transpose(2, 0, 1)
+  return jnp.moveaxis(table[rows], -1, -3)

@@ -31,11 +31,12 @@ EVA02_GRID = 16  # rows and columns of the pre-training's patches
 class Rotation(NamedTuple):
   """Cosine and sine for every token and channel, float32.
 
-  A token without a position has angles of 0.
+  They are the same for all images (b = 1), or not. A token without a position
+  has angles of 0.
   """
 
-  cos: Float[Array, "1 n 1 d"]
-  sin: Float[Array, "1 n 1 d"]
+  cos: Float[Array, "#b n 1 d"]
+  sin: Float[Array, "#b n 1 d"]
 
 
 def rotation(

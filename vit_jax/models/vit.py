@@ -11,7 +11,7 @@ from typing import Any
 import einops
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models.encoder import Encoder, MAPHead
@@ -20,6 +20,21 @@ from vit_jax.models.noise import RECORDS
 from vit_jax.models.posemb import sincos2d
 from vit_jax.models.precision import at_least_float32, bias_in_float32
 from vit_jax.models.resnet import trunk
+
+
+def places_of(
+  keep: Int[Array, "b k"] | None, num_others: int
+) -> Int[Array, "b m"] | None:
+  """Returns the numbers of all tokens that remain; None for all.
+
+  Args:
+    keep: Numbers of the patches that remain.
+    num_others: Number of tokens before the patches, which always remain.
+  """
+  if keep is None:
+    return None
+  others = jnp.broadcast_to(jnp.arange(num_others), (len(keep), num_others))
+  return jnp.concatenate([others, keep + num_others], axis=1)
 
 
 class ViT(nn.Module):
@@ -142,20 +157,26 @@ class ViT(nn.Module):
     return x, out
 
   def encode(
-    self, tokens: Float[Array, "b gh gw d"], records: RECORDS
+    self,
+    tokens: Float[Array, "b gh gw d"],
+    records: RECORDS,
+    keep: Int[Array, "b k"] | None = None,
   ) -> tuple[Float[Array, "b n d"], dict[str, Any]]:
     """Applies class token, positions, blocks and the last norm.
 
     Args:
       tokens: The result of `embed`, a token for each patch.
       records: A number for each image; None for no dropout.
+      keep: Numbers of the patches that enter the blocks, counted row by row;
+        None for all. They have the positions that they have on the whole grid.
+        The class token always enters.
 
     Returns:
-      The encoded tokens, n = gh gw, or n = gh gw + 1 with the class token in
-      front; the intermediates: with_posemb [b, n, d], the input of the first
-      block; encoderblock_{i}, each with attention and mlp (the branches before
-      they are added) and after_attention and after_mlp (the sums); encoded [b,
-      n, d].
+      The encoded tokens, in the order of `keep`: n = gh gw, or k with `keep`,
+      plus the class token in front, if the model has one; the intermediates:
+      with_posemb [b, n, d], the input of the first block; encoderblock_{i},
+      each with attention and mlp (the branches before they are added) and
+      after_attention and after_mlp (the sums); encoded [b, n, d].
     """
     options = self.options
     num_images, grid_h, grid_w, width = tokens.shape
@@ -165,7 +186,8 @@ class ViT(nn.Module):
     if options.pool == "token":
       cls = jnp.broadcast_to(self.cls, (num_images, 1, width)).astype(x.dtype)
       x = jnp.concatenate([cls, x], axis=1)
-    return self.Transformer(x, (grid_h, grid_w), records)
+    places = places_of(keep, self.options.num_class_tokens)
+    return self.Transformer(x, (grid_h, grid_w), records, places)
 
   def pool(self, encoded: Float[Array, "b n d"]) -> Float[Array, "b d"]:
     """Returns one vector per image: class token, mean, or attention pooling."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from vit_jax.batch import normalise
 from vit_jax.objectives import mixing
-from vit_jax.objectives.objective import Objective
+from vit_jax.objectives.objective import Learner, Objective
 from vit_jax.options import option
 
 
@@ -111,13 +111,14 @@ class Classification(Objective):
     """See `Objective`."""
     return mixing.paired(batch) if self.mixup or self.cutmix else batch
 
-  def make(self, model, run_shape):
+  def make(self, model, run_shape, models):
     """Returns the network and its loss; see `Objective.make`.
 
     Args:
       model: `config.model`.
-      run_shape: num_classes is the width of the head; class_counts decide the
-        class weights (all 1 if None).
+      run_shape: num_classes is the width of the head; labels().class_counts
+        decide the class weights (all 1 if None).
+      models: Not used.
 
     With class weights w, the loss of an image is -sum_k w_k target_k log p_k,
     also for mixed and smoothed targets, as in PyTorch for targets that are
@@ -132,15 +133,12 @@ class Classification(Objective):
 
     module = build(model, run_shape.num_classes)
     cross_entropy = LOSSES[self.loss]
-    weights = None
-    if self.counts_classes and run_shape.class_counts:
-      weights = balanced_weights(run_shape.class_counts, run_shape.num_classes)
 
     def examples(batch):
       targets = targets_of(batch["label"], run_shape.num_classes)
       return normalise(batch["image"]), smooth(targets, self.label_smoothing)
 
-    def loss_fn(params, batch, rng):
+    def loss(params, batch, rng, step):
       images, targets = examples(batch)
       if partner := batch.get(mixing.PARTNER):
         images, targets = mixing.mix(
@@ -156,9 +154,9 @@ class Classification(Objective):
         records=batch["index"],
         rngs={"dropout": rng},
       )
-      if weights is not None:
-        targets *= weights[None]
-      loss = jnp.sum(cross_entropy(logits, targets) * batch["mask"])
-      return loss, jnp.sum(batch["mask"], dtype=jnp.float32), {}
+      if self.counts_classes and (counts := run_shape.labels().class_counts):
+        targets *= balanced_weights(counts, run_shape.num_classes)[None]
+      total = jnp.sum(cross_entropy(logits, targets) * batch["mask"])
+      return total, jnp.sum(batch["mask"], dtype=jnp.float32), {}
 
-    return module, loss_fn
+    return Learner(module, loss)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from vit_jax.batch import normalise
-from vit_jax.objectives.objective import Objective
+from vit_jax.objectives.objective import Learner, Objective
 from vit_jax.options import option
 
 GRID = 4  # cells on a side of a patch with target "small"
@@ -89,7 +89,7 @@ class MaskedPatch(Objective):
           " fine-tune."
         )
 
-  def make(self, model, run_shape):
+  def make(self, model, run_shape, models):
     """Returns the network with its own parameters, and the loss.
 
     The loss counts the corrupted patches of valid rows. `accuracy` is also
@@ -98,6 +98,7 @@ class MaskedPatch(Objective):
     Args:
       model: `config.model`, with patches of pixels.
       run_shape: image_size is used.
+      models: Not used.
     """
     import jax
     import jax.numpy as jnp
@@ -117,7 +118,7 @@ class MaskedPatch(Objective):
       dtype=model.dtype,
     )
 
-    def loss_fn(params, batch, rng):
+    def loss(params, batch, rng, step):
       # Another key than those that linen derives for dropout.
       plan = lib.draw(
         jax.random.fold_in(rng, 1), batch["index"], rows * columns
@@ -133,16 +134,17 @@ class MaskedPatch(Objective):
       patches = lib.chosen(lib.patches_of(batch["image"], side), plan.places)
       if num_cells is None:
         pixels = normalise(patches).reshape(outputs.shape)
-        loss, right = jnp.square(outputs - pixels).mean(-1), None
+        losses, right = jnp.square(outputs - pixels).mean(-1), None
       else:
         colors = lib.colors(patches, num_cells)
         logits = outputs.reshape(*colors.shape, lib.NUM_COLORS)
         cross_entropy = optax.softmax_cross_entropy_with_integer_labels
-        loss = cross_entropy(logits, colors).mean(-1)
+        losses = cross_entropy(logits, colors).mean(-1)
         right = (logits.argmax(-1) == colors).mean(-1)
-      counts = jnp.broadcast_to(batch["mask"][:, None], loss.shape)
-      named = {} if right is None else {"accuracy": jnp.sum(right * counts)}
-      count = jnp.sum(counts, dtype=jnp.float32)
-      return jnp.sum(loss * counts), count, named
+      counts = jnp.broadcast_to(batch["mask"][:, None], losses.shape)
+      count, named = jnp.sum(counts, dtype=jnp.float32), {}
+      if right is not None:
+        named["accuracy"] = jnp.sum(right * counts), count
+      return jnp.sum(losses * counts), count, named
 
-    return module, loss_fn
+    return Learner(module, loss)

@@ -1,14 +1,130 @@
-"""The interface of objectives: options, checks, and a loss for the step."""
+"""The interface of objectives: options, checks, and what the step learns."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import (
+  TYPE_CHECKING,
+  Any,
+  ClassVar,
+  NamedTuple,
+  Protocol,
+  runtime_checkable,
+)
 
-from vit_jax.batch import DataInfo, RunShape
+from vit_jax.batch import DataInfo, RunShape, View
 from vit_jax.families import ModelConfig
 
 if TYPE_CHECKING:
   import flax.linen
+  import jax
+
+
+@runtime_checkable
+class LoadedModel(Protocol):
+  """A model that `vit_jax.load` has read, a `Pretrained`.
+
+  Attributes:
+    config: Options of the model.
+    params: Parameters, a nested dict of float32 arrays.
+    num_classes: Number of outputs of the head; 0: there is no head.
+    image_size: (height, width) of the images, pixels.
+    model: The linen module; it maps images in [-1, 1] to (logits, out).
+  """
+
+  config: ModelConfig
+  params: dict[str, Any]
+  num_classes: int
+  image_size: tuple[int, int]
+
+  @property
+  def model(self) -> "flax.linen.Module": ...
+
+
+class Average(NamedTuple):
+  """A teacher that is a running mean of the trained parameters.
+
+  teacher <- momentum teacher + (1 - momentum) parameters, after each update.
+  It starts as the initial parameters.
+
+  momentum: 0 to 1; or a function of the number of updates applied, int32.
+  """
+
+  momentum: "float | Callable[[jax.Array], jax.Array]"
+
+  def at(self, step: "jax.Array") -> "float | jax.Array":
+    """Returns the momentum of an update, given the updates before it."""
+    return self.momentum(step) if callable(self.momentum) else self.momentum
+
+
+class Frozen(NamedTuple):
+  """A teacher that does not change: one of `Objective.models`.
+
+  Its parameters are an argument of the step, sharded like a model of its
+  family. Checkpoints have its address and digest instead of its parameters.
+
+  model: What `make` got under the name of the model.
+  """
+
+  model: LoadedModel
+
+
+class Targets(NamedTuple):
+  """What `Learner.targets` returns; all parts are optional.
+
+  rows: Arrays with a row for each row of the device. The loss gets those of its
+    rows as batch["targets"].
+  shared: Arrays that the loss gets as batch["shared"] for every row, such as
+    the vectors of all rows of the batch.
+  memory: New values of `Learner.memory`; every device must compute the same.
+  """
+
+  rows: Any = None
+  shared: Any = None
+  memory: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+  """What an objective makes of a model: everything that a step needs.
+
+  Attributes:
+    module: A `flax.linen.Module`. It maps images [b, h, w, c] in [-1, 1] to
+      (logits, out), as every model does. Its `init` on such images makes all
+      parameters.
+    loss: (params, batch, rng, step) -> (sum, count, named). `sum` is the loss
+      summed over the valid items of a batch, `count` their number, `named`
+      further pairs (sum, count) by name, which are logged as means; all are
+      float32 scalars. The step adds them up over microbatches and devices, and
+      divides. So the loss of a row must not depend on other rows, unless
+      `Objective.paired` or `targets` adds them to it. Random numbers must
+      follow from `rng`, the key of the step, and from the record's number
+      batch["index"], not from the position of the row. `step` is the number of
+      updates applied, int32. Only the module may read `params`: those of
+      scanned blocks are one device's parts (`models.stacking.Part`), which the
+      scan's body gathers.
+    teacher: Whose parameters `targets` gets: a running mean, or a frozen model.
+      None: those of the trained model.
+    targets: (teacher's params, batch, rng, step, memory, over) -> `Targets`.
+      Called once a step, without a gradient, with all rows of a device. `over`
+      computes over the rows of all devices, see `collectives.Over`.
+    memory: First values of the arrays that `targets` keeps from step to step:
+      a nested dict of numpy arrays. Every device has all of them.
+    init: (params, rng) -> params: changes the module's initial parameters.
+    train_flops: FLOPs of an image's training step, by the rule of
+      `ModelConfig.train_flops`; None for those of the model.
+    whole_batch: Whether the loss needs other rows with a gradient. It then gets
+      `over` as fifth argument and all rows of a device at once, and
+      config.optim.microbatch is refused.
+  """
+
+  module: "flax.linen.Module"
+  loss: Callable[..., tuple[Any, Any, dict[str, tuple[Any, Any]]]]
+  teacher: Average | Frozen | None = None
+  targets: Callable[..., Targets] | None = None
+  memory: Mapping[str, Any] | None = None
+  init: Callable[[Any, Any], Any] | None = None
+  train_flops: float | None = None
+  whole_batch: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,13 +134,13 @@ class Objective:
   Class attributes:
     trains_head: Whether the logits are those of the data's classes. If not,
       evaluators that score logits are an error, and the checkpoint has no head.
-    standardises: Whether `make` needs `RunShape.standardisation`.
+    standardises: Whether the loss needs `run_shape.labels().standardisation`.
     own: Start of the paths of the objective's own parameters, such as
       "masked_patch/", or None. `config.init` and `vit_jax.load` leave them out
       for models without this objective.
   """
 
-  kind: str = ""  # the key of OBJECTIVES
+  kind: str = ""  # the key of OBJECTIVES, or the import path
 
   trains_head: ClassVar[bool] = True
   standardises: ClassVar[bool] = False
@@ -32,12 +148,15 @@ class Objective:
 
   @property
   def head_loss(self) -> str | None:
-    """The head's loss, for the metadata; None if no head is trained."""
+    """The head's loss, one of `losses.HEADS`; None if no head is trained.
+
+    It says what the logits mean to evaluators and to `vit_jax.load`.
+    """
     return None
 
   @property
   def counts_classes(self) -> bool:
-    """Whether `make` needs `RunShape.class_counts`."""
+    """Whether the loss needs `run_shape.labels().class_counts`."""
     return False
 
   @property
@@ -71,6 +190,32 @@ class Objective:
     """Yields why the objective cannot learn from data."""
     return iter(())
 
+  def models(self) -> dict[str, str]:
+    """Returns name -> weights of the further models that `make` needs.
+
+    The weights are anything that `vit_jax.load` reads. Each is read once.
+    """
+    return {}
+
+  def make_errors(
+    self,
+    model: ModelConfig,
+    run_shape: RunShape,
+    models: Mapping[str, LoadedModel],
+  ) -> Iterator[str]:
+    """Yields why `make` cannot work with these arguments, one text each."""
+    return iter(())
+
+  def views(self, ops: str) -> dict[str, View]:
+    """Returns what a batch has of each record, by its key in the batch.
+
+    A record is decoded once for all its crops.
+
+    Args:
+      ops: config.data.ops, which also decide the size of the model's images.
+    """
+    return {"image": View(ops)}
+
   def paired(self, batch: dict) -> dict:
     """Returns a global batch, possibly with arrays of other rows for each row.
 
@@ -80,26 +225,17 @@ class Objective:
     return batch
 
   def make(
-    self, model: ModelConfig, run_shape: RunShape
-  ) -> tuple["flax.linen.Module", Callable]:
-    """Returns the module that is trained, and its loss.
+    self,
+    model: ModelConfig,
+    run_shape: RunShape,
+    models: Mapping[str, LoadedModel],
+  ) -> Learner:
+    """Returns what the step needs. Called once, before the first step.
 
     Args:
       model: `config.model`.
-      run_shape: The sizes of the run.
-
-    Returns:
-      module: A `flax.linen.Module`. It maps images [b, h, w, c] in [-1, 1] to
-        (logits, out), as every model does. Its `init` on such images makes all
-        parameters.
-      loss_fn: (params, batch, rng) -> (sum, count, named). `sum` is the loss
-        summed over the valid items of a batch, `count` their number, `named`
-        further sums to log by name; all are float32 scalars. The step adds them
-        up over microbatches and devices, and divides by the count. So the loss
-        of a row must not depend on other rows, unless `paired` adds them to it.
-        Random numbers must follow from `rng`, the key of the step, and from the
-        record's number batch["index"], not from the position of the row. Only
-        the module may read `params`: those of scanned blocks are one device's
-        parts (`models.stacking.Part`), which the scan's body gathers.
+      run_shape: The sizes of the run. The loss may call `run_shape.labels`;
+        `make` may not, because the data may not be prepared yet.
+      models: The opened models of `models`, by their names.
     """
     raise NotImplementedError(type(self).__name__)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from vit_jax.batch import Standardisation, normalise
-from vit_jax.objectives.objective import Objective
+from vit_jax.objectives.objective import Learner, Objective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Regression(Objective):
         " labels() -> float32 [num_examples, num_classes]."
       )
 
-  def make(self, model, run_shape):
+  def make(self, model, run_shape, models):
     """Returns the network and its loss; see `Objective.make`.
 
     The loss of an image is the mean over its numbers of ((number - mean) /
@@ -57,8 +57,9 @@ class Regression(Objective):
 
     Args:
       model: `config.model`.
-      run_shape: num_classes is the number of outputs; standardisation has mean
-        and deviation (0 and 1 if None).
+      run_shape: num_classes is the number of outputs; labels().standardisation
+        has mean and deviation (0 and 1 if None).
+      models: Not used.
     """
     import jax.numpy as jnp
 
@@ -66,13 +67,13 @@ class Regression(Objective):
 
     outputs = run_shape.num_classes
     module = build(model, outputs)
-    mean, deviation = (
-      jnp.asarray(values, jnp.float32)[None]
-      for values in run_shape.standardisation
-      or Standardisation(outputs * (0.0,), outputs * (1.0,))
-    )
 
-    def loss_fn(params, batch, rng):
+    def loss(params, batch, rng, step):
+      mean, deviation = (
+        jnp.asarray(values, jnp.float32)[None]
+        for values in run_shape.labels().standardisation
+        or Standardisation(outputs * (0.0,), outputs * (1.0,))
+      )
       predicted, _ = module.apply(
         {"params": params},
         normalise(batch["image"]),
@@ -83,7 +84,7 @@ class Regression(Objective):
       label = batch["label"].reshape(len(batch["label"]), -1)
       wanted = (label.astype(jnp.float32) - mean) / deviation
       errors = jnp.square(wanted - predicted.astype(jnp.float32)).mean(-1)
-      loss = jnp.sum(errors * batch["mask"])
-      return loss, jnp.sum(batch["mask"], dtype=jnp.float32), {}
+      total = jnp.sum(errors * batch["mask"])
+      return total, jnp.sum(batch["mask"], dtype=jnp.float32), {}
 
-    return module, loss_fn
+    return Learner(module, loss)

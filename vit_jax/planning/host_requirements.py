@@ -25,20 +25,27 @@ def rate(config: Config) -> tuple[float | None, str]:
 
   Returns:
     (rate, text). The rate is None if none was measured, which is so for images
-    other than JPEGs and for `UNMEASURED` operations; the text says why.
+    other than JPEGs and for `UNMEASURED` operations; the text says why. With
+    several crops of an image, each counts as an image: the rate is lower than
+    the true one, since the image is decoded once.
   """
   known = dataset_info.lookup(config.data.dataset)
   if known and known.image != "jpeg":
     return None, f"no rate is measured for {known.image}; give --input_rate"
-  names = {op.name for op in preprocessing.parse_ops(config.data.ops)}
+  views = config.views
+  texts = [view.ops for view in views.values()]
+  names = {op.name for text in texts for op in preprocessing.parse_ops(text)}
   if slow := [name for name in UNMEASURED if name in names]:
     return None, (
       f"no rate is measured for {', '.join(slow)}, which Pillow computes; give"
       " --input_rate"
     )
   plain, augmented = RATES
-  ops = augmented if "randaug" in config.data.ops else plain
-  return RATES[ops], f"as measured with {ops} on {MACHINE}"
+  ops = augmented if any("randaug" in text for text in texts) else plain
+  measured = f"as measured with {ops} on {MACHINE}"
+  if (crops := preprocessing.num_crops(views)) > 1:
+    measured += f", divided by the {crops} crops of an image"
+  return RATES[ops] / crops, measured
 
 
 def needs(

@@ -16,10 +16,13 @@ from jax.sharding import Mesh
 from vit_jax import optim, sharding
 from vit_jax import step as step_lib
 from vit_jax.config import Config, ConfigError, checks
-from vit_jax.data import dataset_info, splits
+from vit_jax.data import dataset_info, records, splits
+from vit_jax.objectives.objective import Learner
 from vit_jax.planning import hlo, host_requirements
 from vit_jax.planning import programs as programs_lib
+from vit_jax.planning.learner import learner_of, train_flops
 from vit_jax.planning.topology import canonical, describe
+from vit_jax.trainable import saved_params
 
 OUT_OF_MEMORY = (
   r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm",
@@ -32,7 +35,7 @@ UNKNOWN_LENGTH = 10**9
 
 
 def lower(
-  config: Config, mesh: Mesh
+  config: Config, mesh: Mesh, learner: Learner | None = None
 ) -> tuple[Callable, tuple[step_lib.TrainState, dict]]:
   """Returns the jitted train step and its abstract arguments.
 
@@ -42,16 +45,18 @@ def lower(
   Args:
     config: The run.
     mesh: A mesh with the axes of `sharding.AXES`.
+    learner: What the objective has made; None to make it now.
 
   Returns:
     The step; and (state, batch), trees of `jax.ShapeDtypeStruct` with
     shardings.
   """
   run_shape = with_length(run_shape_of(config))
-  trainer = step_lib.assemble(config, run_shape, mesh)
+  learner = learner or learner_of(config, run_shape)
+  trainer = step_lib.assemble(config, run_shape, mesh, learner=learner)
   batch = sharding.abstract_batch(
     config.data.batch_size,
-    (*run_shape.image_size, config.model.channels),
+    config.view_shapes,
     (),
     mesh,
   )
@@ -59,7 +64,7 @@ def lower(
 
 
 def checked(
-  config: Config, mesh: Mesh
+  config: Config, mesh: Mesh, learner: Learner | None = None
 ) -> tuple[Callable, tuple[step_lib.TrainState, dict]]:
   """Returns the result of `lower`.
 
@@ -67,10 +72,12 @@ def checked(
     ConfigError: Options name parameters that the model does not have.
   """
   try:
-    step, arguments = lower(config, mesh)
+    step, arguments = lower(config, mesh, learner)
   except ValueError as e:  # config.lora.targets
     raise ConfigError([str(e)]) from None
-  if texts := optim.errors(config.optim, arguments[0].params):
+  if texts := optim.errors(
+    config.optim, saved_params(arguments[0].params, arguments[0].fixed)
+  ):
     raise ConfigError(texts)
   return step, arguments
 
@@ -122,8 +129,9 @@ def plan(
   if texts := errors(config, devices):
     raise ConfigError(texts)
   mesh = sharding.make_mesh(config.mesh, devices)
-  step, arguments = checked(config, mesh)
   run_shape = run_shape_of(config)
+  learner = learner_of(config, with_length(run_shape))
+  step, arguments = checked(config, mesh, learner)
   steps, num_chips = run_shape.total_steps, int(len(devices) * chip.share)
   result: dict[str, Any] = {
     "topology": topology,
@@ -159,9 +167,7 @@ def plan(
   }
   result |= hlo.estimate(compiled.as_text(), compiled.cost_analysis(), chip)
   seconds = result["price_seconds"]
-  per_image = config.model.train_flops(
-    run_shape.image_size, run_shape.num_classes
-  )
+  per_image = train_flops(config, run_shape, learner)
   needed = per_image * config.data.batch_size / len(devices)
   images_per_second = config.data.batch_size / seconds
   hours = steps and steps * seconds / 3600
@@ -250,7 +256,9 @@ def run_shape_of(config: Config) -> step_lib.RunShape:
   Raises:
     ValueError: Neither the config nor `DATASETS` states the classes.
   """
-  known = dataset_info.lookup(config.data.dataset)
+  data = config.data
+  own = records.info(data.dataset, data.split)
+  known = own or dataset_info.lookup(data.dataset)
   num_classes = known.num_classes if known else 0
   if not config.num_classes and not num_classes:
     raise ValueError(
@@ -258,9 +266,9 @@ def run_shape_of(config: Config) -> step_lib.RunShape:
       " of classes is not known without the data; set it."
     )
   num_examples = None
-  if config.data.dataset in dataset_info.DATASETS:  # those of others may change
+  if own or data.dataset in dataset_info.DATASETS:  # those of others may change
     with contextlib.suppress(splits.SplitError):
-      num_examples = splits.num_examples(config.data.split, known.splits)
+      num_examples = splits.num_examples(data.split, known.splits)
   return step_lib.run_shape_of(config, num_classes, num_examples)
 
 

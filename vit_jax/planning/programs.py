@@ -19,9 +19,10 @@ from vit_jax import step as step_lib
 from vit_jax.class_names import Head
 from vit_jax.config import Config
 from vit_jax.config.preprocessing import image_size
-from vit_jax.data import dataset_info, splits
+from vit_jax.data import dataset_info, records, splits
 from vit_jax.evaluation import RunContext
 from vit_jax.evaluators.evaluator import Evaluator, EvaluatorConfig
+from vit_jax.planning.learner import learner_of
 
 # Batches on the devices beside that of the running program: in training the
 # next one, in an evaluation the previous one.
@@ -92,11 +93,12 @@ def programs(
   Returns:
     The programs; the `Passes` of each evaluator; notes about omitted programs.
   """
-  trainer = step_lib.assemble(config, run_shape, mesh)
+  learner = learner_of(config, run_shape)
+  trainer = step_lib.assemble(config, run_shape, mesh, learner=learner)
   state = trainer.state
   rows = sharding.abstract_batch(
     config.data.batch_size,
-    (*run_shape.image_size, config.model.channels),
+    config.view_shapes,
     (),
     mesh,
   )
@@ -210,10 +212,13 @@ def num_times(every_steps: int, total_steps: int) -> int:
 
 def split(dataset: str, name: str) -> Split | None:
   """Returns a split, described without its data; None if it is not known."""
-  known = dataset_info.lookup(dataset)
+  own = records.info(dataset, name)
+  known = own or dataset_info.lookup(dataset)
   # The table describes fake data for a prefix.
   is_fake = (
-    dataset_info.prefix_of(dataset) and dataset not in dataset_info.DATASETS
+    not own
+    and dataset_info.prefix_of(dataset)
+    and dataset not in dataset_info.DATASETS
   )
   if known is None or is_fake or not known.num_classes:
     return None
@@ -228,8 +233,8 @@ def eval_batch(
 ) -> dict[str, jax.ShapeDtypeStruct]:
   """Returns an abstract batch of an evaluator."""
   label = (source.num_classes,) if source.is_multilabel else ()
-  shape = *image_size(options.ops), channels
-  return sharding.abstract_batch(options.batch_size, shape, label, mesh)
+  images = {"image": (*image_size(options.ops), channels)}
+  return sharding.abstract_batch(options.batch_size, images, label, mesh)
 
 
 def per_device(tree: Any) -> int:

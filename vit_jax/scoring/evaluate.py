@@ -11,7 +11,6 @@ import jax
 from etils import epath
 
 from vit_jax import experiment, malloc, run_summary, sharding, weights
-from vit_jax import step as step_lib
 from vit_jax.batch import DataError
 from vit_jax.callbacks import run_record, startup
 from vit_jax.config import Config, ConfigError, cli, config_files
@@ -96,16 +95,14 @@ def open_checkpoint(
     config, workdir, scored_weights=file, sources=opened
   )
   mesh = sharding.make_mesh(config.mesh)
-  trainer = step_lib.assemble(config, prepared.run_shape, mesh)
+  trainer = prepared.trainer(mesh)
   params, report = prepared.fitted_weights()
   params = jax.tree.map(
     lambda new, like: jax.device_put(new, like.sharding),
     params,
     trainer.state.params,
   )
-  evaluators = prepared.evaluators(
-    trainer.predict, mesh, random_params=trainer.init_params
-  )
+  evaluators = prepared.evaluators(trainer, mesh)
   return Ready(prepared, evaluators, params, file, report)
 
 

@@ -8,7 +8,7 @@ from vit_jax.weights.fitting import (
   replace_params,
   table_grid,
   trained_at,
-  with_base,
+  with_fixed,
 )
 from vit_jax.weights.identify import describe, identify, num_classes
 from vit_jax.weights.reading import read
@@ -27,6 +27,6 @@ __all__ = (
   "replace_params",
   "table_grid",
   "trained_at",
-  "with_base",
+  "with_fixed",
   "without_head",
 )

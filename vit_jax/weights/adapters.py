@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from etils import epath
 
@@ -21,7 +22,7 @@ from vit_jax.weights.weights_file import LazyArray, Weights
 
 
 class Base(NamedTuple):
-  """The file of a run's frozen parameters.
+  """The file of parameters that a run uses, and its checkpoints do not have.
 
   path: Path or address; a path on disk is absolute.
   mean: config.init_mean.
@@ -67,10 +68,16 @@ def base_of(weights: Weights, mean: str | None) -> Base:
     weights: Weights of config.init.
     mean: config.init_mean.
   """
-  path = weights.path
+  return base_of_model(weights.path, dict(weights.params), mean)
+
+
+def base_of_model(
+  path: str, params: Mapping[str, Any], mean: str | None = None
+) -> Base:
+  """Returns the path and digest of parameters, a nested dict of arrays."""
   if not download.is_remote(path):
     path = str(absolute(epath.Path(path)))
-  sums = digests.of_numpy(dict(weights.params))
+  sums = digests.of_numpy(jax.tree.map(np.asarray, dict(params)))
   digest = digests.of_json({k: [d.dtype, d.sums] for k, d in sums.items()})
   return Base(path, mean, digest)
 

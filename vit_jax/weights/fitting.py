@@ -27,6 +27,7 @@ from vit_jax.objectives import OBJECTIVES
 from vit_jax.options import nearest
 from vit_jax.sharding import path_of
 from vit_jax.step import TrainState
+from vit_jax.trainable import TEACHER
 from vit_jax.weights.identify import describe, identify
 from vit_jax.weights.weights_file import LazyArray, Weights
 
@@ -79,6 +80,7 @@ def adapt(
   posemb_filter: str | None = None,
   resize_patch: bool = False,
   stated: dict[str, Any] | None = None,
+  own: str | None = None,
 ) -> tuple[dict[str, Any], Report]:
   """Fits weights to a model, as the paper does before fine-tuning.
 
@@ -111,6 +113,7 @@ def adapt(
     resize_patch: Whether to resize a patch embedding of another patch size
       (FlexiViT's pseudoinverse); otherwise it is an error.
     stated: Options that the caller gave, for the message.
+    own: `Objective.own` of the model's objective; None: it has no parameters.
 
   Returns:
     Nested dict like `target` of numpy float32 arrays, with None for parameters
@@ -132,7 +135,7 @@ def adapt(
   unstacked = jax.eval_shape(unstack_blocks, target)
   fit = _Fit(weights, model, _shapes(_flatten(unstacked)))
   fit.choose_head(class_names)
-  fit.choose_parameters_of_objectives()
+  fit.choose_parameters_of_objectives(own)
   fit.choose_last_norm()
   fit.resample_positions(image_size, posemb_filter)
   fit.fold_channels()
@@ -221,10 +224,16 @@ class _Fit:
       f"the head's classes were put in the order of the data's, {how}."
     )
 
-  def choose_parameters_of_objectives(self) -> None:
-    """Loads the parameters that each objective adds to a network, or not."""
-    for own in filter(None, (cls.own for cls in OBJECTIVES.values())):
-      shapes, expected = self._shapes_under(own)
+  def choose_parameters_of_objectives(self, own: str | None) -> None:
+    """Loads the parameters that each objective adds to a network, or not.
+
+    Args:
+      own: Start of the paths of those in the model, or None.
+    """
+    in_file = self.weights.metadata.get("objective_parameters")
+    known = [cls.own for cls in OBJECTIVES.values()]
+    for start in dict.fromkeys(filter(None, [*known, own, in_file])):
+      shapes, expected = self._shapes_under(start)
       if shapes != expected:
         self._reinitialise(shapes, expected)
 
@@ -644,30 +653,36 @@ def replace_params(state: TrainState, params: dict[str, Any]) -> TrainState:
     value = new.get(path_of(path))
     return fresh if value is None else jax.device_put(value, fresh.sharding)
 
-  params, base = (
-    jax.tree_util.tree_map_with_path(replace, tree)
-    for tree in (state.params, state.base)
+  def replaced(tree):
+    return jax.tree_util.tree_map_with_path(replace, tree)
+
+  params = replaced(state.params)
+  return state.replace(
+    params=params,
+    fixed={
+      k: v if k == TEACHER else replaced(v) for k, v in state.fixed.items()
+    },
+    averages={k: jax.tree.map(jnp.copy, params) for k in state.averages},
   )
-  ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
-  return state.replace(params=params, ema=ema, base=base)
 
 
-def with_base(
-  state: TrainState, params: dict[str, Any], like: Any
+def with_fixed(
+  state: TrainState, kind: str, params: dict[str, Any], like: TrainState
 ) -> TrainState:
-  """Returns a restored state with the base of its adapters.
+  """Returns a state with fixed parameters that no checkpoint has.
 
   Args:
-    state: A state without a base.
-    params: Nested dict of arrays, with those of the base.
-    like: The base, as `jax.ShapeDtypeStruct` with shardings.
+    state: A state.
+    kind: Key of `TrainState.fixed`.
+    params: Nested dict of arrays, with the fixed ones.
+    like: The abstract state, with shardings.
 
   Raises:
-    KeyError: `params` lacks an array of the base.
+    KeyError: `params` lacks an array.
   """
   new = _flatten(params)
-  return state.replace(
-    base=jax.tree_util.tree_map_with_path(
-      lambda path, x: jax.device_put(new[path_of(path)], x.sharding), like
-    )
+  tree = jax.tree_util.tree_map_with_path(
+    lambda path, x: jax.device_put(new[path_of(path)], x.sharding),
+    like.fixed[kind],
   )
+  return state.replace(fixed={**state.fixed, kind: tree})

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from vit_jax.config import json_file, model_from_dict
+from vit_jax.config import ConfigError, json_file, model_from_dict
 from vit_jax.config.from_dict import at_least
 from vit_jax.families.vit import ViTConfig
 from vit_jax.losses import HEADS
@@ -99,7 +99,7 @@ class _Preprocessing:
 
 @dataclasses.dataclass(frozen=True)
 class _Objective:
-  loss: str | None = None
+  loss: Any = None  # of the head, in old files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +127,7 @@ class Metadata:
   loss: str | None = None
   standardisation: _Standardisation = _Standardisation()
   posemb_filter: str | None = None
+  objective_parameters: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,7 +264,10 @@ def with_metadata(weights: Weights, metadata: Mapping[str, Any]) -> Weights:
     ValueError: They are damaged: values have other types.
   """
   stated = json_file.build(Metadata, metadata, f"{weights.path}: metadata")
-  model = model_from_dict(stated.model or stated.config.model)
+  try:
+    model = model_from_dict(stated.model or stated.config.model)
+  except ConfigError as e:
+    raise ValueError(f"metadata: {' '.join(e.errors)}") from None
   options, notes = dataclasses.asdict(model), weights.notes
   if (
     POS_EMBEDDING in weights.params
@@ -275,7 +279,9 @@ def with_metadata(weights: Weights, metadata: Mapping[str, Any]) -> Weights:
       " they are a learned table of the same values.",
     )
     options |= {"posemb": "learn", "cls_row": False}
-  loss = stated.loss or stated.config.objective.loss
+  loss = stated.loss
+  if "loss" not in metadata:  # it was only in the config
+    loss = stated.config.objective.loss
   if loss is not None and loss not in HEADS:
     raise ValueError(
       f"metadata: loss: got {shown(loss)}, expected one of {', '.join(HEADS)}."

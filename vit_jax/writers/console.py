@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import os
+import sys
 
 
 def write(stream: io.TextIOBase, text: str) -> None:
@@ -23,3 +24,19 @@ def write(stream: io.TextIOBase, text: str) -> None:
         os.close(nowhere)
   except ValueError:  # the stream was closed
     pass
+
+
+def note(text: str | None) -> None:
+  """Prints lines to stderr, above the bar if there is one; only in process 0.
+
+  Args:
+    text: The lines; nothing is printed for None or "".
+  """
+  # Commands that only read runs import this module, not these.
+  import jax
+  from tqdm import tqdm
+
+  is_first = not jax.distributed.is_initialized() or jax.process_index() == 0
+  if text and is_first:
+    with tqdm.external_write_mode(file=sys.stderr):
+      write(sys.stderr, f"{text}\n")

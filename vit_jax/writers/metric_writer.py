@@ -71,6 +71,9 @@ class MetricLog:
     note: Prints a line, on scores and on errors of reading and writing.
     check_owner: Called before each row on a local disk, and before each upload
       to a bucket; raises if another run took the folder.
+    has_row: Whether a step has a row of training, beside the first step and
+      every config.log_steps.
+    until: Returns whether to stop waiting for scores, such as after SIGTERM.
 
   Raises:
     WriteError: metrics.jsonl cannot be read or written now. Later its rows wait
@@ -88,7 +91,11 @@ class MetricLog:
     writer: MetricWriter | None = None,
     note: Callable[[str], None] = print,
     check_owner: Callable[[], None] = lambda: None,
+    has_row: Callable[[int], bool] = lambda step: False,
+    until: Callable[[], bool] = lambda: False,
   ):
+    self._start, self._has_row, self._until = start, has_row, until
+    self._every = config.log_steps if config else 1
     self._note, self._check_owner = note, check_owner
     self._is_local = not is_remote(workdir)
     self._pool = concurrent.futures.ThreadPoolExecutor(1, "scores")
@@ -131,12 +138,29 @@ class MetricLog:
       if step == start:
         self._means.add(step, {name: float(value)})
 
+  def due(self, step: int) -> bool:
+    """Whether a step has a row, or is the first of the process."""
+    return step == self._start + 1 or self._is_row(step)
+
+  def _is_row(self, step: int) -> bool:
+    return step == 1 or step % self._every == 0 or self._has_row(step)
+
+  def write_training(self, step: int, values: Mapping[str, float]) -> None:
+    """Writes the metrics of training, if the step has a row.
+
+    Args:
+      step: Number of updates applied.
+      values: The metrics, which get the names `train/<key>`.
+    """
+    if self._is_row(step):
+      self.write(step, {f"train/{key}": v for key, v in values.items()})
+
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Writes a row as soon as earlier rows are written.
 
     Args:
       step: Number of updates applied.
-      values: Metrics of training, by their names in the file.
+      values: Metrics, by their names in the file.
     """
     self._queue.append((step, values))
     self.flush(wait=False)
@@ -155,31 +179,31 @@ class MetricLog:
       future = self._pool.submit(_score, score_fn, gathered)
       self._queue.append((step, future))
 
-  def flush(
-    self,
-    *,
-    wait: bool = True,
-    until: Callable[[], bool] = lambda: False,
-    before: int | None = None,
-  ) -> None:
+  def flush(self, *, wait: bool = True, before: int | None = None) -> None:
     """Writes the rows that are known, up to the first that is not.
+
+    A run waits for its scores before it saves or evaluates again. When it is
+    about to stop, the state comes first, and then the rows before it.
 
     Exceptions of `score_fn` are raised here.
 
     Args:
-      wait: Whether to wait for scores.
-      until: Returns whether to stop waiting, such as after SIGTERM.
-      before: Do not wait for scores of this step, the newest one, because the
-        resumed run computes them; None to wait for all.
+      wait: Whether to wait for scores until the run is about to stop.
+      before: Wait for the scores of the steps before this one, also if the run
+        is about to stop, and for no others; None for `wait`.
 
     Raises:
       WriteError: An evaluator's own file cannot be written; or as
         `atomic_files.Records.append`.
     """
+
+    def is_waited_for(step: int) -> bool:
+      return step < before if before is not None else wait and not self._until()
+
     while self._queue:
       step, values = self._queue[0]
       if isinstance(values, concurrent.futures.Future):
-        while wait and step != before and not (values.done() or until()):
+        while not values.done() and is_waited_for(step):
           concurrent.futures.wait([values], POLL_SECONDS)
         if not values.done():
           break

@@ -1,0 +1,281 @@
+"""A family, an objective and an evaluator in a folder outside of vit_jax.
+
+`tests/outside` has the modules `my_lab`, and a config that names them.
+"""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import flax
+import numpy as np
+import pytest
+import several
+from PIL import Image
+
+import vit_jax
+from vit_jax import sharding, weights
+from vit_jax.commands import evaluate, plan, predict, report, train
+from vit_jax.config import ConfigError, build, cli, defaults, freeze
+from vit_jax.config.checks import errors
+from vit_jax.planning import planner
+from vit_jax.train import train_and_evaluate
+from vit_jax.weights.weights_file import Weights, lazy
+
+OUTSIDE = pathlib.Path(__file__).parents[1] / "outside"
+# As the installed script: the current folder is not on sys.path.
+SCRIPT = "from vit_jax.__main__ import main; main()"
+FAMILY, OBJECTIVE = "my_lab.family:Bags", "my_lab.objective:Focused"
+CONFIG = str(OUTSIDE / "my_config.py")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """A run of two steps by the command line, in a folder with `my_lab`."""
+  folder = tmp_path_factory.mktemp("outside") / "lab"
+  shutil.copytree(OUTSIDE, folder)
+  argv = ["train", "--config=my_config", "--config.model.scale=2"]
+  done = subprocess.run(
+    [sys.executable, "-P", "-c", SCRIPT, *argv],
+    cwd=folder,
+    env={**several.env(), "PYTHONPATH": str(several.ROOT)},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  Image.fromarray(np.full((40, 40, 3), 9, np.uint8)).save(folder / "a.png")
+  return folder / "runs" / "my_config"
+
+
+def _forget():
+  for name in [n for n in sys.modules if n.partition(".")[0] == "my_lab"]:
+    del sys.modules[name]
+
+
+@pytest.fixture
+def lab(monkeypatch):
+  """`my_lab` can be imported."""
+  monkeypatch.syspath_prepend(str(OUTSIDE))
+  yield
+  _forget()
+
+
+@pytest.fixture
+def no_lab():
+  """`my_lab` cannot be imported."""
+  _forget()
+
+
+def _config(*argv):
+  return cli.parse("train", {}, [f"--config={CONFIG}", *argv]).config
+
+
+def test_config_and_metadata_have_paths_and_typed_options(run):
+  config = json.loads((run / "config.json").read_text())
+  metadata = json.loads((run / "metadata.json").read_text())
+  assert metadata["config"]["model"] == config["model"]
+  model, objective = config["model"], config["objective"]
+  assert (model["name"], model["scale"], model["width"]) == (FAMILY, 2.0, 8)
+  assert (objective["kind"], objective["focus"]) == (OBJECTIVE, 0.25)
+  # Each kind has its own defaults, although ViT and Focused share the names.
+  assert (model["variant"], objective["label_smoothing"]) == ("Bag", 0.125)
+  assert config["evals"]["own"]["power"] == 3
+
+
+def test_a_resumed_run_of_own_kinds(run, lab, tmp_path):
+  shutil.copytree(run, tmp_path / "run")
+  config = _config("--config.model.scale=2", "--config.total_steps=3")
+  state = train_and_evaluate(
+    config, str(tmp_path / "run"), allow_change=["total_steps"]
+  )
+  assert int(state.step) == 3
+  other = _config("--config.model.scale=3")
+  with pytest.raises(ConfigError, match=r"config.model.scale was 2.0, is now"):
+    train_and_evaluate(other, str(tmp_path / "run"))
+
+
+def test_load_features_predict_evaluate(run, lab, capsys):
+  model = vit_jax.load(str(run), verbose=False)
+  assert (model.config.name, model.config.width) == (FAMILY, 8)
+  assert model.features(str(run.parents[1] / "a.png")).shape == (1, 8)
+  # Another size, and an option of the family.
+  other = vit_jax.load(
+    str(run), verbose=False, image_size=48, name=FAMILY, scale=1.0
+  )
+  images = np.zeros((2, 48, 48, 3), np.float32)
+  logits, doubled = other(images)[0], 2 * other(images)[0]
+  assert logits.shape == (2, 10)
+  same = vit_jax.load(str(run), verbose=False, image_size=48)(images)[0]
+  np.testing.assert_allclose(same, doubled, rtol=1e-6)
+  capsys.readouterr()
+  with pytest.raises(SystemExit, match="^0$"):
+    predict.main([str(run), str(run.parents[1] / "a.png")])
+  assert "a.png" in capsys.readouterr().out
+  evaluate.main([f"--checkpoint={run}"])
+  rows = (run / "evaluation.jsonl").read_text().splitlines()
+  assert json.loads(rows[-1])["scores"]["own/count"] == 32
+
+
+def test_plan_shards_by_the_declaration_of_the_family(lab):
+  config = _config("--config.mesh.fsdp=2", "--config.mesh.tensor=2")
+  _, (state, _) = planner.lower(config, sharding.make_mesh(config.mesh))
+  kernel = state.params["head"]["kernel"]
+  assert tuple(kernel.sharding.spec) == ("fsdp", "tensor")
+
+
+def _start(run):
+  train.main([f"--config={CONFIG}", f"--workdir={run}"])
+
+
+def _resume(run):
+  options = json.loads((run / "config.json").read_text())
+  train_and_evaluate(freeze(options), str(run))
+
+
+@pytest.mark.parametrize(
+  "command",
+  [
+    _start,
+    _resume,
+    lambda run: vit_jax.load(str(run)),
+    lambda run: predict.main([str(run), str(run.parents[1] / "a.png")]),
+    lambda run: evaluate.main([f"--checkpoint={run}"]),
+    lambda run: plan.main([f"--config={CONFIG}", "--topology=v5e:2x2"]),
+  ],
+  ids=["start", "resume", "load", "predict", "evaluate", "plan"],
+)
+def test_the_module_that_is_missing_is_named(run, no_lab, command, capsys):
+  with pytest.raises((SystemExit, ValueError)) as error:
+    command(run)
+  text = f"{error.value} {capsys.readouterr().err}"
+  assert "no module 'my_lab'" in text and "PYTHONPATH" in text
+
+
+def test_a_report_needs_no_module(run, no_lab):
+  report.main([str(run)])
+  assert "Scores" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+  ("argv", "words"),
+  [
+    (["model.widht=3"], "config.model.widht: no such option. Did you mean"),
+    (["model.width=wide"], "config.model.width: got 'wide', expected a value"),
+    (["model.variant=Bga"], "Did you mean 'Bag'?"),
+    (["model.width=0"], "config.model.width: got 0"),
+    (["model.scale=x"], "expected a value of type number or None"),
+    (["objective.focus=2"], "config.objective.focus: got 2.0"),
+    (["objective.kind=my_lab.objective:Unstated"], "the head_loss None"),
+    (["evals.own.power=x"], "config.evals.own.power: got 'x'"),
+    (["model.pool=gap"], "config.model.pool: got 'gap', which config.model"),
+    (
+      ["objective.kind=classification"],
+      "config.objective.focus: no such option",  # not at its default
+    ),
+    (["evals.own.kind=my_lab.objective:Focused"], "EvaluatorConfig"),
+    (["model.name=my_lab.objective:Focused"], "ModelConfig"),
+    (["objective.kind=my_lab.objective:Foc"], "has no Foc."),
+  ],
+)
+def test_options_are_checked_as_ours_are(lab, argv, words):
+  args = cli.parse(
+    "train",
+    {},
+    [f"--config={CONFIG}", *(f"--config.{text}" for text in argv)],
+  )
+  texts = "\n".join(args.errors or errors(args.config))
+  assert words in texts
+
+
+def test_kinds_are_chosen_on_the_command_line(lab):
+  """In any order; what the config set stays, and defaults are the kind's."""
+  argv = [
+    f"--config.{text}"
+    for text in ("model.width=5", f"model.name={FAMILY}", "data.batch_size=8")
+  ]
+  tiny = pathlib.Path(__file__).parents[1] / "tiny_run.py"
+  args = cli.parse("train", {}, [f"--config={tiny}", *argv])
+  assert "config.model.depth: got 1, which config.model" in str(args.errors)
+  args = cli.parse("train", {}, ["--config=vit_s16", *argv])
+  assert "config.model.variant: got 'S/16', expected one" in str(args.errors)
+  argv = [f"--config={tiny}", f"--config.objective.kind={OBJECTIVE}"]
+  args = cli.parse("train", {}, argv)  # ours are "softmax" and 0
+  options = args.config.objective
+  assert (options.loss, options.label_smoothing) == (1.0, 0.125)
+  assert not args.errors
+  # Back to a kind of ours: defaults of the other kind are left behind.
+  back = ["objective.kind=classification", "objective.focus=0.5"]
+  args = cli.parse(
+    "train", {}, [f"--config={CONFIG}", *(f"--config.{t}" for t in back)]
+  )
+  assert "focus" in str(args.errors)
+  c = defaults()
+  with c.unlocked():
+    c.objective.kind = OBJECTIVE
+  assert freeze(c).objective.label_smoothing == 0.125
+  c.objective.focus = 0.5
+  c.objective.kind = "classification"
+  assert freeze(c).objective.label_smoothing == 0.0
+
+
+@pytest.mark.parametrize(
+  ("section", "words"),
+  [
+    ("model", "Bags of patches: a dense layer for each patch, and"),
+    ("objective", "a share, 0 to 1"),
+    ("evals", "config.evals.<name>.power = 1"),
+  ],
+)
+def test_help_describes_options_of_ones_own(lab, capsys, section, words):
+  with pytest.raises(SystemExit):
+    cli.parse("train", {}, [f"--config={CONFIG}", f"--help={section}"])
+  assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ("decorator", "kind", "words"),
+  [
+    ("", "float", "option 'focus' is no field; put @dataclasses.dataclass"),
+    ("@dataclasses.dataclass(frozen=True)", "tuple", "has the type <class 'tu"),
+    ("@dataclasses.dataclass(frozen=True)", "'Absent'", "has the type Absent"),
+  ],
+)
+def test_options_that_cannot_be_read_are_refused(
+  tmp_path, monkeypatch, decorator, kind, words
+):
+  monkeypatch.syspath_prepend(str(tmp_path))
+  monkeypatch.delitem(sys.modules, "unreadable", raising=False)
+  (tmp_path / "unreadable.py").write_text(
+    "import dataclasses\n"
+    "from vit_jax.objectives import Classification\n"
+    "from vit_jax.options import option\n"
+    f"{decorator}\n"
+    "class Own(Classification):\n"
+    f"  focus: {kind} = option(0.5, 'a share')\n"
+  )
+  _, texts = build({"objective": {"kind": "unreadable:Own"}})
+  assert len(texts) == 1 and words in texts[0]
+
+
+def test_parameters_of_an_own_objective_begin_anew_or_are_left_out(lab):
+  """`Objective.own` of the model, and that of the file in its metadata."""
+  model = freeze({"model": {"name": FAMILY}}).model
+  arrays = {"stem/kernel": np.ones((8, 8, 3, 16)), "stem/bias": np.zeros(16)}
+  decoder = {"decoder/kernel": np.zeros((16, 4))}
+
+  def adapted(file, target, metadata, own):
+    read = {k: lazy(np.float32(v)) for k, v in file.items()}
+    file = Weights("file", "checkpoint", read, metadata=metadata)
+    nested = flax.traverse_util.unflatten_dict(target, sep="/")
+    return weights.adapt(file, nested, model, (32, 32), own=own)
+
+  own = "decoder/"
+  params, report = adapted(arrays, arrays | decoder, {}, own)
+  assert params["decoder"] == {"kernel": None}
+  assert report.reinitialised == ("decoder/kernel",)
+  params, _ = adapted(
+    arrays | decoder, arrays, {"objective_parameters": own}, None
+  )
+  assert "decoder" not in params

@@ -1,0 +1,204 @@
+"""Records of one's own, by import path and as objects of the program."""
+
+import dataclasses
+import io
+
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+from vit_jax import experiment, train
+from vit_jax.config import ConfigError, to_dict
+from vit_jax.data import pipeline
+from vit_jax.data.sources import Sources, open_source
+from vit_jax.planning import planner, programs
+from vit_jax.scoring.evaluate import evaluate
+
+OPS = "decode|resize(16)"
+
+
+class Shapes:
+  """Bright and dark images; record 5 of "broken" raises."""
+
+  num_classes = 2
+  class_names = ("dark", "bright")
+  sizes = {"train": 40, "test": 12, "broken": 12}
+
+  def __init__(self, split, text="seed 0"):
+    self.num, self.split = self.sizes[split], split
+    self.seed = int(text.removeprefix("seed "))
+
+  def __len__(self):
+    return self.num
+
+  def __getitem__(self, index):
+    if self.split == "broken" and index == 5:
+      raise OSError("a bad block")
+    rng = np.random.default_rng([self.seed, self.num, index])
+    image = rng.integers(0, 100, (18, 20, 3)) + 150 * (index % 2)
+    return {"image": image.astype(np.uint8), "label": index % 2}
+
+  def identity(self):
+    return f"shapes {self.seed} {self.num}"
+
+
+class Files(Shapes):
+  """The same as files, with numbers to predict."""
+
+  is_regression = True
+
+  def __getitem__(self, index):
+    record = super().__getitem__(index)
+    file = io.BytesIO()
+    Image.fromarray(record["image"]).save(file, "png")
+    label = [index, index % 2]
+    return {"image": file.getvalue(), "label": np.array(label, "float64")}
+
+  def labels(self):
+    return np.stack([np.arange(self.num), np.arange(self.num) % 2], 1)
+
+
+HERE = f"{__name__}:Shapes"
+
+
+def config(dataset=HERE, evals=True, **changes):
+  if evals:
+    names = dict(kind="classification", split="test", ops=OPS)
+    few = dict(kind="fewshot", dataset=dataset, split="test", ops=OPS)
+    few |= dict(train_split="train[:20]", shots=(5,), every_steps=4)
+    changes["evals"] = {"test": names, "few": few}
+  return tiny.config(
+    **{"data__dataset": dataset, "data__ops": OPS, "total_steps": 4}
+    | {"data__batch_size": 8, "log_steps": 1}
+    | changes
+  )
+
+
+def test_records_as_they_are():
+  source = open_source(HERE, "train")
+  assert (source.num_examples, source.num_classes) == (40, 2)
+  assert source.class_names == ("dark", "bright")
+  np.testing.assert_array_equal(source.labels(), np.arange(40) % 2)
+  (batch,) = pipeline.eval_batches(source, "decode|resize(18)", batch_size=40)
+  assert batch["mask"].all() and batch["label"].dtype == np.int32
+  want = Shapes("train")[7]["image"]
+  source = open_source(HERE, "train")
+  np.testing.assert_array_equal(
+    next(iter(source.records(7, 8)))["image"].numpy(), want
+  )
+
+
+def test_slices_sums_and_subsets():
+  part = open_source(HERE, "train[30:]+test[:50%]")
+  assert part.num_examples == 16
+  at = [r["image"].numpy() for r in part.records()]
+  np.testing.assert_array_equal(at[3], Shapes("train")[33]["image"])
+  np.testing.assert_array_equal(at[12], Shapes("test")[2]["image"])
+  drawn = open_source(HERE, "train@10")
+  assert drawn.num_examples == 10
+  assert drawn.identity() != open_source(HERE, "train@10/seed=1").identity()
+
+
+def test_files_and_numbers_to_predict():
+  source = open_source(f"{__name__}:Files", "test")
+  assert source.is_regression and source.label_spec.shape == [2]
+  (batch,) = pipeline.eval_batches(source, "decode|resize(18)", batch_size=12)
+  np.testing.assert_array_equal(batch["label"], source.labels())
+  assert batch["label"].dtype == source.labels().dtype == np.float32
+  assert batch["mask"].all()
+
+
+def test_a_record_that_raises_does_not_count(caplog):
+  source = open_source(HERE, "broken")
+  (batch,) = pipeline.eval_batches(source, "decode|resize(8)", batch_size=12)
+  np.testing.assert_array_equal(batch["index"][~batch["mask"]], [5])
+  assert "OSError: a bad block" in caplog.text
+
+
+@pytest.mark.parametrize(
+  "record, words",
+  [
+    ({"image": np.zeros((8, 8, 3))}, "no 'label'"),
+    ({"image": np.zeros((8, 8, 3)), "label": 0}, "image float64 [8, 8, 3]"),
+    ({"image": np.zeros((8, 8, 4), "uint8"), "label": 0}, "uint8 [8, 8, 4]"),
+    ({"image": "a.png", "label": 0}, "an image str"),
+    ({"image": np.zeros((8, 8), "uint8"), "label": 0.5}, "label float64 []"),
+    ({"image": b"", "label": [0, 1, 0]}, "label int64 [3]"),
+  ],
+)
+def test_a_first_record_of_another_form_is_refused(record, words, monkeypatch):
+  monkeypatch.setattr(Shapes, "__getitem__", lambda self, index: record)
+  with pytest.raises(ConfigError) as e:
+    experiment.setup(config(evals=False))
+  assert words in str(e.value) and "config.data.dataset" in str(e.value)
+
+
+def test_errors_of_names_and_splits(monkeypatch):
+  def errors(dataset=HERE, split="train"):
+    return Sources().errors(dataset, split, "D", "S")
+
+  assert not errors()
+  assert "no module 'my_lab'" in errors("my_lab.shards:Shards")[0]
+  assert errors(split="val")[0].startswith("S: ")
+  assert errors(split="train[90:]")[0].startswith("S: ")
+  assert "ValueError: invalid literal" in errors(f"{HERE}(ten)")[0]
+  monkeypatch.delattr(Shapes, "identity")
+  assert "without identity" in errors()[0]
+
+
+def test_a_run_is_trained_scored_and_resumed(tmp_path, monkeypatch):
+  made = config(f"{HERE}(seed 3)")
+  train.train_and_evaluate(made, str(tmp_path / "run"))
+  scores = evaluate(made, str(tmp_path / "run"))
+  assert scores["test/count"] == 12
+  assert any(key.startswith("few/") for key in scores)
+  run = experiment.Experiment(
+    dataclasses.replace(made, total_steps=6),
+    str(tmp_path / "run"),
+    allow_change=["total_steps"],
+  )
+  assert run.resumed_metadata["data_identity"] == "shapes 3 40 [0:40]"
+  monkeypatch.setattr(Shapes, "identity", lambda self: "others")
+  with pytest.raises(ConfigError, match="others"):
+    experiment.setup(made, str(tmp_path / "run"))
+
+
+def test_objects_of_the_program_are_trained_on_and_scored(tmp_path):
+  given = {"mine": {"train": Shapes("train"), "test": Shapes("test")}}
+  made = config("mine")
+  state = train.train_and_evaluate(made, str(tmp_path / "given"), sources=given)
+  by_name = train.train_and_evaluate(config(), str(tmp_path / "by_name"))
+  np.testing.assert_array_equal(
+    state.params["head"]["kernel"], by_name.params["head"]["kernel"]
+  )
+  with pytest.raises(ConfigError, match="'mine', split 'test', which does not"):
+    experiment.setup(
+      made, sources=Sources(given={"mine": {"train": Shapes("train")}})
+    )
+
+
+def test_a_loader_of_ones_own_is_scored_on_records_of_ones_own(tmp_path):
+  class Loader(tiny.Data):
+    num_classes, class_names = 2, Shapes.class_names
+
+    def batches(self, start_step, process_index, process_count):
+      for batch in super().batches(start_step, process_index, process_count):
+        yield {k: v[:8] for k, v in batch.items()} | {
+          "label": batch["label"][:8] % 2
+        }
+
+  made = config("mine")
+  made = dataclasses.replace(made, evals=made.evals[1:])
+  train.train_and_evaluate(
+    made, str(tmp_path), Loader(), sources={"mine": Shapes}
+  )
+
+
+def test_a_plan_knows_the_classes_and_the_length():
+  made = config(total_steps=None, total_epochs=2.0)
+  shape = planner.run_shape_of(made)
+  assert (shape.num_classes, shape.total_steps) == (2, 10)
+  split = programs.split(HERE, "test[:50%]")
+  assert (split.num_examples, split.num_classes) == (6, 2)
+  assert to_dict(made)["data"]["dataset"] == HERE

@@ -1,0 +1,184 @@
+"""Several crops of a record: decoded once, each with its own random numbers."""
+
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from numbered import Numbers, Streamed, assert_same, global_batches, numbers
+from views import SHAPES, VIEWS, Files, TwoViews
+
+from vit_jax import experiment, train
+from vit_jax.batch import DataError, View, checked
+from vit_jax.config import checks
+from vit_jax.config.preprocessing import view_errors, view_shapes
+from vit_jax.data import ops as ops_lib
+from vit_jax.data import order
+from vit_jax.data.tf_cpu import tf
+from vit_jax.planning import host_requirements, planner
+from vit_jax.sharding import make_mesh
+from vit_jax.writers.metric_writer import read_metrics
+
+PADDED = {
+  "global_crops": View("decode|pad(2)|random_crop(8)|flip_lr", 2),
+  "local": View("decode|random_crop(4)"),
+}
+
+
+def config(**changes):
+  changes = {"fake_data": True, "data__dataset": "cifar10"} | changes
+  made = tiny.config(**changes)
+  return dataclasses.replace(made, objective=TwoViews())
+
+
+def test_shapes_and_rows():
+  assert view_shapes(VIEWS, 3) == SHAPES
+  (batch,) = global_batches(numbers(40, Files), 1, ops=VIEWS)
+  shapes = {k: v.shape[1:] for k, v in batch.items()}
+  assert shapes == SHAPES | {"label": (), "mask": (), "index": ()}
+
+
+@pytest.mark.parametrize("dataset", [Numbers, Files])
+def test_each_crop_follows_from_seed_epoch_record_and_its_number(dataset):
+  """Every crop is that of its own operations on the whole image."""
+  source = numbers(40, dataset)
+  views = PADDED if dataset is Numbers else VIEWS
+  texts = [(k, v.ops) for k, v in views.items() for _ in range(v.count or 1)]
+  (batch,) = global_batches(source, 1, seed=3, ops=views)
+  for row, index in enumerate(batch["index"]):
+    if not batch["mask"][row]:
+      continue
+    image = source.load({"index": tf.constant(index)})["image"]
+    if dataset is Files:
+      image = ops_lib.apply(image, "decode", tf.zeros([2], tf.int64))
+    crops = [
+      crop
+      for k, v in views.items()
+      for crop in (batch[k][row] if v.count else [batch[k][row]])
+    ]
+    for number, (_, ops) in enumerate(texts):
+      key = tf.constant([order.root(3), index + 2**40 * number])
+      expected = ops_lib.apply(image, ops, key).numpy()
+      np.testing.assert_array_equal(crops[number], expected)
+
+
+def test_the_first_crop_is_that_of_one_view():
+  source = numbers(55)
+  ops = PADDED["global_crops"].ops
+  one = global_batches(source, 5, ops=ops)
+  assert_same(one, global_batches(source, 5, ops={"image": View(ops)}))
+  two = global_batches(source, 5, ops=PADDED)
+  for a, b in zip(one, two, strict=True):
+    np.testing.assert_array_equal(a["image"], b["global_crops"][:, 0])
+    assert (a["image"] != b["global_crops"][:, 1]).any()
+
+
+def test_a_record_that_cannot_be_decoded_is_masked_in_all_views():
+  batches = global_batches(numbers(40, Files), 3, ops=VIEWS)
+  masked = {i for b in batches for i in b["index"][~b["mask"]]}
+  assert masked == {7, 12}
+  for batch in batches:
+    for name in VIEWS:
+      assert not batch[name][~batch["mask"]].any()
+      assert batch[name][batch["mask"]].any((1, 2, 3, 4)).all()
+
+
+@pytest.mark.parametrize("cls", [Files, Numbers, Streamed])
+def test_a_later_start_with_more_processes_continues_the_same_run(cls):
+  source = numbers(40, cls)
+  views = VIEWS if cls is Files else PADDED
+  run = global_batches(source, 6, ops=views, shuffle_buffer=16)
+  rest = global_batches(
+    source, 3, 2, ops=views, start_step=3, shuffle_buffer=16
+  )
+  assert_same(rest, run[3:])
+
+
+def test_copies_of_a_record_have_crops_of_their_own():
+  (batch,) = global_batches(numbers(40), 1, ops=PADDED, repeats=2)
+  crops = batch["global_crops"]
+  same = [
+    np.array_equal(crops[i], crops[j])
+    for i, j in itertools.combinations(range(16), 2)
+    if batch["index"][i] == batch["index"][j]
+  ]
+  assert len(same) == 8 and not any(same)
+
+
+def test_a_batch_of_the_users_own_is_checked():
+  good = {k: np.zeros((4, *s), np.uint8) for k, s in SHAPES.items()}
+  good["label"] = np.zeros(4, np.int32)
+
+  def first(batch):
+    return next(checked(iter([batch]), rows=4, num_classes=3, shapes=SHAPES))
+
+  assert first(good).keys() == {*SHAPES, "label", "mask", "index"}
+  with pytest.raises(DataError) as e:
+    first({**good, "local": good["local"][:, 0], "image": good["local"]})
+  text = str(e.value)
+  assert "image: no such key; expected global_crops, local, label" in text
+  assert "local: got uint8 (4, 16, 16, 3), expected uint8 (4, 3, 16" in text
+  with pytest.raises(DataError, match="local: missing"):
+    first({k: v for k, v in good.items() if k != "local"})
+
+
+@pytest.mark.parametrize(
+  "views, words",
+  [
+    ({"local": View("decode|resise(8)")}, ["'local'", "resize"]),
+    ({"local": View("decode")}, ["'local'", "different sizes"]),
+    ({"label": View("decode|resize(8)")}, ["'label'", "other keys"]),
+    ({"a": View("decode|resize(8)", 0)}, ["'a'", "count=0"]),
+    (
+      {
+        "a": View("decode(exif=False)|resize(8)"),
+        "b": View("decode|resize(8)"),
+      },
+      ["decode differently", "exif=False"],
+    ),
+    ({}, ["no view"]),
+  ],
+)
+def test_wrong_views_are_errors_of_the_config(views, words, monkeypatch):
+  monkeypatch.setattr(TwoViews, "views", lambda self, ops: views)
+  errors = [e for e in checks.errors(config()) if "config.objective" in e]
+  assert len(errors) == 1 and "two_views" in errors[0]
+  assert all(word in errors[0] for word in words)
+  with pytest.raises(ValueError, match=words[0]):
+    global_batches(numbers(9), 1, ops=views)
+
+
+def test_decoding_options_of_the_config_reach_the_views():
+  made = config(data__background="white")
+  assert list(view_errors(made.views)) == []
+  assert all("background='white'" in v.ops for v in made.views.values())
+
+
+def test_what_the_planner_knows_of_views():
+  made = config(data__dataset="imagenet2012")
+  mesh = make_mesh(made.mesh, jax.devices()[:1])
+  _, (_, batch) = planner.lower(made, mesh)
+  assert batch["local"].shape == (16, *SHAPES["local"])
+  one = tiny.config(data__dataset="imagenet2012")
+  rate, text = host_requirements.rate(made)
+  assert rate == host_requirements.rate(one)[0] / 5 and "5 crops" in text
+
+
+def test_a_run_with_views(tmp_path):
+  """On a mesh, and from the middle on."""
+  made = config(total_steps=3, mesh__data=-1, mesh__fsdp=2, log_steps=1)
+  train.train_and_evaluate(made, str(tmp_path))
+  losses = [r["train/loss"] for r in read_metrics(str(tmp_path))[-3:]]
+  assert np.isfinite(losses).all()
+  run = experiment.setup(made)
+  mesh = make_mesh(made.mesh)
+  whole = list(itertools.islice(run.train_batches(0, {}, mesh), 3))
+  (last,) = itertools.islice(run.train_batches(2, {}, mesh), 1)
+  abstract = run.abstract_batch(mesh)
+  assert last.keys() == abstract.keys()
+  for key, value in last.items():
+    np.testing.assert_array_equal(value, whole[2][key])
+    assert value.shape == abstract[key].shape
+    assert value.sharding == abstract[key].sharding

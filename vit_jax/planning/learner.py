@@ -1,0 +1,33 @@
+"""What an objective makes of a model, without the data of a run."""
+
+from vit_jax.batch import RunShape
+from vit_jax.config import Config, ConfigError
+from vit_jax.inference import pretrained
+from vit_jax.objectives.objective import Learner
+
+
+def learner_of(config: Config, run_shape: RunShape) -> Learner:
+  """Returns what the objective makes of the model; reads its further models.
+
+  Raises:
+    ConfigError: The objective cannot make it.
+  """
+  objective = config.objective
+  try:
+    models = {
+      name: pretrained.load(path, verbose=False)
+      for name, path in objective.models().items()
+    }
+    errors = list(objective.make_errors(config.model, run_shape, models))
+    if not errors:
+      return objective.make(config.model, run_shape, models)
+  except (OSError, ValueError) as e:
+    errors = [f"config.objective: {e}"]
+  raise ConfigError(errors)
+
+
+def train_flops(config: Config, run_shape: RunShape, learner: Learner) -> float:
+  """Returns the FLOPs of an image's training step."""
+  if learner.train_flops is not None:
+    return learner.train_flops
+  return config.model.train_flops(run_shape.image_size, run_shape.num_classes)

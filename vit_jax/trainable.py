@@ -1,0 +1,150 @@
+"""What a run trains, and what stays fixed beside it.
+
+The parameters of a model are divided into those that are trained, in
+`TrainState.params`, and those that are not, in `TrainState.fixed`:
+
+  frozen   parameters that config.optim.freeze names; a checkpoint has them, so
+           that its model can be loaded alone
+  base     the model under the adapters of config.lora; a checkpoint has only
+           its address and digest
+  teacher  a second model of the objective; as `base`
+
+The trained and the frozen parameters are trees with the same keys, in which the
+leaves of the other are None. jax has no leaf for None: what is frozen gets no
+gradient, no update and no optimizer state.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from vit_jax import frozen, lora, optim
+from vit_jax.config import Config
+
+FROZEN, BASE, TEACHER = "frozen", "base", "teacher"
+
+Params = Any  # a nested dict of arrays, as flax.linen makes it
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trainable:
+  """Divides the parameters of a model, and applies a model of both parts.
+
+  Attributes:
+    config: The run; its optim.freeze and lora are used.
+    frozen_part: Everything that the model applies before its first trained
+      module, or None. Its output is the same in every step.
+  """
+
+  config: Config
+  frozen_part: frozen.FrozenPart | None = None
+
+  @classmethod
+  def of(
+    cls, config: Config, module: nn.Module, params: Params, size: tuple
+  ) -> "Trainable":
+    """Returns what a run trains.
+
+    Args:
+      config: The run.
+      module: The module to train.
+      params: Shapes of its parameters.
+      size: (height, width) of the images, pixels.
+    """
+    return cls(config, frozen.part_of(config, module, params, size))
+
+  def split(
+    self, params: Params, key: jax.Array
+  ) -> tuple[Params, dict[str, Params]]:
+    """Returns the trained parameters, and the others as `TrainState.fixed`.
+
+    Args:
+      params: All parameters of the model.
+      key: Random key of the adapters.
+
+    Raises:
+      ValueError: The model has no linear map for the adapters.
+    """
+    fixed = {}
+    config = self.config
+    if config.lora.rank:
+      own = config.objective.own
+      params, fixed[BASE] = lora.split(params, config.lora, key, own)
+    if config.optim.freeze:
+      trained = optim.trained(params, config.optim.freeze)
+      fixed[FROZEN] = without(params, trained)
+      params = trained
+    return params, fixed
+
+  @contextlib.contextmanager
+  def applied(self, batch: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """In its body, the module reads adapters, and activations as images.
+
+    Args:
+      batch: Rows of a batch. If "image" has activations of the frozen part,
+        they enter the model after that part.
+
+    Yields:
+      The batch whose images the module is to be applied to.
+    """
+    with lora.added(self.config.lora):
+      if self.frozen_part is None or "image" not in batch:
+        yield dict(batch)
+        return
+      with frozen.entered(self.frozen_part, batch["image"]) as images:
+        yield {**batch, "image": images}
+
+
+def joined(params: Params, fixed: Mapping[str, Params]) -> Params:
+  """Returns the parameters of the model: the trained, frozen and base's.
+
+  Args:
+    params: Trained parameters, or a running mean of them.
+    fixed: `TrainState.fixed`.
+
+  Example:
+    >>> fixed = {"frozen": {"a": {"x": None, "y": 2}}}
+    >>> joined({"a": {"x": 1, "y": None}}, fixed)
+    {'a': {'x': 1, 'y': 2}}
+  """
+  params = saved_params(params, fixed)
+  return _merged(fixed[BASE], params) if BASE in fixed else params
+
+
+def saved_params(params: Params, fixed: Mapping[str, Params]) -> Params:
+  """Returns the parameters that a checkpoint has: trained and frozen ones."""
+  return _merged(fixed[FROZEN], params) if FROZEN in fixed else params
+
+
+def _merged(one: Params, other: Params) -> Params:
+  """Returns a nested dict of two that have no leaf but None in common."""
+  if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
+    return one if other is None else other
+  result = {**one, **other}
+  for key in one.keys() & other.keys():
+    result[key] = _merged(one[key], other[key])
+  return result
+
+
+def without(tree: Params, other: Params) -> Params:
+  """Returns a tree with None wherever another tree has a leaf."""
+  return jax.tree.map(
+    lambda theirs, ours: ours if theirs is None else None,
+    other,
+    tree,
+    is_leaf=lambda x: x is None,
+  )
+
+
+def selected(tree: Params, like: Params) -> Params:
+  """Returns the leaves of a tree where another tree has a leaf, else None."""
+  return jax.tree.map(
+    lambda theirs, ours: None if theirs is None else ours,
+    like,
+    tree,
+    is_leaf=lambda x: x is None,
+  )
