@@ -69,8 +69,7 @@ def mixed_rows(
   results is no fault.
 
   Args:
-    fn: (params, batch, *others) -> (sum, count, named): scalars; `named` has
-      sums, or pairs of a sum and a count, by name.
+    fn: (params, batch, *others) -> (sum, count, named), as `Learner.loss`.
     params: Arrays or `jax.ShapeDtypeStruct`.
     batch: Arrays by row, in nested dicts, with any number of rows. Those in
       batch["shared"] have no rows.
@@ -129,11 +128,7 @@ def mixed_rows(
 
 def _result_fault(total: _Value, count: _Value, named: dict) -> str | None:
   """Returns why a sum and its count do not add up over devices, or None."""
-  pairs = {"loss": (total, count)}
-  for name, value in named.items():
-    # A `_Value` is a tuple, too.
-    pairs[name] = (value, count) if isinstance(value, _Value) else value
-  for name, pair in pairs.items():
+  for name, pair in {"loss": (total, count), **named}.items():
     if any(v.axis is not None for v in pair):
       return f"returns a value for each row ({name})"
     if pair[0].is_sum != pair[1].is_sum and not any(v.is_zero for v in pair):
