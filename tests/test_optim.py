@@ -12,6 +12,7 @@ import pytest
 
 from vit_jax import optim
 from vit_jax.config import OptimConfig
+from vit_jax.config.schema import READ_BY
 from vit_jax.families import ViTConfig
 from vit_jax.models import build
 from vit_jax.models.stacking import unstack_blocks
@@ -265,6 +266,50 @@ def test_unknown_name():
     ValueError, match="optim.name: got 'adam', expected one of adamw"
   ):
     optim.make_optimizer(OptimConfig(name="adam"), 10, MODEL)
+
+
+OTHERS = {
+  "beta1": 0.5,
+  "beta2": 0.5,
+  "momentum": 0.5,
+  "accumulator_dtype": "bfloat16",
+  "end_lr": 0.05,
+}
+CHOICES = {
+  key: OptimConfig.__dataclass_fields__[key].metadata["choices"]
+  for key in ("name", "schedule")
+}
+
+
+@pytest.mark.parametrize(
+  ("selector", "choice"),
+  [(key, choice) for key, choices in CHOICES.items() for choice in choices],
+)
+def test_what_is_read(selector, choice):
+  """An option changes the program of an update, or `checks` refuses it."""
+  options = {"lr": 0.1, selector: choice}
+  if choice == "step":
+    options["decay_at"] = (0.5,)
+  params = {
+    "MlpBlock_0": {"Dense_0": {"kernel": jnp.zeros((32, 32))}},
+    "w": 0.0,
+  }
+
+  def program(**changed):
+    tx, _ = optim.make_optimizer(OptimConfig(**options | changed), 10)
+    run = lambda p: tx.update(p, tx.init(p), p)
+    return str(jax.make_jaxpr(run)(params))
+
+  plain = program()
+  got = {
+    key for key, value in OTHERS.items() if program(**{key: value}) != plain
+  }
+  read = {
+    key
+    for key, (by, choices) in READ_BY.items()
+    if (choice if by == selector else getattr(OptimConfig, by)) in choices
+  }
+  assert OTHERS.keys() == READ_BY.keys() and got == read
 
 
 def test_patterns_that_name_nothing_are_errors():

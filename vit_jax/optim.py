@@ -402,7 +402,8 @@ def _by_separate_blocks(
   def chosen(tree):
     try:
       jax.eval_shape(lambda x: by_blocks.update(x, by_blocks.init(x), x), tree)
-    except ValueError:  # jax.vmap: what depends on all blocks is not by block
+    except ValueError:
+      # By jax.vmap: a result without blocks depends on them, such as a norm.
       return tx
     return by_blocks
 

@@ -150,6 +150,18 @@ def test_values_of_another_type(annotation, value):
       "config.optim.decay_at: got (0.5,) with",
     ),
     (
+      {"optim__beta2": 0.95, "optim__name": "sgd"},
+      "config.optim.beta2: got 0.95, which config.optim.name=sgd does not use",
+    ),
+    (
+      {"optim__momentum": 0.8, "optim__name": "optax:adam"},
+      "config.optim.momentum: got 0.8, which config.optim.name=optax:adam does",
+    ),
+    (
+      {"optim__end_lr": 1e-5, "optim__schedule": "rsqrt"},
+      "config.optim.end_lr: got 1e-05, which config.optim.schedule=rsqrt does",
+    ),
+    (
       {"model__posemb": "relative", "model__posemb_at": "shared"},
       "config.model.posemb_at: got 'shared', but config.model.posemb=",
     ),

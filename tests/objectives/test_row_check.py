@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from vit_jax import lora, step
-from vit_jax.batch import Standardisation
+from vit_jax.batch import LabelStatistics, Standardisation
 from vit_jax.objectives import row_check
 
 KEY = jax.random.key(0)
@@ -137,10 +137,21 @@ MIXED = {
   "branch": lambda w, b: jax.lax.cond(
     b["x"].sum() > 0, lambda: b["y"].sum(), lambda: 0.0
   ),
+  "until_all": lambda w, b: jax.lax.while_loop(
+    lambda x: (x.sum(1) < 9).any(), lambda x: x + 1, b["x"]
+  ).sum(),
+  "spread": lambda w, b: jnp.broadcast_to(b["x"].sum(), b["x"].shape).sum(),
+  "repeated": lambda w, b: jnp.broadcast_to(
+    b["x"][:, :1], (len(b["x"]), len(b["x"]))
+  ).sum(),
+  "dynamic_slice": lambda w, b: jax.lax.dynamic_index_in_dim(b["x"], 0).sum(),
   "one_count": lambda w, b: (b["x"].sum(), 1.0),
   "count_without_sum": lambda w, b: (1.0, b["x"].sum()),
   "rows": lambda w, b: b["x"].sum(1),
-  "named": lambda w, b: (b["x"].sum(), 1.0 * len(b["x"]), {"w": w.sum()}),
+  "named": lambda w, b: (
+    *(b["x"].sum(), 1.0 * len(b["x"])),
+    {"w": (w.sum(), 1.0 * len(b["x"]))},
+  ),
   "named_max": lambda w, b: (
     *(b["x"].sum(), 1.0 * len(b["x"])),
     {"max": (b["x"].max(), 1.0)},
@@ -249,6 +260,10 @@ def test_shared_arrays_have_no_rows():
   assert row_check.mixed_rows(loss, W, batch) is None
 
 
+def test_a_loop_over_rows_is_named():
+  assert "loops over the rows" in found(MIXED["scan"])
+
+
 def test_message_names_operation_and_line():
   line = own_count.__code__.co_firstlineno + 1
   message = found(own_count)
@@ -263,21 +278,21 @@ def objective_fault(run_shape=None, rows=None, **changes):
   """What is found in the loss of a tiny run, as its step computes it."""
   config = tiny.config(**changes)
   run_shape = run_shape or step.RunShape(tiny.NUM_CLASSES, (16, 16), 20)
-  module, loss_fn = config.objective.make(config.model, run_shape)
+  learner = config.objective.make(config.model, run_shape, {})
 
   def init():
-    params = module.init(KEY, jnp.zeros((1, 16, 16, 3)))["params"]
+    params = learner.module.init(KEY, jnp.zeros((1, 16, 16, 3)))["params"]
     if config.lora.rank:
       return lora.split(params, config.lora, KEY, config.objective.own)
     return params, None
 
-  def loss(params, batch, rng):
+  def loss(params, batch, rng, step):
     with lora.added(config.lora):
-      return loss_fn(lora.joined(params[1], params[0]), batch, rng)
+      return learner.loss(lora.joined(*reversed(params)), batch, rng, step)
 
   batch = jax.eval_shape(config.objective.paired, tiny.batch(0, config))
   batch |= rows or {}
-  return row_check.mixed_rows(loss, jax.eval_shape(init), batch, KEY)
+  return row_check.mixed_rows(loss, jax.eval_shape(init), batch, KEY, 0)
 
 
 @pytest.mark.parametrize(
@@ -310,11 +325,11 @@ def test_own_objectives(changes):
 
 def test_own_objectives_with_data():
   shape = step.RunShape(tiny.NUM_CLASSES, (16, 16), 20)
-  counts = dataclasses.replace(shape, class_counts=tuple(range(1, 11)))
+  statistics = LabelStatistics(class_counts=tuple(range(1, 11)))
+  counts = dataclasses.replace(shape, labels=lambda: statistics)
   weighted = objective_fault(counts, objective__class_weights="balanced")
-  numbers = dataclasses.replace(
-    shape, num_classes=1, standardisation=Standardisation((1.0,), (2.0,))
-  )
+  moments = LabelStatistics(standardisation=Standardisation((1.0,), (2.0,)))
+  numbers = dataclasses.replace(shape, num_classes=1, labels=lambda: moments)
   regression = objective_fault(numbers, objective__kind="regression")
   several = {"label": np.zeros((16, tiny.NUM_CLASSES), np.float32)}
   multilabel = objective_fault(rows=several, objective__loss="sigmoid")

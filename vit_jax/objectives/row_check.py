@@ -69,8 +69,7 @@ def mixed_rows(
   results is no fault.
 
   Args:
-    fn: (params, batch, *others) -> (sum, count, named): scalars; `named` has
-      sums, or pairs of a sum and a count, by name.
+    fn: (params, batch, *others) -> (sum, count, named), as `Learner.loss`.
     params: Arrays or `jax.ShapeDtypeStruct`.
     batch: Arrays by row, in nested dicts, with any number of rows. Those in
       batch["shared"] have no rows.
@@ -129,11 +128,7 @@ def mixed_rows(
 
 def _result_fault(total: _Value, count: _Value, named: dict) -> str | None:
   """Returns why a sum and its count do not add up over devices, or None."""
-  pairs = {"loss": (total, count)}
-  for name, value in named.items():
-    # A `_Value` is a tuple, too.
-    pairs[name] = (value, count) if isinstance(value, _Value) else value
-  for name, pair in pairs.items():
+  for name, pair in {"loss": (total, count), **named}.items():
     if any(v.axis is not None for v in pair):
       return f"returns a value for each row ({name})"
     if pair[0].is_sum != pair[1].is_sum and not any(v.is_zero for v in pair):
@@ -665,11 +660,6 @@ class _Walk:
       inputs[m:],
     )
     test = self.closed(p["cond_jaxpr"], [*inputs[:n], *carry])[0]
-    # `jax.vmap` of a loop goes on until all rows are ready; what is ready does
-    # not change any more.
-    last = p["cond_jaxpr"].jaxpr.eqns[-1:]
-    if last and last[0].primitive.name == "reduce_or":
-      test = _Value()
     return [_Value(fault=test.fault) if test.fault else v for v in carry]
 
   def cond_(self, equation, inputs, call) -> list[_Value]:
@@ -678,10 +668,7 @@ class _Walk:
       self.closed(branch, arguments) for branch in equation.params["branches"]
     ]
     results = [_join(values) for values in zip(*branches, strict=True)]
-    fault = test.fault
-    if test.is_sum:
-      fault = f"{NOT_A_SUM} ({_place('cond', call)})"
-    return [_Value(fault=fault) if fault else v for v in results]
+    return [_Value(fault=test.fault) if test.fault else v for v in results]
 
 
 def _together(values: list[_Value], axis: int | None = None) -> _Value:
