@@ -21,7 +21,7 @@ LAYERS = (
   "config",
   "optim data lora",
   "sharding collectives digests frozen",
-  "trainable",
+  "trainable step_checks",
   "step",
   "distributed writers",
   "checkpointing",

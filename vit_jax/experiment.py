@@ -15,7 +15,15 @@ import numpy as np
 from etils import epath
 from flax.traverse_util import flatten_dict
 
-from vit_jax import batch, lora, missing_data, optim, sharding, weights
+from vit_jax import (
+  batch,
+  lora,
+  missing_data,
+  optim,
+  sharding,
+  step_checks,
+  weights,
+)
 from vit_jax.batch import (
   Data,
   DataInfo,
@@ -530,15 +538,13 @@ class Experiment:
         if changed:
           return changed
       learner = self.learner
+      if not self.is_training:
+        return []
+      outputs = (self.run_shape.num_classes,)
+      label = outputs if batch.has_vectors(self.data_info) else ()
+      return step_checks.errors(self.config, self.run_shape, learner, label)
     except (OSError, ValueError) as e:
       return [f"{where}: {e}"]
-    if learner.whole_batch and self.config.optim.microbatch:
-      return [
-        f"config.optim.microbatch: got {self.config.optim.microbatch}, but the"
-        f" loss of {where}.kind={objective.kind!r} compares all rows of a"
-        " batch; expected None."
-      ]
-    return []
 
   def _parameter_errors(self) -> list[str]:
     """Returns errors of options that name parameters or linear maps."""

@@ -1,5 +1,6 @@
 """What an objective makes of a model, without the data of a run."""
 
+from vit_jax import step_checks
 from vit_jax.batch import RunShape
 from vit_jax.config import Config, ConfigError
 from vit_jax.inference import pretrained
@@ -20,7 +21,10 @@ def learner_of(config: Config, run_shape: RunShape) -> Learner:
     }
     errors = list(objective.make_errors(config.model, run_shape, models))
     if not errors:
-      return objective.make(config.model, run_shape, models)
+      learner = objective.make(config.model, run_shape, models)
+      errors = step_checks.errors(config, run_shape, learner, ())
+    if not errors:
+      return learner
   except (OSError, ValueError) as e:
     errors = [f"config.objective: {e}"]
   raise ConfigError(errors)
