@@ -207,7 +207,7 @@ def test_what_is_not_declared_is_refused_with_the_option(name):
     setup(config, data=Data(16))
 
 
-def test_a_parameter_of_no_layer_is_refused():
+def test_a_declaration_that_does_not_fit_is_refused():
   class NoStem(Own):
     STEM = "patch_embed/.*"
 
@@ -215,6 +215,14 @@ def test_a_parameter_of_no_layer_is_refused():
   config = config_of(Own(), optim__layer_decay=0.5).optim
   (error,) = optim.errors(config, parts.shapes.params, NoStem())
   assert "layer_decay" in error and "no layer of cls_token" in error
+  assert not optim.errors(config, parts.shapes.params, Own())
+
+  class Flat(Own):
+    MATRICES = {r"query/kernel": (1, 1)}
+
+  config = config_of(Own(), optim__name="muon").optim
+  errors = optim.errors(config, parts.shapes.params, Flat())
+  assert len(errors) == 2 and "Flat.MATRICES declares (1, 1)" in errors[0]
   assert not optim.errors(config, parts.shapes.params, Own())
 
 
