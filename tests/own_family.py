@@ -104,9 +104,11 @@ class Transformer(nn.Module):
     cls = jnp.broadcast_to(cls, (rows, 1, options.width))
     x = jnp.concatenate([cls, x], axis=1)
     x += self.param("pos_embedding", normal, (1, *x.shape[1:]))
+    out = {}
     for i in range(options.depth):
       x = Block(options.width, options.dtype, name=f"block_{i}")(x)
-    out = {"encoded": nn.LayerNorm(name="last_norm")(x)}
+      out[f"block_{i}"] = x
+    out["encoded"] = nn.LayerNorm(name="last_norm")(x)
     out["pre_logits"] = x = out["encoded"][:, 0]
     if self.num_classes:
       x = nn.Dense(self.num_classes, name="classifier")(x)

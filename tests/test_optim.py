@@ -327,7 +327,7 @@ def test_patterns_that_name_nothing_are_errors():
   assert "layer_decay: got 0.7, expected None" in error
   (error,) = errors(name="muon")
   assert "optim.name: got 'muon', expected another" in error
-  params["MlpBlock_0"] = {"Dense_0": {"kernel": 0.0}}
+  params["MlpBlock_0"] = {"Dense_0": {"kernel": np.zeros((2, 2))}}
   assert not errors(name="muon")
   (error,) = errors(name="muon", freeze=("MlpBlock_0/*",))
   assert "optim.name: got 'muon', expected another" in error

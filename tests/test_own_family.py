@@ -14,6 +14,7 @@ from own_family import Own, Plain, Transformer
 import vit_jax
 from vit_jax import lora, optim, train, weights
 from vit_jax.config import ConfigError
+from vit_jax.evaluators.features import joined, tokens_error
 from vit_jax.experiment import setup
 from vit_jax.families import FAMILIES
 from vit_jax.models import inspection
@@ -136,6 +137,28 @@ def test_positions_are_resized_and_attention_is_read(run):
   np.testing.assert_array_equal(positions, vit.params["pos_embedding"][0, 1:])
 
 
+def test_tokens_of_several_blocks_need_a_declaration():
+  assert tokens_error("cls+patches", Own()) is None
+  assert "Own.AFTER_BLOCK" in tokens_error("cls*2", Own())
+
+  class Declared(Own):
+    AFTER_BLOCK = "block_{}"
+    LAST_NORM = "last_norm"
+    ln_eps = 1e-6
+
+  assert tokens_error("cls*2", Declared()) is None
+  assert "from 1 to 2" in tokens_error("cls*3", Declared())
+  model = Declared()
+  module = Transformer(model, 0)
+  images = np.random.default_rng(0).uniform(-1, 1, (2, 16, 16, 3))
+  params = module.init(jax.random.key(0), images)["params"]
+  _, out = module.apply({"params": params}, images)
+  got = joined(out, params, model, ("cls*2+patches",))
+  norm = nn.LayerNorm().apply({"params": params["last_norm"]}, out["block_0"])
+  want = [norm[:, 0], out["encoded"][:, 0], out["encoded"][:, 1:].mean(1)]
+  np.testing.assert_allclose(got, np.concatenate(want, -1), rtol=1e-5)
+
+
 def test_the_training_size_follows_from_the_table(run):
   file = dataclasses.replace(weights.read(run), image_size=None, grid=None)
   assert weights.trained_at(file) == (16, 16)
@@ -184,7 +207,7 @@ def test_what_is_not_declared_is_refused_with_the_option(name):
     setup(config, data=Data(16))
 
 
-def test_a_parameter_of_no_layer_is_refused():
+def test_a_declaration_that_does_not_fit_is_refused():
   class NoStem(Own):
     STEM = "patch_embed/.*"
 
@@ -192,6 +215,14 @@ def test_a_parameter_of_no_layer_is_refused():
   config = config_of(Own(), optim__layer_decay=0.5).optim
   (error,) = optim.errors(config, parts.shapes.params, NoStem())
   assert "layer_decay" in error and "no layer of cls_token" in error
+  assert not optim.errors(config, parts.shapes.params, Own())
+
+  class Flat(Own):
+    MATRICES = {r"query/kernel": (1, 1)}
+
+  config = config_of(Own(), optim__name="muon").optim
+  errors = optim.errors(config, parts.shapes.params, Flat())
+  assert len(errors) == 2 and "Flat.MATRICES declares (1, 1)" in errors[0]
   assert not optim.errors(config, parts.shapes.params, Own())
 
 

@@ -499,10 +499,11 @@ def errors(
     model: The model of the parameters.
     own: Prefix of the parameters that an objective adds, or None.
   """
-  paths = [
-    _path_name(path)
-    for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]
-  ]
+  leaves = {
+    _path_name(path): leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+  }
+  paths = [*leaves]
   patterns = {
     "freeze": config.freeze,
     "lr_scale": tuple(pattern for pattern, _ in config.lr_scales()),
@@ -545,6 +546,13 @@ def errors(
       "config.optim.name: got 'muon', expected another one: no kernel of"
       f" {family}.MATRICES is trained, and muon orthogonalises only these."
     )
+  errors += [
+    f"config.optim.name: got 'muon', but {family}.MATRICES declares"
+    f" {numbers} dimensions of {name}, which has {len(np.shape(leaves[name]))}."
+    for name in trained_names
+    if config.name == "muon" and (numbers := model.matrix(name))
+    if len(np.shape(leaves[name])) != sum(numbers) + model.is_scanned(name)
+  ]
   return errors
 
 

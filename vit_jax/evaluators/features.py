@@ -250,14 +250,14 @@ def tokens_error(layer: str, model: "ModelConfig") -> str | None:
       " such as pre_logits."
     )
   count, depth = int(match["blocks"] or 1), num_blocks(model) or 1
-  if not 1 <= count <= depth:
-    return f"got {layer!r}, expected a number of blocks from 1 to {depth}."
   if count > 1 and None in (model.AFTER_BLOCK, model.LAST_NORM):
     family = type(model).__name__
     return (
       f"got {layer!r}, but {family} does not declare the tokens behind a block"
       f" and their norm ({family}.AFTER_BLOCK, LAST_NORM); expected cls."
     )
+  if not 1 <= count <= depth:
+    return f"got {layer!r}, expected a number of blocks from 1 to {depth}."
   if getattr(model, "final_norm", "tokens") != "tokens":
     return (
       f"got {layer!r}, but {model.variant} with final_norm={model.final_norm!r}"
@@ -268,8 +268,7 @@ def tokens_error(layer: str, model: "ModelConfig") -> str | None:
 
 def num_blocks(model: "ModelConfig") -> int | None:
   """Returns the number of blocks; None if the model does not state it."""
-  size = getattr(model, "size", None)
-  return getattr(size, "depth", None)
+  return getattr(getattr(model, "size", model), "depth", None)
 
 
 def parts(layer: str, depth: int | None) -> tuple[str, ...]:

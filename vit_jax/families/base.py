@@ -253,8 +253,8 @@ class ModelConfig:
       ValueError: The family has models with one patch size only.
     """
     raise ValueError(
-      f"patch: got {patch}, but {self.variant} has no patches of pixels, or its"
-      f" family ({type(self).__name__}) has no with_patch; expected none."
+      f"patch: got {patch}, but {type(self).__name__} has no with_patch;"
+      " expected none."
     )
 
   @property

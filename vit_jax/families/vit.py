@@ -418,7 +418,10 @@ class ViTConfig(ModelConfig):
 
   def with_patch(self, patch: int) -> "ModelConfig":
     if self.stages is not None:
-      return super().with_patch(patch)
+      raise ValueError(
+        f"patch: got {patch}, but {self.variant} has no patches of pixels;"
+        " expected none."
+      )
     size = self.variant.split("/")[0]
     return dataclasses.replace(self, variant=f"{size}/{patch}")
 

@@ -409,7 +409,7 @@ def _declared_table(
   for path, table in sorted(flatten_dict(params, sep="/").items()):
     if config.positions(path) == "grid":
       return np.asarray(table, np.float32)[0, -grid[0] * grid[1] :]
-  raise ValueError(f"{config.variant} has no table of positions")
+  raise ValueError(f"{config.variant} has no positions")
 
 
 def _layers_and_encoded(

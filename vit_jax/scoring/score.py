@@ -198,7 +198,7 @@ def choose_protocol(
       protocol = published[0].protocol
     elif file.format == "timm":
       protocol = "timm"
-    elif getattr(model, "pool", "token") != "token":
+    elif model.pool not in (None, "token"):
       protocol = "big_vision"
     else:
       protocol = "google"
