@@ -86,7 +86,9 @@ def test_a_record_that_cannot_be_decoded_is_masked_in_all_views():
       assert batch[name][batch["mask"]].any((1, 2, 3, 4)).all()
 
 
-@pytest.mark.parametrize("cls", [Files, Numbers, Streamed])
+@pytest.mark.parametrize(
+  "cls", [pytest.param(Files, marks=pytest.mark.slow), Numbers, Streamed]
+)
 def test_a_later_start_with_more_processes_continues_the_same_run(cls):
   source = numbers(40, cls)
   views = VIEWS if cls is Files else PADDED
@@ -169,10 +171,11 @@ def test_what_the_planner_knows_of_views():
 
 def test_a_run_with_views(tmp_path):
   """On a mesh, and from the middle on."""
-  made = config(total_steps=3, mesh__data=-1, mesh__fsdp=2, log_steps=1)
+  made = config(total_steps=3, mesh__data=-1, mesh__fsdp=2, model__depth=1)
   train.train_and_evaluate(made, str(tmp_path))
-  losses = [r["train/loss"] for r in read_metrics(str(tmp_path))[-3:]]
-  assert np.isfinite(losses).all()
+  rows = [r for r in read_metrics(str(tmp_path)) if "train/loss" in r]
+  losses = [row["train/loss"] for row in rows]
+  assert losses and np.isfinite(losses).all()
   run, mesh = experiment.setup(made), make_mesh(made.mesh)
   trainer = run.trainer(mesh)
   inputs, state = Inputs(run, trainer, mesh), trainer.init_state()

@@ -15,22 +15,30 @@ SHAPE = 2, 3, 4, 32  # tokens of two images, on a grid of 3 x 4
 KEEP = np.array([[5, 0, 11, 2], [1, 4, 7, 10]])
 OPTIONS = [
   ("vit", {}),
+  ("vit", dict(posemb_at="blocks")),
+  ("vit", dict(posemb="relative")),
+  ("modern", dict(registers=3, distilled=True, pre_norm=True)),
+  ("modern", dict(posemb="none", rope="dinov3", registers=2)),
+  ("modern", dict(posemb="relative_bias", scan=True)),
+]
+MORE = [
   ("vit", dict(scan=True, pool="gap")),
   ("vit", dict(posemb="sincos2d", cls_row=True)),
   ("vit", dict(posemb="learn2d", cls_row=False)),
-  ("vit", dict(posemb_at="blocks")),
   ("vit", dict(posemb_at="shared", scan=True)),
-  ("vit", dict(posemb="relative")),
   ("vit", dict(posemb="relative", scan=True, pool="gap")),
-  ("modern", dict(registers=3, distilled=True, pre_norm=True)),
-  ("modern", dict(posemb="none", rope="dinov3", registers=2)),
   ("modern", dict(rope="eva02", scan=True)),
-  ("modern", dict(posemb="relative_bias", scan=True)),
   ("modern", dict(posemb="relative_bias", layer_scale=0.5)),
 ]
 
 
-@pytest.fixture(params=OPTIONS, ids=str)
+@pytest.fixture(
+  params=[
+    *OPTIONS,
+    *(pytest.param(options, marks=pytest.mark.slow) for options in MORE),
+  ],
+  ids=str,
+)
 def encoder(request):
   """(tokens, keep) -> encoded, of a model with random parameters."""
   name, options = request.param
@@ -82,7 +90,7 @@ def test_other_tokens_are_not_there(encoder, tokens, monkeypatch):
   np.testing.assert_allclose(kept, expected, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("encoder", [OPTIONS[6], OPTIONS[9]], indirect=True)
+@pytest.mark.parametrize("encoder", [OPTIONS[2], OPTIONS[4]], indirect=True)
 def test_in_a_step_that_computes_few_images_at_once(
   encoder, tokens, monkeypatch
 ):
