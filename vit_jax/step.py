@@ -119,6 +119,7 @@ class Trainer:
   schedule: Updates applied so far -> learning rate; None without training.
   train_step: See `make_train_step`; None without training.
   trainable: Which parameters are trained.
+  observers: Callbacks that are a part of the step.
   """
 
   seed: int
@@ -128,6 +129,7 @@ class Trainer:
   schedule: optim.Schedule | None
   train_step: Callable[[TrainState, dict], tuple[TrainState, dict]] | None
   trainable: Trainable
+  observers: Sequence[StepObserver] = ()
 
   def init_state(self) -> TrainState:
     """Returns the state before the first step, made on its devices."""
@@ -307,6 +309,7 @@ def assemble(
     schedule and jax.jit(schedule),
     train_step,
     trainable,
+    observers,
   )
 
 
