@@ -283,7 +283,7 @@ def objective_fault(run_shape=None, rows=None, **changes):
   def init():
     params = learner.module.init(KEY, jnp.zeros((1, 16, 16, 3)))["params"]
     if config.lora.rank:
-      return lora.split(params, config.lora, KEY, config.objective.own)
+      return lora.split(params, config.lora, KEY, config.model, config.objective.own)
     return params, None
 
   def loss(params, batch, rng, step):
