@@ -9,8 +9,8 @@ The loss is traced with a prime number of rows: a dimension that it divides is
 one of rows. A result without such a dimension is the same for all rows, or a
 sum over them, which only linear operations may use.
 
-Which rows an index takes is not followed: a loss that gathers or scatters among
-the rows of a batch passes, and so do random numbers drawn by their positions.
+The order of rows is not followed: a loss that takes rows by indices or mixes
+them by a reshape passes, and so does one that draws random numbers by position.
 """
 
 import enum
@@ -20,6 +20,8 @@ import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 # No size of a model is a multiple of these primes, or another one is used.
 PRIMES = (8191, 7919, 6133, 4093)
@@ -31,17 +33,9 @@ EXPECTED = (
   " `targets`, or into a loss with whole_batch=True."
 )
 
-ROWS = "combines rows with other rows"
-ALONG_ROWS = "moves or adds up rows along the batch"
-GROUPS = "divides the rows into groups"
-REDUCES = "reduces or selects rows"
-WITH_ROWS = "combines a sum over the rows with rows"
-NOT_A_SUM = "computes something else than a sum from a sum over the rows"
-ADDS = "adds to a sum over the rows a number that does not depend on rows"
-
 
 class Kind(enum.Enum):
-  """What is known of an intermediate result; a string says what is wrong."""
+  """What is known of a result, unless a string says how it uses other rows."""
 
   PLAIN = "of each row by itself, or the same for all rows"
   ZERO = "zeros"
@@ -50,19 +44,19 @@ class Kind(enum.Enum):
 
 PLAIN, ZERO, SUM = Kind
 
-# Primitives that are linear in some operands together: those operands.
-ALL, FIRST = slice(None), slice(1)
-LINEAR = {
-  **dict.fromkeys(("add", "add_any", "sub", "neg", "reduce_sum"), ALL),
-  **dict.fromkeys(("broadcast_in_dim", "reshape", "squeeze"), ALL),
-  **dict.fromkeys(("transpose", "slice", "split", "concatenate", "pad"), ALL),
-  **dict.fromkeys(("copy", "copy_p", "name", "convert_element_type"), ALL),
-  **dict.fromkeys(("div", "gather", "dynamic_slice"), FIRST),
-  "dynamic_update_slice": slice(2),
-  "select_n": slice(1, None),
+# Primitives that are linear in all their operands together, or in some.
+ALL = (
+  *("add", "add_any", "sub", "neg", "reduce_sum", "convert_element_type"),
+  *("broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "pad"),
+  *("concatenate", "split", "stack", "unstack"),
+  *("copy", "copy_p", "name", "stop_gradient"),
+)
+LINEAR = dict.fromkeys(ALL, slice(None)) | {
+  **dict.fromkeys(("div", "gather", "dynamic_slice"), slice(1)),
   **dict.fromkeys(("scatter", "scatter-add"), slice(0, None, 2)),
+  **{"dynamic_update_slice": slice(2), "select_n": slice(1, None)},
 }
-# Those that are linear in each operand alone.
+# Those that are linear in each of two operands.
 PRODUCTS = {"mul", "dot_general", "conv_general_dilated"}
 # Those that may sum over rows.
 SUMS = {"reduce_sum", "dot_general", "conv_general_dilated", "scatter-add"}
@@ -126,15 +120,13 @@ def mixed_rows(
   trace = _Trace(rows)
   kinds = trace.program(closed, [PLAIN] * len(closed.in_avals))
   fault = _fault(kinds)
-  total, count, named = jax.tree.unflatten(
-    jax.tree.structure(out), zip(kinds, closed.out_avals, strict=True)
-  )
-  for name, pair in {"loss": (total, count), **named}.items():
-    (x, of_x), (n, of_n) = pair
-    if any(trace.axis(aval.shape) is not None for aval in (of_x, of_n)):
+  kinds = jax.tree.unflatten(jax.tree.structure(out), kinds)
+  pairs = ({"loss": x[:2], **x[2]}.items() for x in (kinds, out))
+  for (name, pair), (_, arrays) in zip(*pairs, strict=True):
+    if any(trace.axis(x.shape) is not None for x in arrays):
       fault = fault or f"returns a value for each row ({name})"
-    if (x is SUM) != (n is SUM) and ZERO not in (x, n):
-      what = "count" if x is SUM else "sum"
+    if PLAIN in pair and SUM in pair:
+      what = "count" if pair[0] is SUM else "sum"
       fault = fault or f"returns a {what} that is no sum over the rows ({name})"
   return fault and f"got a loss that {fault}, {EXPECTED}"
 
@@ -149,15 +141,6 @@ class _Trace:
     """Returns the dimension of rows."""
     of_rows = (i for i, s in enumerate(shape) if s and s % self.rows == 0)
     return next(of_rows, None)
-
-  def strides(self, shape: Sequence[int]) -> set[int]:
-    """Returns how far the next row may be in the flat array."""
-    axis = self.axis(shape)
-    if axis is None:
-      return set()
-    others = shape[axis] // self.rows  # e.g. tokens, merged with the rows
-    step = math.prod(shape[axis + 1 :])
-    return {step * n for n in range(1, others + 1) if others % n == 0}
 
   def constant(self, x: Any) -> Kind:
     """Returns the kind of a constant. The number of rows is a sum of ones."""
@@ -174,7 +157,7 @@ class _Trace:
     if not size < 2**31:  # stands for infinity
       return PLAIN
     error = abs(math.remainder(size, self.rows))
-    return SUM if error <= 2**-23 * size else PLAIN  # rounding of float32
+    return SUM if error <= 2**-23 * size else PLAIN  # rounded to float32
 
   def program(self, jaxpr, inputs, line=None) -> list[Kind | str]:
     """Returns the kinds of a jaxpr's results.
@@ -202,39 +185,34 @@ class _Trace:
 
   def equation(self, equation, inputs, line) -> list[Kind | str]:
     """Returns the kinds of an equation's results."""
-    name, p, outs = equation.primitive.name, equation.params, equation.outvars
+    name, p = equation.primitive.name, equation.params
+    shapes, outs = _shapes(equation.invars), _shapes(equation.outvars)
     if name == "scan":
-      return self.scan(equation, inputs, line)
+      body = getattr(p["jaxpr"], "jaxpr", p["jaxpr"])
+      # Only what is scanned and stacked has other shapes inside.
+      m = sum(map(operator.eq, shapes, _shapes(body.invars)))
+      n = m - sum(map(operator.eq, outs, _shapes(body.outvars)))
+      if any(self.axis(shape[:1]) == 0 for shape in shapes[m:]):
+        return len(outs) * [f"loops over the rows ({_place(name, line)})"]
+      return self.loop(p["jaxpr"], inputs[:n], inputs[n:m], inputs[m:])
     if name == "while":
       n, m = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
       carry = self.loop(p["body_jaxpr"], inputs[n:m], inputs[m:])
-      (test,) = self.program(p["cond_jaxpr"], [*inputs[:n], *carry])
-      return len(outs) * [test] if isinstance(test, str) else carry
-    if name == "cond" and not isinstance(inputs[0], str):
+      test = self.program(p["cond_jaxpr"], [*inputs[:n], *carry])
+      return len(outs) * test if _fault(test) else carry
+    if name == "cond" and not _fault(inputs[:1]):
       branches = [self.program(b, inputs[1:]) for b in p["branches"]]
       return [_join(kinds) for kinds in zip(*branches, strict=True)]
-    if (inner := _inner(equation)) is not None:
-      return self.program(
-        inner, inputs, line if name in ("jit", "pjit") else None
-      )
+    for value in p.values():  # a call has a jaxpr of the same operands
+      inner = getattr(value, "jaxpr", value)
+      if hasattr(inner, "eqns") and _shapes(inner.invars) == shapes:
+        return self.program(value, inputs, line if "jit" in name else None)
     if fault := _fault(inputs):
       return len(outs) * [fault]
     return [
       f"{kind} ({_place(name, line)})" if isinstance(kind, str) else kind
-      for kind in (self.result(equation, inputs, s) for s in _shapes(outs))
+      for kind in (self.result(equation, inputs, out) for out in outs)
     ]
-
-  def scan(self, equation, inputs, line) -> list[Kind | str]:
-    """Returns the kinds of a scan's results: what it carries, then stacks."""
-    body = equation.params["jaxpr"]
-    inner = getattr(body, "jaxpr", body)
-    shapes, outs = _shapes(equation.invars), _shapes(equation.outvars)
-    # All but what is scanned and stacked have the same shapes inside.
-    m = sum(map(operator.eq, shapes, _shapes(inner.invars)))
-    n = m - sum(map(operator.eq, outs, _shapes(inner.outvars)))
-    if any(self.axis(shape[:1]) is not None for shape in shapes[m:]):
-      return len(outs) * [f"loops over the rows ({_place('scan', line)})"]
-    return self.loop(body, inputs[:n], inputs[n:m], inputs[m:])
 
   def loop(self, body, consts, carry, xs=()) -> list[Kind | str]:
     """Returns the kinds of a body's results in any iteration."""
@@ -246,36 +224,27 @@ class _Trace:
       carry = new
 
   def result(self, equation, inputs, out: Sequence[int]) -> Kind | str:
-    """Returns the kind of a result of the shape `out`, or what is wrong."""
-    name, p = equation.primitive.name, equation.params
-    shapes = _shapes(equation.invars)
+    """Returns the kind of a result of shape `out`, or how it uses rows."""
+    name, shapes = equation.primitive.name, _shapes(equation.invars)
     has_rows = [self.axis(shape) is not None for shape in shapes]
-    loses_rows = any(has_rows) and self.axis(out) is None
-    if out and 0 not in out and math.prod(out) % self.rows**2 == 0:
-      return ROWS
-    if name in ALONG:
-      along = p[ALONG[name]]
-      along = along if isinstance(along, tuple) else (along,)
-      if self.axis(out) in along:
-        return ALONG_ROWS
-    if name == "reshape" and any(has_rows):
-      if not self.strides(shapes[0]) & self.strides(out):
-        return GROUPS
-    if loses_rows and name not in SUMS:
-      return REDUCES
-    if SUM in inputs and (any(has_rows) or self.axis(out) is not None):
-      return WITH_ROWS
-    if name in PRODUCTS:
-      sums = inputs.count(SUM) + loses_rows
-      return (PLAIN, SUM, NOT_A_SUM)[min(sums, 2)]
+    axis = self.axis(out)
+    reduces = any(has_rows) and axis is None
+    if math.prod(out) and math.prod(out) % self.rows**2 == 0:
+      return "combines rows with other rows"
+    if reduces and name not in SUMS:
+      return "reduces or selects rows"
+    if name in ALONG and axis in np.ravel(equation.params[ALONG[name]]):
+      return "moves or adds up rows along the batch"
+    if SUM in inputs and (any(has_rows) or axis is not None):
+      return "combines a sum over the rows with rows"
+    if name in PRODUCTS and inputs.count(SUM) < 2:
+      return SUM if reduces or SUM in inputs else PLAIN
     linear = range(len(inputs))[LINEAR.get(name, slice(0))]
     if any(x is SUM for i, x in enumerate(inputs) if i not in linear):
-      return NOT_A_SUM
+      return "computes something else than a sum from a sum over the rows"
     if not linear:
       return PLAIN
-    return _join(
-      SUM if loses_rows and has_rows[i] else inputs[i] for i in linear
-    )
+    return _join(SUM if reduces and has_rows[i] else inputs[i] for i in linear)
 
 
 def _fault(kinds: Iterable[Kind | str]) -> str | None:
@@ -283,27 +252,17 @@ def _fault(kinds: Iterable[Kind | str]) -> str | None:
 
 
 def _join(kinds: Iterable[Kind | str]) -> Kind | str:
-  """Returns the kind of what adds up, or is one of, some results."""
+  """Returns the kind of the sum, or of one, of some results."""
   kinds = [*kinds]
   if fault := _fault(kinds):
     return fault
   if PLAIN in kinds and SUM in kinds:
-    return ADDS
+    return "adds to a sum over the rows a number that does not depend on rows"
   return next((kind for kind in (SUM, PLAIN) if kind in kinds), ZERO)
 
 
 def _shapes(atoms) -> list[tuple[int, ...]]:
   return [tuple(getattr(atom.aval, "shape", ())) for atom in atoms]
-
-
-def _inner(equation):
-  """Returns the jaxpr of a call: that of arguments of the same shapes."""
-  for value in equation.params.values():
-    jaxpr = getattr(value, "jaxpr", value)
-    if hasattr(jaxpr, "eqns"):
-      if _shapes(jaxpr.invars) == _shapes(equation.invars):
-        return value
-  return None
 
 
 # Files of libraries, of Python itself, and of no file.
