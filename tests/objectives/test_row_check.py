@@ -78,21 +78,26 @@ MIXED = {
   "batch_norm": batch_norm,
   "own_count": own_count,
   "mean": lambda w, b: jnp.mean(b["x"] @ w),
-  "centred": lambda w, b: jnp.abs(b["x"] - b["y"].sum(0)[None] / 9).sum(),
+  "scaled": lambda w, b: jnp.sum(b["x"] * b["y"].sum()),
   "roll": lambda w, b: jnp.sum(b["x"] * jnp.roll(b["y"], 1, 0)),
   "flip": lambda w, b: jnp.sum(b["x"] * b["y"][::-1]),
   "sort": lambda w, b: jnp.sum(jnp.sort(b["x"], 0) * b["y"]),
   "cumsum": lambda w, b: jnp.sum(jnp.cumsum(b["x"], 0) * b["y"]),
   "max": lambda w, b: b["x"].max(),
   "product": lambda w, b: b["x"].sum() * b["y"].sum(),
+  "correlation": lambda w, b: (jnp.square(b["x"].T @ b["y"]).sum(), 1.0),
   "regulariser": lambda w, b: b["x"].sum() + jnp.square(w).sum(),
   "remat": lambda w, b: jax.checkpoint(jax.nn.relu)(b["x"].sum()),
-  "scan": lambda w, b: jax.lax.scan(
-    lambda c, x: (c * 0.9 + x, None), jnp.zeros(8), b["x"]
-  )[0].sum(),
+  "scan": lambda w, b: (
+    jax.lax.scan(lambda c, x: (c + x.sum() ** 2, None), 0.0, b["x"])[0],
+    1.0,
+  ),
   "carry": lambda w, b: jax.lax.fori_loop(
     0, 3, lambda i, c: (c[0] + c[1] ** 2, c[1]), (0.0, b["x"].sum())
   )[0],
+  "while": lambda w, b: jax.lax.while_loop(
+    lambda c: c[0] < w[0, 0], lambda c: (c[0] + 1, c[1] ** 2), (0, b["x"].sum())
+  )[1],
   "branch": lambda w, b: jax.lax.cond(
     b["x"].sum() > 0, lambda: b["y"].sum(), lambda: 0.0
   ),
@@ -100,7 +105,7 @@ MIXED = {
     lambda x: (x.sum(1) < 9).any(), lambda x: x + 1, b["x"]
   ).sum(),
   "one_count": lambda w, b: (b["x"].sum(), 1.0),
-  "rows": lambda w, b: b["x"].sum(1),
+  "rows": lambda w, b: (b["x"].sum(1), 1.0 * b["mask"]),
 }
 
 
@@ -155,9 +160,10 @@ def gradient_penalty(w, b):
 
 
 def copies(w, b):
-  """Sums that are copied and stacked, e.g. to be logged."""
+  """Sums that are copied, chosen and stacked, e.g. to be logged."""
   total = jax.lax.stop_gradient(jnp.copy(b["x"].sum()))
-  return jnp.stack([total, 0.5 * total, 0.0]).sum()
+  chosen = jnp.where(w[0, 0] > 0, total, 0.0)
+  return jnp.stack([chosen, total / 3, 0.0]).sum()
 
 
 APART = {
