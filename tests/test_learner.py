@@ -240,3 +240,82 @@ def test_a_frozen_teacher_is_an_argument_of_the_step():
   jax.tree.map(
     np.testing.assert_array_equal, state.fixed["teacher"], teacher.params
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class Distill(Objective):
+  """The vectors of a frozen model, `vit_jax.load(path)`."""
+
+  kind: str = "test_learner:Distill"
+  path: str = option("", "weights of the teacher")
+
+  trains_head = False
+  own = "distill/"
+
+  def models(self):
+    return {"teacher": self.path}
+
+  def make_errors(self, model, run_shape, models):
+    if models["teacher"].image_size != run_shape.image_size:
+      yield "config.data.ops: got other images than the teacher's."
+
+  def make(self, model, run_shape, models):
+    given = models["teacher"]
+    module = build(model, 0)
+
+    def targets(params, batch, rng, step, memory, over):
+      images = normalise(batch["image"])
+      _, out = given.model.apply({"params": params}, images)
+      return Targets(out["pre_logits"].mean(-1))
+
+    def loss(params, batch, rng, step):
+      _, out = module.apply({"params": params}, normalise(batch["image"]))
+      difference = out["pre_logits"].mean(-1) - batch["targets"]
+      total = jnp.sum(jnp.square(difference) * batch["mask"])
+      return total, jnp.sum(batch["mask"], dtype=jnp.float32), {}
+
+    return Learner(module, loss, Frozen(given), targets)
+
+
+def test_a_run_with_a_frozen_teacher_resumes(tmp_path, monkeypatch):
+  """Its weights are read again, and must be the same."""
+  from vit_jax.checkpointing.checkpointer import load_metadata, write_params
+  from vit_jax.config import ConfigError, to_dict
+  from vit_jax.train import train_and_evaluate
+
+  teacher = _Teacher()
+  config = tiny.config(total_steps=4, checkpoint__every_steps=2, log_steps=1)
+  about = dict(
+    config={**to_dict(config), "model": dataclasses.asdict(teacher.config)},
+    image_size=[16, 16],
+    grid=[2, 2],
+    num_classes=tiny.NUM_CLASSES,
+    has_cls_row=True,
+  )
+  path = str(tmp_path / "teacher")
+  write_params(path, teacher.params, about)
+  config = dataclasses.replace(config, objective=Distill(path=path))
+  whole = train_and_evaluate(config, str(tmp_path / "a"), tiny.Data())
+  assert load_metadata(str(tmp_path / "a"))["models"]["teacher"]["path"] == path
+
+  from vit_jax.callbacks import Callback, Stop
+
+  class Ends(Callback):
+    def check_stop(self, step):
+      if step == 2:
+        raise Stop("a test")
+
+  with pytest.raises(Stop):
+    train_and_evaluate(
+      config, str(tmp_path / "b"), tiny.Data(), callbacks=[Ends()]
+    )
+  state = train_and_evaluate(config, str(tmp_path / "b"), tiny.Data())
+  jax.tree.map(np.testing.assert_array_equal, state, whole)
+  assert not [f for f in (tmp_path / "b").rglob("*teacher*")]
+
+  teacher.params["embedding"]["bias"] += 1.0
+  write_params(str(tmp_path / "other"), teacher.params, about)
+  (tmp_path / "teacher").rename(tmp_path / "gone")
+  (tmp_path / "other").rename(tmp_path / "teacher")
+  with pytest.raises(ConfigError, match="digest"):
+    train_and_evaluate(config, str(tmp_path / "b"), tiny.Data())

@@ -119,6 +119,14 @@ class Evaluators(list[Evaluator]):
 
     return [e for e in self if is_due(e.config)]
 
+  def notes(self, dataset: str) -> str:
+    """Returns a line for each evaluator of another data set than this one."""
+    return "\n".join(
+      f"{e.config.name:<11} {e.note}"
+      for e in self
+      if e.config.dataset != dataset
+    )
+
   def __enter__(self) -> "Evaluators":
     return self
 

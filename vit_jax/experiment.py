@@ -31,7 +31,13 @@ from vit_jax.batch import (
   RunShape,
   Standardisation,
 )
-from vit_jax.checkpointing import checkpointer, resume, resume_rules, retention
+from vit_jax.checkpointing import (
+  checkpointer,
+  convert_state,
+  resume,
+  resume_rules,
+  retention,
+)
 from vit_jax.class_names import Head
 from vit_jax.config import HELD_OUT, Config, ConfigError, EvaluatorConfig
 from vit_jax.config.checks import option_errors, size_errors, warmup_errors
@@ -96,9 +102,7 @@ class Experiment:
     self.workdir = workdir
     self.scored_weights = scored_weights
     self.is_training = scored_weights is None
-    self.sources = sources or Sources(
-      config.data.data_dir, fake=config.fake_data
-    )
+    self.sources = sources or Sources.of(config)
     self.given_data = data
     self._fitted: tuple[Params, weights.Report] | None = None
     self.init_metadata: dict[str, Any] = {}  # of config.init, once checked
@@ -372,6 +376,19 @@ class Experiment:
     """
     fitted, self._fitted = self._fitted, None
     return fitted
+
+  def form_of(self, trainer: Trainer) -> checkpointer.FormOf:
+    """Returns what finds the form of a checkpoint's state, to resume from it.
+
+    Args:
+      trainer: The run's.
+    """
+    mesh = trainer.state.step.sharding.mesh
+    return convert_state.form_of(
+      self.config,
+      trainer,
+      lambda config: self.trainer(mesh, trainer.observers, config),
+    )
 
   @property
   def init_report(self) -> str:

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, UInt8
 
 from vit_jax import collectives, optim, sharding
 from vit_jax.batch import RunShape, normalise
-from vit_jax.config import Config
+from vit_jax.config import Config, ConfigError
 from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import compiler_options
 from vit_jax.models.stacking import unstack_blocks
@@ -119,6 +119,7 @@ class Trainer:
   schedule: Updates applied so far -> learning rate; None without training.
   train_step: See `make_train_step`; None without training.
   trainable: Which parameters are trained.
+  observers: Callbacks that are a part of the step.
   """
 
   seed: int
@@ -128,6 +129,7 @@ class Trainer:
   schedule: optim.Schedule | None
   train_step: Callable[[TrainState, dict], tuple[TrainState, dict]] | None
   trainable: Trainable
+  observers: Sequence[StepObserver] = ()
 
   def init_state(self) -> TrainState:
     """Returns the state before the first step, made on its devices."""
@@ -267,7 +269,7 @@ def assemble(
       for observer in observers:
         kept = observer.init_memory(unstack_blocks(params, config.model))
         if jax.tree.leaves(kept):
-          memory[observer.name] = kept
+          memory[_memory_key(observer)] = kept
     if config.optim.ema_decay is not None:
       averages[EMA] = params
     return TrainState(
@@ -307,6 +309,18 @@ def assemble(
     schedule and jax.jit(schedule),
     train_step,
     trainable,
+    observers,
+  )
+
+
+def _memory_key(observer: StepObserver) -> str:
+  if observer.name and observer.name != OBJECTIVE:
+    return observer.name
+  raise ConfigError(
+    [
+      f"config.callbacks: got {type(observer).__name__}, which has memory, with"
+      f" the name {observer.name!r}, expected another name as its key."
+    ]
   )
 
 
@@ -351,53 +365,53 @@ def make_train_step(
   """
   shardings = sharding.shardings_of(state)
   specs = collectives.manual_specs(shardings)
+  fixed_specs, teacher_specs = _fixed_and_teacher(specs)
+  model = config.model
   most, fast = config.optim.microbatch, sharding.fast_microbatch(config, mesh)
 
-  def loss_fn(params, fixed, batch, rng, *more):
+  def targets_of(params, fixed, teacher, batch, *args):
+    """Returns the objective's targets of all rows of a device."""
+    if isinstance(learner.teacher, Frozen):
+      whose = learner.teacher.model.config
+      whole = collectives.gather(teacher, teacher_specs, whose)
+    elif teacher is not None:
+      mean = collectives.gather(teacher, teacher_specs, model)
+      whole = joined(mean, fixed)
+    else:
+      whole = joined(params, fixed)
+    return learner.targets(whole, batch, *args)
+
+  def summed(params, fixed, batch, *args):
     """Sums over rows, so that microbatches and devices add up."""
     with trainable.applied(batch) as batch:
-      loss, count, named = learner.loss(
-        joined(params, fixed), batch, rng, *more
-      )
+      loss, count, named = learner.loss(joined(params, fixed), batch, *args)
     return loss, (count, named)
 
-  def sums_and_grads(params, fixed, averages, memory, batch, rng, step):
-    """Returns sums, gradients and memory of the rows of a device.
+  def sums_and_grads(params, fixed, teacher, memory, batch, rng, step):
+    """Returns sums, gradients and memory of a device's rows.
 
-    Parameters are the device's parts.
+    Args: the device's parts of parameters, and its rows.
     """
-    model_fixed = {k: v for k, v in fixed.items() if k != TEACHER}
-    fixed_specs = {k: v for k, v in specs.fixed.items() if k != TEACHER}
-    params, model_fixed = collectives.gather(
-      (params, model_fixed), (specs.params, fixed_specs), config.model
+    params, fixed = collectives.gather(
+      (params, fixed), (specs.params, fixed_specs), model
     )
-    over = collectives.Over()
-    shared = {}
+    over, shared = collectives.Over(), {}
     if learner.targets is not None:
-      teacher = joined(params, model_fixed)
-      if TEACHER in fixed:
-        teacher = collectives.gather(
-          fixed[TEACHER], specs.fixed[TEACHER], learner.teacher.model.config
-        )
-      elif averages:
-        mean = collectives.gather(
-          averages[TEACHER], specs.averages[TEACHER], config.model
-        )
-        teacher = joined(mean, model_fixed)
-      targets = learner.targets(teacher, batch, rng, step, memory, over)
+      targets = targets_of(
+        params, fixed, teacher, batch, rng, step, memory, over
+      )
       if targets.rows is not None:
         batch = {**batch, "targets": targets.rows}
       if targets.shared is not None:
         shared = {"shared": targets.shared}
       if targets.memory is not None:
         memory = targets.memory
-    more = (step, over) if learner.whole_batch else (step,)
-    grad_fn = jax.value_and_grad(
-      lambda params, rows: loss_fn(
-        params, model_fixed, {**rows, **shared}, rng, *more
-      ),
-      has_aux=True,
-    )
+    args = (rng, step, over) if learner.whole_batch else (rng, step)
+
+    def of_rows(params, rows):
+      return summed(params, fixed, {**rows, **shared}, *args)
+
+    grad_fn = jax.value_and_grad(of_rows, has_aux=True)
     num_rows = len(jax.tree.leaves(batch)[0])
     number = 1
     if not learner.whole_batch:
@@ -427,18 +441,16 @@ def make_train_step(
     return sums, collectives.reduce(grads, specs.params), memory
 
   def on_devices(state: TrainState, batch: dict, rng: jax.Array):
-    averages = state.averages if TEACHER in state.averages else {}
-    averages = {k: v for k, v in averages.items() if k == TEACHER}
-    averages_specs = {k: specs.averages[k] for k in averages}
+    fixed, teacher = _fixed_and_teacher(state)
     memory = state.memory.get(OBJECTIVE)
-    return jax.shard_map(
+    fn = jax.shard_map(
       # The step is an operand of the program only if the objective reads it.
       lambda *args: sums_and_grads(*args, state.step),
       mesh=mesh,
       in_specs=(
         specs.params,
-        specs.fixed,
-        averages_specs,
+        fixed_specs,
+        teacher_specs,
         P(),
         sharding.BATCH_SPEC,
         P(),
@@ -446,7 +458,8 @@ def make_train_step(
       out_specs=(P(), specs.params, P()),
       axis_names=collectives.manual_axes(mesh),
       check_vma=False,
-    )(state.params, state.fixed, averages, memory, batch, rng)
+    )
+    return fn(state.params, fixed, teacher, memory, batch, rng)
 
   def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
     root = jax.random.fold_in(jax.random.key(config.seed), 1)
@@ -462,30 +475,23 @@ def make_train_step(
     is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    averages, memory, more = {}, {}, {}
+    averages, more = {}, {}
     for name, average in state.averages.items():
       if name == EMA:
         weight = optim.ema_weight(config.optim.ema_decay, state.step)
       else:
         weight = 1.0 - learner.teacher.at(state.step)
       averages[name] = optim.moved(average, params, weight)
-    if OBJECTIVE in state.memory:
-      memory[OBJECTIVE] = kept
+    memory = {OBJECTIVE: kept} if OBJECTIVE in state.memory else {}
     if observers:
-      observed = (
-        state.step,
-        *(
-          unstack_blocks(tree, config.model)
-          for tree in (grads, updates, state.params)
-        ),
-      )
+      trees = grads, updates, state.params
+      observed = [unstack_blocks(tree, model) for tree in trees]
     for observer in observers:
-      values, memory_ = observer.step_metrics(
-        *observed, state.memory.get(observer.name)
-      )
+      before = state.memory.get(observer.name)
+      values, after = observer.step_metrics(state.step, *observed, before)
       more |= values
       if observer.name in state.memory:
-        memory[observer.name] = memory_
+        memory[observer.name] = after
     params, opt_state, averages, memory = jax.tree.map(
       lambda new, old: jnp.where(is_finite, new, old),
       (params, opt_state, averages, memory),
@@ -520,3 +526,14 @@ def make_train_step(
       sharding.hidden_of_microbatch(config, mesh),
     ),
   )
+
+
+def _fixed_and_teacher(state: TrainState) -> tuple[dict[str, Params], Params]:
+  """Returns the fixed parameters of the model; those of a teacher, or None.
+
+  Args:
+    state: A state, or a tree of its form.
+  """
+  fixed = {k: v for k, v in state.fixed.items() if k != TEACHER}
+  teacher = state.fixed.get(TEACHER, state.averages.get(TEACHER))
+  return fixed, teacher

@@ -27,7 +27,7 @@ from vit_jax.callbacks.named import from_names
 from vit_jax.callbacks.progress import note, note_if_slow
 from vit_jax.callbacks.run_lock import RunLock
 from vit_jax.callbacks.startup import Startup
-from vit_jax.checkpointing import convert_state, resume_rules
+from vit_jax.checkpointing import resume_rules
 from vit_jax.checkpointing.checkpointer import Checkpointer, SaveError
 from vit_jax.config import Config, ConfigError
 from vit_jax.data.records import Given
@@ -96,16 +96,13 @@ def train_and_evaluate(
   startup = Startup(began)
   lock = RunLock(workdir, began=startup.began)  # one run at a time in a folder
   errors: list[str] = []
-  named = from_names(config.callbacks, errors)
   # The callbacks of every run are added below.
-  hooks = CallbackList([*callbacks, *named])
+  hooks = CallbackList([*callbacks, *from_names(config.callbacks, errors)])
   experiment = experiment_lib.setup(
     config,
     workdir,
     data,
-    sources=Sources(
-      config.data.data_dir, fake=config.fake_data, given=sources or {}
-    ),
+    sources=Sources.of(config, sources),
     allow_change=allow_change,
     # Each shrunk image is progress: hours of it are no hang.
     on_shrunk=lambda: hooks.enter("start"),
@@ -140,19 +137,15 @@ def train_and_evaluate(
     # 2. without one, random parameters, or the weights of config.init;
     # 3. parameters that no checkpoint has, such as the base of adapters;
     # 4. in a new run, what callbacks change, such as the head.
-    form = convert_state.form_of(
-      config, trainer, lambda c: experiment.trainer(mesh, hooks.observers, c)
-    )
     start, state, saved = checkpointer.restore_newest(
-      experiment.start, trainer.state, form
+      experiment.start, trainer.state, experiment.form_of(trainer)
     )
     note(run_summary.text(experiment, mesh, trainer.state))
-    note(f"resumes     step {start:,} of {workdir}" * (start > 0))
+    note(f"resumes     step {start:,} of {workdir}" if start else None)
     state = trainer.completed(state) if start else trainer.init_state()
-    note(experiment.init_report * (not start))
+    note(None if start else experiment.init_report)
     state = experiment.with_weights(state, trainer.state)
-    if not start:
-      state = hooks.initial_state(state)
+    state = state if start else hooks.initial_state(state)
     hooks.on_start(start, state, saved)
 
     # Data, and the files that describe the run.
@@ -160,9 +153,7 @@ def train_and_evaluate(
     run_info.write_json(workdir, "config.json", metadata["config"])
     batches, text = inputs.batches(start, saved, state)
     note(text)
-    for evaluator in evaluators:
-      if evaluator.config.dataset != config.data.dataset:
-        note(f"{evaluator.config.name:<11} {evaluator.note}")
+    note(evaluators.notes(config.data.dataset))
     log = MetricLog(
       workdir,
       start,
@@ -244,8 +235,8 @@ def train_and_evaluate(
     with hooks.phase("evaluation"):
       log.flush(before=total_steps + 1)  # if all steps had been done before
     save(total_steps, is_last=True)  # not again if the loop has saved it
-    whole = metadata_at(total_steps)  # with the last evaluation and save
-    run_info.write_json(workdir, "metadata.json", whole, note)
+    # With the last evaluation and save.
+    run_info.write_json(workdir, "metadata.json", metadata_at(step), note)
     if start == total_steps:
       note(f"complete    all {total_steps:,} steps were done before")
     hooks.on_end(state)

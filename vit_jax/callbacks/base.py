@@ -19,6 +19,8 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from vit_jax.options import ConfigError
+
 if TYPE_CHECKING:
   import jax
 
@@ -215,9 +217,11 @@ class CallbackList:
     self._callbacks = (*callbacks, *self._callbacks)
     names = [c.name for c in self._callbacks if c.name]
     if twice := sorted({n for n in names if names.count(n) > 1}):
-      raise ValueError(
-        f"callbacks: got several with the name {', '.join(twice)}, expected"
-        " different names; a name is the key of a callback's saved state."
+      raise ConfigError(
+        [
+          f"config.callbacks: got several with the name {', '.join(twice)},"
+          " expected different names, the keys of what a callback saves."
+        ]
       )
 
   @property

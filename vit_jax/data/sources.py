@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from PIL import Image
 
+from vit_jax.config import Config
 from vit_jax.data import fake as fake_lib
 from vit_jax.data import (
   folder,
@@ -104,6 +105,11 @@ class Sources:
       for name, makes in given.items()
     }
     self._opened: dict[tuple[str, str], Source] = {}
+
+  @classmethod
+  def of(cls, config: Config, given: records.Given | None = None) -> "Sources":
+    """Returns the sources of a run, with data sets of the program, if any."""
+    return cls(config.data.data_dir, fake=config.fake_data, given=given or {})
 
   def open(self, dataset: str, split: str) -> Source:
     """Opens a split by `open_source`; the same object for the same names."""
