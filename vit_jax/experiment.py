@@ -503,7 +503,7 @@ class Experiment:
     if is_known and self.is_training:
       every += self.length_and_head_errors() + self._resume_errors()
     if is_known:
-      unmade = self._learner_errors()
+      unmade = self._learner_errors(is_first=not every)
       is_known = not unmade
       every += unmade
     if is_known and self.is_training:
@@ -530,8 +530,12 @@ class Experiment:
     if jax.process_count() > 1:
       self._agree()
 
-  def _learner_errors(self) -> list[str]:
-    """Returns why the objective cannot make what the step needs."""
+  def _learner_errors(self, is_first: bool) -> list[str]:
+    """Returns why the objective cannot make what the step needs.
+
+    Args:
+      is_first: Whether there is no other error, which may be the reason.
+    """
     objective, model = self.config.objective, self.config.model
     where = "config.objective"
     try:
@@ -554,14 +558,14 @@ class Experiment:
         ]
         if changed:
           return changed
-      learner = self.learner
-      if not self.is_training:
+      learner, _ = self.learner, self.shapes
+      if not (self.is_training and is_first):
         return []
       outputs = (self.run_shape.num_classes,)
       label = outputs if batch.has_vectors(self.data_info) else ()
       return step_checks.errors(self.config, self.run_shape, learner, label)
     except (OSError, ValueError) as e:
-      return [f"{where}: {e}"]
+      return [str(e) if str(e).startswith("config.") else f"{where}: {e}"]
 
   def _parameter_errors(self) -> list[str]:
     """Returns errors of options that name parameters or linear maps."""

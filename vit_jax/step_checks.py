@@ -1,5 +1,9 @@
 """What is checked of an objective before its step is compiled."""
 
+import pathlib
+import traceback
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +15,7 @@ from vit_jax.config import Config
 from vit_jax.models.variables import only_params
 from vit_jax.objectives.objective import Frozen, Learner
 from vit_jax.objectives.row_check import mixed_rows
+from vit_jax.options import shown
 
 ROWS = 2  # of the abstract batch
 
@@ -35,7 +40,7 @@ def errors(
       f" the loss of config.objective.kind={config.objective.kind!r} needs all"
       " rows of a batch at once."
     ]
-  if learner.whole_batch or not names.is_path(config.objective.kind):
+  if not names.is_path(config.objective.kind):
     return []
   shape = (1, *run_shape.image_size, config.model.channels)
   key = jax.eval_shape(lambda: jax.random.key(0))
@@ -43,10 +48,61 @@ def errors(
     lambda key: only_params(learner.module.init(key, jnp.zeros(shape))), key
   )
   step = jax.ShapeDtypeStruct((), "int32")
-  batch = _targets(config, learner, params, _batch(config, label), key, step)
-  if fault := mixed_rows(learner.loss, params, batch, key, step):
-    return [f"{where}: {fault}"]
+  try:
+    batch = _targets(config, learner, params, _batch(config, label), key, step)
+    if learner.whole_batch:
+      _on_one_device(_checked(learner.loss), params, batch, key, step)
+    elif fault := mixed_rows(_checked(learner.loss), params, batch, key, step):
+      return [f"{where}: {fault}"]
+  except Exception as e:  # code of one's own may raise anything
+    return [
+      f"{where}, whose loss or targets raise {type(e).__name__}{_place(e)}: {e}"
+    ]
   return []
+
+
+def _place(error: Exception) -> str:
+  """Returns the last line of the user's code that an error comes from."""
+  ours = str(pathlib.Path(__file__).parent)
+  lines = [
+    f" in {frame.filename}, line {frame.lineno}"
+    for frame in traceback.extract_tb(error.__traceback__)
+    if "site-packages" not in frame.filename
+    and not frame.filename.startswith(ours)
+  ]
+  return lines[-1] if lines else ""
+
+
+def _checked(loss: Callable) -> Callable:
+  """Returns a loss that raises TypeError if its results have another form."""
+
+  def checked(*args):
+    result = loss(*args)
+    is_right = isinstance(result, tuple) and len(result) == 3
+    if not is_right or not all(
+      isinstance(x, tuple) and len(x) == 2 for x in dict(result[2]).values()
+    ):
+      raise TypeError(
+        f"the loss returns {shown(result)}, expected (sum, count, {{name:"
+        " (sum, count)})."
+      )
+    return result
+
+  return checked
+
+
+def _on_one_device(fn: Callable, *args):
+  """Returns the shapes of what `fn` returns inside of a step."""
+  return jax.eval_shape(
+    jax.shard_map(
+      lambda *args: fn(*args, collectives.Over()),
+      mesh=_one_device(),
+      in_specs=P(),
+      out_specs=P(),
+      check_vma=False,
+    ),
+    *args,
+  )
 
 
 def _batch(
@@ -67,16 +123,11 @@ def _targets(config, learner, params, batch, key, step) -> dict:
     teacher = jax.eval_shape(lambda: learner.teacher.model.params)
   memory = jax.eval_shape(lambda: dict(learner.memory or {}))
 
-  def targets(*arguments):
-    found = learner.targets(*arguments, collectives.Over())
+  def targets(*args):
+    found = learner.targets(*args)
     return found.rows, found.shared
 
-  rows, shared = jax.eval_shape(
-    jax.shard_map(
-      targets, mesh=_one_device(), in_specs=P(), out_specs=P(), check_vma=False
-    ),
-    *(teacher, batch, key, step, memory),
-  )
+  rows, shared = _on_one_device(targets, teacher, batch, key, step, memory)
   batch = batch if rows is None else {**batch, "targets": rows}
   return batch if shared is None else {**batch, "shared": shared}
 
