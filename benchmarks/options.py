@@ -40,9 +40,10 @@ value is a text or one of the listed choices. The meaning has the unit, unless
 the value is a share, a factor or a count.
 
 `model.name`, `objective.kind` and `evals.NAME.kind` may also be the import path
-of a class of your own, such as `my_lab.mae:MAE`. Its module is found in the
-current folder, on `PYTHONPATH` or where packages are installed. Its options are
-checked, and described by `--help=SECTION`, like those below.
+of a class of your own, such as `my_lab.mae:MAE`
+([other options](../CONTRIBUTING.md#adding-things), too). Its module is found in
+the current folder, on `PYTHONPATH` or where packages are installed. Its options
+are checked, and described by `--help=SECTION`, like those below.
 """
 LINKS = "Sections: {}."
 COLUMNS = (

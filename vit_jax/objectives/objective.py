@@ -220,7 +220,7 @@ class Objective:
     """Returns a global batch, possibly with arrays of other rows for each row.
 
     The step calls it before it divides rows over devices and microbatches, so
-    that `loss_fn` needs no other row.
+    that `Learner.loss` needs no other row.
     """
     return batch
 
