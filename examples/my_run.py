@@ -1,15 +1,16 @@
 """A run in which everything is our own.
 
 vit-jax train --config=my_run.py --workdir=runs/mine
+vit-jax train --config=my_run.py:runs/mine --workdir=runs/compared
 """
 
 from vit_jax.config import defaults
 
 
-def get_config(objective="my_lab.twins:Twins", other=""):
+def get_config(other=""):  # a run to compare with
   c = defaults()
   c.model.name = "my_lab.plain:Plain"
-  c.objective.kind = objective
+  c.objective.kind = "my_lab.twins:Twins"
   c.data.dataset, c.data.split = "my_lab.stripes:Stripes", "train"
   c.data.ops = "decode|inception_crop(16)|my_lab.fade:Fade(0.3)"
   c.data.batch_size = 32
@@ -23,5 +24,5 @@ def get_config(objective="my_lab.twins:Twins", other=""):
   }
   if other:
     kind = "my_lab.agreement:Agreement"
-    c.evals.agreement = {"kind": kind, "other": other, **split}
+    c.evals["agreement"] = {"kind": kind, "other": other, **split}
   return c

@@ -4,8 +4,12 @@ import os
 import pathlib
 import socket
 import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
+# As the installed script: the current folder is not on sys.path.
+_MAIN = "from vit_jax.__main__ import main; main()"
+SCRIPT = (sys.executable, "-P", "-c", _MAIN)
 
 
 def env(devices: int = 1) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""The examples of CONTRIBUTING.md, applied to a copy of the code."""
+"""The example of a format of weights, applied to a copy of the code.
+
+Everything else is added from outside, see test_examples.py.
+"""
 
 import pathlib
 import re
@@ -11,9 +14,6 @@ import several
 
 ROOT = pathlib.Path(__file__).parents[1]
 COPIED = ("vit_jax", "configs", "tests/adding", "tests/data")
-EXAMPLES = sorted(path.name for path in (ROOT / "tests/adding").iterdir())
-# The others take a minute or so, or hardly change.
-EACH_TIME = ("callback", "data_set", "evaluator")
 
 
 def apply_diff(folder: pathlib.Path, text: str) -> None:
@@ -35,30 +35,17 @@ def apply_diff(folder: pathlib.Path, text: str) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-@pytest.mark.parametrize(
-  "name",
-  [
-    pytest.param(
-      name,
-      marks=pytest.mark.slow if name in EACH_TIME else pytest.mark.nightly,
-    )
-    for name in EXAMPLES
-  ],
-)
-def test_example_works(name, tmp_path):
+@pytest.mark.nightly  # it takes a minute, and hardly changes
+def test_a_format_is_added(tmp_path):
   for folder in COPIED:
     shutil.copytree(
       ROOT / folder,
       tmp_path / folder,
       ignore=shutil.ignore_patterns("__pycache__"),
     )
-  example = tmp_path / "tests/adding" / name
-  if (example / "vit_jax").exists():
-    shutil.copytree(
-      example / "vit_jax", tmp_path / "vit_jax", dirs_exist_ok=True
-    )
-  if (example / "change.diff").exists():
-    apply_diff(tmp_path, (example / "change.diff").read_text())
+  example = tmp_path / "tests/adding/format"
+  shutil.copytree(example / "vit_jax", tmp_path / "vit_jax", dirs_exist_ok=True)
+  apply_diff(tmp_path, (example / "change.diff").read_text())
   done = subprocess.run(
     [sys.executable, example / "check.py"],
     cwd=tmp_path,

@@ -49,7 +49,7 @@ TEXTS = {
   for pattern in ("*.md", "docs/**/*.md", "benchmarks/notes/*.md")
   for path in sorted(ROOT.glob(pattern))
 }
-# CONTRIBUTING.md: tests/test_adding.py.
+# CONTRIBUTING.md: tests/test_examples.py.
 PAGES = [p for p, t in TEXTS.items() if BLOCK.search(t) and p[0] != "C"]
 SHORT = ("docs/weights.md",)  # the others take minutes
 STAND_INS = {

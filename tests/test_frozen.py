@@ -160,7 +160,7 @@ def test_a_trained_module_of_unknown_place_is_in_no_part():
 
 
 def test_a_model_of_another_family_may_be_random_too():
-  """Its options may have any name, as in tests/adding/family."""
+  """Its options may have any name, as in examples/my_lab/plain.py."""
 
   class Noisy(nn.Module):
     @nn.compact

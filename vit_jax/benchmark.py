@@ -41,7 +41,7 @@ from vit_jax.devices import peak_flops, unknown_peak
 from vit_jax.distributed import processes
 from vit_jax.models import efficient_attention
 from vit_jax.planning import planner
-from vit_jax.planning.learner import learner_of, train_flops
+from vit_jax.planning.learner import learner_of, train_flops, trainer_of
 
 if TYPE_CHECKING:
   import vit_jax.experiment
@@ -119,7 +119,7 @@ def _measure(
   batches, run_shape = INPUT_FNS[kind](config, mesh, experiment)
   size = run_shape.image_size
   learner = learner_of(config, run_shape)
-  trainer = step_lib.assemble(config, run_shape, mesh, learner=learner)
+  trainer = trainer_of(config, run_shape, mesh, learner)
   state, batch = trainer.init_state(), next(batches)
   start = time.perf_counter()
   compiled = trainer.train_step.lower(state, batch).compile()

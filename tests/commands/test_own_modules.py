@@ -25,8 +25,6 @@ from vit_jax.train import train_and_evaluate
 from vit_jax.weights.weights_file import Weights, lazy
 
 OUTSIDE = pathlib.Path(__file__).parents[1] / "outside"
-# As the installed script: the current folder is not on sys.path.
-SCRIPT = "from vit_jax.__main__ import main; main()"
 FAMILY, OBJECTIVE = "my_lab.family:Bags", "my_lab.objective:Focused"
 CONFIG = str(OUTSIDE / "my_config.py")
 
@@ -38,7 +36,7 @@ def run(tmp_path_factory):
   shutil.copytree(OUTSIDE, folder)
   argv = ["train", "--config=my_config", "--config.model.scale=2"]
   done = subprocess.run(
-    [sys.executable, "-P", "-c", SCRIPT, *argv],
+    [*several.SCRIPT, *argv],
     cwd=folder,
     env={**several.env(), "PYTHONPATH": str(several.ROOT)},
     capture_output=True,

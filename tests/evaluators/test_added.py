@@ -1,6 +1,6 @@
 """The errors of an evaluator that somebody adds come with all others.
 
-That it trains and scores is part of `tests/adding/evaluator`.
+That one trains and scores is part of test_examples.py.
 """
 
 import dataclasses

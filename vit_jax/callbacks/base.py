@@ -88,7 +88,7 @@ class Callback:
 
     This is a pure function, and becomes a part of the jitted train step. Its
     metrics are in those of `on_step` and the `values` of `on_log`. One that is
-    not finite is written as NaN, and does not end the run.
+    NaN or infinite is written as it is, and does not end the run.
 
     The trees have the trained parameters only (the others are None), and
     separate blocks, also under config.model.scan.

@@ -1,7 +1,11 @@
-"""What an objective makes of a model, without the data of a run."""
+"""What a run makes of its objective and callbacks, without its data."""
 
-from vit_jax import step_checks
+from jax.sharding import Mesh
+
+from vit_jax import step, step_checks
 from vit_jax.batch import RunShape
+from vit_jax.callbacks import CallbackList
+from vit_jax.callbacks.named import from_names
 from vit_jax.config import Config, ConfigError
 from vit_jax.inference import pretrained
 from vit_jax.objectives.objective import Learner
@@ -28,6 +32,21 @@ def learner_of(config: Config, run_shape: RunShape) -> Learner:
   except (OSError, ValueError) as e:
     errors = [f"config.objective: {e}"]
   raise ConfigError(errors)
+
+
+def trainer_of(
+  config: Config, run_shape: RunShape, mesh: Mesh, learner: Learner
+) -> step.Trainer:
+  """Returns the trainer, with the callbacks that the config names.
+
+  Raises:
+    ConfigError: A callback cannot be made.
+  """
+  errors: list[str] = []
+  observers = CallbackList(from_names(config.callbacks, errors)).observers
+  if errors:
+    raise ConfigError(errors)
+  return step.assemble(config, run_shape, mesh, observers, learner)
 
 
 def train_flops(config: Config, run_shape: RunShape, learner: Learner) -> float:

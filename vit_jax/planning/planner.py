@@ -20,7 +20,7 @@ from vit_jax.data import dataset_info, records, splits
 from vit_jax.objectives.objective import Learner
 from vit_jax.planning import hlo, host_requirements
 from vit_jax.planning import programs as programs_lib
-from vit_jax.planning.learner import learner_of, train_flops
+from vit_jax.planning.learner import learner_of, train_flops, trainer_of
 from vit_jax.planning.topology import canonical, describe
 from vit_jax.trainable import saved_params
 
@@ -53,7 +53,7 @@ def lower(
   """
   run_shape = with_length(run_shape_of(config))
   learner = learner or learner_of(config, run_shape)
-  trainer = step_lib.assemble(config, run_shape, mesh, learner=learner)
+  trainer = trainer_of(config, run_shape, mesh, learner)
   batch = sharding.abstract_batch(
     config.data.batch_size,
     config.view_shapes,

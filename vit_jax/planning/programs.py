@@ -22,7 +22,7 @@ from vit_jax.config.preprocessing import image_size
 from vit_jax.data import dataset_info, records, splits
 from vit_jax.evaluation import RunContext
 from vit_jax.evaluators.evaluator import Evaluator, EvaluatorConfig
-from vit_jax.planning.learner import learner_of
+from vit_jax.planning.learner import learner_of, trainer_of
 
 # Batches on the devices beside that of the running program: in training the
 # next one, in an evaluation the previous one.
@@ -94,7 +94,7 @@ def programs(
     The programs; the `Passes` of each evaluator; notes about omitted programs.
   """
   learner = learner_of(config, run_shape)
-  trainer = step_lib.assemble(config, run_shape, mesh, learner=learner)
+  trainer = trainer_of(config, run_shape, mesh, learner)
   state = trainer.state
   rows = sharding.abstract_batch(
     config.data.batch_size,

@@ -1,0 +1,302 @@
+"""The modules of `examples/`, in a folder outside of vit_jax.
+
+They are those of CONTRIBUTING.md, and train with every part of a run.
+"""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+import several
+from flax.traverse_util import flatten_dict
+from PIL import Image
+from planning.test_planner import needs_libtpu
+from trials import runs
+
+import vit_jax
+from vit_jax import sharding
+from vit_jax.commands import train
+from vit_jax.config import cli, freeze
+from vit_jax.exporting import convert
+from vit_jax.planning import planner
+from vit_jax.reporting import model_figures
+from vit_jax.reporting.charts import ChartFiles
+from vit_jax.train import train_and_evaluate
+
+CONFIG = "--config=my_run.py"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+  """The current folder: a copy of `examples/`."""
+  folder = tmp_path_factory.mktemp("outside") / "lab"
+  shutil.copytree(several.ROOT / "examples", folder)
+  shutil.copy(several.ROOT / "tests/faulty.py", folder)
+  with pytest.MonkeyPatch.context() as patch:
+    for name in [n for n in sys.modules if n.startswith("my_lab")]:
+      patch.delitem(sys.modules, name)
+    patch.syspath_prepend(folder)
+    patch.chdir(folder)
+    yield folder
+  for name in [n for n in sys.modules if n.startswith("my_lab")]:
+    del sys.modules[name]
+
+
+def _start(*argv, devices=1):
+  """Starts the command line in the current folder."""
+  return subprocess.Popen(
+    [*several.SCRIPT, *argv],
+    env={**several.env(devices), "PYTHONPATH": str(several.ROOT)},
+    text=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    start_new_session=True,
+  )
+
+
+def _output(*argv, devices=1):
+  """Runs the command line to its end; returns what it prints."""
+  process = _start(*argv, devices=devices)
+  try:
+    output, _ = process.communicate(timeout=300)
+  finally:
+    runs.kill([process])
+  assert process.returncode == 0, output
+  return output
+
+
+@pytest.fixture(scope="module")
+def whole(lab):
+  """A run of 12 steps, without interruption."""
+  _output("train", CONFIG, "--workdir=runs/whole")
+  return pathlib.Path("runs/whole")
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_it_ends_in_the_same_bits(whole):
+  workdir = pathlib.Path("runs/killed")
+  argv = "train", CONFIG, f"--workdir={workdir}"
+  process = _start(*argv)
+  try:
+    end = time.monotonic() + 200
+    while not (workdir / "checkpoints/4").is_dir():
+      assert process.poll() is None, process.communicate()
+      assert time.monotonic() < end
+      time.sleep(0.01)
+  finally:
+    runs.kill([process])  # SIGKILL
+  assert not (workdir / "checkpoints/12").exists()
+  assert "resumes     step" in _output(*argv)
+  assert runs.assert_same(workdir, whole) > 10**6
+  arrays = "".join(runs.arrays(whole))
+  for part in (
+    "train['averages']['teacher']['block_0']",
+    "train['memory']['cosine']['last']['block_0']",
+    "train['memory']['cosine']['mean']['block_0']",
+  ):
+    assert part in arrays
+
+
+@pytest.fixture(scope="module")
+def four(whole):
+  """The same run on four devices, compared with the first, with a callback
+  whose metric is not finite at the first two steps; and what it prints."""
+  output = _output(
+    "train",
+    f"{CONFIG}:{whole}",
+    "--workdir=runs/four",
+    "--config.mesh.fsdp=2",
+    "--config.callbacks=my_lab.cosine:Cosine(decay=0.5),faulty:Logarithm",
+    devices=4,
+  )
+  return runs.rows(pathlib.Path("runs/four")), output
+
+
+@pytest.mark.slow
+def test_four_devices_give_the_same(whole, four):
+  rows, output = four
+  assert "mesh data=2 x fsdp=2" in output
+  names = {"train/loss", "train/accuracy", "train/cosine/block_3"}
+  for a, b in zip(
+    [r for r in runs.rows(whole) if "train/loss" in r],
+    [r for r in rows if "train/loss" in r],
+    strict=True,
+  ):
+    assert names < a.keys()
+    for key in a:
+      np.testing.assert_allclose(b[key], a[key], 1e-4, 1e-4, err_msg=key)
+
+
+@pytest.mark.slow
+def test_a_metric_that_is_not_finite_is_noted_and_written(four):
+  rows, output = four
+  values = [r["train/logarithm"] for r in rows if "train/logarithm" in r]
+  assert np.isnan(values[0]) and values[1] == -np.inf
+  assert len(values) == 7 and np.isfinite(values[2:]).all()
+  assert "not finite" in output and "the run continues" in output
+
+
+@pytest.mark.slow
+def test_the_evaluator_compares_with_a_second_run(whole, four):
+  (row,) = [r for r in four[0] if "agreement/cka" in r]
+  assert row["agreement/cka"] == pytest.approx(1, abs=1e-3)  # nearly that run
+  _output("evaluate", f"--checkpoint={whole}", f"{CONFIG}:{whole}")
+  scores = json.loads((whole / "evaluation.jsonl").read_text())["scores"]
+  assert scores["agreement/cka"] == pytest.approx(1, abs=1e-9)
+  (*_, last) = [r for r in runs.rows(whole) if "knn/10nn" in r]
+  assert scores["knn/10nn"] == last["knn/10nn"]
+  first = f"--checkpoint={whole}/checkpoints/8"
+  _output("evaluate", first, f"{CONFIG}:{whole}", "--workdir=runs/first")
+  scores = json.loads(pathlib.Path("runs/first/evaluation.jsonl").read_text())
+  assert 0 < scores["scores"]["agreement/cka"] < 1 - 1e-6
+
+
+TARGETS = ("query", "value", "mlp_in")
+FINE_TUNING = {
+  "layer_decay": {"optim.layer_decay": 0.5},
+  "lora": {"lora.rank": 2, "lora.targets": TARGETS},
+  "muon": {"optim.name": "muon"},
+}
+
+
+def _tuned(whole, name):
+  """Fine-tunes at 24 pixels; returns the change of each parameter."""
+  import my_run
+
+  c = my_run.get_config()
+  c.init = str(whole)
+  c.objective.kind = "classification"
+  c.data.ops = "decode|resize(24)"
+  c.evals = {
+    "test": {
+      "kind": "classification",
+      "split": "test",
+      "ops": "decode|resize(24)",
+    }
+  }
+  c.total_steps, c.optim.warmup_steps, c.optim.weight_decay = 3, 1, 0.0
+  c.update_from_flattened_dict(FINE_TUNING[name])
+  train_and_evaluate(freeze(c), f"runs/{name}")
+  old = vit_jax.load(whole, image_size=24, verbose=False)
+  new = vit_jax.load(f"runs/{name}", verbose=False)
+  assert new.image_size == (24, 24)
+  assert new.params["positions"].shape == (1, 36, 64)
+  before = flatten_dict(old.params, sep="/")
+  return {
+    k: np.asarray(v) - before[k]
+    for k, v in flatten_dict(new.params, sep="/").items()
+    if not k.startswith("classifier/")
+  }
+
+
+@pytest.fixture(scope="module")
+def moved(whole):
+  return _tuned(whole, "layer_decay")
+
+
+@pytest.mark.slow
+def test_layer_decay(moved):
+  first, last = (np.abs(moved[f"block_{i}/mlp_in/kernel"]) for i in (0, 3))
+  # The first updates of Adam are as long as the rate.
+  assert last.mean() / first.mean() == pytest.approx(0.5**-3, rel=0.1)
+
+
+@pytest.mark.slow
+def test_predictions_and_attention_of_a_fine_tuned_run(moved, whole):
+  Image.fromarray(np.full((40, 40, 3), 9, np.uint8)).save("grey.png")
+  assert "45°" in _output("predict", "runs/layer_decay", "grey.png")
+  for run, size in (("runs/layer_decay", None), (whole, 32)):
+    vit = vit_jax.load(run, image_size=size, verbose=False)
+    maps = vit.attention_map("grey.png")
+    assert maps.shape == (1, *vit.config.grid(vit.image_size))
+    np.testing.assert_allclose(maps.sum(), 1, rtol=1e-5)
+  assert vit.params["positions"].shape == (1, 64, 64)
+
+
+@pytest.mark.slow
+def test_it_is_exported_converted_and_drawn(moved):
+  vit = vit_jax.load("runs/layer_decay", verbose=False)
+  images = np.random.default_rng(0).uniform(-1, 1, (2, 24, 24, 3)).astype("f")
+  logits = vit(images)[0]
+  exported = jax.export.deserialize(bytearray(vit.export()))
+  np.testing.assert_allclose(exported.call(images), logits, 1e-4, 1e-6)
+  convert.convert(vit, "runs/orbax", "orbax")
+  again = vit_jax.load("runs/orbax", verbose=False)
+  np.testing.assert_array_equal(again(images)[0], logits)
+  for path, to, words in (
+    ("own.npz", "npz", "no names in Google's files"),
+    ("own.safetensors", "timm", "expected 'bit', 'vit' or"),
+  ):
+    with pytest.raises(ValueError, match=words):
+      convert.convert(vit, path, to)
+    assert not pathlib.Path(path).exists()
+  model = model_figures.inspect_model("own", "own", vit, list(images), ["", ""])
+  sections = model_figures.all_sections([model], ChartFiles(), None, 1)
+  assert all(x.body and not x.left_out for x in sections[:3]), sections
+
+
+@pytest.mark.slow
+def test_lora(whole):
+  moved = _tuned(whole, "lora")
+  assert {k for k, v in moved.items() if v.any()} == {
+    f"block_{i}/{part}/kernel"
+    for i in range(4)
+    for part in ("attention/query", "attention/value", "mlp_in")
+  }
+
+
+@pytest.mark.slow
+def test_muon(whole):
+  """Half of the singular values of its updates are nearly equal."""
+  moved = _tuned(whole, "muon")
+  for path in ("attention/query", "attention/out", "mlp_in", "mlp_out"):
+    x = moved[f"block_1/{path}/kernel"]
+    x = x.reshape(-1, 64) if path == "attention/out" else x.reshape(len(x), -1)
+    values = np.linalg.svd(x, compute_uv=False)
+    assert values[32] > 0.5 * values[0], path
+
+
+@pytest.mark.parametrize(
+  "argv, words",
+  [
+    (["--config.objective.kind=faulty:Mixed"], "faulty.py line"),
+    (
+      ["--config.objective.kind=faulty:Whole", "--config.optim.microbatch=8"],
+      "config.optim.microbatch: got 8",
+    ),
+  ],
+)
+def test_what_depends_on_the_mesh_is_refused(lab, argv, words):
+  with pytest.raises(SystemExit) as error:
+    train.main([CONFIG, "--workdir=runs/refused", *argv])
+  assert "1 error" in str(error.value) and words in str(error.value)
+  assert not (lab / "runs/refused/checkpoints").exists()
+
+
+def _planned(*argv):
+  return cli.parse("plan", {}, [CONFIG, *argv]).config
+
+
+def test_the_step_is_lowered_for_a_mesh(lab):
+  config = _planned("--config.mesh.fsdp=2", "--config.mesh.tensor=2")
+  mesh = sharding.make_mesh(config.mesh, jax.devices()[:4])
+  step, (state, batch) = planner.lower(config, mesh)
+  assert batch["views"].shape == (32, 2, 16, 16, 3)
+  last = state.memory["cosine"]["last"]
+  for tree in (state.params, state.averages["teacher"], last):
+    kernel = tree["block_0"]["mlp_in"]["kernel"]
+    assert tuple(kernel.sharding.spec) == ("fsdp", "tensor")
+  assert "all_gather" in step.lower(state, batch).as_text()
+
+
+@pytest.mark.nightly
+@needs_libtpu
+def test_it_is_planned_for_a_slice(lab):
+  plan = planner.plan(_planned(), "v5e:2x4")
+  assert plan["fits"] and plan["chips"] == 8 and plan["collectives"]
