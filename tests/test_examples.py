@@ -236,7 +236,8 @@ def test_it_is_exported_converted_and_drawn(moved):
     with pytest.raises(ValueError, match=words):
       convert.convert(vit, path, to)
     assert not pathlib.Path(path).exists()
-  model = model_figures.inspect_model("own", "own", vit, list(images), ["", ""])
+  pixels = [np.zeros((24, 24, 3), np.uint8)]
+  model = model_figures.inspect_model("own", "own", vit, pixels, ["black"])
   sections = model_figures.all_sections([model], ChartFiles(), None, 1)
   assert all(x.body and not x.left_out for x in sections[:3]), sections
 

@@ -56,7 +56,7 @@ class Accounting(Callback):
   def __init__(
     self,
     batch_size: int,
-    flops_per_image: int,
+    flops_per_image: int | float,
     num_devices: int,
     num_examples: int,
     workdir: str | None = None,

@@ -58,7 +58,7 @@ class Throughput(Callback):
     self,
     batch_size: int,
     num_devices: int,
-    flops_per_image: int,
+    flops_per_image: int | float,
     peak_flops: float | None,
     devices: Iterable[jax.Device] = (),
     note: Callable[[str], None] = print_note,
