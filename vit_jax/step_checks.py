@@ -53,7 +53,7 @@ def errors(
     if learner.whole_batch:
       _on_one_device(_checked(learner.loss), params, batch, key, step)
     elif fault := mixed_rows(_checked(learner.loss), params, batch, key, step):
-      return [f"{where}: {fault}"]
+      return [f"{where}, {fault}"]
   except Exception as e:  # code of one's own may raise anything
     return [
       f"{where}, whose loss or targets raise {type(e).__name__}{_place(e)}: {e}"

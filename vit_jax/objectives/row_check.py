@@ -129,7 +129,7 @@ def mixed_rows(
     if PLAIN in pair and SUM in pair:
       what = "count" if pair[0] is SUM else "sum"
       fault = fault or f"returns a {what} that is no sum over the rows ({name})"
-  return fault and f"got a loss that {fault}, {EXPECTED}"
+  return fault and f"a loss that {fault}, {EXPECTED}"
 
 
 class _Trace:
