@@ -7,6 +7,7 @@ from PIL import Image
 
 from vit_jax import experiment, sharding
 from vit_jax.config import ConfigError, defaults, freeze, to_dict
+from vit_jax.inputs import Inputs
 
 
 def _config(**changes):
@@ -238,7 +239,9 @@ def test_records_without_numbers_count_from_the_images_seen():
   run = experiment.Experiment(config, data=_Data())
   saved = {"accounting": {"position": 96}}
   mesh = sharding.make_mesh(config.mesh)
-  batch = next(run.train_batches(6, saved, mesh))
+  trainer = run.trainer(mesh)
+  batches, _ = Inputs(run, trainer, mesh).batches(6, saved, trainer.state)
+  batch = next(batches)
   np.testing.assert_array_equal(batch["index"], range(96, 104))
 
 

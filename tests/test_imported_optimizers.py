@@ -10,6 +10,7 @@ import tiny
 from vit_jax import optim
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import CheckpointConfig, OptimConfig
+from vit_jax.families import ViTConfig
 from vit_jax.models.stacking import unstack_blocks
 
 HERE = __name__
@@ -56,8 +57,8 @@ def _tree(scan=False, seed=0):
 def _after(name, scan=False, **options):
   """The parameters after three steps of a rate that rises and falls."""
   config = OptimConfig(name=name, lr=0.1, warmup_steps=1, **options)
-  tx, _ = optim.make_optimizer(config, total_steps=4)
-  return unstack_blocks(_three_steps(tx, scan))
+  tx, _ = optim.make_optimizer(config, 4, ViTConfig())
+  return unstack_blocks(_three_steps(tx, scan), ViTConfig)
 
 
 def _three_steps(tx, scan=False):
@@ -148,7 +149,7 @@ def test_a_scan_moves_blocks_as_a_loop_does(name):
 )
 def test_errors_are_those_of_the_config(name, words):
   params = jax.eval_shape(_tree)
-  (error,) = optim.errors(OptimConfig(name=name), params)
+  (error,) = optim.errors(OptimConfig(name=name), params, ViTConfig())
   assert error.startswith("config.optim.name: got") and words in error
 
 

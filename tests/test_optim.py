@@ -296,7 +296,7 @@ def test_what_is_read(selector, choice):
   }
 
   def program(**changed):
-    tx, _ = optim.make_optimizer(OptimConfig(**options | changed), 10)
+    tx, _ = optim.make_optimizer(OptimConfig(**options | changed), 10, MODEL)
     run = lambda p: tx.update(p, tx.init(p), p)
     return str(jax.make_jaxpr(run)(params))
 
