@@ -15,7 +15,7 @@ from vit_jax.options import option
 
 @dataclasses.dataclass(frozen=True)
 class Plain(ModelConfig):
-  """The options, without a declaration of the parts."""
+  """The options, without a declaration of the parts but the head."""
 
   name: str = "own_family:Plain"
   variant: str = "own"
@@ -23,6 +23,7 @@ class Plain(ModelConfig):
   depth: int = option(2, "number of blocks")
   patch: int = option(8, "side of a patch, in pixels")
 
+  HEADS: ClassVar = r"classifier/"
   pool = "token"
   num_class_tokens = 1
   num_class_rows = 1
@@ -64,7 +65,6 @@ class Own(Plain):
     r"fc[12]/kernel": (1, 1),
   }
   BEHIND_BLOCKS: ClassVar = ("last_norm", "classifier")
-  HEADS: ClassVar = r"classifier/"
   ATTENTION: ClassVar = "block_{}/attn/attention_weights"
   SHARDING: ClassVar = (
     (r"(query|key|value)/kernel", ("fsdp", "tensor", None)),

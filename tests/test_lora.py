@@ -53,7 +53,7 @@ def test_examples():
   ids=str,
 )
 def test_it_starts_as_its_base_and_is_merged_exactly(options):
-  parts = tiny.Parts(tiny.config(**LORA, **options), ONE)
+  parts = tiny.Parts(tiny.config(**{**LORA, **options}), ONE)
   start = parts.state()
   batch = jnp.asarray(tiny.batch(0, parts.config)["image"])
   plain = build(parts.config.model, tiny.NUM_CLASSES)

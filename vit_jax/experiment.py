@@ -169,20 +169,28 @@ class Experiment:
     return dataclasses.replace(shape, labels=self.read_labels)
 
   @functools.cached_property
-  def models(self) -> dict[str, Pretrained]:
-    """The further models of the objective and of evaluators, by address."""
+  def models(self) -> dict[tuple[str, tuple[int, int] | None], Pretrained]:
+    """Further models of objective and evaluators, by address and size."""
     return {}
 
-  def _open(self, names: Mapping[str, str]) -> dict[str, Pretrained]:
-    """Returns models by name; each address is read once.
+  def _open(
+    self, names: Mapping[str, str], size: tuple[int, int] | None = None
+  ) -> dict[str, Pretrained]:
+    """Returns models by name; each address is read once for a size.
+
+    Args:
+      names: Name -> address.
+      size: (height, width) of the images; None: that of their training.
 
     Raises:
       OSError, ValueError: As `vit_jax.load`.
     """
     for path in names.values():
-      if path not in self.models:
-        self.models[path] = pretrained.load(path, verbose=False)
-    return {name: self.models[path] for name, path in names.items()}
+      if (path, size) not in self.models:
+        self.models[path, size] = pretrained.load(
+          path, image_size=size, verbose=False
+        )
+    return {name: self.models[path, size] for name, path in names.items()}
 
   @functools.cached_property
   def learner(self) -> Learner:
@@ -453,7 +461,9 @@ class Experiment:
             on_batch=on_batch,
             models={
               name: _on_mesh(model, mesh)
-              for name, model in self._open(e.models()).items()
+              for name, model in self._open(
+                e.models(), image_size(e.ops)
+              ).items()
             },
             cached_part=cached_part(e),
           )
@@ -564,13 +574,27 @@ class Experiment:
       outputs = (self.run_shape.num_classes,)
       label = outputs if batch.has_vectors(self.data_info) else ()
       return step_checks.errors(self.config, self.run_shape, learner, label)
-    except (OSError, ValueError) as e:
-      return [str(e) if str(e).startswith("config.") else f"{where}: {e}"]
+    except Exception as e:
+      if isinstance(e, OSError | ValueError):
+        return [str(e) if str(e).startswith("config.") else f"{where}: {e}"]
+      if is_first:  # otherwise another error is the reason
+        raise
+      return []
 
   def _parameter_errors(self) -> list[str]:
     """Returns errors of options that name parameters or linear maps."""
     model, own = self.config.model, self.config.objective.own
     names = flatten_dict(self.shapes[1], sep="/")
+    for option, is_one, is_needed in (
+      ("HEADS", model.is_head, self.config.objective.trains_head),
+      ("BLOCKS", lambda k: model.block_of(k) is not None, model.BLOCKS),
+    ):
+      if is_needed and not any(map(is_one, names)):
+        return [
+          f"config.model.name: got {model.name!r}, whose {option}"
+          f" {getattr(model, option)!r} match none of its parameters, such as"
+          f" {next(reversed(names))}."
+        ]
     if self.config.init_head != "zeros" and not any(map(model.is_head, names)):
       return [
         f"config.init_head: got {self.config.init_head!r}, expected 'zeros': no"
@@ -676,7 +700,7 @@ class Experiment:
         " expected one, or --fewshot=<dataset>."
       ]
     try:
-      self._open(e.models())
+      self._open(e.models(), image_size(e.ops))
     except (OSError, ValueError) as error:
       return [f"{where}: {error}"]
     splits = {

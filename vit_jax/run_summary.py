@@ -228,7 +228,7 @@ def text(experiment: Experiment, mesh: Mesh, state: TrainState) -> str:
     f"devices     {jax.device_count()} x {jax.devices()[0].device_kind},"
     f" {jax.process_count()} process(es); mesh {axes};"
     f" {sharding.describe(config, params, mesh)}",
-    f"model       {config.model.variant} ({config.model.name}),"
+    f"model       {config.model.variant or 'own'} ({config.model.name}),"
     f" {count:,} parameters"
     f"{f' ({trained:,} trained)' * (trained < count)}, {config.model.dtype}",
   ]

@@ -34,6 +34,8 @@ from vit_jax.trainable import (
   saved_params,
 )
 
+# The names of a step's own metrics.
+METRICS = ("loss", "grad_norm", "param_norm", "skipped", "undecodable")
 EMA = "ema"  # in `TrainState.averages`: the parameters for evaluation
 OBJECTIVE = "objective"  # in `TrainState.memory`: the arrays of the objective
 
@@ -313,6 +315,22 @@ def assemble(
   )
 
 
+def _checked(
+  observer: StepObserver, result: Any, taken: set[str]
+) -> tuple[dict[str, jax.Array], Any]:
+  """Returns what `step_metrics` returned; raises if it has another form."""
+  where = f"config.callbacks: got {type(observer).__name__}, whose step_metrics"
+  if not (isinstance(result, tuple) and len(result) == 2):
+    raise ConfigError([f"{where} must return (metrics, memory)."])
+  for name, value in result[0].items():
+    if name in taken:
+      raise ConfigError([f"{where} returns {name!r}, which the step has."])
+    if jnp.ndim(value):
+      shape = jnp.shape(value)
+      raise ConfigError([f"{where} returns {name!r} of {shape}, no scalar."])
+  return result
+
+
 def _memory_key(observer: StepObserver) -> str:
   if observer.name and observer.name != OBJECTIVE:
     return observer.name
@@ -488,7 +506,8 @@ def make_train_step(
       observed = [unstack_blocks(tree, model) for tree in trees]
     for observer in observers:
       before = state.memory.get(observer.name)
-      values, after = observer.step_metrics(state.step, *observed, before)
+      result = observer.step_metrics(state.step, *observed, before)
+      values, after = _checked(observer, result, {*METRICS, *named, *more})
       more |= values
       if observer.name in state.memory:
         memory[observer.name] = after

@@ -7,11 +7,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import collectives, names, sharding
 from vit_jax.batch import RunShape
 from vit_jax.config import Config
+from vit_jax.models import build
 from vit_jax.models.variables import only_params
 from vit_jax.objectives.objective import Frozen, Learner
 from vit_jax.objectives.row_check import mixed_rows
@@ -25,7 +27,8 @@ def errors(
 ) -> list[str]:
   """Returns why the step cannot compute the loss of an objective.
 
-  The losses of `vit_jax` itself are checked by its tests, and not here.
+  Objectives and families of `vit_jax` itself are checked by its tests, and not
+  here.
 
   Args:
     config: The run.
@@ -34,19 +37,24 @@ def errors(
     label: Shape of a record's label.
   """
   where = f"config.objective.kind: got {config.objective.kind!r}"
+  if not names.is_path(config.objective.kind):  # it works with our families
+    where = f"config.model.name: got {config.model.name!r}"
   if learner.whole_batch and config.optim.microbatch:
     return [
       f"config.optim.microbatch: got {config.optim.microbatch}, expected None:"
       f" the loss of config.objective.kind={config.objective.kind!r} needs all"
       " rows of a batch at once."
     ]
-  if not names.is_path(config.objective.kind):
+  kinds = config.objective.kind, config.model.name
+  if not any(map(names.is_path, kinds)):
     return []
   shape = (1, *run_shape.image_size, config.model.channels)
   key = jax.eval_shape(lambda: jax.random.key(0))
   params = jax.eval_shape(
     lambda key: only_params(learner.module.init(key, jnp.zeros(shape))), key
   )
+  if errors := _parameter_errors(config, params, key, shape):
+    return [f"{where}, {error}" for error in errors]
   step = jax.ShapeDtypeStruct((), "int32")
   try:
     batch = _targets(config, learner, params, _batch(config, label), key, step)
@@ -58,6 +66,32 @@ def errors(
     return [
       f"{where}, whose loss or targets raise {type(e).__name__}{_place(e)}: {e}"
     ]
+  return []
+
+
+def _parameter_errors(config, params, key, shape) -> list[str]:
+  """Returns why the parameters are not those of a network and an objective.
+
+  Such a run could not be loaded.
+  """
+  model, own = config.model, config.objective.own
+  network = jax.eval_shape(
+    lambda key: build(model, 0).init(key, jnp.zeros(shape))["params"], key
+  )
+  got, expected = (flatten_dict(x, sep="/").keys() for x in (params, network))
+  others = [
+    name
+    for name in got - expected
+    if not (model.is_head(name) or (own and name.startswith(own)))
+  ]
+  rule = (
+    "; expected the network's parameters at the root (flax.linen.share_scope),"
+    " and those of the objective under the prefix `own`."
+  )
+  if missing := sorted(expected - got):
+    return [f"whose module has no {missing[0]}{rule}"]
+  if others:
+    return [f"whose module has {sorted(others)[0]}, but own={own!r}{rule}"]
   return []
 
 

@@ -16,14 +16,13 @@ from vit_jax.batch import Data, DataError, batches_seen
 from vit_jax.callbacks.base import Callback
 from vit_jax.config import Config, json_file
 from vit_jax.paths import run_path
-from vit_jax.step import TrainState
+from vit_jax.step import METRICS, TrainState
 from vit_jax.writers import atomic_files, run_info
 
 FILE = "nonfinite.json"
 NUM_SHOWN = 5  # steps before the bad one whose losses are shown
 MAX_PENDING = 1024  # steps whose metrics wait on the device
 NUM_NEWEST = 8  # newest steps, not fetched because the devices may compute them
-METRICS = ("loss", "grad_norm", "param_norm", "skipped", "undecodable")
 ADVICE = (
   "If loss and grad_norm rose before, the run diverges: lower config.optim.lr,"
   " lengthen config.optim.warmup_steps, or set config.optim.clip_norm, in a new"

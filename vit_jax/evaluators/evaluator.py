@@ -113,7 +113,8 @@ class EvaluatorConfig:
   def models(self) -> dict[str, str]:
     """Returns name -> weights of the further models that it compares with.
 
-    The weights are anything that `vit_jax.load` reads; see `Context.models`.
+    The weights are anything that `vit_jax.load` reads; positions are resized
+    for the images of `ops`. See `Context.models`.
     """
     return {}
 

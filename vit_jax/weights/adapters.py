@@ -128,7 +128,11 @@ def on_base(weights: Weights, read: Callable[..., Weights]) -> Weights:
     ) from None
   if error := difference(base_of(base, stated.mean), stated.digest):
     raise ValueError(f"{begin}: {error}")
-  params, options = base.params, weights.options
+  own = base.metadata.get("objective_parameters")  # not in the network
+  params = {
+    k: v for k, v in base.params.items() if not (own and k.startswith(own))
+  }
+  options = weights.options
   model = stated_model(options)
   heads = {k: v for k, v in weights.params.items() if model.is_head(k)}
   if not options.get("pre_logits"):  # left out beside a new head
