@@ -2,10 +2,13 @@
 
 import dataclasses
 
+import flax.linen as nn
 import jax.numpy as jnp
+from my_lab.plain import Plain
 from my_lab.twins import Twins
 
 from vit_jax.callbacks import Callback
+from vit_jax.options import option
 
 
 class Logarithm(Callback):
@@ -38,3 +41,59 @@ class Whole(Twins):
   def make(self, model, run_shape, models):
     learner = super().make(model, run_shape, models)
     return dataclasses.replace(learner, whole_batch=True)
+
+
+class _Headed(nn.Module):
+  network: nn.Module
+  is_shared: bool
+
+  def setup(self):
+    if self.is_shared:
+      nn.share_scope(self, self.network)
+    self.projection = nn.Dense(8)
+
+  def __call__(self, images, **options):
+    logits, out = self.network(images, **options)
+    return logits, out | {"pre_logits": self.projection(out["pre_logits"])}
+
+
+@dataclasses.dataclass(frozen=True)
+class Headed(Twins):
+  """A network with a projection of the objective's own."""
+
+  own = "projection/"
+  is_shared: bool = option(True, "whether the network is at the root")
+
+  def network(self, model):
+    return _Headed(super().network(model), self.is_shared)
+
+
+@dataclasses.dataclass(frozen=True)
+class Disowned(Headed):
+  """The same, which does not say what is its own."""
+
+  own = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Headless(Plain):
+  """A family whose declared head is not there."""
+
+  HEADS = r"answer/"
+
+
+class Usurper(Callback):
+  """Its metric has the name of one of the step."""
+
+  def step_metrics(self, step, grads, updates, params, memory):
+    return {"loss": step * 0.0}, memory
+
+
+class Vector(Callback):
+  def step_metrics(self, step, grads, updates, params, memory):
+    return {"vector": jnp.ones(3)}, memory
+
+
+class Forgetful(Callback):
+  def step_metrics(self, step, grads, updates, params, memory):
+    return {"step": step * 1.0}

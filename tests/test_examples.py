@@ -253,6 +253,19 @@ def test_lora(whole):
 
 
 @pytest.mark.slow
+def test_lora_on_a_base_with_parameters_of_an_objective(lab):
+  """They are not in the network that is fine-tuned."""
+  import my_run
+
+  c = my_run.get_config()
+  c.objective.kind = "faulty:Headed"
+  c.callbacks, c.evals, c.total_steps, c.optim.warmup_steps = (), {}, 2, 0
+  state = train_and_evaluate(freeze(c), "runs/headed")
+  assert "projection" in state.params
+  _tuned(lab / "runs/headed", "lora")
+
+
+@pytest.mark.slow
 def test_muon(whole):
   """Half of the singular values of its updates are nearly equal."""
   moved = _tuned(whole, "muon")
@@ -271,13 +284,31 @@ def test_muon(whole):
       ["--config.objective.kind=faulty:Whole", "--config.optim.microbatch=8"],
       "config.optim.microbatch: got 8",
     ),
+    (["--config.objective.kind=faulty:Disowned"], "own=None"),
+    (
+      [
+        "--config.objective.kind=faulty:Headed",
+        "--config.objective.is_shared=false",
+      ],
+      "share_scope",
+    ),
+    (
+      [
+        "--config.model.name=faulty:Headless",
+        "--config.objective.kind=classification",
+      ],
+      "HEADS",
+    ),
+    (["--config.callbacks=faulty:Usurper"], "'loss', which the step has"),
+    (["--config.callbacks=faulty:Vector"], "no scalar"),
+    (["--config.callbacks=faulty:Forgetful"], "(metrics, memory)"),
   ],
 )
-def test_what_depends_on_the_mesh_is_refused(lab, argv, words):
+def test_what_cannot_work_is_refused(lab, argv, words):
   with pytest.raises(SystemExit) as error:
     train.main([CONFIG, "--workdir=runs/refused", *argv])
   assert "1 error" in str(error.value) and words in str(error.value)
-  assert not (lab / "runs/refused/checkpoints").exists()
+  assert not [*lab.glob("runs/refused/checkpoints/*")]
 
 
 def _planned(*argv):

@@ -6,7 +6,8 @@ from them. The objective knows that.
 
 import concurrent.futures
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import flax
@@ -298,6 +299,14 @@ def assemble(
     shapes,
     shardings,
   )
+  trained = jax.eval_shape(
+    lambda x: unstack_blocks(x, config.model), state.params
+  )
+  for observer in observers:  # before anything is compiled
+    jax.eval_shape(
+      functools.partial(_observed, observer, METRICS),
+      *(state.step, trained, trained, trained, state.memory.get(observer.name)),
+    )
   train_step = None
   if is_training:
     train_step = make_train_step(
@@ -315,11 +324,16 @@ def assemble(
   )
 
 
-def _checked(
-  observer: StepObserver, result: Any, taken: set[str]
+def _observed(
+  observer: StepObserver, taken: Collection[str], *args: Any
 ) -> tuple[dict[str, jax.Array], Any]:
-  """Returns what `step_metrics` returned; raises if it has another form."""
+  """Returns the metrics and the memory of `observer.step_metrics(*args)`.
+
+  Raises:
+    ConfigError: They have another form, or a name is taken.
+  """
   where = f"config.callbacks: got {type(observer).__name__}, whose step_metrics"
+  result = observer.step_metrics(*args)
   if not (isinstance(result, tuple) and len(result) == 2):
     raise ConfigError([f"{where} must return (metrics, memory)."])
   for name, value in result[0].items():
@@ -506,8 +520,9 @@ def make_train_step(
       observed = [unstack_blocks(tree, model) for tree in trees]
     for observer in observers:
       before = state.memory.get(observer.name)
-      result = observer.step_metrics(state.step, *observed, before)
-      values, after = _checked(observer, result, {*METRICS, *named, *more})
+      values, after = _observed(
+        observer, {*METRICS, *named, *more}, state.step, *observed, before
+      )
       more |= values
       if observer.name in state.memory:
         memory[observer.name] = after

@@ -53,8 +53,9 @@ def errors(
   params = jax.eval_shape(
     lambda key: only_params(learner.module.init(key, jnp.zeros(shape))), key
   )
-  if errors := _parameter_errors(config, params, key, shape):
-    return [f"{where}, {error}" for error in errors]
+  if names.is_path(config.objective.kind):
+    if errors := _parameter_errors(config, params, key, shape):
+      return [f"{where}, {error}" for error in errors]
   step = jax.ShapeDtypeStruct((), "int32")
   try:
     batch = _targets(config, learner, params, _batch(config, label), key, step)

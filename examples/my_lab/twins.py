@@ -32,13 +32,16 @@ class Twins(Objective):
   def views(self, ops):
     return {"views": View(ops, count=2)}  # [b, 2, h, w, c]
 
+  def network(self, model):
+    from vit_jax.models import build
+
+    return build(model, 0)
+
   def make(self, model, run_shape, models):
     import jax
     import jax.numpy as jnp
 
-    from vit_jax.models import build
-
-    network = build(model, 0)
+    network = self.network(model)
 
     def vectors(params, images, **options):
       _, out = network.apply({"params": params}, normalise(images), **options)
