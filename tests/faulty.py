@@ -43,6 +43,30 @@ class Whole(Twins):
     return dataclasses.replace(learner, whole_batch=True)
 
 
+@dataclasses.dataclass(frozen=True)
+class Local(Twins):
+  """Its memory, or its targets, are centred over the rows of a device."""
+
+  what: str = option("memory", "what is wrong: memory, rows or nothing")
+
+  def make(self, model, run_shape, models):
+    learner = super().make(model, run_shape, models)
+
+    def targets(teacher, batch, rng, step, memory, over):
+      found = learner.targets(teacher, batch, rng, step, memory, over)
+      bright = batch["views"].astype(jnp.float32).mean((1, 2, 3, 4))
+      centre = over.mean(bright)
+      if self.what == "memory":
+        centre = bright.mean()
+      if self.what == "rows":
+        bright = bright - bright.mean(0)[None]
+      rows = {**found.rows, "bright": bright - memory["centre"]}
+      return found._replace(rows=rows, memory={"centre": centre})
+
+    first = {"centre": jnp.zeros(())}
+    return dataclasses.replace(learner, targets=targets, memory=first)
+
+
 class _Headed(nn.Module):
   network: nn.Module
   is_shared: bool

@@ -284,6 +284,11 @@ def test_muon(whole):
       ["--config.objective.kind=faulty:Whole", "--config.optim.microbatch=8"],
       "config.optim.microbatch: got 8",
     ),
+    (["--config.objective.kind=faulty:Local"], "over.mean"),
+    (
+      ["--config.objective.kind=faulty:Local", "--config.objective.what=rows"],
+      "targets that",
+    ),
     (["--config.objective.kind=faulty:Disowned"], "own=None"),
     (
       [
@@ -309,6 +314,15 @@ def test_what_cannot_work_is_refused(lab, argv, words):
     train.main([CONFIG, "--workdir=runs/refused", *argv])
   assert "1 error" in str(error.value) and words in str(error.value)
   assert not [*lab.glob("runs/refused/checkpoints/*")]
+
+
+def test_memory_over_the_whole_batch_is_not_refused(lab):
+  config = _planned(
+    "--config.objective.kind=faulty:Local", "--config.objective.what=nothing"
+  )
+  mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
+  _, (state, _) = planner.lower(config, mesh)
+  assert state.memory["objective"]["centre"].shape == ()
 
 
 def _planned(*argv):

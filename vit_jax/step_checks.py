@@ -58,7 +58,12 @@ def errors(
       return [f"{where}, {error}" for error in errors]
   step = jax.ShapeDtypeStruct((), "int32")
   try:
-    batch = _targets(config, learner, params, _batch(config, label), key, step)
+    batch = _batch(config, label)
+    if learner.targets is not None:
+      arguments = _teacher(learner, params), batch, key, step
+      if fault := _targets_fault(learner, *arguments):
+        return [f"{where}, {fault}"]
+      batch = batch | _targets(learner, *arguments)
     if learner.whole_batch:
       _on_one_device(_checked(learner.loss), params, batch, key, step)
     elif fault := mixed_rows(_checked(learner.loss), params, batch, key, step):
@@ -149,13 +154,68 @@ def _batch(
   return jax.eval_shape(config.objective.paired, batch)
 
 
-def _targets(config, learner, params, batch, key, step) -> dict:
-  """Returns the batch with the shapes of its targets."""
-  if learner.targets is None:
-    return batch
-  teacher = params
+def _teacher(learner, params):
+  """Returns the shapes of the parameters that `targets` gets."""
   if isinstance(learner.teacher, Frozen):
-    teacher = jax.eval_shape(lambda: learner.teacher.model.params)
+    return jax.eval_shape(lambda: learner.teacher.model.params)
+  return params
+
+
+class _NoRows(collectives.Over):
+  """In place of results over the whole batch, constants."""
+
+  def sum(self, x):
+    return jnp.zeros(x.shape[1:], x.dtype)
+
+  def gather(self, x):
+    return jnp.zeros((ROWS, *x.shape[1:]), x.dtype)
+
+  def rows(self, number):
+    return jnp.arange(number)
+
+
+def _targets_fault(learner, teacher, batch, key, step) -> str | None:
+  """Returns how targets depend on the rows of a device other than by `over`.
+
+  What is the same for all rows must not depend on a device's rows, and what is
+  by row only on that row.
+  """
+  memory = jax.eval_shape(lambda: dict(learner.memory or {}))
+
+  def found(batch, teacher, *args):
+    return learner.targets(teacher, batch, *args, _NoRows())
+
+  def by_row(teacher, batch, *args):
+    total = jnp.zeros(())
+    for x in jax.tree.leaves(found(batch, teacher, *args).rows):
+      mask = batch["mask"].reshape(-1, *(1,) * (x.ndim - 1))
+      total += jnp.sum(x.astype(jnp.float32) * mask)
+    return total, jnp.sum(batch["mask"], dtype=jnp.float32), {}
+
+  def for_all(*args):
+    targets = found(*args)
+    return targets.shared, targets.memory
+
+  rest = key, step, memory
+  jaxpr = jax.make_jaxpr(for_all)(batch, teacher, *rest).jaxpr
+  reached = {id(x) for x in jaxpr.invars[: len(jax.tree.leaves(batch))]}
+  for equation in jaxpr.eqns:
+    if any(id(x) in reached for x in equation.invars):
+      reached |= {id(x) for x in equation.outvars}
+  if any(id(x) in reached for x in jaxpr.outvars):
+    return (
+      "whose targets compute memory, or what all rows share, from the rows of"
+      " one device; expected over.mean, over.sum or over.gather, which take the"
+      " rows of all devices."
+    )
+  if fault := mixed_rows(by_row, teacher, batch, *rest):
+    how = fault.partition(", but ")[0].replace("a loss that", "targets that")
+    return f"{how}; expected over.mean, over.sum or over.gather, or row by row."
+  return None
+
+
+def _targets(learner, teacher, batch, key, step) -> dict:
+  """Returns the shapes of the targets in a batch."""
   memory = jax.eval_shape(lambda: dict(learner.memory or {}))
 
   def targets(*args):
@@ -163,8 +223,8 @@ def _targets(config, learner, params, batch, key, step) -> dict:
     return found.rows, found.shared
 
   rows, shared = _on_one_device(targets, teacher, batch, key, step, memory)
-  batch = batch if rows is None else {**batch, "targets": rows}
-  return batch if shared is None else {**batch, "shared": shared}
+  parts = {"targets": rows, "shared": shared}
+  return {name: tree for name, tree in parts.items() if tree is not None}
 
 
 def _one_device() -> jax.sharding.Mesh:
