@@ -299,10 +299,10 @@ def assemble(
     shapes,
     shardings,
   )
-  trained = jax.eval_shape(
-    lambda x: unstack_blocks(x, config.model), state.params
-  )
   for observer in observers:  # before anything is compiled
+    trained = jax.eval_shape(
+      lambda x: unstack_blocks(x, config.model), state.params
+    )
     jax.eval_shape(
       functools.partial(_observed, observer, METRICS),
       *(state.step, trained, trained, trained, state.memory.get(observer.name)),

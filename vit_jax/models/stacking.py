@@ -85,7 +85,9 @@ def unstack_blocks(
   if scanned not in encoder:
     return params
   stacked = encoder.pop(scanned)
-  for i in range(jax.tree.leaves(stacked)[0].shape[0]):
+  if not (leaves := jax.tree.leaves(stacked)):  # all are frozen: None
+    return params
+  for i in range(leaves[0].shape[0]):
     encoder[block.format(i)] = jax.tree.map(lambda a, i=i: a[i], stacked)
   return _with(params, parents, encoder)
 
