@@ -165,8 +165,9 @@ FINE_TUNING = {
 }
 
 
-def _tuned(whole, name):
+def _tuned(whole, name, workdir=None):
   """Fine-tunes at 24 pixels; returns the change of each parameter."""
+  workdir = workdir or f"runs/{name}"
   import my_run
 
   c = my_run.get_config()
@@ -182,9 +183,9 @@ def _tuned(whole, name):
   }
   c.total_steps, c.optim.warmup_steps, c.optim.weight_decay = 3, 1, 0.0
   c.update_from_flattened_dict(FINE_TUNING[name])
-  train_and_evaluate(freeze(c), f"runs/{name}")
+  train_and_evaluate(freeze(c), workdir)
   old = vit_jax.load(whole, image_size=24, verbose=False)
-  new = vit_jax.load(f"runs/{name}", verbose=False)
+  new = vit_jax.load(workdir, verbose=False)
   assert new.image_size == (24, 24)
   assert new.params["positions"].shape == (1, 36, 64)
   before = flatten_dict(old.params, sep="/")
@@ -262,7 +263,7 @@ def test_lora_on_a_base_with_parameters_of_an_objective(lab):
   c.callbacks, c.evals, c.total_steps, c.optim.warmup_steps = (), {}, 2, 0
   state = train_and_evaluate(freeze(c), "runs/headed")
   assert "projection" in state.params
-  _tuned(lab / "runs/headed", "lora")
+  _tuned(lab / "runs/headed", "lora", "runs/headed_lora")
 
 
 @pytest.mark.slow

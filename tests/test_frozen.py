@@ -73,7 +73,8 @@ def moved(state):
     return x + 0.1 * jnp.arange(x.size).reshape(x.shape) % 0.3 * is_head
 
   params = jax.tree_util.tree_map_with_path(move, state.params)
-  return state.replace(params=params, ema=jax.tree.map(jnp.copy, params))
+  averages = {k: jax.tree.map(jnp.copy, params) for k in state.averages}
+  return state.replace(params=params, averages=averages)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_a_step_from_activations_is_the_step_from_images(name):
   compute = jax.jit(part)
   for i in range(2):
     batch = tiny.batch(i, model.config)
-    x = np.asarray(compute(ordinary.params, jnp.asarray(batch["image"])))
+    x = np.asarray(compute(ordinary.model_params, jnp.asarray(batch["image"])))
     assert x.shape[1:] == part.output.shape and x.dtype == part.output.dtype
     feed = [{**batch, "image": image} for image in (batch["image"], x)]
     images, entered = (sharding.to_global(b, model.mesh) for b in feed)
@@ -113,9 +114,9 @@ def test_a_step_from_activations_is_the_step_from_images(name):
   ):
     np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
   logits, out = model.trainer.predict(
-    ordinary.params, jnp.asarray(batch["image"])
+    ordinary.model_params, jnp.asarray(batch["image"])
   )
-  same, nothing = model.trainer.predict(ordinary.params, jnp.asarray(x))
+  same, nothing = model.trainer.predict(ordinary.model_params, jnp.asarray(x))
   np.testing.assert_allclose(logits, same, rtol=rtol, atol=4 * atol)
   assert out and nothing == {}
 
@@ -135,10 +136,10 @@ def test_of_the_frozen_part_nothing_is_computed():
     return flops(model.train_step, state, args)
 
   fn = jax.jit(part)
-  x = np.asarray(fn(state.params, images))
+  x = np.asarray(fn(state.model_params, images))
   saved = of_step(batch["image"]) - of_step(x)
   # What XLA counts beside products differs where it fuses otherwise.
-  forward = flops(fn, state.params, images)
+  forward = flops(fn, state.model_params, images)
   np.testing.assert_allclose(saved, forward, rtol=0.02)
 
 

@@ -17,6 +17,7 @@ from vit_jax.families.vit import ViTConfig
 from vit_jax.models import build
 from vit_jax.models.stacking import stack_blocks
 from vit_jax.objectives import Classification
+from vit_jax.objectives.objective import Learner
 
 ONE = jax.devices()[:1]
 
@@ -331,18 +332,19 @@ class Brightness(Classification):
   A row counts as often as its label says; the mask has no say.
   """
 
-  def make(self, model, run_shape):
+  def make(self, model, run_shape, models):
     module = build(model, run_shape.num_classes)
 
-    def loss_fn(params, batch, rng):
+    def loss(params, batch, rng, step):
       images = normalise(batch["image"])
       logits, _ = module.apply({"params": params}, images)
       error = jnp.square(logits[:, 0] - images.mean((1, 2, 3)))
       count = batch["label"].astype(jnp.float32)
-      named = {"error": jnp.sum(error), "ones": jnp.sum(count)}
-      return jnp.sum(error * count), jnp.sum(count), named
+      total = jnp.sum(count)
+      named = {"error": (jnp.sum(error), total), "ones": (total, total)}
+      return jnp.sum(error * count), total, named
 
-    return module, loss_fn
+    return Learner(module, loss)
 
 
 @pytest.mark.slow

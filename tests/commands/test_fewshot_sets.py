@@ -146,9 +146,7 @@ def test_fake_sets_are_all_there_and_read_in_part():
   prepared = experiment.setup(freeze(c))
   assert not prepared.skipped_evals and len(prepared.evals) == 7
   parts = tiny.Parts(freeze(c))
-  evaluators = prepared.evaluators(
-    parts.trainer.predict, parts.mesh, random_params=lambda: None
-  )
+  evaluators = prepared.evaluators(parts.trainer, parts.mesh)
   assert len({id(e._features) for e in evaluators}) == 1  # compiled once
   gathered = evaluators[-1].gather(parts.state().params)
   assert [len(rows["label"]) for rows in gathered[""]] == [32, 32]

@@ -33,15 +33,15 @@ def digest(batches):
 def read():
   opened = sources.Sources(folder)
   train, test = (opened.open("digits", s) for s in ("train", "test"))
-  options = {"ops": "decode|resize(32)", "batch_size": 32}
+  ops, options = "decode|resize(32)", {"batch_size": 32}
   yield "kind", type(train).__name__
   yield "note", train.note()
   yield "labels", hashlib.sha256(train.labels().tobytes()).hexdigest()
-  batches = pipeline.train_batches(train, seed=0, **options)
+  batches = pipeline.train_batches(train, ops, seed=0, **options)
   yield "train", digest(itertools.islice(batches, 10))
-  yield "test", digest(pipeline.eval_reader(test, **options)())
+  yield "test", digest(pipeline.eval_reader(test, ops, **options)())
   drawn = opened.open("digits", "train[100:900]@200")
-  batches = pipeline.train_batches(drawn, seed=0, **options)
+  batches = pipeline.train_batches(drawn, ops, seed=0, **options)
   yield "drawn", digest(itertools.islice(batches, 10))
 
 result = {}

@@ -49,7 +49,9 @@ def trainer_of(
   return step.assemble(config, run_shape, mesh, observers, learner)
 
 
-def train_flops(config: Config, run_shape: RunShape, learner: Learner) -> float:
+def train_flops(
+  config: Config, run_shape: RunShape, learner: Learner
+) -> int | float:
   """Returns the FLOPs of an image's training step."""
   if learner.train_flops is not None:
     return learner.train_flops
