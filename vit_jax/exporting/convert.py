@@ -299,7 +299,7 @@ def _write_peft(vit: Pretrained, params, target: epath.Path) -> list[str]:
   head = {
     k: np.asarray(v)
     for k, v in run.params.items()
-    if is_trained(k) and vit.num_classes
+    if is_trained(k, vit.config) and vit.num_classes
   }
   base = run.metadata["base"]["path"]
   has_gate = getattr(vit.config, "mlp", "gelu") == "swiglu"
