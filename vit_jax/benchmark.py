@@ -41,7 +41,7 @@ from vit_jax.devices import peak_flops, unknown_peak
 from vit_jax.distributed import processes
 from vit_jax.models import efficient_attention
 from vit_jax.planning import planner
-from vit_jax.planning.learner import learner_of, train_flops, trainer_of
+from vit_jax.planning.learner import learner_of, trainer_of
 
 if TYPE_CHECKING:
   import vit_jax.experiment
@@ -127,7 +127,7 @@ def _measure(
 
   leaves = jax.tree.leaves(trainer.state.params)
   steps, block = blocks(steps)
-  per_image = train_flops(config, run_shape, learner)
+  per_image = learner.flops(config.model, run_shape)
   seconds, wait, loss = run(
     compiled,
     state,

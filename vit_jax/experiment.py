@@ -110,6 +110,8 @@ class Experiment:
     # Files of the parameters that checkpoints do not have, once checked: "base"
     # of config.lora, and the further models of the objective.
     self.files: dict[str, adapters.Base] = {}
+    # Further models of objective and evaluators, by address and image size.
+    self._models: dict[tuple[str, tuple[int, int] | None], Pretrained] = {}
     self._on_shrunk = on_shrunk
     # Options of the evaluators; data set and batch size may be config.data's.
     self._configured: tuple[EvaluatorConfig, ...] = tuple(
@@ -168,11 +170,6 @@ class Experiment:
     shape = run_shape_of(self.config, data.num_classes, data.num_examples)
     return dataclasses.replace(shape, labels=self.read_labels)
 
-  @functools.cached_property
-  def models(self) -> dict[tuple[str, tuple[int, int] | None], Pretrained]:
-    """Further models of objective and evaluators, by address and size."""
-    return {}
-
   def _open(
     self, names: Mapping[str, str], size: tuple[int, int] | None = None
   ) -> dict[str, Pretrained]:
@@ -186,11 +183,11 @@ class Experiment:
       OSError, ValueError: As `vit_jax.load`.
     """
     for path in names.values():
-      if (path, size) not in self.models:
-        self.models[path, size] = pretrained.load(
+      if (path, size) not in self._models:
+        self._models[path, size] = pretrained.load(
           path, image_size=size, verbose=False
         )
-    return {name: self.models[path, size] for name, path in names.items()}
+    return {name: self._models[path, size] for name, path in names.items()}
 
   @functools.cached_property
   def learner(self) -> Learner:
@@ -206,14 +203,6 @@ class Experiment:
     return config.objective.make(
       config.model, shape, self._open(config.objective.models())
     )
-
-  @property
-  def train_flops(self) -> float | int:
-    """FLOPs of an image's training step."""
-    if self.learner.train_flops is not None:
-      return self.learner.train_flops
-    shape = self.run_shape
-    return self.config.model.train_flops(shape.image_size, shape.num_classes)
 
   def trainer(
     self,

@@ -126,25 +126,6 @@ def is_trained(
   return model.is_head(name) or bool(own and name.startswith(own))
 
 
-def joined(base: Mapping | None, params: Mapping) -> dict[str, Any]:
-  """Returns one nested dict of two that have no leaf in common.
-
-  Args:
-    base: Nested dict, or None.
-    params: Nested dict.
-
-  Example:
-    >>> joined({"a": {"x": 1}}, {"a": {"y": 2}, "b": 3})
-    {'a': {'x': 1, 'y': 2}, 'b': 3}
-  """
-  if base is None:
-    return params
-  result = {**base, **params}
-  for key in base.keys() & params.keys():
-    result[key] = joined(base[key], params[key])
-  return result
-
-
 def without_factors(params: Mapping) -> dict[str, Any]:
   """Returns parameters without factors, with the names of a merged model."""
   flat = flatten_dict(params, sep="/")

@@ -686,16 +686,6 @@ def rates(
   }
 
 
-def replaced(tree: PyTree, part: PyTree) -> PyTree:
-  """Returns a tree whose trained leaves are those of `part`."""
-  return jax.tree.map(
-    lambda new, old: old if new is None else new,
-    part,
-    tree,
-    is_leaf=lambda x: x is None,
-  )
-
-
 def _path_name(path: Sequence[Any]) -> str:
   return "/".join(_name(key) for key in path)
 

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, UInt8
 
-from vit_jax import collectives, optim, sharding
+from vit_jax import collectives, frozen, optim, sharding
 from vit_jax.batch import RunShape, normalise
 from vit_jax.config import Config, ConfigError
 from vit_jax.config.preprocessing import image_size
@@ -251,10 +251,6 @@ def assemble(
 
   key = jax.eval_shape(lambda: jax.random.key(config.seed))
   trainable = Trainable(config)
-  if is_training:
-    shapes = jax.eval_shape(model_params, key)
-    size = run_shape.image_size
-    trainable = Trainable.of(config, module, shapes, size)
 
   def init(rng: jax.Array) -> TrainState:
     params, fixed, averages, memory = model_params(rng), {}, {}, {}
@@ -309,6 +305,9 @@ def assemble(
     )
   train_step = None
   if is_training:
+    size = run_shape.image_size
+    part = frozen.part_of(config, module, state.model_params, size)
+    trainable = Trainable(config, part)
     train_step = make_train_step(
       config, learner, tx, state, mesh, observers, trainable
     )

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-from flax import linen as nn
 
 from vit_jax import frozen, lora, optim
 from vit_jax.config import Config
@@ -43,20 +42,6 @@ class Trainable:
   config: Config
   frozen_part: frozen.FrozenPart | None = None
 
-  @classmethod
-  def of(
-    cls, config: Config, module: nn.Module, params: Params, size: tuple
-  ) -> "Trainable":
-    """Returns what a run trains.
-
-    Args:
-      config: The run.
-      module: The module to train.
-      params: Shapes of its parameters.
-      size: (height, width) of the images, pixels.
-    """
-    return cls(config, frozen.part_of(config, module, params, size))
-
   def split(
     self, params: Params, key: jax.Array
   ) -> tuple[Params, dict[str, Params]]:
@@ -77,7 +62,7 @@ class Trainable:
       )
     if config.optim.freeze:
       trained = optim.trained(params, config.optim.freeze)
-      fixed[FROZEN] = without(params, trained)
+      fixed[FROZEN] = selected(params, trained, inverted=True)
       params = trained
     return params, fixed
 
@@ -131,20 +116,16 @@ def _merged(one: Params, other: Params) -> Params:
   return result
 
 
-def without(tree: Params, other: Params) -> Params:
-  """Returns a tree with None wherever another tree has a leaf."""
-  return jax.tree.map(
-    lambda theirs, ours: ours if theirs is None else None,
-    other,
-    tree,
-    is_leaf=lambda x: x is None,
-  )
+def selected(tree: Params, like: Params, inverted: bool = False) -> Params:
+  """Returns the leaves of a tree where another tree has a leaf, else None.
 
-
-def selected(tree: Params, like: Params) -> Params:
-  """Returns the leaves of a tree where another tree has a leaf, else None."""
+  Args:
+    tree: A nested dict.
+    like: Another one with the same keys.
+    inverted: Whether to return the other leaves: those where `like` has None.
+  """
   return jax.tree.map(
-    lambda theirs, ours: None if theirs is None else ours,
+    lambda theirs, ours: ours if (theirs is None) == inverted else None,
     like,
     tree,
     is_leaf=lambda x: x is None,

@@ -42,7 +42,7 @@ def default_callbacks(
     startup: Measures the time to the first step.
   """
   config, run_shape = experiment.config, experiment.run_shape
-  flops = experiment.train_flops
+  flops = experiment.learner.flops(config.model, run_shape)
   more = []
   if config.init_head == "linear_probe":
     more.append(LinearProbe(experiment, evaluators))

@@ -126,6 +126,12 @@ class Learner:
   train_flops: float | None = None
   whole_batch: bool = False
 
+  def flops(self, model: ModelConfig, run_shape: RunShape) -> int | float:
+    """Returns `train_flops`, those of the model if the objective has none."""
+    if self.train_flops is not None:
+      return self.train_flops
+    return model.train_flops(run_shape.image_size, run_shape.num_classes)
+
 
 @dataclasses.dataclass(frozen=True)
 class Objective:

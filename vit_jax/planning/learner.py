@@ -47,12 +47,3 @@ def trainer_of(
   if errors:
     raise ConfigError(errors)
   return step.assemble(config, run_shape, mesh, observers, learner)
-
-
-def train_flops(
-  config: Config, run_shape: RunShape, learner: Learner
-) -> int | float:
-  """Returns the FLOPs of an image's training step."""
-  if learner.train_flops is not None:
-    return learner.train_flops
-  return config.model.train_flops(run_shape.image_size, run_shape.num_classes)

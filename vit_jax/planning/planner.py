@@ -20,7 +20,7 @@ from vit_jax.data import dataset_info, records, splits
 from vit_jax.objectives.objective import Learner
 from vit_jax.planning import hlo, host_requirements
 from vit_jax.planning import programs as programs_lib
-from vit_jax.planning.learner import learner_of, train_flops, trainer_of
+from vit_jax.planning.learner import learner_of, trainer_of
 from vit_jax.planning.topology import canonical, describe
 from vit_jax.trainable import saved_params
 
@@ -170,7 +170,7 @@ def plan(
   }
   result |= hlo.estimate(compiled.as_text(), compiled.cost_analysis(), chip)
   seconds = result["price_seconds"]
-  per_image = train_flops(config, run_shape, learner)
+  per_image = learner.flops(config.model, run_shape)
   needed = per_image * config.data.batch_size / len(devices)
   images_per_second = config.data.batch_size / seconds
   hours = steps and steps * seconds / 3600
