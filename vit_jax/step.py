@@ -69,8 +69,8 @@ class TrainState:
   fixed: Parameters that do not change, by their kind: "frozen" layers, the
     "base" of adapters, a frozen "teacher".
   averages: Running means of `params`: "ema" for evaluation, and a "teacher".
-  memory: Arrays kept from step to step, by their owner: "objective", or the
-    name of a callback.
+  memory: Arrays that each step reads and changes, by their owner: "objective",
+    or the name of a callback.
   """
 
   step: Any
@@ -266,9 +266,9 @@ def assemble(
       if learner.memory:
         memory[OBJECTIVE] = jax.tree.map(jnp.asarray, learner.memory)
       for observer in observers:
-        kept = observer.init_memory(unstack_blocks(params, config.model))
-        if jax.tree.leaves(kept):
-          memory[_memory_key(observer)] = kept
+        first = observer.init_memory(unstack_blocks(params, config.model))
+        if jax.tree.leaves(first):
+          memory[_memory_key(observer)] = first
     if config.optim.ema_decay is not None:
       averages[EMA] = params
     return TrainState(
@@ -496,7 +496,8 @@ def make_train_step(
     root = jax.random.fold_in(jax.random.key(config.seed), 1)
     rng = jax.random.fold_in(root, state.step)
     rows = config.objective.paired(batch)
-    (loss, (count, named)), grads, kept = on_devices(state, rows, rng)
+    sums, grads, objective_memory = on_devices(state, rows, rng)
+    loss, (count, named) = sums
     mean = lambda total, count: total / jnp.maximum(count, 1.0)
     loss, grads = jax.tree.map(lambda x: mean(x, count), (loss, grads))
     named = {name: mean(*sums) for name, sums in named.items()}
@@ -513,7 +514,9 @@ def make_train_step(
       else:
         weight = 1.0 - learner.teacher.at(state.step)
       averages[name] = optim.moved(average, params, weight)
-    memory = {OBJECTIVE: kept} if OBJECTIVE in state.memory else {}
+    memory = {}
+    if OBJECTIVE in state.memory:
+      memory[OBJECTIVE] = objective_memory
     if observers:
       trees = grads, updates, state.params
       observed = [unstack_blocks(tree, model) for tree in trees]

@@ -182,18 +182,18 @@ def _targets_fault(learner, teacher, batch, key, step) -> str | None:
   """
   memory = jax.eval_shape(lambda: dict(learner.memory or {}))
 
-  def found(batch, teacher, *args):
+  def targets_of(batch, teacher, *args):
     return learner.targets(teacher, batch, *args, _NoRows())
 
   def by_row(teacher, batch, *args):
     total = jnp.zeros(())
-    for x in jax.tree.leaves(found(batch, teacher, *args).rows):
+    for x in jax.tree.leaves(targets_of(batch, teacher, *args).rows):
       mask = batch["mask"].reshape(-1, *(1,) * (x.ndim - 1))
       total += jnp.sum(x.astype(jnp.float32) * mask)
     return total, jnp.sum(batch["mask"], dtype=jnp.float32), {}
 
   def for_all(*args):
-    targets = found(*args)
+    targets = targets_of(*args)
     return targets.shared, targets.memory
 
   rest = key, step, memory
@@ -219,8 +219,8 @@ def _targets(learner, teacher, batch, key, step) -> dict:
   memory = jax.eval_shape(lambda: dict(learner.memory or {}))
 
   def targets(*args):
-    found = learner.targets(*args)
-    return found.rows, found.shared
+    result = learner.targets(*args)
+    return result.rows, result.shared
 
   rows, shared = _on_one_device(targets, teacher, batch, key, step, memory)
   parts = {"targets": rows, "shared": shared}
