@@ -11,7 +11,7 @@ import optax
 import pytest
 import tiny
 
-from vit_jax import lora, step
+from vit_jax import lora, step, trainable
 from vit_jax.batch import LabelStatistics, Standardisation
 from vit_jax.objectives import row_check
 
@@ -237,8 +237,10 @@ def objective_fault(run_shape=None, rows=None, **changes):
     return params, None
 
   def loss(params, batch, rng, step):
+    trained, base = params
+    fixed = {} if base is None else {trainable.BASE: base}
     with lora.added(config.lora):
-      return learner.loss(lora.joined(*reversed(params)), batch, rng, step)
+      return learner.loss(trainable.joined(trained, fixed), batch, rng, step)
 
   batch = jax.eval_shape(config.objective.paired, tiny.batch(0, config))
   batch |= rows or {}
