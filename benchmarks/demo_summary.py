@@ -8,7 +8,7 @@ import pathlib
 import sys
 from typing import Any
 
-from vit_jax.reporting.runs import SHOT, Run, find_runs
+from vit_jax.tools.reporting.runs import SHOT, Run, find_runs
 
 
 def headline(runs: dict[str, Run]) -> dict[str, Any]:

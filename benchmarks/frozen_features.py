@@ -51,10 +51,10 @@ def run(
 ) -> dict:
   """Trains in this process; returns the columns."""
   # Only in the processes that train.
-  from vit_jax import frozen
   from vit_jax.callbacks import Callback
   from vit_jax.config import defaults, freeze
   from vit_jax.families import family
+  from vit_jax.finetune import frozen
   from vit_jax.train import train_and_evaluate
 
   if not is_once:

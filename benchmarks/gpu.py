@@ -101,11 +101,11 @@ def ours(
   cudnn: bool = True,
   microbatch: int | None = None,
 ) -> dict[str, Any]:
-  """Times our step; see `vit_jax.benchmark.measure`."""
+  """Times our step; see `vit_jax.tools.benchmark.measure`."""
   import dataclasses
 
-  from vit_jax import benchmark
   from vit_jax.models import cudnn as by_cudnn
+  from vit_jax.tools import benchmark
 
   if not cudnn:
     by_cudnn.PLATFORMS = ()
@@ -122,8 +122,8 @@ def real(model: str, size: int, batch: int, steps: int) -> dict[str, Any]:
   The recipe's microbatches are left out, so that only the input differs from
   `ours`.
   """
-  from vit_jax import benchmark
   from vit_jax.config import cli
+  from vit_jax.tools import benchmark
 
   options = {
     "model.variant": model,

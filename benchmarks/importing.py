@@ -18,9 +18,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 # ruff: noqa: E402
 from vit_jax.data import download_and_prepare, subsets, tfds_records
-from vit_jax.data.builders import imported
-from vit_jax.data.imports.listing import Entry
 from vit_jax.data.tf_cpu import tf
+from vit_jax.finetune.data import imported
+from vit_jax.finetune.data.imports.listing import Entry
 
 NUM_IMAGES, NUM_CLASSES = 4000, 10
 

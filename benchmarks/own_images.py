@@ -171,7 +171,7 @@ def cifar(folder: pathlib.Path) -> Set:
   return result
 
 
-# The rule that chooses the saved mean (`vit_jax.linear_probe.best`) was fixed,
+# The rule that chooses the saved mean (`finetune.linear_probe.best`) was fixed,
 # and these sets were named, before any model was scored on them. They are
 # scored once: a change of the rule needs other sets.
 HELD_OUT: dict[str, Callable[[], Set]] = {
@@ -217,8 +217,8 @@ def write(images: Set, folder: pathlib.Path) -> None:
 
 def train(arguments: Sequence[str]) -> None:
   """Trains as the command does, and also keeps the fine-tuned model."""
-  from vit_jax import linear_probe
   from vit_jax.checkpointing.checkpointer import load_metadata, write_params
+  from vit_jax.finetune import linear_probe
 
   best = linear_probe.best
 

@@ -51,7 +51,7 @@ def make_weights(model: str, file: pathlib.Path) -> None:
   code = (
     "import sys, jax, jax.numpy as jnp\n"
     "from vit_jax import weights\n"
-    "from vit_jax.exporting import convert\n"
+    "from vit_jax.tools.exporting import convert\n"
     "from vit_jax.inference import pretrained\n"
     "from vit_jax.config import model_config\n"
     "from vit_jax.models import build\n"

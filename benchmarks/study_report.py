@@ -20,7 +20,7 @@ import study
 import tables
 from matplotlib.figure import Figure
 
-from vit_jax.reporting import charts
+from vit_jax.tools.reporting import charts
 
 DOC = ROOT / "docs" / "paper.md"
 SCORE = "fewshot/10shot"

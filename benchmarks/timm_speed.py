@@ -2,7 +2,7 @@
 
 Both do the same work on the same device: random uint8 images on the device,
 normalised in the step; softmax loss over 1000 classes; gradients clipped to a
-norm of 1; AdamW. Ours is `vit_jax.benchmark`. timm's uses torch.compile and
+norm of 1; AdamW. Ours is `vit-jax benchmark`. timm's uses torch.compile and
 bfloat16 autocast on a GPU, and is eager in float32 on a CPU. They take turns,
 each in its own process with its own memory. The models differ in the GELU, tanh
 here and erf in timm. Needs torch and timm, but no TensorFlow.
@@ -90,7 +90,7 @@ def timm_step(model: str, size: int, batch: int, device: str) -> Callable:
 
 
 def measure_timm(args: argparse.Namespace) -> dict:
-  """Times timm's step as `vit_jax.benchmark` times ours."""
+  """Times timm's step as `vit_jax.tools.benchmark` times ours."""
   import torch
 
   device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -132,7 +132,8 @@ def measure_ours(args: argparse.Namespace) -> dict:
   """Times our step."""
   import jax
 
-  from vit_jax import benchmark, malloc
+  from vit_jax import malloc
+  from vit_jax.tools import benchmark
 
   malloc.reuse_freed_memory()
   dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"

@@ -12,8 +12,9 @@ from safetensors.numpy import load_file
 from weights_cases_timm import randomise
 from weights_table import Case, Outputs, Theirs
 
-from vit_jax.weights import google, hf, hf_names, normalisation
+from vit_jax.weights import google, normalisation
 from vit_jax.weights.weights_file import lazy
+from vit_jax.zoo.files import hf, hf_names
 
 transformers = torch_libraries.load("transformers")
 transformers.logging.set_verbosity_error()

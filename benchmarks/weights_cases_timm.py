@@ -96,7 +96,7 @@ def at_any_size(model, name, kwargs, pixels, images) -> Outputs:
 def reload(path: str) -> Theirs:
   """Returns timm's model of a file of ours, by the call that we print."""
   import vit_jax
-  from vit_jax.weights import timm_names
+  from vit_jax.zoo.files import timm_names
 
   vit = vit_jax.load(path, verbose=False)
   name, kwargs = timm_names.create_call(

@@ -23,7 +23,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 import vit_jax
-from vit_jax.exporting import convert
+from vit_jax.tools.exporting import convert
 
 COLUMNS = ("timm", "transformers", "Meta", "OpenCLIP", "big_vision")
 

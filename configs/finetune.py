@@ -56,8 +56,9 @@ The paper's Table 2, mean of 3, ImageNet at 512 px (H/14: 518) and averaged:
 import dataclasses
 import functools
 
-from vit_jax.config import arguments, defaults, trial_candidates, whole_number
+from vit_jax.config import arguments, defaults, whole_number
 from vit_jax.families import by_variant
+from vit_jax.finetune import trial_candidates
 from vit_jax.options import nearest
 
 # Share of `train` to train on, split to test on, steps, learning rate. Steps
@@ -151,7 +152,7 @@ def get_trials(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
   if args["budget"] == "0":
     return None, "0"
-  from vit_jax.sweep import trials
+  from vit_jax.finetune import trials
 
   rounds = functools.partial(trials.rounds_of, has_size=True)
   return rounds, args["budget"]

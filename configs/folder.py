@@ -13,7 +13,7 @@ all trials; by default 5m; 0: no trials).
 With init, a linear probe is fitted to the features of the pre-trained model,
 and fine-tuning starts from it. Before that, short trials within the budget
 compare augmentations, learning rates and trained parts of the model, see
-`vit_jax.sweep.trials`. An option that the command line sets is not tried. At
+`vit_jax.finetune.trials`. An option that the command line sets is not tried. At
 the end, `val` chooses what is saved: the fine-tuned model, the probe, or a mean
 of their parameters.
 Held-out images decide all of this: the folder `val`. If `val` is the test split
@@ -29,8 +29,9 @@ import dataclasses
 import functools
 import math
 
-from vit_jax.config import arguments, defaults, trial_candidates, whole_number
+from vit_jax.config import arguments, defaults, whole_number
 from vit_jax.families import family
+from vit_jax.finetune import trial_candidates
 
 ARGUMENTS = {"path": "", "init": "", "model": "", "res": "", "budget": "5m"}
 
@@ -138,7 +139,7 @@ def get_trials(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
   if not args["init"] or args["budget"] == "0":
     return None, "0"
-  from vit_jax.sweep import trials
+  from vit_jax.finetune import trials
 
   rounds = functools.partial(trials.rounds_of, has_size=bool(args["res"]))
   return rounds, args["budget"]

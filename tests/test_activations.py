@@ -11,11 +11,12 @@ import pytest
 import tiny
 from PIL import Image
 
-from vit_jax import activations, experiment, inputs, sharding
+from vit_jax import experiment, inputs, sharding
 from vit_jax.callbacks import Callback
 from vit_jax.config import defaults, freeze, to_dict
 from vit_jax.data import pipeline, sources
 from vit_jax.evaluation import RunContext
+from vit_jax.finetune import activations
 from vit_jax.inputs import Inputs
 from vit_jax.step import Trainer
 from vit_jax.train import train_and_evaluate

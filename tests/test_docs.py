@@ -35,9 +35,9 @@ from vit_jax import families, weights
 from vit_jax.commands import COMMANDS
 from vit_jax.config import config_files, help_text
 from vit_jax.data.sources import open_source
-from vit_jax.exporting import convert
 from vit_jax.inference import pretrained
 from vit_jax.models import build
+from vit_jax.tools.exporting import convert
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ALONE = "# Without vit_jax"

@@ -23,10 +23,10 @@ import vit_jax
 from vit_jax import sharding
 from vit_jax.commands import train
 from vit_jax.config import cli, freeze
-from vit_jax.exporting import convert
-from vit_jax.planning import planner
-from vit_jax.reporting import model_figures
-from vit_jax.reporting.charts import ChartFiles
+from vit_jax.tools.exporting import convert
+from vit_jax.tools.planning import planner
+from vit_jax.tools.reporting import model_figures
+from vit_jax.tools.reporting.charts import ChartFiles
 from vit_jax.train import train_and_evaluate
 
 CONFIG = "--config=my_run.py"

@@ -9,8 +9,9 @@ import pytest
 import tiny
 from flax import linen as nn
 
-from vit_jax import frozen, sharding
+from vit_jax import sharding
 from vit_jax.config import model_config
+from vit_jax.finetune import frozen
 
 STEM = ("embedding/*", "cls", "registers", "Transformer/pos*")
 FIRST = (*STEM, "Transformer/encoderblock_[01]/*")

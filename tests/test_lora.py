@@ -9,11 +9,12 @@ import pytest
 import tiny
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from vit_jax import lora, sharding
+from vit_jax import sharding
 from vit_jax.batch import normalise
 from vit_jax.config import LoRAConfig
 from vit_jax.config.checks import errors as config_errors
 from vit_jax.families.vit import ViTConfig
+from vit_jax.finetune import lora
 from vit_jax.models import build
 from vit_jax.models.stacking import unstack_blocks
 

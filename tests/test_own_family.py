@@ -12,14 +12,15 @@ from flax.traverse_util import flatten_dict
 from own_family import Own, Plain, Transformer
 
 import vit_jax
-from vit_jax import lora, optim, train, weights
+from vit_jax import optim, train, weights
 from vit_jax.config import ConfigError
 from vit_jax.evaluators.features import joined, tokens_error
 from vit_jax.experiment import setup
 from vit_jax.families import FAMILIES
+from vit_jax.finetune import lora
 from vit_jax.models import inspection
 from vit_jax.models.resample import resample_posemb
-from vit_jax.planning import planner
+from vit_jax.tools.planning import planner
 from vit_jax.weights import normalisation
 from vit_jax.weights.weights_file import Pixels
 

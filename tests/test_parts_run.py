@@ -14,7 +14,7 @@ import vit_jax
 from configs import glyphs
 from vit_jax.callbacks import Callback, Stop
 from vit_jax.config import freeze
-from vit_jax.exporting import convert, onnx
+from vit_jax.tools.exporting import convert, onnx
 from vit_jax.train import train_and_evaluate
 from vit_jax.writers.metric_writer import read_metrics
 

@@ -19,7 +19,7 @@ from vit_jax.evaluators.evaluator import (
   Params,
   Split,
 )
-from vit_jax.frozen import FrozenPart
+from vit_jax.finetune.frozen import FrozenPart
 from vit_jax.sharding import few_at_a_time, replicated, to_global
 
 if TYPE_CHECKING:

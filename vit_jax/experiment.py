@@ -15,15 +15,7 @@ import numpy as np
 from etils import epath
 from flax.traverse_util import flatten_dict
 
-from vit_jax import (
-  batch,
-  lora,
-  missing_data,
-  optim,
-  sharding,
-  step_checks,
-  weights,
-)
+from vit_jax import batch, missing_data, optim, sharding, step_checks, weights
 from vit_jax.batch import (
   Data,
   DataInfo,
@@ -42,13 +34,14 @@ from vit_jax.class_names import Head
 from vit_jax.config import HELD_OUT, Config, ConfigError, EvaluatorConfig
 from vit_jax.config.checks import option_errors, size_errors, warmup_errors
 from vit_jax.config.preprocessing import image_size
-from vit_jax.data import shrunk
 from vit_jax.data.pipeline import TrainingData
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import agreement
 from vit_jax.evaluation import Evaluators, RunContext, labels_of
 from vit_jax.evaluators.evaluator import OtherModel
-from vit_jax.frozen import FrozenPart
+from vit_jax.finetune import adapters, lora
+from vit_jax.finetune.data import shrunk
+from vit_jax.finetune.frozen import FrozenPart
 from vit_jax.inference import pretrained
 from vit_jax.inference.pretrained import Pretrained
 from vit_jax.models import build
@@ -64,7 +57,6 @@ from vit_jax.step import (
   run_shape_of,
 )
 from vit_jax.trainable import BASE, TEACHER, Trainable
-from vit_jax.weights import adapters
 from vit_jax.writers import atomic_files, trackers
 from vit_jax.writers.metric_writer import METRICS, SCORES
 

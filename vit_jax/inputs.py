@@ -11,10 +11,11 @@ from typing import Any
 
 import jax
 
-from vit_jax import activations, batch, sharding
+from vit_jax import batch, sharding
 from vit_jax.config import EvaluatorConfig
 from vit_jax.experiment import Experiment
-from vit_jax.frozen import FrozenPart, memory
+from vit_jax.finetune import activations
+from vit_jax.finetune.frozen import FrozenPart, memory
 from vit_jax.step import Trainer, TrainState
 
 

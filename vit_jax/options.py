@@ -250,3 +250,21 @@ def check_choice(value, choices: Iterable[str] | None, where: str) -> None:
         f"{where}: got {shown(one)}, expected one of {', '.join(choices)}."
         + nearest(str(one), choices)
       )
+
+
+def unexpected(
+  option: str, value: object, expected: str, hint: str = ""
+) -> str:
+  """Returns the sentence on a wrong value of an option.
+
+  Args:
+    option: Where the value stands, such as "config.optim.lr" or "--size".
+    value: What was got.
+    expected: What is allowed, in words.
+    hint: A sentence on what to do, if that is not plain from `expected`.
+
+  Example:
+    >>> unexpected("config.optim.lr", -1.0, "a number above 0")
+    'config.optim.lr: got -1.0, expected a number above 0.'
+  """
+  return f"{option}: got {value}, expected {expected}. {hint}".rstrip()

@@ -8,13 +8,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax import lora, optim, sharding
+from vit_jax import optim, sharding
 from vit_jax.class_names import shortened
 from vit_jax.config import Config, to_dict
 from vit_jax.devices import unknown_peak
 from vit_jax.distributed import agreement
 from vit_jax.evaluators import groups
 from vit_jax.experiment import Experiment
+from vit_jax.finetune import lora
 from vit_jax.models import efficient_attention
 from vit_jax.paths import with_absolute_folder
 from vit_jax.step import TrainState

@@ -19,11 +19,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, UInt8
 
-from vit_jax import collectives, frozen, optim, sharding
+from vit_jax import collectives, optim, sharding
 from vit_jax.batch import RunShape, normalise
 from vit_jax.config import Config, ConfigError
 from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import compiler_options
+from vit_jax.finetune import frozen
 from vit_jax.models.stacking import unstack_blocks
 from vit_jax.models.variables import only_params
 from vit_jax.objectives.objective import Average, Frozen, Learner

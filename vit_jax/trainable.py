@@ -21,8 +21,9 @@ from typing import Any
 
 import jax
 
-from vit_jax import frozen, lora, optim
+from vit_jax import optim
 from vit_jax.config import Config
+from vit_jax.finetune import frozen, lora
 
 FROZEN, BASE, TEACHER = "frozen", "base", "teacher"
 

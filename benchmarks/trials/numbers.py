@@ -185,7 +185,7 @@ def diverging(folder: pathlib.Path, seed: int) -> str:
   """Changes a run at a random step in two ways; `diff` names the step."""
   run = _start(folder)
   from vit_jax.batch import DataError
-  from vit_jax.reporting import run_diff
+  from vit_jax.tools.reporting import run_diff
 
   rng = random.Random(seed)
   every = ["--config.log_steps=1"]

@@ -259,7 +259,7 @@ def odd_bytes(folder: pathlib.Path, seed: int) -> str:
   from vit_jax.callbacks import accounting, run_lock, run_record
   from vit_jax.checkpointing import resume_rules
   from vit_jax.config import json_file
-  from vit_jax.reporting import runs as runs_lib
+  from vit_jax.tools.reporting import runs as runs_lib
   from vit_jax.writers import atomic_files
 
   rng, workdir = random.Random(seed), folder / "run"

@@ -13,8 +13,8 @@ from vit_jax import train
 from vit_jax.callbacks.base import Callback, Stop
 from vit_jax.config import cli
 from vit_jax.evaluators import fewshot
-from vit_jax.reporting import run_state
-from vit_jax.reporting.runs import find_runs
+from vit_jax.tools.reporting import run_state
+from vit_jax.tools.reporting.runs import find_runs
 
 STEPS = 18
 

@@ -10,7 +10,7 @@ from etils import epath
 
 from vit_jax.checkpointing import checkpointer, layout, retention
 from vit_jax.commands import serve as serve_command
-from vit_jax.inference import serve
+from vit_jax.tools import serve
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import benchmark
 from vit_jax import step as step_lib
 from vit_jax.callbacks.throughput import Throughput
 from vit_jax.commands import benchmark as benchmark_command
 from vit_jax.config import ConfigError
+from vit_jax.tools import benchmark
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +184,7 @@ def test_memory_is_kept_for_the_next_step():
 
 @pytest.mark.nightly
 def test_on_real_input():
-  command = [sys.executable, "-m", "vit_jax.benchmark", "--input=real"]
+  command = [sys.executable, "-m", "vit_jax.tools.benchmark", "--input=real"]
   command += ["--config=configs/digits_finetune.py", "--steps=20", "--json"]
   command += ["--fake_data", "--config.data.batch_size=16"]
   done = subprocess.run(command, capture_output=True, text=True, check=True)

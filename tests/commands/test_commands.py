@@ -379,9 +379,9 @@ def test_a_library_of_the_extra_train_that_is_missing():
 @pytest.mark.slow
 def test_what_needs_no_extra():
   modules = (
-    "vit_jax.inference.predict, vit_jax.inference.serve,"
-    " vit_jax.reporting.report, vit_jax.reporting.visualize,"
-    " vit_jax.exporting.convert"
+    "vit_jax.inference.predict, vit_jax.tools.serve,"
+    " vit_jax.tools.reporting.report, vit_jax.tools.reporting.visualize,"
+    " vit_jax.tools.exporting.convert"
   )
   done = _run(code=f"{WITHOUT}import {modules}")
   assert done.returncode == 0, done.stderr

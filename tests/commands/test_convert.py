@@ -8,9 +8,9 @@ from converting import MODELS, SIZE, SUFFIX, assert_same, make
 import vit_jax
 from vit_jax import class_names
 from vit_jax.config.preprocessing import parse_ops
-from vit_jax.exporting import convert
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models.stacking import stack_blocks
+from vit_jax.tools.exporting import convert
 
 # What becomes of a model: {} as it was; a dict: these options are others then;
 # a text: refused so.

@@ -12,8 +12,8 @@ from converting import SUFFIX, assert_same
 
 import vit_jax
 from vit_jax.commands import convert as convert_command
-from vit_jax.exporting import convert
 from vit_jax.models import resample
+from vit_jax.tools.exporting import convert
 from vit_jax.weights.weights_file import POS_EMBEDDING
 
 DATA = pathlib.Path(__file__).parents[1] / "data"

@@ -10,7 +10,7 @@ import pytest
 import torch_libraries
 from converting import AS_TIMM, MODELS, SIZE, foreign, make
 
-from vit_jax.exporting import convert
+from vit_jax.tools.exporting import convert
 
 
 @pytest.fixture(scope="module")

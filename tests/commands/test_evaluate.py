@@ -13,15 +13,15 @@ from etils import epath
 from PIL import Image
 
 import vit_jax
-from vit_jax import train
+from vit_jax import evaluate, train
 from vit_jax.callbacks import run_record
 from vit_jax.checkpointing import checkpointer, layout
 from vit_jax.commands import evaluate as command
 from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
 from vit_jax.data.sources import Sources
-from vit_jax.exporting import convert
+from vit_jax.finetune import probes
 from vit_jax.models import precision
-from vit_jax.scoring import evaluate, probes
+from vit_jax.tools.exporting import convert
 
 OPS = "decode|resize(16)"
 COLOURS = {

@@ -14,7 +14,7 @@ from etils import epath
 
 import vit_jax
 from vit_jax.commands import convert as convert_command
-from vit_jax.exporting import convert, onnx
+from vit_jax.tools.exporting import convert, onnx
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 TOKEN = DATA / "vit_token.weights.npz"

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import config, experiment, train
+from vit_jax import config, evaluate, experiment, train
 from vit_jax.config import ConfigError, defaults, fewshot_evals, freeze, to_dict
-from vit_jax.scoring import evaluate
 from vit_jax.writers.metric_writer import read_metrics
 
 OPS = "decode|resize(16)"

@@ -14,11 +14,10 @@ import tiny
 from PIL import Image
 
 import vit_jax
-from vit_jax import experiment, train, weights
+from vit_jax import evaluate, experiment, train, weights
 from vit_jax.batch import DataError
 from vit_jax.config import ConfigError, defaults, freeze, to_dict
 from vit_jax.data import download_and_prepare, folder, sources
-from vit_jax.scoring import evaluate
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "tasks" / "extend.md"
 BLOCKS = re.findall(

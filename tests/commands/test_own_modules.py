@@ -20,7 +20,7 @@ from vit_jax import sharding, weights
 from vit_jax.commands import evaluate, plan, predict, report, train
 from vit_jax.config import ConfigError, build, cli, defaults, freeze
 from vit_jax.config.checks import errors
-from vit_jax.planning import planner
+from vit_jax.tools.planning import planner
 from vit_jax.train import train_and_evaluate
 from vit_jax.weights.weights_file import Weights, lazy
 

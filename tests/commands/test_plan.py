@@ -14,8 +14,8 @@ from planning.test_planner import PLAN, needs_libtpu
 from vit_jax.commands import plan as plan_command
 from vit_jax.config import cli
 from vit_jax.devices import CHIPS
-from vit_jax.planning import plan
-from vit_jax.planning.plan import table
+from vit_jax.tools.planning import plan
+from vit_jax.tools.planning.plan import table
 
 
 def test_examples():

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from vit_jax.commands import convert as convert_command
-from vit_jax.exporting import convert
+from vit_jax.tools.exporting import convert
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 

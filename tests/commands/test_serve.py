@@ -26,7 +26,7 @@ from PIL import Image
 
 import vit_jax
 from vit_jax.commands import serve as serve_command
-from vit_jax.inference import serve
+from vit_jax.tools import serve
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 BROWSER = next(
@@ -121,7 +121,7 @@ def test_models_without_attention_say_so():
 
 
 def test_a_model_without_a_head_is_refused(vit):
-  from vit_jax.exporting.convert import without_head
+  from vit_jax.tools.exporting.convert import without_head
 
   with pytest.raises(ValueError, match="without a head"):
     serve.ImageClassifier(without_head(vit, "npz"), 3, 1, 1)

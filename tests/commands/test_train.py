@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
+from vit_jax import evaluate as evaluate_lib
 from vit_jax import train
 from vit_jax.callbacks import Callback, accounting
 from vit_jax.checkpointing import checkpointer
@@ -18,8 +19,7 @@ from vit_jax.checkpointing.checkpointer import Checkpointer
 from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
 from vit_jax.data import tfds_source
 from vit_jax.evaluators.fewshot import Fewshot
-from vit_jax.reporting import runs
-from vit_jax.scoring import evaluate as evaluate_lib
+from vit_jax.tools.reporting import runs
 from vit_jax.writers.metric_writer import is_measured, read_metrics
 
 OPS = "decode|resize(16)"

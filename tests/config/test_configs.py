@@ -33,10 +33,10 @@ from vit_jax.config import (
   to_dict,
 )
 from vit_jax.config.preprocessing import image_size
-from vit_jax.exporting import convert
 from vit_jax.families import published, resnet, vit
 from vit_jax.inference import pretrained
 from vit_jax.models import build
+from vit_jax.tools.exporting import convert
 from vit_jax.weights import eval_preprocessing
 
 ROOT = pathlib.Path(__file__).parents[2]

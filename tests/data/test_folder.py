@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from vit_jax.data import folder, pipeline, sources
-from vit_jax.data.imports import KINDS, Options
 from vit_jax.data.splits import SPLIT_FOLDERS
+from vit_jax.finetune.data.imports import KINDS, Options
 
 OPS = "decode|resize(8)"
 

@@ -23,9 +23,9 @@ from PIL import Image
 
 from vit_jax.config import preprocessing
 from vit_jax.data import download_and_prepare, sources
-from vit_jax.data.builders import imported
-from vit_jax.data.imports import KINDS
-from vit_jax.data.imports.listing import Entry, Listing, Split
+from vit_jax.finetune.data import imported
+from vit_jax.finetune.data.imports import KINDS
+from vit_jax.finetune.data.imports.listing import Entry, Listing, Split
 
 
 def stored(name, split, data_dir):

@@ -20,14 +20,14 @@ from importable import (
 )
 from pyarrow import parquet
 
-from vit_jax.data.imports import (
+from vit_jax.finetune.data.imports import (
   KINDS,
   files,
   hugging_face,
   listing,
   webdataset,
 )
-from vit_jax.data.imports.listing import Options
+from vit_jax.finetune.data.imports.listing import Options
 
 
 def test_the_examples():

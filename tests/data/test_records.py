@@ -12,8 +12,8 @@ from vit_jax import experiment, train
 from vit_jax.config import ConfigError, to_dict
 from vit_jax.data import pipeline
 from vit_jax.data.sources import Sources, open_source, typical_side
-from vit_jax.planning import planner, programs
-from vit_jax.scoring.evaluate import evaluate
+from vit_jax.evaluate import evaluate
+from vit_jax.tools.planning import planner, programs
 from vit_jax.writers.metric_writer import read_metrics
 
 OPS = "decode|resize(16)"

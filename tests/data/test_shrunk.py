@@ -10,7 +10,8 @@ from PIL import Image
 
 from vit_jax import config, experiment
 from vit_jax.commands import cache
-from vit_jax.data import images, pipeline, shrunk, sources
+from vit_jax.data import images, pipeline, sources
+from vit_jax.finetune.data import shrunk
 
 OPS = "decode|resize((12, 20))"
 SIDE = 12  # so that photos of 24 x 40 pixels are large

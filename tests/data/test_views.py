@@ -18,8 +18,8 @@ from vit_jax.data import ops as ops_lib
 from vit_jax.data import order
 from vit_jax.data.tf_cpu import tf
 from vit_jax.inputs import Inputs
-from vit_jax.planning import host_requirements, planner
 from vit_jax.sharding import make_mesh
+from vit_jax.tools.planning import host_requirements, planner
 from vit_jax.writers.metric_writer import read_metrics
 
 PADDED = {

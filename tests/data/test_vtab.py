@@ -11,7 +11,7 @@ from vit_jax.data import pipeline, sources, vtab, vtab_source
 from vit_jax.data.splits import Span, SplitError
 from vit_jax.data.tf_cpu import tf
 from vit_jax.data.vtab import TASKS
-from vit_jax.sweep import splits
+from vit_jax.tools.sweep import splits
 
 # Classes, records of the benchmark's test split, and where val200 begins: the
 # table of the benchmark, and the numbers of its own tests.

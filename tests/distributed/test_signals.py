@@ -24,10 +24,10 @@ signals.in_thread(work)
 PLAN = f"""
 import hashlib, sys
 import tiny
-from vit_jax.planning import plan
+from vit_jax.tools.planning import plan
 from vit_jax.config import cli
 from vit_jax.devices import CHIPS
-from vit_jax.planning import planner
+from vit_jax.tools.planning import planner
 
 config = tiny.config(data__dataset="cifar10", data__batch_size=64)
 plan.describe = lambda topology: (CHIPS["v5e"], [None] * 4)

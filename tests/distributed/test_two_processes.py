@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 import several
 
-from vit_jax import sharding, train
+from vit_jax import evaluate, sharding, train
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import cli
-from vit_jax.scoring import evaluate
 from vit_jax.writers.metric_writer import is_measured, read_metrics
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -78,7 +77,7 @@ sys.argv[1:] = options
 runpy.run_module("vit_jax.train", run_name="__main__")
 
 import jax
-from vit_jax.scoring import evaluate
+from vit_jax.tools.scoring import evaluate
 from vit_jax import train
 from vit_jax.config import cli
 

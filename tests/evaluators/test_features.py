@@ -9,10 +9,10 @@ import pytest
 from vit_jax.evaluators import features
 from vit_jax.evaluators.knn import KnnConfig
 from vit_jax.evaluators.linear import LinearConfig
-from vit_jax.families.modern import ModernConfig
 from vit_jax.families.resnet import BiTConfig
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models import build
+from vit_jax.zoo.families.modern import ModernConfig
 
 SIZE = dict(variant="B/8", width=24, depth=3, mlp_dim=40, num_heads=3)
 

@@ -25,16 +25,16 @@ from vit_jax.batch import LabelStatistics
 from vit_jax.config import ConfigError, cli
 from vit_jax.data import numbers
 from vit_jax.data.download_and_prepare import import_source
-from vit_jax.data.imports import KINDS, Options
 from vit_jax.data.sources import Sources, open_source
-from vit_jax.evaluators import regression
-from vit_jax.evaluators.regression import RegressionConfig
+from vit_jax.evaluate import evaluate
+from vit_jax.finetune import probes
+from vit_jax.finetune import regression_evaluator as regression
+from vit_jax.finetune.data.imports import KINDS, Options
+from vit_jax.finetune.regression_evaluator import RegressionConfig
 from vit_jax.inference import output_formats as formats
 from vit_jax.inference.pretrained import Answer, Value
 from vit_jax.models import build
 from vit_jax.objectives import Regression
-from vit_jax.scoring import probes
-from vit_jax.scoring.evaluate import evaluate
 from vit_jax.train import train_and_evaluate
 
 STANDARDISATION = batch.Standardisation((10.0, -3.0), (2.0, 0.5))

@@ -12,7 +12,7 @@ import vit_jax
 from vit_jax import models
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import to_dict
-from vit_jax.exporting import convert, model_card
+from vit_jax.tools.exporting import convert, model_card
 
 TOKEN = pathlib.Path(__file__).parents[1] / "data" / "vit_token.weights.npz"
 EVALS = {

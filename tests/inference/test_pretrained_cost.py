@@ -11,7 +11,7 @@ import pytest
 from test_images import PHOTOS
 
 import vit_jax
-from vit_jax.exporting import convert
+from vit_jax.tools.exporting import convert
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 TOKEN = DATA / "vit_linen_names.weights.npz"  # 32 px, 11 classes

@@ -13,10 +13,11 @@ import scipy.special
 from flax.traverse_util import flatten_dict
 
 from vit_jax.families import model_config
-from vit_jax.families.modern import ModernConfig
 from vit_jax.families.vit import ViTConfig
-from vit_jax.models import build, rope
+from vit_jax.models import build
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
+from vit_jax.zoo.families.modern import ModernConfig
+from vit_jax.zoo.models import rope
 
 SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 TINY = dict(variant="B/4", width=32, depth=2, mlp_dim=24, num_heads=2)

@@ -6,9 +6,9 @@ import torch_libraries
 
 from vit_jax.config import model_config
 from vit_jax.families import PUBLISHED, by_variant
-from vit_jax.families.later import LATER
 from vit_jax.models import build
-from vit_jax.planning import model_table as table
+from vit_jax.zoo import model_table as table
+from vit_jax.zoo.families.later import LATER
 
 # Counts of the paper's own code (hybrids) and of BiT: no head at 224 px, 1,000
 # classes at 224, 1,000 classes at 384 px.

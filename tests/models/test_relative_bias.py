@@ -7,7 +7,8 @@ import torch_libraries
 from flax.traverse_util import unflatten_dict
 
 from vit_jax.families import model_config
-from vit_jax.models import build, relative_bias
+from vit_jax.models import build
+from vit_jax.zoo.models import relative_bias
 
 GRID, WIDTH, HEADS = (3, 5), 32, 2
 

@@ -11,8 +11,9 @@ import optax
 import pytest
 import tiny
 
-from vit_jax import lora, step, trainable
+from vit_jax import step, trainable
 from vit_jax.batch import LabelStatistics, Standardisation
+from vit_jax.finetune import lora
 from vit_jax.objectives import row_check
 
 KEY = jax.random.key(0)

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from vit_jax.devices import CHIPS
-from vit_jax.planning.hlo import Module, estimate
+from vit_jax.tools.planning.hlo import Module, estimate
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 V5E = CHIPS["v5e"]

@@ -5,7 +5,7 @@ import pathlib
 
 import tiny
 
-from vit_jax.planning import host_requirements
+from vit_jax.tools.planning import host_requirements
 
 RECEIPTS = pathlib.Path(__file__).parents[2] / "docs" / "receipts.jsonl"
 

@@ -10,9 +10,9 @@ import tiny
 
 from vit_jax import sharding
 from vit_jax.config import ConfigError
-from vit_jax.planning import planner, programs
-from vit_jax.planning.plan import table
-from vit_jax.planning.topology import canonical, describe
+from vit_jax.tools.planning import planner, programs
+from vit_jax.tools.planning.plan import table
+from vit_jax.tools.planning.topology import canonical, describe
 
 ROOT = pathlib.Path(__file__).parents[2]
 PLAN = {

@@ -15,8 +15,8 @@ from planning.test_planner import PLAN, needs_libtpu
 from vit_jax import sharding, train
 from vit_jax.config import Config, defaults, fewshot_evals, freeze, to_dict
 from vit_jax.evaluators import knn, linear
-from vit_jax.planning import planner, programs
-from vit_jax.planning.plan import table
+from vit_jax.tools.planning import planner, programs
+from vit_jax.tools.planning.plan import table
 
 OPS = "decode|resize(16)"
 
@@ -248,7 +248,7 @@ def test_the_seven_sets_have_as_many_batches_as_a_run():
 @needs_libtpu
 def test_all_of_a_run_is_compiled_for_a_slice():
   code = (
-    "import json, tiny; from vit_jax.planning import planner;"
+    "import json, tiny; from vit_jax.tools.planning import planner;"
     "from vit_jax.config import defaults, freeze, to_dict;"
     "c = defaults();"
     "c.update(to_dict(tiny.config(data__dataset='cifar10', mesh__fsdp=2)));"

@@ -6,7 +6,7 @@ import pytest
 import tiny
 
 from vit_jax.config import Config, ConfigError
-from vit_jax.planning.search import Search, choices, options
+from vit_jax.tools.planning.search import Search, choices, options
 
 CONFIG = tiny.config(data__batch_size=128, data__dataset="cifar10")
 

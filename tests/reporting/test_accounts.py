@@ -10,7 +10,7 @@ from vit_jax.config import (
   FewshotConfig,
   to_dict,
 )
-from vit_jax.reporting import runs, tables
+from vit_jax.tools.reporting import runs, tables
 
 COST = {"images_seen": 1_281_167, "exaflops": 0.135, "device_hours": 2.5}
 

@@ -6,9 +6,9 @@ import json
 import pytest
 from fake_runs import Page
 
-from vit_jax.reporting.report import summarise, write_report
-from vit_jax.reporting.runs import find_runs
-from vit_jax.writers.fine_tuning import ProbeOutcome, Trial, Trials
+from vit_jax.finetune.fine_tuning import ProbeOutcome, Trial, Trials
+from vit_jax.tools.reporting.report import summarise, write_report
+from vit_jax.tools.reporting.runs import find_runs
 
 TRIALS = Trials(
   steps=1200,

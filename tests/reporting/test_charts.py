@@ -9,8 +9,8 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from vit_jax.reporting import charts, page
-from vit_jax.reporting.charts import Line
+from vit_jax.tools.reporting import charts, page
+from vit_jax.tools.reporting.charts import Line
 
 
 @pytest.fixture(autouse=True)

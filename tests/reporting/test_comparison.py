@@ -16,8 +16,8 @@ from vit_jax.config import (
   OptimConfig,
   to_dict,
 )
-from vit_jax.reporting import comparison, curves, report, runs, tables
-from vit_jax.reporting.charts import ChartFiles
+from vit_jax.tools.reporting import comparison, curves, report, runs, tables
+from vit_jax.tools.reporting.charts import ChartFiles
 
 VAL = ClassificationConfig(name="val", dataset="digits", split="test")
 FEW = FewshotConfig(name="few", dataset="digits", l2=(2.0, 4.0))

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from vit_jax.callbacks.accounting import BUCKETS
-from vit_jax.reporting import curves, tables
-from vit_jax.reporting.runs import Run
+from vit_jax.tools.reporting import curves, tables
+from vit_jax.tools.reporting.runs import Run
 
 SECONDS = dict(step=60.0, input=0.4, evaluation=9.6, save=5.0, start=10.0)
 SECONDS |= dict(compile=5.0, repeated=0.0, restart=10.0)

@@ -10,8 +10,8 @@ import pytest
 import vit_jax
 from vit_jax.checkpointing import checkpointer
 from vit_jax.models.filters import Components
-from vit_jax.reporting import model_figures, runs
-from vit_jax.reporting.charts import ChartFiles
+from vit_jax.tools.reporting import model_figures, runs
+from vit_jax.tools.reporting.charts import ChartFiles
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 RNG = np.random.default_rng(0)

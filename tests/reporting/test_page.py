@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.reporting import page
+from vit_jax.tools.reporting import page
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 

@@ -8,7 +8,7 @@ import pytest
 from vit_jax.config import ClassificationConfig, Config, to_dict
 from vit_jax.evaluators.knn import KnnConfig
 from vit_jax.evaluators.per_class import PerClassConfig
-from vit_jax.reporting import per_class, runs, tables
+from vit_jax.tools.reporting import per_class, runs, tables
 
 CONTENT = {
   "dataset": "digits",

@@ -16,7 +16,7 @@ from vit_jax.config import (
   FewshotConfig,
   to_dict,
 )
-from vit_jax.reporting import report, runs, saved_images, tables
+from vit_jax.tools.reporting import report, runs, saved_images, tables
 
 SHOTS = ("1", "5", "10", "25")
 

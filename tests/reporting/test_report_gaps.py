@@ -12,7 +12,7 @@ from vit_jax.config import (
   FewshotConfig,
   to_dict,
 )
-from vit_jax.reporting import charts, curves, report, runs
+from vit_jax.tools.reporting import charts, curves, report, runs
 
 
 def test_what_is_damaged_is_named_and_does_not_stop_the_report(tmp_path):

@@ -13,8 +13,8 @@ from etils import epath
 from vit_jax.callbacks import run_record
 from vit_jax.callbacks.run_lock import RunLock
 from vit_jax.checkpointing import retention
-from vit_jax.reporting import runs
-from vit_jax.reporting.run_state import remarks, state
+from vit_jax.tools.reporting import runs
+from vit_jax.tools.reporting.run_state import remarks, state
 
 NOW = 10_000.0
 CONFIG = {"total_steps": 100, "data": {"dataset": "digits"}}

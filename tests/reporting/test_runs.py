@@ -5,8 +5,8 @@ import pathlib
 
 import pytest
 
-from vit_jax.reporting import curves, runs, tables
-from vit_jax.reporting.charts import ChartFiles
+from vit_jax.tools.reporting import curves, runs, tables
+from vit_jax.tools.reporting.charts import ChartFiles
 
 
 @pytest.mark.parametrize(

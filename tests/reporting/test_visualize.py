@@ -25,8 +25,8 @@ from vit_jax.config import (
 )
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models import build
-from vit_jax.reporting import model_figures, visualize
 from vit_jax.step import TrainState
+from vit_jax.tools.reporting import model_figures, visualize
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 TOKEN = str(DATA / "vit_linen_names.weights.npz")  # 32 px, 4 x 4 patches

@@ -16,8 +16,8 @@ from vit_jax.config.preprocessing import with_decoding
 from vit_jax.data.sources import Sources
 from vit_jax.data.splits import SplitError
 from vit_jax.evaluators import fewshot, knn, linear
-from vit_jax.reporting import report
-from vit_jax.scoring import probes
+from vit_jax.finetune import probes
+from vit_jax.tools.reporting import report
 
 TOKEN = pathlib.Path(__file__).parents[1] / "data/vit_linen_names.weights.npz"
 COLOURS = {"black": (0, 0, 0), "red": (200, 0, 0), "white": (200, 200, 200)}

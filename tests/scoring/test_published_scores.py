@@ -6,9 +6,9 @@ import pytest
 
 from vit_jax.config.preprocessing import image_size
 from vit_jax.families import by_variant
-from vit_jax.scoring import published_scores
-from vit_jax.scoring.published_scores import find, name_of, rows
-from vit_jax.weights.timm_names import HYBRIDS, VIT
+from vit_jax.tools.scoring import published_scores
+from vit_jax.tools.scoring.published_scores import find, name_of, rows
+from vit_jax.zoo.files.timm_names import HYBRIDS, VIT
 
 ROWS = rows()
 

@@ -11,18 +11,13 @@ import planted
 import pytest
 
 import vit_jax
-from vit_jax import weights
+from vit_jax import evaluate, weights
 from vit_jax.commands import score as score_command
 from vit_jax.config import ConfigError, model_from_dict
 from vit_jax.data.sources import Sources
-from vit_jax.exporting import convert
-from vit_jax.scoring import (
-  evaluate,
-  explain,
-  published_scores,
-  score,
-)
-from vit_jax.scoring.ablation import STEPS, swaps
+from vit_jax.tools.exporting import convert
+from vit_jax.tools.scoring import explain, published_scores, score
+from vit_jax.tools.scoring.ablation import STEPS, swaps
 from vit_jax.weights import eval_preprocessing
 
 NAMES = tuple("abcdefghijk")

@@ -17,9 +17,9 @@ from PIL import Image
 
 from vit_jax import train
 from vit_jax.config import ConfigError, cli, defaults, freeze, to_dict
-from vit_jax.sweep import points
-from vit_jax.sweep import sweep as sweep_lib
-from vit_jax.sweep.sweep import Task
+from vit_jax.tools.sweep import points
+from vit_jax.tools.sweep import sweep as sweep_lib
+from vit_jax.tools.sweep.sweep import Task
 from vit_jax.writers.metric_writer import read_metrics
 
 OPS = "decode|resize(16)"

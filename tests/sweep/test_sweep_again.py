@@ -16,9 +16,9 @@ from vit_jax import train
 from vit_jax.batch import DataError
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import ConfigError, cli, to_dict
-from vit_jax.sweep import points
-from vit_jax.sweep import sweep as sweep_lib
-from vit_jax.sweep.sweep import Task
+from vit_jax.tools.sweep import points
+from vit_jax.tools.sweep import sweep as sweep_lib
+from vit_jax.tools.sweep.sweep import Task
 
 GRID = {"optim.lr": ["0.1", "0.3"]}
 SCORE = {"kind": "classification", "ops": "decode|resize(16)"}

@@ -16,7 +16,7 @@ import sys, time, jax
 index, port, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 jax.distributed.initialize(f"localhost:{port}", 2, index)
 from etils import epath
-from vit_jax.sweep import sweep
+from vit_jax.tools.sweep import sweep
 from vit_jax.distributed import exit_codes
 for name in ("both.json", "first.json", "second.json", "none.json"):
   content = sweep.read_by_first(epath.Path(folder) / str(index) / name)

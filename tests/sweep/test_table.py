@@ -6,7 +6,7 @@ import re
 import pytest
 
 from vit_jax.data.vtab import TASKS
-from vit_jax.sweep import table as table_lib
+from vit_jax.tools.sweep import table as table_lib
 
 # Table 9 of arXiv:2010.11929, ViT-H/14 on JFT, in percent.
 H14 = (

@@ -24,10 +24,10 @@ from vit_jax.config import (
   model_config,
   to_dict,
 )
-from vit_jax.config.trial_candidates import check_budget, rounds
 from vit_jax.data import sources
 from vit_jax.distributed import processes
-from vit_jax.sweep import trials
+from vit_jax.finetune import trials
+from vit_jax.finetune.trial_candidates import check_budget, rounds
 
 SCORE = {"kind": "classification", "ops": "decode|resize(16)"}
 

@@ -16,7 +16,8 @@ from vit_jax import train
 from vit_jax.batch import normalise
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import ConfigError
-from vit_jax.weights import adapters, google
+from vit_jax.finetune import adapters
+from vit_jax.weights import google
 from vit_jax.weights.weights_file import Weights, lazy
 
 IMAGES = normalise(jnp.asarray(tiny.batch(0, tiny.config())["image"]))

@@ -23,14 +23,9 @@ import vit_jax
 from vit_jax import experiment, weights
 from vit_jax.commands import evaluate
 from vit_jax.config import ConfigError, model_config
-from vit_jax.weights import (
-  assumed,
-  bit,
-  normalisation,
-  safetensors_file,
-  timm,
-)
+from vit_jax.weights import bit, normalisation, safetensors_file
 from vit_jax.weights.weights_file import Weights
+from vit_jax.zoo.files import assumed, timm
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 

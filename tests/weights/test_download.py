@@ -19,8 +19,8 @@ import pytest
 import vit_jax
 from vit_jax import experiment, weights
 from vit_jax.config import ConfigError, cli
-from vit_jax.exporting import convert
 from vit_jax.families import PUBLISHED, published
+from vit_jax.tools.exporting import convert
 from vit_jax.weights import download
 
 DATA = pathlib.Path(__file__).parents[1] / "data"

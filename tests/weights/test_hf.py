@@ -14,15 +14,9 @@ import vit_jax
 from vit_jax.config import model_config
 from vit_jax.data import pixels
 from vit_jax.models.posemb import sincos2d
-from vit_jax.weights import (
-  hf,
-  hf_classes,
-  hf_names,
-  hf_preprocessing,
-  safetensors_file,
-  weights_file,
-)
+from vit_jax.weights import safetensors_file, weights_file
 from vit_jax.weights.weights_file import lazy
+from vit_jax.zoo.files import hf, hf_classes, hf_names, hf_preprocessing
 
 TINY = dict(variant="B/8", width=24, depth=2, mlp_dim=40, num_heads=3)
 SIZE = (24, 32)

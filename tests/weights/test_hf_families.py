@@ -14,10 +14,11 @@ from safetensors.numpy import load_file
 import vit_jax
 from vit_jax import weights
 from vit_jax.config import model_config
-from vit_jax.exporting import convert, model_card
 from vit_jax.models.resample import resample_posemb
-from vit_jax.weights import hf, hf_classes, normalisation, safetensors_file
+from vit_jax.tools.exporting import convert, model_card
+from vit_jax.weights import normalisation, safetensors_file
 from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray
+from vit_jax.zoo.files import hf, hf_classes
 
 TINY = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
 MODERN = TINY | dict(name="modern", gelu="erf")

@@ -12,15 +12,10 @@ from weight_files import message
 import vit_jax
 from vit_jax import weights
 from vit_jax.config import model_config
-from vit_jax.exporting import convert
-from vit_jax.weights import (
-  identify,
-  openclip,
-  publishers,
-  safetensors_file,
-  timm,
-)
+from vit_jax.tools.exporting import convert
+from vit_jax.weights import identify, safetensors_file
 from vit_jax.weights.weights_file import lazy
+from vit_jax.zoo.files import openclip, publishers, timm
 
 TINY = dict(
   name="modern", variant="B/8", width=32, depth=2, mlp_dim=64, num_heads=2

@@ -16,9 +16,9 @@ from safetensors.numpy import save_file
 import vit_jax
 from vit_jax import train
 from vit_jax.config import model_config
-from vit_jax.weights import hf_classes
-from vit_jax.weights import peft as ours
-from vit_jax.weights.adapters import Factors
+from vit_jax.finetune.adapters import Factors
+from vit_jax.zoo.files import hf_classes
+from vit_jax.zoo.files import peft as ours
 
 IMAGE = foreign.image((16, 16))
 SMALL = {

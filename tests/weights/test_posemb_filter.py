@@ -13,16 +13,10 @@ from vit_jax import train, weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import defaults, freeze, model_config
 from vit_jax.experiment import Experiment, setup
-from vit_jax.exporting import convert
-from vit_jax.weights import (
-  google,
-  hf_classes,
-  normalisation,
-  openclip,
-  safetensors_file,
-  timm,
-)
+from vit_jax.tools.exporting import convert
+from vit_jax.weights import google, normalisation, safetensors_file
 from vit_jax.weights.weights_file import POS_EMBEDDING
+from vit_jax.zoo.files import hf_classes, openclip, timm
 
 SIZE = dict(variant="Ti/8", width=32, depth=2, mlp_dim=128, num_heads=4)
 MODERN = SIZE | dict(name="modern", gelu="erf")

@@ -7,8 +7,9 @@ from foreign import random_params
 import vit_jax
 from vit_jax import weights
 from vit_jax.config import model_config
-from vit_jax.weights import normalisation, safetensors_file, timm
+from vit_jax.weights import normalisation, safetensors_file
 from vit_jax.weights.weights_file import POS_EMBEDDING
+from vit_jax.zoo.files import timm
 
 SIZE = dict(variant="B/8", width=32, depth=1, mlp_dim=64, num_heads=2)
 MODERN = dict(name="modern", **SIZE)

@@ -23,7 +23,8 @@ import vit_jax
 from vit_jax import class_names, weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import model_config, to_dict
-from vit_jax.weights import safetensors_file, timm
+from vit_jax.weights import safetensors_file
+from vit_jax.zoo.files import timm
 
 PILLOW = "decode(dct='accurate')|"  # what follows is Pillow's, too
 

@@ -27,8 +27,9 @@ from weight_files import (
 import vit_jax
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import to_dict
-from vit_jax.weights import others, safetensors_file, timm, wrappers
+from vit_jax.weights import safetensors_file
 from vit_jax.weights.weights_file import EXPECTED, lazy
+from vit_jax.zoo.files import others, timm, wrappers
 
 DENSE = "Transformer/encoderblock_1/MlpBlock_0/Dense_0/kernel"
 TABLE = "Transformer/encoderblock_0/posembed_input/pos_embedding"

@@ -8,9 +8,9 @@ import pytest
 from timm_models import AS_TIMM, RESNETS, SIZE, TINY, VIT
 
 from vit_jax.config import model_config
-from vit_jax.weights import timm as weights
-from vit_jax.weights import timm_names
 from vit_jax.weights.weights_file import lazy
+from vit_jax.zoo.files import timm as weights
+from vit_jax.zoo.files import timm_names
 
 
 def _arrays(params):

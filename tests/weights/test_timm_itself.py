@@ -10,9 +10,9 @@ from timm_models import AS_TIMM, RESNETS, SIZE, TINY, VIT
 
 import vit_jax
 from vit_jax.config import model_config
-from vit_jax.weights import timm as weights
-from vit_jax.weights import timm_file, timm_names
 from vit_jax.weights.weights_file import lazy
+from vit_jax.zoo.files import timm as weights
+from vit_jax.zoo.files import timm_file, timm_names
 
 FULL = {
   "B/16": (dict(variant="B/16"), (224, 224)),

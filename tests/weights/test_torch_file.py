@@ -12,7 +12,8 @@ from flax.traverse_util import flatten_dict
 from weight_files import MODEL, hf_folder, message, our_params
 
 import vit_jax
-from vit_jax.weights import safetensors_file, timm, torch_file
+from vit_jax.weights import safetensors_file
+from vit_jax.zoo.files import timm, torch_file
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,9 @@ from pyarrow import parquet
 from vit_jax import paths, weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import json_file, model_config, to_dict
-from vit_jax.data.imports import KINDS, Options
-from vit_jax.weights import google, hf_classes, safetensors_file
+from vit_jax.finetune.data.imports import KINDS, Options
+from vit_jax.weights import google, safetensors_file
+from vit_jax.zoo.files import hf_classes
 
 PACKAGE = pathlib.Path(__file__).parents[2] / "vit_jax"
 # What runs code from a file, or writes members of an archive where they say.

@@ -12,7 +12,8 @@ from flax.traverse_util import unflatten_dict
 
 import vit_jax
 from vit_jax.config import model_config
-from vit_jax.weights import hf_classes, hf_preprocessing, safetensors_file
+from vit_jax.weights import safetensors_file
+from vit_jax.zoo.files import hf_classes, hf_preprocessing
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 SIZE = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)

@@ -147,7 +147,7 @@ class Callback:
       step: Number of steps started so far, from 1.
       batch: Global arrays of the step: image (or the views of the objective),
         label, mask, index. If the frozen part of the model is computed once,
-        "image" has its activations, floats (see `vit_jax.frozen`).
+        "image" has its activations, floats (see `vit_jax.finetune.frozen`).
       metrics: Scalars of the step on the devices, such as loss.
     """
 

@@ -9,7 +9,6 @@ from vit_jax.callbacks.base import Callback
 from vit_jax.callbacks.learning_rate import LearningRate
 from vit_jax.callbacks.nonfinite import NonFinite
 from vit_jax.callbacks.predictions import SavePredictions
-from vit_jax.callbacks.probe import LinearProbe
 from vit_jax.callbacks.progress import Progress, note
 from vit_jax.callbacks.run_lock import RunLock
 from vit_jax.callbacks.startup import Startup
@@ -18,6 +17,7 @@ from vit_jax.checkpointing.checkpointer import Checkpointer
 from vit_jax.devices import peak_flops
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.experiment import Experiment
+from vit_jax.finetune.probe import LinearProbe
 from vit_jax.step import Trainer
 
 

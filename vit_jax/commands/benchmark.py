@@ -28,6 +28,6 @@ def parse(argv: Sequence[str]) -> cli.Args:
 def main(argv: Sequence[str]) -> None:
   """Times the step and prints the result."""
   args = parse(argv)
-  from vit_jax import benchmark
+  from vit_jax.tools import benchmark
 
   benchmark.main(args)

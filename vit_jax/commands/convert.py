@@ -149,6 +149,6 @@ def main(argv: Sequence[str]) -> None:
   args = parse(argv)
   # The comparison takes two images; a training run may use the accelerators.
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
-  from vit_jax.exporting import convert
+  from vit_jax.tools.exporting import convert
 
   convert.main(args)

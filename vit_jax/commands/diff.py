@@ -29,7 +29,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
   """Prints the comparison; returns the exit status."""
   args = parse(argv)
-  from vit_jax.reporting import run_diff
+  from vit_jax.tools.reporting import run_diff
 
   try:
     comparison = run_diff.compare(*args.runs)

@@ -38,6 +38,6 @@ def parse(argv: Sequence[str]) -> cli.Args:
 def main(argv: Sequence[str]) -> None:
   """Scores the checkpoint, or ends the process with all errors."""
   args = parse(argv)
-  from vit_jax.scoring import evaluate
+  from vit_jax import evaluate
 
   evaluate.main(args)

@@ -25,6 +25,6 @@ def main(argv: Sequence[str]) -> None:
   parse(argv)
   # Sizes are computed from shapes; the accelerators stay free.
   os.environ["JAX_PLATFORMS"] = "cpu"
-  from vit_jax.planning import model_table
+  from vit_jax.zoo import model_table
 
   model_table.main()

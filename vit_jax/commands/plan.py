@@ -39,6 +39,6 @@ def main(argv: Sequence[str]) -> None:
   args = parse(argv)
   # This machine only runs the compiler; a training run may use its devices.
   os.environ["JAX_PLATFORMS"] = "cpu"
-  from vit_jax.planning import plan
+  from vit_jax.tools.planning import plan
 
   plan.main(args)

@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
   args = parse(argv)
   # Tables are read on the host; a GPU may be busy with the run itself.
   os.environ["JAX_PLATFORMS"] = "cpu"
-  from vit_jax.reporting.report import write_report
+  from vit_jax.tools.reporting.report import write_report
 
   try:
     path = write_report(*args.runs, out=args.out)

@@ -95,6 +95,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> None:
   """Scores the files, or ends the process with all errors."""
   args = parse(argv)
-  from vit_jax.scoring import score
+  from vit_jax.tools.scoring import score
 
   score.main(args)

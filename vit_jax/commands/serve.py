@@ -64,6 +64,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> None:
   """Serves the page until Ctrl-C."""
   args = parse(argv)
-  from vit_jax.inference import serve
+  from vit_jax.tools import serve
 
   serve.main(args)

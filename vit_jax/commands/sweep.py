@@ -34,6 +34,6 @@ def parse(argv: Sequence[str]) -> dict[str, tuple[str, str, cli.Args]]:
 def main(argv: Sequence[str]) -> None:
   """Runs the search, or ends the process with all errors."""
   parsed = parse(argv)
-  from vit_jax.sweep import sweep
+  from vit_jax.tools.sweep import sweep
 
   sweep.main(parsed)

@@ -80,7 +80,7 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
       experiment.setup(config, workdir, allow_change=allowed, errors=errors)
     asked = cli.ask(args.source, "get_trials")
     if asked and config.init:
-      from vit_jax.sweep import trials
+      from vit_jax.finetune import trials
 
       rounds_of, budget = asked
       if rounds_of:

@@ -56,7 +56,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> None:
   """Draws the figures, or ends the process with all errors."""
   args = parse(argv)
-  from vit_jax.reporting import visualize
+  from vit_jax.tools.reporting import visualize
 
   visualize.main(args)
 

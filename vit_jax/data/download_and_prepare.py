@@ -17,10 +17,10 @@ from etils import epath
 
 from vit_jax.config.preprocessing import MAX_PIXELS
 from vit_jax.data import tfds_source
-from vit_jax.data.builders import imported
 from vit_jax.data.dataset_info import prefix_of
-from vit_jax.data.imports import KINDS, Options
-from vit_jax.data.imports.listing import check_unused, read_names
+from vit_jax.finetune.data import imported
+from vit_jax.finetune.data.imports import KINDS, Options
+from vit_jax.finetune.data.imports.listing import check_unused, read_names
 from vit_jax.options import nearest
 from vit_jax.paths import is_remote
 

@@ -14,8 +14,8 @@ from vit_jax.evaluators.knn import KnnConfig
 from vit_jax.evaluators.linear import LinearConfig
 from vit_jax.evaluators.multilabel import MultilabelConfig
 from vit_jax.evaluators.per_class import PerClassConfig
-from vit_jax.evaluators.regression import RegressionConfig
 from vit_jax.evaluators.subset import SubsetConfig
+from vit_jax.finetune.regression_evaluator import RegressionConfig
 
 EVALUATORS: dict[str, type[EvaluatorConfig]] = {
   "classification": ClassificationConfig,

@@ -6,9 +6,9 @@ module is in `vit_jax.models`.
 """
 
 from vit_jax.families.base import ModelConfig
-from vit_jax.families.modern import ModernConfig
 from vit_jax.families.resnet import BiTConfig, BiTV1Config
 from vit_jax.families.vit import ViTConfig
+from vit_jax.zoo.families.modern import ModernConfig
 
 FAMILIES: dict[str, type[ModelConfig]] = {
   "vit": ViTConfig,

@@ -40,8 +40,9 @@ from vit_jax.losses import HEADS, PROBABILITIES, REGRESSION
 from vit_jax.models import build, inspection
 from vit_jax.models.variables import only_params
 from vit_jax.options import nearest, shown
-from vit_jax.weights import assumed, eval_preprocessing, normalisation
+from vit_jax.weights import eval_preprocessing, normalisation
 from vit_jax.writers import run_info
+from vit_jax.zoo.files import assumed
 
 # Arguments of `load` that are not options of the model.
 ARGUMENTS = (

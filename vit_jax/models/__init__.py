@@ -24,9 +24,9 @@ def build(model: ModelConfig, num_classes: int) -> "nn.Module":
   Raises:
     ValueError: The variant is unknown.
   """
-  from vit_jax.models.modern import Modern
   from vit_jax.models.resnet import ResNet
   from vit_jax.models.vit import ViT
+  from vit_jax.zoo.models.modern import Modern
 
   modules = {
     ViTConfig: ViT,

@@ -20,11 +20,12 @@ from jaxtyping import Array, Float
 
 from vit_jax.families import ModelConfig
 from vit_jax.families.vit import ViTConfig
-from vit_jax.models import build, relative_bias
+from vit_jax.models import build
 from vit_jax.models.attention import attention_weights
 from vit_jax.models.posemb import learned_positions, sincos2d
-from vit_jax.models.rope import Rotation, rotate, rotation
 from vit_jax.models.stacking import unstack_blocks
+from vit_jax.zoo.models import relative_bias
+from vit_jax.zoo.models.rope import Rotation, rotate, rotation
 
 Sides = tuple[float | int, float | int]
 Images = Float[Array, "b h w c"] | Float[np.ndarray, "b h w c"]

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float
 
-from vit_jax.models.relative_bias import NUM_CLASS_ROWS
 from vit_jax.options import nearest
+from vit_jax.zoo.models.relative_bias import NUM_CLASS_ROWS
 
 
 def resample_posemb(

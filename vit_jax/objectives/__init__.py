@@ -5,10 +5,10 @@ loss. Only its functions import jax and flax, so that `--help` is fast. See
 `vit_jax.objectives.objective`.
 """
 
+from vit_jax.finetune.regression import Regression
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.masked_patch import MaskedPatch
 from vit_jax.objectives.objective import Objective
-from vit_jax.objectives.regression import Regression
 
 OBJECTIVES: dict[str, type[Objective]] = {
   "classification": Classification,

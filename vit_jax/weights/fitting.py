@@ -15,7 +15,6 @@ from vit_jax.class_names import by_name, by_number, shortened
 from vit_jax.config import ModelConfig
 from vit_jax.families.resnet import BiTConfig
 from vit_jax.families.vit import ViTConfig
-from vit_jax.models import relative_bias
 from vit_jax.models.resample import (
   METHODS,
   resample_patch_kernel,
@@ -30,6 +29,7 @@ from vit_jax.step import TrainState
 from vit_jax.trainable import TEACHER
 from vit_jax.weights.identify import describe, identify
 from vit_jax.weights.weights_file import LazyArray, Weights
+from vit_jax.zoo.models import relative_bias
 
 # Layer before the head, trained with it for one set of classes: both are loaded
 # as a whole or not at all.

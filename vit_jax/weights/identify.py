@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from vit_jax.config import ConfigError, ModelConfig, model_from_dict
-from vit_jax.families import model_config, modern
+from vit_jax.families import model_config
 from vit_jax.families.resnet import RESNETS
 from vit_jax.families.vit import SIZES, Size, ViTConfig
 from vit_jax.options import shown
 from vit_jax.weights.weights_file import POS_EMBEDDING
+from vit_jax.zoo.families import modern
 
 _BLOCK = f"{ViTConfig.BLOCKS.format(0)}/"
 _ATTENTION = _BLOCK + "MultiHeadDotProductAttention_0/"

@@ -19,26 +19,10 @@ from etils import epath
 from vit_jax import class_names
 from vit_jax.config import json_file
 from vit_jax.families.vit import ViTConfig
+from vit_jax.finetune import adapters
 from vit_jax.losses import REGRESSION
 from vit_jax.paths import file_in
-from vit_jax.weights import (
-  adapters,
-  assumed,
-  bit,
-  download,
-  google,
-  hf,
-  hf_names,
-  normalisation,
-  openclip,
-  others,
-  peft,
-  publishers,
-  timm,
-  timm_file,
-  torch_file,
-  wrappers,
-)
+from vit_jax.weights import bit, download, google, normalisation
 from vit_jax.weights.identify import (
   NEEDED,
   RECOGNISED,
@@ -48,7 +32,6 @@ from vit_jax.weights.identify import (
 )
 from vit_jax.weights.npz_file import open_npz
 from vit_jax.weights.safetensors_file import INDEX, LINE, open_safetensors
-from vit_jax.weights.torch_layout import shorten
 from vit_jax.weights.weights_file import (
   EXPECTED,
   POS_EMBEDDING,
@@ -59,6 +42,20 @@ from vit_jax.weights.weights_file import (
   model_of,
   with_metadata,
 )
+from vit_jax.zoo.files import (
+  assumed,
+  hf,
+  hf_names,
+  openclip,
+  others,
+  peft,
+  publishers,
+  timm,
+  timm_file,
+  torch_file,
+  wrappers,
+)
+from vit_jax.zoo.files.torch_layout import shorten
 
 
 class NpzFormat(NamedTuple):

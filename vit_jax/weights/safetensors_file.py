@@ -14,8 +14,8 @@ from etils import epath
 
 from vit_jax.config import json_file
 from vit_jax.paths import file_in, is_remote
-from vit_jax.weights import others
 from vit_jax.weights.weights_file import LazyArray
+from vit_jax.zoo.files import others
 
 INDEX = "model.safetensors.index.json"
 # Python that saves the arrays of a file whose names have a prefix `p`.

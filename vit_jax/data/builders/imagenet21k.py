@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import tensorflow_datasets as tfds
 
-from vit_jax.data.builders import imported
-from vit_jax.data.imports.listing import Entry, Split
-from vit_jax.data.imports.tars import (
+from vit_jax.finetune.data import imported
+from vit_jax.finetune.data.imports.listing import Entry, Split
+from vit_jax.finetune.data.imports.tars import (
   BROKEN,
   file_members,
   members,

@@ -1,0 +1,1 @@
+"""Fine-tuning on own images: linear probe, trials, adapters, frozen layers."""

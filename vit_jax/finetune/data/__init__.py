@@ -1,0 +1,1 @@
+"""Own images as data sets: folders, CSV, parquet, WebDataset, the hub's."""

@@ -1,0 +1,1 @@
+"""Backbones after the paper, and files of other libraries, in and out."""

@@ -1,0 +1,1 @@
+"""Options of the backbones after the paper, without jax."""

@@ -1,0 +1,1 @@
+"""Weights in the files of timm, transformers, OpenCLIP, Meta and peft."""

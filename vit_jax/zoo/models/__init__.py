@@ -1,0 +1,1 @@
+"""Linen modules of the backbones after the paper."""
