@@ -30,8 +30,8 @@ SLURM_ADVICE = (
   " another port"
 )
 TPU_ADVICE = (
-  "start the same command on every host (ssh --worker=all); if a firewall blocks"
-  " port {port} of the first host, set JAX_COORDINATOR_PORT to another one"
+  "start the same command on every host (ssh --worker=all); if a firewall"
+  " blocks port {port} of the first host, set JAX_COORDINATOR_PORT to another"
 )
 READS_EARLY = (
   "--config: got an init= for which jax starts before the processes have"
@@ -164,8 +164,9 @@ def refuse_several_hosts() -> None:
   if tpu.is_shared:
     sys.exit(
       f"TPU slice: got one of several hosts ({tpu.reason}), expected a host"
-      " that has its slice to itself, because the TPU would wait for the others;"
-      " put JAX_PLATFORMS=cpu before the command, or use a VM of one host."
+      " that has its slice to itself, because the TPU would wait for the"
+      " others; put JAX_PLATFORMS=cpu before the command, or use a VM of one"
+      " host."
     )
 
 
