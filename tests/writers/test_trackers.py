@@ -348,12 +348,12 @@ def test_what_is_checked_before_a_run(tmp_path, monkeypatch):
 
 
 def test_a_run_of_the_trainer_is_checked(tmp_path, monkeypatch):
-  from vit_jax import experiment as experiment_lib
+  from vit_jax import run_checks
 
   monkeypatch.setitem(sys.modules, "mlflow", None)
   config = tiny.config(trackers=("mlflow",), fake_data=True)
   with pytest.raises(ValueError, match="config.trackers: mlflow: got no mlf"):
-    experiment_lib.setup(config, str(tmp_path))
+    run_checks.setup(config, str(tmp_path))
 
 
 def test_a_tracker_of_ones_own(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from vit_jax import experiment
+from vit_jax import run_checks
 from vit_jax.checkpointing import layout, resume_rules
 from vit_jax.config import (
   HELD_OUT,
@@ -253,15 +253,15 @@ def check(task: Task, folder: epath.Path) -> list[str]:
   sources = Sources(task.config.data.data_dir, fake=task.config.fake_data)
   try:
     errors += _shared_errors(task.config, sources)
-    experiment.setup(task.config, sources=sources)
-    experiment.setup(
+    run_checks.setup(task.config, sources=sources)
+    run_checks.setup(
       final_config(task.config, every[0].config), sources=sources
     )
   except ConfigError as e:
     errors += e.errors
   for point in _distinct(every)[1:]:  # the first is checked above
     try:
-      experiment.setup(point.config, sources=sources)
+      run_checks.setup(point.config, sources=sources)
     except ConfigError as e:
       errors += [
         f"{point.name}: {error}" for error in e.errors if error not in errors
@@ -437,7 +437,7 @@ def _shared_errors(config: Config, sources: Sources) -> list[str]:
     try:
       shared = num_shared(sources, config.data.dataset, splits[a], splits[b])
     except ValueError:
-      continue  # reported by `experiment.setup`
+      continue  # reported by `run_checks.setup`
     if shared:
       errors.append(
         f"{b}: got {splits[b]!r}, which shares {shared:,} records with"
