@@ -33,7 +33,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.sharding import path_of
+from vit_jax.param_groups import path_of
 
 PLACE, FIRST, SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
 CHUNK = 1 << 16  # elements per call of numpy, so that they fit the caches

@@ -8,18 +8,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax import optim, sharding
+from vit_jax import param_groups, sharding
 from vit_jax.class_names import shortened
 from vit_jax.config import Config, to_dict
 from vit_jax.devices import unknown_peak
 from vit_jax.distributed import agreement
 from vit_jax.evaluators import groups
 from vit_jax.experiment import Experiment
-from vit_jax.finetune import lora
 from vit_jax.models import efficient_attention
 from vit_jax.paths import with_absolute_folder
 from vit_jax.step import TrainState
-from vit_jax.trainable import BASE, saved_params
+from vit_jax.trainable import BASE, saved_params, without_adapters
 from vit_jax.writers import run_info
 
 FEW_CLASSES = 10  # with at most so many classes, all counts are printed
@@ -32,7 +31,9 @@ def metadata(experiment: Experiment, state: TrainState) -> dict[str, Any]:
     experiment: The run.
     state: Arrays or shapes.
   """
-  params = lora.without_factors(state.model_params)
+  params = state.model_params
+  if BASE in state.fixed:
+    params = without_adapters(params)
   config, size = experiment.config, experiment.run_shape.image_size
   names, given = experiment.head.class_names, experiment.given_data
   given = None if given is None else type(given).__name__
@@ -221,7 +222,7 @@ def text(experiment: Experiment, mesh: Mesh, state: TrainState) -> str:
   params, rates = state.model_params, None
   if has_rates:
     saved = saved_params(state.params, state.fixed)
-    rates = optim.rates(options, saved, config.model)
+    rates = param_groups.rates(options, saved, config.model)
   trained = run_info.num_params(state.params)
   count = run_info.num_params(params)
   lines = [

@@ -20,7 +20,7 @@ from weight_files import (
 )
 
 import vit_jax
-from vit_jax import experiment, weights
+from vit_jax import run_checks, weights
 from vit_jax.commands import evaluate
 from vit_jax.config import ConfigError, model_config
 from vit_jax.weights import bit, normalisation, safetensors_file
@@ -313,13 +313,13 @@ def test_a_run_and_an_evaluation_take_it_as_text(tmp_path):
     data__ops="decode|resize(32)",
     **changes,
   )
-  _, report = experiment.setup(config, data=tiny.Data()).fitted_weights()
+  _, report = run_checks.setup(config, data=tiny.Data()).fitted_weights()
   assert "mean [0.485, 0.456, 0.406]" in report.notes[0]
   wrong = dataclasses.replace(config, init_mean="imagnet")
   with pytest.raises(ConfigError, match="config.init: mean, std: got 'imagnet"):
-    experiment.setup(wrong, data=tiny.Data())
+    run_checks.setup(wrong, data=tiny.Data())
   alone = dataclasses.replace(config, init=None)
   with pytest.raises(ConfigError, match="init_mean: .* config.init is None"):
-    experiment.setup(alone, data=tiny.Data())
+    run_checks.setup(alone, data=tiny.Data())
   args = evaluate.parse([f"--checkpoint={path}", "--mean=clip", "--knn=digits"])
   assert args.flags["mean"] == "clip"

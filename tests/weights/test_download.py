@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax import experiment, weights
+from vit_jax import run_checks, weights
 from vit_jax.config import ConfigError, cli
 from vit_jax.families import PUBLISHED, published
 from vit_jax.tools.exporting import convert
@@ -180,7 +180,7 @@ def test_training_starts_from_an_address():
   ).config
   assert config.init == "http://127.0.0.1:9/x.npz"
   with pytest.raises(ConfigError) as e:
-    experiment.setup(config)
+    run_checks.setup(config)
   (error,) = e.value.errors
   assert error.startswith("config.init: got 'http://127.0.0.1:9/x.npz', which")
   assert "cannot be downloaded: " in error

@@ -13,7 +13,7 @@ import recording
 import tiny
 from recording import CONFIG, without_time
 
-from vit_jax import experiment
+from vit_jax import run_checks
 from vit_jax.config import Config, build, flat, to_dict
 from vit_jax.writers import trackers
 from vit_jax.writers.metric_writer import MetricLog, read_metrics
@@ -164,7 +164,7 @@ def test_a_package_that_is_missing(tmp_path, monkeypatch):
   (error,) = trackers.errors(config)
   assert "pip install '.[trackers]'" in error
   with pytest.raises(ValueError, match="config.trackers: wandb: got no wandb"):
-    experiment.setup(config, str(tmp_path))
+    run_checks.setup(config, str(tmp_path))
 
 
 # W&B itself, without a network.

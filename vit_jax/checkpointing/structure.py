@@ -11,7 +11,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.digests import Digest
-from vit_jax.sharding import path_of
+from vit_jax.param_groups import path_of
 
 MAX_DIFFERENCES = 6  # differences that are listed one by one
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import statistics
+from collections.abc import Callable
 from types import MappingProxyType
 
 from PIL import Image
@@ -196,6 +197,24 @@ class Sources:
     except Exception as e:  # reported with the other errors of the config
       return [f"{dataset_key}: {e}"]
     return []
+
+
+def shrunk(
+  source: Source, config: Config, on_image: Callable[[], object]
+) -> Source:
+  """Returns a source whose large images are shrunk; see config.data.shrink.
+
+  Args:
+    source: The training data.
+    config: The run.
+    on_image: Called for each image that is shrunk now.
+  """
+  if not config.data.shrink:
+    return source
+  from vit_jax.finetune.data import shrunk
+
+  data = config.data
+  return shrunk.shrunk(source, data.shrink, data.ops, on_image)
 
 
 def typical_side(source: Source, num_images: int = 32) -> int:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax import class_names, names, sharding, weights
+from vit_jax import class_names, microbatch, names, weights
 from vit_jax.batch import normalise
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
 from vit_jax.config.preprocessing import (
@@ -212,7 +212,7 @@ class Pretrained:
       def forward(images):
         return self.model.apply({"params": params}, normalise(images))[0]
 
-      logits = sharding.few_at_a_time(forward, images, jax.devices()[:1])
+      logits = microbatch.few_at_a_time(forward, images, jax.devices()[:1])
       return logits if self.is_regression else PROBABILITIES[self.loss](logits)
 
     return jax.jit(probabilities)
@@ -367,7 +367,7 @@ class Pretrained:
           return joined(out, params, self.config, (layer,))
         return intermediate(out, layer)
 
-      return sharding.few_at_a_time(forward, images, jax.devices()[:1])
+      return microbatch.few_at_a_time(forward, images, jax.devices()[:1])
 
     jitted = jax.jit(layer_of, static_argnums=2)
 

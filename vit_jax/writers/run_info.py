@@ -14,8 +14,8 @@ import numpy as np
 from clu import parameter_overview
 
 from vit_jax.families import ModelConfig
+from vit_jax.param_groups import path_of
 from vit_jax.paths import run_path
-from vit_jax.sharding import path_of
 from vit_jax.version import __version__
 from vit_jax.writers import atomic_files
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from etils import epath
 
-from vit_jax import evaluate, experiment, malloc, missing_data, weights
+from vit_jax import evaluate, malloc, missing_data, run_checks, weights
 from vit_jax.batch import DataError
 from vit_jax.callbacks import startup
 from vit_jax.config import Config, ConfigError, DataConfig
@@ -279,7 +279,7 @@ def _tasks(args: argparse.Namespace, opened: Sources) -> list[Task]:
       errors.append(str(e))
       continue
     try:
-      experiment.setup(task.config, scored_weights=file, sources=opened)
+      run_checks.setup(task.config, scored_weights=file, sources=opened)
     except ConfigError as e:
       errors += [_in_flags(error, task) for error in e.errors]
     tasks.append(task)

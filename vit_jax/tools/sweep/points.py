@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from vit_jax import experiment
+from vit_jax import run_checks
 from vit_jax.checkpointing import layout, resume_rules
 from vit_jax.config import (
   HELD_OUT,
@@ -248,7 +248,7 @@ def check(task: Task, folder: epath.Path) -> list[str]:
   last = Point("", {}, final_config(task.config, every[0].config))
   for point in [last, *distinct.values()]:
     try:
-      experiment.setup(point.config, sources=sources)
+      run_checks.setup(point.config, sources=sources)
     except ConfigError as e:
       prefix = point.name and f"{point.name}: "
       errors += [prefix + error for error in e.errors if error not in errors]
@@ -372,7 +372,7 @@ def _shared_errors(config: Config, sources: Sources) -> list[str]:
     try:
       shared = num_shared(sources, config.data.dataset, splits[a], splits[b])
     except ValueError:
-      continue  # reported by `experiment.setup`
+      continue  # reported by `run_checks.setup`
     if shared:
       errors.append(
         f"{b}: got {splits[b]!r}, which shares {shared:,} records with"

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax import experiment, malloc, missing_data, train
+from vit_jax import experiment, malloc, missing_data, run_checks, train
 from vit_jax.callbacks import startup
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import HELD_OUT, Config, ConfigError, cli, json_file
@@ -256,7 +256,9 @@ def _missing(config: Config) -> str | None:
   wanted += [(e.dataset, e.split) for e in run.evals]
   if all(run.sources.is_on_disk(*names) for names in wanted):
     return None
-  every = (error for part in run.data_errors().values() for error in part)
+  every = (
+    error for part in run_checks.data_errors(run).values() for error in part
+  )
   return next(every)
 
 

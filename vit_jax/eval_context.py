@@ -19,8 +19,8 @@ from vit_jax.evaluators.evaluator import (
   Params,
   Split,
 )
-from vit_jax.finetune.frozen import FrozenPart
-from vit_jax.sharding import few_at_a_time, replicated, to_global
+from vit_jax.microbatch import few_at_a_time
+from vit_jax.sharding import replicated, to_global
 
 if TYPE_CHECKING:
   from vit_jax.data.source import Source
@@ -143,11 +143,11 @@ class RunContext(Context):
   planner reads none.
 
   Attributes:
-    cached_part: The part of the model whose activations `for_logits` caches;
-      None to cache nothing.
+    cached_part: (params, images) -> activations of the part of the model that
+      is frozen, which `for_logits` computes once; None to compute no part once.
   """
 
-  cached_part: FrozenPart | None = None
+  cached_part: Callable[[Params, jax.Array], jax.Array] | None = None
 
   def jit(self, fn: Callable[[Params, dict], Any]) -> Callable:
     return jax.jit(fn, out_shardings=replicated(self.mesh))
