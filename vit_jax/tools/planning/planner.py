@@ -246,7 +246,7 @@ def has_several_hosts(devices: list) -> bool:
 
 
 def with_length(run_shape: step_lib.RunShape) -> step_lib.RunShape:
-  """Returns the sizes with a length, which the cost of a step does not need."""
+  """Fills in a length if it is unknown; a step's cost does not depend on it."""
   steps = run_shape.total_steps or UNKNOWN_LENGTH
   return dataclasses.replace(run_shape, total_steps=steps)
 
