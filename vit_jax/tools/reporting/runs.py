@@ -325,23 +325,16 @@ def find_runs(*folders: str | pathlib.Path) -> list[Run]:
     if is_remote(folder):
       raise ValueError(
         f"{str(folder)!r}: got a folder in a bucket, expected one on this"
-        f" machine. Copy it first: gcloud storage rsync -r {folder} runs/NAME."
-        " --exclude='^checkpoints/' copies no weights; the page then has no"
-        " filters and no attention maps."
+        f" machine. Copy it first: gcloud storage rsync -r {folder} runs/NAME"
+        " --exclude='^checkpoints/'."
       )
     base = pathlib.Path(folder)
-    if not base.is_dir():
-      raise ValueError(
-        f"{str(base)!r}: got no such folder, expected the folder of a run, or a"
-        " folder of runs. Check the path."
-      )
-    inside = [p for p in sorted(base.iterdir()) if _is_run(p)]
-    workdirs = [base] if _is_run(base) else inside
+    inside = sorted(base.iterdir()) if base.is_dir() else []
+    workdirs = [p for p in ([base] if _is_run(base) else inside) if _is_run(p)]
     if not workdirs:
       raise ValueError(
-        f"{str(base)!r}: got a folder without a run, expected {METRICS} or"
-        " config.json in it or one level below. Train first: vit-jax train"
-        f" --config=... --workdir={base}."
+        f"{str(base)!r}: got no run, expected a folder with {METRICS} or"
+        " config.json, or a folder of such folders."
       )
     paths |= {p.resolve(): p for p in workdirs if p.resolve() not in paths}
   names = unique_names(list(paths))
