@@ -3,7 +3,7 @@
 vit-jax benchmark --config=configs/vit_b16.py \
   --config.data.batch_size=256
 
-Step, state and loop are those of training. A synthetic batch stays on the
+Step, state and loop are the same as in training. A synthetic batch stays on the
 device; with `--input=real` the config's data are read and transferred as in
 training. Nothing is written.
 """
@@ -331,7 +331,7 @@ def check(
   Args:
     config: The run.
     kind: Kind of input, a key of `INPUT_FNS`.
-    errors: Earlier errors, which are raised together with those of the run.
+    errors: Earlier errors, which are raised together with others.
 
   Returns:
     The run with open data for real input; None for synthetic input.

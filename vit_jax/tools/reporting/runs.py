@@ -279,8 +279,8 @@ class Run:
   def seconds(self) -> dict[str, float]:
     """Seconds in each of `accounting.BUCKETS`; {} if they were not recorded.
 
-    They are the latest ones of the end, the newest checkpoint and the newest
-    training row.
+    The latest record counts: at the end, in the newest checkpoint or in the
+    newest training row.
     """
     return max(
       accounting.seconds_of_rows(self.rows),
