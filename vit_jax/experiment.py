@@ -253,7 +253,7 @@ class Experiment:
     """
     if not (self.is_training and self.config.objective.standardises):
       return None
-    if saved := self.resumed_metadata.get("standardisation"):
+    if saved := self.saved.get("standardisation"):
       return Standardisation(tuple(saved["mean"]), tuple(saved["deviation"]))
     names = self.head.class_names or range(self.run_shape.num_classes)
     return Standardisation.of(
@@ -300,16 +300,11 @@ class Experiment:
     return self.newest[0]
 
   @property
-  def is_new(self) -> bool:
-    """Whether a training run starts at step 0; False for scoring."""
-    return self.is_training and not self.start
-
-  @property
   def _checkpoints(self) -> epath.Path:
     return run_path(self.workdir) / checkpointer.FOLDER
 
   @functools.cached_property
-  def resumed_metadata(self) -> dict[str, Any]:
+  def saved(self) -> dict[str, Any]:
     """Metadata of the checkpoint of `start`; {} for a new run."""
     if not self.start:
       return {}
@@ -322,7 +317,7 @@ class Experiment:
     It is that of the weights that the run began with, or to score; from
     scratch, the paper's.
     """
-    began = self.resumed_metadata if self.is_training else {}
+    began = self.saved if self.is_training else {}
     return began.get("posemb_filter") or self._init_filter
 
   @functools.cached_property
@@ -335,7 +330,7 @@ class Experiment:
       self.config,
       self.allow_change,
       self.start,
-      self.resumed_metadata,
+      self.saved,
     )
 
   @functools.cached_property

@@ -74,11 +74,12 @@ def check(run: Experiment, errors: Iterable[str] = ()) -> None:
   config = run.config
   sizes = size_errors(config, run.is_training)
   data = data_errors(run)
+  is_new = run.is_training and not run.start
   absent = {e.name for e in run.missing_evals}
   every = [
     *errors,
     *sizes,
-    *option_errors(config, run.is_training, run.is_new),
+    *option_errors(config, run.is_training, is_new),
     *mesh_errors(config),
     *(trackers.errors(config) if run.is_training else ()),
     *(e for k, part in data.items() if k not in absent for e in part),
@@ -257,7 +258,7 @@ def _learner_errors(run: Experiment, is_first: bool) -> list[str]:
         return errors
       for name, path in objective.models().items():
         run.files[name] = source_file.of_params(path, models[name].params)
-      began = run.resumed_metadata.get("models", {})
+      began = run.saved.get("models", {})
       changed = [
         f"{where}: {error}"
         for name in objective.models().keys() & began.keys()
@@ -362,7 +363,7 @@ def _weights_errors(run: Experiment, are_shapes_known: bool) -> list[str]:
     if adapts:
       base = source_file.of_weights(read, run.config.init_mean)
       run.files[BASE] = base
-      began = run.resumed_metadata.get(BASE, base._asdict())
+      began = run.saved.get(BASE, base._asdict())
       if error := source_file.difference(base, began["digest"]):
         return [f"{key}: {error}"]
     if not are_shapes_known:

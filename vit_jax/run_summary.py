@@ -106,7 +106,7 @@ def sets_text(experiment: Experiment) -> str:
       f"left out    {names}: not on disk (config.{', config.'.join(keys)})"
     )
   if experiment.start:
-    before = experiment.resumed_metadata.get("averages")
+    before = experiment.saved.get("averages")
     lines += [
       f"changed     the mean {group!r} was of {', '.join(names)}; earlier and"
       " later means do not compare"

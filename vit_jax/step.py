@@ -451,10 +451,10 @@ def make_train_step(
     else:
 
       def add(total, rows):
-        microbatch = grad_fn(params, rows)
-        return jax.tree.map(
-          lambda t, m: t + m.astype(t.dtype), total, microbatch
-        ), None
+        added = jax.tree.map(
+          lambda t, x: t + x.astype(t.dtype), total, grad_fn(params, rows)
+        )
+        return added, None
 
       microbatches = jax.tree.map(
         lambda x: x.reshape(number, num_rows // number, *x.shape[1:]), batch
