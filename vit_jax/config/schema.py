@@ -318,10 +318,7 @@ class Config:
     (),
     "services that also get the metrics, separated by commas; their own"
     " environment variables configure them",
-    {
-      "wandb": "Weights & Biases",
-      "mlflow": "MLflow",
-    },
+    {"wandb": "Weights & Biases"},
     is_open=True,
   )
   callbacks: tuple[str, ...] = option(
