@@ -86,7 +86,7 @@ check-plans:
 # has the last figures.
 # Goes on where it was stopped: what has a line for this code is not run.
 faults: $(VENV)/installed-test
-	$(VENV)/bin/python benchmarks/faults.py
+	PYTHONPATH=.:tests:benchmarks $(RUN) faults
 
 lint: $(VENV)/installed-test
 	$(VENV)/bin/ruff check .

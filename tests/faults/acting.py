@@ -1,6 +1,6 @@
 """Trains as `vit-jax train` does, and does something to itself at a place.
 
-Run: python acting.py PLACE ACT WORDS...
+Run: python -m faults.acting PLACE ACT WORDS...
 
 PLACE: start, restore, compile, input, step, evaluation, scoring, save.
 ACT: a signal (SIGTERM, SIGSTOP, SIGKILL), fail (raises an error), hang (waits
