@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from unittest import mock
 
-from trials.saved import (
+from faults.saved import (
   METADATA,
   assert_no_own_stack,
   bits,
@@ -23,7 +23,7 @@ from trials.saved import (
   made_up,
   tiny,
 )
-from trials.trial import Trial
+from faults.trial import Trial
 from vit_jax.checkpointing import checkpointer as checkpointer_lib
 from vit_jax.checkpointing import layout, saving
 from vit_jax.config import CheckpointConfig, ConfigError
@@ -228,7 +228,7 @@ import jax
 sys.path[:0] = {paths}
 jax.distributed.initialize({address!r}, 2, int(sys.argv[1]))
 import contextlib
-from trials import saved, saves
+from faults import saved, saves
 from vit_jax.checkpointing import checkpointer as checkpoint
 from vit_jax import sharding
 from vit_jax.config import CheckpointConfig, MeshConfig

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from trials import runs
-from trials.trial import Trial
+from faults import runs
+from faults.trial import Trial
 
 STEPS, EVERY = 40, 7  # of a run, and between its checkpoints
 Change = Callable[[int, dict], None]  # (step, its batch), changed in place

@@ -7,8 +7,8 @@ library resizes the positions in its own way. Then the model is written under
 the library's names and read back, and must be equal bit for bit. Images are
 random.
 
-python benchmarks/weights_table.py
-python benchmarks/weights_table.py --only=DINOv3 --verbose
+PYTHONPATH=tests python tests/weights/weights_table.py
+PYTHONPATH=tests python tests/weights/weights_table.py --only=DINOv3 --verbose
 """
 
 import argparse

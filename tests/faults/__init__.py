@@ -1,11 +1,14 @@
-"""Trials of `make faults`: every module here has `TRIALS`."""
+"""Fault injection: the trials of `make faults`, which pytest does not run.
+
+Every module of `MODULES` has `TRIALS`. Tests use `runs`.
+"""
 
 # In the order of benchmarks/notes/reliability_trials.md.
 MODULES = (
   "kill",
   "signals",
   "hangs",
-  "numbers",
+  "bad_numbers",
   "checkpoints",
   "saves",
   "elsewhere",

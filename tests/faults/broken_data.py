@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 
-from trials import runs
-from trials.trial import Trial
+from faults import runs
+from faults.trial import Trial
 
 sys.path.append(str(runs.ROOT / "tests" / "data"))
 

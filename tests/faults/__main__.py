@@ -1,10 +1,11 @@
-"""Tries to lose runs: `make faults`, or `python benchmarks/faults.py [NAME..]`.
+"""Tries to lose runs: `make faults`, or `python -m faults [NAME..]`.
 
-Runs the trials of benchmarks/trials/, each in its own process, appends a line
-for each passed trial to docs/reliability.jsonl, and writes the table of
+Runs the trials, each in its own process, appends a line for each passed trial
+to docs/reliability.jsonl, and writes the table of
 benchmarks/notes/reliability_trials.md. A trial that has a line for the same
 code and versions is not run again, so the command continues where it was
-stopped. Trials whose names begin with NAME are always run.
+stopped. Trials whose names begin with NAME are always run. `python -m faults`
+needs PYTHONPATH=.:tests:benchmarks.
 
   --seed=N      seed of random numbers; default: from the clock, printed
   --workers=N   trials at the same time; default: 2
@@ -31,19 +32,17 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-# ruff: noqa: E402
 import tables
-import trials
 from machine import machine
-from trials.trial import Trial
 
+import faults
+from faults.trial import Trial
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 LINES = ROOT / "docs" / "reliability.jsonl"
 PAGE = ROOT / "benchmarks" / "notes" / "reliability_trials.md"
 PACKAGES = ("jax", "orbax-checkpoint", "tensorflow-cpu", "numpy")
-FOLDERS = ("vit_jax", "configs", "benchmarks/trials")  # of the code that runs
+FOLDERS = ("vit_jax", "configs", "tests/faults")  # of the code that runs
 LIMIT = 1200  # seconds of one trial
 FIGURE = "figure: "  # begins the line; threads may print more after it
 
@@ -52,8 +51,8 @@ def all_trials() -> dict[str, Trial]:
   """Returns the trials by name, in the order of the page."""
   every = [
     trial
-    for name in trials.MODULES
-    for trial in importlib.import_module(f"trials.{name}").TRIALS
+    for name in faults.MODULES
+    for trial in importlib.import_module(f"faults.{name}").TRIALS
   ]
   names = [trial.name for trial in every]
   assert len(set(names)) == len(names), "two trials have one name"
@@ -122,7 +121,7 @@ def start(name: str, seed: int) -> tuple[str | None, str, float]:
     The figure, or None where it failed; what it printed; seconds.
   """
   began = time.monotonic()
-  command = [sys.executable, __file__, "--one", name, "--seed", str(seed)]
+  command = [sys.executable, "-m", "faults", "--one", name, "--seed", str(seed)]
   env = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
   try:
     done = subprocess.run(

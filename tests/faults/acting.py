@@ -1,6 +1,6 @@
 """Trains as `vit-jax train` does, and does something to itself at a place.
 
-Run: python acting.py PLACE ACT WORDS...
+Run: python -m faults.acting PLACE ACT WORDS...
 
 PLACE: start, restore, compile, input, step, evaluation, scoring, save.
 ACT: a signal (SIGTERM, SIGSTOP, SIGKILL), fail (raises an error), hang (waits
@@ -59,7 +59,7 @@ def spoil(batch: dict, step: int) -> dict:
 
 
 def main() -> None:
-  from vit_jax import batch, evaluation, experiment
+  from vit_jax import batch, eval_context, run_checks
   from vit_jax.callbacks import base
   from vit_jax.checkpointing import checkpointer
   from vit_jax.evaluators import fewshot
@@ -74,11 +74,11 @@ def main() -> None:
 
     batch.checked = spoiled
   elif PLACE == "start":
-    before(experiment, "setup")
+    before(run_checks, "setup")
   elif PLACE == "restore":
     before(checkpointer.Checkpointer, "restore_newest")
   elif PLACE == "evaluation":
-    before(evaluation.RunContext, "forward")
+    before(eval_context.RunContext, "forward")
   elif PLACE == "scoring":
     before(fewshot.Fewshot, "score")
   else:

@@ -12,9 +12,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from trials import runs
-from trials.saved import assert_no_own_stack
-from trials.trial import Trial
+from faults import runs
+from faults.saved import assert_no_own_stack
+from faults.trial import Trial
 
 MANY = 8  # that start at the same moment
 DAMAGES = 300

@@ -58,7 +58,7 @@ def environment(folder: pathlib.Path) -> dict[str, str]:
   env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
   return env | {
     "JAX_PLATFORMS": "cpu",
-    "PYTHONPATH": str(ROOT),
+    "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "XDG_CACHE_HOME": str(shared / "cache"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -91,8 +91,7 @@ def start(
   for i in range(processes):
     program = ["-m", "vit_jax", "train"]
     if acts and i in acts:
-      # -P: beside it is a `numbers`, which is not Python's.
-      program = ["-P", str(ROOT / "benchmarks/trials/acting.py"), *acts[i]]
+      program = ["-m", "faults.acting", *acts[i]]
     command = [sys.executable, *program, f"--config={config}"]
     command += [f"--workdir={workdir}", *options]
     if processes > 1:

@@ -7,8 +7,8 @@ import re
 import signal
 import time
 
-from trials import runs
-from trials.trial import Trial
+from faults import runs
+from faults.trial import Trial
 
 # Seconds without progress. Several trials may share two cores, where a start,
 # with its imports, and a compilation take a minute.

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trials import runs
-from trials.trial import Trial
+from faults import runs
+from faults.trial import Trial
 
 SMALL = "tests/checkpointing/test_other_mesh.py"
 FROM = 28  # step of the checkpoint

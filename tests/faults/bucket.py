@@ -15,11 +15,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-from trials import runs
-from trials.trial import Trial
+import object_store
 
-sys.path.append(str(runs.ROOT / "tests"))
-import object_store  # noqa: E402
+from faults import runs
+from faults.trial import Trial
 
 SMALL = "tests/checkpointing/test_bucket.py"
 URL = "gs://bkt/run"

@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 
-from trials import runs
-from trials.trial import Trial
+from faults import runs
+from faults.trial import Trial
 
 SMALL = "tests/callbacks/test_leaks.py"
 STEPS, EVALUATIONS = 3000, 100

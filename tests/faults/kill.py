@@ -8,8 +8,8 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from trials import runs
-from trials.trial import Trial
+from faults import runs
+from faults.trial import Trial
 
 SMALL = "tests/checkpointing/test_kill.py"
 KILLS_A_RUN = 5

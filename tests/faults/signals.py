@@ -6,8 +6,8 @@ import re
 import signal
 import time
 
-from trials import runs
-from trials.trial import Trial
+from faults import runs
+from faults.trial import Trial
 
 SMALL = "tests/callbacks/test_stopped.py"
 STEPS = 60

@@ -16,7 +16,7 @@ from unittest import mock
 
 import jax
 
-from trials.saved import (
+from faults.saved import (
   METADATA,
   Saved,
   bits,
@@ -25,7 +25,7 @@ from trials.saved import (
   saved,
   tiny,
 )
-from trials.trial import Trial
+from faults.trial import Trial
 from vit_jax.checkpointing import checkpointer as checkpointer_lib
 from vit_jax.checkpointing import layout, retention
 from vit_jax.config import CheckpointConfig
