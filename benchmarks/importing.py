@@ -18,9 +18,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 # ruff: noqa: E402
 from vit_jax.data import download_and_prepare, subsets, tfds_records
+from vit_jax.data.builders.image_builder import Entry, checked
 from vit_jax.data.tf_cpu import tf
-from vit_jax.finetune.data import imported
-from vit_jax.finetune.data.imports.listing import Entry
 
 NUM_IMAGES, NUM_CLASSES = 4000, 10
 
@@ -47,7 +46,7 @@ def main() -> None:
   print(f"images of {np.mean([len(i) for i in images]):,.0f} bytes")
   start = time.process_time()
   for i in range(200):
-    imported.checked(Entry("", images[i % len(images)], 0))
+    checked(Entry("", images[i % len(images)], 0))
   print(
     f"check       {(time.process_time() - start) / 200 * 1e3:.2f} ms an image"
   )
