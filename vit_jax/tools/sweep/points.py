@@ -24,10 +24,10 @@ from vit_jax.config import (
 )
 from vit_jax.config.checks import errors as config_errors
 from vit_jax.data.sources import Sources
+from vit_jax.finetune.one_run import RESULT
 from vit_jax.paths import absolute
 from vit_jax.tools.sweep.splits import joined, num_shared
 
-RESULT = "result.json"  # file of a finished run
 FINAL = "final"  # folder of the run that is scored on the test data
 LONGEST = 200  # bytes of a folder's name; file systems take 255
 # Options that decide which data are held out, and what is scored.
