@@ -26,10 +26,10 @@ from vit_jax.config.checks import errors as config_errors
 from vit_jax.data import vtab
 from vit_jax.data.sources import Sources
 from vit_jax.data.splits import Span, parse_draw, parse_split
+from vit_jax.finetune.one_run import RESULT
 from vit_jax.options import unexpected
 from vit_jax.paths import absolute
 
-RESULT = "result.json"  # file of a finished run
 FINAL = "final"  # folder of the run that is scored on the test data
 LONGEST = 200  # bytes of a folder's name; file systems take 255
 # Options that decide which data are held out, and what is scored.

@@ -9,14 +9,13 @@ from etils import epath
 
 from vit_jax import experiment, malloc, missing_data, run_checks, train
 from vit_jax.callbacks import startup
-from vit_jax.checkpointing import checkpointer
 from vit_jax.config import HELD_OUT, Config, ConfigError, cli, json_file
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import agreement, exit_codes, processes
+from vit_jax.finetune.one_run import RESULT, print_once, read_by_first, run
 from vit_jax.tools.sweep import table
 from vit_jax.tools.sweep.points import (
   FINAL,
-  RESULT,
   Task,
   best_point,
   check,
@@ -28,7 +27,6 @@ from vit_jax.tools.sweep.points import (
   with_fixed_init,
 )
 from vit_jax.writers import atomic_files, run_info
-from vit_jax.writers.metric_writer import read_metrics
 
 TABLE, TEXT = "sweep.json", "sweep.md"
 
@@ -146,51 +144,6 @@ def search(
   return result
 
 
-def run(
-  config: Config, folder: epath.Path, keeps_weights: bool
-) -> dict[str, Any]:
-  """Trains a run, unless it is finished, and returns its result.
-
-  Returns:
-    `scores` of the last step; its `step`; `error`, None unless it diverged.
-  """
-  if (row := read_by_first(folder / RESULT)) is None:
-    print_once(f"run         {folder}")
-    error = None
-    try:
-      train.train_and_evaluate(config, str(folder))
-    except FloatingPointError as e:
-      error = str(e)
-      print_once(f"diverged    {folder}: {error}")
-    if jax.process_index() == 0:
-      rows = read_metrics(str(folder))
-      last = max((r["step"] for r in rows), default=0)
-      scores = {k: v for r in rows if r["step"] == last for k, v in r.items()}
-      row = {
-        "scores": {
-          k: v
-          for k, v in scores.items()
-          if "/" in k and not k.startswith("train/")
-        },
-        "step": last,
-        "error": error,
-      }
-      run_info.write_json(str(folder), RESULT, row)
-      if not (keeps_weights or error):  # an error names them
-        # 19 tasks with 4 points would write 50 GB for ViT-B/16.
-        (folder / checkpointer.FOLDER).rmtree(missing_ok=True)
-    if error and jax.process_count() > 1:
-      # Only process 0 knows that a score is not finite. The other processes
-      # continue, and would wait for it for ever.
-      raise ConfigError(
-        [f"{folder}: {error} Run the same command again for the next point."]
-      )
-    # Each run compiles its own functions, which jax would keep in memory.
-    jax.clear_caches()
-    row = read_by_first(folder / RESULT)
-  return row
-
-
 def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
   """Returns what the data of the splits are, see `points.records_of`.
 
@@ -225,17 +178,6 @@ def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
   return current
 
 
-def read_by_first(path: epath.Path) -> Any:
-  """Returns the JSON of a file that process 0 reads; None: there is no file.
-
-  Collective. On a shared disk other processes may see an older file.
-  """
-  is_first = jax.process_index() == 0
-  text = path.read_text() if is_first and path.exists() else ""
-  text = agreement.broadcast_text(text)
-  return json.loads(text) if text else None
-
-
 def _table_in(workdir: str) -> dict[str, Any]:
   """Returns the table of another search.
 
@@ -264,12 +206,6 @@ def _missing(config: Config) -> str | None:
 
 def _folder(workdir: str, name: str) -> epath.Path:
   return epath.Path(workdir) / name if name else epath.Path(workdir)
-
-
-def print_once(text: str) -> None:
-  """Prints a line, only in process 0."""
-  if jax.process_index() == 0:
-    print(text, flush=True)
 
 
 def _write(path: epath.Path, text: str) -> None:

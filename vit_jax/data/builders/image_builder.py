@@ -1,4 +1,4 @@
-"""Builders of a user's data; images are stored in TFDS's files unchanged.
+"""The base of builders of image files, which are stored in TFDS unchanged.
 
 Records without a label, or whose image cannot be decoded, are left out and
 listed. TFDS renames a temporary folder at the end, so a data set exists whole
@@ -11,20 +11,42 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from typing import NamedTuple
 
+import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from vit_jax.data import images, numbers
+from vit_jax.data import images
 from vit_jax.data.builders import embedded
 from vit_jax.data.images import MAX_UNDECODABLE
-from vit_jax.finetune.data.imports.listing import Entry, Listing, Split
 from vit_jax.paths import printable
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _REPORT_EVERY = 10  # seconds
 # Records that may be left out in any case; size of a split if it is unknown.
 _FEW, _MANY = 10, 10_000
+
+
+# A class; the classes of an image that may have any number of them; or numbers
+# to predict, float32 [outputs].
+Label = int | tuple[int, ...] | np.ndarray
+
+
+class Entry(NamedTuple):
+  """A record: its unique name, encoded image and label, or an error."""
+
+  key: str
+  image: bytes = b""
+  label: Label = -1
+  error: str = ""
+
+
+class Split(NamedTuple):
+  """A split: its number of records, broken ones included, if known."""
+
+  count: int | None
+  entries: Callable[[], Iterator[Entry]]
 
 
 class TooManyLeftOut(ValueError):
@@ -110,8 +132,8 @@ def _listed(errors: list[tuple[str, str]]) -> str:
   return "".join(f"\n  {key}: {error}" for key, error in errors[:_FEW])
 
 
-class Importer(embedded.EmbeddedBuilder, skip_registration=True):
-  """A builder of a user's images.
+class ImageBuilder(embedded.EmbeddedBuilder, skip_registration=True):
+  """A builder of encoded images with labels.
 
   Args:
     record_filter: Checks the records; None for a new one.
@@ -142,40 +164,6 @@ class Importer(embedded.EmbeddedBuilder, skip_registration=True):
 
   def _generate_examples(self, name: str, split: Split):
     return self.record_filter.examples(name, split)
-
-
-class Imported(Importer, skip_registration=True):
-  """A data set with a user's name; reading it does not need this class.
-
-  Args:
-    name: Name of the data set.
-    listing: Its classes and splits.
-    description: Where it comes from.
-    **kwargs: Arguments of the base class.
-  """
-
-  VERSION = tfds.core.Version("1.0.0")
-
-  def __init__(
-    self, *, name: str, listing: Listing, description: str, **kwargs
-  ):
-    self.name = name
-    self._listing, self._description = listing, description
-    super().__init__(**kwargs)
-
-  def _info(self) -> tfds.core.DatasetInfo:
-    names = list(self._listing.class_names)
-    if self._listing.is_regression:
-      return self._info_of(self._description, numbers.feature(names))
-    label = tfds.features.ClassLabel(names=names)
-    return self._info_of(self._description, label, self._listing.is_multilabel)
-
-  def _split_generators(self, dl_manager) -> dict[str, object]:
-    del dl_manager  # Nothing to download.
-    return {
-      name: self._generate_examples(name, split)
-      for name, split in self._listing.splits.items()
-    }
 
 
 def _checked(
