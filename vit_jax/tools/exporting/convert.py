@@ -52,6 +52,7 @@ TOLERANCE = 1e-3
 # With float16, which rounds at 5e-4: the largest seen is 2e-3.
 FP16_TOLERANCE = 2e-2
 CARD = "README.md"
+PAGE = "docs/tasks/convert.md"
 HUB = "huggingface_hub"
 # Platforms that the StableHLO runs on.
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -165,7 +166,7 @@ def _write_orbax(vit: Pretrained, params, target: epath.Path) -> list[str]:
   checkpointer.write_params(str(target), vit.params, vit.metadata())
   return [
     f"vit_jax.load({str(target)!r}), --config.init={target}, or Orbax alone:"
-    " see docs/tasks/convert.md"
+    f" see {PAGE}"
   ]
 
 
@@ -208,8 +209,9 @@ def _write_timm(vit: Pretrained, params, target: epath.Path) -> list[str]:
   name, kwargs = timm_names.create_call(
     vit.config, vit.num_classes, vit.image_size
   )
-  call = "timm has no name for this model; the arrays have the names of its own"
-  if name is not None:
+  if name is None:
+    call = f"timm has no name for this model; to build it there: {PAGE}"
+  else:
     text = "".join(f", {k}={v!r}" for k, v in kwargs.items())
     call = f"timm.create_model({name!r}, checkpoint_path={str(target)!r}{text})"
   return [call, *timm_names.differences(vit.config)]
@@ -239,7 +241,7 @@ def _write_meta(vit: Pretrained, params, target: epath.Path) -> list[str]:
   return [
     f"torch.load({str(target)!r})['model']",
     "images are in [-1, 1]: mean 0.5, deviation 0.5",
-    *filter(None, [timm_names.norm_difference(vit.config)]),
+    *timm_names.differences(vit.config),
   ]
 
 
@@ -249,7 +251,7 @@ def _write_openclip(vit: Pretrained, params, target: epath.Path) -> list[str]:
   safetensors_file.write(target, arrays, {METADATA_KEY: vit.metadata()})
   return [
     "the image tower alone; images are in [-1, 1]: mean 0.5, deviation 0.5",
-    *filter(None, [timm_names.norm_difference(vit.config)]),
+    *timm_names.differences(vit.config),
   ]
 
 
