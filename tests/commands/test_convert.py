@@ -27,14 +27,13 @@ CASES = {
   "none": ({}, {"posemb": "learn"}),
   "gap": ({}, {}),
   "gap_sincos2d": (TO_LEARN, {"posemb": "learn"}),
-  "map": ({}, "head: got one, expected none: transformers has SiglipVision"),
+  "map": ({}, "config.model.pool: got 'map', expected 'token'"),
   "learn2d": (NO_TABLE.format("learn2d"), NO_TABLE.format("learn2d")),
   "relative": (NO_TABLE.format("relative"), NO_TABLE.format("relative")),
   "pre_logits": (
     "pre_logits: got a tanh layer before the head, expected none: timm has no"
     " place for it. Write the model without it and the head: --drop_head.",
-    "Leave out the head, and the tanh layer becomes the pooler of a ViTModel:"
-    " --drop_head.",
+    "config.model.pre_logits: got True, expected False",
   ),
   "hybrid": (
     {},
