@@ -76,7 +76,9 @@ def theirs(name: str, pixels, **kwargs: Any) -> Theirs:
     return folder
 
   return Theirs(
-    save, functools.partial(at_any_size, model, name, kwargs, pixels), reload
+    save,
+    functools.partial(at_any_size, model, name, kwargs, pixels),
+    functools.partial(reload, name, kwargs),
   )
 
 
@@ -93,17 +95,14 @@ def at_any_size(model, name, kwargs, pixels, images) -> Outputs:
   return outputs(dynamic, images, pixels)
 
 
-def reload(path: str) -> Theirs:
-  """Returns timm's model of a file of ours, by the call that we print."""
+def reload(name: str, kwargs: dict[str, Any], path: str) -> Theirs:
+  """Returns timm's model of a file of ours."""
   import vit_jax
   from vit_jax.zoo.files import timm_names
 
   vit = vit_jax.load(path, verbose=False)
-  name, kwargs = timm_names.create_call(
-    vit.config, vit.num_classes, vit.image_size
-  )
   assert not timm_names.differences(vit.config)
-  model = timm.create_model(name, **kwargs)
+  model = timm.create_model(name, **{**kwargs, "img_size": vit.image_size})
   model.load_state_dict(load_file(path))
   return Theirs(None, lambda images: outputs(model, images, HALF))
 
