@@ -203,3 +203,18 @@ def test_what_help_loads():
   assert packages >= {"numpy", "ml_collections"}
   others = "jaxtyping etils PIL matplotlib scipy sklearn pandas torch einops"
   assert not packages & (TENSORFLOW | JAX | {*others.split()})
+
+
+SCRATCH = "import sys, vit_jax.train, vit_jax.weights; print(*sys.modules)"
+
+
+def test_what_a_run_from_scratch_loads():
+  """Readers of other libraries' files and tools are imported when used."""
+  done = subprocess.run(
+    [sys.executable, "-c", SCRATCH],
+    stdout=subprocess.PIPE,
+    text=True,
+    check=True,
+  )
+  wings = ("vit_jax.zoo.files", "vit_jax.tools")
+  assert not [name for name in done.stdout.split() if name.startswith(wings)]

@@ -40,9 +40,8 @@ from vit_jax.losses import HEADS, PROBABILITIES, REGRESSION
 from vit_jax.models import build, inspection
 from vit_jax.models.variables import only_params
 from vit_jax.options import nearest
-from vit_jax.weights import eval_preprocessing, normalisation
+from vit_jax.weights import assumptions, eval_preprocessing, normalisation
 from vit_jax.writers import run_info
-from vit_jax.zoo.files import assumed
 
 # Arguments of `load` that are not options of the model.
 ARGUMENTS = (
@@ -649,7 +648,7 @@ def load(
   except ValueError as e:
     raise ValueError(f"{path}: {e}") from None
   if loss is None:
-    notes = (*notes, *assumed.of_head(file))
+    notes = (*notes, *assumptions.of_head(file))
   config = dataclasses.replace(config.for_inference(), **options)
   if patch is not None:
     config = config.with_patch(patch)

@@ -32,11 +32,10 @@ from vit_jax.models.stacking import unstack_blocks
 from vit_jax.options import not_installed
 from vit_jax.paths import is_remote
 from vit_jax.tools.exporting import model_card, onnx
-from vit_jax.weights import as_npz, safetensors_file
+from vit_jax.weights import as_npz, assumptions, safetensors_file
 from vit_jax.weights.reading import read_checkpoint
 from vit_jax.weights.weights_file import METADATA_KEY
 from vit_jax.zoo.files import (
-  assumed,
   hf_classes,
   hf_preprocessing,
   openclip,
@@ -282,7 +281,7 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
     )
   chosen = vit.posemb_filter
   if (
-    assumed.has_positions(params)
+    assumptions.has_positions(params)
     and weights.read(target).posemb_filter != chosen
   ):
     load = f"vit_jax.load({str(target)!r}, posemb_filter={chosen!r})"

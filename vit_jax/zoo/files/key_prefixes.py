@@ -3,9 +3,8 @@
 import re
 from collections.abc import Iterable, Mapping
 
-from vit_jax.weights.weights_file import LazyArray
-from vit_jax.zoo.files import hf_names, others
-from vit_jax.zoo.files.torch_layout import shorten
+from vit_jax.weights.weights_file import LazyArray, shorten
+from vit_jax.zoo.files import hf_names
 
 # Words before the names of a model; where there are several models, the one
 # whose word comes first is taken: averages are what their authors evaluate.
@@ -27,15 +26,13 @@ CONTAINERS = (
 _WRAPPERS = rf"(?:{'|'.join(CONTAINERS)}|_fsdp_wrapped_module)\."
 _HF = r"embeddings\.patch_embeddings?(?:\.projection)?\.weight"
 _TYPES = "|".join(p for t in hf_names.MODEL_TYPES.values() for p in t.prefixes)
-# Prefix and end of the names of a model's first convolution: timm's ViT,
-# Hugging Face's, whose other families have prefixes of their own, and BiT; and
-# the first token of the images' tower of CLIP, beside that of texts.
+# Regular expressions of an array that every model has, after its prefix.
 _FIRST = (
-  r"(|.+?\.)patch_embed\.proj\.weight",
-  rf"((?:{_WRAPPERS})*)(?:\w+\.)?{_HF}",
-  rf"(.+?\.)(?:{_TYPES}){_HF}",
-  r"(|.+?\.)(?<!backbone\.)stem\.conv\.weight",
-  r"(|(?:.+\.)?visual\.)class_embedding",
+  r"(|.+?\.)patch_embed\.proj\.weight",  # timm's ViT
+  rf"((?:{_WRAPPERS})*)(?:\w+\.)?{_HF}",  # Hugging Face's
+  rf"(.+?\.)(?:{_TYPES}){_HF}",  # the same in a model of another name
+  r"(|.+?\.)(?<!backbone\.)stem\.conv\.weight",  # BiT
+  r"(|(?:.+\.)?visual\.)class_embedding",  # the images' tower of CLIP
 )
 # Arrays beside a model that only pre-training has, or that read texts.
 _BESIDE = re.compile(
@@ -53,8 +50,8 @@ _AROUND = re.compile(
 _CHUNKED = re.compile(r"blocks\.(\d{1,3})\.(\d{1,3})\.")
 
 
-def unwrapped(
-  arrays: Mapping[str, LazyArray], line: str
+def without(
+  arrays: Mapping[str, LazyArray],
 ) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
   """Returns the arrays of the model under its own names, and notes.
 
@@ -65,7 +62,6 @@ def unwrapped(
 
   Args:
     arrays: Name in the file -> array.
-    line: Python for the error, which saves the arrays with a prefix `p` alone.
 
   Raises:
     ValueError: There are several models and none comes first; or there are
@@ -79,26 +75,20 @@ def unwrapped(
     arrays = {new: arrays[old] for new, old in plain.items()}
   prefixes = _prefixes(arrays)
   if prefixes and "" not in prefixes:
-    first, *more = sorted(prefixes, key=rank_of)
-    if more and rank_of(first) == rank_of(more[0]):
-      names = " and ".join(map(repr, sorted(prefixes)))
+    prefix, *more = sorted(prefixes, key=rank_of)
+    if more and rank_of(prefix) == rank_of(more[0]):
       raise ValueError(
-        f"got several models, under the prefixes {names}, expected one."
-        f" Save it alone: p = {max(prefixes)!r}; {line}"
+        f"got several models, under the prefixes {shorten(sorted(prefixes))},"
+        " expected one; save one alone."
       )
-    prefix = first
     beside = [n for n in arrays if not n.startswith(prefix)]
     roots = tuple(other.split(".")[0] + "." for other in more)
     if unknown := [
       n for n in beside if not (_BESIDE.match(n) or n.startswith(roots))
     ]:
-      inside = [n for n in arrays if n.startswith(prefix)]
-      if family := others.family_of(inside, {}):
-        raise ValueError(f"{family}.")
       raise ValueError(
-        f"got {len(unknown)} arrays beside the model, whose prefix is"
-        f" {prefix!r}: {shorten(unknown)}; expected the model alone:"
-        f" p = {prefix!r}; {line}"
+        f"got {len(unknown)} arrays beside the model {prefix!r}:"
+        f" {shorten(unknown)}; expected the model alone."
       )
     arrays = {
       name.removeprefix(prefix): array

@@ -6,12 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from vit_jax.config import ConfigError, ModelConfig, model_from_dict
-from vit_jax.families import model_config
+from vit_jax.families import FAMILIES, model_config
 from vit_jax.families.resnet import RESNETS
 from vit_jax.families.vit import SIZES, Size, ViTConfig
 from vit_jax.options import shown
 from vit_jax.weights.weights_file import POS_EMBEDDING
-from vit_jax.zoo.families import modern
 
 _BLOCK = f"{ViTConfig.BLOCKS.format(0)}/"
 _ATTENTION = _BLOCK + "MultiHeadDotProductAttention_0/"
@@ -55,7 +54,8 @@ def identify(
     return _config(options)
   if "embedding/kernel" in names:
     is_modern = options.get("name") == "modern" or has_modern_parts(params)
-    inferred = _transformer(params, modern.SIZES if is_modern else SIZES)
+    sizes = FAMILIES["modern"].SIZES if is_modern else SIZES
+    inferred = _transformer(params, sizes)
     if is_modern:
       inferred |= _parts(params)
   elif "conv_root/kernel" in names and _blocks(names):
