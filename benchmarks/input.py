@@ -38,7 +38,8 @@ for folder in pathlib.Path(__file__).resolve().parents[:2]:
 
 import input_peer
 
-from vit_jax.data import ops
+from vit_jax.data import tf_pixels
+from vit_jax.data.operations import OPERATIONS
 from vit_jax.data.pipeline import train_batches
 from vit_jax.data.source import Source
 from vit_jax.data.tf_cpu import tf
@@ -99,12 +100,12 @@ def decode_roughly(image, key, size):
   shape = tf.image.extract_jpeg_shape(image)
   crop = tf.image.decode_and_crop_jpeg(
     image,
-    tf.concat(ops._inception_box(shape, key, 5, 100), 0),
+    tf.concat(tf_pixels.inception_box(shape, key, 5, 100), 0),
     channels=3,
     dct_method="INTEGER_FAST",
     fancy_upscaling=False,
   )
-  return ops.resize(crop, key, size)
+  return tf_pixels.resize(crop, size, "bilinear", False)
 
 
 def decode_unseen(image, key):
@@ -118,25 +119,29 @@ def crop_unseen(image, key, size):
 
   def crop_jpeg():
     shape = tf.image.extract_jpeg_shape(image)
-    window = tf.concat(ops._inception_box(shape, key, 5, 100), 0)
+    window = tf.concat(tf_pixels.inception_box(shape, key, 5, 100), 0)
     return tf.image.decode_and_crop_jpeg(image, window, channels=3)
 
   def crop_other():
     whole = decode_unseen(image, key)
-    return ops._crop(whole, *ops._inception_box(tf.shape(whole), key, 5, 100))
+    return tf_pixels.crop(
+      whole, *tf_pixels.inception_box(tf.shape(whole), key, 5, 100)
+    )
 
   crop = tf.cond(tf.io.is_jpeg(image), crop_jpeg, crop_other)
-  return ops.resize(tf.ensure_shape(crop, [None, None, 3]), key, size)
+  crop = tf.ensure_shape(crop, [None, None, 3])
+  return tf_pixels.resize(crop, size, "bilinear", False)
 
 
 def decode_alone(image, key, size):
   """The part of `decode_inception_crop` that no faster pixels can avoid."""
-  with mock.patch.object(ops, "resize", lambda crop, key, size: crop):
-    crop = ops.decode_inception_crop(image, key, size)
+  with mock.patch.object(tf_pixels, "resize", lambda crop, *options: crop):
+    crop = FUSED_CROP(size).tensorflow(image, key)
   with tf.control_dependencies([crop]):
     return tf.zeros([size, size, 3], tf.uint8)
 
 
+FUSED_CROP = OPERATIONS["decode_inception_crop"]
 APART = "decode|inception_crop(224)|flip_lr"
 FUSED = "decode_inception_crop(224)|flip_lr"
 VARIANTS = {  # name -> operations, and what replaces some of them
@@ -160,6 +165,17 @@ PEERS = {
 }
 
 
+def with_pixels(name: str, fn):
+  """Returns an operation whose pixels are those of a function."""
+
+  class Replaced(OPERATIONS[name]):
+    def tensorflow(self, image, key):
+      size = [self.size] if hasattr(self, "size") else []
+      return fn(image, key, *size)
+
+  return Replaced
+
+
 def batches(images: Jpegs, variant: str):
   """Returns the endless iterator of a variant, its first batch taken."""
   if variant in PEERS:
@@ -174,7 +190,8 @@ def batches(images: Jpegs, variant: str):
     next(iterator)
     return iterator
   text, replaced = VARIANTS[variant]
-  with mock.patch.dict(ops.OPS, replaced):
+  replaced = {name: with_pixels(name, fn) for name, fn in replaced.items()}
+  with mock.patch.dict(OPERATIONS, replaced):
     iterator = train_batches(images, text, batch_size=BATCH, seed=0)
     next(iterator)  # builds the graph
   return iterator

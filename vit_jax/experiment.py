@@ -33,8 +33,8 @@ from vit_jax.checkpointing import (
 from vit_jax.class_names import Head
 from vit_jax.config import HELD_OUT, Config, ConfigError, EvaluatorConfig
 from vit_jax.config.checks import option_errors, size_errors, warmup_errors
-from vit_jax.config.preprocessing import image_size
 from vit_jax.data.pipeline import TrainingData
+from vit_jax.data.preprocessing import image_size
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import agreement
 from vit_jax.evaluation import Evaluators, RunContext, labels_of

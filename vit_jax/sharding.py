@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.batch import Batch
 from vit_jax.config import Config, MeshConfig
-from vit_jax.config.preprocessing import image_size
+from vit_jax.data.preprocessing import image_size
 from vit_jax.devices import (
   FORWARD_PIXELS,
   MAX_HIDDEN,

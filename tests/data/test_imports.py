@@ -21,8 +21,7 @@ from importable import (
 )
 from PIL import Image
 
-from vit_jax.config import preprocessing
-from vit_jax.data import download_and_prepare, sources
+from vit_jax.data import download_and_prepare, operation, sources
 from vit_jax.finetune.data import imported
 from vit_jax.finetune.data.imports import KINDS
 from vit_jax.finetune.data.imports.listing import Entry, Listing, Split
@@ -163,7 +162,7 @@ def test_the_largest_image_is_an_option(form, of_pillow, monkeypatch):
     r" all; reduce the image, or set --max_pixels\.",
     error,
   )
-  more = preprocessing.MAX_PIXELS + 1
+  more = operation.MAX_PIXELS + 1
   data, _, error = imported.checked(entry, more)
   assert data and not error
 

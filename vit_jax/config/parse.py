@@ -13,8 +13,9 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from vit_jax import names
-from vit_jax.config import preprocessing
 from vit_jax.config.schema import UNIONS, Config
+from vit_jax.data.operation import check_decoding
+from vit_jax.data.preprocessing import with_decoding
 from vit_jax.evaluators import EVALUATORS, EvaluatorConfig
 from vit_jax.families import ModelConfig
 from vit_jax.options import (
@@ -168,7 +169,7 @@ def _with_decoding(config: Config, errors: list[str]) -> Config:
   """
   changes = config.data.decoding
   try:
-    preprocessing.check_decoding(**changes)
+    check_decoding(**changes)
   except ValueError as e:
     errors.append(f"config.data.{e}")
     return config
@@ -179,7 +180,7 @@ def _with_decoding(config: Config, errors: list[str]) -> Config:
       if text := getattr(options, name, None):
         # The check of operations reports an error.
         with contextlib.suppress(ValueError):
-          texts[name] = preprocessing.with_decoding(text, **changes)
+          texts[name] = with_decoding(text, **changes)
     return dataclasses.replace(options, **texts)
 
   return dataclasses.replace(

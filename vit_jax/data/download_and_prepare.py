@@ -15,9 +15,9 @@ from typing import NamedTuple
 import tensorflow_datasets as tfds
 from etils import epath
 
-from vit_jax.config.preprocessing import MAX_PIXELS
 from vit_jax.data import tfds_source
 from vit_jax.data.dataset_info import prefix_of
+from vit_jax.data.operation import MAX_PIXELS
 from vit_jax.finetune.data import imported
 from vit_jax.finetune.data.imports import KINDS, Options
 from vit_jax.finetune.data.imports.listing import check_unused, read_names

@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 from PIL import Image
 
-from vit_jax.config import Config
 from vit_jax.data import fake as fake_lib
 from vit_jax.data import (
   folder,
@@ -21,6 +20,7 @@ from vit_jax.data import (
   vtab,
   vtab_source,
 )
+from vit_jax.data.data_config import RunConfig
 from vit_jax.data.dataset_info import prefix_of
 from vit_jax.data.source import NotOnDisk, Source
 from vit_jax.data.splits import SplitError
@@ -107,7 +107,9 @@ class Sources:
     self._opened: dict[tuple[str, str], Source] = {}
 
   @classmethod
-  def of(cls, config: Config, given: records.Given | None = None) -> "Sources":
+  def of(
+    cls, config: RunConfig, given: records.Given | None = None
+  ) -> "Sources":
     """Returns the sources of a run, with data sets of the program, if any."""
     return cls(config.data.data_dir, fake=config.fake_data, given=given or {})
 

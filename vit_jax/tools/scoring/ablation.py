@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from vit_jax.config.preprocessing import turns_upright
 from vit_jax.config.schema import Config
+from vit_jax.data.preprocessing import turns_upright
 from vit_jax.families import ModelConfig
 from vit_jax.weights.eval_preprocessing import PixelPath, as_stored, taken_apart
 
