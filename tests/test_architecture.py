@@ -18,9 +18,10 @@ LAYERS = (
   "families",
   "losses metrics ridge malloc models",
   "objectives evaluators",
+  "data",
   "config",
   "param_groups schedules microbatch",
-  "optim data",
+  "optim",
   "optim_checks",
   "sharding collectives digests",
   "trainable step_checks",
@@ -200,7 +201,7 @@ def test_what_help_loads():
     [sys.executable, "-c", HELP], stdout=subprocess.PIPE, text=True, check=True
   )
   packages = {name.partition(".")[0] for name in done.stdout.split()}
-  assert packages >= {"numpy", "ml_collections"}
+  assert packages >= {"numpy"}
   others = "jaxtyping etils PIL matplotlib scipy sklearn pandas torch einops"
   assert not packages & (TENSORFLOW | JAX | {*others.split()})
 

@@ -29,9 +29,9 @@ from vit_jax.checkpointing import (
 )
 from vit_jax.class_names import Head
 from vit_jax.config import HELD_OUT, Config, ConfigError, EvaluatorConfig
-from vit_jax.config.preprocessing import image_size
 from vit_jax.data import sources as sources_lib
 from vit_jax.data.pipeline import TrainingData
+from vit_jax.data.preprocessing import image_size
 from vit_jax.data.sources import Sources
 from vit_jax.eval_context import Evaluators, RunContext, labels_of
 from vit_jax.evaluators.evaluator import OtherModel

@@ -22,7 +22,7 @@ from vit_jax.batch import Data
 from vit_jax.checkpointing import checkpointer, resume_rules, retention
 from vit_jax.config import Config, ConfigError, EvaluatorConfig
 from vit_jax.config.checks import option_errors, size_errors, warmup_errors
-from vit_jax.config.preprocessing import image_size
+from vit_jax.data.preprocessing import image_size
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import agreement
 from vit_jax.experiment import Experiment

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, UInt8
 from vit_jax import collectives, microbatch, optim, sharding
 from vit_jax.batch import RunShape, normalise
 from vit_jax.config import Config, ConfigError
-from vit_jax.config.preprocessing import image_size
+from vit_jax.data.preprocessing import image_size
 from vit_jax.devices import compiler_options
 from vit_jax.models.stacking import unstack_blocks
 from vit_jax.models.variables import only_params

@@ -7,7 +7,7 @@ from converting import MODELS, SIZE, SUFFIX, assert_same, make
 
 import vit_jax
 from vit_jax import class_names
-from vit_jax.config.preprocessing import parse_ops
+from vit_jax.data.preprocessing import parse_ops
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models.stacking import stack_blocks
 from vit_jax.tools.exporting import convert

@@ -18,16 +18,16 @@ from jaxtyping import Array, Float
 from vit_jax import class_names, microbatch, names, weights
 from vit_jax.batch import normalise
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
-from vit_jax.config.preprocessing import (
-  colour,
+from vit_jax.data import images as images_lib
+from vit_jax.data import pixels
+from vit_jax.data.operation import colour
+from vit_jax.data.preprocessing import (
   decoding,
   for_channels,
   turns_upright,
   with_decoding,
 )
-from vit_jax.config.preprocessing import image_size as size_after
-from vit_jax.data import images as images_lib
-from vit_jax.data import pixels
+from vit_jax.data.preprocessing import image_size as size_after
 from vit_jax.evaluators.features import (
   TOKENS,
   intermediate,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax import class_names
-from vit_jax.config.preprocessing import decoding
+from vit_jax.data.preprocessing import decoding
 from vit_jax.families import ModelConfig
 from vit_jax.weights import bit, eval_preprocessing, google
 from vit_jax.weights.assumptions import has_positions
