@@ -48,7 +48,7 @@ def setup(
 
   Args:
     config: See `Experiment`, also for the other arguments.
-    errors: Errors of the command line, raised together with those of the run.
+    errors: Errors of the command line, raised with all others.
 
   Raises:
     ConfigError: All errors at once.
@@ -66,7 +66,7 @@ def check(run: Experiment, errors: Iterable[str] = ()) -> None:
   """Raises if options, machine or disk show that the run cannot work.
 
   Args:
-    errors: Errors of the command line, raised with those of the run.
+    errors: Errors of the command line, raised with all others.
 
   Raises:
     ConfigError: All errors.

@@ -564,7 +564,7 @@ def make_train_step(
 
 
 def _fixed_and_teacher(state: TrainState) -> tuple[dict[str, Params], Params]:
-  """Returns the fixed parameters of the model; those of a teacher, or None.
+  """Returns the model's fixed parameters, and a teacher's parameters or None.
 
   Args:
     state: A state, or a tree of its form.
