@@ -316,8 +316,8 @@ class Experiment:
   def posemb_filter(self) -> str:
     """How positions are resized, a name of `models.resample.METHODS`.
 
-    It is the filter of the weights that the run began with, or to score; from
-    scratch, the paper's.
+    It is the filter of the weights that the run began with, or to score; the
+    paper's for a run from scratch.
     """
     began = self.saved if self.is_training else {}
     return began.get("posemb_filter") or self._init_filter

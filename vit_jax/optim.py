@@ -325,8 +325,9 @@ def _by_trust_ratio(
 ) -> PyTree:
   """Scales each update u of a parameter w by |w| / |u|, or by 1 if one is 0.
 
-  The norms are taken over a whole array. Query, key and value of a block have one
-  ratio together, because they are one array in the code of DeiT III and timm.
+  The norms are taken over a whole array. Query, key and value of a block have
+  one ratio together, because they are one array in the code of DeiT III and
+  timm.
 
   Source: arXiv:1904.00962, algorithm 2.
   """
