@@ -146,7 +146,7 @@ def resample_relative_bias(
 
 
 def _geometric(old: int, new: int) -> Float[np.ndarray, "new old"]:
-  """Returns the interpolation matrix of an axis; never I, even for old = new."""
+  """Returns the interpolation matrix of an axis; never I, not for old = new."""
   low, high = 1.01, 1.5  # the ratio, found as timm does
   while high - low > 1e-6:
     ratio = (low + high) / 2
