@@ -182,7 +182,7 @@ def test_errors_are_reported_before_a_data_set_is_made(tmp_path):
 
 
 def _data_errors(**changes):
-  errors = experiment.Experiment(_config(**changes)).data_errors()
+  errors = run_checks.data_errors(experiment.Experiment(_config(**changes)))
   return [error for part in errors.values() for error in part]
 
 

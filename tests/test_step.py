@@ -11,7 +11,7 @@ import optax
 import pytest
 import tiny
 
-from vit_jax import devices, losses, param_groups, sharding, step
+from vit_jax import devices, losses, microbatch, param_groups, sharding, step
 from vit_jax.batch import normalise
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models import build
@@ -395,8 +395,8 @@ def test_the_compiler_has_the_options_of_the_chip(one_device, monkeypatch):
 
 @pytest.mark.parametrize("least, lengths", [(1, {4}), (16, set())])
 def test_a_chip_may_take_fewer_images_at_a_time(monkeypatch, least, lengths):
-  monkeypatch.setitem(sharding.MAX_HIDDEN, ONE[0].device_kind, 4 * 5 * 64)
-  monkeypatch.setattr(sharding, "MIN_MICROBATCH", least)
+  monkeypatch.setitem(microbatch.MAX_HIDDEN, ONE[0].device_kind, 4 * 5 * 64)
+  monkeypatch.setattr(microbatch, "MIN_MICROBATCH", least)
   parts = tiny.Parts(tiny.config(optim__microbatch=16), ONE)
   assert parts.config.model.num_tokens((16, 16)) == 5
   jaxpr = jax.make_jaxpr(parts.train_step)(

@@ -183,7 +183,7 @@ def sums_on_host(x: jax.Array) -> np.ndarray:
 
 
 def _of_elements(places: np.ndarray, itemsize: int) -> np.ndarray:
-  """Returns the places of the 32-bit parts; 64 bits have two of them."""
+  """Returns the position of each 32-bit word; 64-bit elements have two."""
   if itemsize <= 4:
     return places.reshape(-1)
   return (2 * places[..., None] + np.arange(2, dtype=np.uint32)).reshape(-1)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax.batch import Batch
-from vit_jax.config.preprocessing import for_channels
+from vit_jax.data.preprocessing import for_channels
 from vit_jax.evaluators.evaluator import (
   Context,
   Evaluator,

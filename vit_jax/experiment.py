@@ -29,9 +29,9 @@ from vit_jax.checkpointing import (
 )
 from vit_jax.class_names import Head
 from vit_jax.config import HELD_OUT, Config, ConfigError, EvaluatorConfig
-from vit_jax.config.preprocessing import image_size
 from vit_jax.data import sources as sources_lib
 from vit_jax.data.pipeline import TrainingData
+from vit_jax.data.preprocessing import image_size
 from vit_jax.data.sources import Sources
 from vit_jax.eval_context import Evaluators, RunContext, labels_of
 from vit_jax.evaluators.evaluator import OtherModel
@@ -63,7 +63,7 @@ class Experiment:
     config: The run.
     workdir: Folder of its files. If it has a checkpoint, the run resumes and
       config.init is not read. None to write nothing.
-    data: Training data; None for those of config.data.
+    data: Training data; None to open config.data.
     scored_weights: Weights to score without training; None for a training run.
     sources: Splits that are already open, or None.
     allow_change: Options and sections that may differ from those with which the
@@ -90,7 +90,9 @@ class Experiment:
     self.given_data = data
     self._fitted: tuple[Params, weights.Report] | None = None
     self.init_metadata: dict[str, Any] = {}  # of config.init, once checked
-    self._init_filter = "zoom"  # the paper's; that of config.init, once checked
+    self._init_filter = (
+      "zoom"  # the paper's filter; config.init's, once checked
+    )
     # Files of the parameters that checkpoints do not have, once checked: "base"
     # of config.lora, and the further models of the objective.
     self.files: dict[str, SourceFile] = {}
@@ -164,7 +166,7 @@ class Experiment:
 
     Args:
       names: Name -> address.
-      size: (height, width) of the images; None: that of their training.
+      size: (height, width) of the images; None: as in their training.
 
     Raises:
       OSError, ValueError: As `vit_jax.load`.
@@ -253,7 +255,7 @@ class Experiment:
     """
     if not (self.is_training and self.config.objective.standardises):
       return None
-    if saved := self.resumed_metadata.get("standardisation"):
+    if saved := self.saved.get("standardisation"):
       return Standardisation(tuple(saved["mean"]), tuple(saved["deviation"]))
     names = self.head.class_names or range(self.run_shape.num_classes)
     return Standardisation.of(
@@ -300,16 +302,11 @@ class Experiment:
     return self.newest[0]
 
   @property
-  def is_new(self) -> bool:
-    """Whether a training run starts at step 0; False for scoring."""
-    return self.is_training and not self.start
-
-  @property
   def _checkpoints(self) -> epath.Path:
     return run_path(self.workdir) / checkpointer.FOLDER
 
   @functools.cached_property
-  def resumed_metadata(self) -> dict[str, Any]:
+  def saved(self) -> dict[str, Any]:
     """Metadata of the checkpoint of `start`; {} for a new run."""
     if not self.start:
       return {}
@@ -319,10 +316,10 @@ class Experiment:
   def posemb_filter(self) -> str:
     """How positions are resized, a name of `models.resample.METHODS`.
 
-    It is that of the weights that the run began with, or to score; from
-    scratch, the paper's.
+    It is the filter of the weights that the run began with, or to score; the
+    paper's for a run from scratch.
     """
-    began = self.resumed_metadata if self.is_training else {}
+    began = self.saved if self.is_training else {}
     return began.get("posemb_filter") or self._init_filter
 
   @functools.cached_property
@@ -335,7 +332,7 @@ class Experiment:
       self.config,
       self.allow_change,
       self.start,
-      self.resumed_metadata,
+      self.saved,
     )
 
   @functools.cached_property

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from vit_jax.config import Config
-from vit_jax.config.preprocessing import image_size
+from vit_jax.data.preprocessing import image_size
 from vit_jax.devices import (
   FORWARD_PIXELS,
   MAX_HIDDEN,

@@ -22,7 +22,7 @@ from vit_jax.batch import Data
 from vit_jax.checkpointing import checkpointer, resume_rules, retention
 from vit_jax.config import Config, ConfigError, EvaluatorConfig
 from vit_jax.config.checks import option_errors, size_errors, warmup_errors
-from vit_jax.config.preprocessing import image_size
+from vit_jax.data.preprocessing import image_size
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import agreement
 from vit_jax.experiment import Experiment
@@ -48,7 +48,7 @@ def setup(
 
   Args:
     config: See `Experiment`, also for the other arguments.
-    errors: Errors of the command line, raised together with those of the run.
+    errors: Errors of the command line, raised with all others.
 
   Raises:
     ConfigError: All errors at once.
@@ -66,7 +66,7 @@ def check(run: Experiment, errors: Iterable[str] = ()) -> None:
   """Raises if options, machine or disk show that the run cannot work.
 
   Args:
-    errors: Errors of the command line, raised with those of the run.
+    errors: Errors of the command line, raised with all others.
 
   Raises:
     ConfigError: All errors.
@@ -74,11 +74,12 @@ def check(run: Experiment, errors: Iterable[str] = ()) -> None:
   config = run.config
   sizes = size_errors(config, run.is_training)
   data = data_errors(run)
+  is_new = run.is_training and not run.start
   absent = {e.name for e in run.missing_evals}
   every = [
     *errors,
     *sizes,
-    *option_errors(config, run.is_training, run.is_new),
+    *option_errors(config, run.is_training, is_new),
     *mesh_errors(config),
     *(trackers.errors(config) if run.is_training else ()),
     *(e for k, part in data.items() if k not in absent for e in part),
@@ -257,7 +258,7 @@ def _learner_errors(run: Experiment, is_first: bool) -> list[str]:
         return errors
       for name, path in objective.models().items():
         run.files[name] = source_file.of_params(path, models[name].params)
-      began = run.resumed_metadata.get("models", {})
+      began = run.saved.get("models", {})
       changed = [
         f"{where}: {error}"
         for name in objective.models().keys() & began.keys()
@@ -362,7 +363,7 @@ def _weights_errors(run: Experiment, are_shapes_known: bool) -> list[str]:
     if adapts:
       base = source_file.of_weights(read, run.config.init_mean)
       run.files[BASE] = base
-      began = run.resumed_metadata.get(BASE, base._asdict())
+      began = run.saved.get(BASE, base._asdict())
       if error := source_file.difference(base, began["digest"]):
         return [f"{key}: {error}"]
     if not are_shapes_known:

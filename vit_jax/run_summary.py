@@ -1,11 +1,13 @@
 """The summary that a run prints before its first step, and its metadata."""
 
+import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from clu import parameter_overview
 from jax.sharding import Mesh
 
 from vit_jax import param_groups, sharding
@@ -15,7 +17,9 @@ from vit_jax.devices import unknown_peak
 from vit_jax.distributed import agreement
 from vit_jax.evaluators import groups
 from vit_jax.experiment import Experiment
+from vit_jax.families import ModelConfig
 from vit_jax.models import efficient_attention
+from vit_jax.param_groups import path_of
 from vit_jax.paths import with_absolute_folder
 from vit_jax.step import TrainState
 from vit_jax.trainable import BASE, saved_params, without_adapters
@@ -106,7 +110,7 @@ def sets_text(experiment: Experiment) -> str:
       f"left out    {names}: not on disk (config.{', config.'.join(keys)})"
     )
   if experiment.start:
-    before = experiment.resumed_metadata.get("averages")
+    before = experiment.saved.get("averages")
     lines += [
       f"changed     the mean {group!r} was of {', '.join(names)}; earlier and"
       " later means do not compare"
@@ -197,7 +201,7 @@ def _numbers_lines(experiment: Experiment) -> list[str]:
 def eval_ops(config: Config) -> str:
   """Returns the preprocessing of images for evaluation.
 
-  Without an evaluator, it is that of training.
+  Without an evaluator: the preprocessing of training.
   """
   of_head = [e.ops for e in config.evals if e.scores_head]
   return [*of_head, *(e.ops for e in config.evals), config.data.ops][0]
@@ -226,7 +230,7 @@ def text(experiment: Experiment, mesh: Mesh, state: TrainState) -> str:
   trained = run_info.num_params(state.params)
   count = run_info.num_params(params)
   lines = [
-    run_info.parameter_table(params, config.model, rates),
+    parameter_table(params, config.model, rates),
     f"devices     {jax.device_count()} x {jax.devices()[0].device_kind},"
     f" {jax.process_count()} process(es); mesh {axes};"
     f" {sharding.describe(config, params, mesh)}",
@@ -278,3 +282,65 @@ def _average(decay: float, total_steps: int) -> str:
       f" {1 - weight:.4f} in this one"
     )
   return text
+
+
+@dataclasses.dataclass
+class _Row:
+  """A row of the table of parameters; the fields are its columns."""
+
+  name: str
+  shape: tuple[int, ...]
+  dtype: str
+  blocks: int
+  size: int  # parameters of all blocks together
+
+
+@dataclasses.dataclass
+class _RowWithRate(_Row):
+  """The same, for parameters with different learning rates."""
+
+  rate: str  # by what it is multiplied, and the layer of its decay
+
+
+def parameter_table(
+  params,
+  model: ModelConfig,
+  rates: Mapping[str, tuple[np.ndarray, np.ndarray] | None] | None = None,
+) -> str:
+  """Returns clu's table of parameters; equal blocks share a row.
+
+  Args:
+    params: Nested dict of arrays or shapes.
+    model: The model of the parameters.
+    rates: The result of `optim.rates`; parameters that it lacks are frozen.
+      None if all are trained at one rate.
+  """
+  rows: dict[tuple, _Row] = {}
+  of_row: dict[tuple, list] = {}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    name = model.any_block(path_of(path))
+    shape, dtype = tuple(leaf.shape), str(leaf.dtype)
+    rate = None if rates is None else rates.get(path_of(path))
+    key = name, shape, rate is None
+    row = rows.setdefault(key, _Row(name, shape, dtype, 0, 0))
+    row.blocks += 1
+    row.size += int(np.prod(shape))
+    of_row.setdefault(key, []).append(rate)
+  if rates is not None:
+    rows = {
+      key: _RowWithRate(**dataclasses.asdict(row), rate=_rate_text(of_row[key]))
+      for key, row in rows.items()
+    }
+  return parameter_overview.make_table(list(rows.values()))
+
+
+def _rate_text(rates: list[tuple[np.ndarray, np.ndarray] | None]) -> str:
+  """Returns "0.3 (layer 0)", "0.4 to 0.7 (layers 1 to 3)" or "frozen"."""
+  if None in rates:
+    return "frozen"
+  layers, factors = map(np.concatenate, zip(*rates, strict=True))
+  ends = lambda x: dict.fromkeys(f"{end:.3g}" for end in (x.min(), x.max()))
+  plural = "s" * bool(layers.min() != layers.max())
+  return (
+    f"{' to '.join(ends(factors))} (layer{plural} {' to '.join(ends(layers))})"
+  )

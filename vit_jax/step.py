@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, UInt8
 from vit_jax import collectives, microbatch, optim, sharding
 from vit_jax.batch import RunShape, normalise
 from vit_jax.config import Config, ConfigError
-from vit_jax.config.preprocessing import image_size
+from vit_jax.data.preprocessing import image_size
 from vit_jax.devices import compiler_options
 from vit_jax.models.stacking import unstack_blocks
 from vit_jax.models.variables import only_params
@@ -451,10 +451,10 @@ def make_train_step(
     else:
 
       def add(total, rows):
-        microbatch = grad_fn(params, rows)
-        return jax.tree.map(
-          lambda t, m: t + m.astype(t.dtype), total, microbatch
-        ), None
+        added = jax.tree.map(
+          lambda t, x: t + x.astype(t.dtype), total, grad_fn(params, rows)
+        )
+        return added, None
 
       microbatches = jax.tree.map(
         lambda x: x.reshape(number, num_rows // number, *x.shape[1:]), batch
@@ -564,7 +564,7 @@ def make_train_step(
 
 
 def _fixed_and_teacher(state: TrainState) -> tuple[dict[str, Params], Params]:
-  """Returns the fixed parameters of the model; those of a teacher, or None.
+  """Returns the model's fixed parameters, and a teacher's parameters or None.
 
   Args:
     state: A state, or a tree of its form.

@@ -1,7 +1,7 @@
 """A run's files in a bucket, gs://, of a store in this process.
 
 tests/object_store.py answers TensorStore, which reads and writes a run's files.
-The trials "bucket" of benchmarks/faults.py do whole runs.
+The trials "bucket" of `make faults` do whole runs.
 """
 
 import collections

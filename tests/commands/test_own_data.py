@@ -217,7 +217,7 @@ def test_nothing_is_opened_or_read_twice(counts, tmp_path):
 @pytest.mark.slow
 def test_several_classes_an_image_from_a_csv_to_predict(tmp_path):
   """Pictures that are red, green, both or neither, on a transparent ground."""
-  lines, classes = [], ("green", "red")
+  lines, classes = ["file,label"], ("green", "red")
   for i in range(48):
     is_there = [i % 2, i // 2 % 2]
     pixels = np.zeros([16, 16, 4], np.uint8)

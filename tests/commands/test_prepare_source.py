@@ -284,7 +284,7 @@ def test_wrong_arguments_are_explained(tmp_path):
     (tmp_path / name / "0.jpg").write_bytes(encoded(0))
   where = f"folder:{tmp_path}", "--name=x", f"--data_dir={tmp_path}/out"
   text = error(*where, "--splits=train=a*")
-  assert text.startswith("--splits: got a pattern, which is for csv, tars and")
+  assert text.startswith("--splits: got train=a*, expected names of splits")
   text = error(*where, "--splits=train=a*,train=b*")
   assert text.startswith("--splits: got train twice")
   (names := tmp_path / "names").write_text("y\nz\n")

@@ -28,11 +28,11 @@ from vit_jax import experiment, families, run_checks, weights
 from vit_jax.config import (
   checks,
   cli,
-  preprocessing,
   recipes,
   to_dict,
 )
-from vit_jax.config.preprocessing import image_size
+from vit_jax.data import operation, preprocessing
+from vit_jax.data.preprocessing import image_size
 from vit_jax.families import published, resnet, vit
 from vit_jax.inference import pretrained
 from vit_jax.models import build
@@ -233,7 +233,7 @@ def _without_disk(name, argument):
 @pytest.mark.parametrize(
   "module",
   [
-    *(recipes, preprocessing, families, eval_preprocessing),
+    *(recipes, operation, preprocessing, families, eval_preprocessing),
     *(published, resnet, vit),
   ],
 )

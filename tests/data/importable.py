@@ -92,13 +92,13 @@ def write_parquet(root):
 def write_hugging_face(root):
   datasets = pytest.importorskip("datasets")
   features = datasets.Features(
-    {"img": datasets.Image(), "label": datasets.ClassLabel(names=list(NAMES))}
+    {"image": datasets.Image(), "label": datasets.ClassLabel(names=list(NAMES))}
   )
   made = datasets.DatasetDict(
     {
       split: datasets.Dataset.from_dict(
         {
-          "img": [{"bytes": image, "path": None} for image, _ in records],
+          "image": [{"bytes": image, "path": None} for image, _ in records],
           "label": [NAMES.index(name) for _, name in records],
         },
         features=features,

@@ -21,11 +21,16 @@ from importable import (
 )
 from PIL import Image
 
-from vit_jax.config import preprocessing
-from vit_jax.data import download_and_prepare, sources
-from vit_jax.finetune.data import imported
+from vit_jax.data import download_and_prepare, operation, sources
+from vit_jax.data.builders.image_builder import (
+  Entry,
+  RecordFilter,
+  Split,
+  checked,
+)
+from vit_jax.finetune.data.builder import OwnData
 from vit_jax.finetune.data.imports import KINDS
-from vit_jax.finetune.data.imports.listing import Entry, Listing, Split
+from vit_jax.finetune.data.imports.listing import Listing
 
 
 def stored(name, split, data_dir):
@@ -75,12 +80,12 @@ def made(entries, count=None, names=NAMES):
 
 
 def preparing_write(listing, data_dir, record_filter=None):
-  builder = imported.Imported(
+  builder = OwnData(
     name="own",
     listing=listing,
     description="",
     data_dir=data_dir,
-    record_filter=record_filter or imported.RecordFilter(lambda line: None),
+    record_filter=record_filter or RecordFilter(lambda line: None),
   )
   builder.download_and_prepare()
   return builder
@@ -97,7 +102,7 @@ def test_what_cannot_be_used_is_named_and_left_out(tmp_path):
     Entry("png", encoded(3, "png")[:-30], 1),
     Entry("b", encoded(2, "png"), 2),
   ]
-  record_filter = imported.RecordFilter(lambda line: None)
+  record_filter = RecordFilter(lambda line: None)
   preparing_write(made(entries), tmp_path, record_filter)
   left_out = dict(record_filter.left_out)
   assert list(left_out) == ["half", "text", "empty", "none", "png"]
@@ -133,7 +138,7 @@ def test_too_many_errors_leave_no_data_set(tmp_path):
 def test_other_formats_become_png(form):
   options = {"lossless": True} if form == "webp" else {}
   image = encoded(5, form, **options)
-  data, name, error = imported.checked(Entry("k", image, 0))
+  data, name, error = checked(Entry("k", image, 0))
   assert (name.lower(), error) == (form, "")
   with Image.open(io.BytesIO(data)) as got, Image.open(io.BytesIO(image)) as x:
     assert got.format == "PNG"
@@ -145,7 +150,7 @@ def test_the_alpha_of_other_formats_is_kept():
   image = Image.new("RGBA", (9, 7), (200, 100, 0, 128))
   file = io.BytesIO()
   image.save(file, "WEBP", lossless=True)
-  data, *_ = imported.checked(Entry("k", file.getvalue(), 0))
+  data, *_ = checked(Entry("k", file.getvalue(), 0))
   with Image.open(io.BytesIO(data)) as stored:
     assert stored.format == "PNG"
     np.testing.assert_array_equal(np.asarray(stored), np.asarray(image))
@@ -157,14 +162,14 @@ def test_the_largest_image_is_an_option(form, of_pillow, monkeypatch):
   """Also where Pillow's own limit is lower, or refuses the image first."""
   monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", of_pillow)
   entry = Entry("k", encoded(5, form, size=(40, 30)), 0)
-  data, _, error = imported.checked(entry, 1199)
+  data, _, error = checked(entry, 1199)
   assert not data and re.fullmatch(
     r"cannot be decoded: got (40 x 30|1,200) pixels, expected at most 1,199 in"
     r" all; reduce the image, or set --max_pixels\.",
     error,
   )
-  more = preprocessing.MAX_PIXELS + 1
-  data, _, error = imported.checked(entry, more)
+  more = operation.MAX_PIXELS + 1
+  data, _, error = checked(entry, more)
   assert data and not error
 
 
@@ -213,7 +218,7 @@ def test_a_full_disk_is_named(form, tmp_path, monkeypatch):
     "tfrecord": "ResourceExhaustedError: ...-00001; No space left on device",
   }[form]
   fails = mock.Mock(side_effect=RuntimeError(error))
-  monkeypatch.setattr(imported.Imported, "download_and_prepare", fails)
+  monkeypatch.setattr(OwnData, "download_and_prepare", fails)
   (tmp_path / "in").mkdir()
   source = write_folder(tmp_path / "in")
   with pytest.raises(ValueError, match=f"got {tmp_path}, whose disk is full"):
@@ -233,7 +238,7 @@ def test_records_are_not_written_into_a_bucket(monkeypatch):
 
 
 def test_an_image_with_any_number_of_classes(tmp_path):
-  lines = ["0.jpg,cat|ant", "1.jpg,", "2.jpg,bee|"]
+  lines = ["file,label", "0.jpg,cat|ant", "1.jpg,", "2.jpg,bee|"]
   for i in range(3):
     (tmp_path / f"{i}.jpg").write_bytes(encoded(i))
   (tmp_path / "labels.csv").write_text("\n".join(lines))

@@ -160,7 +160,7 @@ def test_a_run_is_trained_scored_and_resumed(tmp_path, monkeypatch):
     str(tmp_path / "run"),
     allow_change=["total_steps"],
   )
-  assert run.resumed_metadata["data_identity"] == "shapes 3 40 [0:40]"
+  assert run.saved["data_identity"] == "shapes 3 40 [0:40]"
   monkeypatch.setattr(Shapes, "identity", lambda self: "others")
   with pytest.raises(ConfigError, match="others"):
     run_checks.setup(made, str(tmp_path / "run"))

@@ -13,9 +13,9 @@ from views import SHAPES, VIEWS, Files, TwoViews
 from vit_jax import run_checks, train
 from vit_jax.batch import DataError, View, checked
 from vit_jax.config import checks
-from vit_jax.config.preprocessing import view_errors, view_shapes
 from vit_jax.data import ops as ops_lib
 from vit_jax.data import order
+from vit_jax.data.preprocessing import view_errors, view_shapes
 from vit_jax.data.tf_cpu import tf
 from vit_jax.inputs import Inputs
 from vit_jax.sharding import make_mesh

@@ -10,10 +10,10 @@ import pytest
 import several
 
 from vit_jax.callbacks import run_lock
-from vit_jax.callbacks.preemption import StopSignals
 from vit_jax.commands import evaluate, train
 from vit_jax.config import ConfigError, cli
 from vit_jax.distributed import exit_codes, processes, tpu_slice
+from vit_jax.distributed.signals import StopSignals
 
 FLAGS = {
   "coordinator": "host0:1234",

@@ -134,7 +134,7 @@ def test_a_page_instead_of_weights_can_be_fetched_again(cache):
   with server(lambda h: send(h, b"<html>Sign in</html>")) as (host, _):
     url = f"{host}/vit.npz"
     text, file = error(url, ValueError), download.cached(url)
-  assert text.startswith(f"{url}: got '{file}', which is a web page (HTML)")
+  assert text.startswith(f"{url}: got '{file}', not a file of a known")
   assert text.endswith(f" It was downloaded; delete {file} to fetch it again.")
 
 

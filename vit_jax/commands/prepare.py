@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 
 from vit_jax.config import cli
-from vit_jax.config.preprocessing import MAX_PIXELS
+from vit_jax.data.operation import MAX_PIXELS
 
 DESCRIPTION = """\
 Writes a data set to disk in TFDS's format. --name is the name of an imported
@@ -33,7 +33,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "source",
     metavar="SOURCE",
     help="name in TFDS (cifar10, imagenet2012, imagenet21k); or folder:/path;"
-    " csv:/path (lines of file,label; several labels: a|b); webdataset:/path"
+    " csv:/path (columns file,label; several labels: a|b); webdataset:/path"
     " (folder or glob of tars); parquet:/path; hf:NAME",
   )
   parser.add_argument("--name", help="name of an imported data set")
@@ -61,10 +61,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   )
   parser.add_argument(
     "--image",
-    help="column of the images (csv, parquet, hf); for tars the file extension,"
-    " such as left.png",
+    help="column of the images (csv, parquet, hf; default: image, in a csv also"
+    " file); for tars the file extension, such as left.png",
   )
-  parser.add_argument("--label", help="column of the labels (csv, parquet, hf)")
+  parser.add_argument(
+    "--label",
+    help="column of the labels (csv, parquet, hf; default: label)",
+  )
   parser.add_argument(
     "--numbers",
     metavar="COLUMNS",

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from vit_jax.callbacks import Callback, Stop, run_record, startup
-from vit_jax.callbacks.preemption import Preemption, StopSignals
+from vit_jax.callbacks.preemption import Preemption
 from vit_jax.callbacks.watchdog import Watchdog
 from vit_jax.config import Config, cli
-from vit_jax.distributed.signals import end_at_once
+from vit_jax.distributed.signals import StopSignals, end_at_once
 from vit_jax.writers.console import write
 
 FLAGS = {

@@ -10,17 +10,15 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import tensorflow_datasets as tfds
 from etils import epath
 
-from vit_jax.config.preprocessing import MAX_PIXELS
 from vit_jax.data import tfds_source
+from vit_jax.data.builders.image_builder import ImageBuilder, RecordFilter
 from vit_jax.data.dataset_info import prefix_of
-from vit_jax.finetune.data import imported
-from vit_jax.finetune.data.imports import KINDS, Options
-from vit_jax.finetune.data.imports.listing import check_unused, read_names
+from vit_jax.data.operation import MAX_PIXELS
 from vit_jax.options import nearest
 from vit_jax.paths import is_remote
 
@@ -30,6 +28,9 @@ LEFT_OUT = "left_out.txt"  # in the data set's folder: records left out
 _SHOWN = 20  # of them in the output
 
 Say = Callable[[str], None]
+
+if TYPE_CHECKING:
+  from vit_jax.finetune.data.imports.listing import Options
 
 
 class Prepared(NamedTuple):
@@ -98,8 +99,8 @@ def prepare(
       lack = f"without {' and '.join(missing)}"
     raise ValueError(f"--manual_dir: got {folder}, {lack}; expected {needed}.")
   options = {}
-  if isinstance(builder, imported.Importer):
-    options["record_filter"] = imported.RecordFilter(say)
+  if isinstance(builder, ImageBuilder):
+    options["record_filter"] = RecordFilter(say)
   elif file_format is None and importlib.util.find_spec("array_record"):
     file_format = "array_record"
   if file_format is not None:
@@ -125,7 +126,7 @@ def import_source(
   source: str,
   name: str,
   data_dir: str | None = None,
-  options: Options | None = None,
+  options: "Options | None" = None,
   say: Say = print,
   file_format: str | None = None,
   max_pixels: int = MAX_PIXELS,
@@ -133,7 +134,7 @@ def import_source(
   """Imports a source into a new data set of TFDS's format.
 
   Args:
-    source: A prefix of `KINDS` and what follows it.
+    source: A prefix of `finetune.data.imports.KINDS` and what follows it.
     name: Name of the data set, for `--config.data.dataset`.
     data_dir: See `prepare`.
     options: The user's options for the source.
@@ -145,6 +146,9 @@ def import_source(
     ValueError: The name is taken or malformed, the source has an error, or the
       disk is full.
   """
+  from vit_jax.finetune.data.builder import OwnData
+  from vit_jax.finetune.data.imports import KINDS, Options
+
   if not _NAME.fullmatch(name):
     raise ValueError(
       f"--name: got {name!r}, expected small letters, digits and underscores,"
@@ -156,13 +160,13 @@ def import_source(
     )
   prefix = prefix_of(source)
   listing = KINDS[prefix](source.removeprefix(prefix), options or Options())
-  builder = imported.Imported(
+  builder = OwnData(
     name=name,
     listing=listing,
     description=f"Imported from {source} by vit-jax prepare.",
     data_dir=data_dir,
     file_format=file_format,
-    record_filter=imported.RecordFilter(say, max_pixels),
+    record_filter=RecordFilter(say, max_pixels),
   )
   if builder.is_prepared() or epath.Path(builder.data_dir).exists():
     raise ValueError(
@@ -211,7 +215,7 @@ def _write(builder, say: Say, config: tfds.download.DownloadConfig) -> None:
 
 def _finished(builder, say: Say) -> Prepared:
   errors = []
-  if isinstance(builder, imported.Importer):
+  if isinstance(builder, ImageBuilder):
     records = builder.record_filter
     errors = records.left_out
     for name, count in sorted(records.converted.items()):
@@ -270,6 +274,9 @@ def main(args: argparse.Namespace) -> None:
 
 def _run(args: argparse.Namespace, say: Say) -> Prepared:
   """Imports a user's source, or prepares a data set of TFDS."""
+  from vit_jax.finetune.data.imports import KINDS, Options
+  from vit_jax.finetune.data.imports.listing import check_unused, read_names
+
   prefix = prefix_of(args.source)
   if prefix in KINDS:
     if not args.name:

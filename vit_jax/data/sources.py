@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 from PIL import Image
 
-from vit_jax.config import Config
 from vit_jax.data import fake as fake_lib
 from vit_jax.data import (
   folder,
@@ -22,6 +21,7 @@ from vit_jax.data import (
   vtab,
   vtab_source,
 )
+from vit_jax.data.data_config import RunConfig
 from vit_jax.data.dataset_info import prefix_of
 from vit_jax.data.source import NotOnDisk, Source
 from vit_jax.data.splits import SplitError
@@ -108,7 +108,9 @@ class Sources:
     self._opened: dict[tuple[str, str], Source] = {}
 
   @classmethod
-  def of(cls, config: Config, given: records.Given | None = None) -> "Sources":
+  def of(
+    cls, config: RunConfig, given: records.Given | None = None
+  ) -> "Sources":
     """Returns the sources of a run, with data sets of the program, if any."""
     return cls(config.data.data_dir, fake=config.fake_data, given=given or {})
 
@@ -200,7 +202,7 @@ class Sources:
 
 
 def shrunk(
-  source: Source, config: Config, on_image: Callable[[], object]
+  source: Source, config: RunConfig, on_image: Callable[[], object]
 ) -> Source:
   """Returns a source whose large images are shrunk; see config.data.shrink.
 

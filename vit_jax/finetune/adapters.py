@@ -16,7 +16,7 @@ from vit_jax.config import LoRAConfig, ModelConfig, json_file
 from vit_jax.families.vit import ViTConfig
 from vit_jax.finetune import lora
 from vit_jax.weights import source_file
-from vit_jax.weights.identify import stated_model
+from vit_jax.weights.identification import stated_model
 from vit_jax.weights.weights_file import LazyArray, Weights
 
 

@@ -28,7 +28,7 @@ from vit_jax.data import sources
 from vit_jax.distributed import agreement
 from vit_jax.finetune import linear_probe, trial_candidates
 from vit_jax.finetune.fine_tuning import TRIALS, Trial, Trials
-from vit_jax.finetune.scored_run import print_once, read_by_first, run
+from vit_jax.finetune.one_run import print_once, read_by_first, run
 from vit_jax.finetune.trial_candidates import Round
 from vit_jax.writers import run_info
 from vit_jax.writers.metric_writer import read_metrics
@@ -355,7 +355,7 @@ def _from_probe(config: Config, folder: epath.Path) -> Config:
 
 
 def _run(config: Config, folder: epath.Path) -> dict[str, Any]:
-  """Trains a trial, unless it is finished; see `scored_run.run`."""
+  """Trains a trial, unless it is finished; see `one_run.run`."""
   folder.mkdir(parents=True, exist_ok=True)
   with (folder / LOG).open("a") as log, contextlib.redirect_stdout(log):
     with contextlib.redirect_stderr(log):

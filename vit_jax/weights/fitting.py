@@ -28,7 +28,7 @@ from vit_jax.options import nearest
 from vit_jax.param_groups import path_of
 from vit_jax.step import TrainState
 from vit_jax.trainable import TEACHER
-from vit_jax.weights.identify import describe, identify
+from vit_jax.weights.identification import describe, identify
 from vit_jax.weights.weights_file import LazyArray, Weights
 
 # Layer before the head, trained with it for one set of classes: both are loaded

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 import tensorflow_datasets as tfds
 
-from vit_jax.finetune.data import imported
-from vit_jax.finetune.data.imports.listing import Entry, Split
-from vit_jax.finetune.data.imports.tars import (
+from vit_jax.data.builders.image_builder import Entry, ImageBuilder, Split
+from vit_jax.data.builders.tars import (
   BROKEN,
   file_members,
   members,
@@ -25,7 +24,7 @@ _CLASS_TAR = re.compile(r"(n\d{8})\.tar")
 _Tars = dict[str, tuple[pathlib.Path, tarfile.TarInfo | None]]
 
 
-class Imagenet21k(imported.Importer):
+class Imagenet21k(ImageBuilder):
   """ImageNet with all its classes: one split, `full`.
 
   The folder of manual downloads has one tar of JPEGs for each class,

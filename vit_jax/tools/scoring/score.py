@@ -12,8 +12,8 @@ from vit_jax import evaluate, malloc, missing_data, run_checks, weights
 from vit_jax.batch import DataError
 from vit_jax.callbacks import startup
 from vit_jax.config import Config, ConfigError, DataConfig
-from vit_jax.config.preprocessing import image_size
 from vit_jax.data import pixels
+from vit_jax.data.preprocessing import image_size
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import exit_codes, processes
 from vit_jax.evaluators import EVALUATORS, EvaluatorConfig

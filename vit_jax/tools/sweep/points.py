@@ -26,7 +26,7 @@ from vit_jax.config.checks import errors as config_errors
 from vit_jax.data import vtab
 from vit_jax.data.sources import Sources
 from vit_jax.data.splits import Span, parse_draw, parse_split
-from vit_jax.finetune.scored_run import RESULT
+from vit_jax.finetune.one_run import RESULT
 from vit_jax.options import unexpected
 from vit_jax.paths import absolute
 

@@ -12,12 +12,7 @@ from vit_jax.callbacks import startup
 from vit_jax.config import HELD_OUT, Config, ConfigError, cli, json_file
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import agreement, exit_codes, processes
-from vit_jax.finetune.scored_run import (
-  RESULT,
-  print_once,
-  read_by_first,
-  run,
-)
+from vit_jax.finetune.one_run import RESULT, print_once, read_by_first, run
 from vit_jax.tools.sweep import table
 from vit_jax.tools.sweep.points import (
   FINAL,

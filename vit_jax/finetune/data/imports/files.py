@@ -96,10 +96,9 @@ def _files(
     files = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
     root = os.path.dirname(re.split(r"[*?\[]", path)[0])
   if not files:
-    hint = " Braces as in {000..099} are no glob: write *." * ("{" in path)
     raise ValueError(
       f"got {prefix}{path}, which names no file; expected a folder with files"
-      f" ending in {' or '.join(suffixes)}, a file, or a glob.{hint}"
+      f" ending in {' or '.join(suffixes)}, a file, or a glob."
     )
   return sorted(files), root or "."
 

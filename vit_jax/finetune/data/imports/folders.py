@@ -3,12 +3,11 @@
 import os
 from collections.abc import Iterator
 
+from vit_jax.data.builders.image_builder import Entry, Split
 from vit_jax.data.splits import SPLIT_FOLDERS, SplitError
 from vit_jax.finetune.data.imports.listing import (
-  Entry,
   Listing,
   Options,
-  Split,
   check_names,
   check_unused,
   select_splits,

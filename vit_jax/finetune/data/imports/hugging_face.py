@@ -1,22 +1,17 @@
 """Data sets of Hugging Face, read by their own library `datasets`."""
 
+import functools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from vit_jax.finetune.data.imports.listing import (
   SPLIT_OF,
-  Classes,
-  Entry,
   Listing,
   Options,
-  Split,
-  check_lists,
-  common_names,
-  pick_column,
   select_splits,
 )
-
-_LABELS = ("int", "uint", "string", "large_string")  # prefixes of types
+from vit_jax.finetune.data.imports.tables import Table
+from vit_jax.finetune.data.imports.tables import scan as scan_tables
 
 
 def scan(name: str, options: Options) -> Listing:
@@ -42,66 +37,13 @@ def scan(name: str, options: Options) -> Listing:
   loaded = _loaded(datasets, name)
   splits = dict(zip(split_names(loaded), loaded.values(), strict=True))
   names = select_splits(splits, options, where)
-  features = splits[names[0]].features
-  kinds = {k: repr(v) for k, v in features.items()}
-  images = {
-    k: v for k, v in kinds.items() if isinstance(features[k], datasets.Image)
-  }
-  # A list has the type of its elements, which are the classes of an image.
-  elements = {k: getattr(v, "feature", v) for k, v in features.items()}
-  labels = {
-    k: v
-    for k, v in kinds.items()
-    if isinstance(elements[k], datasets.ClassLabel)
-    or str(getattr(elements[k], "dtype", "")).startswith(_LABELS)
-  }
-  image, *remarks = pick_column("image", images, kinds, options.image, where)
-  label, remark = pick_column("label", labels, kinds, options.label, where)
-  is_multilabel = elements[label] is not features[label]
-  class_names = common_names(
-    {k: _names(splits[k], label) for k in names}, where
-  )
-  if is_multilabel:
-    check_lists(_values(splits, names, label), label, where)
-    lists = _values(splits, names, label)
-    values = {v for row in lists for v in row or ()}
-  else:
-    values = {v for split in names for v in splits[split].unique(label)}
-  class_names = options.classes or class_names
-  classes = Classes(values, class_names, where, is_multilabel)
-
+  tables = {split: [_table(datasets, split, splits[split])] for split in names}
   # A data set may name files instead of holding their bytes. Only files of its
   # folder, or that the library has downloaded, are read.
   roots = [os.path.expanduser(name), str(datasets.config.HF_CACHE_HOME)]
   roots += [str(datasets.config.HF_DATASETS_CACHE)]
-
-  def split_of(split: str) -> Split:
-    data = splits[split].select_columns([image, label])
-    # Encoded bytes, which are stored as they are.
-    data = data.cast_column(image, datasets.Image(decode=False))
-
-    def entries() -> Iterator[Entry]:
-      for row, record in enumerate(data):
-        yield _entry(
-          f"{split}:{row}", record[image], record[label], classes, roots
-        )
-
-    return Split(len(data), entries)
-
-  remarks = tuple(filter(None, (*remarks, remark)))
-  by_name = {split: split_of(split) for split in names}
-  return Listing(classes.names, by_name, is_multilabel, remarks)
-
-
-def _values(splits, names: list[str], label: str) -> Iterator:
-  for name in names:
-    for row in splits[name].select_columns([label]):
-      yield row[label]
-
-
-def _names(split, label: str) -> tuple[str, ...]:
-  feature = split.features.get(label)
-  return tuple(getattr(getattr(feature, "feature", feature), "names", ()))
+  read = functools.partial(_image, roots=[*map(os.path.realpath, roots)])
+  return scan_tables(tables, options, where, read)
 
 
 def split_names(splits: Iterable[str]) -> list[str]:
@@ -137,22 +79,37 @@ def _loaded(datasets, name: str):
   return {str(data.split or "train").partition("[")[0]: data}
 
 
-def _entry(
-  key: str, image: dict | None, label, classes: Classes, roots: list[str]
-) -> Entry:
-  known = classes.label(label)
-  if known is None:
-    return Entry(key, error="has no label")
-  image = image or {}
+def _table(datasets, split: str, data) -> Table:
+  # Images as encoded bytes, which are stored unchanged.
+  for name, feature in data.features.items():
+    if isinstance(feature, datasets.Image):
+      data = data.cast_column(name, datasets.Image(decode=False))
+
+  def class_names(column: str) -> Sequence[str]:
+    feature = data.features[column]
+    return getattr(getattr(feature, "feature", feature), "names", ())
+
+  def rows(columns: Sequence[str]) -> Iterator[tuple]:
+    for row in data.select_columns(list(columns)):
+      yield tuple(row[column] for column in columns)
+
+  return Table(split, data.column_names, class_names, rows)
+
+
+def _image(value: object, roots: list[str]) -> bytes:
+  """Returns the bytes of an image, or of a file below one of the folders."""
+  if isinstance(value, bytes):
+    return value
+  image = value if isinstance(value, dict) else {}
   if image.get("bytes"):
-    return Entry(key, image["bytes"], known)
+    return image["bytes"]
   if not image.get("path"):
-    return Entry(key, error="has no image")
+    raise ValueError("has no image")
   path = os.path.realpath(image["path"])
-  if not any(path.startswith(f"{os.path.realpath(r)}{os.sep}") for r in roots):
-    return Entry(key, error=f"names a file outside of the data set: {path}")
+  if not any(path.startswith(root + os.sep) for root in roots):
+    raise ValueError(f"names a file outside of the data set: {path}")
   try:
     with open(path, "rb") as stream:
-      return Entry(key, stream.read(), known)
+      return stream.read()
   except OSError:
-    return Entry(key, error="has no image")
+    raise ValueError("has no image") from None

@@ -1,22 +1,17 @@
-"""The result of scanning a source: splits, classes, columns, records."""
+"""What a scan of a source finds: splits, classes, records."""
 
 import collections
 import dataclasses
 import pathlib
 import re
-from collections.abc import (
-  Callable,
-  Collection,
-  Iterable,
-  Iterator,
-  Mapping,
-  Sequence,
-)
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from vit_jax.data.builders.image_builder import Label, Split
 from vit_jax.data.splits import SPLIT_FOLDERS
+from vit_jax.options import unexpected
 
 # TFDS's names of the splits -> usual names of folders and files.
 SPLITS = {
@@ -25,19 +20,11 @@ SPLITS = {
   "test": SPLIT_FOLDERS["test"],
 }
 SPLIT_OF = {alias: k for k, names in SPLITS.items() for alias in names}
-LABEL_COLUMNS = ("label", "labels", "class", "target", "fine_label", "category")
-IMAGE_COLUMNS = ("image", "img", "jpg", "png", "file", "file_name", "filename")
-_CONTENT = {
-  "image": "encoded images (bytes, or a struct with bytes)",
-  "label": "whole numbers, text, or lists of these",
-}
-_INTEGER = re.compile("-?[0-9]{1,18}")
-_WHOLE = re.compile(rf"{_INTEGER.pattern}(\.0*)?")
-# Unlike for Python's float, "1_000" is a name. "nan" is a missing number.
-_NUMBER = re.compile(
-  r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|nan", re.IGNORECASE
+_INTEGER = re.compile("-?[0-9]{1,18}")  # a longer one is a name
+_REAL = re.compile(
+  r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=e))(e[-+]?[0-9]+)?|nan",
+  re.IGNORECASE,
 )
-BITS = {"0", "1", "0.0", "1.0"}
 
 
 class Options(NamedTuple):
@@ -45,9 +32,9 @@ class Options(NamedTuple):
 
   splits: Splits to import -> pattern of their files, or None to use the names
     of files. Empty for all splits.
-  image: Column of the images; None to find it by its type.
-  label: Column of the labels; None to find it by its name and type.
-  classes: Names of the classes by label; None for those of the source.
+  image: Column of the images, or file extension in tars; None for the usual.
+  label: Column of the labels; None for "label".
+  classes: Names of the classes by label; None for the names in the source.
   numbers: Columns of numbers to predict, instead of classes.
   """
 
@@ -56,27 +43,6 @@ class Options(NamedTuple):
   label: str | None = None
   classes: tuple[str, ...] | None = None
   numbers: tuple[str, ...] = ()
-
-
-# A class; the classes of an image that may have any number of them; or numbers
-# to predict, float32 [outputs].
-Label = int | tuple[int, ...] | np.ndarray
-
-
-class Entry(NamedTuple):
-  """A record: its unique name, encoded image and label, or an error."""
-
-  key: str
-  image: bytes = b""
-  label: Label = -1
-  error: str = ""
-
-
-class Split(NamedTuple):
-  """A split: its number of records, broken ones included, if known."""
-
-  count: int | None
-  entries: Callable[[], Iterator[Entry]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,20 +70,25 @@ class Numbers:
     count: How many numbers a single column has.
     where: The source, for messages.
 
+  Attributes:
+    names: Name of each number.
+    missing: What an image without all of them has, for messages.
+
   Raises:
     ValueError: A name has several lines, or two names are equal.
   """
+
+  is_multilabel = False
 
   def __init__(self, columns: Sequence[str], count: int, where: str):
     self.names = tuple(columns)
     if len(columns) == 1 < count:
       self.names = tuple(f"{columns[0]} {i}" for i in range(count))
+    self.missing = f"has no number for each of {', '.join(self.names)}"
     check_names(self.names, where, "numbers")
 
   def label(self, values: Sequence | None) -> np.ndarray | None:
     """Returns float32 [outputs]; None if one is missing, or is not a number."""
-    if any("_" in value for value in values or () if isinstance(value, str)):
-      return None  # Python's 1_000
     try:
       label = np.array([*map(float, values or ())], np.float32)
     except (TypeError, ValueError):
@@ -126,89 +97,31 @@ class Numbers:
     return label if is_whole else None
 
 
-def numbers_error(got: str, column: str, where: str) -> str:
-  """Returns the error for labels that are real numbers without --numbers.
-
-  Args:
-    got: One of the labels, or their type.
-    column: Their column; "" if the kind of source has no --numbers.
-    where: The source.
-  """
-  place = f"the column {column!r} of {where}" if column else where
-  option = (
-    f"--numbers={column}" if column else "--numbers with csv: or parquet:"
-  )
-  return (
-    f"got real numbers in {place}, such as {got}, expected classes. To predict"
-    f" the numbers: {option}."
-  )
-
-
-def check_lists(
-  lists: Iterable[Sequence | None], column: str, where: str
-) -> None:
-  """Raises ValueError for lists with a 0 or 1 for each class.
-
-  They would be read as the classes 0 and 1. Unlike lists of classes, they have
-  one length, and some of them have a value twice.
-
-  Args:
-    lists: The labels of each image; empty lists and None are skipped.
-    column: Their column, for messages.
-    where: The source, for messages.
-  """
-  length, has_twice = None, False
-  for values in lists:
-    if not values:
-      continue
-    length = length or len(values)
-    bits = [*map(_text, values)]
-    if len(values) != length or not {*bits} <= BITS:
-      return
-    has_twice = has_twice or len({*bits}) < length
-  if has_twice:
-    raise ValueError(
-      f"got lists of {length} values in the column {column!r} of {where}, one"
-      " 0 or 1 for each class; expected a list of the classes of the image:"
-      " their numbers or names, as [1, 3] for [0, 1, 0, 1]."
-    )
-
-
-def are_real(texts: Collection[str]) -> bool:
-  """Whether texts are numbers, and some of them are not written as integers.
-
-  Example:
-    >>> are_real(["1", "2.5"]), are_real(["1", "2"]), are_real(["1.5", "a"])
-    (True, False, False)
-  """
-  # An integer of more than 18 digits is a name.
-  are_integers = all(text.lstrip("+-").isdecimal() for text in texts)
-  return not are_integers and all(map(_NUMBER.fullmatch, texts))
-
-
 class Classes:
   """The numbers of classes, from all labels of a source.
 
   Integers are labels as they are, and so are texts if all of them are integers.
-  Whole numbers with a point are integers too: pandas writes 1.0 where another
-  label is missing. Otherwise texts are names of classes, numbered in sorted
-  order or in that of `given`.
+  Otherwise texts are names of classes, numbered in sorted order or in that of
+  `given`.
 
   Args:
-    labels: All labels, those of a multi-label image one by one. None, NaN,
-      blanks and negative numbers are missing labels.
+    labels: All labels, one by one if an image has several. None, NaN, blanks
+      and negative numbers are missing labels.
     given: Names of the classes by label, from the user or the source; None for
       the labels themselves.
     where: The source, for messages.
-    is_multilabel: Whether an image can have any number of classes. Numbers with
-      a point are then no labels: a list of them is a vector.
-    column: The column of the labels, for the hint to --numbers; "" if the kind
-      of source has no such option.
+    is_multilabel: Whether an image can have any number of classes.
+
+  Attributes:
+    names: Names of the classes by label.
+    missing: What an image without a label has, for messages.
 
   Raises:
     ValueError: There are no labels, names that are not given, more numbers than
       names, or numbers that cannot be labels; or two classes have one name.
   """
+
+  missing = "has no label"
 
   def __init__(
     self,
@@ -216,44 +129,24 @@ class Classes:
     given: tuple[str, ...] | None,
     where: str,
     is_multilabel: bool = False,
-    column: str = "",
   ):
     self.is_multilabel = is_multilabel
     texts = {text for text in map(_text, labels) if text}
-    are_given = given is not None and texts <= {*given}
-    pattern = _INTEGER if is_multilabel or are_given else _WHOLE
-    self._are_numbers = all(map(pattern.fullmatch, texts))
-    if not self._are_numbers and not are_given and are_real(texts):
-      got = max(texts, key=lambda text: (not _WHOLE.fullmatch(text), text))
-      hint = " If they are names of classes: --classes=FILE, with all of them."
-      if got.lower() == "nan":
-        hint = " Leave a label empty where it is missing."
-      raise ValueError(numbers_error(got, column, where) + hint)
-    if not are_given and (nan := {t for t in texts if t.lower() == "nan"}):
-      raise ValueError(
-        f"got the label {nan.pop()!r} in {where}, expected no text where a"
-        " label is missing. If it is a class: --classes=FILE, with all names."
-      )
+    self._are_numbers = all(map(_INTEGER.fullmatch, texts))
     if self._are_numbers:
-      texts = {text for text in texts if _integer(text) >= 0}
-    if not texts:
-      raise ValueError(f"got {where} without any label, expected one an image.")
-    if self._are_numbers:
-      numbers = {*map(_integer, texts)}
-      self.names = given or _numbers(numbers, where)
-      if max(numbers) >= len(self.names):
-        raise ValueError(
-          f"got label {max(numbers)} in {where}, expected 0 to"
-          f" {len(self.names) - 1}, as there are {len(self.names)} names of"
-          " classes."
-        )
+      texts = {text for text in texts if int(text) >= 0}
+      self.names = given or _numbers({*map(int, texts)}, where)
     else:
       self.names = given or tuple(sorted(texts))
-      if missing := sorted({*texts} - {*self.names}):
-        raise ValueError(
-          f"got the classes {missing[:5]} in {where}, expected one of the"
-          f" {len(self.names)} given names, such as {self.names[0]!r}."
-        )
+      _check_texts(texts, given, where)
+    if not texts:
+      raise ValueError(f"got {where} without any label, expected one an image.")
+    if self._are_numbers and max(map(int, texts)) >= len(self.names):
+      raise ValueError(
+        f"got label {max(map(int, texts))} in {where}, expected 0 to"
+        f" {len(self.names) - 1}, as there are {len(self.names)} names of"
+        " classes."
+      )
     self._index = {name: i for i, name in enumerate(self.names)}
     check_names(self.names, where)
 
@@ -275,7 +168,7 @@ class Classes:
     text = _text(label)
     if not text:
       return -1
-    return max(_integer(text), -1) if self._are_numbers else self._index[text]
+    return max(int(text), -1) if self._are_numbers else self._index[text]
 
 
 def _text(label) -> str:
@@ -286,19 +179,105 @@ def _text(label) -> str:
   return "" if is_missing else str(label).strip()
 
 
-def _integer(text: str) -> int:
-  """Returns the value of a match of `_WHOLE`."""
-  return int(text.partition(".")[0])
-
-
 def _numbers(present: set[int], where: str) -> tuple[str, ...]:
-  largest = max(present)
+  largest = max(present, default=-1)
   if largest >= 10 * len(present) + 1000:
     raise ValueError(
       f"got only {len(present):,} different labels up to {largest:,} in"
       f" {where}, expected numbers of classes, from 0."
     )
   return tuple(map(str, range(largest + 1)))
+
+
+def _check_texts(
+  texts: set[str], given: tuple[str, ...] | None, where: str
+) -> None:
+  """Raises ValueError for texts that are no names of classes."""
+  if given is None:
+    real = sorted(filter(_REAL.fullmatch, texts))
+    are_real = all(_REAL.fullmatch(t) or _INTEGER.fullmatch(t) for t in texts)
+    if are_real or "nan" in map(str.lower, texts):
+      raise ValueError(
+        f"got the label {real[-1]} in {where}, expected whole numbers or names"
+        " of classes, and no text where a label is missing. To predict numbers:"
+        " --numbers, for csv and parquet. If it is a name: --classes=FILE, with"
+        " all names."
+      )
+  elif unknown := sorted(texts - {*given}):
+    raise ValueError(
+      f"got the classes {unknown[:5]} in {where}, expected one of the"
+      f" {len(given)} given names, such as {given[0]!r}."
+    )
+
+
+def find_classes(
+  labels: Iterable,
+  options: Options,
+  columns: tuple[str, ...],
+  given: tuple[str, ...] | None,
+  where: str,
+) -> Classes | Numbers:
+  """Returns the classes, or the numbers to predict, of all labels.
+
+  Args:
+    labels: The label of each image; a list for several classes or numbers.
+    options: The user's options.
+    columns: The columns of the labels.
+    given: Names of the classes in the source; None if there are none.
+    where: The source, for messages.
+
+  Raises:
+    ValueError: The labels cannot be classes, see `Classes`; or an image has the
+      same label twice, as in a list with a 0 or 1 for each class.
+  """
+  if options.numbers:
+    count = max((len(v) for v in labels if v is not None), default=1)
+    return Numbers(columns, count, where)
+  values, is_multilabel = set(), False
+  for label in labels:
+    if not isinstance(label, list):
+      values.add(label)
+      continue
+    is_multilabel = True
+    if len({*label}) < len(label):
+      raise ValueError(
+        f"got an image with the labels {label} in {where}, expected different"
+        " ones: the classes of the image, not a 0 or 1 for each class."
+      )
+    values.update(label)
+  return Classes(values, options.classes or given, where, is_multilabel)
+
+
+def find_column(
+  option: str,
+  given: str | None,
+  usual: Sequence[str],
+  columns: Sequence[str],
+  where: str,
+) -> str:
+  """Returns the column that an option names, or the one with a usual name.
+
+  Args:
+    option: Name of the option, such as "--label".
+    given: Its value; None if it is not set.
+    usual: Names of such a column, of which one is expected.
+    columns: All columns.
+    where: The source, for messages.
+
+  Raises:
+    ValueError: There is no such column, or there are several.
+  """
+  wanted = usual if given is None else (given,)
+  found = [column for column in columns if column in wanted]
+  if len(found) != 1:
+    raise ValueError(
+      unexpected(
+        option,
+        given or " and ".join(found) or "no value",
+        f"one of the columns of {where}: {', '.join(columns)}",
+      )
+    )
+  return found[0]
 
 
 def common_names(
@@ -318,7 +297,7 @@ def common_names(
     one, other, *_ = parts.values()
     raise ValueError(
       f"got {where}, whose classes differ between {one} and {other}, expected"
-      " the same in all: see Hugging Face's Dataset.align_labels_with_mapping."
+      " the same in all."
     )
   return next(iter(parts), None)
 
@@ -333,10 +312,7 @@ def read_names(path: str) -> tuple[str, ...]:
   try:
     lines = pathlib.Path(path).read_text("utf-8").splitlines()
   except UnicodeDecodeError as e:
-    raise ValueError(
-      f"{path}: got bytes that are no text ({e.reason} at {e.start:,}),"
-      " expected UTF-8. Is it the right file?"
-    ) from None
+    raise ValueError(f"{path}: got {e}, expected text in UTF-8.") from None
   return tuple(line.strip() for line in lines if line.strip())
 
 
@@ -387,72 +363,13 @@ def select_splits(
   Raises:
     ValueError: An option names a split that does not exist, or has a pattern.
   """
-  if any(options.splits.values()):
+  wrong = [k for k, v in options.splits.items() if v or k not in available]
+  if wrong:
     raise ValueError(
-      "--splits: got a pattern, which is for csv, tars and parquet files;"
-      f" expected names of splits of {where}: {', '.join(available)}."
-    )
-  if missing := sorted({*options.splits} - {*available}):
-    raise ValueError(
-      f"--splits: got {', '.join(missing)}, expected splits of {where}, which"
-      f" has {', '.join(available)}."
+      unexpected(
+        "--splits",
+        ", ".join(f"{k}={v}" if (v := options.splits[k]) else k for k in wrong),
+        f"names of splits of {where}: {', '.join(available)}",
+      )
     )
   return [name for name in available if name in (options.splits or available)]
-
-
-def usual_columns(columns: Collection[str], usual: Sequence[str]) -> list[str]:
-  """Returns the columns with usual names in any case, the most usual first."""
-  rank = lambda column: (usual.index(column.lower()), column.lower() != column)
-  return sorted((c for c in columns if c.lower() in usual), key=rank)
-
-
-def pick_column(
-  role: str,
-  candidates: Mapping[str, str],
-  others: Mapping[str, str],
-  given: str | None,
-  where: str,
-  content: str = "",
-) -> tuple[str, str]:
-  """Returns the column of the images or of the labels, and a remark on it.
-
-  Args:
-    role: "image" or "label", the name of the flag.
-    candidates: Columns of a fitting type -> their types; "" without types.
-    others: All columns -> their types.
-    given: The column that the user names, if any.
-    where: The source, for messages.
-    content: What such a column has, for messages; "" for the types of parquet.
-
-  Returns:
-    Its name; a line about the other ones that fit, "" if there are none or if
-    the user named it.
-
-  Raises:
-    ValueError: The given column does not exist or has another type; or no
-      column fits; or several do, and none has a usual name; or the one with a
-      usual name of labels has another type.
-  """
-  if given is not None and given in candidates:
-    return given, ""
-  usual = LABEL_COLUMNS if role == "label" else IMAGE_COLUMNS
-  known = usual_columns(candidates, usual)
-  # Beside a column with a usual name of labels and an unfitting type, no other
-  # column is taken for the labels: the error names the first.
-  if given is None and role == "label" and candidates and not known:
-    given = next(iter(usual_columns(others, usual)), None)
-  if given is None and (known or len(candidates) == 1):
-    name = known[0] if known else next(iter(candidates))
-    rest = [f"--{role}={other}" for other in candidates if other != name]
-    text = f"the {role} is the column {name!r}; for another: {', '.join(rest)}"
-    return name, text if rest else ""
-  content = content or _CONTENT[role]
-  got = "no column" if given is None else f"column {given!r}"
-  if given is None and candidates:
-    got = f"several columns ({', '.join(candidates)})"
-  kinds = {**candidates, **others}
-  listed = ", ".join(f"{k}: {v}" if v else k for k, v in kinds.items())
-  raise ValueError(
-    f"--{role}: got {got} for the {role} in {where}, expected the name of one"
-    f" with {content}, of: {listed}."
-  )

@@ -1,33 +1,30 @@
 """WebDataset tars: consecutive members with the same name are a record.
 
-Python's tarfile reads them: the format is a few lines, and the labels, which
-are needed before the images, are found from a tar's headers. The library
-`webdataset` is made for streams and would add its own shuffling.
-
 The name of a record is a member's name up to the first dot after the last
 slash. The rest is the ending: that of an image (.jpg, .seg.png, ...), or
-`.cls`, the label, a number or the name of a class. If names of records have
-dots themselves, that of the label decides: 1.5_a.cls and 1.5_a.png are the
-record 1.5_a. Hidden members, such as `._1.jpg` of macOS, are not records.
+`.cls`, the label, a number or the name of a class. Hidden members, such as
+`._1.jpg` of macOS, are not records.
+
+Python's tarfile reads them: the labels, which are needed before the images, are
+found from a tar's headers. The library `datasets` would read a tar that is cut
+off as a whole one, and refuses JPEG beside PNG.
 """
 
-import collections
 import os
 import tarfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from vit_jax.data import images as images_lib
-from vit_jax.finetune.data.imports import files, tars
+from vit_jax.data.builders import tars
+from vit_jax.data.builders.image_builder import Entry, Split
+from vit_jax.finetune.data.imports import files
 from vit_jax.finetune.data.imports.listing import (
   Classes,
-  Entry,
   Listing,
   Options,
-  Split,
   check_unused,
 )
 
-IMAGES = tuple(suffix.removeprefix(".") for suffix in images_lib.SUFFIXES)
 LABEL = "cls"
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
@@ -39,112 +36,79 @@ def scan(path: str, options: Options) -> Listing:
   """Lists tars; reads all headers and labels, but no image.
 
   Raises:
-    ValueError: There are no tars, no labels in them, no single image in any
-      record, or an option is for other kinds.
+    ValueError: There are no tars, no labels in them, or an option is for other
+      kinds.
   """
-  why = f"webdataset:{path}, whose labels have a fixed ending"
-  check_unused(options, ("label",), why)
+  where = f"webdataset:{path}"
+  check_unused(options, ("label",), f"{where}, whose labels end in .{LABEL}")
   by_split = files.by_split(path, SUFFIXES, options, "webdataset:")
-  labels, counts, broken = set(), {}, ""
-  endings, chosen = collections.Counter(), collections.Counter()
+  labels, counts, errors = set(), dict.fromkeys(by_split, 0), []
   for split, paths in by_split.items():
-    counts[split] = 0
     for tar_path in paths:
       for tar, name, members in _groups(tar_path):
         counts[split] += 1
         if members is None:
-          broken = broken or f" {tar_path} {name}."
-        if members and LABEL in members:
+          errors.append(f" {tar_path} {name}.")
+        elif LABEL in members:
           labels.add(_label(tar, members[LABEL]))
-        endings.update(_images(members or ()))
-        chosen.update(_chosen(members or (), options.image))
   if not labels:
     raise ValueError(
-      f"got tars without labels in {path}, expected a member NAME.{LABEL}"
-      f" beside each image, with the number or the name of its class.{broken}"
+      f"got {where}, expected a member NAME.{LABEL} beside each image, with the"
+      f" number or the name of its class.{''.join(errors[:1])}"
     )
-  listed = ", ".join(endings)
-  if endings and not chosen:
-    got = f"{options.image!r}, which is none" if options.image else "none"
-    raise ValueError(
-      f"--image: got {got} for webdataset:{path}, expected one ending of the"
-      f" images of a record: {listed}."
-    )
-  classes = Classes(labels, options.classes, f"webdataset:{path}")
-  rest = [f"--image={ending}" for ending in endings if ending not in chosen]
-  remark = (
-    f"the images are the members that end in {', '.join(chosen)}; for others:"
-    f" {', '.join(rest)}"
-  )
+  classes = Classes(labels, options.classes, where)
 
   def split_of(split: str) -> Split:
-    return Split(
-      counts[split], lambda: _entries(by_split[split], classes, options.image)
-    )
+    paths = by_split[split]
+    return Split(counts[split], lambda: _entries(paths, classes, options.image))
 
-  return Listing(
-    classes.names,
-    {split: split_of(split) for split in by_split},
-    remarks=(remark,) if rest and not options.image else (),
-  )
+  return Listing(classes.names, {split: split_of(split) for split in by_split})
 
 
 def _entries(
   paths: list[str], classes: Classes, wanted: str | None
 ) -> Iterator[Entry]:
-  root = os.path.commonpath(list(map(os.path.dirname, paths)))
+  root = os.path.commonpath(list(map(os.path.dirname, paths))) or "."
   seen = set()
   for path in paths:
+    tar_name = os.path.relpath(path, root)
     for tar, name, members in _groups(path):
-      key = f"{os.path.relpath(path, root or '.')}/{name}"
       if members is None:
-        yield Entry(os.path.relpath(path, root or "."), error=name)
+        yield Entry(tar_name, error=name)
         continue
-      images, error = _chosen(members, wanted), ""
-      if len(images) != 1:
-        present = _images(members)
-        error = f"has {len(present)} images"
-        if len(present) > 1:
-          error += f", {', '.join(present)}: --image=ENDING chooses"
-      error = "has the name of an earlier record" if key in seen else error
+      key = f"{tar_name}/{name}"
+      if key in seen:
+        yield Entry(key, error="has the name of an earlier record")
+        continue
       seen.add(key)
       try:
-        label = -1
-        if not error and LABEL in members:
-          label = classes.index(_label(tar, members[LABEL]))
-        if label < 0:
-          yield Entry(key, error=error or "has no label")
-        else:
-          yield Entry(key, _read(tar, members[images[0]]), label)
+        yield _entry(key, tar, members, classes, wanted)
       except tars.BROKEN as e:
         yield Entry(key, error=f"cannot be read: {e}")
 
 
-def _images(endings: Collection[str]) -> list[str]:
-  return [e for e in endings if e.split(".")[-1].lower() in IMAGES]
-
-
-def _chosen(endings: Collection[str], wanted: str | None) -> list[str]:
-  """Returns the endings that fit; only a single one is no error.
-
-  Args:
-    endings: Endings of all members of a record.
-    wanted: "left.png", or "left" for any format. None for the only image, or
-      the only one with a plain ending, such as .jpg beside .seg.png.
-
-  Example:
-    >>> _chosen(["jpg", "seg.png", "cls"], None)
-    ['jpg']
-    >>> _chosen(["left.png", "right.png", "cls"], "right")
-    ['right.png']
-  """
-  images = _images(endings)
+def _entry(
+  key: str,
+  tar: tarfile.TarFile,
+  members: _Members,
+  classes: Classes,
+  wanted: str | None,
+) -> Entry:
+  images = [e for e in members if f".{e}".endswith(images_lib.SUFFIXES)]
   if wanted is not None:
-    wanted = wanted.lower().removeprefix(".")
-    return [e for e in images if wanted in (e, e.rpartition(".")[0])]
-  plain = [e for e in images if "." not in e]
-  one = plain if len(plain) == 1 else images
-  return one if len(one) == 1 else []
+    images = [e for e in images if e == wanted.lower().removeprefix(".")]
+  if len(images) != 1:
+    listed = ", ".join(members)
+    return Entry(
+      key,
+      error=f"has {len(images)} images among {listed}; --image chooses one",
+    )
+  label = -1
+  if LABEL in members:
+    label = classes.index(_label(tar, members[LABEL]))
+  if label < 0:
+    return Entry(key, error=classes.missing)
+  return Entry(key, _read(tar, members[images[0]]), label)
 
 
 def _groups(
@@ -158,7 +122,7 @@ def _groups(
   try:
     with open(path, "rb") as file, tars.opened(file) as tar:
       for name, members in _records(tar):
-        yield tar, name, {k.lower(): v for k, v in members.items()}
+        yield tar, name, members
         count += 1
   except tars.BROKEN as e:
     yield tar, f"is broken after {count} records: {e}", None
@@ -167,9 +131,7 @@ def _groups(
 def _records(tar: tarfile.TarFile) -> Iterator[tuple[str, _Members]]:
   """Yields (name, members) of the records of a tar."""
   is_gzip = tars.is_gzip(tar)
-  # Members with one name up to the first dot; and what the endings of a record
-  # begin with if its name, which its label has shown, has more dots.
-  name, members, more = None, {}, ""
+  name, members = None, {}
   for member in tars.file_members(tar):
     # A name with bytes that are no text could not be written.
     member_name = member.name.encode("utf-8", "replace").decode()
@@ -178,35 +140,13 @@ def _records(tar: tarfile.TarFile) -> Iterator[tuple[str, _Members]]:
       continue
     stem, _, ending = base.partition(".")
     stem = os.path.join(folder, stem)
-    if stem != name or (more and not ending.startswith(more)):
-      record, members = _divided(members, more)
-      if record:
-        yield f"{name}.{more[:-1]}", record
-      more = ""
     if stem != name and members:
       yield name, members
       members = {}
     name = stem
-    members[ending] = tars.read(tar, member) if is_gzip else member
-    before, dot, last = ending.rpartition(".")
-    if dot and last.lower() == LABEL:
-      more = before + dot
-  record, members = _divided(members, more)
-  if record:
-    yield f"{name}.{more[:-1]}", record
+    members[ending.lower()] = tars.read(tar, member) if is_gzip else member
   if members:
     yield name, members
-
-
-def _divided(members: _Members, more: str) -> tuple[_Members, _Members]:
-  """Returns the members whose endings begin with `more`, and the others.
-
-  The first part is a record only if it contains an image.
-  """
-  record = {k[len(more) :]: v for k, v in members.items() if k.startswith(more)}
-  if not more or not _images(record):
-    return {}, members
-  return record, {k: v for k, v in members.items() if not k.startswith(more)}
 
 
 def _read(tar: tarfile.TarFile, member: tarfile.TarInfo | bytes) -> bytes:
