@@ -78,7 +78,7 @@ def whole(lab):
   return pathlib.Path("runs/whole")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_and_resumed_it_ends_in_the_same_bits(whole):
   workdir = pathlib.Path("runs/killed")
   argv = "train", CONFIG, f"--workdir={workdir}"

@@ -67,13 +67,10 @@ def test_sigterm_to_one_stops_both_at_one_step_with_the_state_saved(two):
   assert "stopped" not in runs.output(workdir, 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
   "dead, sent",
-  [
-    pytest.param(1, signal.SIGKILL, marks=pytest.mark.nightly),
-    pytest.param(0, signal.SIGKILL, marks=pytest.mark.slow),
-    pytest.param(1, signal.SIGSTOP, marks=pytest.mark.nightly),
-  ],
+  [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)],
 )
 def test_a_death_ends_the_other_with_the_code_and_message_of_jax(
   two, dead, sent
