@@ -73,7 +73,7 @@ own-images: $(VENV)/installed-test
 # Compares weights of timm, transformers, Meta, OpenCLIP and big_vision, in and
 # out: the table of docs/weights.md.
 weights-table: $(VENV)/installed-parity
-	$(VENV)/bin/python benchmarks/weights_table.py
+	PYTHONPATH=tests $(VENV)/bin/python tests/weights/weights_table.py
 
 # Prices twenty recipes on TPU slices, with the versions of docs/plans.jsonl, and
 # fails if one became slower by estimate. Takes an hour of a core.
@@ -86,7 +86,7 @@ check-plans:
 # has the last figures.
 # Goes on where it was stopped: what has a line for this code is not run.
 faults: $(VENV)/installed-test
-	$(VENV)/bin/python benchmarks/faults.py
+	PYTHONPATH=.:tests:benchmarks $(RUN) faults
 
 lint: $(VENV)/installed-test
 	$(VENV)/bin/ruff check .

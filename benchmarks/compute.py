@@ -14,8 +14,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import tables
 
 from vit_jax.config import cli
-from vit_jax.config.preprocessing import image_size
 from vit_jax.data import dataset_info, splits
+from vit_jax.data.preprocessing import image_size
 from vit_jax.families import by_variant, resnet
 
 ROOT = pathlib.Path(__file__).parents[1]

@@ -1,7 +1,7 @@
 """Benchmarks on one GPU, in less than 8 minutes: `bash benchmarks/gpu.sh`.
 
 It measures training steps as `vit-jax benchmark`, and timm's compiled steps in
-the same minutes (`timm_speed.py`); attention by cuDNN and by XLA, with their
+the same minutes; attention by cuDNN and by XLA, with their
 errors compared to float32; microbatches; a recipe with its input; and XLA's
 options for GPUs, one at a time. It downloads nothing; docs/performance.md lists
 what must be installed. The most important measurements come first. Each runs in
@@ -15,18 +15,20 @@ bash benchmarks/gpu.sh --tiny --out=/tmp/gpu.jsonl   # a try, also on a CPU
 """
 
 import argparse
+import collections
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import timm_speed
 from machine import machine
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -38,6 +40,14 @@ MODELS = (
   ("H/14", 224, 128),
 )
 TINY = (("Ti/16", 32, 4), ("Ti/16", 48, 2))
+TIMM_NAMES = {
+  "Ti/16": "tiny_patch16",
+  "B/16": "base_patch16",
+  "L/16": "large_patch16",
+  "H/14": "huge_patch14",
+}
+NUM_CLASSES = 1000
+LR, DECAY, CLIP = 1e-3, 0.1, 1.0
 MICROBATCHES = (32, 64, 128)  # of the second model
 # Off or on, against XLA's default.
 FLAGS = (
@@ -93,6 +103,21 @@ def jobs(models: tuple, microbatches: tuple, steps: int) -> Iterator[Job]:
     yield Job("flags", f"{models[0][0]}: {flag}", "ours", of(models[0]), flag)
 
 
+def our_config(model: str, size: int, batch: int, dtype: str):
+  """Returns the run of this comparison."""
+  from vit_jax import config
+
+  return config.freeze(
+    {
+      "total_steps": 10_000,
+      "num_classes": NUM_CLASSES,
+      "model": {"variant": model, "dtype": dtype},
+      "data": {"batch_size": batch, "ops": f"decode|resize({size})"},
+      "optim": {"lr": LR, "weight_decay": DECAY, "clip_norm": CLIP},
+    }
+  )
+
+
 def ours(
   model: str,
   size: int,
@@ -109,7 +134,7 @@ def ours(
 
   if not cudnn:
     by_cudnn.PLATFORMS = ()
-  config = timm_speed.our_config(model, size, batch, dtype())
+  config = our_config(model, size, batch, dtype())
   config = dataclasses.replace(
     config, optim=dataclasses.replace(config.optim, microbatch=microbatch)
   )
@@ -141,11 +166,89 @@ def real(model: str, size: int, batch: int, steps: int) -> dict[str, Any]:
   return benchmark.measure(parsed.config, "real", steps)
 
 
-def timm(model: str, size: int, batch: int, steps: int) -> dict[str, Any]:
-  """Times timm's step."""
-  return timm_speed.measure_timm(
-    argparse.Namespace(model=model, size=size, batch=batch, steps=steps)
+def timm_step(model: str, size: int, batch: int, device: str) -> Callable:
+  """Returns a function that trains timm's model by one step, not waiting."""
+  import torch
+  import torch_libraries
+
+  torch.manual_seed(0)
+  torch.set_num_threads(len(os.sched_getaffinity(0)))
+  is_gpu = device == "cuda"
+  network = torch_libraries.load("timm").create_model(
+    f"vit_{TIMM_NAMES[model]}_224", img_size=size, num_classes=NUM_CLASSES
   )
+  network = network.to(device).train()
+  parameters = list(network.parameters())
+  optimizer = torch.optim.AdamW(
+    parameters, lr=LR, weight_decay=DECAY, fused=is_gpu
+  )
+  shape = (batch, 3, size, size)
+  images = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
+  labels = torch.randint(0, NUM_CLASSES, (batch,), device=device)
+
+  def loss_fn():
+    with torch.autocast(device, torch.bfloat16, enabled=is_gpu):
+      logits = network(images.float() / 127.5 - 1.0)
+    return torch.nn.functional.cross_entropy(logits.float(), labels)
+
+  if is_gpu:
+    loss_fn = torch.compile(loss_fn)
+
+  def step():
+    loss = loss_fn()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss
+
+  return step
+
+
+def timm(model: str, size: int, batch: int, steps: int) -> dict[str, Any]:
+  """Times timm's step as `vit_jax.tools.benchmark` times ours.
+
+  Both do the same work on the same device: random uint8 images on the device,
+  normalised in the step; softmax loss over 1000 classes; gradients clipped to
+  a norm of 1; AdamW. timm's step uses torch.compile and bfloat16 autocast on a
+  GPU, and is eager in float32 on a CPU. The models differ in the GELU, tanh
+  here and erf in timm.
+  """
+  import torch
+
+  device = "cuda" if torch.cuda.is_available() else "cpu"
+  step = timm_step(model, size, batch, device)
+  block = min(steps, max(5, steps // 10))
+  warmup, ends, waiting = max(3, block), [], collections.deque()
+  ahead = 2 if device == "cuda" else 0  # a CPU has done a step at its return
+
+  def see_end_of_first():
+    event = waiting.popleft()
+    if event is not None:
+      event.synchronize()
+    ends.append(time.perf_counter())
+
+  start = time.perf_counter()
+  step().item()
+  first_seconds = time.perf_counter() - start
+  for _ in range(warmup + steps // block * block):
+    step()
+    waiting.append(torch.cuda.Event() if device == "cuda" else None)
+    if waiting[-1] is not None:
+      waiting[-1].record()
+    if len(waiting) > ahead:
+      see_end_of_first()
+  while waiting:
+    see_end_of_first()
+  at = ends[warmup - 1 :: block]
+  seconds = [(b - a) / block for a, b in itertools.pairwise(at)]
+  result = {"step_seconds": statistics.median(seconds)}
+  result |= {"compile_seconds": first_seconds, "torch": torch.__version__}
+  result["images_per_second"] = batch / result["step_seconds"]
+  if device == "cuda":
+    result["device"] = torch.cuda.get_device_name()
+    result["peak_bytes"] = torch.cuda.max_memory_allocated()
+  return result
 
 
 def parity(models: list) -> dict[str, Any]:
@@ -202,11 +305,25 @@ def dtype() -> str:
 SIDES = {f.__name__: f for f in (ours, real, timm, parity)}
 
 
+def one_gpu() -> dict[str, str]:
+  """Returns the environment in which both sides have one GPU, and all of it.
+
+  timm's step uses one; jax takes three quarters of its memory unless
+  XLA_CLIENT_MEM_FRACTION states another share.
+  """
+  env = dict(os.environ)
+  first, *_ = env.get("CUDA_VISIBLE_DEVICES", "0").split(",")
+  env["CUDA_VISIBLE_DEVICES"] = first
+  if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in env:  # the older name
+    env.setdefault("XLA_CLIENT_MEM_FRACTION", "0.92")
+  return env
+
+
 def measured(job: Job, seconds: float) -> dict[str, Any]:
   """Returns what a process of its own measured, or the `error`."""
   flags = f"{os.environ.get('XLA_FLAGS', '')} {job.flags}".strip()
-  env = {**timm_speed.one_gpu(), "XLA_FLAGS": flags}
-  folders = [str(ROOT), str(ROOT / "benchmarks"), env.get("PYTHONPATH", "")]
+  env = {**one_gpu(), "XLA_FLAGS": flags}
+  folders = [str(ROOT), str(ROOT / "tests"), env.get("PYTHONPATH", "")]
   env["PYTHONPATH"] = os.pathsep.join(folders)
   env["TF_CPP_MIN_LOG_LEVEL"] = "3"
   # The error stays the last line: no note of jax's follows it.

@@ -15,7 +15,7 @@ from sklearn.datasets import load_sample_image
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 # ruff: noqa: E402
-from vit_jax.data.ops import central_crop, resize_small
+from vit_jax.data.operations import CentralCrop, ResizeSmall
 from vit_jax.data.randaugment import DISTORTIONS, Draw
 from vit_jax.data.tf_cpu import tf
 
@@ -26,8 +26,8 @@ SIDE, TEXT = 112, 14  # pixels of a picture, and of the line above it
 
 def sheet() -> Image.Image:
   """Returns the pictures, four operations beside each other."""
-  photo = resize_small(load_sample_image("china.jpg"), None, 256)
-  photo = central_crop(photo, None, 224)
+  photo = ResizeSmall(256).tensorflow(load_sample_image("china.jpg"), None)
+  photo = CentralCrop(224).tensorflow(photo, None)
   draw = Draw(tf.constant(0), tf.constant(1 / 3), tf.constant(1 / 3))
   columns, rows = 4, len(DISTORTIONS) // 4
   width = len(MAGNITUDES) * SIDE + 8

@@ -11,11 +11,11 @@ import pytest
 import tiny
 from PIL import Image
 
-from vit_jax import experiment, inputs, sharding
+from vit_jax import inputs, run_checks, sharding
 from vit_jax.callbacks import Callback
 from vit_jax.config import defaults, freeze, to_dict
 from vit_jax.data import pipeline, sources
-from vit_jax.evaluation import RunContext
+from vit_jax.eval_context import RunContext
 from vit_jax.finetune import activations
 from vit_jax.inputs import Inputs
 from vit_jax.step import Trainer
@@ -157,7 +157,7 @@ def test_what_a_run_kept_is_released_and_its_end_is_not_compiled(
 
 
 def inputs_of(config, start=0):
-  e = experiment.setup(config)
+  e = run_checks.setup(config)
   e.start = start
   mesh = sharding.make_mesh(config.mesh)
   trainer = e.trainer(mesh)

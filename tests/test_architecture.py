@@ -18,8 +18,11 @@ LAYERS = (
   "families",
   "losses metrics ridge malloc models",
   "objectives evaluators",
+  "data",
   "config",
-  "optim data",
+  "param_groups schedules microbatch",
+  "optim",
+  "optim_checks",
   "sharding collectives digests",
   "trainable step_checks",
   "step",
@@ -27,7 +30,7 @@ LAYERS = (
   "checkpointing",
   "weights",
   "inference",
-  "missing_data evaluation experiment",
+  "missing_data eval_context experiment run_checks",
   "run_summary inputs",
   "callbacks",
   "__init__",
@@ -46,6 +49,7 @@ WINGS = ("finetune", "zoo", "tools")
 TABLES = (
   "callbacks/defaults",
   "data/download_and_prepare",
+  "data/sources",
   "evaluators/__init__",
   "families/__init__",
   "inputs",
@@ -197,6 +201,21 @@ def test_what_help_loads():
     [sys.executable, "-c", HELP], stdout=subprocess.PIPE, text=True, check=True
   )
   packages = {name.partition(".")[0] for name in done.stdout.split()}
-  assert packages >= {"numpy", "ml_collections"}
+  assert packages >= {"numpy"}
   others = "jaxtyping etils PIL matplotlib scipy sklearn pandas torch einops"
   assert not packages & (TENSORFLOW | JAX | {*others.split()})
+
+
+SCRATCH = "import sys, vit_jax.train, vit_jax.weights; print(*sys.modules)"
+
+
+def test_what_a_run_from_scratch_loads():
+  """Readers of other libraries' files and tools are imported when used."""
+  done = subprocess.run(
+    [sys.executable, "-c", SCRATCH],
+    stdout=subprocess.PIPE,
+    text=True,
+    check=True,
+  )
+  wings = ("vit_jax.zoo.files", "vit_jax.tools")
+  assert not [name for name in done.stdout.split() if name.startswith(wings)]

@@ -11,9 +11,9 @@ from PIL import Image
 import vit_jax
 from vit_jax import weights
 from vit_jax.config import ConfigError, checks
-from vit_jax.config.preprocessing import for_channels, image_size
 from vit_jax.data import ops as ops_lib
 from vit_jax.data import pixels
+from vit_jax.data.preprocessing import for_channels, image_size
 from vit_jax.data.tf_cpu import tf
 from vit_jax.train import train_and_evaluate
 

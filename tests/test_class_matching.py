@@ -48,16 +48,9 @@ def test_columns(names, head_names, columns, text):
 
 def test_classes_that_are_not_the_heads_are_refused():
   head = Head(5, tuple("abcde"))
-  with pytest.raises(ValueError) as e:
+  text = "5 are not once in the head: ox, cow, x1, x2 and 1 more; expected .* a"
+  with pytest.raises(ValueError, match=text):
     match(source(["a", "ox", "b", "cow", "x1", "x2", "x3"]), head)
-  assert str(e.value) == (
-    "got 'pets' with 7 classes, of which 5 are not among those of the head: ox,"
-    " cow, x1, x2 and 1 more; expected names of the head's 5 classes: a, b, c,"
-    " d and 1 more. Name the classes as the head does, leave out the others, or"
-    " fine-tune on this data set (config.init). A few-shot evaluator needs no"
-    " head: kind='fewshot', or vit-jax evaluate --checkpoint=..."
-    " --fewshot=pets."
-  )
   # As many, and one of them another; a name that two columns have.
   for names, head_names in (("abcdx", "abcde"), ("ba", "abb")):
     with pytest.raises(ValueError, match="1 are not"):
@@ -130,5 +123,5 @@ def test_imagenet_s_classes_in_words():
   assert (
     class_names.wnids_of(wnids) == () and class_names.wnids_of(names[:10]) == ()
   )
-  with pytest.raises(ValueError, match="not once among those of the head: cr"):
+  with pytest.raises(ValueError, match="not once in the head: cr"):
     match(source(["crane", "goldfish"]), head)

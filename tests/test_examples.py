@@ -14,10 +14,10 @@ import jax
 import numpy as np
 import pytest
 import several
+from faults import runs
 from flax.traverse_util import flatten_dict
 from PIL import Image
 from planning.test_planner import needs_libtpu
-from trials import runs
 
 import vit_jax
 from vit_jax import sharding

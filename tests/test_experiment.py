@@ -5,7 +5,7 @@ import pytest
 import tiny
 from PIL import Image
 
-from vit_jax import experiment, sharding
+from vit_jax import experiment, run_checks, sharding
 from vit_jax.config import ConfigError, defaults, freeze, to_dict
 from vit_jax.inputs import Inputs
 
@@ -21,7 +21,7 @@ def _config(**changes):
 
 def _errors(config, **kwargs):
   with pytest.raises(ConfigError) as e:
-    experiment.setup(config, **kwargs)
+    run_checks.setup(config, **kwargs)
   return e.value.errors
 
 
@@ -182,12 +182,12 @@ def test_errors_are_reported_before_a_data_set_is_made(tmp_path):
 
 
 def _data_errors(**changes):
-  errors = experiment.Experiment(_config(**changes)).data_errors()
+  errors = run_checks.data_errors(experiment.Experiment(_config(**changes)))
   return [error for part in errors.values() for error in part]
 
 
 def test_without_errors():
-  experiment.setup(_config())
+  run_checks.setup(_config())
   evals = {
     "test": {"kind": "classification", "split": "test", "dataset": None},
     "few": {"kind": "fewshot", "train_split": "train[:50%]", "split": "test"},
@@ -229,7 +229,7 @@ class _Data(tiny.Data):
 
 def test_data_without_a_name_are_named_by_their_class():
   run = experiment.Experiment(_config(num_classes=3), data=_Data())
-  (error,) = run.length_and_head_errors()
+  (error,) = run_checks.length_and_head_errors(run)
   assert error.endswith("the 10 classes of '_Data', or None.")
 
 

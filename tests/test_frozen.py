@@ -209,5 +209,5 @@ def test_what_depends_on_the_images_is_not_a_number():
   """Activations that do not enter leave the blank images to the model."""
   part = parts(FIRST).trainer.trainable.frozen_part
   x = jnp.zeros((2, *part.output.shape))
-  with frozen.entered(part, x) as images:
+  with part.entered(x) as images:
     assert images.shape == (2, 16, 16, 3) and jnp.isnan(images).all()

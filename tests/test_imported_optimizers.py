@@ -7,7 +7,7 @@ import optax
 import pytest
 import tiny
 
-from vit_jax import optim
+from vit_jax import optim, optim_checks, schedules
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import CheckpointConfig, OptimConfig
 from vit_jax.families import ViTConfig
@@ -105,7 +105,7 @@ def test_optax_has_no_decay_of_its_own():
 def test_arguments_in_brackets():
   got = _after("optax:contrib.ademamix(b3=0.9,alpha=2.0)", weight_decay=0.3)
   config = OptimConfig(lr=0.1, warmup_steps=1)
-  schedule = optim.make_schedule(config, 4)
+  schedule = schedules.make_schedule(config, 4)
   tx = optax.contrib.ademamix(
     schedule, b3=0.9, alpha=2.0, weight_decay=0.3, mask=optim.decay_mask
   )
@@ -149,7 +149,7 @@ def test_a_scan_moves_blocks_as_a_loop_does(name):
 )
 def test_errors_are_those_of_the_config(name, words):
   params = jax.eval_shape(_tree)
-  (error,) = optim.errors(OptimConfig(name=name), params, ViTConfig())
+  (error,) = optim_checks.errors(OptimConfig(name=name), params, ViTConfig())
   assert error.startswith("config.optim.name: got") and words in error
 
 

@@ -9,7 +9,7 @@ import pytest
 import tiny
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from vit_jax import sharding
+from vit_jax import param_groups
 from vit_jax.batch import normalise
 from vit_jax.config import LoRAConfig
 from vit_jax.config.checks import errors as config_errors
@@ -111,7 +111,7 @@ def test_on_a_mesh_in_microbatches():
     part = x.sharding.shard_shape(x.shape)
     assert part[0] == x.shape[0] and np.prod(part) < np.prod(x.shape), name
   moments = [
-    (sharding.path_of(path), x)
+    (param_groups.path_of(path), x)
     for path, x in jax.tree_util.tree_leaves_with_path(many.shapes.opt_state)
     if x.ndim
   ]

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import optim
+from vit_jax import optim, optim_checks, param_groups
 from vit_jax.config import OptimConfig
 from vit_jax.config.schema import READ_BY
 from vit_jax.families import ViTConfig
@@ -124,7 +124,7 @@ def test_decay_mask_by_path():
     "kernel_of_something": {"bias": 0.0},
   }
   decayed = [
-    p for p, is_on in _paths(optim.decay_mask(params)).items() if is_on
+    p for p, is_on in _paths(param_groups.decay_mask(params)).items() if is_on
   ]
   assert decayed == [
     "Transformer/encoderblock/MlpBlock_0/Dense_0/kernel",
@@ -314,7 +314,9 @@ def test_what_is_read(selector, choice):
 
 def test_patterns_that_name_nothing_are_errors():
   params = {"head": {"kernel": 0.0}, "embedding": {"kernel": 0.0}}
-  errors = lambda **options: optim.errors(OptimConfig(**options), params, MODEL)
+  errors = lambda **options: optim_checks.errors(
+    OptimConfig(**options), params, MODEL
+  )
   assert not errors(freeze=("embedding/*",), lr_scale=("head/*=10",))
   (error,) = errors(freeze=("embeding/*",))
   assert "freeze: got 'embeding/*', which no parameter matches" in error
@@ -347,7 +349,7 @@ def test_layers_of_mae_and_beit():
   params |= {"cls": 0.0, "registers": 0.0, "dist": 0.0, "head_dist": {"x": 0.0}}
   params["Transformer"]["pre_norm"] = {"scale": 0.0}
   layer = {}
-  for path, number in _paths(optim.layers(params, MODEL)).items():
+  for path, number in _paths(param_groups.layers(params, MODEL)).items():
     block = path.startswith("Transformer/")
     layer.setdefault("/".join(path.split("/")[: 1 + block]), set()).add(number)
   assert layer == {
@@ -372,7 +374,9 @@ def test_layers_of_mae_and_beit():
   below = {k for k, v in hybrid.items() if k not in ("Transformer", "head")}
   assert below > {"embedding", "conv_root"}
   for name in below:
-    assert {*jax.tree.leaves(optim.layers(hybrid, MODEL)[name])} == {0}, name
+    assert {*jax.tree.leaves(param_groups.layers(hybrid, MODEL)[name])} == {
+      0
+    }, name
 
 
 @pytest.mark.parametrize("scan", [False, True])

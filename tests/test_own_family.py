@@ -12,14 +12,14 @@ from flax.traverse_util import flatten_dict
 from own_family import Own, Plain, Transformer
 
 import vit_jax
-from vit_jax import optim, train, weights
+from vit_jax import optim_checks, param_groups, train, weights
 from vit_jax.config import ConfigError
 from vit_jax.evaluators.features import joined, tokens_error
-from vit_jax.experiment import setup
 from vit_jax.families import FAMILIES
 from vit_jax.finetune import lora
 from vit_jax.models import inspection
 from vit_jax.models.resample import resample_posemb
+from vit_jax.run_checks import setup
 from vit_jax.tools.planning import planner
 from vit_jax.weights import normalisation
 from vit_jax.weights.weights_file import Pixels
@@ -69,7 +69,7 @@ def run(tmp_path_factory):
 
 def test_layers():
   shapes = tiny.Parts(config_of(Own()), ONE).shapes.params
-  numbers = flatten_dict(optim.layers(shapes, Own()), sep="/")
+  numbers = flatten_dict(param_groups.layers(shapes, Own()), sep="/")
   layers = {}
   for path, number in numbers.items():
     layers.setdefault(number, set()).add(path.split("/")[0])
@@ -214,17 +214,17 @@ def test_a_declaration_that_does_not_fit_is_refused():
 
   parts = tiny.Parts(config_of(Own()), ONE)
   config = config_of(Own(), optim__layer_decay=0.5).optim
-  (error,) = optim.errors(config, parts.shapes.params, NoStem())
+  (error,) = optim_checks.errors(config, parts.shapes.params, NoStem())
   assert "layer_decay" in error and "no layer of cls_token" in error
-  assert not optim.errors(config, parts.shapes.params, Own())
+  assert not optim_checks.errors(config, parts.shapes.params, Own())
 
   class Flat(Own):
     MATRICES = {r"query/kernel": (1, 1)}
 
   config = config_of(Own(), optim__name="muon").optim
-  errors = optim.errors(config, parts.shapes.params, Flat())
+  errors = optim_checks.errors(config, parts.shapes.params, Flat())
   assert len(errors) == 2 and "Flat.MATRICES declares (1, 1)" in errors[0]
-  assert not optim.errors(config, parts.shapes.params, Own())
+  assert not optim_checks.errors(config, parts.shapes.params, Own())
 
 
 def test_positions_and_attention_that_are_not_declared(run):

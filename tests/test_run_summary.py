@@ -2,11 +2,14 @@
 
 import doctest
 
+import jax
+import jax.numpy as jnp
 import pytest
 import tiny
 from PIL import Image
 
 from vit_jax import experiment, run_summary
+from vit_jax.families import model_config
 
 DATA = tiny.Data()
 
@@ -139,3 +142,22 @@ def test_a_fake_folder_has_no_line_on_its_classes(tmp_path):
   score = {"kind": "classification", "dataset": folder, "split": "val"}
   text = _text(tiny.config(fake_data=True, evals={"val": score}))
   assert "has no images of" not in text
+
+
+def test_equal_blocks_share_a_row_of_the_table():
+  blocks = "Transformer/encoderblock_*/"
+  kernel = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+  block = {"kernel": kernel, "bias": jax.ShapeDtypeStruct((3,), jnp.float32)}
+  params = {"Transformer": {f"encoderblock_{i}": block for i in range(12)}}
+  params["cls"] = jax.ShapeDtypeStruct((1, 1, 3), jnp.float32)
+  rows = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in run_summary.parameter_table(params, model_config()).splitlines()
+    if line.startswith("|")
+  ]
+  assert rows == [
+    ["Name", "Shape", "Dtype", "Blocks", "Size"],
+    [blocks + "bias", "(3,)", "float32", "12", "36"],
+    [blocks + "kernel", "(2, 3)", "float32", "12", "72"],
+    ["cls", "(1, 1, 3)", "float32", "1", "3"],
+  ]

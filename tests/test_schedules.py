@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import optim
+from vit_jax import schedules
 from vit_jax.config import OptimConfig
 
 TOTAL, WARMUP, PEAK, END = 1000, 100, 3e-3, 1e-5
@@ -38,7 +38,9 @@ def _want(name, step):
 
 @pytest.mark.parametrize("name", ALL)
 def test_closed_form(name):
-  lr = optim.make_schedule(dataclasses.replace(CONFIG, schedule=name), TOTAL)
+  lr = schedules.make_schedule(
+    dataclasses.replace(CONFIG, schedule=name), TOTAL
+  )
   steps = [0, 1, 50, 99, 100, 101, 399, 400, 549, 550, 999, 1000, 1200]
   want = [_want(name, s) for s in steps]
   assert lr(3).dtype == jnp.float32
@@ -55,30 +57,30 @@ def test_closed_form(name):
 @pytest.mark.parametrize("name", ALL)
 def test_without_warmup_the_first_update_has_the_peak(name):
   config = dataclasses.replace(CONFIG, schedule=name, warmup_steps=0)
-  assert float(optim.make_schedule(config, TOTAL)(0)) == np.float32(PEAK)
+  assert float(schedules.make_schedule(config, TOTAL)(0)) == np.float32(PEAK)
 
 
 def test_a_rate_of_zero_is_no_division_by_zero():
   config = OptimConfig(lr=0.0, schedule="cosine")
-  assert float(optim.make_schedule(config, 10)(5)) == 0.0
+  assert float(schedules.make_schedule(config, 10)(5)) == 0.0
 
 
 @pytest.mark.parametrize("warmup", [1000, -1])
 def test_warmup_must_end_before_the_run(warmup):
   config = dataclasses.replace(CONFIG, warmup_steps=warmup)
   with pytest.raises(ValueError, match=rf"warmup_steps: got {warmup}, .* 1000"):
-    optim.make_schedule(config, TOTAL)
+    schedules.make_schedule(config, TOTAL)
 
 
 def test_unknown_decay():
   with pytest.raises(ValueError, match="got 'stair', expected one of cosine"):
-    optim.make_schedule(OptimConfig(schedule="stair"), 10)
+    schedules.make_schedule(OptimConfig(schedule="stair"), 10)
 
 
 def test_steps_of_a_short_run_may_coincide():
   config = dataclasses.replace(
     CONFIG, schedule="step", warmup_steps=0, decay_at=(0.3, 0.6, 0.7)
   )
-  schedule = optim.make_schedule(config, 3)  # after 1, 2 and 2 updates
+  schedule = schedules.make_schedule(config, 3)  # after 1, 2 and 2 updates
   rates = [float(schedule(s)) / PEAK for s in range(3)]
   assert rates == pytest.approx([1, 0.1, 0.001], rel=1e-6)

@@ -10,7 +10,7 @@ import pytest
 import tiny
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import devices, sharding
+from vit_jax import devices, microbatch, param_groups, sharding
 from vit_jax.config import (
   MeshConfig,
   ModelConfig,
@@ -34,7 +34,7 @@ def _specs(model: ModelConfig, mesh=MESH):
   shapes = _shapes(model)
   shardings = sharding.infer(shapes, mesh, model)
   return {
-    sharding.path_of(path): (shape, s.spec)
+    param_groups.path_of(path): (shape, s.spec)
     for (path, shape), s in zip(
       jax.tree_util.tree_leaves_with_path(shapes),
       jax.tree.leaves(shardings),
@@ -159,9 +159,9 @@ def test_a_chip_may_take_fewer_images_at_a_time(kind, model, options, expected):
   c.update_from_flattened_dict(options)
   config = freeze(c)
   mesh = sharding.make_mesh(MeshConfig(), _chips(kind, (2, 4, 1)))
-  assert sharding.fast_microbatch(config, mesh) == expected
+  assert microbatch.fast_microbatch(config, mesh) == expected
   parts = {16: 8, 42: 4, 64: 2, 8: 16, None: 1}[expected]
-  assert sharding.microbatches_of(config, mesh) == parts
+  assert microbatch.microbatches_of(config, mesh) == parts
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_few_hidden_numbers_take_the_defaults_of_the_compiler(
   c.data.batch_size = 8 * rows
   for kind in ("TPU v5 lite", "TPU v4"):
     mesh = sharding.make_mesh(MeshConfig(), _chips(kind, (2, 4, 1)))
-    hidden = sharding.hidden_of_microbatch(freeze(c), mesh)
+    hidden = microbatch.hidden_of_microbatch(freeze(c), mesh)
     options = devices.compiler_options(kind, hidden)
     assert bool(options) != (is_few and kind == "TPU v5 lite")
 
@@ -206,7 +206,7 @@ def test_microbatches_are_not_tiny_without_a_warning(kind, rows, parts):
   c.model.variant, c.optim.microbatch = "L/16", 64
   c.data.ops, c.data.batch_size = "decode|resize(224)", 8 * rows
   mesh = sharding.make_mesh(MeshConfig(), _chips(kind, (2, 4, 1)))
-  assert sharding.microbatches_of(freeze(c), mesh) == parts
+  assert microbatch.microbatches_of(freeze(c), mesh) == parts
   text = sharding.describe(freeze(c), {}, mesh)
   expected = f"{parts} microbatch{'es' * (parts > 1)} a step"
   if parts == 67:
@@ -235,7 +235,7 @@ def test_a_family_without_mlp_dim_has_the_microbatch_that_is_set():
   mesh = sharding.make_mesh(MeshConfig(), _chips("TPU v5 lite", (2, 4, 1)))
   for model in (Added(), ModelConfig()):
     config = dataclasses.replace(freeze(c), model=model)
-    assert sharding.fast_microbatch(config, mesh) == 64
+    assert microbatch.fast_microbatch(config, mesh) == 64
 
 
 def test_batches_are_held_to_a_mesh_whose_axes_are_open():
@@ -372,7 +372,7 @@ def test_a_cpu_takes_few_images_at_a_time(
 
   images = np.arange(num_images, dtype=np.float32)[:, None, None, None]
   images = jax.numpy.broadcast_to(images, (num_images, side, side, 3))
-  out = sharding.few_at_a_time(forward, images, jax.devices()[:num_devices])
+  out = microbatch.few_at_a_time(forward, images, jax.devices()[:num_devices])
   assert set(seen) == {expected}
   numbers = np.arange(num_images)
   np.testing.assert_array_equal(out["corner"], numbers)

@@ -11,7 +11,7 @@ import optax
 import pytest
 import tiny
 
-from vit_jax import devices, losses, sharding, step
+from vit_jax import devices, losses, microbatch, param_groups, sharding, step
 from vit_jax.batch import normalise
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models import build
@@ -173,7 +173,7 @@ def test_equal_where_heads_are_split(one_device, monkeypatch, changes, spec):
   kernels = [
     leaf
     for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)
-    if sharding.path_of(path).endswith("query/kernel")
+    if param_groups.path_of(path).endswith("query/kernel")
   ]
   assert kernels
   for kernel in kernels:
@@ -395,8 +395,8 @@ def test_the_compiler_has_the_options_of_the_chip(one_device, monkeypatch):
 
 @pytest.mark.parametrize("least, lengths", [(1, {4}), (16, set())])
 def test_a_chip_may_take_fewer_images_at_a_time(monkeypatch, least, lengths):
-  monkeypatch.setitem(sharding.MAX_HIDDEN, ONE[0].device_kind, 4 * 5 * 64)
-  monkeypatch.setattr(sharding, "MIN_MICROBATCH", least)
+  monkeypatch.setitem(microbatch.MAX_HIDDEN, ONE[0].device_kind, 4 * 5 * 64)
+  monkeypatch.setattr(microbatch, "MIN_MICROBATCH", least)
   parts = tiny.Parts(tiny.config(optim__microbatch=16), ONE)
   assert parts.config.model.num_tokens((16, 16)) == 5
   jaxpr = jax.make_jaxpr(parts.train_step)(
@@ -511,7 +511,7 @@ def test_the_state_of_an_optimizer_is_split(name):
   mesh = dict(mesh__fsdp=4, mesh__data=2)
   parts = tiny.Parts(tiny.config(optim__name=name, model__scan=True, **mesh))
   of = {
-    sharding.path_of(path): x
+    param_groups.path_of(path): x
     for path, x in jax.tree_util.tree_leaves_with_path(parts.shapes)
   }
   params = {k.removeprefix("params/"): x for k, x in of.items()}

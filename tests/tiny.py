@@ -43,7 +43,7 @@ RESNET = dict(
 
 
 def apply(c, changes: dict) -> None:
-  """Sets options of a ConfigDict: {"model__width": 3} sets c.model.width."""
+  """Sets options of a config: {"model__width": 3} sets c.model.width."""
   for key, value in changes.items():
     *parents, leaf = key.split("__")
     inner = c

@@ -5,7 +5,6 @@ import errno
 import gc
 import logging
 import os
-import re
 import signal
 import sys
 
@@ -80,51 +79,29 @@ def main(argv: list[str] | None = None) -> None:
       " install '.[train]' in the checkout of vit_jax."
     )
   except (AssertionError, RuntimeError) as e:  # jax has no type of its own
-    if not (text := no_device(e)):
+    if not lacks_device(e):
       raise
-    exit_codes.say(f"vit-jax: {text}")
+    reason = str(e).partition("\n")[0] or "no device is visible"
+    exit_codes.say(
+      f"vit-jax: jax has no such device: {reason} JAX_PLATFORMS=cpu before the"
+      " command computes on the CPU."
+    )
     sys.exit(exit_codes.EXIT_ERROR)
 
 
-def no_device(raised: Exception | None = None) -> str | None:
-  """Returns why jax has no device; None if it has one or was not imported.
+def lacks_device(error: Exception) -> bool:
+  """Whether an error says that jax has no device.
 
-  Args:
-    raised: What ended the command. Of several platforms ("cpu,tpu") jax names
-      an absent one only once, and then goes on with the others.
+  Of several platforms ("cpu,tpu") jax names an absent one only once. Without a
+  visible GPU it raises an AssertionError without a text.
   """
-  if not (jax := sys.modules.get("jax")):
-    return None
+  if str(error).startswith("Unable to initialize backend"):
+    return True
   try:
-    jax.devices()
-  except (AssertionError, RuntimeError) as e:
-    error = str(e)
-  else:
-    error = str(raised)
-    if not error.startswith("Unable to initialize backend"):
-      return None
-  # jax reads both, and JAX_PLATFORMS=cpu would not undo the other.
-  names = "JAX_PLATFORMS", "JAX_PLATFORM_NAME"
-  wanted = {name: v for name in names if (v := os.environ.get(name))}
-  place = " ".join(f"{name}={value}" for name, value in wanted.items())
-  place += ": " if place else ""
-  on_cpu = " ".join(f"{name}=cpu" for name in wanted or names[:1])
-  if "in use" in error or "lockfile" in error:
-    pid = re.search(r"by process with pid (\d+)", error)
-    who = f"process {pid[1]}" if pid else "another process"
-    return (
-      f"{place}the TPU is already in use by {who}, and only one process can use"
-      f" it at a time. Wait until that process ends, or put {on_cpu}"
-      " before the command to compute on the CPU."
-    )
-  reason = re.sub(r"^Unable to initialize backend '\w+': ", "", error)
-  reason = reason.partition("\n")[0].partition(" (")[0].rstrip(".")
-  return (
-    f"{place}jax has no such device here"
-    f" ({reason or 'none is visible'}). Use a machine that has one, and install"
-    f" vit_jax there as '.[cuda]' or '.[tpu]'; or put {on_cpu} before"
-    " the command to compute on the CPU."
-  )
+    "jax" in sys.modules and sys.modules["jax"].devices()
+  except (AssertionError, RuntimeError):
+    return True
+  return False
 
 
 def discard_output() -> None:

@@ -41,32 +41,17 @@ _NOT_IN_21K = {
 
 SHOWN = 4  # names of each side in an error
 
-_DESCRIPTIONS = {
-  1000: (
-    "1,000 classes: by convention ImageNet-1k in the order of sorted wnids,"
-    " n01440764 to n15075141."
-  ),
-  21_841: (
-    "21,841 classes: by convention ImageNet of fall 2011 in the order of sorted"
-    " wnids, which differs from 9205 on from Google's order of 21,843, and"
-    " everywhere from FocalNet's of 21,842."
-  ),
-  21_842: (
-    "21,842 classes: FocalNet's order, ImageNet-1k in its usual order (of which"
-    " 850, n04399382, had no images) and then the other wnids sorted; its"
-    " indices are not those of 21,843 or 21,841."
-  ),
-  21_843: (
-    "21,843 classes: Google's ImageNet-21k in the order of sorted wnids, that"
-    " of the imagenet21k and AugReg files; without 9205 (n03931044) and 15027"
-    " (n09859684) it is the order of 21,841, and FocalNet's of 21,842 is"
-    " another one."
-  ),
+# Width of a head -> the order that is assumed; docs/weights.md compares them.
+_ORDERS = {
+  1000: "ImageNet-1k, sorted wnids",
+  21_841: "ImageNet of fall 2011, sorted wnids",
+  21_842: "FocalNet's ImageNet-21k, the classes of ImageNet-1k first",
+  21_843: "Google's ImageNet-21k, sorted wnids",
 }
 
 
 class _Class(NamedTuple):
-  """A class of ImageNet: whether ImageNet-1k has it, and its word."""
+  """A class of ImageNet-21k: whether ImageNet-1k has it, and its name."""
 
   is_1k: bool
   word: str
@@ -110,7 +95,8 @@ def describe(num_classes: int) -> str | None:
   Args:
     num_classes: Width of the head; 1000, 21841, 21842 and 21843 are known.
   """
-  return _DESCRIPTIONS.get(num_classes)
+  order = _ORDERS.get(num_classes)
+  return order and f"{num_classes:,} classes are taken for {order}."
 
 
 def published_loss(num_classes: int, is_vit: bool) -> str | None:
@@ -317,21 +303,10 @@ def _are_names(names: Sequence[str] | None) -> bool:
 def _mismatch(source, head: Head) -> str:
   counts = collections.Counter(head.class_names)
   missing = [name for name in source.class_names if counts[name] != 1]
-  sides = (source.class_names, head.class_names)
-  by_position = ""
-  if any(all(name.isdecimal() for name in side) for side in sides):
-    by_position = (
-      " If the numbers are columns of the head:"
-      " config.evals.NAME.match=position."
-    )
-  twice = "" if any(not counts[m] for m in missing) else " once"
   return (
     f"got {source.name!r} with {source.num_classes:,} classes, of which"
-    f" {len(missing):,} are not{twice} among those of the head:"
-    f" {shortened(missing)}; expected names of the head's {head.num_classes:,}"
-    f" classes: {shortened(head.class_names)}. Name the classes as the head"
-    " does, leave out the others, or fine-tune on this data set (config.init)."
-    f"{by_position}"
-    " A few-shot evaluator needs no head: kind='fewshot', or"
-    f" vit-jax evaluate --checkpoint=... --fewshot={source.name}."
+    f" {len(missing):,} are not once in the head: {shortened(missing)};"
+    f" expected names of the head's {head.num_classes:,} classes:"
+    f" {shortened(head.class_names)}. If labels are columns of the head:"
+    " config.evals.NAME.match=position. A few-shot evaluator needs no head."
   )

@@ -22,7 +22,8 @@ from jax.typing import DTypeLike
 
 from vit_jax.families import ModelConfig
 from vit_jax.models.stacking import Part
-from vit_jax.sharding import AXES, BATCH_AXES, path_of
+from vit_jax.param_groups import path_of
+from vit_jax.sharding import AXES, BATCH_AXES
 
 
 def manual_axes(mesh: Mesh) -> set[str]:

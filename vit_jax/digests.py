@@ -33,7 +33,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax.sharding import path_of
+from vit_jax.param_groups import path_of
 
 PLACE, FIRST, SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
 CHUNK = 1 << 16  # elements per call of numpy, so that they fit the caches
@@ -183,7 +183,7 @@ def sums_on_host(x: jax.Array) -> np.ndarray:
 
 
 def _of_elements(places: np.ndarray, itemsize: int) -> np.ndarray:
-  """Returns the places of the 32-bit parts; 64 bits have two of them."""
+  """Returns the position of each 32-bit word; 64-bit elements have two."""
   if itemsize <= 4:
     return places.reshape(-1)
   return (2 * places[..., None] + np.arange(2, dtype=np.uint32)).reshape(-1)

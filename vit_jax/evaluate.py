@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import jax
 from etils import epath
 
-from vit_jax import experiment, malloc, run_summary, sharding, weights
+from vit_jax import (
+  experiment,
+  malloc,
+  run_checks,
+  run_summary,
+  sharding,
+  weights,
+)
 from vit_jax.batch import DataError
 from vit_jax.callbacks import run_record, startup
 from vit_jax.config import Config, ConfigError, cli, config_files
@@ -92,7 +99,7 @@ def open_checkpoint(
     file = weights.read(path, mean=mean)
   except (OSError, ValueError) as e:
     raise ConfigError([f"--checkpoint: {e}"]) from None
-  prepared = experiment.setup(
+  prepared = run_checks.setup(
     config, workdir, scored_weights=file, sources=opened
   )
   mesh = sharding.make_mesh(config.mesh)

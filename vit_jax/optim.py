@@ -1,13 +1,12 @@
-"""Optimizers (clipping, update rule, weight decay) and learning rates."""
+"""Optimizers: clipping, update rule, weight decay, running averages."""
 
 import collections
-import fnmatch
 import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +19,8 @@ from vit_jax import names
 from vit_jax.config import OptimConfig
 from vit_jax.families import ModelConfig
 from vit_jax.options import nearest, shown
-
-# Number of updates applied -> learning rate, float32.
-Schedule = Callable[[ArrayLike], jax.Array]
-
-RSQRT_TIMESCALE = 10_000  # steps; big_vision's default
+from vit_jax.param_groups import decay_mask, path_of, rate_factors
+from vit_jax.schedules import Schedule, make_schedule
 
 LION_DECAY = 0.99  # of the accumulator; arXiv:2302.06675, section 3.2
 MUON_MOMENTUM = 0.95  # https://github.com/KellerJordan/Muon
@@ -179,7 +175,7 @@ def _muon(
 
   def dimensions(tree):
     return jax.tree_util.tree_map_with_path(
-      lambda path, _: _dimensions(model.matrix(_path_name(path))), tree
+      lambda path, _: _dimensions(model.matrix(path_of(path))), tree
     )
 
   def scaled(updates, _):
@@ -204,7 +200,7 @@ def _muon(
 
   def kinds(tree):
     return jax.tree_util.tree_map_with_path(
-      lambda path, _: "matrix" if model.matrix(_path_name(path)) else "other",
+      lambda path, _: "matrix" if model.matrix(path_of(path)) else "other",
       tree,
     )
 
@@ -336,7 +332,7 @@ def _by_trust_ratio(
   """
 
   def group(path):
-    name = _path_name(path)
+    name = path_of(path)
     if model.QKV is None or model.block_of(name) is None:
       return name
     return re.sub(rf"/({model.QKV})$", "", name)
@@ -369,7 +365,7 @@ def _by_blocks(
   def axes(tree):
     # Those of the state have the paths of their parameters at the end.
     return jax.tree_util.tree_map_with_path(
-      lambda path, _: 0 if model.is_scanned(_path_name(path)) else None, tree
+      lambda path, _: 0 if model.is_scanned(path_of(path)) else None, tree
     )
 
   def over_blocks(fn, out_axes, *arguments):
@@ -434,262 +430,6 @@ def _reads_float32(
   return optax.GradientTransformation(tx.init, update)
 
 
-def decay_mask(params: PyTree) -> PyTree:
-  """Returns True for parameters with weight decay.
-
-  These are the leaves named `kernel` (matrix products and convolutions), and
-  the LoRA factors `lora_a` and `lora_b`. Biases, scales and offsets of
-  normalisations, class token, position embedding and probe do not decay.
-
-  Source: big_vision, mask `.*/kernel$`. (The code of 2020 is believed to have
-    decayed everything.)
-
-  Example:
-    >>> decay_mask({"head": {"kernel": 0.0, "bias": 0.0}, "cls": 0.0})
-    {'cls': False, 'head': {'bias': False, 'kernel': True}}
-  """
-  return jax.tree_util.tree_map_with_path(
-    lambda path, _: _name(path[-1]) in ("kernel", "lora_a", "lora_b"), params
-  )
-
-
-def trained(
-  tree: PyTree,
-  patterns: Sequence[str],
-  is_leaf: Callable[[Any], bool] | None = None,
-) -> PyTree:
-  """Returns a tree of parameters in which the frozen ones are None.
-
-  jax has no leaf for None: frozen parameters get no gradient, no update and no
-  optimizer state.
-
-  Args:
-    tree: Parameters, or a tree of the same form.
-    patterns: config.optim.freeze, with * and ? as in file names.
-    is_leaf: As in `jax.tree.map`.
-
-  Example:
-    >>> params = {"head": {"kernel": 1.0}, "Transformer": {"scale": 2.0}}
-    >>> trained(params, ["Transformer/*"])
-    {'Transformer': {'scale': None}, 'head': {'kernel': 1.0}}
-  """
-  return jax.tree_util.tree_map_with_path(
-    lambda path, x: None if matches(_path_name(path), patterns) else x,
-    tree,
-    is_leaf=is_leaf,
-  )
-
-
-def matches(name: str, patterns: Sequence[str]) -> bool:
-  """Whether a path, such as "head/kernel", matches one of the patterns."""
-  return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def errors(
-  config: OptimConfig,
-  params: PyTree,
-  model: ModelConfig,
-  own: str | None = None,
-) -> list[str]:
-  """Returns errors of the options that name parameters or layers.
-
-  Args:
-    config: The options.
-    params: Parameters, or their shapes.
-    model: The model of the parameters.
-    own: Prefix of the parameters that an objective adds, or None.
-  """
-  leaves = {
-    _path_name(path): leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-  }
-  paths = [*leaves]
-  patterns = {
-    "freeze": config.freeze,
-    "lr_scale": tuple(pattern for pattern, _ in config.lr_scales()),
-  }
-  errors = [
-    f"config.optim.{key}: got {pattern!r}, which no parameter matches;"
-    f" expected a pattern of paths such as {paths[0]}.{nearest(pattern, paths)}"
-    for key in patterns
-    for pattern in patterns[key]
-    if not any(matches(name, [pattern]) for name in paths)
-  ]
-  trained_names = [n for n in paths if not matches(n, config.freeze)]
-  if not trained_names:
-    errors.append(
-      f"config.optim.freeze: got {', '.join(config.freeze)}, which freezes all"
-      " parameters; expected patterns that leave some to train."
-    )
-  family = type(model).__name__
-  if config.layer_decay is not None:
-    wrong = f"config.optim.layer_decay: got {config.layer_decay}, expected None"
-    unplaced = [
-      name
-      for name in trained_names
-      if not (own and name.startswith(own)) and not _has_layer(name, model)
-    ]
-    if not any(model.block_of(name) is not None for name in trained_names):
-      errors.append(
-        f"{wrong}: no block is trained, or {family}.BLOCKS does not declare"
-        " them. config.optim.lr_scale sets the rates of other parameters."
-      )
-    elif unplaced:
-      errors.append(
-        f"{wrong}: {family} declares no layer of {unplaced[0]} (STEM, BLOCKS,"
-        " BEHIND_BLOCKS, HEADS)."
-      )
-  if names.is_path(config.name) and trained_names:
-    errors += _import_errors(config, params, model)
-  if config.name == "muon" and not any(map(model.matrix, trained_names)):
-    errors.append(
-      "config.optim.name: got 'muon', expected another one: no kernel of"
-      f" {family}.MATRICES is trained, and muon orthogonalises only these."
-    )
-  errors += [
-    f"config.optim.name: got 'muon', but {family}.MATRICES declares"
-    f" {numbers} dimensions of {name}, which has {len(np.shape(leaves[name]))}."
-    for name in trained_names
-    if config.name == "muon" and (numbers := model.matrix(name))
-    if len(np.shape(leaves[name])) != sum(numbers) + model.is_scanned(name)
-  ]
-  return errors
-
-
-def _import_errors(
-  config: OptimConfig, params: PyTree, model: ModelConfig
-) -> list[str]:
-  """Returns why an imported optimizer cannot update parameters."""
-  try:
-    tx, _ = make_optimizer(config, config.warmup_steps + 1, model)
-  except ValueError as e:
-    return [str(e)]
-  params = trained(params, config.freeze)
-  try:
-    jax.eval_shape(lambda x: tx.update(x, tx.init(x), x), params)
-  except Exception as e:  # code of one's own may raise anything
-    return [
-      f"config.optim.name: got {shown(config.name)}, whose init or update"
-      f" raises {type(e).__name__}: {e}."
-    ]
-  return []
-
-
-def _has_layer(name: str, model: ModelConfig) -> bool:
-  """Whether a family declares the layer of a parameter."""
-  return (
-    model.block_of(name) is not None
-    or _is_stem(name, model)
-    or model.is_behind_blocks(name)
-  )
-
-
-def _is_stem(name: str, model: ModelConfig) -> bool:
-  return model.STEM is not None and bool(re.fullmatch(model.STEM, name))
-
-
-def num_blocks(params: PyTree, model: ModelConfig) -> int:
-  """Returns the number of blocks, in a loop or in a scan; 0 without blocks."""
-  blocks: dict[int | str | None, Any] = {}
-  # Frozen parameters are None, see `trained`.
-  for path, leaf in jax.tree_util.tree_leaves_with_path(
-    params, is_leaf=lambda x: x is None
-  ):
-    block = model.block_of(_path_name(path))
-    if block != "all" or leaf is not None:
-      blocks[block] = leaf
-  if "all" in blocks:
-    return blocks["all"].shape[0]
-  return len(blocks.keys() - {None})
-
-
-def layers(params: PyTree, model: ModelConfig) -> PyTree:
-  """Returns the layer number of each parameter, for config.optim.layer_decay.
-
-  With L blocks: 0 before the first block (`model.STEM`: patch embedding or
-  ResNet, class, distillation and register tokens, positions, the norm before
-  the blocks), i + 1 for block i, L + 1 after the last block (norms, pooling,
-  heads) and for the parameters that an objective adds. Parameters of blocks in
-  a scan get a vector.
-
-  Source: BEiT, `get_num_layer_for_vit`; MAE, util/lr_decay.py. (In timm, the
-    norm after the last block is in layer L.)
-
-  Example:
-    >>> from vit_jax.families import model_config
-    >>> block = {"LayerNorm_0": {"scale": 0.0}}
-    >>> params = {"cls": 0.0, "Transformer": {"encoderblock_0": block}}
-    >>> params["head"] = {"bias": 0.0}
-    >>> layers(params, model_config("vit"))["Transformer"]
-    {'encoderblock_0': {'LayerNorm_0': {'scale': 1}}}
-  """
-  depth = num_blocks(params, model)
-
-  def layer(path, _):
-    name = _path_name(path)
-    if (block := model.block_of(name)) is not None:
-      return np.arange(1, depth + 1) if block == "all" else block + 1
-    return 0 if _is_stem(name, model) else depth + 1
-
-  return jax.tree_util.tree_map_with_path(layer, params)
-
-
-def rate_factors(
-  config: OptimConfig, params: PyTree, model: ModelConfig
-) -> PyTree:
-  """Returns the factor of each parameter's learning rate.
-
-  It is layer_decay^(L + 1 - layer), see `layers`, times the factors of all
-  patterns in lr_scale that match the path.
-
-  Args:
-    config: The options.
-    params: Parameters, their shapes, or a tree of the same form, with all
-      blocks.
-    model: The model of the parameters.
-
-  Returns:
-    A tree of numbers, or of arrays that broadcast over blocks in a scan.
-  """
-  last = num_blocks(params, model) + 1
-
-  def factor(path, x, layer):
-    decay = 1.0 if config.layer_decay is None else config.layer_decay
-    result = decay ** np.asarray(last - layer, np.float64)
-    for pattern, scale in config.lr_scales():
-      if matches(_path_name(path), [pattern]):
-        result = result * scale
-    shape = result.shape + (1,) * (len(x.shape) - 1)
-    return result.reshape(shape) if result.ndim else float(result)
-
-  return jax.tree_util.tree_map_with_path(factor, params, layers(params, model))
-
-
-def rates(
-  config: OptimConfig, params: PyTree, model: ModelConfig
-) -> dict[str, tuple[np.ndarray, np.ndarray] | None]:
-  """Returns path -> (layers, factors of the rate), or None for a frozen one.
-
-  A parameter of blocks in a scan has one number per block.
-  """
-  factors = rate_factors(config, params, model)
-  leaves, _ = jax.tree_util.tree_flatten_with_path(layers(params, model))
-  return {
-    name: None
-    if matches(name, config.freeze)
-    else (np.ravel(layer), np.ravel(factor))
-    for (name, layer), factor in zip(
-      ((_path_name(path), layer) for path, layer in leaves),
-      jax.tree.leaves(factors),
-      strict=True,
-    )
-  }
-
-
-def _path_name(path: Sequence[Any]) -> str:
-  return "/".join(_name(key) for key in path)
-
-
 def ema_weight(decay: float, step: ArrayLike) -> jax.Array:
   """Returns the weight of new parameters in their running average.
 
@@ -728,87 +468,4 @@ def moved(average: PyTree, params: PyTree, weight: ArrayLike) -> PyTree:
   """
   return jax.tree.map(
     lambda old, new: old + weight * (new - old), average, params
-  )
-
-
-def _name(key: Any) -> str:
-  """Returns the last name of a path, for every kind of node."""
-  return str(getattr(key, "key", getattr(key, "name", key)))
-
-
-def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
-  """Linear warm-up from 0 to `lr`, then the decay that the config names.
-
-  With s updates applied, w = warmup_steps, T = total_steps, and progress
-  p = (s - w) / (T - w), clipped to 0..1:
-
-    s < w      lr s / w
-    cosine     end_lr + (lr - end_lr) (1 + cos(pi p)) / 2
-    linear     lr + (end_lr - lr) p
-    rsqrt      lr / sqrt(1 + (s - w) / 10,000)
-    constant   lr
-    step       lr / 10^k, where s / T has reached k numbers of decay_at
-
-  With warm-up, the first update has rate 0, as in big_vision, and update w + 1
-  has the peak. The rate is end_lr at s = T, one step after the last update.
-
-  Args:
-    config: The rate is per step; lengths are in steps.
-    total_steps: Length of the run, in updates.
-
-  Returns:
-    The learning rate as a function of s.
-
-  Raises:
-    ValueError: The warm-up does not end before the run, or the decay is
-      unknown.
-
-  Source: arXiv:2010.11929, appendix B.1; big_vision `utils.py`,
-    `create_learning_rate_schedule`.
-
-  Example:
-    >>> config = OptimConfig(lr=0.5, warmup_steps=10)
-    >>> lr = make_schedule(config, total_steps=110)
-    >>> [round(float(lr(s)), 4) for s in (0, 5, 10, 60, 110)]
-    [0.0, 0.25, 0.5, 0.25, 0.0]
-  """
-  warmup = config.warmup_steps
-  if not 0 <= warmup < total_steps:
-    raise ValueError(
-      f"config.optim.warmup_steps: got {warmup}, expected 0 or more and less"
-      f" than the {total_steps} steps of the run. Lower it, or raise"
-      " config.total_steps or config.total_epochs."
-    )
-  decay = _decay(config, total_steps - warmup)
-  if warmup:
-    rise = optax.linear_schedule(0.0, config.lr, warmup)
-    decay = optax.join_schedules([rise, decay], [warmup])
-  return lambda step: jnp.asarray(decay(step), jnp.float32)
-
-
-def _decay(config: OptimConfig, decay_steps: int) -> Schedule:
-  """Returns the learning rate by steps since the end of the warm-up."""
-  lr, end_lr = config.lr, config.end_lr
-  if config.schedule == "cosine":
-    # optax takes the floor as a share of the peak; a peak of 0 has none.
-    share = end_lr / lr if lr else 0.0
-    return optax.cosine_decay_schedule(lr, decay_steps, alpha=share)
-  if config.schedule == "linear":
-    return optax.linear_schedule(lr, end_lr, decay_steps)
-  if config.schedule == "rsqrt":
-    # Steps of the warm-up count as 0: the joined schedule evaluates both
-    # branches, and a root of a negative number would be NaN.
-    since = lambda step: jnp.maximum(step, 0) / RSQRT_TIMESCALE
-    return lambda step: lr / jnp.sqrt(1.0 + since(step))
-  if config.schedule == "constant":
-    return optax.constant_schedule(lr)
-  if config.schedule == "step":
-    total = decay_steps + config.warmup_steps
-    at = [round(s * total) - config.warmup_steps for s in config.decay_at]
-    # In a short run several may be at the same step.
-    factors = {step: 0.1 ** at.count(step) for step in at}
-    return optax.piecewise_constant_schedule(lr, factors)
-  raise ValueError(
-    f"config.optim.schedule: got {config.schedule!r}, expected one of cosine,"
-    " linear, rsqrt, constant, step."
   )

@@ -1,25 +1,28 @@
 """The summary that a run prints before its first step, and its metadata."""
 
+import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from clu import parameter_overview
 from jax.sharding import Mesh
 
-from vit_jax import optim, sharding
+from vit_jax import param_groups, sharding
 from vit_jax.class_names import shortened
 from vit_jax.config import Config, to_dict
 from vit_jax.devices import unknown_peak
 from vit_jax.distributed import agreement
 from vit_jax.evaluators import groups
 from vit_jax.experiment import Experiment
-from vit_jax.finetune import lora
+from vit_jax.families import ModelConfig
 from vit_jax.models import efficient_attention
+from vit_jax.param_groups import path_of
 from vit_jax.paths import with_absolute_folder
 from vit_jax.step import TrainState
-from vit_jax.trainable import BASE, saved_params
+from vit_jax.trainable import BASE, saved_params, without_adapters
 from vit_jax.writers import run_info
 
 FEW_CLASSES = 10  # with at most so many classes, all counts are printed
@@ -32,7 +35,9 @@ def metadata(experiment: Experiment, state: TrainState) -> dict[str, Any]:
     experiment: The run.
     state: Arrays or shapes.
   """
-  params = lora.without_factors(state.model_params)
+  params = state.model_params
+  if BASE in state.fixed:
+    params = without_adapters(params)
   config, size = experiment.config, experiment.run_shape.image_size
   names, given = experiment.head.class_names, experiment.given_data
   given = None if given is None else type(given).__name__
@@ -105,7 +110,7 @@ def sets_text(experiment: Experiment) -> str:
       f"left out    {names}: not on disk (config.{', config.'.join(keys)})"
     )
   if experiment.start:
-    before = experiment.resumed_metadata.get("averages")
+    before = experiment.saved.get("averages")
     lines += [
       f"changed     the mean {group!r} was of {', '.join(names)}; earlier and"
       " later means do not compare"
@@ -221,11 +226,11 @@ def text(experiment: Experiment, mesh: Mesh, state: TrainState) -> str:
   params, rates = state.model_params, None
   if has_rates:
     saved = saved_params(state.params, state.fixed)
-    rates = optim.rates(options, saved, config.model)
+    rates = param_groups.rates(options, saved, config.model)
   trained = run_info.num_params(state.params)
   count = run_info.num_params(params)
   lines = [
-    run_info.parameter_table(params, config.model, rates),
+    parameter_table(params, config.model, rates),
     f"devices     {jax.device_count()} x {jax.devices()[0].device_kind},"
     f" {jax.process_count()} process(es); mesh {axes};"
     f" {sharding.describe(config, params, mesh)}",
@@ -277,3 +282,65 @@ def _average(decay: float, total_steps: int) -> str:
       f" {1 - weight:.4f} in this one"
     )
   return text
+
+
+@dataclasses.dataclass
+class _Row:
+  """A row of the table of parameters; the fields are its columns."""
+
+  name: str
+  shape: tuple[int, ...]
+  dtype: str
+  blocks: int
+  size: int  # parameters of all blocks together
+
+
+@dataclasses.dataclass
+class _RowWithRate(_Row):
+  """The same, for parameters with different learning rates."""
+
+  rate: str  # by what it is multiplied, and the layer of its decay
+
+
+def parameter_table(
+  params,
+  model: ModelConfig,
+  rates: Mapping[str, tuple[np.ndarray, np.ndarray] | None] | None = None,
+) -> str:
+  """Returns clu's table of parameters; equal blocks share a row.
+
+  Args:
+    params: Nested dict of arrays or shapes.
+    model: The model of the parameters.
+    rates: The result of `optim.rates`; parameters that it lacks are frozen.
+      None if all are trained at one rate.
+  """
+  rows: dict[tuple, _Row] = {}
+  of_row: dict[tuple, list] = {}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    name = model.any_block(path_of(path))
+    shape, dtype = tuple(leaf.shape), str(leaf.dtype)
+    rate = None if rates is None else rates.get(path_of(path))
+    key = name, shape, rate is None
+    row = rows.setdefault(key, _Row(name, shape, dtype, 0, 0))
+    row.blocks += 1
+    row.size += int(np.prod(shape))
+    of_row.setdefault(key, []).append(rate)
+  if rates is not None:
+    rows = {
+      key: _RowWithRate(**dataclasses.asdict(row), rate=_rate_text(of_row[key]))
+      for key, row in rows.items()
+    }
+  return parameter_overview.make_table(list(rows.values()))
+
+
+def _rate_text(rates: list[tuple[np.ndarray, np.ndarray] | None]) -> str:
+  """Returns "0.3 (layer 0)", "0.4 to 0.7 (layers 1 to 3)" or "frozen"."""
+  if None in rates:
+    return "frozen"
+  layers, factors = map(np.concatenate, zip(*rates, strict=True))
+  ends = lambda x: dict.fromkeys(f"{end:.3g}" for end in (x.min(), x.max()))
+  plural = "s" * bool(layers.min() != layers.max())
+  return (
+    f"{' to '.join(ends(factors))} (layer{plural} {' to '.join(ends(layers))})"
+  )

@@ -8,7 +8,7 @@ several slices.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -19,15 +19,13 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax.batch import Batch
 from vit_jax.config import Config, MeshConfig
-from vit_jax.config.preprocessing import image_size
 from vit_jax.devices import (
-  FORWARD_PIXELS,
-  MAX_HIDDEN,
-  MIN_MICROBATCH,
   SPLIT_BY_HEADS,
   generation,
 )
 from vit_jax.families import ModelConfig
+from vit_jax.microbatch import fast_microbatch, microbatches_of, rows_of
+from vit_jax.param_groups import path_of
 
 Device = Any  # a jax.Device, or a description with its attributes
 
@@ -245,101 +243,6 @@ def batch_errors(key: str, batch_size: int, shape: dict[str, int]) -> list[str]:
   ]
 
 
-def microbatches_of(config: Config, mesh: Mesh) -> int:
-  """Returns the number of microbatches of a step, on every device."""
-  fast = fast_microbatch(config, mesh)
-  return num_microbatches(_rows(config, mesh), config.optim.microbatch, fast)
-
-
-def _rows(config: Config, mesh: Mesh) -> int:
-  """Returns the images of a batch on one device."""
-  return config.data.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"])
-
-
-def fast_microbatch(config: Config, mesh: Mesh) -> int | None:
-  """Returns the images of a fast microbatch; None for all images of a device.
-
-  This is config.optim.microbatch, or less on chips where small microbatches are
-  faster, see `devices.MAX_HIDDEN`. Blocks in a scan are gathered once per
-  microbatch, so their microbatches are never made smaller.
-  """
-  most = config.optim.microbatch
-  limit = MAX_HIDDEN.get(generation(mesh.devices.flat[0].device_kind))
-  hidden = _hidden_of_image(config)
-  if None in (most, limit, hidden) or config.model.scan:
-    return most
-  return min(most, max(MIN_MICROBATCH, limit // hidden))
-
-
-def _hidden_of_image(config: Config) -> int | None:
-  """Returns an image's activations in the hidden layers of one MLP, or None.
-
-  None if the family does not say. A SwiGLU has two such layers.
-  """
-  tokens = config.model.num_tokens(image_size(config.data.ops))
-  # A user's family may not state the width of its hidden layers.
-  width = getattr(getattr(config.model, "size", None), "mlp_dim", None)
-  if None in (tokens, width):
-    return None
-  is_gated = getattr(config.model, "mlp", None) == "swiglu"
-  return tokens * width * (1 + is_gated)
-
-
-def hidden_of_microbatch(config: Config, mesh: Mesh) -> int | None:
-  """Returns a microbatch's activations in one MLP's hidden layers, or None."""
-  hidden = _hidden_of_image(config)
-  rows = _rows(config, mesh) // microbatches_of(config, mesh)
-  return None if hidden is None else hidden * rows
-
-
-def num_microbatches(
-  num_rows: int, most: int | None, fast: int | float | None = None
-) -> int:
-  """Returns the number of equal microbatches of a device.
-
-  Args:
-    num_rows: Rows of the device.
-    most: Largest number of rows of a microbatch; None for no limit.
-    fast: Fastest number of rows of a microbatch; None for `most`. The result is
-      the nearest possible one by ratio, because half and twice as many were
-      equally slow (benchmarks/notes/performance_log.md).
-
-  Example:
-    >>> [num_microbatches(24, n) for n in (16, 7, None)]
-    [2, 4, 1]
-    >>> [num_microbatches(n, 64, fast=16) for n in (32, 24, 31, 62)]
-    [2, 2, 1, 2]
-  """
-  most = min(most or num_rows, num_rows)
-  sizes = [n for n in range(1, most + 1) if num_rows % n == 0]
-  fast = min(fast or most, most)
-  return num_rows // min(sizes, key=lambda n: max(n / fast, fast / n))
-
-
-def few_at_a_time(
-  forward: Callable[[jax.Array], Any],
-  images: jax.Array,
-  devices: Sequence[Device],
-) -> Any:
-  """Returns forward(images), computed in small parts where that is faster.
-
-  Args:
-    forward: Maps images to a tree of arrays with a row for each image.
-    images: [b, h, w, c], before they are split over devices.
-    devices: All devices that compute. With several, there are no parts.
-  """
-  limit = FORWARD_PIXELS.get(generation(devices[0].device_kind))
-  if limit is None or len(devices) > 1 or not len(images):
-    return forward(images)
-  num_images, height, width, _ = images.shape
-  number = num_microbatches(num_images, None, fast=limit / (height * width))
-  if number == 1:
-    return forward(images)
-  parts = images.reshape(number, -1, *images.shape[1:])
-  results = jax.lax.map(forward, parts)
-  return jax.tree.map(lambda x: x.reshape(num_images, *x.shape[2:]), results)
-
-
 def infer(tree, mesh: Mesh | AbstractMesh, model: ModelConfig):
   """Returns a NamedSharding for every leaf, by its path and the kind of chip.
 
@@ -391,7 +294,7 @@ def describe(config: Config, params, mesh: Mesh) -> str:
   """Returns a text on microbatches, and on arrays that are not split."""
   number = microbatches_of(config, mesh)
   text = f"{number} microbatch{'es' * (number > 1)} a step"
-  rows = _rows(config, mesh)
+  rows = rows_of(config, mesh)
   few, fast = rows // number, fast_microbatch(config, mesh)
   if fast and 2 * few < min(rows, fast):
     text += (
@@ -463,11 +366,6 @@ def abstract_batch(
       ("index", (), np.int32),
     )
   }
-
-
-def path_of(path) -> str:
-  """Joins a key path of jax.tree_util to "a/b/c"."""
-  return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _rule(

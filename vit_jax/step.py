@@ -19,12 +19,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, UInt8
 
-from vit_jax import collectives, optim, sharding
+from vit_jax import collectives, microbatch, optim, sharding
 from vit_jax.batch import RunShape, normalise
 from vit_jax.config import Config, ConfigError
-from vit_jax.config.preprocessing import image_size
+from vit_jax.data.preprocessing import image_size
 from vit_jax.devices import compiler_options
-from vit_jax.finetune import frozen
 from vit_jax.models.stacking import unstack_blocks
 from vit_jax.models.variables import only_params
 from vit_jax.objectives.objective import Average, Frozen, Learner
@@ -209,7 +208,7 @@ class Trainer:
     devices = [*self.state.step.sharding.mesh.devices.flat]
     if images.ndim != 4:  # activations
       return forward(images)
-    return sharding.few_at_a_time(forward, images, devices)
+    return microbatch.few_at_a_time(forward, images, devices)
 
 
 def assemble(
@@ -307,8 +306,7 @@ def assemble(
   train_step = None
   if is_training:
     size = run_shape.image_size
-    part = frozen.part_of(config, module, state.model_params, size)
-    trainable = Trainable(config, part)
+    trainable = Trainable.of(config, module, state.model_params, size)
     train_step = make_train_step(
       config, learner, tx, state, mesh, observers, trainable
     )
@@ -370,7 +368,7 @@ def make_train_step(
   The loss is a mean over the whole batch: the objective's sum divided by its
   count. Every device computes the objective's targets of all its rows, without
   a gradient. Then it divides its rows into microbatches (see
-  `sharding.fast_microbatch`) and adds up their sums and gradients. Only these
+  `microbatch.fast_microbatch`) and adds up their sums and gradients. Only these
   are communicated, once a step (for blocks in a scan, along `fsdp` once a
   microbatch, see `collectives`). The result is that of the whole batch on one
   device, up to rounding.
@@ -399,7 +397,7 @@ def make_train_step(
   specs = collectives.manual_specs(shardings)
   fixed_specs, teacher_specs = _fixed_and_teacher(specs)
   model = config.model
-  most, fast = config.optim.microbatch, sharding.fast_microbatch(config, mesh)
+  most, fast = config.optim.microbatch, microbatch.fast_microbatch(config, mesh)
 
   def targets_of(params, fixed, teacher, batch, *args):
     """Returns the objective's targets of all rows of a device."""
@@ -447,16 +445,16 @@ def make_train_step(
     num_rows = len(jax.tree.leaves(batch)[0])
     number = 1
     if not learner.whole_batch:
-      number = sharding.num_microbatches(num_rows, most, fast)
+      number = microbatch.num_microbatches(num_rows, most, fast)
     if number == 1:
       sums, grads = grad_fn(params, batch)
     else:
 
       def add(total, rows):
-        microbatch = grad_fn(params, rows)
-        return jax.tree.map(
-          lambda t, m: t + m.astype(t.dtype), total, microbatch
-        ), None
+        added = jax.tree.map(
+          lambda t, x: t + x.astype(t.dtype), total, grad_fn(params, rows)
+        )
+        return added, None
 
       microbatches = jax.tree.map(
         lambda x: x.reshape(number, num_rows // number, *x.shape[1:]), batch
@@ -560,7 +558,7 @@ def make_train_step(
     donate_argnums=0,
     compiler_options=compiler_options(
       mesh.devices.flat[0].device_kind,
-      sharding.hidden_of_microbatch(config, mesh),
+      microbatch.hidden_of_microbatch(config, mesh),
     ),
   )
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 import jax
 
 from vit_jax import experiment as experiment_lib
-from vit_jax import run_summary, sharding
+from vit_jax import run_checks, run_summary, sharding
 from vit_jax.batch import Data, DataError
 from vit_jax.callbacks import Callback, CallbackList, Stop
 from vit_jax.callbacks.defaults import default_callbacks
@@ -98,7 +98,7 @@ def train_and_evaluate(
   errors: list[str] = []
   # The callbacks of every run are added below.
   hooks = CallbackList([*callbacks, *from_names(config.callbacks, errors)])
-  experiment = experiment_lib.setup(
+  experiment = run_checks.setup(
     config,
     workdir,
     data,

@@ -12,18 +12,24 @@ The parameters of a model are divided into those that are trained, in
 The trained and the frozen parameters are trees with the same keys, in which the
 leaves of the other are None. jax has no leaf for None: what is frozen gets no
 gradient, no update and no optimizer state.
+
+Adapters and the frozen part are in `vit_jax.finetune`, which only the runs that
+have them import.
 """
 
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import flax.linen as nn
 import jax
 
-from vit_jax import optim
+from vit_jax import param_groups
 from vit_jax.config import Config
-from vit_jax.finetune import frozen, lora
+
+if TYPE_CHECKING:
+  from vit_jax.finetune.frozen import FrozenPart
 
 FROZEN, BASE, TEACHER = "frozen", "base", "teacher"
 
@@ -41,7 +47,29 @@ class Trainable:
   """
 
   config: Config
-  frozen_part: frozen.FrozenPart | None = None
+  frozen_part: "FrozenPart | None" = None
+
+  @classmethod
+  def of(
+    cls,
+    config: Config,
+    module: nn.Module,
+    params: Params,
+    image_size: tuple[int, int],
+  ) -> "Trainable":
+    """Returns what a run trains, with its frozen part if it has one.
+
+    Args:
+      config: The run.
+      module: The module that is trained.
+      params: Shapes of its parameters.
+      image_size: (height, width) in pixels.
+    """
+    if not config.optim.freeze:
+      return cls(config)
+    from vit_jax.finetune import frozen
+
+    return cls(config, frozen.part_of(config, module, params, image_size))
 
   def split(
     self, params: Params, key: jax.Array
@@ -58,11 +86,13 @@ class Trainable:
     fixed = {}
     config = self.config
     if config.lora.rank:
+      from vit_jax.finetune import lora
+
       params, fixed[BASE] = lora.split(
         params, config.lora, key, config.model, config.objective.own
       )
     if config.optim.freeze:
-      trained = optim.trained(params, config.optim.freeze)
+      trained = param_groups.trained(params, config.optim.freeze)
       fixed[FROZEN] = selected(params, trained, inverted=True)
       params = trained
     return params, fixed
@@ -78,12 +108,22 @@ class Trainable:
     Yields:
       The batch whose images the module is to be applied to.
     """
-    with lora.added(self.config.lora):
-      if self.frozen_part is None or "image" not in batch:
-        yield dict(batch)
-        return
-      with frozen.entered(self.frozen_part, batch["image"]) as images:
-        yield {**batch, "image": images}
+    with contextlib.ExitStack() as stack:
+      if self.config.lora.rank:
+        from vit_jax.finetune import lora
+
+        stack.enter_context(lora.added(self.config.lora))
+      if self.frozen_part is not None and "image" in batch:
+        images = self.frozen_part.entered(batch["image"])
+        batch = {**batch, "image": stack.enter_context(images)}
+      yield dict(batch)
+
+  def trains_whole(self, name: str) -> bool:
+    """Whether a run with adapters trains a parameter of this name itself."""
+    from vit_jax.finetune import lora
+
+    own = self.config.objective.own
+    return lora.is_trained(name, self.config.model, own)
 
 
 def joined(params: Params, fixed: Mapping[str, Params]) -> Params:
@@ -105,6 +145,13 @@ def joined(params: Params, fixed: Mapping[str, Params]) -> Params:
 def saved_params(params: Params, fixed: Mapping[str, Params]) -> Params:
   """Returns the parameters that a checkpoint has: trained and frozen ones."""
   return _merged(fixed[FROZEN], params) if FROZEN in fixed else params
+
+
+def without_adapters(params: Params) -> Params:
+  """Returns parameters with the names of a model without adapters."""
+  from vit_jax.finetune import lora
+
+  return lora.without_factors(params)
 
 
 def _merged(one: Params, other: Params) -> Params:

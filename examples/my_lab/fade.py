@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from vit_jax.config.preprocessing import Operation
+from vit_jax.data.operation import Operation
 
 
 @dataclasses.dataclass(frozen=True)

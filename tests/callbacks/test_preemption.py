@@ -10,7 +10,8 @@ import pytest
 from jax.experimental import multihost_utils
 
 from vit_jax.callbacks.base import Stop
-from vit_jax.callbacks.preemption import Preemption, StopSignals
+from vit_jax.callbacks.preemption import Preemption
+from vit_jax.distributed.signals import StopSignals
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -63,8 +64,9 @@ BUSY = """
 import hashlib, signal, sys, time
 signal.signal(2, signal.default_int_handler)  # a background job ignores it
 from vit_jax.callbacks import preemption
-preemption.REPEAT_SECONDS = 0.3
-received = preemption.StopSignals()
+from vit_jax.distributed import signals
+signals.REPEAT_SECONDS = 0.3
+received = signals.StopSignals()
 callback = preemption.Preemption(received)
 if sys.argv[1] == "later":
   callback.on_step(3, {}, {})

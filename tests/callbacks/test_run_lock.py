@@ -192,7 +192,7 @@ def test_a_run_that_was_dead_before_they_join_is_not_watched_again(
 
 
 @pytest.mark.parametrize("text", [b"", b'{"pid"', b"[1]"])
-def test_a_damaged_record_locks_nothing(tmp_path, text):
+def test_a_damaged_record_locks_nothing(tmp_path, soon, text):
   (tmp_path / run_record.FILE).write_bytes(text)
   with run_lock.RunLock(str(tmp_path)):
     assert _record(tmp_path)["pid"] == os.getpid()

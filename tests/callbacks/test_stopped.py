@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from trials import runs
+from faults import runs
 
 from vit_jax import train
 from vit_jax.callbacks.base import Callback, Stop

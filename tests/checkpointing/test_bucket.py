@@ -1,7 +1,7 @@
 """A run's files in a bucket, gs://, of a store in this process.
 
 tests/object_store.py answers TensorStore, which reads and writes a run's files.
-The trials "bucket" of benchmarks/faults.py do whole runs.
+The trials "bucket" of `make faults` do whole runs.
 """
 
 import collections
@@ -17,7 +17,7 @@ import optax
 import pytest
 import tensorflow as tf
 
-from vit_jax import bucket, experiment, paths
+from vit_jax import bucket, paths, run_checks
 from vit_jax.callbacks import run_lock, run_record
 from vit_jax.checkpointing import checkpointer, layout, retention
 from vit_jax.config import CheckpointConfig, ConfigError
@@ -113,7 +113,7 @@ def test_in_a_new_folder_this_process_knows_what_is_there(store, run):
 def test_a_new_run(run):
   folder = run / "checkpoints"
   assert retention.start(folder) == (0, [])
-  assert not experiment.workdir_errors(str(run), is_training=True)
+  assert not run_checks.workdir_errors(str(run), is_training=True)
   assert retention.start(folder) == (0, [])
   retention.note_newest(folder, 3)
   start, (error,) = retention.start(folder)
@@ -122,13 +122,13 @@ def test_a_new_run(run):
 
 def test_a_bucket_that_cannot_be_written_is_an_error(store, run):
   store.faults.refuse_writes = True
-  (error,) = experiment.workdir_errors(str(run), is_training=True)
+  (error,) = run_checks.workdir_errors(str(run), is_training=True)
   assert "where no files can be written" in error and "403" not in error
   assert "PERMISSION_DENIED" in error
 
 
 def test_a_bucket_that_does_not_exist_is_an_error_at_once(store):
-  (error,) = experiment.workdir_errors("gs://nobucket/run", is_training=True)
+  (error,) = run_checks.workdir_errors("gs://nobucket/run", is_training=True)
   assert "gs://nobucket/run" in error and "bucket does not exist" in error
   assert len(store.log) < 10
 

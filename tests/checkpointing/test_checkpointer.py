@@ -119,7 +119,7 @@ def test_another_model_is_refused(saved):
   (error,) = e.value.errors
   block = "Transformer/encoderblock_0/MlpBlock_0"
   assert (
-    f"{block}/Dense_0/kernel is float32[32, 64], expected float32[32, 32]"
+    f"{block}/Dense_0/kernel is float32[32,64], expected float32[32,32]"
     in (error)
   )
   assert (
@@ -132,9 +132,7 @@ def test_another_optimizer_is_refused(saved):
   folder, _, _ = saved
   other = tiny.Parts(tiny.config(optim__name="sgd"))
   loader = checkpointer.Checkpointer(str(folder), CheckpointConfig())
-  with pytest.raises(
-    ConfigError, match="optimizer's state does not fit config.optim"
-  ):
+  with pytest.raises(ConfigError, match="train does not fit config.optim"):
     loader.restore(2, other.shapes)
   loader.close()
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import sharding, step
+from vit_jax import param_groups, sharding, step
 from vit_jax.checkpointing import convert_state
 from vit_jax.config import to_dict
 
@@ -78,7 +78,7 @@ def _form_of(config, trainer, mesh):
 def _of_patches(tree):
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   name = "/embedding/kernel"
-  return [x for path, x in leaves if sharding.path_of(path).endswith(name)]
+  return [x for path, x in leaves if param_groups.path_of(path).endswith(name)]
 
 
 def test_a_family_without_a_scan():

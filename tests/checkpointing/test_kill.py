@@ -9,7 +9,7 @@ import shutil
 import time
 
 import pytest
-from trials import runs
+from faults import runs
 
 from vit_jax import train
 from vit_jax.config import cli

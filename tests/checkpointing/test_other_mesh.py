@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from trials.elsewhere import difference
+from faults.elsewhere import difference
 
 from vit_jax import sharding, train
 from vit_jax.config import Config, defaults, freeze, to_dict

@@ -232,21 +232,9 @@ ABSENT = (
 @pytest.mark.parametrize(
   "error, text",
   [
-    (
-      RuntimeError(IN_USE),
-      "vit-jax: JAX_PLATFORMS=tpu: the TPU is already in use by process 4242,"
-      " and only one process can use it at a time. Wait until that process"
-      " ends, or put JAX_PLATFORMS=cpu before the command to compute on the"
-      " CPU.\n",
-    ),
-    (
-      RuntimeError(ABSENT),
-      "vit-jax: JAX_PLATFORMS=tpu: jax has no such device here (NOT_FOUND: TPU"
-      " initialization failed: No jellyfish device found). Use a machine that"
-      " has one, and install vit_jax there as '.[cuda]' or '.[tpu]'; or put"
-      " JAX_PLATFORMS=cpu before the command to compute on the CPU.\n",
-    ),
-    (AssertionError(), "jax has no such device here (none is visible). Use"),
+    (RuntimeError(IN_USE), "already in use by process with pid 4242"),
+    (RuntimeError(ABSENT), "No jellyfish device found"),
+    (AssertionError(), "no device is visible"),
   ],
 )
 def test_without_its_device_a_command_ends_in_a_sentence(
@@ -280,27 +268,8 @@ def test_without_its_device_a_command_ends_in_a_sentence(
 def test_one_of_several_platforms_is_absent(monkeypatch):
   """jax raises at the first call, and the second one returns the CPU."""
   monkeypatch.setenv("JAX_PLATFORMS", "cpu,tpu")
-  text = command.no_device(RuntimeError(ABSENT))
-  assert text.startswith("JAX_PLATFORMS=cpu,tpu: jax has no such device here (")
-  assert command.no_device(RuntimeError("another")) is None
-
-
-def test_the_variables_that_chose_an_absent_device_are_named(monkeypatch):
-  import jax
-
-  def raises():
-    raise RuntimeError("Unknown backend gpu")
-
-  monkeypatch.setattr(jax, "devices", raises)
-  monkeypatch.setenv("JAX_PLATFORM_NAME", "gpu")
-  monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-  text = command.no_device()
-  assert text.startswith("JAX_PLATFORM_NAME=gpu: jax has no such device")
-  assert "or put JAX_PLATFORM_NAME=cpu before the command" in text
-  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-  text = command.no_device()
-  assert text.startswith("JAX_PLATFORMS=cpu JAX_PLATFORM_NAME=gpu: jax has")
-  assert "put JAX_PLATFORMS=cpu JAX_PLATFORM_NAME=cpu before" in text
+  assert command.lacks_device(RuntimeError(ABSENT))
+  assert not command.lacks_device(RuntimeError("another"))
 
 
 @pytest.mark.slow
@@ -314,8 +283,8 @@ def test_what_jax_itself_raises_is_known(platforms):
     env=ENV | {"JAX_PLATFORMS": platforms},
   )
   assert done.returncode == 1 and "Traceback" not in done.stderr
-  text = f"vit-jax: JAX_PLATFORMS={platforms}: jax has no such device here"
-  assert done.stderr.splitlines()[-1].startswith(text)
+  last = done.stderr.splitlines()[-1]
+  assert last.startswith("vit-jax: jax has no such device") and "foo" in last
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from converting import MODELS, SIZE, SUFFIX, assert_same, make
 
 import vit_jax
 from vit_jax import class_names
-from vit_jax.config.preprocessing import parse_ops
+from vit_jax.data.preprocessing import parse_ops
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models.stacking import stack_blocks
 from vit_jax.tools.exporting import convert
@@ -27,14 +27,13 @@ CASES = {
   "none": ({}, {"posemb": "learn"}),
   "gap": ({}, {}),
   "gap_sincos2d": (TO_LEARN, {"posemb": "learn"}),
-  "map": ({}, "head: got one, expected none: transformers has SiglipVision"),
+  "map": ({}, "config.model.pool: got 'map', expected 'token'"),
   "learn2d": (NO_TABLE.format("learn2d"), NO_TABLE.format("learn2d")),
   "relative": (NO_TABLE.format("relative"), NO_TABLE.format("relative")),
   "pre_logits": (
     "pre_logits: got a tanh layer before the head, expected none: timm has no"
     " place for it. Write the model without it and the head: --drop_head.",
-    "Leave out the head, and the tanh layer becomes the pooler of a ViTModel:"
-    " --drop_head.",
+    "config.model.pre_logits: got True, expected False",
   ),
   "hybrid": (
     {},
@@ -113,10 +112,8 @@ def test_parts_there_and_back(tmp_path, name):
       "torch_s",
       "timm",
       [
-        "timm.create_model('vit_base_patch8_224', checkpoint_path='DST',"
-        " num_classes=5, img_size=[24, 32], embed_dim=24, depth=2, num_heads=3,"
-        " mlp_ratio=1.6666666666666667)",
-        "LayerNorm adds 1e-06 to the variance, this model 1e-12; the argument",
+        "timm has no name for this model",
+        "config.model.ln_eps=1e-12 here, 1e-06 in the library's model",
       ],
     ),
     (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import config, evaluate, experiment, train
+from vit_jax import config, evaluate, run_checks, train
 from vit_jax.config import ConfigError, defaults, fewshot_evals, freeze, to_dict
 from vit_jax.writers.metric_writer import read_metrics
 
@@ -39,7 +39,7 @@ def _config(**changes):
 
 def test_sets_that_are_not_on_disk_are_refused():
   with pytest.raises(ConfigError) as e:
-    experiment.setup(_config())
+    run_checks.setup(_config())
   (advice,) = e.value.errors
   assert advice == (
     "config.fewshot: got 'required', but not on disk: oxford_iiit_pet. Leave"
@@ -53,7 +53,7 @@ def test_a_recipe_without_data_has_an_error_for_each_way_out(tmp_path):
   c = config.recipe("vit_l16")
   c.data.data_dir = str(tmp_path)
   with pytest.raises(ConfigError) as e:
-    experiment.setup(freeze(c))
+    run_checks.setup(freeze(c))
   data, fewshot = e.value.errors
   assert data.startswith(
     "config.data.dataset: got data set 'imagenet2012', which is not prepared."
@@ -72,12 +72,12 @@ def test_only_what_is_not_on_disk_is_left_out(key):
   """A misspelt name is an error whatever the option says."""
   evals = {**EVALS, "a": {**EVALS["a"], key: "tets"}}
   with pytest.raises(ConfigError) as e:
-    experiment.setup(_config(evals=evals, fewshot="available"))
+    run_checks.setup(_config(evals=evals, fewshot="available"))
   assert [f.split(":")[0] for f in e.value.errors] == [f"config.evals.a.{key}"]
   evals = {"val": {"kind": "classification", "ops": OPS, "split": "test"}}
   evals["val"]["dataset"] = "oxford_iiit_pet"
   with pytest.raises(ConfigError, match="not prepared"):
-    experiment.setup(_config(evals=evals, fewshot="available"))
+    run_checks.setup(_config(evals=evals, fewshot="available"))
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_fake_sets_are_all_there_and_read_in_part():
   }
   for e in c.evals.values():
     e["ops"] = OPS
-  prepared = experiment.setup(freeze(c))
+  prepared = run_checks.setup(freeze(c))
   assert not prepared.skipped_evals and len(prepared.evals) == 7
   parts = tiny.Parts(freeze(c))
   evaluators = prepared.evaluators(parts.trainer, parts.mesh)

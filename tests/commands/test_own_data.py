@@ -14,7 +14,7 @@ import tiny
 from PIL import Image
 
 import vit_jax
-from vit_jax import evaluate, experiment, train, weights
+from vit_jax import evaluate, run_checks, train, weights
 from vit_jax.batch import DataError
 from vit_jax.config import ConfigError, defaults, freeze, to_dict
 from vit_jax.data import download_and_prepare, folder, sources
@@ -140,7 +140,7 @@ class _Wrong:
 
 def test_errors_of_data_come_with_the_rest():
   with pytest.raises(ConfigError) as e:
-    experiment.setup(_config(optim__lr=-1.0), data=_Wrong())
+    run_checks.setup(_config(optim__lr=-1.0), data=_Wrong())
   text = str(e.value)
   for error in (
     "config.optim.lr: got -1.0",
@@ -151,7 +151,7 @@ def test_errors_of_data_come_with_the_rest():
 
 
 def test_data_without_what_a_run_asks_of_them():
-  errors = "\n".join(experiment.given_data_errors(object()))
+  errors = "\n".join(run_checks.given_data_errors(object()))
   for key in ("num_examples", "num_classes"):
     assert f"data.{key}: got None, expected an int, 1 or more." in errors
   assert "data.batches: got none, expected (start_step, process_in" in errors

@@ -218,10 +218,9 @@ def test_kinds_are_chosen_on_the_command_line(lab):
   )
   assert "focus" in str(args.errors)
   c = defaults()
-  with c.unlocked():
-    c.objective.kind = OBJECTIVE
+  c.objective.kind = OBJECTIVE
+  assert c.objective.label_smoothing == 0.125
   assert freeze(c).objective.label_smoothing == 0.125
-  c.objective.focus = 0.5
   c.objective.kind = "classification"
   assert freeze(c).objective.label_smoothing == 0.0
 

@@ -47,30 +47,14 @@ def test_a_converted_folder_is_uploaded(tmp_path, hub, capsys):
   assert b"vit_jax.load('hf-hub:me/vit')" in files["README.md"]
 
 
-def _refusal(status):
-  response = mock.Mock(status_code=status, headers={})
-  return huggingface_hub.errors.HfHubHTTPError("no rights.", response=response)
-
-
-@pytest.mark.parametrize(
-  "error, reason",
-  [
-    (
-      lambda: _refusal(403),
-      "no rights. The token may not write to me/vit: take one that may, or a"
-      " name of your own.",
-    ),
-    (lambda: OSError("no route"), "no route. Check the network."),
-  ],
-)
-def test_what_the_hub_refuses(tmp_path, hub, error, reason):
-  hub.create_repo.side_effect = error()
-  with pytest.raises(ValueError) as e:
-    convert.push(tmp_path, "me/vit")
-  assert str(e.value) == (
-    f"--push: me/vit was not uploaded: {reason} {tmp_path} is complete: upload"
-    f" it later with `hf upload me/vit {tmp_path}`."
+def test_what_the_hub_refuses(tmp_path, hub):
+  response = mock.Mock(status_code=403, headers={})
+  hub.create_repo.side_effect = huggingface_hub.errors.HfHubHTTPError(
+    "no rights.", response=response
   )
+  with pytest.raises(ValueError, match="(?s)no rights.*hf upload me/vit") as e:
+    convert.push(tmp_path, "me/vit")
+  assert "secret" not in str(e.value)
   hub.upload_folder.assert_not_called()
 
 
@@ -85,14 +69,9 @@ def test_what_is_checked_before_anything_is_written(tmp_path, monkeypatch):
 
   assert error("--push=vit") == "--push: got 'vit', expected OWNER/NAME."
   monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-  assert error("--push=me/vit").startswith(
-    "--push: got no token, expected one: `hf auth login`, or set HF_TOKEN."
-  )
+  assert "`hf auth login`" in error("--push=me/vit")
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-  assert error("--push=me/vit") == (
-    "--push: got no huggingface_hub, expected it installed: pip install"
-    " huggingface_hub."
-  )
+  assert "pip install huggingface_hub" in error("--push=me/vit")
   with pytest.raises(ValueError, match="expected OWNER/NAME"):
     convert.check_push("a/b/c")
 

@@ -24,15 +24,15 @@ import pytest
 import tiny
 from PIL import Image
 
-from vit_jax import experiment, families, weights
+from vit_jax import experiment, families, run_checks, weights
 from vit_jax.config import (
   checks,
   cli,
-  preprocessing,
   recipes,
   to_dict,
 )
-from vit_jax.config.preprocessing import image_size
+from vit_jax.data import operation, preprocessing
+from vit_jax.data.preprocessing import image_size
 from vit_jax.families import published, resnet, vit
 from vit_jax.inference import pretrained
 from vit_jax.models import build
@@ -233,7 +233,7 @@ def _without_disk(name, argument):
 @pytest.mark.parametrize(
   "module",
   [
-    *(recipes, preprocessing, families, eval_preprocessing),
+    *(recipes, operation, preprocessing, families, eval_preprocessing),
     *(published, resnet, vit),
   ],
 )
@@ -263,7 +263,7 @@ def test_golden_text(name):
 )
 def test_passes_preflight(name, argument):
   config, errors = _without_disk(name, argument)
-  experiment.setup(config, errors=errors)
+  run_checks.setup(config, errors=errors)
 
 
 @pytest.mark.nightly
@@ -276,9 +276,9 @@ def test_all_that_is_advertised_can_start():
     errors = [
       *errors,
       *checks.errors(config),
-      *experiment.mesh_errors(config),
-      *itertools.chain(*run.data_errors().values()),
-      *run.length_and_head_errors(),
+      *run_checks.mesh_errors(config),
+      *itertools.chain(*run_checks.data_errors(run).values()),
+      *run_checks.length_and_head_errors(run),
     ]
     wrong |= {f"{name}:{argument}": errors} if errors else {}
   assert not wrong
@@ -298,7 +298,7 @@ def test_all_that_is_advertised_can_start():
 )
 def test_all_that_is_advertised_passes_preflight(name, argument):
   config, errors = _without_disk(name, argument)
-  experiment.setup(config, errors=errors)
+  run_checks.setup(config, errors=errors)
 
 
 @pytest.mark.parametrize(
@@ -444,7 +444,7 @@ def test_finetune_takes_the_model_from_the_weights(tmp_path):
   assert config.model.name == "modern" and config.model.registers == 2
   assert image_size(config.data.ops) == (378, 378)
   config = dataclasses.replace(config, fake_data=True)
-  run = experiment.setup(config, errors=args.errors)
+  run = run_checks.setup(config, errors=args.errors)
   _, report = run.fitted_weights()
   assert not report.ignored
   assert {*report.reinitialised} == {"head/kernel", "head/bias"}

@@ -3,7 +3,7 @@
 import pytest
 
 from vit_jax.config import ConfigError, defaults, freeze, to_dict
-from vit_jax.config.preprocessing import (
+from vit_jax.data.preprocessing import (
   Op,
   image_size,
   parse_ops,

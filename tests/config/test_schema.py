@@ -50,9 +50,39 @@ def test_frozen_config_survives_json_and_is_hashable():
   assert frozen.evals[0].shots == (1, 5)
 
 
-def test_misspelt_attribute_in_a_config_file():
-  with pytest.raises(AttributeError, match='Did you mean "variant"'):
-    defaults().model.varient = "B/16"
+def test_misspelt_names_in_a_config_file():
+  c = defaults()
+  c.model.varient = "B/16"
+  c.optim["momentun"] = 0.8
+  c.lr = 0.1
+  c.seed = "one"
+  with pytest.raises(ConfigError) as e:
+    freeze(c)
+  for error, words in zip(
+    e.value.errors,
+    ("config.lr: no such", "'one'", "mean 'variant'", "mean 'momentum'"),
+    strict=True,
+  ):
+    assert words in error
+  for read in (lambda: c.modle.variant, lambda: c.model.varint):
+    with pytest.raises(AttributeError, match="no option"):
+      read()
+
+
+def test_what_a_config_file_did_not_set_reads_as_its_default():
+  c = defaults()
+  assert c.data.batch_size == 4096 and c.model.name == "vit" and not c.evals
+  assert c == {"data": {}, "model": {}, "evals": {}}
+  c.update({"optim": {"lr": 0.1}, "evals": {"val": dict(kind="knn", k=3)}})
+  c.optim.update(momentum=0.8)
+  c.evals.val.k += 1
+  c.evals["again"] = {**c.evals["val"], "k": 9}
+  assert c.optim == {"lr": 0.1, "momentum": 0.8} and c.optim.beta1 == 0.9
+  assert (c.evals.val.k, c.evals.again.k) == (4, 9)
+  del c.optim.lr
+  assert c.optim.lr == Config().optim.lr
+  c.model.name = "bit"
+  assert c.model.root_pad == model_config("bit").root_pad
 
 
 def test_all_unknown_and_ill_typed_options_in_one_error():
@@ -322,7 +352,7 @@ def test_build_keeps_defaults_where_there_are_errors():
   [
     (
       "from vit_jax.config import defaults\n\n\ndef get_config():\n"
-      "  c = defaults()\n  c.los = 'sigmoid'\n  return c\n",
+      "  c = defaults()\n  c.optm.lr = 0.1\n  return c\n",
       "line 6: AttributeError: ",
     ),
     ("x = 1\ny = = 2\n", "line 2: SyntaxError: invalid syntax"),
@@ -342,7 +372,7 @@ def test_a_config_of_one_family_becomes_one_of_another():
   c.model.name, c.model.variant = "bit", "R50x1"
   c.model.root_pad = "nothing"
   again = pickle.loads(pickle.dumps(c))
-  for config in (c, copy.deepcopy(c), again, c.copy_and_resolve_references()):
+  for config in (c, copy.deepcopy(c), again):
     assert freeze(config).model == model_config(
       "bit", variant="R50x1", root_pad="nothing"
     )

@@ -7,12 +7,21 @@ import re
 
 import numpy as np
 import pytest
+from by_name import run
 from kinds import broken, encoded, expected, good, oriented, photo
 from PIL import Image, features
 
 from vit_jax.batch import DataError
-from vit_jax.config import defaults, freeze, preprocessing
-from vit_jax.data import decoding, images, ops, pipeline, pixels, sources
+from vit_jax.config import defaults, freeze
+from vit_jax.data import (
+  decoding,
+  images,
+  operation,
+  operations,
+  pipeline,
+  pixels,
+  sources,
+)
 from vit_jax.data.pipeline import TrainingData
 from vit_jax.data.tf_cpu import tf
 
@@ -66,10 +75,10 @@ def test_the_fused_crop_of_a_turned_image(number):
   data = tf.constant(
     oriented("JPEG", number, photo(96, 160), quality=95, subsampling=0)
   )
-  whole = ops.decode(data, KEY)
+  whole = run("decode", data, KEY)
   assert whole.shape == ((96, 160, 3) if number < 5 else (160, 96, 3))
-  crop = ops.inception_crop(whole, KEY, (32, 32), 5, 30)
-  fused = ops.decode_inception_crop(data, KEY, (32, 32), 5, 30)
+  crop = run("inception_crop", whole, KEY, (32, 32), 5, 30)
+  fused = run("decode_inception_crop", data, KEY, (32, 32), 5, 30)
   np.testing.assert_array_equal(fused, crop)
 
 
@@ -140,7 +149,7 @@ def test_the_largest_image_is_an_option(name, tmp_path, monkeypatch):
   assert scored(source, "decode(max_pixels=1200)|resize(8)")["mask"].all()
   # Beyond the limit of Pillow, which is small here.
   monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-  more = preprocessing.MAX_PIXELS + 1
+  more = operation.MAX_PIXELS + 1
   assert images.read(data, max_pixels=more).shape == (30, 40, 3)
   assert Image.MAX_IMAGE_PIXELS == more
 
@@ -174,7 +183,7 @@ def test_avif_is_read_where_pillow_reads_it(tmp_path):
 @pytest.mark.parametrize("op", ["resize_small", "resize_small_torch"])
 def test_a_line_is_not_resized(tmp_path, caplog, monkeypatch, op):
   """12,000 x 1 pixels would become 3,072,000 x 256 by resize_small(256)."""
-  monkeypatch.setattr(preprocessing, "MAX_PIXELS", 60**2)
+  monkeypatch.setattr(operations, "MAX_PIXELS", 60**2)
   line = encoded(photo(1, 1002), "PNG")
   files = {"line.png": line, "short.png": encoded(photo(4, 5), "PNG")}
   source, record = folder(tmp_path, files, others=1)

@@ -21,8 +21,7 @@ from importable import (
 )
 from PIL import Image
 
-from vit_jax.config import preprocessing
-from vit_jax.data import download_and_prepare, sources
+from vit_jax.data import download_and_prepare, operation, sources
 from vit_jax.data.builders.image_builder import (
   Entry,
   RecordFilter,
@@ -169,7 +168,7 @@ def test_the_largest_image_is_an_option(form, of_pillow, monkeypatch):
     r" all; reduce the image, or set --max_pixels\.",
     error,
   )
-  more = preprocessing.MAX_PIXELS + 1
+  more = operation.MAX_PIXELS + 1
   data, _, error = checked(entry, more)
   assert data and not error
 

@@ -8,8 +8,9 @@ import tiny
 from numbered import global_batches, numbers
 
 from vit_jax.config import checks, freeze, to_dict
-from vit_jax.config.preprocessing import Operation, image_size, parse_ops
 from vit_jax.data import ops, pixels
+from vit_jax.data.operation import Operation
+from vit_jax.data.preprocessing import image_size, parse_ops
 from vit_jax.data.tf_cpu import tf
 
 

@@ -6,9 +6,11 @@ import random
 
 import numpy as np
 import pytest
+from by_name import run
 from PIL import Image
 
-from vit_jax.data import ops, pillow_augment
+from vit_jax.data import pillow_augment
+from vit_jax.data.operations import IMAGENET_MEAN, IMAGENET_STD
 from vit_jax.data.tf_cpu import tf
 
 # timm's names, in its order, which a drawn number is an index of.
@@ -62,7 +64,7 @@ def test_each_of_three_has_a_third_of_the_keys():
   grey, solarized = (
     pillow_augment.three_augment(image, [u, 0.0]) for u in (0.0, 0.5)
   )
-  results = [ops.three_augment(image, key).numpy() for key in keys(300)]
+  results = [run("three_augment", image, key).numpy() for key in keys(300)]
   is_grey = np.array([(r == grey).all() for r in results])
   is_solarized = np.array([(r == solarized).all() for r in results])
   # Standard deviation of a third of 300: 8.2.
@@ -89,9 +91,9 @@ def test_factors_and_order_of_the_colours():
     return pillow_augment.color_jitter(image, draws, 0.3).tobytes()
 
   assert result(0.1, 0.2, 0.3) != result(0.2, 0.1, 0.3)
-  again = [ops.color_jitter(image, key, 0.3).numpy() for key in keys(2) * 2]
+  again = [run("color_jitter", image, key, 0.3).numpy() for key in keys(2) * 2]
   assert (again[0] == again[2]).all() and (again[0] != again[1]).any()
-  assert (ops.color_jitter(image, keys(1)[0], 0.0).numpy() == image).all()
+  assert (run("color_jitter", image, keys(1)[0], 0.0).numpy() == image).all()
 
 
 # timm's RandAugment.
@@ -144,12 +146,12 @@ def test_magnitudes_are_drawn_and_held(normal, magnitude):
 
 def test_half_of_the_layers_are_applied():
   image = noise(12, 12)
-  results = [ops.randaug_timm(image, key, 9).numpy() for key in keys(400)]
+  results = [run("randaug_timm", image, key, 9).numpy() for key in keys(400)]
   same = np.mean([(r == image).all() for r in results])
   # A quarter has no layer; some layers do nothing to noise, such as
   # autocontrast. Standard deviation 0.022.
   assert 0.25 - 0.05 < same < 0.25 + 0.5 * 2 / 15 + 0.1
-  assert (ops.randaug_timm(image, keys(2)[1], 9).numpy() == results[1]).all()
+  assert (run("randaug_timm", image, keys(2)[1], 9).numpy() == results[1]).all()
 
 
 # Random erasing.
@@ -160,7 +162,7 @@ def test_a_box_of_noise():
   image = np.full((40, 60, 3), 255, np.uint8)
   shares, boxes = [], 0
   for key in keys(300):
-    erased = (ops.random_erase(image, key, 1.0).numpy() != 255).any(-1)
+    erased = (run("random_erase", image, key, 1.0).numpy() != 255).any(-1)
     rows, columns = np.flatnonzero(erased.any(1)), np.flatnonzero(erased.any(0))
     if len(rows):
       boxes += 1
@@ -177,16 +179,16 @@ def test_a_box_of_noise():
 
 def test_the_noise_is_that_of_normalised_images():
   image = np.zeros((200, 200, 3), np.uint8)
-  erased = ops.random_erase(image, keys(1)[0], 1.0).numpy()
+  erased = run("random_erase", image, keys(1)[0], 1.0).numpy()
   pixels = erased[erased.any(-1)] / 255
   is_whole = (0 < pixels) & (pixels < 1)
   # Cut off at 0, 2.1 deviations below the mean, and at 1, 2.2 above it.
   median = np.median(pixels, 0)
-  np.testing.assert_allclose(median, ops.IMAGENET_MEAN, atol=0.015)
+  np.testing.assert_allclose(median, IMAGENET_MEAN, atol=0.015)
   assert is_whole.mean() > 0.95
   lower, upper = np.quantile(pixels, [0.1587, 0.8413], axis=0)
   np.testing.assert_allclose(
-    upper - lower, 2 * np.array(ops.IMAGENET_STD), atol=0.03
+    upper - lower, 2 * np.array(IMAGENET_STD), atol=0.03
   )
 
 
@@ -194,8 +196,8 @@ def test_the_noise_is_that_of_normalised_images():
 def test_the_share_of_images_that_are_erased():
   image = tf.constant(before := noise(16, 16))
   num = sum(
-    (ops.random_erase(image, key, 0.25).numpy() != before).any()
+    (run("random_erase", image, key, 0.25).numpy() != before).any()
     for key in keys(400)
   )
   assert 70 < num < 130  # standard deviation 8.7
-  assert (ops.random_erase(image, keys(1)[0], 0.0).numpy() == before).all()
+  assert (run("random_erase", image, keys(1)[0], 0.0).numpy() == before).all()

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 from sklearn import datasets
 
-from vit_jax.config.preprocessing import image_size
 from vit_jax.data import images, ops, pixels
+from vit_jax.data.preprocessing import image_size
 from vit_jax.data.tf_cpu import tf
 from vit_jax.weights import eval_preprocessing
 from vit_jax.weights.eval_preprocessing import PixelPath, taken_apart

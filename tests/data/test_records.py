@@ -8,7 +8,7 @@ import pytest
 import tiny
 from PIL import Image
 
-from vit_jax import experiment, train
+from vit_jax import experiment, run_checks, train
 from vit_jax.config import ConfigError, to_dict
 from vit_jax.data import pipeline
 from vit_jax.data.sources import Sources, open_source, typical_side
@@ -133,7 +133,7 @@ def test_a_record_that_raises_does_not_count(caplog):
 def test_a_first_record_of_another_form_is_refused(record, words, monkeypatch):
   monkeypatch.setattr(Shapes, "__getitem__", lambda self, index: record)
   with pytest.raises(ConfigError) as e:
-    experiment.setup(config(evals={}))
+    run_checks.setup(config(evals={}))
   assert words in str(e.value) and "config.data.dataset" in str(e.value)
 
 
@@ -160,10 +160,10 @@ def test_a_run_is_trained_scored_and_resumed(tmp_path, monkeypatch):
     str(tmp_path / "run"),
     allow_change=["total_steps"],
   )
-  assert run.resumed_metadata["data_identity"] == "shapes 3 40 [0:40]"
+  assert run.saved["data_identity"] == "shapes 3 40 [0:40]"
   monkeypatch.setattr(Shapes, "identity", lambda self: "others")
   with pytest.raises(ConfigError, match="others"):
-    experiment.setup(made, str(tmp_path / "run"))
+    run_checks.setup(made, str(tmp_path / "run"))
 
 
 def test_objects_of_the_program_are_trained_on_and_scored(tmp_path):
@@ -175,7 +175,7 @@ def test_objects_of_the_program_are_trained_on_and_scored(tmp_path):
   opened = Sources(given=given).open("mine", "train[:50%]")
   assert opened.identity() == open_source(HERE, "train[:50%]").identity()
   with pytest.raises(ConfigError, match="'mine', split 'test', which does not"):
-    experiment.setup(
+    run_checks.setup(
       made, sources=Sources(given={"mine": {"train": Shapes("train")}})
     )
 

@@ -28,7 +28,7 @@ def errors(config, workdir, metadata, monkeypatch, allowed=()):
   run = experiment.Experiment(config, str(workdir), allow_change=allowed)
   run.newest = 1, []
   resumed = property(lambda self: metadata)
-  monkeypatch.setattr(experiment.Experiment, "resumed_metadata", resumed)
+  monkeypatch.setattr(experiment.Experiment, "saved", resumed)
   return run.resumed.errors(run.run_shape, run.data_info, run.head.class_names)
 
 

@@ -10,12 +10,12 @@ import tiny
 from numbered import Numbers, Streamed, assert_same, global_batches, numbers
 from views import SHAPES, VIEWS, Files, TwoViews
 
-from vit_jax import experiment, train
+from vit_jax import run_checks, train
 from vit_jax.batch import DataError, View, checked
 from vit_jax.config import checks
-from vit_jax.config.preprocessing import view_errors, view_shapes
 from vit_jax.data import ops as ops_lib
 from vit_jax.data import order
+from vit_jax.data.preprocessing import view_errors, view_shapes
 from vit_jax.data.tf_cpu import tf
 from vit_jax.inputs import Inputs
 from vit_jax.sharding import make_mesh
@@ -176,7 +176,7 @@ def test_a_run_with_views(tmp_path):
   rows = [r for r in read_metrics(str(tmp_path)) if "train/loss" in r]
   losses = [row["train/loss"] for row in rows]
   assert losses and np.isfinite(losses).all()
-  run, mesh = experiment.setup(made), make_mesh(made.mesh)
+  run, mesh = run_checks.setup(made), make_mesh(made.mesh)
   trainer = run.trainer(mesh)
   inputs, state = Inputs(run, trainer, mesh), trainer.init_state()
   whole = list(itertools.islice(inputs.batches(0, {}, state)[0], 3))

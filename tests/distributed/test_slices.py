@@ -13,7 +13,7 @@ import pytest
 import several
 import tiny
 
-from vit_jax import experiment, sharding
+from vit_jax import run_checks, sharding
 from vit_jax.config import MeshConfig
 
 # Four processes with two devices each; two processes are a slice.
@@ -70,7 +70,7 @@ def test_a_state_does_not_span_slices(two_slices):
   )
   with pytest.raises(ValueError, match=re.escape(expected)):
     sharding.make_mesh(config.mesh)
-  assert experiment.mesh_errors(config) == [expected]
+  assert run_checks.mesh_errors(config) == [expected]
 
 
 def test_fsdp_divides_a_slice_and_not_the_whole():

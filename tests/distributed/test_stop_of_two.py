@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from trials import runs
+from faults import runs
 
 CONFIG = """
 from vit_jax.config import defaults

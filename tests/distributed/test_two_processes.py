@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import several
 
-from vit_jax import evaluate, sharding, train
+from vit_jax import evaluate, param_groups, sharding, train
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import cli
 from vit_jax.writers.metric_writer import is_measured, read_metrics
@@ -262,7 +262,7 @@ def _values(workdir):
 def _state(workdir, step=8):
   """Path -> array, of the parameters and of the optimizer."""
   return {
-    f"{item}/{sharding.path_of(path)}": np.asarray(leaf)
+    f"{item}/{param_groups.path_of(path)}": np.asarray(leaf)
     for item in ("params", "train")
     for path, leaf in jax.tree_util.tree_leaves_with_path(
       checkpointer.load_tree(str(workdir / "checkpoints" / str(step) / item))[0]

@@ -10,7 +10,7 @@ import tiny
 from vit_jax import class_names, sharding
 from vit_jax.data.source import Source
 from vit_jax.data.tf_cpu import tf
-from vit_jax.evaluation import RunContext
+from vit_jax.eval_context import RunContext
 
 OPS = "decode|resize(4)"
 NO_HEAD = class_names.Head(0)

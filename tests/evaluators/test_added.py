@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 import tiny
 
-from vit_jax import experiment
+from vit_jax import run_checks
 from vit_jax.config import ConfigError, defaults, freeze, to_dict
 from vit_jax.evaluators import EVALUATORS
 from vit_jax.evaluators.evaluator import EvaluatorConfig
@@ -47,7 +47,7 @@ def _config(**options):
 def test_its_errors_are_reported_with_the_others(monkeypatch):
   monkeypatch.setitem(EVALUATORS, "entropy", EntropyConfig)
   with pytest.raises(ConfigError) as e:
-    experiment.setup(
+    run_checks.setup(
       _config(temperature=0.0, other="train", split="tets", every_steps=-1)
     )
   errors = "\n".join(e.value.errors)
@@ -58,6 +58,6 @@ def test_its_errors_are_reported_with_the_others(monkeypatch):
   ):
     assert text in errors
   with pytest.raises(ConfigError, match="unsure.other: got 1297 images"):
-    experiment.setup(_config(other="train"))
+    run_checks.setup(_config(other="train"))
   with pytest.raises(ConfigError, match="temprature: no such option. Did you"):
     _config(temprature=2.0)

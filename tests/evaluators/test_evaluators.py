@@ -18,7 +18,7 @@ from vit_jax.config import ClassificationConfig, FewshotConfig
 from vit_jax.data.pipeline import eval_batches
 from vit_jax.data.sources import open_source
 from vit_jax.data.tf_cpu import tf
-from vit_jax.evaluation import RunContext
+from vit_jax.eval_context import RunContext
 from vit_jax.evaluators import EVALUATORS, classification
 from vit_jax.evaluators.features import extract, features_fn
 from vit_jax.evaluators.knn import KnnConfig

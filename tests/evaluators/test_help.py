@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-from vit_jax import experiment
+from vit_jax import run_checks
 from vit_jax.config import cli, help_text
 from vit_jax.evaluators import EVALUATORS
 from vit_jax.train import train_and_evaluate
@@ -77,7 +77,7 @@ def test_every_kind_by_one_command_on_fake_data(tmp_path):
       own += ["dataset=cifar10"]
     args += [f"--config.evals.my_{kind}.{o}" for o in own]
   config = _config(*args)
-  experiment.setup(config)
+  run_checks.setup(config)
   train_and_evaluate(config, str(tmp_path))
   row = {k: v for r in read_metrics(str(tmp_path)) for k, v in r.items()}
   for kind, (_, metrics) in OF_KIND.items():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import experiment, metrics
+from vit_jax import metrics, run_checks
 from vit_jax.batch import DataError
 from vit_jax.config import ConfigError, FewshotConfig, defaults, freeze, to_dict
 from vit_jax.data import fake, pipeline, sources, tfds_source
@@ -235,7 +235,7 @@ def test_it_trains_and_scores(objects, tmp_path):
 
 def test_a_softmax_is_refused(objects):
   with pytest.raises(ConfigError) as e:
-    experiment.setup(
+    run_checks.setup(
       _config("objects", objects, objective__loss="softmax", num_classes=4)
     )
   softmax, wide = sorted(e.value.errors, reverse=True)
@@ -249,7 +249,7 @@ def test_a_softmax_is_refused(objects):
 def test_a_linear_probe_is_refused(objects):
   val = {"kind": "multilabel", "split": "train", "ops": "decode|resize(16)"}
   with pytest.raises(ConfigError) as e:
-    experiment.setup(
+    run_checks.setup(
       _config("objects", objects, init_head="linear_probe", evals={"val": val})
     )
   expected = "config.init_head: got 'linear_probe', which needs"

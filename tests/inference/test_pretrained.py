@@ -220,12 +220,12 @@ def test_options(vit):
     (
       {"posemb": "learn", "root_pad": "zero"},
       ValueError,
-      "load: got posemb, root_pad, but no model family has all of them",
+      "load: got posemb, root_pad, expected image_size,",
     ),
     (
       {"image_size": (32, -32)},
       ValueError,
-      "image_size: got (32, -32), expected pixels: 224, or (height, width).",
+      "image_size: got (32, -32), expected one or two sides from 1.",
     ),
     (
       {"image_size": 33},
@@ -331,108 +331,28 @@ def test_metadata_goes_round(vit, tmp_path):
 @pytest.mark.parametrize(
   "images, text",
   [
-    (
-      np.zeros((2, 48, 32, 3), "f"),
-      "got images of shape (2, 48, 32, 3), expected [b, 32, 32, 3]; for another"
-      " size, vit_jax.load(path, image_size=(height, width)).",
-    ),
-    (
-      np.zeros((1, 32, 32, 3), np.uint8),
-      "got images of type uint8, expected floats in [-1, 1]: images / 127.5 -"
-      " 1, or vit.predict(images).",
-    ),
+    (np.zeros((2, 48, 32, 3), "f"), "shape (2, 48, 32, 3), expected batch, "),
+    (np.zeros((2, 3, 32, 32), "f"), "channels: [b, 32, 32, 3]"),
+    (np.zeros((32, 32, 3), "f"), "channels: [b, 32, 32, 3]"),
+    (np.zeros((1, 32, 32, 3), np.uint8), "type uint8, expected floats"),
     (
       np.linspace(0, 255, 3072, dtype="f").reshape(1, 32, 32, 3),
-      "got images with values from 0 to 255, expected floats in [-1, 1]:"
-      " images / 127.5 - 1, or vit.predict(np.uint8(images)).",
-    ),
-    (
-      np.full((1, 48, 48, 3), 255, "f"),
-      "got images of shape (1, 48, 48, 3), expected [b, 32, 32, 3]; for another"
-      " size, vit_jax.load(path, image_size=(height, width)). Their values"
-      " reach 255, expected floats in [-1, 1]: images / 127.5 - 1, or"
-      " vit.predict(np.uint8(images)).",
-    ),
-    (
-      np.zeros((2, 3, 32, 32), "f"),
-      "got images of shape (2, 3, 32, 32), expected [b, 32, 32, 3]; channels"
-      " are last: images.transpose(0, 2, 3, 1).",
-    ),
-    (
-      np.zeros((32, 32, 3), "f"),
-      "got images of shape (32, 32, 3), expected [b, 32, 32, 3]; one image is"
-      " a batch, too: image[None].",
+      "values from 0 to 255, expected floats in [-1, 1]: images / 127.5 - 1",
     ),
   ],
 )
 def test_images_of_another_kind_are_refused(vit, images, text):
-  with pytest.raises(ValueError) as e:
-    vit(images)
-  assert str(e.value) == text
-  with pytest.raises(ValueError):
-    vit(jax.numpy.asarray(images))
-
-
-_SIZE = "for another size, vit_jax.load(path, image_size=(height, width))"
-_GREY = "channels: the model has 3, the images have 1, for grey:"
-_GREY += " np.repeat(images, 3, -1)"
-_AXIS = "the axis of the channels is missing: images[..., None]"
-
-
-@pytest.mark.parametrize(
-  "shape, channels, hint",
-  [
-    ((1, 32, 32, 1), 3, _GREY),
-    (
-      (2, 32, 32, 4),
-      3,
-      "channels: the model has 3, the images have 4, without alpha:"
-      " images[..., :3]",
-    ),
-    (
-      (2, 1, 48, 48),
-      3,
-      f"channels are last: images.transpose(0, 2, 3, 1); {_GREY}; {_SIZE}",
-    ),
-    ((2, 32, 32), 3, f"{_AXIS}; {_GREY}"),
-    (
-      (32, 32),
-      3,
-      "the axes of the batch and of the channels are missing: image[None, ...,"
-      f" None]; {_GREY}",
-    ),
-    (
-      (3, 48, 48),
-      3,
-      "channels are last: images.transpose(1, 2, 0); one image is a batch, too:"
-      f" image[None]; {_SIZE}",
-    ),
-    (
-      (1, 32, 32, 3),
-      1,
-      "channels: the model has 1, the images have 3, in grey: 0.299 red + 0.587"
-      " green + 0.114 blue",
-    ),
-    ((1, 32, 32), 1, _AXIS),
-    ((2, 32, 32, 3), 5, "channels: the model has 5, the images have 3"),
-    ((32,), 3, "the axes are batch, height, width and channels"),
-  ],
-)
-def test_what_to_do_with_another_shape(vit, shape, channels, hint):
-  config = dataclasses.replace(vit.config, channels=channels)
-  vit = dataclasses.replace(vit, config=config)
-  with pytest.raises(ValueError) as e:
-    vit(np.zeros(shape, "f"))
-  assert str(e.value) == (
-    f"got images of shape {shape}, expected [b, 32, 32, {channels}]; {hint}."
-  )
+  for put in (np.asarray, jax.numpy.asarray):
+    with pytest.raises(ValueError) as e:
+      vit(put(images))
+    assert text in str(e.value)
 
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_values_of_another_range_are_said(vit, on_device):
   ramp = np.linspace(0, 1, 3072, dtype="f").reshape(1, 32, 32, 3)
   put = jax.numpy.asarray if on_device else np.asarray
-  with pytest.warns(UserWarning, match=r"from 0 to 1, .* use 2 \* images - 1"):
+  with pytest.warns(UserWarning, match=r"from 0 to 1, "):
     vit(put(ramp))
   with pytest.warns(UserWarning, match="from -2.12 to 2.64, .* mean and sta"):
     vit(put(4.76 * ramp - 2.12))  # ImageNet's mean and deviation
@@ -480,21 +400,11 @@ def test_features_are_the_layers_of_a_call(vit):
     vit.features(pixels, "norm")
 
 
-@pytest.mark.parametrize(
-  "layer, text",
-  [
-    (-1, "layer: got -1, expected one name, such as 'pre_logits' or"),
-    (None, "layer: got None, expected one name, such as 'pre_logits' or"),
-    (["encoded"], "layer: got ['encoded'], expected one name, such as"),
-    ("encoded/x", "got 'encoded/x', expected 'encoded', which has no parts."),
-    ("encoded/", "got 'encoded/', expected 'encoded', which has no parts."),
-  ],
-)
-def test_a_layer_is_one_name(vit, layer, text):
+@pytest.mark.parametrize("layer", ["encoded/x", "encoded/"])
+def test_a_layer_that_has_no_parts(vit, layer):
   images = np.zeros((1, 32, 32, 3), np.float32)
-  with pytest.raises(ValueError) as e:
-    vit._layer(vit.params, images, layer)  # the tests check types of `features`
-  assert str(e.value).startswith(text)
+  with pytest.raises(ValueError, match="expected 'encoded', which has no part"):
+    vit.features(images, layer)
 
 
 class Tensor:
@@ -527,9 +437,8 @@ def test_tensors_of_torch_are_arrays(vit):
   with pytest.raises(ValueError, match="got images of type uint8, expected fl"):
     vit(Tensor(np.zeros((1, 32, 32, 3), np.uint8), "torch.uint8"))
   first = Tensor(np.zeros((1, 3, 32, 32), np.float32))
-  first.permute = None  # as torch has, whose transpose swaps two axes
   for use in (vit, vit.features):
-    with pytest.raises(ValueError, match=r"images\.permute\(0, 2, 3, 1\)\."):
+    with pytest.raises(ValueError, match="expected batch, height, width, chan"):
       use(first)
   pixels = Tensor(np.zeros((3, 48, 48), np.uint8), "torch.uint8")
   pixels.permute = None

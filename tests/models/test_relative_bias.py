@@ -7,7 +7,7 @@ import torch_libraries
 from flax.traverse_util import unflatten_dict
 
 from vit_jax.families import model_config
-from vit_jax.models import build
+from vit_jax.models import build, resample
 from vit_jax.zoo.models import relative_bias
 
 GRID, WIDTH, HEADS = (3, 5), 32, 2
@@ -16,7 +16,7 @@ GRID, WIDTH, HEADS = (3, 5), 32, 2
 def test_rows_are_in_reach_and_mirrored():
   rows = relative_bias.rows(GRID)
   patches = rows[1:, 1:]
-  offsets = relative_bias.num_rows(GRID) - 3
+  offsets = resample.num_bias_rows(GRID) - 3
   assert sorted({*patches.ravel()}) == list(range(offsets))
   # Query and key exchanged, the offset has the other sign.
   np.testing.assert_array_equal(patches + patches.T, offsets - 1)

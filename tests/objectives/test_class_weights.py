@@ -7,7 +7,7 @@ import optax
 import pytest
 import tiny
 
-from vit_jax import experiment, step
+from vit_jax import run_checks, step
 from vit_jax.batch import LabelStatistics
 from vit_jax.config import ConfigError
 from vit_jax.objectives import Classification
@@ -92,7 +92,7 @@ def test_sigmoids_are_refused(loss):
 def test_a_loader_is_refused():
   config = tiny.config(objective__class_weights="balanced")
   with pytest.raises(ConfigError, match="class_weights: got 'balanced'.*Data"):
-    experiment.setup(config, data=tiny.Data())
+    run_checks.setup(config, data=tiny.Data())
 
 
 def test_a_run_counts_its_training_split():
@@ -101,7 +101,7 @@ def test_a_run_counts_its_training_split():
     data__dataset="digits",
     data__split="train[:100]",
   )
-  run = experiment.setup(config)
+  run = run_checks.setup(config)
   counts = run.class_counts
   labels = run.data.source.labels()
   assert counts == tuple(np.bincount(labels, minlength=10))

@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 import vit_jax
-from vit_jax import experiment, models, train, weights
+from vit_jax import models, run_checks, train, weights
 from vit_jax.batch import normalise
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import ConfigError, checks, model_config, to_dict
@@ -309,7 +309,7 @@ def test_its_checkpoint_is_loaded_without_its_own(run):
 def test_its_checkpoint_starts_a_fine_tuning(run):
   workdir, made, state = run
   fine = dataclasses.replace(tiny.config(), init=workdir, data=made.data)
-  params, report = experiment.setup(fine).fitted_weights()
+  params, report = run_checks.setup(fine).fitted_weights()
   assert report.ignored == OWN
   assert set(report.reinitialised) == {"head/kernel", "head/bias"}
   np.testing.assert_array_equal(
@@ -382,20 +382,20 @@ def test_a_run_with_layers_that_nothing_trains_goes_on_and_is_scored(tmp_path):
   c = tiny.config(data__dataset="digits", model__pool="map")
   c = dataclasses.replace(c, objective=MaskedPatch())
   with pytest.raises(ConfigError, match="adds layers"):
-    experiment.setup(c, str(tmp_path))
+    run_checks.setup(c, str(tmp_path))
   parts = tiny.Parts(c, ONE)
   saver = checkpointer.Checkpointer(str(tmp_path), c.checkpoint)
   saver.save_now(2, parts.state(), {"step": 2, "config": to_dict(c)})
   saver.close()
-  assert experiment.setup(c, str(tmp_path)).start == 2
-  experiment.setup(c, scored_weights=weights.read(str(tmp_path)))
+  assert run_checks.setup(c, str(tmp_path)).start == 2
+  run_checks.setup(c, scored_weights=weights.read(str(tmp_path)))
 
 
 def test_a_head_that_is_not_trained_is_not_scored():
   evals = {"val": {"kind": "classification", "ops": "decode|resize(16)"}}
   made, _ = vit_jax.config.build(to_dict(config()) | {"evals": evals})
   with pytest.raises(ConfigError, match="evals.val.kind: got 'classification'"):
-    experiment.setup(dataclasses.replace(made, fake_data=True))
+    run_checks.setup(dataclasses.replace(made, fake_data=True))
 
 
 def test_options_of_another_objective_are_reported():

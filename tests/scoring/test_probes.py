@@ -12,7 +12,7 @@ from PIL import Image
 from vit_jax import ridge
 from vit_jax.commands import evaluate as command
 from vit_jax.config import Config, ConfigError, DataConfig, defaults, freeze
-from vit_jax.config.preprocessing import with_decoding
+from vit_jax.data.preprocessing import with_decoding
 from vit_jax.data.sources import Sources
 from vit_jax.data.splits import SplitError
 from vit_jax.evaluators import fewshot, knn, linear

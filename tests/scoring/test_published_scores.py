@@ -4,7 +4,7 @@ import doctest
 
 import pytest
 
-from vit_jax.config.preprocessing import image_size
+from vit_jax.data.preprocessing import image_size
 from vit_jax.families import by_variant
 from vit_jax.tools.scoring import published_scores
 from vit_jax.tools.scoring.published_scores import find, name_of, rows

@@ -99,17 +99,16 @@ def _as_killed(folder):
 
 @pytest.fixture
 def changes(images):
-  """Replaces an image of a split until the test is over."""
-  before = {}
+  """Adds an image to a split until the test is over."""
+  added = []
 
   def change(split):
-    file = images / split / "a/0.png"
-    before[file] = file.read_bytes()
-    shutil.copy(images / "test/a/0.png", file)
+    added.append(images / split / "a/8.png")
+    shutil.copy(images / "test/a/0.png", added[-1])
 
   yield change
-  for file, pixels in before.items():
-    file.write_bytes(pixels)
+  for file in added:
+    file.unlink()
 
 
 @pytest.mark.slow
@@ -177,26 +176,13 @@ def test_grids_that_are_refused(tmp_path, text, message):
     points.grid_of(text, str(file))
 
 
-def test_other_points_after_the_test_are_refused_at_once(images, search, runs):
+def test_other_points_after_the_test_are_refused(images, search, runs):
   """The best of fewer points is another, whose test would be a second one."""
-  table = (search / "sweep.json").read_text()
-  with pytest.raises(ConfigError) as e:
+  with pytest.raises(ConfigError, match="optim.lr was 0.3, is now 0.1: the ru"):
     _sweep(_task(images, {"optim.lr": ["0.1"]}), search)
-  assert "config.optim.lr was 0.3, is now 0.1: the run in" in str(e.value)
-  assert "is scored on the test data already; use another" in str(e.value)
   with pytest.raises(ConfigError, match="evals.test.split was 'test', is now"):
     _sweep(_task(images, test="test[:4]"), search)
-  assert (search / "sweep.json").read_text() == table
   assert not runs
-
-
-@pytest.mark.parametrize("text", ['{"sco', '{"scores": 3, "step": 1}'])
-def test_a_damaged_result_is_named(images, search, text):
-  (search / "optim.lr=0.1" / "result.json").write_text(text)
-  with pytest.raises(ConfigError) as e:
-    _sweep(_task(images), search)
-  message = str(e.value)
-  assert "optim.lr=0.1/result.json: " in message and "Or delete" in message
 
 
 def test_a_damaged_search_is_not_compared_with(images, tmp_path, runs):

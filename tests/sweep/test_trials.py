@@ -12,7 +12,6 @@ from PIL import Image
 
 from vit_jax import weights
 from vit_jax.callbacks import startup
-from vit_jax.callbacks.preemption import StopSignals
 from vit_jax.checkpointing import resume_rules
 from vit_jax.commands import train
 from vit_jax.config import (
@@ -26,6 +25,7 @@ from vit_jax.config import (
 )
 from vit_jax.data import sources
 from vit_jax.distributed import processes
+from vit_jax.distributed.signals import StopSignals
 from vit_jax.finetune import trials
 from vit_jax.finetune.trial_candidates import check_budget, rounds
 

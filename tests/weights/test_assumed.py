@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from foreign import random_params, shapes
+from foreign import random_params
 from weight_files import (
   MODEL,
   SIZE,
@@ -20,12 +20,11 @@ from weight_files import (
 )
 
 import vit_jax
-from vit_jax import experiment, weights
+from vit_jax import run_checks, weights
 from vit_jax.commands import evaluate
 from vit_jax.config import ConfigError, model_config
-from vit_jax.weights import bit, normalisation, safetensors_file
-from vit_jax.weights.weights_file import Weights
-from vit_jax.zoo.files import assumed, timm
+from vit_jax.weights import normalisation, safetensors_file
+from vit_jax.zoo.files import timm
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -240,63 +239,9 @@ def test_positions_that_may_be_lost(tmp_path):
   assert vit.config.posemb == "none"
 
 
-@pytest.mark.parametrize("is_stated", [True, False])
-def test_blocks_that_may_be_lost(tmp_path, is_stated):
-  """Size Ti has 12 blocks; of a size without a name nothing is known."""
-  model = model_config(variant="Ti/8", depth=3)
-  params = random_params(model, 4, (16, 16))
-  path = tmp_path / "x.npz"
-  np.savez(path, **params)
-  options = {"depth": 3} if is_stated else {}
-  vit = vit_jax.load(path, loss="softmax", **options)
-  assert vit.config.depth == 3
-  text = "3 heads and an MLP of 768 are those of Ti, which has 12 blocks; the"
-  assert [text in note for note in vit.report.notes] == [True] * (not is_stated)
-  assert "depth: got 4, expected 3 by the arrays" in message(path, depth=4)
-  assert "blocks" not in str(weights.read(save(tmp_path / "own.npz")).notes)
-
-
-BIT = dict(name="bit", variant="R50x1")
-HYBRID = dict(variant="R50+Ti/16", width=24, depth=1, mlp_dim=24, num_heads=3)
-
-
-@pytest.mark.parametrize(
-  "options, blocks, whole",
-  [
-    (BIT, (3, 4, 6, 2), "R50x1, which has (3, 4, 6, 3) units"),
-    (BIT, (3, 4, 6, 3), None),
-    (BIT, (3, 4, 20, 3), "R101x1, which has (3, 4, 23, 3) units"),
-    (HYBRID, (3, 4, 8), "R50, which has (3, 4, 9) units in its stages; the"),
-    (HYBRID, (3, 4, 9), None),
-    # Of a width or of stages without a name nothing is known.
-    (BIT | {"stage_width": 0.5}, (3, 4, 6, 2), None),
-    (BIT, (3, 4, 6), None),
-  ],
-)
-def test_units_that_may_be_lost(options, blocks, whole):
-  model = model_config(**options, stage_blocks=blocks)
-
-  def notes(**given):
-    read = Weights("x", "timm", {}, given)
-    return " ".join(assumed.notes(read, model, given))
-
-  assert ("units in" in notes()) == (whole is not None)
-  assert (whole or "") in notes()
-  assert "units in" not in notes(stage_blocks=blocks)
-
-
-def test_a_file_of_which_units_may_be_lost(tmp_path):
-  model = model_config(**BIT, stage_blocks=(1, 1, 1, 1))
-  params = {
-    name: np.zeros(shape, np.float16)
-    for name, shape in shapes(model, 2, (32, 32)).items()
-  }
-  path = tmp_path / "x.npz"
-  np.savez(path, **bit.write(params))
-  text = "R26x1, which has (2, 2, 2, 2) units in its stages; the file has (1, 1"
-  assert text in str(weights.read(path).notes)
-  stated = {"stage_blocks": (1, 1, 1, 1)}
-  assert text not in str(weights.read(path, options=stated).notes)
+def test_a_depth_that_the_arrays_contradict(tmp_path):
+  path = save(tmp_path / "x.npz")
+  assert "depth: got 4, expected 2 by the arrays" in message(path, depth=4)
 
 
 def test_blocks_that_a_config_counts(tmp_path):
@@ -313,13 +258,13 @@ def test_a_run_and_an_evaluation_take_it_as_text(tmp_path):
     data__ops="decode|resize(32)",
     **changes,
   )
-  _, report = experiment.setup(config, data=tiny.Data()).fitted_weights()
+  _, report = run_checks.setup(config, data=tiny.Data()).fitted_weights()
   assert "mean [0.485, 0.456, 0.406]" in report.notes[0]
   wrong = dataclasses.replace(config, init_mean="imagnet")
   with pytest.raises(ConfigError, match="config.init: mean, std: got 'imagnet"):
-    experiment.setup(wrong, data=tiny.Data())
+    run_checks.setup(wrong, data=tiny.Data())
   alone = dataclasses.replace(config, init=None)
   with pytest.raises(ConfigError, match="init_mean: .* config.init is None"):
-    experiment.setup(alone, data=tiny.Data())
+    run_checks.setup(alone, data=tiny.Data())
   args = evaluate.parse([f"--checkpoint={path}", "--mean=clip", "--knn=digits"])
   assert args.flags["mean"] == "clip"

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax import experiment, weights
+from vit_jax import run_checks, weights
 from vit_jax.config import ConfigError, cli
 from vit_jax.families import PUBLISHED, published
 from vit_jax.tools.exporting import convert
@@ -134,7 +134,7 @@ def test_a_page_instead_of_weights_can_be_fetched_again(cache):
   with server(lambda h: send(h, b"<html>Sign in</html>")) as (host, _):
     url = f"{host}/vit.npz"
     text, file = error(url, ValueError), download.cached(url)
-  assert text.startswith(f"{url}: got '{file}', which is a web page (HTML)")
+  assert text.startswith(f"{url}: got '{file}', not a file of a known")
   assert text.endswith(f" It was downloaded; delete {file} to fetch it again.")
 
 
@@ -180,7 +180,7 @@ def test_training_starts_from_an_address():
   ).config
   assert config.init == "http://127.0.0.1:9/x.npz"
   with pytest.raises(ConfigError) as e:
-    experiment.setup(config)
+    run_checks.setup(config)
   (error,) = e.value.errors
   assert error.startswith("config.init: got 'http://127.0.0.1:9/x.npz', which")
   assert "cannot be downloaded: " in error

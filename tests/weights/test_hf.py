@@ -189,12 +189,16 @@ def test_all_that_cannot_be_read_is_one_error():
   "model, params, expected",
   [
     (
-      dict(variant="R26+S/32", pool="map", posemb="relative", pre_logits=True),
+      dict(variant="S/32", pool="map", posemb="relative", pre_logits=True),
       {"pre_logits/kernel": 0, "head/kernel": 0},
-      ["variant: got the hybrid 'R26+S/32'", "pre_logits: got True, expe"]
-      + ["posemb: got 'relative', expected 'learn'", "pre_logits: got a tanh"]
-      + ["head: got one, expected none: transformers has SiglipV"]
-      + ["class_names: got 1, expected 5"],
+      ["pre_logits: got True, expe", "posemb: got 'relative', expected 'learn'"]
+      + ["pool: got 'map'", "class_names: got 1, expected 5"],
+    ),
+    (dict(variant="R26+S/32"), {}, ["variant: got the hybrid 'R26+S/32'"]),
+    (
+      dict(name="modern", pool="map", class_token=True),
+      {},
+      ["pool: got 'map', expected 'token'"],
     ),
     (dict(name="bit", variant="R50x1"), {}, ["name: got 'bit', expected 'vit"]),
     (

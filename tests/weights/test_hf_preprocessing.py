@@ -7,7 +7,7 @@ import pytest
 from weight_files import assert_same, hf_folder, our_params
 
 from vit_jax import weights
-from vit_jax.config.preprocessing import image_size
+from vit_jax.data.preprocessing import image_size
 from vit_jax.weights import normalisation
 from vit_jax.weights.weights_file import Pixels
 from vit_jax.zoo.files import hf_preprocessing

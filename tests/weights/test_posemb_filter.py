@@ -12,7 +12,8 @@ import vit_jax
 from vit_jax import train, weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import defaults, freeze, model_config
-from vit_jax.experiment import Experiment, setup
+from vit_jax.experiment import Experiment
+from vit_jax.run_checks import setup
 from vit_jax.tools.exporting import convert
 from vit_jax.weights import google, normalisation, safetensors_file
 from vit_jax.weights.weights_file import POS_EMBEDDING

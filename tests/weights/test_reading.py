@@ -475,10 +475,7 @@ def test_checkpoints_of_another_program(tmp_path, steps, capsys):
     if inner.name == "default" and path != tmp_path:
       assert_same(weights.read(path), our_params())
       continue
-    assert message(path) == (
-      f"got '{path}', a folder of checkpoints of another program, expected one"
-      f" tree of arrays in it: {inner}."
-    )
+    assert str(inner) in message(path)
   assert_same(weights.read(inner), our_params())
   assert "damaged" not in capsys.readouterr().err
 

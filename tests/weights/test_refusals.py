@@ -1,6 +1,5 @@
 """Broken and foreign files are refused, with the reason and the path."""
 
-import gzip
 import json
 import pathlib
 import pickle
@@ -29,7 +28,7 @@ from vit_jax.checkpointing import checkpointer
 from vit_jax.config import to_dict
 from vit_jax.weights import safetensors_file
 from vit_jax.weights.weights_file import EXPECTED, lazy
-from vit_jax.zoo.files import others, timm, wrappers
+from vit_jax.zoo.files import key_prefixes, timm
 
 DENSE = "Transformer/encoderblock_1/MlpBlock_0/Dense_0/kernel"
 TABLE = "Transformer/encoderblock_0/posembed_input/pos_embedding"
@@ -108,105 +107,29 @@ def test_a_damaged_tree(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "content, reason",
+  "content",
   [
-    (b"", "is neither .npz nor .safetensors but empty; " + EXPECTED),
-    (b"Hello.\n" * 20, "is neither .npz nor .safetensors; " + EXPECTED),
-    (b"\x89HDF\r\n\x1a\n" + bytes(99), "is HDF5 (Keras); save the weights as"),
-    (
-      b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 9\n",
-      "is a pointer of git-lfs; run git lfs pull",
-    ),
-    (
-      (DATA / "vit_linen_names.weights.npz").read_bytes()[:9000],
-      "cannot be read as a .npz or .pth (File is not a zip file)",
-    ),
+    b"",
+    b"Hello.\n" * 20,
+    b"\x89HDF\r\n\x1a\n" + bytes(99),
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 9\n",
+    b"<!DOCTYPE html><html>404</html>",
+    flax.serialization.msgpack_serialize({"params": {"a": 1}}),
+    (DATA / "vit_linen_names.weights.npz").read_bytes()[:9000],
   ],
 )
-def test_other_files(tmp_path, content, reason):
+def test_other_files(tmp_path, content):
   path = tmp_path / "B_16.npz"
   path.write_bytes(content)
-  assert message(path).startswith(f"got '{path}', which {reason}")
-
-
-@pytest.mark.parametrize(
-  "content, reason",
-  [
-    (flax.serialization.msgpack_serialize({"params": {"a": 1}}), "is msgpack"),
-    (flax.serialization.msgpack_serialize({"embedding": {}}), "is msgpack"),
-    (b"<!DOCTYPE html><html>404</html>", "is a web page (HTML)"),
-    (
-      gzip.compress(bytes(99), mtime=0),
-      "is an archive (tar, gzip, ...); unpack it",
-    ),
-    (bytes(257) + b"ustar" + bytes(99), "is an archive"),
-    (b'<?xml version="1.0"?>\n<net name="a">', "is a graph of OpenVINO; take"),
-    (b'<?xml version="1.0"?>\n<Error>', "is a web page (HTML)"),
-    (b"\x08\x0a\x12\x08jax2onnx" + bytes(9), "looks like ONNX, Core ML or"),
-    (b"GGUF" + bytes(99), "is GGUF"),
-    (bytes(4) + b"TFL3" + bytes(99), "is TensorFlow Lite"),
-  ],
-)
-def test_files_of_other_programs(tmp_path, content, reason):
-  path = tmp_path / "model"
-  path.write_bytes(content)
-  assert f"got '{path}', which {reason}" in message(path)
-
-
-@pytest.mark.parametrize(
-  "names, reason",
-  [
-    (["flax_model.msgpack"], "from_flax=True"),
-    (["tf_model.h5"], "from_tf=True"),
-    (
-      ["adapter_model.safetensors"],
-      "an adapter (of peft) without its adapter_config",
-    ),
-    (
-      ["snapshots/abc/config.json"],
-      "expected one of its snapshots: ",
-    ),
-    (["config.json"], "with a config.json and without weights beside it"),
-    (["models--a--b/refs/main"], "a hub's cache of 1 models, expected one"),
-    (["ckpt-9.index", "checkpoint"], "a checkpoint of TensorFlow; save the"),
-    (["openvino_model.bin"], "with openvino_model.bin, of OpenVINO; take the"),
-    (["group1-shard1of2.bin"], "of TensorFlow.js; take the weights"),
-    (["Data/com.apple.CoreML/model.mlmodel"], "of Core ML; take the weights"),
-    (
-      ["checkpoint-500/x", "checkpoint-1000/x"],
-      "models--me--vit/checkpoint-1000.",
-    ),
-    (["B_16.npz", "x.pth"], "with B_16.npz, x.pth, expected the path of one"),
-  ],
-)
-def test_folders_of_other_programs(tmp_path, names, reason):
-  folder = tmp_path / "models--me--vit"
-  for name in ["config.json", *names]:
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text('{"model_type": "vit"}')
-  assert reason in message(folder)
-  assert ("hf-hub:me/vit" in message(folder)) == (names[0][0] == "s")
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-@pytest.mark.parametrize(
-  "content, reason",
-  [
-    (
-      b"version https://git-lfs.github.com/spec/v1\noid",
-      "a pointer of git-lfs",
-    ),
-    (b"<!DOCTYPE html><html>404</html>", "a web page (HTML)"),
-  ],
-)
-def test_a_download_that_failed_in_a_folder(tmp_path, name, content, reason):
+  is_npz = content[:2] == b"PK"
+  reason = "cannot be read as a .npz" if is_npz else "a file of a known format"
+  assert f"got '{path}', " in message(path) and reason in message(path)
   folder = hf_folder(tmp_path / "m")
-  (folder / "model.safetensors").unlink()
-  (folder / name).write_bytes(content)
-  assert message(folder).startswith(f"got '{folder / name}', which is {reason}")
+  (folder / "model.safetensors").write_bytes(content)
+  assert f"got '{folder}/model.safetensors', which" in message(folder)
 
 
-def test_parts_of_a_model_need_their_index(tmp_path):
+def test_a_model_in_parts(tmp_path):
   folder = hf_folder(tmp_path / "m")
   file = folder / "model.safetensors"
   arrays, _ = safetensors_file.open_safetensors(file)
@@ -218,20 +141,12 @@ def test_parts_of_a_model_need_their_index(tmp_path):
   for part in parts:
     own = {name: a for name, a in arrays.items() if of[name] == part}
     safetensors_file.write(folder / part, own, {})
-  assert message(folder) == (
-    f"got '{folder}' with parts of a model ({parts[0]}, ...) and without their"
-    " index, expected model.safetensors.index.json beside them."
-  )
+  assert "model.safetensors.index.json beside the parts" in message(folder)
   index = folder / safetensors_file.INDEX
   index.write_text(json.dumps({"weight_map": of}))
   for path in (folder, index):
     got = vit_jax.load(path, verbose=False).params
     jax.tree.map(np.testing.assert_array_equal, got, expected)
-  for part in parts:
-    name = f"pytorch_{part}".replace(".safetensors", ".bin")
-    (folder / part).rename(folder / name)
-  index.unlink()
-  assert "expected pytorch_model.bin.index.json beside them" in message(folder)
 
 
 def test_a_file_of_another_name_is_read_where_it_is_alone(tmp_path):
@@ -242,48 +157,6 @@ def test_a_file_of_another_name_is_read_where_it_is_alone(tmp_path):
   shutil.copy(file, folder / "other.safetensors")
   assert "with model.fp16.safetensors, other.safetensors, expected" in message(
     folder
-  )
-
-
-@pytest.mark.parametrize(
-  "names, family",
-  [
-    (["conv_proj.weight", "encoder.layers.encoder_layer_0.x"], "torchvision's"),
-    (
-      ["module.conv_proj.weight", "module.encoder.layers.encoder_layer_0.x"],
-      "torchvision's",
-    ),
-    (["layer1.0.conv1.weight", "bn1.running_mean"], "a ResNet of torchvision"),
-    (["visual.layer1.0.conv1.weight", "x"], "a CLIP whose image tower is"),
-    (["layers.0.blocks.0.attn.relative_position_bias_table"], "Swin"),
-    (["image_encoder.blocks.0.attn.rel_pos_h"], "SAM"),
-    (["stages.0.blocks.0.conv_dw.weight"], "ConvNeXt"),
-    (["convnextv2.encoder.stages.0.layers.0.dwconv.weight"], "ConvNeXt"),
-    (["downsample_layers.0.0.weight", "stages.0.0.dwconv.weight"], "ConvNeXt"),
-  ],
-)
-def test_models_of_other_libraries_are_named(tmp_path, names, family):
-  path = tmp_path / "x.safetensors"
-  arrays = {name: np.ones(3, "f") for name in names}
-  arrays["bn1.num_batches_tracked"] = np.ones((), np.int64)
-  safetensors_file.write(path, arrays, {})
-  (tmp_path / "config.json").write_text('{"model_type": "a_b"}')
-  expected = f": the arrays are those of {family}"
-  assert expected in message(path) and "(config.json: a_b)" in message(path)
-  assert others.family_of(["x"], {"model_type": "a_b"}).endswith("'a_b'")
-  assert others.family_of(["x"], {}) is None
-  of_segformer = "segformer.stages.0.blocks.0.mlp.dwconv.dwconv.weight"
-  assert others.family_of([of_segformer], {}) is None
-
-
-def test_arrays_beside_the_encoder_of_another_library(tmp_path):
-  path = tmp_path / "x.safetensors"
-  names = ["patch_embed.proj.weight", "blocks.0.attn.rel_pos_h"]
-  names = [f"image_encoder.{n}" for n in names] + ["mask_decoder.weight"]
-  safetensors_file.write(path, dict.fromkeys(names, np.ones(3, "f")), {})
-  assert message(path) == (
-    f"{path}: the arrays are those of SAM. It is a ViT with attention in"
-    " windows, which vit_jax does not have."
   )
 
 
@@ -336,59 +209,36 @@ def test_hugging_face_s_names_in_a_wrapper(tmp_path, prefix):
 def test_arrays_beside_a_wrapped_model():
   names = ["patch_embed.proj.weight", "blocks.0.norm1.weight"]
 
-  def unwrapped(*names):
-    arrays = {n: lazy(np.ones(3, "f")) for n in names}
-    return wrappers.unwrapped(arrays, safetensors_file.LINE)
+  def without(*names):
+    return key_prefixes.without({n: lazy(np.ones(3, "f")) for n in names})
 
   teacher = [f"teacher.backbone.{n}" for n in names]
   known = ["teacher.dino_head.mlp.0.weight", "logit_scale", "text.ln.weight"]
-  arrays, (note,) = unwrapped(*teacher, *known)
+  arrays, (note,) = without(*teacher, *known)
   assert list(arrays) == names and "and left out 'teacher.dino_head" in note
-  with pytest.raises(ValueError, match="got 1 arrays beside the model, whose"):
-    unwrapped(*teacher, "fc.weight")
+  with pytest.raises(ValueError, match="got 1 arrays beside the model"):
+    without(*teacher, "fc.weight")
   student = [f"student.backbone.{n}" for n in names]
-  _, (note,) = unwrapped(*teacher, *student, "student.dino_head.weight")
+  _, (note,) = without(*teacher, *student, "student.dino_head.weight")
   assert "'teacher.backbone.' was taken" in note and "'student.backbone" in note
   others = [f"a.{n}" for n in names] + [f"b.{n}" for n in names]
-  with pytest.raises(ValueError, match="p = 'b.'; safetensors"):
-    unwrapped(*others)
-  assert unwrapped(*names, "head.weight")[1] == ()
+  with pytest.raises(ValueError, match="several models.* 'a.', 'b.', exp"):
+    without(*others)
+  assert without(*names, "head.weight")[1] == ()
 
 
 def test_arrays_of_other_models(tmp_path):
   path = tmp_path / "x.npz"
   np.savez(path, conv1=np.ones((7, 7, 3, 64)), fc=np.ones((64, 10)))
   assert message(path) == (
-    f"got '{path}' with 2 arrays, such as conv1, fc, of no model that vit_jax"
+    f"got '{path}' with 2 arrays, 'conv1', 'fc', of no model that vit_jax"
     f" knows; {EXPECTED}."
   )
   np.savez(path)
-  assert "a zip without arrays (.npy) in it; unpack it" in message(path)
+  assert "with 0 arrays, none, of no model" in message(path)
   path = tmp_path / "x.safetensors"
   safetensors_file.write(path, {"conv1.weight": np.ones(3, "f")}, {})
-  assert f"'{path}' with 1 arrays, such as conv1.weight, of" in message(path)
-
-
-@pytest.mark.parametrize(
-  "suffix, text",
-  [(".keras", "is HDF5 of Keras in a zip;"), (".pt2", "torch.export.load(")],
-)
-def test_zips_of_other_programs(tmp_path, suffix, text):
-  path = tmp_path / f"x{suffix}"
-  with zipfile.ZipFile(path, "w") as archive:
-    archive.writestr("config.json", "{}")
-  assert text in message(path)
-
-
-@pytest.mark.parametrize("part", ["weight.absmax", "qweight", "SCB"])
-def test_quantised_weights_are_named(tmp_path, part):
-  folder = hf_folder(tmp_path / "m")
-  file = folder / "model.safetensors"
-  arrays, _ = safetensors_file.open_safetensors(file)
-  arrays = {name: np.asarray(array) for name, array in arrays.items()}
-  name = f"vit.encoder.layer.0.output.dense.{part}"
-  safetensors_file.write(file, arrays | {name: np.ones(3, np.uint8)}, {})
-  assert f"got {name!r}, of a quantised model" in message(folder)
+  assert f"'{path}' with 1 arrays, 'conv1.weight', of" in message(path)
 
 
 def test_nothing_is_there(tmp_path):
@@ -403,9 +253,6 @@ def test_nothing_is_there(tmp_path):
     f"got '{tmp_path}', which has no checkpoint in it; expected the folder of a"
     " run (it holds checkpoints/<step>/params), or of one step."
   )
-  for name in ("b", "a"):
-    (tmp_path / name / "checkpoints").mkdir(parents=True)
-  assert message(tmp_path).endswith("or of one step. Runs in it: a, b.")
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 5])
@@ -414,10 +261,7 @@ def test_a_pickle_is_never_run(tmp_path, protocol):
   payload = pickle.dumps(Touch(trace), protocol)
   for name in ("model.pkl", "x.npz", "x.safetensors"):
     (tmp_path / name).write_bytes(payload)
-    text = message(tmp_path / name)
-    # The first protocols begin like any text.
-    reason = "is a pickle, which may run any code and is never loaded"
-    assert (reason if protocol > 1 else "is neither .npz nor") in text
+    assert "not a file of a known format" in message(tmp_path / name)
   assert not trace.exists()
   pickle.loads(payload)
   assert trace.exists()  # it would have been there
@@ -436,7 +280,7 @@ def test_pickles_in_other_files_are_never_run(tmp_path):
     save(tmp_path / "x.npz", head__bias=objects)
   )
   np.save(tmp_path / "x.npy", objects)
-  assert "is a single array (.npy)" in message(tmp_path / "x.npy")
+  assert "not a file of a known format" in message(tmp_path / "x.npy")
   folder = hf_folder(tmp_path / "m")
   (folder / "model.safetensors").unlink()
   (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Touch(trace)))

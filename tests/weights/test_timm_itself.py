@@ -6,7 +6,7 @@ import foreign
 import numpy as np
 import pytest
 import torch_libraries
-from timm_models import AS_TIMM, RESNETS, SIZE, TINY, VIT
+from timm_models import AS_TIMM, IN_TIMM, RESNETS, SIZE, TINY, VIT
 
 import vit_jax
 from vit_jax.config import model_config
@@ -26,9 +26,9 @@ def timm():
   return torch_libraries.load("timm")
 
 
-def _compare(timm, model, image_size, num_heads=None):
+def _compare(timm, model, image_size, name, kwargs, num_heads=None):
   """Checks both directions; returns errors by type."""
-  name, kwargs = timm_names.create_call(model, 11, image_size)
+  kwargs = {"num_classes": 11} | kwargs
   theirs = timm.create_model(name, **kwargs)
   foreign.randomise(theirs)
   grid = None
@@ -72,7 +72,8 @@ def _tensor(array):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VIT)
 def test_logits_are_timm_s(timm, name):
-  errors = _compare(timm, model_config(**VIT[name]), SIZE, num_heads=3)
+  model = model_config(**VIT[name])
+  errors = _compare(timm, model, SIZE, *IN_TIMM[name], num_heads=3)
   assert errors["float32"] < 1e-4 and errors["float64"] < 5e-6
 
 
@@ -91,7 +92,7 @@ def test_logits_are_timm_s(timm, name):
 def test_logits_are_those_of_timm_s_resnets(timm, name):
   fields, image_size = RESNETS[name]
   model = model_config(**fields)
-  errors = _compare(timm, model, image_size, num_heads=3)
+  errors = _compare(timm, model, image_size, *IN_TIMM[name], num_heads=3)
   assert errors["float32"] < 1e-4 and errors["float64"] < 5e-6
 
 
@@ -99,7 +100,9 @@ def test_logits_are_those_of_timm_s_resnets(timm, name):
 @pytest.mark.parametrize("name", FULL)
 def test_logits_are_timm_s_at_full_size(timm, name):
   fields, image_size = FULL[name]
-  errors = _compare(timm, model_config(**fields), image_size)
+  model = model_config(**fields)
+  call = timm_names.create_call(model, 11, image_size)
+  errors = _compare(timm, model, image_size, *call)
   assert errors["float32"] < 1e-4 and errors["float64"] < 5e-6
 
 
@@ -108,7 +111,8 @@ def test_the_stated_norm_makes_other_eps_equal(timm):
   import functools
 
   model = model_config(**TINY, ln_eps=0.1, dtype="float64")
-  name, kwargs = timm_names.create_call(model, 11, SIZE)
+  name, kwargs = IN_TIMM["token"]
+  kwargs = kwargs | {"num_classes": 11}
   norm = functools.partial(timm.layers.LayerNorm, eps=0.1)
   theirs = timm.create_model(name, **kwargs, norm_layer=norm)
   foreign.randomise(theirs)
@@ -186,17 +190,72 @@ def _meta(module):
   }
 
 
+# Options of a model -> timm's name for it, one of each series.
+PUBLISHED = {
+  "vit_large_patch14_224": dict(variant="L/14"),
+  "vit_huge_patch14_224": dict(variant="H/14", gelu="erf"),
+  "vit_giant_patch14_224": dict(variant="g/14"),
+  "vit_gigantic_patch14_224": dict(variant="G/14"),
+  "vit_so400m_patch14_siglip_224": dict(variant="So400m/14", pool="map"),
+  "vit_base_patch16_siglip_gap_224": dict(variant="B/16", pool="gap"),
+  "vit_giantopt_patch16_siglip_256": dict(
+    variant="gopt/16", class_token=False, pool="map", gelu="erf"
+  ),
+  "vit_base_r50_s16_224": dict(variant="R50+B/16", **AS_TIMM),
+  "resnetv2_50x1_bit": dict(name="bit", variant="R50x1", **AS_TIMM),
+  "deit_tiny_distilled_patch16_224": dict(
+    name="modern", variant="Ti/16", distilled=True, gelu="erf"
+  ),
+  "deit3_medium_patch16_224": dict(
+    variant="M/16", layer_scale=1e-6, cls_row=False, gelu="erf"
+  ),
+  "vit_base_patch14_dinov2": dict(
+    name="modern", variant="B/14", layer_scale=1.0, gelu="erf"
+  ),
+  "vit_giant_patch14_reg4_dinov2": dict(
+    variant="g2/14", layer_scale=1.0, registers=4, cls_row=False, mlp="swiglu"
+  ),
+  "vit_base_patch32_clip_quickgelu_224": dict(
+    name="modern", variant="B/32", pre_norm=True, patch_bias=False, ln_eps=1e-5,
+    gelu="quick",
+  ),
+  "vit_small_patch16_dinov3_qkvb": dict(
+    name="modern", variant="S/16", rope="dinov3", posemb="none", registers=4,
+    layer_scale=1.0, qkv_bias="no_key", ln_eps=1e-5, gelu="erf",
+  ),
+  "vit_huge_plus_patch16_dinov3": dict(
+    variant="H+/16", rope="dinov3", posemb="none", registers=4, mlp="swiglu",
+    layer_scale=1.0, qkv_bias="none", ln_eps=1e-5, pool="gap",
+  ),
+  "eva02_tiny_patch14_224": dict(
+    name="modern", variant="Ti/14", mlp_dim=512, rope="eva02", mlp="swiglu",
+    qkv_bias="no_key", pool="gap", final_norm="pooled",
+  ),
+  "beit_base_patch16_224": dict(
+    name="modern", variant="B/16", posemb="relative_bias", layer_scale=0.1,
+    qkv_bias="no_key", pool="gap", final_norm="pooled", gelu="erf",
+  ),
+}  # fmt: skip
+ACTS = {"tanh": "GELUTanh", "erf": "GELU", "quick": "QuickGELU"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "variant", ["L/14", "H/14", "g/14", "G/14", "e/14", "So400m/14"]
-)
-def test_timm_s_large_sizes_are_ours(timm, variant):
-  model = model_config(variant=variant, gelu="erf")
+@pytest.mark.parametrize("expected", PUBLISHED)
+def test_the_call_makes_the_published_model(timm, expected):
+  fields = PUBLISHED[expected]
+  if fields["variant"].split("/")[0] in ("M", "gopt", "g2", "H+"):
+    fields = {"name": "modern", **fields}
+  model = model_config(**fields)
   name, kwargs = timm_names.create_call(model, 3, (224, 224))
-  theirs = _without_memory(timm, name, weight_init="skip", **kwargs)
-  params, _ = weights.read(_meta(theirs))
+  assert name == expected and not timm_names.differences(model)
+  theirs = _without_memory(timm, name, **kwargs)
+  params, options = weights.read(_meta(theirs))
   shapes = foreign.shapes(model, 3, (224, 224))
   assert {k: v.shape for k, v in params.items()} == shapes
+  assert options.get("ln_eps", 0) == getattr(model, "ln_eps", 0)
+  act = getattr(getattr(theirs, "blocks", [None])[0], "mlp", None)
+  if getattr(model, "mlp", None) == "gelu":
+    assert type(act.act).__name__ == ACTS[model.gelu]
 
 
 SMALL_VIT = dict(

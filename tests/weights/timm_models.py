@@ -19,3 +19,35 @@ RESNETS = {
   "bit": (dict(name="bit", variant="R50x1", **AS_TIMM), (64, 96)),
 }
 SIZE = (24, 32)
+# The same models in timm: name, arguments.
+_BASE = dict(patch_size=8, embed_dim=24, depth=2, num_heads=3, mlp_ratio=5 / 3)
+_HYBRID = dict(embed_dim=24, depth=2, num_heads=3, mlp_ratio=2.0)
+_TANH = dict(act_layer="gelu_tanh")
+_GAP = dict(class_token=False, global_pool="avg", fc_norm=False)
+_THEIR_VIT = {
+  "token": _TANH,
+  "token_without_row": dict(no_embed_class=True),
+  "token_sincos2d": dict(no_embed_class=True, **_TANH),
+  "token_no_positions": dict(pos_embed="none", **_TANH),
+  "gap_sincos2d": dict(**_GAP, **_TANH),
+  "gap": _GAP,
+  "map": dict(class_token=False, global_pool="map", **_TANH),
+}
+IN_TIMM = {
+  name: ("vit_base_patch16_224", _BASE | dict(img_size=SIZE) | kwargs)
+  for name, kwargs in _THEIR_VIT.items()
+} | {
+  "hybrid_root": (
+    "vit_tiny_r_s16_p8_224",
+    _HYBRID | _TANH | dict(img_size=(64, 96)),
+  ),
+  "hybrid_26": (
+    "vit_small_r26_s32_224",
+    _HYBRID | _TANH | dict(img_size=(64, 64)),
+  ),
+  "hybrid_50": (
+    "vit_base_r50_s16_224",
+    _HYBRID | _TANH | dict(img_size=(64, 64)),
+  ),
+  "bit": ("resnetv2_50x1_bit", {}),
+}

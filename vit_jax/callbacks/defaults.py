@@ -6,13 +6,12 @@ from jax.sharding import Mesh
 from vit_jax.callbacks.accounting import KEY as ACCOUNT
 from vit_jax.callbacks.accounting import Accounting
 from vit_jax.callbacks.base import Callback
-from vit_jax.callbacks.learning_rate import LearningRate
 from vit_jax.callbacks.nonfinite import NonFinite
 from vit_jax.callbacks.predictions import SavePredictions
 from vit_jax.callbacks.progress import Progress, note
 from vit_jax.callbacks.run_lock import RunLock
 from vit_jax.callbacks.startup import Startup
-from vit_jax.callbacks.throughput import Throughput
+from vit_jax.callbacks.throughput import LearningRate, Throughput
 from vit_jax.checkpointing.checkpointer import Checkpointer
 from vit_jax.devices import peak_flops
 from vit_jax.evaluators.evaluator import Evaluator

@@ -243,7 +243,7 @@ class RunLock(Callback):
     return self._loss is not None
 
   def _write_record(self) -> None:
-    """Replaces the record by this run's, from a draft of its own."""
+    """Atomically replaces process.json by the record of this run."""
     atomic_files.replace_text(
       self._folder / run_record.FILE,
       json.dumps(self._record, indent=2) + "\n",

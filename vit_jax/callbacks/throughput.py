@@ -1,4 +1,4 @@
-"""Training speed, and whether a run waits for images."""
+"""Training speed, whether a run waits for images, and the learning rate."""
 
 import collections
 import concurrent.futures
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 import jax
+import numpy as np
 
 from vit_jax.callbacks.base import Callback
 from vit_jax.callbacks.progress import SLOW_INPUT
@@ -134,3 +135,22 @@ def _end_of(result) -> float:
   with contextlib.suppress(Exception):
     result.block_until_ready()
   return time.perf_counter()
+
+
+class LearningRate(Callback):
+  """Adds `lr`, the learning rate of the newest update that was applied.
+
+  A skipped step applies none, so the schedule lags by the number of `skipped`
+  steps. `NonFinite`, an earlier callback, counts them.
+
+  Args:
+    schedule: Jitted; updates applied so far -> learning rate.
+  """
+
+  def __init__(self, schedule: Callable[[jax.Array], jax.Array]):
+    self._schedule = schedule
+
+  def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
+    updates = step - 1 - int(values.get("skipped", 0))
+    rate = self._schedule(jax.device_put(np.int32(updates)))
+    return values | {"lr": float(jax.device_get(rate))}

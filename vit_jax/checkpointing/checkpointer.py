@@ -20,11 +20,12 @@ from etils import epath
 from flax.traverse_util import unflatten_dict
 
 from vit_jax import digests as digests_lib
-from vit_jax.checkpointing import layout, orbax_reader, retention, structure
+from vit_jax.checkpointing import layout, orbax_reader, retention
 from vit_jax.checkpointing.layout import FOLDER, DamagedError, find
 from vit_jax.checkpointing.saving import AsyncSaver, SaveError, StepWriter
 from vit_jax.config import CheckpointConfig, ConfigError
 from vit_jax.digests import Digest
+from vit_jax.param_groups import path_of
 from vit_jax.paths import absolute, file_size, is_remote, kind, run_path
 from vit_jax.step import EMA, OBJECTIVE, TrainState
 from vit_jax.trainable import FROZEN, saved_params, selected
@@ -34,6 +35,7 @@ __all__ = ("FOLDER", "Checkpointer", "DamagedError", "SaveError", "find")
 # Bytes that arrays may have beyond twice their files: a head of zeros
 # compresses well.
 ALWAYS_ALLOWED = 2**27
+MAX_DIFFERENCES = 6  # arrays that differ, listed one by one
 MAX_REMOVED = 5  # checkpoints that a run may remove while they are read
 FormOf = Callable[
   [dict[str, Any]], tuple[TrainState, Callable[[TrainState], TrainState]]
@@ -152,8 +154,8 @@ class Checkpointer:
       stored = layout.read_digests(folder)
       state = _with_memory_of(state, stored["train"])
       items = _items(state)
-      if errors := structure.errors(folder, stored, items):
-        raise ConfigError(errors)
+      if error := _structure_error(folder, stored, items):
+        raise ConfigError([error])
       arrays = {
         name: orbax_reader.read(folder / name, like)
         for name, like in items.items()
@@ -291,8 +293,8 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
   Raises:
     FileNotFoundError: There is no checkpoint.
-    ValueError: Orbax cannot read it, or it is damaged; or it has items of
-      another program, whose folders the error names.
+    ValueError: Orbax cannot read it, or it is damaged; or it has several items
+      of another program, which the error names.
   """
   base = run_path(path)
   if base.name == "params" and (base.parent / "metadata").is_dir():
@@ -305,10 +307,14 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return _checked(folder / "params"), metadata
 
   if not trees:
-    if items := _items_of_others(base):
+    steps = layout.step_folders(base) or layout.step_folders(base / FOLDER)
+    step = next(iter(steps.values()), base)
+    own = (base / "params", step / "metadata", step / layout.DIGESTS)
+    others = [p.parent for p in sorted(step.glob("*/_METADATA"))]
+    if others and not any(map(kind, own)):
       raise ValueError(
-        f"got {path!r}, a folder of checkpoints of another program, expected"
-        f" one tree of arrays in it: {', '.join(map(str, items[:5]))}."
+        f"got {path!r}, which vit_jax did not write, expected one tree of"
+        f" arrays in it: {', '.join(map(str, others[:5]))}."
       )
     return _read(path, read)
   jax.devices()  # its errors are not the checkpoint's
@@ -319,21 +325,6 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
       f"got {str(trees[0])!r}, which Orbax cannot read"
       f" ({layout.damage_of(e) or e}); copy it again."
     ) from None
-
-
-def _items_of_others(base: epath.Path) -> list[epath.Path]:
-  """Returns the trees in a step that vit_jax did not write; [] if it did.
-
-  Args:
-    base: Folder of a step, or of several, of which the newest one counts.
-  """
-  if (base / "params").is_dir():
-    return []
-  steps = layout.step_folders(base) or layout.step_folders(base / FOLDER)
-  step = next(iter(steps.values()), base)
-  if (step / "metadata").is_dir() or kind(step / layout.DIGESTS):
-    return []
-  return sorted(p.parent for p in step.glob("*/_METADATA"))
 
 
 def _read(path: str, read: Callable[[epath.Path], T]) -> T:
@@ -448,7 +439,49 @@ def _compare(
     for item, want in stored.items()
     for text in digests_lib.differences(got[item], want)
   ]:
-    raise DamagedError(structure.listed(differing, 1))
+    raise DamagedError(_listed(differing, 1))
+
+
+def _structure_error(
+  folder: epath.Path,
+  stored: dict[str, dict[str, Digest]],
+  items: dict[str, Any],
+) -> str:
+  """Returns how the arrays of a config differ from those in a checkpoint.
+
+  Such a difference means another model or optimizer, not a damaged checkpoint.
+
+  Args:
+    folder: Folder of the step.
+    stored: "params" and "train" -> path -> digest, as written.
+    items: "params" and "train" -> tree of `jax.ShapeDtypeStruct`, of the
+      config.
+
+  Returns:
+    One text, or "".
+  """
+  for item, options, most in (
+    ("params", "config.model", MAX_DIFFERENCES),
+    ("train", "config.optim (name, ema_decay, accumulator_dtype)", 1),
+  ):
+    want = {
+      path_of(path): Digest(np.dtype(x.dtype).name, x.shape, "")
+      for path, x in jax.tree_util.tree_leaves_with_path(items[item])
+    }
+    got = {path: x._replace(sums="") for path, x in stored[item].items()}
+    if differences := digests_lib.differences(got, want):
+      return (
+        f"{folder / item} does not fit {options}: {_listed(differences, most)};"
+        " resume with the config that wrote it"
+        f" ({folder.parent.parent}/config.json), or choose another --workdir."
+      )
+  return ""
+
+
+def _listed(texts: list[str], most: int) -> str:
+  """Joins the first texts, and counts the others."""
+  more = len(texts) - most
+  return "; ".join(texts[:most]) + f"; and {more} more" * (more > 0)
 
 
 def _items(state: TrainState) -> dict[str, Any]:

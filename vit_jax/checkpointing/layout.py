@@ -307,11 +307,9 @@ def find(path: str, exclude: Collection[str] = ()) -> epath.Path:
     if steps:
       raise DamagedError(f"{parent}: {NONE_WHOLE}.")
   what = "has no checkpoint in it" if base.exists() else "does not exist"
-  runs = [p.parent.name for p in sorted(base.glob(f"*/{FOLDER}"))[:5]]
   raise FileNotFoundError(
     f"got {path!r}, which {what}; expected the folder of a run (it holds"
     f" {FOLDER}/<step>/params), or of one step."
-    + (f" Runs in it: {', '.join(runs)}." if runs else "")
   )
 
 

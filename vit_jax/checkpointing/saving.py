@@ -118,7 +118,10 @@ class AsyncSaver:
     return self._running is None or self._running.done()
 
   def _is_check_due(self, step: int) -> bool:
-    """Whether to check if the save has ended, which is a collective."""
+    """Whether to run the collective that checks if the save has ended.
+
+    It runs 1, 2, 4, ... steps after the save began.
+    """
     since = step - self._step
     return jax.process_count() == 1 or since & (since - 1) == 0
 
@@ -325,7 +328,7 @@ class FailFastBarrier:
       raise OSError("another process, which says why") from None
 
   def fail(self) -> None:
-    """Releases the processes that wait for this one, which has failed."""
+    """Releases the processes at the barrier after a failure in this one."""
     if self._has_ended:
       return
     self._has_ended = True
@@ -413,7 +416,11 @@ class StepWriter:
     )
 
   def wait(self) -> None:
-    """Waits until the folder has its name; raises the errors of the save."""
+    """Waits until the folder is renamed to its final name.
+
+    Raises:
+      Exception: The errors of the save.
+    """
     try:
       self._orbax.wait_until_finished()
     except Exception:

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 
 from vit_jax.config import cli
-from vit_jax.config.preprocessing import MAX_PIXELS
+from vit_jax.data.operation import MAX_PIXELS
 
 DESCRIPTION = """\
 Writes a data set to disk in TFDS's format. --name is the name of an imported

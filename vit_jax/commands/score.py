@@ -7,7 +7,7 @@ from vit_jax.config import cli
 
 DESCRIPTION = """\
 Scores files of weights beside the scores published for them, with the
-preprocessing of their publisher; --explain says what makes the difference."""
+preprocessing of their publisher."""
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -21,7 +21,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   parser.add_argument(
     "files", nargs="+", metavar="FILE", help="anything that vit_jax.load reads"
   )
-  # The names are those of scoring/published_scores.py.
+  # `SETS` of tools/scoring/published_scores.py.
   parser.add_argument(
     "--on",
     metavar="SETS",
@@ -41,20 +41,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     " bilinear; big_vision: shorter side, area, centre crop; auto (default): as"
     " the file states, else as for the published score, else as usual for the"
     " format",
-  )
-  parser.add_argument(
-    "--explain",
-    action="store_true",
-    help="score again, each time with one step of the preprocessing or of the"
-    " numerics replaced",
-  )
-  # The names are those of scoring/ablation.py.
-  parser.add_argument(
-    "--steps",
-    metavar="STEPS",
-    help="with --explain: the steps to replace, separated by commas: dct,"
-    " upsampling, resizer, filter, antialiasing, crop, gelu, ln_eps,"
-    " resnet_eps, products (default: all that the model has)",
   )
   parser.add_argument(
     "--dtype",

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from vit_jax.callbacks import Callback, Stop, run_record, startup
-from vit_jax.callbacks.preemption import Preemption, StopSignals
+from vit_jax.callbacks.preemption import Preemption
 from vit_jax.callbacks.watchdog import Watchdog
 from vit_jax.config import Config, cli
-from vit_jax.distributed.signals import end_at_once
+from vit_jax.distributed.signals import StopSignals, end_at_once
 from vit_jax.writers.console import write
 
 FLAGS = {
@@ -52,7 +52,7 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
     signals: Has received the signals since the start of this process.
     began: Start of this process, seconds since the epoch.
   """
-  from vit_jax import experiment, malloc, train
+  from vit_jax import malloc, run_checks, train
   from vit_jax.callbacks import named, run_lock
   from vit_jax.checkpointing import resume_rules
   from vit_jax.distributed import exit_codes, processes
@@ -77,7 +77,7 @@ def run(args: cli.Args, signals: StopSignals, began: float) -> None:
       errors.append(f"--profile: got {profile!r}, expected a step, from 1.")
     if errors:
       named.from_names(config.callbacks, errors)
-      experiment.setup(config, workdir, allow_change=allowed, errors=errors)
+      run_checks.setup(config, workdir, allow_change=allowed, errors=errors)
     asked = cli.ask(args.source, "get_trials")
     if asked and config.init:
       from vit_jax.finetune import trials

@@ -7,12 +7,12 @@ Checks that need the machine or the disk (devices, data sets, weights) are in
 from collections.abc import Iterator
 
 from vit_jax.config import HELD_OUT, Config, LoRAConfig, OptimConfig
-from vit_jax.config.preprocessing import (
+from vit_jax.config.schema import READ_BY
+from vit_jax.data.preprocessing import (
   for_channels,
   image_size,
   view_errors,
 )
-from vit_jax.config.schema import READ_BY
 from vit_jax.objectives import Classification
 from vit_jax.options import shown
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from vit_jax.config import config_files, help_text, json_file
-from vit_jax.config.parse import build, switch, to_dict
+from vit_jax.config.parse import build, without_defaults
 from vit_jax.config.schema import UNIONS, Config
 from vit_jax.options import ConfigError, at_home, nearest
 
@@ -164,7 +164,7 @@ def parse(
       is_alone = any(values[flag] for flag in alone)
       options = _checkpoint_config(checkpoint, is_alone, alone)
     elif section:
-      options = to_dict(Config())
+      options = {}
     elif "" not in (source, checkpoint):  # "": reported already
       errors.append(NO_CHECKPOINT if "checkpoint" in flags else NO_CONFIG)
   except ValueError as e:
@@ -316,9 +316,7 @@ def _checkpoint_config(
   except ValueError as e:  # a damaged config.json
     raise ValueError(f"--checkpoint: {e}") from None
   if is_alone:
-    values = to_dict(Config())
-    values["data"]["batch_size"] = BATCH_OF_FILES
-    return values
+    return {"data": {"batch_size": BATCH_OF_FILES}}
   lacks = "without the config.json of a run in it or above it"
   if "://" not in path and not pathlib.Path(path).exists():
     lacks = "which does not exist"
@@ -334,15 +332,16 @@ def override_all(values: dict, overrides: Mapping[str, str]) -> list[str]:
   """Sets options by their paths; `build` checks them afterwards.
 
   An override of total_epochs sets total_steps to None, because total_steps of
-  the config file would win otherwise. See `switch` for those of a kind.
+  the config file would win otherwise. If an override chooses another kind,
+  options with the defaults of the former kind get those of the new one.
 
   Returns:
     An error if the overrides have both lengths, else [].
   """
-  kinds = {f"{name}.{selector}": name for name, (selector, _) in UNIONS.items()}
-  for path in kinds.keys() & overrides.keys():
-    if isinstance(options := values.get(kinds[path]), dict):
-      switch(options, kinds[path], overrides[path])
+  for name, (selector, _) in UNIONS.items():
+    options = values.get(name)
+    if f"{name}.{selector}" in overrides and isinstance(options, dict):
+      values[name] = without_defaults(name, options)
   for path, value in overrides.items():
     override(values, path, value)
   if (overrides.get("total_epochs") or "none").lower() == "none":
@@ -360,8 +359,7 @@ def override(values: dict, path: str, value: Any) -> None:
   """Sets values[a][b] for path "a.b"; `build` checks it afterwards."""
   *parents, leaf = path.split(".")
   for parent in parents:
-    inner = values.get(parent)
-    if not isinstance(inner, dict):
-      inner = values[parent] = {}
-    values = inner
+    if not isinstance(values.get(parent), dict):
+      values[parent] = {}
+    values = values[parent]
   values[leaf] = value

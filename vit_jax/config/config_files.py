@@ -109,8 +109,7 @@ def call(source: str, name: str = "get_config") -> Any:
       optional.
 
   Returns:
-    The result of the function, for get_config as a dict; None if the function
-    is missing.
+    The result of the function; None if the function is missing.
 
   Raises:
     ValueError: There is no such file, or the function fails, or get_config
@@ -130,12 +129,12 @@ def call(source: str, name: str = "get_config") -> Any:
     result = function(argument) if argument else function()
     if name != "get_config":
       return result
-    if not hasattr(result, "to_dict"):
+    if not isinstance(result, dict):
       raise ValueError(
         f"got {shown(result)} from get_config, expected a config; end it with"
         " `return c`."
       )
-    return result.to_dict()
+    return result
   except ValueError as e:
     raise ValueError(f"--config={source}: {e}") from None
   except Exception as e:  # a user's file may raise anything

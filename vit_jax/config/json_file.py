@@ -81,7 +81,7 @@ def build(cls: type[T], values: Any, where: str, path: str = "") -> T:
     ValueError: Values have other types; the message lists all of them.
   """
   errors: list[str] = []
-  result = from_dict(cls, values, path, errors, is_foreign=True)
+  result = from_dict(cls, values, path, errors)
   if errors:
     raise ValueError(
       f"{where}: {' '.join(errors)} Copy the file again, or remove the wrong"

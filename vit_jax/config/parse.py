@@ -7,69 +7,104 @@ once.
 
 import contextlib
 import dataclasses
-import typing
+import functools
 from collections.abc import Mapping
-from typing import Any
-
-import ml_collections
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from vit_jax import names
-from vit_jax.config import preprocessing
-from vit_jax.config.from_dict import from_dict
 from vit_jax.config.schema import UNIONS, Config
+from vit_jax.data.operation import check_decoding
+from vit_jax.data.preprocessing import with_decoding
 from vit_jax.evaluators import EVALUATORS, EvaluatorConfig
 from vit_jax.families import ModelConfig
 from vit_jax.options import (
   ConfigError,
+  check_choice,
   nearest,
   parse_value,
   shown,
+  unexpected,
 )
 
+T = TypeVar("T")
+_NOTHING: Mapping = MappingProxyType({})
 
-def defaults() -> ml_collections.ConfigDict:
-  """Returns all options with their default values; a config file changes some.
+
+class Options(dict):
+  """The options that a config file changes, by attribute or by key.
+
+  It contains what was set. Another option reads as its default, in `model` and
+  `objective` the default of the kind that is chosen at that moment. `build`
+  checks names and types, all at once.
+  """
+
+  section: str | None = None  # of Config; "": Config itself; None: any names
+
+  def __init__(self, values: Mapping = _NOTHING, section=None):
+    super().__init__()
+    self.__dict__["section"] = section
+    self.update(values)
+
+  def __missing__(self, key: str) -> Any:
+    fields = self._known()
+    if key not in fields:
+      raise KeyError(f"no option {key!r}.{nearest(key, fields or self)}")
+    if self.section == "" and not fields[key].metadata:  # a section
+      self[key] = {}
+      return self[key]
+    return fields[key].default
+
+  def _known(self) -> dict[str, dataclasses.Field]:
+    """Returns the options that have a default."""
+    if not self.section:
+      return {} if self.section is None else _fields(Config)
+    if self.section in UNIONS:
+      return _fields(kind_of(self.section, chosen(self.section, self)))
+    return _fields(Config.__dataclass_fields__[self.section].type)
+
+  def __setitem__(self, key: str, value: Any) -> None:
+    if type(value) is dict:
+      is_section = self.section == "" and key != "evals"
+      value = Options(value, key if is_section else None)
+    super().__setitem__(key, value)
+
+  def __getattr__(self, name: str) -> Any:
+    if name.startswith("__"):  # pickle and copy ask for methods
+      raise AttributeError(name)
+    try:
+      return self[name]
+    except KeyError as e:
+      raise AttributeError(*e.args) from None
+
+  def __delattr__(self, name: str) -> None:
+    del self[name]
+
+  __setattr__ = __setitem__
+
+  def update(self, values: Mapping = _NOTHING, **options) -> None:
+    """Sets options; those of a section are added to what was set there."""
+    for key, value in {**values, **options}.items():
+      if isinstance(value, dict) and isinstance(self.get(key), Options):
+        self[key].update(value)
+      else:
+        self[key] = value
+
+
+def defaults() -> Options:
+  """Returns options with their default values, for a config file to change.
 
   `evals` is empty. A config file assigns a dict of evaluators, such as
   `{"val": {"kind": "classification", "split": "test"}}`; absent options have
   the defaults of their kind.
   """
-  values = _with_placeholders(Config(), to_dict(Config()))
-  options = Options(values, type_safe=True)
-  for name in UNIONS:
-    options[name] = Options(options[name], type_safe=True)
-  return options.lock()
+  return Options(section="")
 
 
-class Options(ml_collections.ConfigDict):
-  """A ConfigDict; a section of `UNIONS` takes the options of every kind.
-
-  Therefore a config file can change the family of the model, although the
-  ConfigDict is locked: it sets `name`, then the options of the new family.
-  """
-
-  def __setitem__(self, key, value):
-    section = next((s for s, (k, _) in UNIONS.items() if k in self), None)
-    if section and key == UNIONS[section][0]:
-      with self.unlocked():
-        switch(self, section, value)
-    with contextlib.ExitStack() as stack:
-      if section and self.is_locked and key not in self:
-        if _takes(section, self[UNIONS[section][0]], key):
-          stack.enter_context(self.unlocked())
-      super().__setitem__(key, value)
-
-
-def _takes(section: str, kind: str, key: str) -> bool:
-  """Whether a config file may add an option to a section.
-
-  Raises:
-    ValueError: The kind is an import path that cannot be imported.
-  """
-  kinds = UNIONS[section][1]
-  if names.is_path(kind):
-    kinds = {**kinds, kind: kind_of(section, kind)}
-  return kind in kinds and bool(_fields(kinds, key))
+def chosen(section: str, values: Mapping) -> str:
+  """Returns the kind that the options of a section of `UNIONS` choose."""
+  selector, _ = UNIONS[section]
+  return str(values.get(selector, getattr(getattr(Config, section), selector)))
 
 
 def kind_of(section: str, kind: str) -> type:
@@ -87,37 +122,28 @@ def kind_of(section: str, kind: str) -> type:
   return names.resolve(kind, kinds, f"config.{section}.{selector}", base)
 
 
-def switch(values, section: str, kind: str) -> None:
-  """Prepares the options of a section for a change to or from one's own kind.
+def without_defaults(section: str, values: dict[str, Any]) -> dict[str, Any]:
+  """Returns the options of a section that differ from their kind's defaults.
 
-  Options that have the default of the present kind are removed if the new kind
-  lacks them or has another default. So no default of one kind becomes a value
-  of another. (The kinds of vit_jax agree about the defaults, or the new kind
-  refuses the old one.)
+  Another kind may then be chosen, whose defaults may be others.
 
   Args:
-    values: The options of the section, changed.
     section: "model" or "objective".
-    kind: The new kind.
+    values: Options of the section.
   """
-  selector, _ = UNIONS[section]
-  present = values.get(selector, getattr(getattr(Config, section), selector))
-  if not any(names.is_path(str(k)) for k in (present, kind)):
-    return
   try:
-    old, new = kind_of(section, present), kind_of(section, kind)
+    fields = _fields(kind_of(section, chosen(section, values)))
   except ValueError:  # `build` reports it
-    return
-  defaults = {f.name: f.default for f in dataclasses.fields(new)}
-  for field in dataclasses.fields(old):
-    key, is_same = field.name, defaults.get(field.name) == field.default
-    if key in values and key != selector and not is_same:
-      if _is_default(field, values[key]):
-        del values[key]
+    return values
+  return {
+    key: value
+    for key, value in values.items()
+    if key not in fields or not _is_default(fields[key], value)
+  }
 
 
-def freeze(config: ml_collections.ConfigDict | dict) -> Config:
-  """Returns the frozen form of a config.
+def freeze(config: dict[str, Any]) -> Config:
+  """Returns the options of a config file, or of JSON, as a `Config`.
 
   Raises:
     ConfigError: Options are unknown or have wrong types; it lists all of them.
@@ -128,16 +154,11 @@ def freeze(config: ml_collections.ConfigDict | dict) -> Config:
   return frozen
 
 
-def build(
-  config: ml_collections.ConfigDict | dict,
-) -> tuple[Config, list[str]]:
-  """Returns a frozen config and all errors; wrong options have defaults."""
+def build(config: dict[str, Any]) -> tuple[Config, list[str]]:
+  """Returns a `Config` and all errors; wrong options have their defaults."""
   errors: list[str] = []
-  if not isinstance(config, dict):
-    config = config.to_dict()
-  return _with_decoding(
-    _build(Config, config, "config", errors), errors
-  ), errors
+  built = _build(Config, config, "config", errors)
+  return _with_decoding(built, errors), errors
 
 
 def _with_decoding(config: Config, errors: list[str]) -> Config:
@@ -148,7 +169,7 @@ def _with_decoding(config: Config, errors: list[str]) -> Config:
   """
   changes = config.data.decoding
   try:
-    preprocessing.check_decoding(**changes)
+    check_decoding(**changes)
   except ValueError as e:
     errors.append(f"config.data.{e}")
     return config
@@ -159,7 +180,7 @@ def _with_decoding(config: Config, errors: list[str]) -> Config:
       if text := getattr(options, name, None):
         # The check of operations reports an error.
         with contextlib.suppress(ValueError):
-          texts[name] = preprocessing.with_decoding(text, **changes)
+          texts[name] = with_decoding(text, **changes)
     return dataclasses.replace(options, **texts)
 
   return dataclasses.replace(
@@ -181,23 +202,6 @@ def to_dict(config: Any) -> dict[str, Any]:
     elif isinstance(value, tuple):
       value = list(value)
     values[field.name] = value
-  return values
-
-
-def _with_placeholders(config, values: dict[str, Any]) -> dict[str, Any]:
-  """Replaces None in `to_dict(config)` by placeholders, which have a type."""
-  for field in dataclasses.fields(config):
-    value = getattr(config, field.name)
-    if field.name == "evals":
-      kind = object
-    elif value is None:
-      (kind,) = {*typing.get_args(field.type)} - {type(None)}
-      kind = typing.get_origin(kind) or kind  # tuple[int, ...] -> tuple
-    else:
-      if dataclasses.is_dataclass(value):
-        _with_placeholders(value, values[field.name])
-      continue
-    values[field.name] = ml_collections.config_dict.placeholder(kind)
   return values
 
 
@@ -240,47 +244,74 @@ def model_from_dict(values: dict[str, Any]) -> ModelConfig:
   return model
 
 
-def _build(cls, values, where: str, errors: list[str]):
-  readers = {name: _build_kind for name in UNIONS}
-  readers["evals"] = _build_evals
-  return from_dict(cls, values, where, errors, readers=readers)
+def _fields(cls: type) -> dict[str, dataclasses.Field]:
+  return {field.name: field for field in dataclasses.fields(cls)}
+
+
+def _build(cls: type[T], values: Any, where: str, errors: list[str]) -> T:
+  """Builds a dataclass of options; adds a message for each wrong one."""
+  if not isinstance(values, dict):
+    errors.append(unexpected(where, shown(values), "options by name"))
+    return cls()
+  fields = _fields(cls)
+  for key in [key for key in values if key not in fields]:
+    near = nearest(key, fields) or f" {where} has {', '.join(fields)}."
+    errors.append(f"{where}.{key}: no such option.{near}")
+  read = {}
+  for key, field in fields.items():
+    if key not in values:
+      continue
+    value, path = values[key], f"{where}.{key}"
+    if cls is Config and not field.metadata:  # a section
+      build_section = functools.partial(_build, field.type)
+      if key in UNIONS:
+        build_section = _build_kind
+      elif key == "evals":
+        build_section = _build_evals
+      read[key] = build_section(value, path, errors)
+      continue
+    try:
+      parsed = parse_value(field.type, value, path)
+      chosen = parsed if isinstance(parsed, tuple) else (parsed,)
+      if field.metadata.get("is_open"):
+        chosen = tuple(v for v in chosen if v is None or not names.is_path(v))
+      check_choice(chosen, field.metadata.get("choices"), path)
+      read[key] = parsed
+    except ValueError as e:
+      errors.append(str(e))
+  return cls(**read)
 
 
 def _build_kind(values, where: str, errors: list[str]):
   """Builds the kind that an option of `UNIONS` chooses.
 
-  A config that switches to another kind still has the options of the first
-  kind, which are ignored if they have their defaults.
+  An option that only other kinds have is ignored if it has its default: so a
+  command line can take back what a config file set.
   """
   name = where.removeprefix("config.")
   selector, kinds = UNIONS[name]
   default = Config.__dataclass_fields__[name].default
   if not isinstance(values, dict):
     return _build(type(default), values, where, errors)
-  kind = str(values.get(selector, getattr(default, selector)))
+  kind = chosen(name, values)
   try:
     cls = kind_of(name, kind)
   except ValueError as e:
     errors.append(str(e))
     return default
-  own = {field.name for field in dataclasses.fields(cls)}
-  options = {}
+  own, options = _fields(cls), {}
   for key, value in values.items():
-    others = [] if key in own else _fields(kinds, key)
-    if not others:  # an option of this kind, or an unknown one
+    defaults = [
+      fields[key] for fields in map(_fields, kinds.values()) if key in fields
+    ]
+    if key in own or not defaults:  # of this kind, or unknown
       options[key] = value
-    elif not any(_is_default(field, value) for field in others):
+    elif not any(_is_default(field, value) for field in defaults):
       errors.append(
         f"{where}.{key}: got {shown(value)}, which {where}.{selector}={kind}"
-        f" does not use; leave it at {others[0].default!r}."
+        f" does not use; leave it at {defaults[0].default!r}."
       )
   return _build(cls, options, where, errors)
-
-
-def _fields(kinds: Mapping[str, type], key: str) -> list[dataclasses.Field]:
-  """Returns the field of an option in each kind that has it."""
-  fields = (f for cls in kinds.values() for f in dataclasses.fields(cls))
-  return [field for field in fields if field.name == key]
 
 
 def _is_default(field: dataclasses.Field, value) -> bool:
@@ -295,7 +326,7 @@ def _build_evals(evals, where: str, errors: list[str]) -> tuple:
   evaluators = []
   evals = {} if evals in (None, "", "None", "none", "{}") else evals
   if not isinstance(evals, dict):
-    errors.append(f"{where}: got {shown(evals)}, expected evaluators by name.")
+    errors.append(unexpected(where, shown(evals), "evaluators by name"))
     return ()
   known = [k for k, v in evals.items() if isinstance(v, dict) and "kind" in v]
   for name, values in evals.items():

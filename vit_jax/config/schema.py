@@ -8,73 +8,14 @@ TensorFlow, so that a misspelt option is reported at once.
 import contextlib
 import dataclasses
 import math
-from typing import Any
 
 from vit_jax.batch import View
-from vit_jax.config.preprocessing import (
-  MAX_PIXELS,
-  view_shapes,
-  with_decoding,
-)
+from vit_jax.data.data_config import DataConfig
+from vit_jax.data.preprocessing import view_shapes, with_decoding
 from vit_jax.evaluators import EvaluatorConfig
 from vit_jax.families import FAMILIES, ModelConfig, ViTConfig
 from vit_jax.objectives import OBJECTIVES, Classification, Objective
 from vit_jax.options import option
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-  """The training data."""
-
-  dataset: str = option(
-    "imagenet2012", "TFDS name (cifar10, glyphs/...), folder:/path or vtab:TASK"
-  )
-  split: str = option(
-    "train",
-    "split to train on; a slice such as train[:99%]; or a random subset such as"
-    " train@2000 or train@10%/seed=1",
-  )
-  data_dir: str | None = option(
-    None,
-    "folder of TFDS data, on disk or in a bucket; None: $TFDS_DATA_DIR or"
-    " ~/tensorflow_datasets",
-  )
-  ops: str = option(
-    "decode_inception_crop(224)|flip_lr",
-    "preprocessing of an image: operations, separated by |",
-  )
-  background: str | None = option(
-    None,
-    "colour behind transparent images in training, evaluation and predict:"
-    " white, black, '#ff8800'; None: fully transparent pixels become white, and"
-    " other pixels lose their alpha channel",
-  )
-  max_pixels: int = option(
-    MAX_PIXELS, "height x width of the largest image that is decoded"
-  )
-  shrink: int = option(
-    0,
-    "shorter side, in pixels, of cached copies of large training images"
-    " (folder:/path): an image whose shorter side is at least twice as long is"
-    " shrunk once; 0: no image is",
-  )
-  batch_size: int = option(4096, "images per step, over all devices")
-  repeats: int = option(
-    1,
-    "copies of an image in a batch, each with its own augmentation, dropout and"
-    " stochastic depth (repeated augmentation); an epoch has as many rows as"
-    " without copies, so with 3 copies it has a third of the images",
-  )
-  shuffle_buffer: int = option(
-    50_000,
-    "encoded records in memory, in all processes together, to shuffle streamed"
-    " files; an ImageNet record takes 110 kB",
-  )
-
-  @property
-  def decoding(self) -> dict[str, Any]:
-    """The arguments of `preprocessing.with_decoding`, for all operations."""
-    return {"background": self.background, "max_pixels": self.max_pixels}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,10 +259,7 @@ class Config:
     (),
     "services that also get the metrics, separated by commas; their own"
     " environment variables configure them",
-    {
-      "wandb": "Weights & Biases",
-      "mlflow": "MLflow",
-    },
+    {"wandb": "Weights & Biases"},
     is_open=True,
   )
   callbacks: tuple[str, ...] = option(

@@ -21,8 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from vit_jax.batch import Batch, DataError, View
-from vit_jax.config import preprocessing
-from vit_jax.data import images, pixels
+from vit_jax.data import images, pixels, preprocessing
 from vit_jax.data import ops as ops_lib
 from vit_jax.data.images import MAX_UNDECODABLE
 from vit_jax.data.source import (

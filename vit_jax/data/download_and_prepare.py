@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import tensorflow_datasets as tfds
 from etils import epath
 
-from vit_jax.config.preprocessing import MAX_PIXELS
 from vit_jax.data import tfds_source
 from vit_jax.data.builders.image_builder import ImageBuilder, RecordFilter
 from vit_jax.data.dataset_info import prefix_of
+from vit_jax.data.operation import MAX_PIXELS
 from vit_jax.options import nearest
 from vit_jax.paths import is_remote
 

@@ -23,8 +23,7 @@ from etils import epath
 from jaxtyping import UInt8
 from PIL import Image, features
 
-from vit_jax.config import preprocessing
-from vit_jax.config.preprocessing import MAX_PIXELS
+from vit_jax.data.operation import MAX_PIXELS, colour
 
 EXPECTED = "expected JPEG, PNG, WebP, BMP, GIF, TIFF or PPM"
 # No others: Pillow would pass PostScript to another program, whatever the
@@ -119,7 +118,7 @@ def read(
     image: A path, the bytes of a file, a file that is open in binary, a PIL
       image, or an array uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4].
     exif: Whether the orientation is applied. An array has none.
-    background: Colour of the background, see `preprocessing.colour`. With None,
+    background: Colour of the background, see `operation.colour`. With None,
       fully transparent pixels become white; the others keep their colours, and
       alpha is dropped. A warning says so once.
     max_pixels: Largest number of pixels of an image that is not decoded yet.
@@ -172,7 +171,7 @@ def on_ground(
       _say_ground()
     return np.where(alpha == 0, np.uint8(255), colours)
   over = Image.fromarray(pixels, "RGBA")
-  ground = (*preprocessing.colour(background), 255)
+  ground = (*colour(background), 255)
   whole = Image.alpha_composite(Image.new("RGBA", over.size, ground), over)
   return np.asarray(whole.convert("RGB"))
 

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from vit_jax.batch import Batch, View
-from vit_jax.config import Config, preprocessing
-from vit_jax.data import decoding, order
+from vit_jax.data import decoding, order, preprocessing
 from vit_jax.data import ops as ops_lib
+from vit_jax.data.data_config import RunConfig
 from vit_jax.data.source import FETCHED, PARALLEL, Source
 from vit_jax.data.tf_cpu import as_is, tf
 
@@ -46,7 +46,7 @@ class TrainingData:
   """
 
   source: Source
-  config: Config
+  config: RunConfig
 
   @property
   def num_examples(self) -> int:
@@ -443,7 +443,7 @@ def eval_reader(
 
   Args:
     source: Source of the records.
-    ops: Preprocessing, see `vit_jax.config.preprocessing`.
+    ops: Preprocessing, see `vit_jax.data.preprocessing`.
     batch_size: Rows of a batch, over all processes.
     process_index: Number of this process.
     process_count: Number of processes; must divide `batch_size`.

@@ -4,11 +4,11 @@ import contextlib
 import dataclasses
 import io
 import statistics
+from collections.abc import Callable
 from types import MappingProxyType
 
 from PIL import Image
 
-from vit_jax.config import Config
 from vit_jax.data import fake as fake_lib
 from vit_jax.data import (
   folder,
@@ -21,6 +21,7 @@ from vit_jax.data import (
   vtab,
   vtab_source,
 )
+from vit_jax.data.data_config import RunConfig
 from vit_jax.data.dataset_info import prefix_of
 from vit_jax.data.source import NotOnDisk, Source
 from vit_jax.data.splits import SplitError
@@ -107,7 +108,9 @@ class Sources:
     self._opened: dict[tuple[str, str], Source] = {}
 
   @classmethod
-  def of(cls, config: Config, given: records.Given | None = None) -> "Sources":
+  def of(
+    cls, config: RunConfig, given: records.Given | None = None
+  ) -> "Sources":
     """Returns the sources of a run, with data sets of the program, if any."""
     return cls(config.data.data_dir, fake=config.fake_data, given=given or {})
 
@@ -196,6 +199,24 @@ class Sources:
     except Exception as e:  # reported with the other errors of the config
       return [f"{dataset_key}: {e}"]
     return []
+
+
+def shrunk(
+  source: Source, config: RunConfig, on_image: Callable[[], object]
+) -> Source:
+  """Returns a source whose large images are shrunk; see config.data.shrink.
+
+  Args:
+    source: The training data.
+    config: The run.
+    on_image: Called for each image that is shrunk now.
+  """
+  if not config.data.shrink:
+    return source
+  from vit_jax.finetune.data import shrunk
+
+  data = config.data
+  return shrunk.shrunk(source, data.shrink, data.ops, on_image)
 
 
 def typical_side(source: Source, num_images: int = 32) -> int:

@@ -22,7 +22,7 @@ from jax.experimental import multihost_utils
 from vit_jax import digests
 from vit_jax.batch import DataInfo
 from vit_jax.config import Config, ConfigError, flat, to_dict
-from vit_jax.config.preprocessing import image_size
+from vit_jax.data.preprocessing import image_size
 from vit_jax.models import efficient_attention
 from vit_jax.options import shown
 from vit_jax.paths import run_path

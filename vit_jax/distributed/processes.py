@@ -12,6 +12,7 @@ from jax.experimental import multihost_utils
 
 from vit_jax.config import ConfigError
 from vit_jax.distributed import exit_codes, tpu_slice
+from vit_jax.options import unexpected
 
 # Which process this is: by flags of the command, or by the environment.
 FLAGS = ("coordinator", "num_processes", "process_id")
@@ -21,18 +22,16 @@ JOIN_SECONDS = 300.0  # as jax waits by default
 HEARTBEAT_SECONDS = 30  # default for commands without a config
 
 ADVICE = (
-  "see that all processes were started, with the same address and number and"
-  " each with an id of its own, that the address is that of process 0's host,"
-  " that its port is free there, and that the others can reach it"
+  "see that every process was started with the same address and number and with"
+  " an id of its own, and that the address of process 0 can be reached"
 )
 SLURM_ADVICE = (
-  "see in the job's log whether a task ended early, and that the nodes reach"
-  " each other's ports; JAX_COORDINATOR_PORT chooses another one"
+  "see in the job's log whether a task ended early; JAX_COORDINATOR_PORT is"
+  " another port"
 )
-TPU_ADVICE = "start the same command on every host (ssh --worker=all)"
-PORT_ADVICE = (
-  "; if that was done, a firewall may block port {port} of the first host: set"
-  " JAX_COORDINATOR_PORT on every host to a port that is open, such as 8476"
+TPU_ADVICE = (
+  "start the same command on every host (ssh --worker=all); if a firewall"
+  " blocks port {port} of the first host, set JAX_COORDINATOR_PORT to another"
 )
 READS_EARLY = (
   "--config: got an init= for which jax starts before the processes have"
@@ -142,7 +141,7 @@ def _group(
   if tpu_slice.is_tpu_vm():
     tpu = tpu_slice.find()
     if tpu.is_shared:
-      advice = TPU_ADVICE + PORT_ADVICE.format(port=tpu_slice.port())
+      advice = TPU_ADVICE.format(port=tpu_slice.port())
       return Group({}, f"TPU slice ({tpu.reason}): this process", advice, True)
     exit_codes.say(f"TPU slice: {tpu.reason}; this process works alone.")
   elif _number("SLURM_NTASKS") > 1:
@@ -161,45 +160,39 @@ def refuse_several_hosts() -> None:
   """
   if not tpu_slice.is_tpu_vm():
     return
-  try:
-    tpu = tpu_slice.find()
-  except ConfigError as e:
-    sys.exit(str(e))
+  tpu = tpu_slice.find()
   if tpu.is_shared:
     sys.exit(
       f"TPU slice: got one of several hosts ({tpu.reason}), expected a host"
-      " that has its slice to itself: this command meets no others, and the TPU"
-      " would wait for them; put JAX_PLATFORMS=cpu before the command, or give"
-      " it on a VM of one host."
+      " that has its slice to itself, because the TPU would wait for the"
+      " others; put JAX_PLATFORMS=cpu before the command, or use a VM of one"
+      " host."
     )
 
 
 def _errors(given: dict[str, str | None]) -> list[str]:
   """Checks that all three are set: an address and two numbers."""
-  missing = [name for name, value in given.items() if not value]
   errors = [
-    f"{name}: not set, though another of {', '.join(given)} is; set all three,"
-    " or none."
-    for name in missing
+    unexpected(
+      name, "none", f"a value, because another of {', '.join(given)} is set"
+    )
+    for name, value in given.items()
+    if not value
   ]
   (where, address), (how_many, count), (which, index) = given.items()
   if address:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-      errors.append(
-        f"{where}: got {address!r}, expected host:port of process 0, such as"
-        " host0:1234."
-      )
+      expected = "host:port of process 0, such as host0:1234"
+      errors.append(unexpected(where, repr(address), expected))
   if count and not (count.isdecimal() and int(count) > 0):
-    errors.append(f"{how_many}: got {count!r}, expected a number from 1.")
+    errors.append(unexpected(how_many, repr(count), "a number from 1"))
     count = None
-  below = f"0 to {int(count) - 1}" if count else f"0 to below {how_many}"
   if index and not (
     index.isdecimal() and (not count or int(index) < int(count))
   ):
-    errors.append(
-      f"{which}: got {index!r}, expected {below}, another one in every process."
-    )
+    expected = f"a number from 0 to below {count or how_many}"
+    errors.append(unexpected(which, repr(index), expected))
   return errors
 
 

@@ -1,11 +1,11 @@
 """Whether other hosts work on the TPU slice of this one.
 
 libtpu waits for all hosts of a slice, and jax's coordinator for all processes.
-So a process must know about them before it asks for devices. jax has no public
-function for that: `jax.distributed.initialize` finds the hosts, but also joins
-them. Therefore this module reads what jax reads: the variables of GKE, or the
-metadata server of Compute Engine. If a host has a slice to itself, no
-coordinator is started, because that would need a fixed port.
+So a process must know about them before it asks for devices, or it would wait
+for ever, or train alone. `jax.distributed.initialize` finds the hosts, but also
+joins them, and starts a coordinator at a fixed port even for a single host.
+Therefore this module reads what jax reads: the variables of GKE, or the
+metadata server of Compute Engine.
 """
 
 import glob
@@ -14,7 +14,6 @@ import os
 import pathlib
 import re
 import socket
-import urllib.error
 import urllib.request
 from typing import NamedTuple
 
@@ -54,11 +53,7 @@ def is_tpu_vm() -> bool:
 
 
 def find() -> Slice:
-  """Returns what the environment of a TPU VM says about its slice.
-
-  Raises:
-    ConfigError: The file that lists the hosts cannot be read.
-  """
+  """Returns what the environment of a TPU VM says about its slice."""
   platforms = os.environ.get("JAX_PLATFORMS", "")
   if platforms and "tpu" not in platforms.lower().split(","):
     return Slice(False, f"JAX_PLATFORMS={platforms} leaves the TPU out")
@@ -70,9 +65,7 @@ def find() -> Slice:
       return Slice({*bounds.split(",")} != {"1"}, f"{name}={bounds}")
   name = next((name for name in NAMES if os.environ.get(name)), None)
   count = _num_hosts(name) if name else 0
-  reason = (
-    f"{name} has {_counted(count, 'host')}" if name else "no hosts stated"
-  )
+  reason = f"hosts in {name}: {count}" if name else "no hosts stated"
   if count > 1:
     return Slice(True, reason)
   if (name and slices) or "TPU_SKIP_MDS_QUERY" in os.environ:
@@ -80,30 +73,18 @@ def find() -> Slice:
   try:
     count = count or _metadata("worker-network-endpoints").count(",") + 1
     match = re.search(r"MEGASCALE_NUM_SLICES: *'?(\d+)", _metadata("tpu-env"))
-  except urllib.error.HTTPError:
-    return Slice(False, f"{reason}, and the metadata server knows of no TPU")
   except OSError as e:
-    error = getattr(e, "reason", e)
-    return Slice(
-      False, f"{reason}, and the metadata server does not answer ({error})"
-    )
+    return Slice(False, f"{reason}, and the metadata server has none ({e})")
   if match and int(match[1]) > 1:
-    return Slice(True, f"the metadata server has {match[1]} slices")
-  return Slice(count > 1, f"the metadata server has {_counted(count, 'host')}")
+    return Slice(True, f"slices of the metadata server: {match[1]}")
+  return Slice(count > 1, f"hosts of the metadata server: {count}")
 
 
 def _num_hosts(name: str) -> int:
   hosts = os.environ[name]
   if name == FILE_OF_HOSTS:
-    try:
-      hosts = pathlib.Path(hosts).read_text()
-    except OSError as e:
-      raise ConfigError([f"{name}: {e}."]) from e
+    hosts = pathlib.Path(hosts).read_text()
   return hosts.count(",") + 1
-
-
-def _counted(count: int, what: str) -> str:
-  return f"{count} {what}{'s' * (count > 1)}"
 
 
 def _metadata(key: str) -> str:
@@ -140,10 +121,9 @@ def lock() -> None:
   except OSError:
     raise ConfigError(
       [
-        "TPU slice: another process of this host has joined it at port"
-        f" {port()}, and jax would abort that one if this one did; let it"
-        " finish, or end it on every host, or put JAX_PLATFORMS=cpu before a"
-        " command that does not need the TPU."
+        "TPU slice: got another process of this host that has joined it at"
+        f" port {port()}, which jax would abort; expected none. End it on every"
+        " host, or put JAX_PLATFORMS=cpu before a command that needs no TPU."
       ]
     ) from None
   _locks.append(place)

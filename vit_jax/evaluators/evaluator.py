@@ -239,7 +239,7 @@ class OtherModel(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-  """What an evaluator gets from its run; implemented in `vit_jax.evaluation`.
+  """What an evaluator gets from its run; implemented in `vit_jax.eval_context`.
 
   Attributes:
     options: Options of the evaluator; dataset and batch_size are set.

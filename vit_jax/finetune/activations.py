@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import sharding
+from vit_jax import microbatch, sharding
 from vit_jax.batch import Batch
-from vit_jax.evaluation import activated
+from vit_jax.eval_context import activated
 from vit_jax.experiment import Experiment
 from vit_jax.finetune.frozen import FrozenPart
 from vit_jax.step import Params
@@ -89,7 +89,7 @@ def compute(
   def fn(params, batch):
     images = [batch["image"], batch["image"][:, :, ::-1]][:versions]
     forward = functools.partial(part, params)
-    results = [sharding.few_at_a_time(forward, x, devices) for x in images]
+    results = [microbatch.few_at_a_time(forward, x, devices) for x in images]
     return jnp.stack(results, axis=1)
 
   image = np.empty((num, versions, *part.output.shape), part.output.dtype)

@@ -2,7 +2,7 @@
 
 A checkpoint of a run with config.lora has only the factors and the head. The
 other parameters are read from the file of config.init. It must be the same file
-as before: `Base` has its digest.
+as before: the metadata have its digest.
 """
 
 import dataclasses
@@ -10,31 +10,14 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-from etils import epath
 
-from vit_jax import digests
 from vit_jax.config import LoRAConfig, ModelConfig, json_file
 from vit_jax.families.vit import ViTConfig
 from vit_jax.finetune import lora
-from vit_jax.paths import absolute
-from vit_jax.weights import download
-from vit_jax.weights.identify import stated_model
+from vit_jax.weights import source_file
+from vit_jax.weights.identification import stated_model
 from vit_jax.weights.weights_file import LazyArray, Weights
-
-
-class Base(NamedTuple):
-  """The file of parameters that a run uses, and its checkpoints do not have.
-
-  path: Path or address; a path on disk is absolute.
-  mean: config.init_mean.
-  digest: Digest of all arrays, as they were read.
-  """
-
-  path: str
-  mean: str | None
-  digest: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,27 +45,6 @@ class Factors(NamedTuple):
   a: np.ndarray
   b: np.ndarray
   scale: float
-
-
-def base_of(weights: Weights, mean: str | None) -> Base:
-  """Returns the path and digest of weights; reads all arrays.
-
-  Args:
-    weights: Weights of config.init.
-    mean: config.init_mean.
-  """
-  return base_of_model(weights.path, dict(weights.params), mean)
-
-
-def base_of_model(
-  path: str, params: Mapping[str, Any], mean: str | None = None
-) -> Base:
-  """Returns the path and digest of parameters, a nested dict of arrays."""
-  if not download.is_remote(path):
-    path = str(absolute(epath.Path(path)))
-  sums = digests.of_numpy(jax.tree.map(np.asarray, dict(params)))
-  digest = digests.of_json({k: [d.dtype, d.sums] for k, d in sums.items()})
-  return Base(path, mean, digest)
 
 
 def is_on_base(metadata: Mapping[str, Any]) -> bool:
@@ -127,7 +89,8 @@ def on_base(weights: Weights, read: Callable[..., Weights]) -> Weights:
       f"{begin}, which does not exist; expected the weights from which the run"
       " began. Put them back at this path."
     ) from None
-  if error := difference(base_of(base, stated.mean), stated.digest):
+  file = source_file.of_weights(base, stated.mean)
+  if error := source_file.difference(file, stated.digest):
     raise ValueError(f"{begin}: {error}")
   own = base.metadata.get("objective_parameters")  # not in the network
   params = {
@@ -148,17 +111,6 @@ def on_base(weights: Weights, read: Callable[..., Weights]) -> Weights:
     has_cls_row=base.has_cls_row,
     posemb_filter=about.posemb_filter or base.posemb_filter,
     notes=(*weights.notes, f"adapters are merged into {stated.path}."),
-  )
-
-
-def difference(base: Base, digest: str) -> str | None:
-  """Returns an error if a base is not the one from which a run began."""
-  if base.digest == digest:
-    return None
-  return (
-    f"got arrays with digest {base.digest[:8]} at {base.path!r}, expected"
-    f" {digest[:8]}, those from which the run began. Put them back at this"
-    " path."
   )
 
 

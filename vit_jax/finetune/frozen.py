@@ -21,10 +21,10 @@ from flax import errors
 from flax import linen as nn
 from jaxtyping import Array, Float, UInt8
 
-from vit_jax import optim
+from vit_jax import param_groups
 from vit_jax.batch import normalise
 from vit_jax.config import Config, ModelConfig
-from vit_jax.sharding import path_of
+from vit_jax.param_groups import path_of
 
 LIMITS = (
   "/sys/fs/cgroup/memory.max",
@@ -63,6 +63,25 @@ class FrozenPart:
   ) -> Float[Array, "b ..."]:
     """Returns the activations of images."""
     return _input_of(self.model, self.first_trained, params, images)
+
+  @contextlib.contextmanager
+  def entered(self, images: Array) -> Iterator[Array]:
+    """In its body, activations enter the model after its frozen part.
+
+    Args:
+      images: Images or activations.
+
+    Yields:
+      The input to apply the model to: the images; or, for activations, images
+      of NaN. The logits do not depend on these NaN, so XLA removes the
+      computation of the frozen part.
+    """
+    if images.dtype == np.uint8:
+      yield images
+      return
+    blank = jnp.full((len(images), *self.image_shape), jnp.nan, jnp.float32)
+    with _changed_input(self.first_trained, lambda _: images):
+      yield blank
 
 
 def part_of(
@@ -124,14 +143,14 @@ def first_trained(
     >>> first_trained(params, ["Transformer/*"], vit)
     'head'
   """
-  layers = optim.trained(optim.layers(params, model), freeze)
+  layers = param_groups.trained(param_groups.layers(params, model), freeze)
   paths = {
     path_of(path): int(np.min(layer))
     for path, layer in jax.tree_util.tree_leaves_with_path(layers)
   }
   # `optim.errors` refuses to freeze all parameters.
   first = min(paths.values(), default=0)
-  depth = optim.num_blocks(params, model)
+  depth = param_groups.num_blocks(params, model)
   behind = [path for path, layer in paths.items() if layer > depth]
   if first <= min(depth, 1) or not all(map(model.is_behind_blocks, behind)):
     return None
@@ -151,29 +170,6 @@ def first_trained(
     ),
     None,
   )
-
-
-@contextlib.contextmanager
-def entered(
-  part: FrozenPart | None, images: Array | None
-) -> Iterator[Array | None]:
-  """In its body, activations enter the model after its frozen part.
-
-  Args:
-    part: The frozen part, or None.
-    images: Images or activations.
-
-  Yields:
-    The input to apply the model to: the images; or, for activations, images of
-    NaN. The logits do not depend on these NaN, so XLA removes the computation
-    of the frozen part.
-  """
-  if part is None or images.dtype == np.uint8:
-    yield images
-    return
-  blank = jnp.full((len(images), *part.image_shape), jnp.nan, jnp.float32)
-  with _changed_input(part.first_trained, lambda _: images):
-    yield blank
 
 
 def _input_of(model: nn.Module, path: str, params: Any, images: Array) -> Array:

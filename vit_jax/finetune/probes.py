@@ -22,7 +22,8 @@ import numpy as np
 from etils import epath
 
 from vit_jax import run_summary, weights
-from vit_jax.config import Config, ConfigError, EvaluatorConfig, preprocessing
+from vit_jax.config import Config, ConfigError, EvaluatorConfig
+from vit_jax.data import preprocessing
 from vit_jax.data.source import Source
 from vit_jax.data.sources import Sources
 from vit_jax.data.splits import SplitError

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from vit_jax.config.preprocessing import image_size
 from vit_jax.config.schema import Config
+from vit_jax.data.preprocessing import image_size
 from vit_jax.families import ModelConfig
 from vit_jax.objectives import OBJECTIVES
 

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax import experiment, weights
+from vit_jax import experiment, run_checks, weights
 from vit_jax.checkpointing import resume_rules
 from vit_jax.config import HELD_OUT, Config, ConfigError, build, cli, to_dict
 from vit_jax.data import sources
@@ -97,12 +97,12 @@ def choose(
   folder = epath.Path(workdir)
   # The workdir is not compared yet: it may have a run with the options that the
   # trials chose.
-  experiment.setup(config)
+  run_checks.setup(config)
   rounds = rounds_of(config)
   changes = [_changes(config, r, fixed) for r in rounds]
   num_trials = sum(map(len, changes))
   for options in (o for of_round in changes for o in of_round.values()):
-    experiment.setup(_with(config, options))
+    run_checks.setup(_with(config, options))
   if not num_trials:
     print_once(
       "trials      none: the command sets every option that they compare"

@@ -19,8 +19,8 @@ import numpy as np
 from tqdm import tqdm
 
 from vit_jax import class_names, weights
-from vit_jax.config.preprocessing import with_decoding
 from vit_jax.data.images import LIMIT_OPTION
+from vit_jax.data.preprocessing import with_decoding
 from vit_jax.distributed import processes
 from vit_jax.inference import features_file, streaming
 from vit_jax.inference import output_formats as formats

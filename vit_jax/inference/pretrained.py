@@ -15,19 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax import class_names, names, sharding, weights
+from vit_jax import class_names, microbatch, names, weights
 from vit_jax.batch import normalise
 from vit_jax.config import ModelConfig, model_from_dict, to_dict
-from vit_jax.config.preprocessing import (
-  colour,
+from vit_jax.data import images as images_lib
+from vit_jax.data import pixels
+from vit_jax.data.operation import colour
+from vit_jax.data.preprocessing import (
   decoding,
   for_channels,
   turns_upright,
   with_decoding,
 )
-from vit_jax.config.preprocessing import image_size as size_after
-from vit_jax.data import images as images_lib
-from vit_jax.data import pixels
+from vit_jax.data.preprocessing import image_size as size_after
 from vit_jax.evaluators.features import (
   TOKENS,
   intermediate,
@@ -39,10 +39,9 @@ from vit_jax.inference import streaming
 from vit_jax.losses import HEADS, PROBABILITIES, REGRESSION
 from vit_jax.models import build, inspection
 from vit_jax.models.variables import only_params
-from vit_jax.options import nearest, shown
-from vit_jax.weights import eval_preprocessing, normalisation
+from vit_jax.options import nearest
+from vit_jax.weights import assumptions, eval_preprocessing, normalisation
 from vit_jax.writers import run_info
-from vit_jax.zoo.files import assumed
 
 # Arguments of `load` that are not options of the model.
 ARGUMENTS = (
@@ -51,14 +50,10 @@ ARGUMENTS = (
 )  # fmt: skip
 BATCH = 16  # images in a forward pass
 FLOATS = (
-  "expected floats in [-1, 1]: images / 127.5 - 1, or vit.predict(images)."
+  "expected floats in [-1, 1]: images / 127.5 - 1, or vit.predict(images)"
 )
-FLOATS_OF_255 = (
-  "expected floats in [-1, 1]: images / 127.5 - 1, or"
-  " vit.predict(np.uint8(images))."
-)
-# Resizing filters may leave values up to MOST. Images with another
-# normalisation, or normal noise, have values up to MOST_ODD.
+# Resizing filters may leave values up to MOST. Normal noise and images that are
+# normalised by other statistics have values up to MOST_ODD.
 MOST, MOST_ODD = 1.5, 8.0
 NO_IMAGES = "got no images, expected one or more."
 # Checked here, because jax.export accepts any name.
@@ -94,18 +89,6 @@ class Value:
   name: str
   value: float
   index: int
-
-  @property
-  def probability(self) -> float:
-    """Not defined.
-
-    Raises:
-      ValueError: Always, because a regression has no probabilities.
-    """
-    raise ValueError(
-      f"{self.name}: a regression has no probability; use .value, which is"
-      f" {self.value:g}."
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +195,7 @@ class Pretrained:
       def forward(images):
         return self.model.apply({"params": params}, normalise(images))[0]
 
-      logits = sharding.few_at_a_time(forward, images, jax.devices()[:1])
+      logits = microbatch.few_at_a_time(forward, images, jax.devices()[:1])
       return logits if self.is_regression else PROBABILITIES[self.loss](logits)
 
     return jax.jit(probabilities)
@@ -367,19 +350,9 @@ class Pretrained:
           return joined(out, params, self.config, (layer,))
         return intermediate(out, layer)
 
-      return sharding.few_at_a_time(forward, images, jax.devices()[:1])
+      return microbatch.few_at_a_time(forward, images, jax.devices()[:1])
 
-    jitted = jax.jit(layer_of, static_argnums=2)
-
-    def checked(params, images, layer):
-      if not isinstance(layer, str):  # jit hashes it first
-        raise ValueError(
-          f"layer: got {shown(layer)}, expected one name, such as 'pre_logits'"
-          " or 'encoderblock_3/after_mlp'."
-        )
-      return jitted(params, images, layer)
-
-    return checked
+    return jax.jit(layer_of, static_argnums=2)
 
   def attention(self, images: Any) -> Float[Array, "layers b heads n n"]:
     """Returns the attention weights of all blocks, float32.
@@ -440,20 +413,15 @@ class Pretrained:
 
   def _checked(self, images: Any) -> inspection.Images:
     """Returns the images as an array; checks type, shape and range."""
-    # torch's transpose swaps two axes.
-    move = "permute" if hasattr(images, "permute") else "transpose"
     images = _array(images)
     if images.shape[1:] != self.image_shape or images.ndim != 4:
       height, width, channels = self.image_shape
-      text = (
-        f"got images of shape {images.shape}, expected [b, {height}, {width},"
-        f" {channels}]; {_shape_hint(images.shape, self.image_shape, move)}."
+      raise ValueError(
+        f"got images of shape {images.shape}, expected batch, height, width,"
+        f" channels: [b, {height}, {width}, {channels}]."
       )
-      if _is_float(images) and (high := _range(images)[1]) > MOST_ODD:
-        text += f" Their values reach {high:.3g}, {FLOATS_OF_255}"
-      raise ValueError(text)
     if not _is_float(images):
-      raise ValueError(f"got images of type {images.dtype}, {FLOATS}")
+      raise ValueError(f"got images of type {images.dtype}, {FLOATS}.")
     _check_range(images)
     return images
 
@@ -669,8 +637,8 @@ def load(
   if background is not None:
     colour(background)  # raises ValueError
   options = _checked_options(options)
-  size = pair("image_size", image_size, "pixels: 224, or (height, width)")
-  grid = pair("grid", grid, "patches: 14, or (rows, columns)")
+  size = _pair("image_size", image_size)
+  grid = _pair("grid", grid)
   file = weights.read(path, grid=grid, options=options, mean=mean, std=std)
   try:
     config = weights.identify(file.params, {**file.options, **options})
@@ -680,7 +648,7 @@ def load(
   except ValueError as e:
     raise ValueError(f"{path}: {e}") from None
   if loss is None:
-    notes = (*notes, *assumed.of_head(file))
+    notes = (*notes, *assumptions.of_head(file))
   config = dataclasses.replace(config.for_inference(), **options)
   if patch is not None:
     config = config.with_patch(patch)
@@ -704,14 +672,9 @@ def load(
   if verbose:
     print(weights.format_report(report))
   if report.reinitialised:
-    parts = {k: file.params.get(k) for k in report.reinitialised}
     raise ValueError(
-      f"{path}: got a head whose parts do not fit together: "
-      + ", ".join(
-        f"{k} {'missing' if v is None else f'of shape {v.shape}'}"
-        for k, v in parts.items()
-      )
-      + f"; expected {num_classes:,} classes in each. Download the file again."
+      f"{path}: the parts of the head do not fit together:"
+      f" {', '.join(report.reinitialised)}. Download the file again."
     )
   return Pretrained(
     config=config,
@@ -784,44 +747,29 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
     name: [f.name for f in dataclasses.fields(cls)]
     for name, cls in families.items()
   }
-  known = dict.fromkeys(k for names in fields.values() for k in names)
-  if unknown := sorted(options.keys() - known.keys()):
+  name = next((n for n, f in fields.items() if options.keys() <= {*f}), None)
+  if name is None:
+    known = dict.fromkeys(k for keys in fields.values() for k in keys)
+    unknown = sorted(options.keys() - known.keys()) or sorted(options)
     near = "".join(nearest(key, [*ARGUMENTS, *known]) for key in unknown)
     raise ValueError(
       f"load: got {', '.join(unknown)}, expected {', '.join(ARGUMENTS)}, or"
-      f" options of the model: {', '.join(known)}.{near}"
-    )
-  name = next((n for n, f in fields.items() if options.keys() <= {*f}), None)
-  if name is None:
-    raise ValueError(
-      f"load: got {', '.join(sorted(options))}, but no model family has all of"
-      " them; see vit-jax train --help=model."
+      f" options of one model family (vit-jax train --help=model).{near}"
     )
   checked = model_from_dict({"name": name, **options})
   return {key: getattr(checked, key) for key in options}
 
 
-def pair(name: str, value: Any, expected: str) -> tuple[int, int] | None:
-  """Returns two whole numbers from 1, or None for None.
-
-  Args:
-    name: Name of the argument, for messages.
-    value: Two numbers, or one number for both, or None.
-    expected: Text of the message after "expected".
-
-  Raises:
-    ValueError: The value is anything else.
-  """
+def _pair(name: str, value: Any) -> tuple[int, int] | None:
+  """Returns two whole numbers from 1, given as two or as one; None for None."""
   if value is None:
     return None
-  try:
-    first, second = (value, value) if np.ndim(value) == 0 else value
-    sides = operator.index(first), operator.index(second)
-  except (TypeError, ValueError):
-    sides = (0, 0)
-  if min(sides) < 1:
-    raise ValueError(f"{name}: got {value!r}, expected {expected}.")
-  return sides
+  sides = (value, value) if np.ndim(value) == 0 else tuple(value)
+  if len(sides) != 2 or any(operator.index(side) < 1 for side in sides):
+    raise ValueError(
+      f"{name}: got {value!r}, expected one or two sides from 1."
+    )
+  return operator.index(sides[0]), operator.index(sides[1])
 
 
 def _array(images: Any) -> np.ndarray | jax.Array:
@@ -833,84 +781,22 @@ def _is_float(images: np.ndarray | jax.Array) -> bool:
   return jnp.issubdtype(images.dtype, jnp.floating)
 
 
-def _shape_hint(
-  shape: tuple[int, ...], expected: tuple[int, int, int], move: str
-) -> str:
-  """Returns what to do with images of another shape.
-
-  Args:
-    shape: Their shape.
-    expected: (height, width, channels) of an image of the model.
-    move: Name of the method that permutes axes.
-  """
-  *size, channels = expected
-  if not 2 <= len(shape) <= 4:
-    return "the axes are batch, height, width and channels"
-  known = {1, 3, 4, channels}  # numbers of channels, and of no pixels
-  is_batch, hints = len(shape) == 4, []
-  is_first = shape[-1] not in known and shape[-3:-2] and shape[-3] in known
-  if is_first and (is_batch or shape[0] > 1):  # [1, h, w] has no channels
-    order = "0, 2, 3, 1" if is_batch else "1, 2, 0"
-    hints.append(f"channels are last: images.{move}({order})")
-    shape = (*shape[:-3], *shape[-2:], shape[-3])
-  if len(shape) == 2:
-    add = "image[None, ..., None]"
-    hints.append(
-      f"the axes of the batch and of the channels are missing: {add}"
-    )
-    shape = (1, *shape, 1)
-  elif not is_batch and shape[-1] not in known:
-    hints.append("the axis of the channels is missing: images[..., None]")
-    shape = (*shape, 1)
-  elif not is_batch:
-    hints.append("one image is a batch, too: image[None]")
-    shape = (1, *shape)
-  if (got := shape[-1]) != channels:
-    hint = f"channels: the model has {channels}, the images have {got}"
-    if got == 1:
-      hint += f", for grey: np.repeat(images, {channels}, -1)"
-    elif (got, channels) == (4, 3):
-      hint += ", without alpha: images[..., :3]"
-    elif (got, channels) == (3, 1):
-      hint += ", in grey: 0.299 red + 0.587 green + 0.114 blue"
-    hints.append(hint)
-  if [*shape[1:3]] != size:
-    hints.append(
-      "for another size, vit_jax.load(path, image_size=(height, width))"
-    )
-  return "; ".join(hints)
-
-
-def _range(images: np.ndarray | jax.Array) -> tuple[float, float]:
-  """Returns the least and the largest value; NaN if there are none."""
-  if isinstance(images, jax.core.Tracer) or not images.size:
-    return np.nan, np.nan
-  if isinstance(images, jax.Array):
-    return float(jnp.nanmin(images)), float(jnp.nanmax(images))
-  # np.nanmin warns if all values are NaN.
-  return tuple(float(f.reduce(images, axis=None)) for f in (np.fmin, np.fmax))
-
-
 def _check_range(images: np.ndarray | jax.Array) -> None:
   """Refuses floats in 0 to 255, and warns about other ranges than [-1, 1].
 
-  Values that are not finite are ignored. A batch is taken for images in [0, 1]
-  if no value is negative and some are below and above 0.5.
+  A batch is taken for images in [0, 1] if no value is negative and some are
+  below and above 0.5.
   """
-  low, high = _range(images)
-  got = f"got images with values from {low:.3g} to {high:.3g}"
-  if MOST_ODD < high < np.inf:
-    raise ValueError(f"{got}, {FLOATS_OF_255}")
-  if 0 <= low < 0.5 < high <= 1:
+  if isinstance(images, jax.core.Tracer) or not images.size:
+    return
+  low, high = float(images.min()), float(images.max())
+  text = f"got images with values from {low:.3g} to {high:.3g}, {FLOATS}"
+  if high > MOST_ODD:
+    raise ValueError(f"{text}.")
+  if max(-low, high) > MOST or 0 <= low < 0.5 < high <= 1:
     warnings.warn(
-      f"{got}, expected floats in [-1, 1]; if the images are in [0, 1], use"
-      " 2 * images - 1.",
-      stacklevel=4,
-    )
-  elif max(-low, high) > MOST:
-    warnings.warn(
-      f"{got}, expected floats in [-1, 1]; mean and standard deviation of the"
-      " training images are part of the first layer.",
+      f"{text}; mean and standard deviation of the training images are part of"
+      " the first layer.",
       stacklevel=4,
     )
 

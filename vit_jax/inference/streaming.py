@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.config.preprocessing import decoding
 from vit_jax.data import images, pixels
+from vit_jax.data.preprocessing import decoding
 from vit_jax.paths import is_by_program
 
 STANDARD_INPUT = "-"

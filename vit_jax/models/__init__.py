@@ -1,6 +1,7 @@
 """Linen modules of every family: `build(config.model, num_classes)`."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from vit_jax.families import (
   BiTConfig,
@@ -40,3 +41,28 @@ def build(model: ModelConfig, num_classes: int) -> "nn.Module":
     if "build" in vars(cls):  # one's own family, or ModelConfig
       break
   return model.build(num_classes)
+
+
+def attention_positions(
+  options: ViTConfig,
+  grid: tuple[int, int],
+  params: dict[str, Any],
+  num_tokens: int,
+) -> tuple[Callable[[Any], Any], Any]:
+  """Returns what the positions of a block change in its attention.
+
+  Args:
+    options: The model's options.
+    grid: Rows and columns of patches.
+    params: Parameters of the block's attention.
+    num_tokens: Number of tokens.
+
+  Returns:
+    A function of queries, and of keys, [b, n, heads, d]; and what is added to
+    the scores, [heads, n, n], or None.
+  """
+  if not isinstance(options, ModernConfig):
+    return (lambda x: x), None
+  from vit_jax.zoo.models import modern
+
+  return modern.attention_positions(options, grid, params, num_tokens)

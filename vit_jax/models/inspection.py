@@ -8,7 +8,7 @@ where its modules leave the weights, see `ModelConfig.ATTENTION`.
 """
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -20,12 +20,10 @@ from jaxtyping import Array, Float
 
 from vit_jax.families import ModelConfig
 from vit_jax.families.vit import ViTConfig
-from vit_jax.models import build
+from vit_jax.models import attention_positions, build
 from vit_jax.models.attention import attention_weights
 from vit_jax.models.posemb import learned_positions, sincos2d
 from vit_jax.models.stacking import unstack_blocks
-from vit_jax.zoo.models import relative_bias
-from vit_jax.zoo.models.rope import Rotation, rotate, rotation
 
 Sides = tuple[float | int, float | int]
 Images = Float[Array, "b h w c"] | Float[np.ndarray, "b h w c"]
@@ -36,7 +34,7 @@ def _attention(
   params: dict[str, Any],
   queries: Float[Array, "b q d"],
   tokens: Float[Array, "b k d"],
-  turn: Rotation | None = None,
+  turn: Callable[[Array], Array] = lambda x: x,
   bias: Float[Array, "heads q k"] | None = None,
 ) -> Float[Array, "b heads q k"]:
   """Returns the weights of a `MultiHeadDotProductAttention` or `Attention`."""
@@ -46,8 +44,7 @@ def _attention(
   def project(name, x):
     has_bias = "bias" in params[name]
     dense = nn.DenseGeneral(heads, use_bias=has_bias, dtype=options.dtype)
-    x = dense.apply({"params": params[name]}, x)
-    return x if turn is None else rotate(x, options.rope, turn)
+    return turn(dense.apply({"params": params[name]}, x))
 
   query, key = project("query", queries), project("key", tokens)
   if offsets is not None:
@@ -79,11 +76,8 @@ def _block_attention(
     x = x + table.astype(x.dtype)
   norm = nn.LayerNorm(options.ln_eps, dtype=options.dtype)
   x = norm.apply({"params": params["LayerNorm_0"]}, x)
-  turn = rotation(options, grid, x.shape[1])
-  params, bias = params["MultiHeadDotProductAttention_0"], None
-  if "relative_bias" in params:
-    rows = jnp.asarray(relative_bias.rows(grid))
-    bias = relative_bias.bias(params["relative_bias"], rows)
+  params = params["MultiHeadDotProductAttention_0"]
+  turn, bias = attention_positions(options, grid, params, x.shape[1])
   return _attention(options, params, x, x, turn, bias)
 
 

@@ -56,7 +56,7 @@ def fastest_dtype() -> str:
   0.12 on). On one core, S/16 then takes 0.66 (AMD EPYC, Zen 4) or 0.54 (Intel
   Xeon with AMX) of the time of float32. On all other devices it is "float32".
 
-  Source: docs/performance.md, measured by benchmarks/cpu_types.py.
+  Source: measured, docs/performance.md.
   """
   version = tuple(map(int, jax.__version__.split(".")[:2]))
   if jax.default_backend() != "cpu" or version < (0, 12):

@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Float
 
 from vit_jax.options import nearest
-from vit_jax.zoo.models.relative_bias import NUM_CLASS_ROWS
+
+NUM_CLASS_ROWS = 3  # of a table of biases, behind those of offsets
 
 
 def resample_posemb(
@@ -96,6 +97,11 @@ def resample_posemb(
     optimize=True,
   ).reshape(-1, table.shape[2])
   return np.concatenate([extra, patches.astype(table.dtype)])[None]
+
+
+def num_bias_rows(grid: tuple[int, int]) -> int:
+  """Returns the number of rows of a table of `relative_bias` for a grid."""
+  return (2 * grid[0] - 1) * (2 * grid[1] - 1) + NUM_CLASS_ROWS
 
 
 def resample_relative_bias(

@@ -31,7 +31,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax import malloc, sharding
+from vit_jax import malloc, microbatch, run_checks, sharding
 from vit_jax import step as step_lib
 from vit_jax.batch import Batch
 from vit_jax.callbacks import CallbackList
@@ -154,7 +154,7 @@ def _measure(
     "image_size": list(size),
     "dtype": config.model.dtype,
     "batch_size": config.data.batch_size,
-    "microbatches": sharding.microbatches_of(config, mesh),
+    "microbatches": microbatch.microbatches_of(config, mesh),
     "remat": config.model.remat,
     "scan": config.model.scan,
     "attention": efficient_attention.describe_implementation(
@@ -356,9 +356,7 @@ def check(
       " use --input=synthetic."
     )
   elif kind == "real":
-    from vit_jax import experiment  # imports TensorFlow
-
-    return experiment.setup(config, errors=errors)
+    return run_checks.setup(config, errors=errors)
   if errors := errors + planner.errors(config, jax.devices()):
     raise ConfigError(dict.fromkeys(errors))
   return None

@@ -22,9 +22,9 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.batch import normalise
-from vit_jax.config.preprocessing import decoding
 from vit_jax.data import images as images_lib
 from vit_jax.data import pixels
+from vit_jax.data.preprocessing import decoding
 from vit_jax.distributed import processes
 from vit_jax.inference import overlay
 from vit_jax.inference.pretrained import Pretrained, Value, load

@@ -10,7 +10,7 @@ from vit_jax.weights.fitting import (
   trained_at,
   with_fixed,
 )
-from vit_jax.weights.identify import describe, identify, num_classes
+from vit_jax.weights.identification import describe, identify, num_classes
 from vit_jax.weights.reading import read
 from vit_jax.weights.weights_file import Weights, without_head
 

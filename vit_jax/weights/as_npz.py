@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from vit_jax import class_names
-from vit_jax.config.preprocessing import decoding
+from vit_jax.data.preprocessing import decoding
 from vit_jax.families import ModelConfig
 from vit_jax.weights import bit, eval_preprocessing, google
+from vit_jax.weights.assumptions import has_positions
 from vit_jax.weights.fitting import NUMERICS, trained_at
-from vit_jax.weights.identify import NEEDED, identify
+from vit_jax.weights.identification import NEEDED, identify
 from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray, Weights
-from vit_jax.zoo.files.assumed import has_positions
 
 
 def write(

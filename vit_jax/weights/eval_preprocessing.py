@@ -18,7 +18,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.config.preprocessing import (
+from vit_jax.data.preprocessing import (
   Op,
   image_size,
   parse_ops,

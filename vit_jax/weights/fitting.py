@@ -17,6 +17,7 @@ from vit_jax.families.resnet import BiTConfig
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models.resample import (
   METHODS,
+  num_bias_rows,
   resample_patch_kernel,
   resample_posemb,
   resample_relative_bias,
@@ -24,12 +25,11 @@ from vit_jax.models.resample import (
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 from vit_jax.objectives import OBJECTIVES
 from vit_jax.options import nearest
-from vit_jax.sharding import path_of
+from vit_jax.param_groups import path_of
 from vit_jax.step import TrainState
 from vit_jax.trainable import TEACHER
-from vit_jax.weights.identify import describe, identify
+from vit_jax.weights.identification import describe, identify
 from vit_jax.weights.weights_file import LazyArray, Weights
-from vit_jax.zoo.models import relative_bias
 
 # Layer before the head, trained with it for one set of classes: both are loaded
 # as a whole or not at all.
@@ -515,10 +515,10 @@ def _grid_of_offsets(
   num_rows: int, wanted: tuple[int, int] | None
 ) -> tuple[int, int]:
   """Returns the grid of a table with a row per offset; see `table_grid`."""
-  if wanted is not None and relative_bias.num_rows(wanted) == num_rows:
+  if wanted is not None and num_bias_rows(wanted) == num_rows:
     return wanted
   side = (math.isqrt(num_rows) + 1) // 2
-  if relative_bias.num_rows((side, side)) != num_rows:
+  if num_bias_rows((side, side)) != num_rows:
     raise ValueError(
       f"got {num_rows} rows, expected (2 n - 1)^2 + 3 for n x n patches,"
       " because the file states no grid. Pass grid=(rows, columns)."

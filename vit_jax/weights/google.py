@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.families import ModelConfig
-from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray
-from vit_jax.zoo.files.torch_layout import shorten
+from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray, shorten
 
 # Training states have the parameters under one of the first two, beside
 # moments; a SigLIP has its image tower under `_IMAGES`, beside the text tower.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.options import nearest
-from vit_jax.weights.identify import stated_model
+from vit_jax.weights.identification import stated_model
 from vit_jax.weights.weights_file import LazyArray, Pixels, Weights
 
 # Normalisations of publishers, by the name that `mean` takes.

@@ -1,15 +1,15 @@
 """Reads weights of any known format, recognised by the content of the file.
 
-A new format is a module with `looks_like` and `read`, and a line in `NPZ` or
-`STATE_DICTS`.
+The formats of this codebase and of Google's are read here. The readers of other
+libraries' formats, `vit_jax.zoo.files`, are imported when a file is theirs.
 """
 
 import dataclasses
 import functools
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+import zipfile
+from collections.abc import Mapping
+from typing import Any
 
 import flax
 import jax.numpy as jnp
@@ -22,77 +22,39 @@ from vit_jax.families.vit import ViTConfig
 from vit_jax.finetune import adapters
 from vit_jax.losses import REGRESSION
 from vit_jax.paths import file_in
-from vit_jax.weights import bit, download, google, normalisation
-from vit_jax.weights.identify import (
+from vit_jax.weights import assumptions, bit, download, google, normalisation
+from vit_jax.weights.fitting import PUBLISHED
+from vit_jax.weights.identification import (
   NEEDED,
   RECOGNISED,
+  has_modern_parts,
   identify,
   num_classes,
   stated_model,
 )
 from vit_jax.weights.npz_file import open_npz
-from vit_jax.weights.safetensors_file import INDEX, LINE, open_safetensors
+from vit_jax.weights.safetensors_file import INDEX, open_safetensors
 from vit_jax.weights.weights_file import (
   EXPECTED,
   POS_EMBEDDING,
+  TORCH_BIN,
+  TORCH_INDEX,
   LazyArray,
   StateDict,
   Weights,
+  has_row_of_class,
   lazy,
   model_of,
+  shorten,
+  unknown_names,
   with_metadata,
 )
-from vit_jax.zoo.files import (
-  assumed,
-  hf,
-  hf_names,
-  openclip,
-  others,
-  peft,
-  publishers,
-  timm,
-  timm_file,
-  torch_file,
-  wrappers,
-)
-from vit_jax.zoo.files.torch_layout import shorten
 
-
-class NpzFormat(NamedTuple):
-  """A set of names that the arrays of a `.npz` may have.
-
-  looks_like: Whether names are of this format.
-  read: Arrays by these names -> arrays by our flat names, and options of the
-    model that follow from the format.
-  """
-
-  looks_like: Callable[[Iterable[str]], bool]
-  read: Callable[
-    [dict[str, LazyArray]], tuple[dict[str, LazyArray], dict[str, Any]]
-  ]
-
-
-class StateDictFormat(NamedTuple):
-  """A set of names that the arrays of a `.safetensors` or `.pth` may have.
-
-  looks_like: Whether names are of this format.
-  read: A file with these names -> its weights.
-  """
-
-  looks_like: Callable[[Iterable[str]], bool]
-  read: Callable[[StateDict], Weights]
-
-
-# The first format that knows the names reads the file.
-NPZ = {
-  "bit": NpzFormat(bit.looks_like, bit.read),
-  "google": NpzFormat(google.looks_like, google.read),
-}
-STATE_DICTS = {
-  "timm": StateDictFormat(timm.looks_like, timm_file.read),
-  "hf": StateDictFormat(hf_names.looks_like, hf.read),
-  "openclip": StateDictFormat(openclip.looks_like, openclip.read),
-}
+# Formats of .npz; the first one that knows the names reads the file.
+NPZ = {"bit": bit, "google": google}
+# Files of an adapter of peft, in one folder.
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+_OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # before torch 1.6
 
 # Number of dimensions of the arrays whose shapes decide the model.
 RANKS = {
@@ -143,7 +105,9 @@ def read(
     )
   read_path = _read_folder if file.is_dir() else _read_file
   try:
-    if peft.is_adapter(file):
+    if all((file / name).exists() for name in ADAPTER):
+      from vit_jax.zoo.files import peft
+
       about_base = dict(grid=grid, options=options, mean=mean, std=std)
       weights = peft.read(file, functools.partial(read, **about_base))
     else:
@@ -153,11 +117,17 @@ def read(
       if stated is not None:
         weights = dataclasses.replace(weights, pixels=stated)
       weights = _with_grid(weights, grid, options)
-      if is_unstated:
+      if is_unstated and not _is_of_google(weights):
+        from vit_jax.zoo.files import publishers
+
         weights = publishers.assume(weights)
       weights = _with_assumptions(normalisation.fold(weights), options)
     if weights.posemb_filter is None:
-      chosen = publishers.posemb_filter(weights)
+      chosen = "zoom"
+      if not _is_of_google(weights):
+        from vit_jax.zoo.files import publishers
+
+        chosen = publishers.posemb_filter(weights)
       weights = dataclasses.replace(weights, posemb_filter=chosen)
   except ValueError as e:
     if download.is_remote(path):
@@ -171,6 +141,11 @@ def read(
       raise
     raise ValueError(f"{path}: {e}") from None
   return _with_classes(dataclasses.replace(weights, path=str(path)))
+
+
+def _is_of_google(weights: Weights) -> bool:
+  """Whether images and positions are those of the paper's models."""
+  return weights.format in PUBLISHED and not has_modern_parts(weights.params)
 
 
 def _with_grid(
@@ -187,64 +162,19 @@ def _with_grid(
   """
   grid = grid or weights.grid
   if weights.format == "timm":
-    weights = _without_rows_of_registers(weights, grid)
+    from vit_jax.zoo.files import timm_file
+
+    weights = timm_file.without_rows_of_registers(weights, grid)
   params, options = weights.params, weights.options | given
   tables = {_without_block(name): a.shape for name, a in params.items()}
   has_cls_row = "cls" in params and POS_EMBEDDING in tables
   if has_cls_row and "cls_row" not in options:
-    if not _has_row_of_class(tables[POS_EMBEDDING][1], grid):
+    if not has_row_of_class(tables[POS_EMBEDDING][1], grid):
       options["cls_row"] = False
   has_cls_row = has_cls_row and options.get("cls_row", True)
   return dataclasses.replace(
     weights, grid=grid, options=options, has_cls_row=has_cls_row
   )
-
-
-def _without_rows_of_registers(
-  weights: Weights, grid: tuple[int, int] | None
-) -> Weights:
-  """Adds the positions of registers and class token to these tokens.
-
-  timm's tables have rows for both or, if no_embed_class is True, for neither.
-
-  Args:
-    weights: Weights of timm's or Meta's.
-    grid: Rows and columns of the position table, or None.
-  """
-  params, table = weights.params, weights.params.get(POS_EMBEDDING)
-  if "registers" not in params or table is None:
-    return weights
-  num_rows, ends = table.shape[1], [0]
-  tokens = [name for name in ("cls", "registers") if name in params]
-  for name in tokens:
-    ends.append(ends[-1] + params[name].shape[1])
-  others = [n for n in ends if n < num_rows]
-  fits = [n for n in others if not _has_row_of_class(num_rows - n, grid)]
-  widths = {params[name].shape[2] for name in tokens}
-  if fits != ends[-1:] or widths != {table.shape[2]}:
-    return weights
-  new = {POS_EMBEDDING: _sum_of(table, None, ends[-1], num_rows)}
-  for name, start, end in zip(tokens, ends[:-1], ends[1:], strict=True):
-    new[name] = _sum_of(table, params[name], start, end)
-  note = (
-    f"the position table of {num_rows} rows has {ends[-1]} for"
-    f" {' and '.join(tokens)}, which were added to their values."
-  )
-  notes = (*weights.notes, note)
-  return dataclasses.replace(weights, params=params | new, notes=notes)
-
-
-def _sum_of(
-  table: LazyArray, tokens: LazyArray | None, start: int, end: int
-) -> LazyArray:
-  """Returns rows of a table, plus the tokens at these positions."""
-
-  def read() -> np.ndarray:
-    rows = np.asarray(table, np.float32)[:, start:end]
-    return rows if tokens is None else rows + np.asarray(tokens, np.float32)
-
-  shape = (table.shape[0], end - start, table.shape[2])
-  return LazyArray(shape, np.dtype(np.float32), read)
 
 
 def _with_assumptions(weights: Weights, given: Mapping[str, Any]) -> Weights:
@@ -261,21 +191,10 @@ def _with_assumptions(weights: Weights, given: Mapping[str, Any]) -> Weights:
   needed = {"embedding/kernel", *NEEDED}
   if not (needed <= params.keys() or google.RESNET_NAMES <= params.keys()):
     return weights  # neither a Transformer nor a ResNet, or none that is whole
-  if assumed.lost_positions(params, options):
-    raise ValueError(assumed.LOST_POSITIONS)
-  notes = assumed.notes(weights, identify(params, options), given)
+  if assumptions.lost_positions(params, options):
+    raise ValueError(assumptions.LOST_POSITIONS)
+  notes = assumptions.notes(weights, identify(params, options), given)
   return dataclasses.replace(weights, notes=(*weights.notes, *notes))
-
-
-def _has_row_of_class(num_rows: int, grid: tuple[int, int] | None) -> bool:
-  """Whether a table beside a class token has a row for it, by its length.
-
-  n and n + 1 are never both squares, so the table of a square grid decides by
-  itself. FlexiViT's has no such row, although it has a class token.
-  """
-  if grid is not None:
-    return num_rows != math.prod(grid)
-  return math.isqrt(num_rows) ** 2 != num_rows
 
 
 def _with_classes(weights: Weights) -> Weights:
@@ -303,68 +222,55 @@ def _with_classes(weights: Weights) -> Weights:
 
 
 def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
-  if file.name == INDEX:
-    return _read_safetensors(file.parent, file, options)
-  if file.name == torch_file.INDEX:
-    return _read_torch(file.parent, file, options)
+  if file.name in (INDEX, TORCH_INDEX):
+    return _read_state_dict(file.parent, file, options)
   with file.open("rb") as stream:
     head = stream.read(512)
-  if torch_file.is_torch(file, head):
-    return _read_torch(file, file, options)
-  if head[:2] == b"PK":
-    arrays, notes = google.averaged(open_npz(file))
-    for name, (looks_like, read_arrays) in NPZ.items():
-      if looks_like(arrays):
-        params, stated = read_arrays(arrays)
-        # Publishers of these formats have images in [-1, 1].
-        pixels, texts = normalisation.HALF, google.left_out(arrays)
-        if texts:
-          notes.append(f"left out: {shorten(texts)}, which only texts need.")
-        return Weights(
-          str(file), name, params, stated, pixels=pixels, notes=tuple(notes)
-        )
-    if not arrays:
-      if what := others.ZIPS.get(file.suffix):
-        raise ValueError(f"got {str(file)!r}, which {what}.")
-      raise ValueError(
-        f"got {str(file)!r}, a zip without arrays (.npy) in it; unpack it, and"
-        f" give the model's file or folder: {EXPECTED}."
+  if (is_torch := _is_torch(file, head)) or head[8:9] == b"{":
+    return _read_state_dict(file, file, options, is_torch)
+  if head[:2] != b"PK":
+    raise ValueError(
+      f"got {str(file)!r}, not a file of a known format; {EXPECTED}."
+    )
+  arrays, notes = google.averaged(open_npz(file))
+  for name, of_format in NPZ.items():
+    if of_format.looks_like(arrays):
+      params, stated = of_format.read(arrays)
+      # Publishers of these formats have images in [-1, 1].
+      pixels, texts = normalisation.HALF, google.left_out(arrays)
+      if texts:
+        notes.append(f"left out: {shorten(texts)}, which only texts need.")
+      return Weights(
+        str(file), name, params, stated, pixels=pixels, notes=tuple(notes)
       )
-    raise ValueError(_unknown_names(file, arrays))
-  if head[8:9] == b"{":
-    return _read_safetensors(file, file, options)
-  if what := others.kind_of(head):
-    raise ValueError(f"got {str(file)!r}, which {what}.")
-  raise ValueError(
-    f"got {str(file)!r}, which is neither .npz nor .safetensors"
-    f"{' but empty' if not head else ''}; {EXPECTED}."
-  )
+  raise ValueError(unknown_names(file, arrays))
+
+
+def _is_torch(file: epath.Path, head: bytes) -> bool:
+  """Whether torch.save wrote a file with these first bytes."""
+  if head.startswith(_OLD_TORCH):
+    return True
+  if head[:2] != b"PK":
+    return False
+  try:
+    with file.open("rb") as stream, zipfile.ZipFile(stream) as archive:
+      return any(n.endswith("data.pkl") for n in archive.namelist())
+  except zipfile.BadZipFile:
+    return False
 
 
 def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
-  for name in ("model.safetensors", INDEX):
-    if (folder / name).exists():
-      return _read_safetensors(folder, file_in(folder, name), options)
-  for name in (torch_file.BIN, torch_file.INDEX):
-    if (folder / name).exists():
-      return _read_torch(folder, file_in(folder, name), options)
-  files = sorted(p.name for p in folder.glob("*.safetensors"))
-  if len(files) == 1 and files[0] != others.ADAPTER:  # model.fp16.safetensors
-    return _read_safetensors(folder, file_in(folder, files[0]), options)
-  for index in (INDEX, torch_file.INDEX):
-    stem, suffix = index.removesuffix(".index.json").split(".")
-    if parts := [p.name for p in folder.glob(f"{stem}-*-of-*.{suffix}")]:
-      raise ValueError(
-        f"got {str(folder)!r} with parts of a model ({min(parts)}, ...) and"
-        f" without their index, expected {index} beside them."
-      )
-  if error := others.of_folder(folder):
-    raise ValueError(error)
-  if files:
+  names = ("model.safetensors", INDEX, TORCH_BIN, TORCH_INDEX)
+  found = [name for name in names if (folder / name).exists()]
+  files = found or sorted(p.name for p in folder.glob("*.safetensors"))
+  if len(files) > 1 and not found:
     raise ValueError(
       f"got {str(folder)!r} with {', '.join(files[:9])}, expected the path of"
-      " one of them, or model.safetensors."
+      f" one of them, or {INDEX} beside the parts of one model."
     )
+  if files:
+    file = file_in(folder, files[0])
+    return _read_state_dict(folder, file, options, files[0] == TORCH_BIN)
   weights = read_checkpoint(folder)
   if adapters.is_on_base(weights.metadata):
     return adapters.on_base(weights, read)
@@ -416,57 +322,30 @@ def read_checkpoint(folder: epath.Path) -> Weights:
   return with_metadata(weights, metadata)
 
 
-def _read_safetensors(
-  path: epath.Path, file: epath.Path, options: dict[str, Any]
+def _read_state_dict(
+  path: epath.Path,
+  file: epath.Path,
+  options: dict[str, Any],
+  is_torch: bool = False,
 ) -> Weights:
-  """Reads a `.safetensors`, or several by their index.
+  """Reads arrays under a PyTorch library's names.
 
   Args:
     path: The user's path: the file, or its folder.
-    file: The file, or the index.
+    file: The file, or the index of several.
     options: Options from the user.
+    is_torch: Whether torch.save wrote the file.
   """
-  arrays, metadata = open_safetensors(file)
-  config = json_file.read(file_in(file.parent, "config.json"))
-  parts = StateDict(path, arrays, metadata, config, options)
-  return _read_state_dict(parts, LINE)
+  from vit_jax.zoo.files import series, torch_file
 
-
-def _read_torch(
-  path: epath.Path, file: epath.Path, options: dict[str, Any]
-) -> Weights:
-  """Reads a file of torch.save, or several by their index; see above."""
-  arrays, metadata, notes, line = torch_file.open_torch(file)
+  notes: tuple[str, ...] = ()
+  if is_torch or file.name == TORCH_INDEX:
+    arrays, metadata, notes = torch_file.open_torch(file)
+  else:
+    arrays, metadata = open_safetensors(file)
   config = json_file.read(file_in(file.parent, "config.json"))
-  parts = StateDict(path, arrays, metadata, config, options)
-  weights = _read_state_dict(parts, line)
+  weights = series.read(StateDict(path, arrays, metadata, config, options))
   return dataclasses.replace(weights, notes=(*notes, *weights.notes))
-
-
-def _read_state_dict(file: StateDict, line: str) -> Weights:
-  others.refuse_quantised(file.arrays)
-  openclip.refuse_head(file.arrays, line)
-  arrays, notes = wrappers.unwrapped(file.arrays, line)
-  for looks_like, read_file in STATE_DICTS.values():
-    if looks_like(arrays):
-      if read_file is timm_file.read and openclip.has_trunk(file.arrays):
-        read_file = openclip.read_trunk
-      weights = read_file(file._replace(arrays=arrays))
-      return dataclasses.replace(weights, notes=(*notes, *weights.notes))
-  raise ValueError(_unknown_names(file.path, arrays, file.config))
-
-
-def _unknown_names(
-  path: epath.Path,
-  arrays: dict[str, LazyArray],
-  config: Mapping[str, Any] | None = None,
-) -> str:
-  some = ", ".join(sorted(arrays)[:4]) or "none"
-  family = others.family_of(arrays, config or {})
-  return (
-    f"got {str(path)!r} with {len(arrays)} arrays, such as {some}, of no model"
-    f" that vit_jax knows{f': {family}' if family else ''}; {EXPECTED}."
-  )
 
 
 def _check_arrays(params: Mapping[str, LazyArray]) -> None:

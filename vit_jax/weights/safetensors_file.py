@@ -15,14 +15,8 @@ from etils import epath
 from vit_jax.config import json_file
 from vit_jax.paths import file_in, is_remote
 from vit_jax.weights.weights_file import LazyArray
-from vit_jax.zoo.files import others
 
 INDEX = "model.safetensors.index.json"
-# Python that saves the arrays of a file whose names have a prefix `p`.
-LINE = (
-  "safetensors.torch.save_file({k.removeprefix(p): v for k, v in"
-  " safetensors.torch.load_file(SRC).items() if k.startswith(p)}, DST)"
-)
 TYPES = {
   "F64": np.float64,
   "F32": np.float32,
@@ -75,7 +69,7 @@ def open_safetensors(
       if part.get_dtype() not in TYPES:
         raise ValueError(
           f"{path}: got type {part.get_dtype()} in {name!r}, expected F64, F32,"
-          " F16 or BF16; save the weights as such, not quantised."
+          " F16 or BF16."
         )
       arrays[name] = LazyArray(
         tuple(part.get_shape()),
@@ -85,11 +79,6 @@ def open_safetensors(
       )
     return arrays, opened.metadata() or {}
   except safetensors.SafetensorError as e:
-    with file.open("rb") as stream:
-      head = stream.read(512)
-    # The length of a header may look like the start of another format.
-    if head[8:9] != b"{" and (what := others.kind_of(head)):
-      raise ValueError(f"got {str(path)!r}, which {what}.") from None
     reason = str(e)[:200]  # the library repeats what it cannot parse
     raise ValueError(
       f"got {str(path)!r}, which cannot be read as .safetensors ({reason});"

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,11 +21,14 @@ from vit_jax.options import shown
 
 POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
 EXPECTED = (
-  "expected a .npz of Google's (ViT, AugReg, BiT, big_vision), a .safetensors"
-  " or .pth of timm, Meta or OpenCLIP, the folder of a Hugging Face model, or"
-  " the folder of one of our runs, of its checkpoints or of one step"
+  "expected a .npz of Google's, a .safetensors or .pth of timm, Meta or"
+  " OpenCLIP, or the folder of a Hugging Face model or of one of our runs, see"
+  " docs/weights.md"
 )
 METADATA_KEY = "vit_jax"  # in the header of .safetensors files that we write
+TORCH_BIN = "pytorch_model.bin"  # in a folder of transformers
+TORCH_INDEX = f"{TORCH_BIN}.index.json"
+MOST_NAMED = 6  # arrays in a message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,6 +216,33 @@ def without_head(weights: Weights, model: ModelConfig) -> Weights:
   notes = (*weights.notes, note) if len(params) < len(weights.params) else ()
   return dataclasses.replace(
     weights, params=params, notes=notes or weights.notes
+  )
+
+
+def shorten(names: Sequence[str]) -> str:
+  """Returns "'a', 'b' and 3 more", with the first `MOST_NAMED`."""
+  text = ", ".join(repr(n) for n in names[:MOST_NAMED])
+  rest = len(names) - MOST_NAMED
+  return f"{text} and {rest} more" if rest > 0 else text
+
+
+def has_row_of_class(num_rows: int, grid: tuple[int, int] | None) -> bool:
+  """Whether a table beside a class token has a row for it, by its length.
+
+  n and n + 1 are never both squares, so the table of a square grid decides by
+  itself. FlexiViT's has no such row, although it has a class token.
+  """
+  if grid is not None:
+    return num_rows != math.prod(grid)
+  return math.isqrt(num_rows) ** 2 != num_rows
+
+
+def unknown_names(path: Any, arrays: Mapping[str, Any]) -> str:
+  """Returns an error for the arrays of a file that no reader knows."""
+  some = shorten(sorted(arrays)) or "none"
+  return (
+    f"got {str(path)!r} with {len(arrays)} arrays, {some}, of no model that"
+    f" vit_jax knows; {EXPECTED}."
   )
 
 

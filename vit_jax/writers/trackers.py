@@ -1,4 +1,4 @@
-"""Metrics for W&B and MLflow, in addition to the files of a run.
+"""Metrics for W&B or a tracker of one's own, beside the files of a run.
 
 Each tracker writes in a thread of its own, so that it cannot stop a run or
 delay a step. Its first exception is printed, and the run goes on. Environment
@@ -10,10 +10,8 @@ tracker run.
 import json
 import os
 import queue
-import re
 import secrets
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -123,85 +121,9 @@ class WandB:
     self._run.finish(exit_code=int(state != FINISHED))
 
 
-class MLflow:
-  """MLflow; see `mlflow_name` for the names of metrics and options."""
-
-  PACKAGE = "mlflow"
-  STATUS = {FINISHED: "FINISHED", STOPPED: "KILLED", FAILED: "FAILED"}
-  MAX_PARAMS = 100  # in a request
-  MAX_CHARACTERS = 6000  # of a parameter
-
-  def __init__(self, workdir: str, name: str, id: str | None):
-    from mlflow import MlflowClient
-
-    self._client = MlflowClient()
-    self._is_new = id is None
-    if id:
-      self._client.update_run(id, status="RUNNING")
-    else:
-      run_name = os.environ.get("MLFLOW_RUN_NAME") or name
-      run = self._client.create_run(self._experiment(), run_name=run_name)
-      id = run.info.run_id
-    self.id = id
-    self.where = f"{self._client.tracking_uri}, run {id}"
-
-  @staticmethod
-  def error() -> str | None:
-    from mlflow import MlflowClient
-
-    try:
-      MlflowClient()
-    except Exception as e:
-      return f"{_sentence(e)} Set MLFLOW_TRACKING_URI to a server's address"
-    return None
-
-  def _experiment(self) -> str:
-    """Returns the id of the experiment, which is made if it does not exist."""
-    if number := os.environ.get("MLFLOW_EXPERIMENT_ID"):
-      return number
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
-    experiment = self._client.get_experiment_by_name(name)
-    if experiment:
-      return experiment.experiment_id
-    return self._client.create_experiment(name)
-
-  def write_hparams(self, hparams: Mapping[str, Any]) -> None:
-    from mlflow.entities import Param
-
-    if not self._is_new:
-      return  # a parameter cannot be changed
-    params = [
-      Param(mlflow_name(k), str(v)[: self.MAX_CHARACTERS])
-      for k, v in hparams.items()
-    ]
-    for i in range(0, len(params), self.MAX_PARAMS):
-      some = params[i : i + self.MAX_PARAMS]
-      self._client.log_batch(self.id, params=some)
-
-  def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-    from mlflow.entities import Metric
-
-    now = int(time.time() * 1000)
-    metrics = [Metric(mlflow_name(k), v, now, step) for k, v in scalars.items()]
-    self._client.log_batch(self.id, metrics=metrics)
-
-  def close(self, state: str = FINISHED) -> None:
-    self._client.set_terminated(self.id, self.STATUS[state])
-
-
-def mlflow_name(name: str) -> str:
-  """Returns a name with "_" for each character that MLflow does not accept.
-
-  Example:
-    >>> mlflow_name("few/l2=1024/5shot")
-    'few/l2_1024/5shot'
-  """
-  return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
-
-
 # config.trackers has these names, or import paths of classes with the interface
 # of `Tracker`.
-TRACKERS: dict[str, type[Tracker]] = {"wandb": WandB, "mlflow": MLflow}
+TRACKERS: dict[str, type[Tracker]] = {"wandb": WandB}
 
 
 def _tracker(name: str) -> type:

@@ -31,8 +31,7 @@ from collections.abc import Callable, Iterable
 from PIL import Image
 from tqdm import tqdm
 
-from vit_jax.config import preprocessing
-from vit_jax.data import images
+from vit_jax.data import images, preprocessing
 from vit_jax.data.folder import FolderSource
 from vit_jax.data.source import UNAVAILABLE_ERRNOS, Record, Source
 from vit_jax.data.subsets import Subset

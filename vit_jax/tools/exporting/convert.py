@@ -32,11 +32,10 @@ from vit_jax.models.stacking import unstack_blocks
 from vit_jax.options import not_installed
 from vit_jax.paths import is_remote
 from vit_jax.tools.exporting import model_card, onnx
-from vit_jax.weights import as_npz, safetensors_file
+from vit_jax.weights import as_npz, assumptions, safetensors_file
 from vit_jax.weights.reading import read_checkpoint
 from vit_jax.weights.weights_file import METADATA_KEY
 from vit_jax.zoo.files import (
-  assumed,
   hf_classes,
   hf_preprocessing,
   openclip,
@@ -52,6 +51,8 @@ TOLERANCE = 1e-3
 # With float16, which rounds at 5e-4: the largest seen is 2e-3.
 FP16_TOLERANCE = 2e-2
 CARD = "README.md"
+HALF = "images are in [-1, 1]: mean 0.5, deviation 0.5"
+PAGE = "docs/tasks/convert.md"
 HUB = "huggingface_hub"
 # Platforms that the StableHLO runs on.
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -165,7 +166,7 @@ def _write_orbax(vit: Pretrained, params, target: epath.Path) -> list[str]:
   checkpointer.write_params(str(target), vit.params, vit.metadata())
   return [
     f"vit_jax.load({str(target)!r}), --config.init={target}, or Orbax alone:"
-    " see docs/tasks/convert.md"
+    f" see {PAGE}"
   ]
 
 
@@ -199,17 +200,27 @@ def missing_arguments(vit: Pretrained) -> dict[str, Any]:
   )
 
 
+def _write_arrays(
+  vit: Pretrained,
+  arrays: dict[str, np.ndarray],
+  target: epath.Path,
+  write: Callable[..., None],
+) -> None:
+  """Writes a file of arrays with our metadata, from which `load` reads it."""
+  target.parent.mkdir(parents=True, exist_ok=True)
+  write(target, arrays, {METADATA_KEY: vit.metadata()})
+
+
 def _write_timm(vit: Pretrained, params, target: epath.Path) -> list[str]:
   grid = vit.config.grid(vit.image_size)
   arrays = timm.write(params, vit.config, grid=grid)
-  target.parent.mkdir(parents=True, exist_ok=True)
-  metadata = vit.metadata()
-  safetensors_file.write(target, arrays, {METADATA_KEY: metadata})
+  _write_arrays(vit, arrays, target, safetensors_file.write)
   name, kwargs = timm_names.create_call(
     vit.config, vit.num_classes, vit.image_size
   )
-  call = "timm has no name for this model; the arrays have the names of its own"
-  if name is not None:
+  if name is None:
+    call = f"timm has no name for this model; to build it there: {PAGE}"
+  else:
     text = "".join(f", {k}={v!r}" for k, v in kwargs.items())
     call = f"timm.create_model({name!r}, checkpoint_path={str(target)!r}{text})"
   return [call, *timm_names.differences(vit.config)]
@@ -234,22 +245,19 @@ def _of_hf(vit: Pretrained, params) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _write_meta(vit: Pretrained, params, target: epath.Path) -> list[str]:
   arrays = timm.write_meta(params, vit.config)
-  target.parent.mkdir(parents=True, exist_ok=True)
-  torch_file.write(target, arrays, {METADATA_KEY: vit.metadata()})
+  _write_arrays(vit, arrays, target, torch_file.write)
   return [
-    f"torch.load({str(target)!r})['model']",
-    "images are in [-1, 1]: mean 0.5, deviation 0.5",
-    *filter(None, [timm_names.norm_difference(vit.config)]),
+    f"torch.load({str(target)!r})['model']; {HALF}",
+    *timm_names.differences(vit.config),
   ]
 
 
 def _write_openclip(vit: Pretrained, params, target: epath.Path) -> list[str]:
   arrays = openclip.write(params, vit.config)
-  target.parent.mkdir(parents=True, exist_ok=True)
-  safetensors_file.write(target, arrays, {METADATA_KEY: vit.metadata()})
+  _write_arrays(vit, arrays, target, safetensors_file.write)
   return [
-    "the image tower alone; images are in [-1, 1]: mean 0.5, deviation 0.5",
-    *filter(None, [timm_names.norm_difference(vit.config)]),
+    f"the image tower alone; {HALF}",
+    *timm_names.differences(vit.config),
   ]
 
 
@@ -273,7 +281,7 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
     )
   chosen = vit.posemb_filter
   if (
-    assumed.has_positions(params)
+    assumptions.has_positions(params)
     and weights.read(target).posemb_filter != chosen
   ):
     load = f"vit_jax.load({str(target)!r}, posemb_filter={chosen!r})"
@@ -468,21 +476,19 @@ def check_push(name: str) -> None:
     name: OWNER/NAME.
 
   Raises:
-    ValueError: The name has another form, the library is not installed, or
+    ValueError: The name has another form, huggingface_hub is not installed, or
       there is no token.
   """
   if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
     raise ValueError(f"--push: got {name!r}, expected OWNER/NAME.")
   if not_installed([HUB], ""):
-    raise ValueError(
-      f"--push: got no {HUB}, expected it installed: pip install {HUB}."
-    )
+    raise ValueError(f"--push: {HUB} is not installed: pip install {HUB}.")
   import huggingface_hub
 
   if huggingface_hub.get_token() is None:
     raise ValueError(
-      "--push: got no token, expected one: `hf auth login`, or set HF_TOKEN. It"
-      " must allow writing; https://huggingface.co/settings/tokens makes one."
+      "--push: got no token, expected one that may write: `hf auth login`, or"
+      " set HF_TOKEN."
     )
 
 
@@ -497,10 +503,9 @@ def push(folder: str | os.PathLike, name: str) -> str:
     name: OWNER/NAME.
 
   Raises:
-    ValueError: The hub or the network refused; the message says what to do.
+    ValueError: The hub or the network refused.
   """
   import huggingface_hub
-  from huggingface_hub.errors import HfHubHTTPError
 
   api = huggingface_hub.HfApi()
   try:
@@ -511,18 +516,9 @@ def push(folder: str | os.PathLike, name: str) -> str:
       commit_message="Written by vit_jax",
     )
   except Exception as e:  # its HTTP library has errors of its own
-    status = e.response.status_code if isinstance(e, HfHubHTTPError) else None
-    advice = {
-      401: "The token is not valid: `hf auth login`, or another HF_TOKEN.",
-      403: f"The token may not write to {name}: take one that may, or a name of"
-      " your own.",
-    }.get(status, "Check the network." if status is None else "")
-    reason = str(e).strip().splitlines() or [type(e).__name__]
     raise ValueError(
-      f"--push: {name} was not uploaded: {reason[0].rstrip('.')}."
-      f" {advice}".rstrip()
-      + f" {folder} is complete: upload it later with `hf upload {name}"
-      f" {folder}`."
+      f"--push: {name} was not uploaded: {e or type(e).__name__}\n{folder} is"
+      f" complete: upload it later with `hf upload {name} {folder}`."
     ) from None
   return str(url)
 

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import pathlib
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from etils import epath
@@ -46,12 +46,11 @@ LABELS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
   """A score of a run.
 
   what: Name of the metric.
-  dataset: Data set and its options.
+  dataset: Name of the data set.
   split: Split that was scored.
   note: Split from which the scored one was held out, or "".
   value: Score, 0 to 1.
@@ -104,7 +103,7 @@ def is_as_trained(vit: Pretrained, run: Run) -> bool:
 
 
 def scores(run: Run) -> list[Score]:
-  """Returns accuracies at the step of the checkpoint, in the config's order."""
+  """Returns accuracies at the checkpoint's step, by evaluator of the config."""
   last = {}
   for row in run.rows:
     if row["step"] == run.metadata.get("step"):
@@ -112,13 +111,11 @@ def scores(run: Run) -> list[Score]:
   rows = []
   for name, options in run.evals.items():
     note = "held out of the training data" * run.is_held_out(name)
+    dataset = short_name(options.dataset or "")
     for key, value in last.items():
-      of, _, metric = key.partition("/")
-      what = _metric_text(metric, options) if of == name else None
-      if what:
-        rows.append(
-          Score(what, options.dataset or "", options.split, note, value)
-        )
+      prefix, _, metric = key.partition("/")
+      if prefix == name and (what := _metric_text(metric, options)):
+        rows.append(Score(what, dataset, options.split, note, value))
   return rows
 
 
@@ -181,30 +178,22 @@ def _front(
     front["datasets"] = [ON_HUB[run.dataset]]
   if measured:
     front["metrics"] = ["accuracy"]
-    front["model-index"] = [{"name": name, "results": _results(task, measured)}]
+    results = [_result(task, score) for score in measured]
+    front["model-index"] = [{"name": name, "results": results}]
   return front
 
 
-def _results(task: str, measured: list[Score]) -> list[dict[str, Any]]:
-  results: dict[tuple, dict[str, Any]] = {}
-  for score in measured:
-    kind = ON_HUB.get(short_name(score.dataset), short_name(score.dataset))
-    result = results.setdefault(
-      (score.dataset, score.split),
-      {
-        "task": {"type": task},
-        "dataset": {
-          "name": short_name(score.dataset),
-          "type": kind,
-          "split": score.split,
-        },
-        "metrics": [],
-      },
-    )
-    result["metrics"].append(
-      {"type": "accuracy", "value": score.value, "name": score.what}
-    )
-  return list(results.values())
+def _result(task: str, score: Score) -> dict[str, Any]:
+  """Returns an entry of the hub's model-index."""
+  return {
+    "task": {"type": task},
+    "dataset": {
+      "name": score.dataset,
+      "type": ON_HUB.get(score.dataset, score.dataset),
+      "split": score.split,
+    },
+    "metrics": [{"type": "accuracy", "value": score.value, "name": score.what}],
+  }
 
 
 def _about(vit: Pretrained, run: Run | None) -> str:
@@ -222,28 +211,37 @@ def _about(vit: Pretrained, run: Run | None) -> str:
   )
 
 
+USE = """## Use
+
+```python
+from PIL import Image
+from transformers import AutoImageProcessor, {kind}
+
+processor = AutoImageProcessor.from_pretrained({name!r})
+model = {kind}.from_pretrained({name!r})
+inputs = processor(Image.open("image.jpg"), return_tensors="pt")
+{theirs}
+```
+
+```python
+import vit_jax
+
+vit = vit_jax.load({ours_name!r})
+{ours}
+```"""
+LOGITS = """logits = model(**inputs).logits
+print(model.config.id2label[logits.argmax(-1).item()])"""
+
+
 def _use(vit: Pretrained, name: str, hub: str) -> str:
   kind = hf_classes.class_of(vit.config, bool(vit.num_classes))
-  theirs = [
-    "from PIL import Image",
-    f"from transformers import AutoImageProcessor, {kind}",
-    "",
-    f"processor = AutoImageProcessor.from_pretrained({name!r})",
-    f"model = {kind}.from_pretrained({name!r})",
-    'inputs = processor(Image.open("image.jpg"), return_tensors="pt")',
-  ]
-  ours = ["import vit_jax", "", f"vit = vit_jax.load({hub + name!r})"]
-  if vit.num_classes:
-    theirs += [
-      "logits = model(**inputs).logits",
-      "print(model.config.id2label[logits.argmax(-1).item()])",
-    ]
-    ours.append('print(vit.predict("image.jpg"))')
-  else:
-    theirs.append(f"features = model(**inputs).{_output(vit, kind)}")
-    ours.append("features, _ = vit(images)  # floats in [-1, 1]")
-  blocks = ["```python\n" + "\n".join(b) + "\n```" for b in (theirs, ours)]
-  return "\n\n".join(["## Use", *blocks])
+  theirs, ours = LOGITS, 'print(vit.predict("image.jpg"))'
+  if not vit.num_classes:
+    theirs = f"features = model(**inputs).{_output(vit, kind)}"
+    ours = "features, _ = vit(images)  # floats in [-1, 1]"
+  return USE.format(
+    kind=kind, name=name, theirs=theirs, ours=ours, ours_name=hub + name
+  )
 
 
 def _output(vit: Pretrained, kind: str) -> str:
@@ -265,7 +263,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 def _scores(measured: list[Score]) -> str:
   rows = [
     [
-      short_name(s.dataset),
+      s.dataset,
       f"{s.split}, {s.note}" if s.note else s.split,
       s.what,
       f"{100 * s.value:.2f}%",
@@ -280,18 +278,11 @@ def _training(run: Run, has_scores: bool) -> str:
   metadata = run.metadata | {"changes": _changes(run)}
   run = dataclasses.replace(run, config=config, metadata=metadata)
   rows = tables.run_facts(run) | tables.cost_texts(run)
-  optim = run.config.get("optim", {})
-  if optim:
-    rows["schedule"] = (
-      f"{optim.get('schedule')}, {optim.get('warmup_steps')} steps of warm-up"
-    )
-    rows["weight decay"] = f"{optim.get('weight_decay'):g}"
   versions = run.metadata.get("versions", {})
   if versions:
     rows["versions"] = ", ".join(f"{k} {v}" for k, v in versions.items())
   if commit := run.metadata.get("commit"):
     rows["commit"] = commit
-  rows["seed"] = str(run.config.get("seed"))
   note = ""
   if run.is_fake:
     note = "\n\nThe data were fake: images made in memory, to try the program."
@@ -315,21 +306,16 @@ def _details(vit: Pretrained, has_scores: bool) -> str:
     "erf": "GELU by erf",
     "quick": "quick GELU",
   }
+  of_scores = f"; the scores are with `{vit.ops}`" if has_scores else ""
   items = [
     f"preprocessing, by preprocessor_config.json: `{ops}`, then 0 to 255 become"
-    " -1 to 1"
-    + f"; the scores are with `{vit.ops}`"
-    * (has_scores and ops != vit.ops),
+    f" -1 to 1{of_scores if ops != vit.ops else ''}",
     f"numerics: {gelu[vit.config.gelu]}, {vit.config.ln_eps:g} in LayerNorm;"
     " config.json says so, and the logits of transformers agree up to the"
     " rounding of float32",
   ]
   if vit.num_classes:
-    names = "named in config.json" if vit.class_names else "without names"
-    items += [
-      f"classes: {vit.num_classes:,}, {names}",
-      f"probabilities: {LABELS[vit.loss]}",
-    ]
+    items.append(f"probabilities: {LABELS[vit.loss]}")
   return "## Details\n\n" + "\n".join(f"- {item}" for item in items)
 
 

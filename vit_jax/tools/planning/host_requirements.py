@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from vit_jax.config import Config, preprocessing
-from vit_jax.data import dataset_info
+from vit_jax.config import Config
+from vit_jax.data import dataset_info, preprocessing
 
 # Images per second of one busy core, from JPEGs like ImageNet's to batches of
 # 224 px: docs/receipts.jsonl, "input_quiet". Other operations cost little.

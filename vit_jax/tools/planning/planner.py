@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from vit_jax import optim, sharding
+from vit_jax import microbatch, optim_checks, sharding
 from vit_jax import step as step_lib
 from vit_jax.config import Config, ConfigError, checks
 from vit_jax.data import dataset_info, records, splits
@@ -75,7 +75,7 @@ def checked(
     step, arguments = lower(config, mesh, learner)
   except ValueError as e:  # config.lora.targets
     raise ConfigError([str(e)]) from None
-  if texts := optim.errors(
+  if texts := optim_checks.errors(
     config.optim,
     saved_params(arguments[0].params, arguments[0].fixed),
     config.model,
@@ -141,7 +141,7 @@ def plan(
     "chips": num_chips,
     "mesh": dict(mesh.shape),
     "batch_size": config.data.batch_size,
-    "microbatches": sharding.microbatches_of(config, mesh),
+    "microbatches": microbatch.microbatches_of(config, mesh),
     "remat": config.model.remat,
     "scan": config.model.scan,
     "split": sharding.describe(config, arguments[0].params, mesh),

@@ -18,9 +18,9 @@ from vit_jax import digests, sharding
 from vit_jax import step as step_lib
 from vit_jax.class_names import Head
 from vit_jax.config import Config
-from vit_jax.config.preprocessing import image_size
 from vit_jax.data import dataset_info, records, splits
-from vit_jax.evaluation import RunContext
+from vit_jax.data.preprocessing import image_size
+from vit_jax.eval_context import RunContext
 from vit_jax.evaluators.evaluator import Evaluator, EvaluatorConfig
 from vit_jax.tools.planning.learner import learner_of, trainer_of
 

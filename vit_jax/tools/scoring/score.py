@@ -8,20 +8,18 @@ from typing import Any, NamedTuple
 import jax
 from etils import epath
 
-from vit_jax import evaluate, experiment, malloc, missing_data, weights
+from vit_jax import evaluate, malloc, missing_data, run_checks, weights
 from vit_jax.batch import DataError
 from vit_jax.callbacks import startup
 from vit_jax.config import Config, ConfigError, DataConfig
-from vit_jax.config.preprocessing import image_size
 from vit_jax.data import pixels
+from vit_jax.data.preprocessing import image_size
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import exit_codes, processes
 from vit_jax.evaluators import EVALUATORS, EvaluatorConfig
 from vit_jax.families import ModelConfig
 from vit_jax.objectives import Classification
-from vit_jax.options import nearest
-from vit_jax.tools.scoring import explain, published_scores
-from vit_jax.tools.scoring.ablation import STEPS
+from vit_jax.tools.scoring import published_scores
 from vit_jax.tools.scoring.published_scores import (
   AVAILABLE,
   SETS,
@@ -281,7 +279,7 @@ def _tasks(args: argparse.Namespace, opened: Sources) -> list[Task]:
       errors.append(str(e))
       continue
     try:
-      experiment.setup(task.config, scored_weights=file, sources=opened)
+      run_checks.setup(task.config, scored_weights=file, sources=opened)
     except ConfigError as e:
       errors += [_in_flags(error, task) for error in e.errors]
     tasks.append(task)
@@ -297,21 +295,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     ConfigError: Files or sets are missing or do not fit; it lists all of them.
       It is raised before anything is scored.
   """
-  steps = args.steps.split(",") if args.steps else STEPS
-  if unknown := [step for step in steps if step not in STEPS]:
-    raise ConfigError(
-      [
-        f"--steps: got {step!r}, expected {', '.join(STEPS)}."
-        + nearest(step, STEPS)
-        for step in unknown
-      ]
-    )
   opened = Sources(args.data_dir, fake=args.fake_data)
   tasks = _tasks(args, opened)
   is_first = jax.process_index() == 0
   result: dict[str, Any] = {"scores": [], "versions": run_info.versions()}
-  if args.explain:
-    result["explained"] = []
   folder = epath.Path(args.workdir)
   try:
     with atomic_files.os_errors(folder):
@@ -329,16 +316,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
       if names.count(row["file"]) > 1:  # as final, of two searches
         row["file"] = task.path
     result["scores"] += rows
-    if args.explain:
-      for row in explain.explain(task.config, task.path, opened, steps):
-        row["on"] = task.names[row["on"]]
-        result["explained"].append({"file": task.path, **row})
     run_info.write_json(str(folder), RESULT, result)
   if is_first:
-    if args.explain:
-      for path in dict.fromkeys(row["file"] for row in result["explained"]):
-        of_file = [r for r in result["explained"] if r["file"] == path]
-        print(f"\n{path}, one step at a time:\n{swaps_table(of_file)}")
     print(f"\n{scores_table(result['scores'])}")
     print(f"\nwritten: {folder / RESULT}")
   return result
@@ -370,29 +349,6 @@ def scores_table(rows: list[dict[str, Any]]) -> str:
       )
     )
   return _aligned(lines, left=(0, 1, 8))
-
-
-def swaps_table(rows: list[dict[str, Any]]) -> str:
-  """Returns a table of the rows of `explain.explain` for one file."""
-  lines = [
-    (
-      *("on", "step", "is", "instead", "top-1", "change", "error"),
-      *("gained", "lost", "other answers"),
-    )
-  ]
-  for row in rows:
-    lines.append(
-      (
-        *(row[key] for key in ("on", "step", "was", "value")),
-        f"{row['top1']:.2f}",
-        f"{row['change']:+.2f}",
-        f"{row['error']:.2f}",
-        f"+{row['gained']:,}",
-        f"-{row['lost']:,}",
-        f"{row['other']:,} of {row['images']:,}",
-      )
-    )
-  return _aligned(lines, left=(0, 1, 2, 3))
 
 
 def _aligned(lines: list[tuple[str, ...]], left: tuple[int, ...]) -> str:

@@ -1,4 +1,4 @@
-"""The points of a search, their checks, and the choice of the best point."""
+"""The points of a search, its checks and splits, and the choice of the best."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from vit_jax import experiment
+from vit_jax import run_checks
 from vit_jax.checkpointing import layout, resume_rules
 from vit_jax.config import (
   HELD_OUT,
@@ -23,10 +23,12 @@ from vit_jax.config import (
   to_dict,
 )
 from vit_jax.config.checks import errors as config_errors
+from vit_jax.data import vtab
 from vit_jax.data.sources import Sources
+from vit_jax.data.splits import Span, parse_draw, parse_split
 from vit_jax.finetune.one_run import RESULT
+from vit_jax.options import unexpected
 from vit_jax.paths import absolute
-from vit_jax.tools.sweep.splits import joined, num_shared
 
 FINAL = "final"  # folder of the run that is scored on the test data
 LONGEST = 200  # bytes of a folder's name; file systems take 255
@@ -37,20 +39,7 @@ NOT_SEARCHED = (
 )
 # A resumed run may change these, but they change what a point scores.
 SCORE_OPTIONS = ("evals.", "fewshot", "on_nonfinite", "total_")
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-  """Contents of `RESULT`.
-
-  scores: Name -> value of the metrics at the last step.
-  step: The last step.
-  error: Why the run diverged; None: it did not diverge.
-  """
-
-  scores: dict[str, float] = dataclasses.field(default_factory=dict)
-  step: int | None = None
-  error: str | None = None
+_HALF = re.compile(r"([\w.-]+)\[(?::([^:\]]+)|([^:\]]+):)\]")
 
 
 class Task(NamedTuple):
@@ -230,8 +219,7 @@ def check(task: Task, folder: epath.Path) -> list[str]:
     return list(e.errors)
   names = [point.name for point in every]
   errors += [
-    f"--grid: got two points for the folder {name!r}, expected different"
-    " values, each once; what a file's name cannot have counts as '_'."
+    unexpected("--grid", f"two points for the folder {name!r}", "one")
     for name in dict.fromkeys(names)
     if names.count(name) > 1
   ]
@@ -247,67 +235,24 @@ def check(task: Task, folder: epath.Path) -> list[str]:
       " on the test data already; a longer search could choose by the test"
       " data. Use another --workdir."
     )
-  errors = errors or _scored_errors(task, every, folder)
   if errors:
     return errors
   sources = Sources(task.config.data.data_dir, fake=task.config.fake_data)
-  try:
-    errors += _shared_errors(task.config, sources)
-    experiment.setup(task.config, sources=sources)
-    experiment.setup(
-      final_config(task.config, every[0].config), sources=sources
-    )
-  except ConfigError as e:
-    errors += e.errors
-  for point in _distinct(every)[1:]:  # the first is checked above
+  errors += _shared_errors(task.config, sources)
+  # Points that differ only in the learning rate are checked once, because a
+  # check reads the weights, which takes seconds.
+  distinct = {}
+  for p in every:
+    optim = dataclasses.replace(p.config.optim, lr=1.0)
+    distinct.setdefault(dataclasses.replace(p.config, optim=optim), p)
+  last = Point("", {}, final_config(task.config, every[0].config))
+  for point in [last, *distinct.values()]:
     try:
-      experiment.setup(point.config, sources=sources)
+      run_checks.setup(point.config, sources=sources)
     except ConfigError as e:
-      errors += [
-        f"{point.name}: {error}" for error in e.errors if error not in errors
-      ]
+      prefix = point.name and f"{point.name}: "
+      errors += [prefix + error for error in e.errors if error not in errors]
   return errors
-
-
-def _scored_errors(
-  task: Task, every: Sequence[Point], folder: epath.Path
-) -> list[str]:
-  """Returns the errors of results, and differences to the scored run."""
-  results, errors = {}, []
-  for name in [*(p.name for p in every), FINAL]:
-    path = folder / name / RESULT
-    try:
-      if path.exists():
-        results[name] = json_file.read_as(Result, path)
-    except ValueError as e:
-      errors.append(f"{e} Or delete {folder / name} to train this run again.")
-  if errors or FINAL not in results:
-    return errors
-  best = best_point(
-    [{"name": p.name, **dataclasses.asdict(results[p.name])} for p in every]
-  )
-  return [
-    f"{c.text}: the run in {folder / FINAL} has another value, and is scored on"
-    " the test data already; use another --workdir."
-    for p in every
-    if p.name == best
-    for c in _meaningful_changes(
-      final_config(task.config, p.config), folder / FINAL
-    )
-  ]
-
-
-def _distinct(points: Sequence[Point]) -> list[Point]:
-  """Returns one of the points that differ only in the learning rate.
-
-  The check of a point takes seconds, because it reads the weights.
-  """
-  first_of_group: dict[str, Point] = {}
-  for point in points:
-    optim = dataclasses.replace(point.config.optim, lr=1.0)
-    others = dataclasses.replace(point.config, optim=optim)
-    first_of_group.setdefault(repr(others), point)
-  return [*first_of_group.values()]
 
 
 def other_run_errors(config: Config, folder: epath.Path) -> list[str]:
@@ -339,83 +284,73 @@ def _config_in(folder: epath.Path) -> dict[str, Any]:
     return {}
 
 
-def other_records_errors(
-  known: Mapping[str, Any], current: Mapping[str, Any], folder: epath.Path
-) -> list[str]:
-  """Returns an error for each split whose records changed during the search.
+def records_of(config: Config, sources: Sources) -> dict[str, Any]:
+  """Returns what the training data and each evaluator's data are.
 
-  Otherwise finished points would be compared with points on other data. The
-  test data may change until they are scored.
-
-  Args:
-    known: Result of `splits.digests` when the search began; {}: it begins now.
-    current: Result of `splits.digests` now, for the same splits and more.
-    folder: Folder of the search.
+  Returns:
+    "train" or name of the evaluator -> dataset, split, number of `records`, and
+    `identity` of the records, see `Source`.
   """
-  return [
-    f"config.data.dataset: got {now['dataset']!r} [{now['split']}] with other"
-    f" records than when the search in {folder} began, so its points would not"
-    " be compared on the same data; use another --workdir, or delete this"
-    " folder."
-    for name in ("train", HELD_OUT)
-    if (was := known.get(name))
-    for now in [current[name]]
-    if all(was[k] == now[k] for k in ("dataset", "split"))
-    and any(was.get(k) != now.get(k) for k in ("records", "sha256"))
-  ]
+  wanted = {"train": (config.data.dataset, config.data.split)}
+  wanted |= {
+    e.name: (e.dataset or config.data.dataset, e.split) for e in config.evals
+  }
+  every = {}
+  for name, (dataset, split) in wanted.items():
+    source = sources.open(dataset, split)
+    every[name] = {
+      "dataset": dataset,
+      "split": split,
+      "records": source.num_examples,
+      "identity": source.identity(),
+    }
+  return every
 
 
 def _evaluator_errors(config: Config) -> list[str]:
   names = [e.name for e in config.evals]
-  if HELD_OUT not in names:
+  if HELD_OUT not in names or len(names) < 2:
     return [
-      f"config.evals: got {', '.join(names) or 'no evaluator'}, expected one"
-      f" named {HELD_OUT!r} that scores a held-out part of the training data,"
-      " as in configs/finetune.py; points are not chosen by the test data."
+      unexpected(
+        "config.evals",
+        ", ".join(names) or "none",
+        f"{HELD_OUT!r}, which scores a held-out part of the training data, and"
+        " another one, which scores the best point once at the end",
+        "See configs/finetune.py.",
+      )
     ]
   errors, where = [], f"config.evals.{HELD_OUT}"
   held_out = config.evals[names.index(HELD_OUT)]
   has_top1 = held_out.scores_head and not held_out.scores_numbers
   if not has_top1 or held_out.kind == "multilabel":
-    errors.append(
-      f"{where}.kind: got {held_out.kind!r}, expected 'classification', because"
-      " points are chosen by top-1."
-    )
+    expected = "'classification', because points are chosen by top-1"
+    errors.append(unexpected(f"{where}.kind", repr(held_out.kind), expected))
   if held_out.dataset not in (None, config.data.dataset):
+    expected = "None, because the best point is trained on it, too"
     errors.append(
-      f"{where}.dataset: got {held_out.dataset!r}, expected"
-      f" {config.data.dataset!r} (None), because the best point is trained on"
-      " the held-out part, too."
+      unexpected(f"{where}.dataset", repr(held_out.dataset), expected)
     )
-  for key, split in (("data", config.data.split), (where[7:], held_out.split)):
+  for key, split in (
+    (where, held_out.split),
+    ("config.data", config.data.split),
+  ):
     if "@" in split:
-      errors.append(
-        f"config.{key}.split: got {split!r}, a subset, which cannot be joined"
-        " with another split for the last training; expected a split without"
-        " '@'."
-      )
-  if len(names) < 2:
-    errors.append(
-      f"config.evals: got only {HELD_OUT}, expected another evaluator, which"
-      " scores the best point once at the end."
-    )
+      expected = "a split without '@', which can be joined with another"
+      errors.append(unexpected(f"{key}.split", repr(split), expected))
   return errors
 
 
 def _grid_errors(grid: Mapping[str, Sequence[str]]) -> list[str]:
   if not grid:
-    return [
-      "--grid: got no grid, and the config file has no get_grid; expected one,"
-      " such as --grid=optim.lr=0.001,0.003,0.01,0.03."
-    ]
+    return [unexpected("--grid", "none", "such as optim.lr=0.003,0.01,0.03")]
+  expected = f"another option than {', '.join(NOT_SEARCHED)}"
+  why = "All points are compared on the same data."
   return [
-    f"--grid: got {key!r}, expected an option other than"
-    f" {', '.join(NOT_SEARCHED)}, because all points are compared on the same"
-    " data."
+    unexpected("--grid", repr(key), expected, why)
     for key in grid
     if key in NOT_SEARCHED or key.startswith("evals.")
   ] + [
-    f"--grid: got {key!r} without a value, expected one or more."
+    unexpected("--grid", f"{key!r} without a value", "one or more")
     for key, values in grid.items()
     if not values
   ]
@@ -437,10 +372,57 @@ def _shared_errors(config: Config, sources: Sources) -> list[str]:
     try:
       shared = num_shared(sources, config.data.dataset, splits[a], splits[b])
     except ValueError:
-      continue  # reported by `experiment.setup`
+      continue  # reported by `run_checks.setup`
     if shared:
       errors.append(
         f"{b}: got {splits[b]!r}, which shares {shared:,} records with"
         f" {splits[a]!r} of {a}; expected none."
       )
   return errors
+
+
+def joined(split: str, held_out: str) -> str:
+  """Returns the union of both splits; the records of `split` come first.
+
+  Example:
+    >>> joined("train[:98%]", "train[98%:]"), joined("train800", "val200")
+    ('train', 'train800+val200')
+  """
+  first, second = _HALF.fullmatch(split), _HALF.fullmatch(held_out)
+  if first and second and first[1] == second[1]:
+    if first[2] and first[2] == second[3]:
+      return first[1]
+  return f"{split}+{held_out}"
+
+
+def num_shared(sources: Sources, dataset: str, a: str, b: str) -> int:
+  """Returns the number of records that two splits of a data set share.
+
+  A subset such as train@2000 counts as the split from which it is drawn.
+
+  Args:
+    sources: Opens the splits.
+    dataset: Name of the data set.
+    a: Name of a split.
+    b: Name of another split.
+
+  Raises:
+    ValueError: The data set or a split is unknown.
+  """
+  a, b = (parse_draw(split)[0] for split in (a, b))  # drawn from the others
+  return sum(
+    max(0, min(x.stop, y.stop) - max(x.start, y.start))
+    for x in _spans(sources, dataset, a)
+    for y in _spans(sources, dataset, b)
+    if x.split == y.split
+  )
+
+
+def _spans(sources: Sources, dataset: str, split: str) -> tuple[Span, ...]:
+  """Returns the records of a split, as parts of splits that share none."""
+  task = vtab.TASKS.get(dataset.removeprefix(vtab.PREFIX))
+  if task and dataset.startswith(vtab.PREFIX):
+    return task.spans(split)  # train800val200 has the records of val200
+  names = {part.split("[")[0].strip() for part in split.split("+")}
+  sizes = {n: sources.inspect(dataset, n).num_examples for n in names}
+  return parse_split(split, sizes)

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax import experiment, malloc, missing_data, train
+from vit_jax import experiment, malloc, missing_data, run_checks, train
 from vit_jax.callbacks import startup
-from vit_jax.config import Config, ConfigError, cli, json_file
+from vit_jax.config import HELD_OUT, Config, ConfigError, cli, json_file
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import agreement, exit_codes, processes
 from vit_jax.finetune.one_run import RESULT, print_once, read_by_first, run
@@ -21,12 +21,11 @@ from vit_jax.tools.sweep.points import (
   check,
   final_config,
   grid_of,
-  other_records_errors,
   other_run_errors,
   points,
+  records_of,
   with_fixed_init,
 )
-from vit_jax.tools.sweep.splits import digests
 from vit_jax.writers import atomic_files, run_info
 
 TABLE, TEXT = "sweep.json", "sweep.md"
@@ -146,10 +145,9 @@ def search(
 
 
 def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
-  """Returns the `digests` of the splits.
+  """Returns what the data of the splits are, see `points.records_of`.
 
-  They are computed again whenever a search continues. For a finished search
-  the stored ones are returned.
+  For a finished search the stored values are returned.
 
   Raises:
     ConfigError: The training records or the held-out records are not those with
@@ -162,13 +160,17 @@ def _splits(config: Config, folder: epath.Path) -> dict[str, Any]:
   text = ""
   if jax.process_index() == 0:
     sources = Sources(config.data.data_dir, fake=config.fake_data)
-    wanted = {"train": (config.data.dataset, config.data.split)}
-    wanted |= {
-      e.name: (e.dataset or config.data.dataset, e.split) for e in config.evals
-    }
-    text = json.dumps(digests({k: sources.open(*v) for k, v in wanted.items()}))
+    text = json.dumps(records_of(config, sources))
   current = json.loads(agreement.broadcast_text(text))
-  if errors := other_records_errors(known or {}, current, folder):
+  # Finished points would be compared with points on other data. The test data
+  # may change until they are scored.
+  if errors := [
+    f"config.data.dataset: got {current[name]['dataset']!r}"
+    f" [{current[name]['split']}] with other records than when the search in"
+    f" {folder} began; use another --workdir, or delete this folder."
+    for name in ("train", HELD_OUT)
+    if known and known[name] != current[name]
+  ]:
     raise ConfigError(errors)
   if jax.process_index() == 0:
     folder.mkdir(parents=True, exist_ok=True)
@@ -196,7 +198,9 @@ def _missing(config: Config) -> str | None:
   wanted += [(e.dataset, e.split) for e in run.evals]
   if all(run.sources.is_on_disk(*names) for names in wanted):
     return None
-  every = (error for part in run.data_errors().values() for error in part)
+  every = (
+    error for part in run_checks.data_errors(run).values() for error in part
+  )
   return next(every)
 
 

@@ -179,42 +179,24 @@ def markdown(results: Mapping[str, Any], against: Mapping | None = None) -> str:
   return "\n".join(parts)
 
 
-def missing_classes(split: Mapping[str, Any]) -> list[int]:
-  """Returns the classes without a record in a split.
-
-  Example:
-    >>> missing_classes({"classes": [3, 0, 2]}), missing_classes({})
-    ([1], [])
-  """
-  counts = split.get("classes", ())
-  return [label for label, count in enumerate(counts) if count == 0]
-
-
-def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list:
+def differences(
+  ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> list[str]:
   """Returns a sentence for each split with other records in another search.
 
   Args:
-    ours: Result of `splits.digests`.
+    ours: Result of `points.records_of`.
     theirs: The same for the other search.
   """
-  sentences = []
-  for name in [*ours, *(k for k in theirs if k not in ours)]:
-    a, b = ours.get(name), theirs.get(name)
-    if a is None or b is None:
-      where = "the other run" if b is None else "this run"
-      sentences.append(f"{where} has no split `{name}`.")
-    elif a["records"] != b["records"]:
-      sentences.append(
-        f"`{name}` has {a['records']:,} records here, {b['records']:,} there."
-      )
-    elif a.get("sha256") != b.get("sha256"):
-      counts = zip(a.get("classes", ()), b.get("classes", ()), strict=False)
-      moved = sum(abs(x - y) for x, y in counts) // 2
-      sentences.append(
-        f"`{name}` has other records here ({moved:,} of another class):"
-        f" {_short(a)} here, {_short(b)} there."
-      )
-  return sentences
+  return [
+    f"`{name}` has other records than in the other search."
+    for name in dict.fromkeys([*ours, *theirs])
+    if _contents(ours.get(name)) != _contents(theirs.get(name))
+  ]
+
+
+def _contents(split: Mapping[str, Any] | None) -> tuple[Any, ...]:
+  return tuple((split or {}).get(key) for key in ("records", "identity"))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -238,21 +220,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _remarks(result: Result) -> list[str]:
-  if result.get("fake_data"):
-    return ["The data are fake (fake_data): the scores mean nothing."]
-  sentences = []
-  for name, split in result["splits"].items():
-    if labels := missing_classes(split):
-      few = ", ".join(map(str, labels[:10])) + ", ..." * (len(labels) > 10)
-      sentences.append(
-        f"`{name}` has no record of {len(labels)} of its"
-        f" {len(split['classes'])} classes: {few}."
-      )
-    sentences += [
-      f"`{name}` has {count:,} records that `{other}` has, too."
-      for other, count in split.get("shared", {}).items()
-    ]
-  return sentences
+  is_fake = result.get("fake_data")
+  text = "The data are fake (fake_data): the scores mean nothing."
+  return [text] if is_fake else []
 
 
 def _best(result: Result) -> Mapping[str, Any] | None:
@@ -271,10 +241,6 @@ def _count(result: Result) -> str:
   scores = result["final"]["scores"] if result["final"] else {}
   counts = (v for k, v in scores.items() if k.endswith("/count"))
   return f"{next(counts, 0):,.0f}" if scores else ""
-
-
-def _short(split: Mapping[str, Any]) -> str:
-  return split.get("sha256", "no digest")[:12]
 
 
 def _percent(share: float | None) -> str:

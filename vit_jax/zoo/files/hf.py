@@ -15,6 +15,7 @@ from vit_jax.config import json_file
 from vit_jax.config.from_dict import at_least
 from vit_jax.losses import REGRESSION
 from vit_jax.options import shown
+from vit_jax.weights import assumptions
 from vit_jax.weights.weights_file import (
   POS_EMBEDDING,
   LazyArray,
@@ -22,7 +23,7 @@ from vit_jax.weights.weights_file import (
   Weights,
   height_and_width,
 )
-from vit_jax.zoo.files import assumed, hf_head, hf_names, hf_preprocessing
+from vit_jax.zoo.files import hf_head, hf_names, hf_preprocessing
 from vit_jax.zoo.files.hf_names import LEFT_OUT, MODEL_TYPES, PARTS, TWO_TOWERS
 from vit_jax.zoo.files.torch_layout import (
   add_zero_biases,
@@ -104,10 +105,10 @@ def read(file: StateDict) -> Weights:
     )
   params, options, stated = read_arrays(file.arrays, file.config)
   kind = _config(file.config).model_type
-  if assumed.lost_positions(params, {**options, **file.options}):
+  if assumptions.lost_positions(params, {**options, **file.options}):
     raise ValueError(
       f"a model of the type {kind!r} without positions:"
-      f" {assumed.LOST_POSITIONS}"
+      f" {assumptions.LOST_POSITIONS}"
     )
   if "posemb" in file.options:
     options.setdefault("rope", None)  # arrays alone would be DINOv3's

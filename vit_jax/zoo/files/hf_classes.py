@@ -30,6 +30,7 @@ _PLAIN = {
   "posemb_at": ("stem",),
   "pre_logits": (False,),
   "rope": (None,),
+  "class_token": (True,),
   "registers": (0,),
   "distilled": (False,),
   "patch_bias": (True,),
@@ -53,6 +54,7 @@ class Class(NamedTuple):
 
   model_type: Its model type, a key of `hf_names.MODEL_TYPES`.
   options: Our options -> values that it supports; other options are free.
+    With `layer_scale` free, the model must have factors.
   config: Model -> entries of config.json in addition to `_sizes`.
   names: Number of the model type's key table.
   two_towers: The `model_type` of a class whose config.json has the tower in
@@ -133,19 +135,25 @@ def _of_beit(model: ModelConfig) -> dict[str, Any]:
   }
 
 
-_OF_BEIT = _plain("layer_scale", pool=("gap",), qkv_bias=("no_key",)) | {
-  "posemb": ("relative_bias",),
-  "final_norm": ("pooled",),
-}
 _DINOV2 = {"layer_scale", "mlp"}
 _WITH_SECOND = {"registers": (1,)}
+_NO_TOKEN = {"class_token": (False,)}
+_IJEPA = _plain(pool=("gap",), **_NO_TOKEN)
+_BEIT = _plain(
+  "layer_scale",
+  pool=("gap",),
+  qkv_bias=("no_key",),
+  posemb=("relative_bias",),
+  final_norm=("pooled",),
+)
+# Of several classes that compute a model, the first one is written.
 CLASSES = {
   "ViTModel": Class("vit", _plain("pre_logits"), _of_vit),
   "ViTForImageClassification": Class("vit", _plain(), _of_vit),
-  "IJepaModel": Class("ijepa", _plain(pool=("gap",)), _of_vit),
-  "IJepaForImageClassification": Class("ijepa", _plain(pool=("gap",)), _of_vit),
+  "IJepaModel": Class("ijepa", _IJEPA, _of_vit),
+  "IJepaForImageClassification": Class("ijepa", _IJEPA, _of_vit),
   "SiglipVisionModel": Class(
-    "siglip_vision_model", _plain(pool=("map",)), _of_tower
+    "siglip_vision_model", _plain(pool=("map",), **_NO_TOKEN), _of_tower
   ),
   "DeiTModel": Class("deit", _plain("pre_logits", **_WITH_SECOND), _of_vit),
   "DeiTForImageClassification": Class("deit", _plain(**_WITH_SECOND), _of_vit),
@@ -166,12 +174,16 @@ CLASSES = {
   ),
   "DINOv3ViTModel": Class(
     "dinov3_vit",
-    _plain(*_DINOV2, "registers", "qkv_bias", rope=("dinov3",))
-    | {"posemb": ("none",), "rope_periods": ("float32",)},
+    _plain(
+      *(*_DINOV2, "registers", "qkv_bias"),
+      rope=("dinov3",),
+      posemb=("none",),
+      rope_periods=("float32",),
+    ),
     _of_dinov3,
   ),
-  "BeitModel": Class("beit", _OF_BEIT, _of_beit),
-  "BeitForImageClassification": Class("beit", _OF_BEIT, _of_beit),
+  "BeitModel": Class("beit", _BEIT, _of_beit),
+  "BeitForImageClassification": Class("beit", _BEIT, _of_beit),
   "CLIPVisionModel": Class(
     "clip_vision_model", _plain("patch_bias", pre_norm=(True,)), _of_clip
   ),
@@ -182,41 +194,43 @@ CLASSES = {
   ),
   "CLIPForImageClassification": Class(
     "clip_vision_model",
-    _plain("patch_bias", pre_norm=(True,), pool=("gap",))
-    | {"final_norm": ("none",)},
+    _plain("patch_bias", pre_norm=(True,), pool=("gap",), final_norm=("none",)),
     _of_clip,
     two_towers="clip",
   ),
 }
 
 
-def class_of(model: ModelConfig, has_head: bool) -> str | None:
-  """Returns the class nearest to a model; None if it has no place for a head.
+def class_of(model: ModelConfig, has_head: bool) -> str:
+  """Returns the class that computes a model, or the nearest one.
 
   Args:
     model: A ViT, of the family `vit` or `modern`.
     has_head: Whether it has a head.
   """
-  option = {k: getattr(model, k, v[0]) for k, v in _PLAIN.items()}
-  head = "ForImageClassification" if has_head else "Model"
-  if option["posemb"] == "relative_bias":
-    return f"Beit{head}"
-  if option["rope"] is not None:
-    return None if has_head else "DINOv3ViTModel"
-  if option["pre_norm"]:
-    end = "WithProjection" if option["projection"] else ""
-    return f"CLIP{head}" if has_head else f"CLIPVisionModel{end}"
-  if option["distilled"]:
-    return "DeiTForImageClassificationWithTeacher" if has_head else None
-  if option["layer_scale"] is not None or option["mlp"] != "gelu":
-    return f"Dinov2{'WithRegisters' if option['registers'] else ''}{head}"
-  if option["registers"]:
-    return f"DeiT{head}"
-  if option["pool"] == "map":
-    return None if has_head else "SiglipVisionModel"
-  if option["pool"] == "gap" and not model.num_class_tokens:
-    return f"IJepa{head}"
-  return f"ViT{head}"
+  names = [n for n in CLASSES if ("Classification" in n) == has_head]
+  return min(names, key=lambda name: len(_class_errors(model, name)))
+
+
+def _class_errors(model: ModelConfig, name: str) -> list[str]:
+  """Returns the options of a model that a class does not compute."""
+  options = CLASSES[name].options
+  errors = option_errors(
+    model, {k: v for k, v in options.items() if hasattr(model, k)}
+  )
+  if "layer_scale" not in options:
+    if getattr(model, "layer_scale", None) is None:
+      errors.append(
+        f"config.model.layer_scale: got None, expected a number: {name} has"
+        " factors of the branches."
+      )
+    elif name.startswith("Dinov2") and _of_dinov2(model)["mlp_ratio"] is None:
+      errors.append(
+        f"config.model.mlp_dim: got {model.size.mlp_dim}, expected a multiple"
+        f" of the width {model.size.width}, or two thirds of one with"
+        " config.model.mlp='swiglu', rounded up to eights."
+      )
+  return errors
 
 
 def write(
@@ -317,43 +331,18 @@ def _errors(params: Mapping[str, Any], model: ModelConfig) -> list[str]:
     return [
       f"config.model.name: got {model.name!r}, expected 'vit' or 'modern'."
     ]
-  errors = []
   if model.stages is not None:
-    errors.append(
+    return [
       f"config.model.variant: got the hybrid {model.variant!r}, expected a ViT"
       " on pixels such as 'B/16'."
-    )
+    ]
   has_head = "head/kernel" in params
   name = class_of(model, has_head)
-  nearest = name or class_of(model, not has_head)
-  options = CLASSES[nearest].options
-  errors += option_errors(
-    model, {k: v for k, v in options.items() if hasattr(model, k)}
-  )
-  if "layer_scale" not in options and model.layer_scale is None:
-    errors.append(
-      f"config.model.layer_scale: got None, expected a number: {nearest} has"
-      " factors of the branches."
-    )
-  if nearest.startswith("Dinov2") and _of_dinov2(model)["mlp_ratio"] is None:
-    errors.append(
-      f"config.model.mlp_dim: got {model.size.mlp_dim}, expected a multiple of"
-      f" the width {model.size.width}, or two thirds of one with"
-      " config.model.mlp='swiglu', rounded up to eights."
-    )
-  if any(n.startswith("pre_logits/") for n in params) and has_head:
-    errors.append(
-      "pre_logits: got a tanh layer before the head, expected none, since the"
-      " classifier does not see the pooler's output. Leave out the head, and"
-      " the tanh layer becomes the pooler of a ViTModel: --drop_head."
-    )
-  if name is None and has_head:
-    errors.append(
-      f"head: got one, expected none: transformers has {nearest}, and no"
-      " classifier that computes as this one. Leave out the head: --drop_head."
-    )
-  elif name is None:
-    errors.append(f"head: got none, expected the two of {nearest}.")
+  errors = _class_errors(model, name)
+  if errors:
+    errors[-1] += f" The nearest class is {name}."
+  if errors and has_head:
+    errors[-1] += " There may be one without a head: --drop_head."
   return errors
 
 

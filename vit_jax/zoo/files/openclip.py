@@ -22,6 +22,7 @@ from vit_jax.config.from_dict import at_least
 from vit_jax.options import shown
 from vit_jax.paths import file_in
 from vit_jax.weights import eval_preprocessing
+from vit_jax.weights.assumptions import LOST_POSITIONS
 from vit_jax.weights.normalisation import NAMED
 from vit_jax.weights.weights_file import (
   POS_EMBEDDING,
@@ -34,7 +35,6 @@ from vit_jax.weights.weights_file import (
   with_metadata,
 )
 from vit_jax.zoo.files import timm_file, timm_names
-from vit_jax.zoo.files.assumed import LOST_POSITIONS
 from vit_jax.zoo.files.torch_layout import (
   Row,
   count_blocks,
@@ -244,12 +244,8 @@ def has_trunk(names: Iterable[str]) -> bool:
   return any(f".{TRUNK}" in f".{name}" for name in names)
 
 
-def refuse_head(names: Iterable[str], line: str) -> None:
+def refuse_head(names: Iterable[str]) -> None:
   """Checks that OpenCLIP has no layers after a tower that it takes from timm.
-
-  Args:
-    names: Names of all arrays of a file.
-    line: Python for the error, which saves the arrays with a prefix `p` alone.
 
   Raises:
     ValueError: There are such layers, `visual.head.`.
@@ -257,12 +253,9 @@ def refuse_head(names: Iterable[str], line: str) -> None:
   names = list(names)
   after = [n for n in names if f".{PREFIX}head." in f".{n}"]
   if after and has_trunk(names):
-    tower = after[0].partition(f"{PREFIX}head.")[0] + TRUNK
     raise ValueError(
       f"got {shorten(after)}, layers of OpenCLIP after a tower of timm's, which"
-      " vit_jax does not compute; expected the tower alone. Its features are"
-      " those before these layers, not the embeddings that CLIP compares with"
-      f" texts. To save it: p = {tower!r}; {line}"
+      f" vit_jax does not compute; expected the tower, {TRUNK!r}, alone."
     )
 
 

@@ -24,11 +24,9 @@ from vit_jax.finetune.adapters import Factors
 from vit_jax.paths import file_in, is_remote
 from vit_jax.weights import download
 from vit_jax.weights.safetensors_file import open_safetensors
-from vit_jax.weights.weights_file import LazyArray, Weights
-from vit_jax.zoo.files import others
-from vit_jax.zoo.files.torch_layout import shorten
+from vit_jax.weights.weights_file import LazyArray, Weights, shorten
 
-ARRAYS, CONFIG = others.ADAPTER, "adapter_config.json"
+ARRAYS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 # Initialisations of the factors (`init_lora_weights`) that do not change the
 # base. The others subtract a part from its kernels, which no adapter file has.
 INITS = (True, False, "gaussian", "eva", "orthogonal", "mica")
@@ -94,11 +92,6 @@ class AdapterConfig:
   fan_in_fan_out: bool = False
   init_lora_weights: Any = True
   alpha_pattern: dict = dataclasses.field(default_factory=dict)
-
-
-def is_adapter(folder: epath.Path) -> bool:
-  """Whether a folder is an adapter's."""
-  return (folder / ARRAYS).exists() and (folder / CONFIG).exists()
 
 
 def read(folder: epath.Path, read_base: Callable[[str], Weights]) -> Weights:

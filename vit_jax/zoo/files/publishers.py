@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.families.vit import ViTConfig
 from vit_jax.weights import eval_preprocessing, normalisation
 from vit_jax.weights.fitting import DEFAULT_SIZE, PUBLISHED, trained_at
-from vit_jax.weights.identify import NEEDED, identify
+from vit_jax.weights.identification import NEEDED, identify
 from vit_jax.weights.weights_file import POS_EMBEDDING, Pixels, Weights
 from vit_jax.zoo.families.modern import ModernConfig
 

@@ -21,7 +21,7 @@ import numpy as np
 from vit_jax.config import ModelConfig
 from vit_jax.models.posemb import sincos2d
 from vit_jax.options import shown
-from vit_jax.weights.identify import has_modern_parts
+from vit_jax.weights.identification import has_modern_parts
 from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray
 from vit_jax.zoo.files import timm_names
 from vit_jax.zoo.files.timm_names import CLIP_LN_EPS, LN_EPS, RESNET

@@ -9,24 +9,28 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from vit_jax.config import json_file
 from vit_jax.config.from_dict import at_least
 from vit_jax.losses import REGRESSION
 from vit_jax.options import shown
 from vit_jax.weights import eval_preprocessing
-from vit_jax.weights.identify import identify
+from vit_jax.weights.assumptions import LOST_POSITIONS
+from vit_jax.weights.identification import identify
 from vit_jax.weights.weights_file import (
   POS_EMBEDDING,
+  LazyArray,
   Pixels,
   StateDict,
   Weights,
+  has_row_of_class,
   height_and_width,
   metadata_of,
   num_heads_of,
   with_metadata,
 )
 from vit_jax.zoo.files import hf_head, timm, timm_names
-from vit_jax.zoo.files.assumed import LOST_POSITIONS
 from vit_jax.zoo.files.torch_layout import count_blocks, shorten
 
 # Architectures whose activation is gelu_tanh.
@@ -475,3 +479,50 @@ def _our_arguments(
     **({"pool_include_prefix": (False,)} if is_mean and has_prefix else {}),
     **ROPES[options.get("rope")],
   }
+
+
+def without_rows_of_registers(
+  weights: Weights, grid: tuple[int, int] | None
+) -> Weights:
+  """Adds the positions of registers and class token to these tokens.
+
+  timm's tables have rows for both or, if no_embed_class is True, for neither.
+
+  Args:
+    weights: Weights of timm's or Meta's.
+    grid: Rows and columns of the position table, or None.
+  """
+  params, table = weights.params, weights.params.get(POS_EMBEDDING)
+  if "registers" not in params or table is None:
+    return weights
+  num_rows, ends = table.shape[1], [0]
+  tokens = [name for name in ("cls", "registers") if name in params]
+  for name in tokens:
+    ends.append(ends[-1] + params[name].shape[1])
+  others = [n for n in ends if n < num_rows]
+  fits = [n for n in others if not has_row_of_class(num_rows - n, grid)]
+  widths = {params[name].shape[2] for name in tokens}
+  if fits != ends[-1:] or widths != {table.shape[2]}:
+    return weights
+  new = {POS_EMBEDDING: _sum_of(table, None, ends[-1], num_rows)}
+  for name, start, end in zip(tokens, ends[:-1], ends[1:], strict=True):
+    new[name] = _sum_of(table, params[name], start, end)
+  note = (
+    f"the position table of {num_rows} rows has {ends[-1]} for"
+    f" {' and '.join(tokens)}, which were added to their values."
+  )
+  notes = (*weights.notes, note)
+  return dataclasses.replace(weights, params=params | new, notes=notes)
+
+
+def _sum_of(
+  table: LazyArray, tokens: LazyArray | None, start: int, end: int
+) -> LazyArray:
+  """Returns rows of a table, plus the tokens at these positions."""
+
+  def read() -> np.ndarray:
+    rows = np.asarray(table, np.float32)[:, start:end]
+    return rows if tokens is None else rows + np.asarray(tokens, np.float32)
+
+  shape = (table.shape[0], end - start, table.shape[2])
+  return LazyArray(shape, np.dtype(np.float32), read)

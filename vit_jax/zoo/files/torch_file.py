@@ -18,53 +18,13 @@ from etils import epath
 
 from vit_jax.paths import is_remote
 from vit_jax.weights.safetensors_file import parts_of
-from vit_jax.weights.weights_file import METADATA_KEY, LazyArray
-from vit_jax.zoo.files import others, wrappers
-from vit_jax.zoo.files.torch_layout import shorten
-
-BIN = "pytorch_model.bin"
-INDEX = f"{BIN}.index.json"
-# The number that torch.save wrote first before version 1.6.
-_OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-
-# Python that saves the arrays alone, of a file of known containers or of any
-# contents: modules, and what has a state_dict, are replaced by it.
-TO_SAFETENSORS = (
-  "d = torch.load(SRC, map_location='cpu', weights_only=True); d ="
-  " next((d[k] for k in ('state_dict', 'model', 'teacher') if k in d), d);"
-  " safetensors.torch.save_file({k: v.contiguous().clone() for k, v in"
-  " d.items() if isinstance(v, torch.Tensor)}, DST)"
-)
-WITHOUT_CODE = (
-  "f = lambda v: f(v.state_dict()) if hasattr(v, 'state_dict') else"
-  " {k: f(x) for k, x in v.items()} if isinstance(v, dict) else"
-  " torch.as_tensor(v) if hasattr(v, 'dtype') else None;"
-  " torch.save(f(torch.load(SRC, map_location='cpu', weights_only=False)), DST)"
-  "  # DST: a .pth"
-)
-
-
-def is_torch(file: epath.Path, head: bytes) -> bool:
-  """Whether torch.save wrote a file.
-
-  Args:
-    file: The file.
-    head: Its first bytes.
-  """
-  if head.startswith(_OLD):
-    return True
-  if head[:2] != b"PK":
-    return False
-  try:
-    with file.open("rb") as stream, zipfile.ZipFile(stream) as archive:
-      return any(n.endswith("data.pkl") for n in archive.namelist())
-  except zipfile.BadZipFile:
-    return False
+from vit_jax.weights.weights_file import METADATA_KEY, LazyArray, shorten
+from vit_jax.zoo.files import key_prefixes
 
 
 def open_torch(
   path: str | os.PathLike,
-) -> tuple[dict[str, LazyArray], dict[str, str], tuple[str, ...], str]:
+) -> tuple[dict[str, LazyArray], dict[str, str], tuple[str, ...]]:
   """Returns lazy arrays by name, and what is beside them.
 
   In a training checkpoint, the arrays are those under one of `CONTAINERS`. A
@@ -74,8 +34,7 @@ def open_torch(
     path: A file; or the index of several in the same folder.
 
   Returns:
-    Name -> array; name -> text beside the arrays; notes for the user; the line
-    of Python for `wrappers.unwrapped`.
+    Name -> array; name -> text beside the arrays; notes for the user.
 
   Raises:
     ValueError: torch is not installed; the file would run code, or is damaged;
@@ -86,27 +45,20 @@ def open_torch(
     arrays: dict[str, LazyArray] = {}
     for part in parts_of(file):
       arrays |= open_torch(part)[0]
-    return arrays, {}, (), _line_of(())
+    return arrays, {}, ()
   tree = _load(path)
-  arrays, keys, notes = _model_of(tree, path)
+  arrays, notes = _model_of(tree, path)
   texts = tree if isinstance(tree, Mapping) else {}
   texts = {k: v for k, v in texts.items() if isinstance(v, str)}
-  notes = () if METADATA_KEY in texts else notes
-  return arrays, texts, notes, _line_of(keys)
+  return arrays, texts, () if METADATA_KEY in texts else notes
 
 
 def _load(path: str | os.PathLike) -> Any:
   """Returns the contents; tensors of a file on disk are not read."""
-  with epath.Path(path).open("rb") as stream:
-    head = stream.read(512)
-  # torch's own files are zips and pickles.
-  if head[:1] not in (b"P", b"\x80") and (what := others.kind_of(head)):
-    raise ValueError(f"got {str(path)!r}, which {what}.")
   if importlib.util.find_spec("torch") is None:
     raise ValueError(
       f"got {str(path)!r}, a PyTorch file, which only torch can read. Install"
-      " it (pip install torch), or save the arrays as .safetensors where torch"
-      f" is installed: {TO_SAFETENSORS}"
+      " it (pip install torch), or save the weights as .safetensors."
     )
   import torch
 
@@ -123,58 +75,34 @@ def _load(path: str | os.PathLike) -> Any:
       mmap=zipfile.is_zipfile(local),
     )
   except Exception as e:  # whatever a damaged file makes of zip and tensors
-    raise ValueError(f"got {str(path)!r}, {_reason(e)}") from None
-
-
-def _reason(error: Exception) -> str:
-  """Returns why torch does not read a file, and what to do."""
-  text = str(error).strip() or type(error).__name__
-  if type(error).__name__ == "UnpicklingError":
-    match = re.search(r"GLOBAL (\S+)|[Uu]nsupported \w+ (\S+)", text)
-    what = next(filter(None, match.groups()), "") if match else ""
-    return (
-      f"a PyTorch pickle that would run code{f' ({what})' if what else ''},"
-      " which vit_jax never does; expected arrays in dicts. If you trust the"
-      f" file, save its arrays: {WITHOUT_CODE}"
-    )
-  if "TorchScript" in text:
-    return (
-      "a TorchScript program (such as OpenAI's CLIP), expected arrays. Save"
-      " them: torch.save(torch.jit.load(SRC, 'cpu').state_dict(), DST)"
-    )
-  return (
-    f"which torch cannot read ({text.splitlines()[0][:200]}); expected a whole"
-    " file: copy it again, and compare its size."
-  )
-
-
-def _line_of(keys: tuple[str, ...]) -> str:
-  """Returns Python that saves the arrays whose names have a prefix `p`.
-
-  Args:
-    keys: The keys to the dict of the arrays in the file.
-  """
-  return (
-    "d = torch.load(SRC, map_location='cpu', weights_only=True)"
-    f"{''.join(f'[{key!r}]' for key in keys)};"
-    " torch.save({k.removeprefix(p): v for k, v in d.items() if"
-    " k.startswith(p)}, DST)  # DST: a .pth"
-  )
+    text = str(e).strip() or type(e).__name__
+    if type(e).__name__ == "UnpicklingError":
+      match = re.search(r"GLOBAL (\S+)|[Uu]nsupported \w+ (\S+)", text)
+      what = next(filter(None, match.groups()), "code") if match else "code"
+      raise ValueError(
+        f"got {str(path)!r}, a PyTorch pickle that would run {what}, which"
+        " vit_jax never does; save its state_dict alone, see docs/weights.md."
+      ) from None
+    raise ValueError(
+      f"got {str(path)!r}, which torch cannot read"
+      f" ({text.splitlines()[0][:200]}); expected a whole file of torch.save."
+    ) from None
 
 
 def _model_of(
   tree: Any, path: str | os.PathLike
-) -> tuple[dict[str, LazyArray], tuple[str, ...], tuple[str, ...]]:
-  """Returns the arrays of the model in a checkpoint, its keys, and notes."""
+) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
+  """Returns the arrays of the model in a checkpoint, and notes."""
   states = dict(_states(tree, ()))
   if not states:
     raise ValueError(
       f"got {str(path)!r} without arrays by name (a {type(tree).__name__}),"
-      " expected the state_dict of a model, or a dict that has one under one of"
-      f" {', '.join(wrappers.CONTAINERS)}."
+      " expected the state_dict of a model."
     )
-  models = [k for k, v in states.items() if wrappers.has_model(v)] or [*states]
-  keys = min(models, key=wrappers.rank)
+  models = [k for k, v in states.items() if key_prefixes.has_model(v)] or [
+    *states
+  ]
+  keys = min(models, key=key_prefixes.rank)
   notes = ()
   if keys:
     beside = [k for k in tree if k != keys[0]]
@@ -184,7 +112,7 @@ def _model_of(
     if beside:
       text += f", and not of {shorten([str(k) for k in beside])}"
     notes = (f"{text}.",)
-  return {k: _lazy(k, v) for k, v in states[keys].items()}, keys, notes
+  return {k: _lazy(k, v) for k, v in states[keys].items()}, notes
 
 
 def _states(
@@ -198,7 +126,7 @@ def _states(
   }
   if tensors:
     yield keys, tensors
-  for key in wrappers.CONTAINERS:
+  for key in key_prefixes.CONTAINERS:
     yield from _states(tree.get(key), (*keys, key))
 
 
@@ -216,11 +144,9 @@ def _lazy(name: str, tensor) -> LazyArray:
   is_dense = tensor.layout == torch.strided and not tensor.is_meta
   is_number = not (tensor.is_quantized or tensor.is_complex() or is_float8)
   if not (is_dense and is_number):
-    place = ", on the device meta, without values" if tensor.is_meta else ""
     raise ValueError(
-      f"{name}: got a tensor of type {tensor.dtype}, {tensor.layout}{place},"
-      " expected a dense one of float32, float16 or bfloat16: save the weights"
-      " as such."
+      f"{name}: got a tensor of {tensor.dtype}, {tensor.layout} on"
+      f" {tensor.device}, expected a dense one of float32, float16 or bfloat16."
     )
   is_bfloat16 = tensor.dtype == torch.bfloat16
   empty = torch.empty(0, dtype=torch.int16 if is_bfloat16 else tensor.dtype)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.families import ModelConfig
-from vit_jax.weights.weights_file import LazyArray, lazy
+from vit_jax.weights.weights_file import LazyArray, lazy, shorten
 
 Shape = tuple[int, ...]
 
@@ -103,7 +103,6 @@ KINDS = {
     lambda a: a.reshape(-1, a.shape[-1]).T,
   ),
 }
-MOST_NAMED = 6  # arrays in a message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,13 +269,6 @@ def option_errors(
         " model supports nothing else."
       )
   return errors
-
-
-def shorten(names: Sequence[str]) -> str:
-  """Returns "'a', 'b' and 3 more", with the first `MOST_NAMED`."""
-  text = ", ".join(repr(n) for n in names[:MOST_NAMED])
-  rest = len(names) - MOST_NAMED
-  return f"{text} and {rest} more" if rest > 0 else text
 
 
 def unplaced(

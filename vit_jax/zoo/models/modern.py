@@ -10,6 +10,9 @@ DINOv3, and so is the distillation token, as in DeiT. LayerScale's factors are
 CLIP. Kernels and class token are initialised as in `ViT`.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import einops
 import flax.linen as nn
 import jax.numpy as jnp
@@ -24,6 +27,7 @@ from vit_jax.models.layers import Dense, DenseGeneral, chosen, head
 from vit_jax.models.noise import DRAWS, RECORDS, Dropout, drop_at
 from vit_jax.models.posemb import learned_positions, sincos2d
 from vit_jax.models.precision import at_least_float32
+from vit_jax.models.resample import num_bias_rows
 from vit_jax.models.vit import ViT, places_of
 from vit_jax.zoo.families.modern import ModernConfig
 from vit_jax.zoo.models import relative_bias
@@ -89,11 +93,25 @@ class Attention(nn.Module):
       query = rotate(query, options.rope, positions)
       key = rotate(key, options.rope, positions)
     elif positions is not None:
-      shape = (relative_bias.num_rows(self.grid), heads[0])
+      shape = (num_bias_rows(self.grid), heads[0])
       table = self.param("relative_bias", nn.initializers.zeros, shape)
       bias = relative_bias.bias(jnp.asarray(table), positions)
     out = attention(query, key, value, bias=bias)
     return dense("out", width, out, (-2, -1))
+
+
+def attention_positions(
+  options: ModernConfig,
+  grid: tuple[int, int],
+  params: dict[str, Any],
+  num_tokens: int,
+) -> tuple[Callable[[Array], Array], Float[Array, "heads n n"] | None]:
+  """Returns what positions change; see `vit_jax.models.attention_positions`."""
+  turn, bias = rotation(options, grid, num_tokens), None
+  if "relative_bias" in params:
+    rows = jnp.asarray(relative_bias.rows(grid))
+    bias = relative_bias.bias(params["relative_bias"], rows)
+  return lambda x: x if turn is None else rotate(x, options.rope, turn), bias
 
 
 class MlpBlock(nn.Module):

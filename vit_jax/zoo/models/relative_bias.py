@@ -15,12 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-NUM_CLASS_ROWS = 3
-
-
-def num_rows(grid: tuple[int, int]) -> int:
-  """Returns the number of rows of the table for a grid."""
-  return (2 * grid[0] - 1) * (2 * grid[1] - 1) + NUM_CLASS_ROWS
+from vit_jax.models.resample import num_bias_rows
 
 
 def rows(grid: tuple[int, int]) -> Int[np.ndarray, "n n"]:
@@ -34,7 +29,7 @@ def rows(grid: tuple[int, int]) -> Int[np.ndarray, "n n"]:
   y, x = np.mgrid[:height, :width].reshape(2, -1)
   of_patches = (y[:, None] - y + height - 1) * (2 * width - 1)
   of_patches += x[:, None] - x + width - 1
-  last = num_rows(grid)
+  last = num_bias_rows(grid)
   table = np.pad(of_patches, ((1, 0), (1, 0)), constant_values=last - 3)
   table[1:, 0], table[0, 0] = last - 2, last - 1
   return table.astype(np.int32)

@@ -1,0 +1,229 @@
+"""Broken data: right pixels, or named, counted and limited; memory bounded."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from faults import runs
+from faults.trial import Trial
+
+sys.path.append(str(runs.ROOT / "tests" / "data"))
+
+SMALL = "tests/data/test_broken.py"
+OPS = "decode|resize((24, 40))"
+# An image at the limit is decoded to 3 bytes a pixel; the decoder, the file and
+# what resizing needs come on top.
+MOST_BOMB_MB, MOST_BYTES_A_PIXEL = 64, 20
+
+
+def kinds(folder: pathlib.Path, seed: int) -> str:
+  """Every kind, by training, evaluation and predict, beside Pillow's pixels."""
+  import kinds as files
+
+  from vit_jax.data import images, pipeline, pixels
+
+  good, broken = files.good(), files.broken()
+  _write(folder / "good", good)
+  source, record = _opened(folder / "good")
+  scored = next(pipeline.eval_batches(source, OPS, batch_size=len(record)))
+  trained = next(
+    pipeline.train_batches(source, OPS, batch_size=len(record), seed=seed)
+  )
+  place = {int(i): row for row, i in enumerate(trained["index"])}
+  worst = 0
+  for name, data in good.items():
+    want = files.expected(data)
+    assert np.array_equal(images.read(data), want), f"predict: {name}"
+    want = pixels.apply(want, OPS).astype(int)
+    i = record[name]
+    for batch, row in ((scored, i), (trained, place[i])):
+      assert batch["mask"][row], f"{name} is masked"
+      error = int(np.abs(batch["image"][row] - want).max())
+      is_jpeg = data.startswith(b"\xff\xd8")
+      assert error <= (10 if is_jpeg else 0), f"{name}: {error} levels"
+      worst = max(worst, error)
+  _write(folder / "bad", {n: data for n, (data, _) in broken.items()})
+  _write(folder / "bad", {f"{i}.png": good["plain.png"] for i in range(2000)})
+  source, record = _opened(folder / "bad")
+  for _ in pipeline.eval_batches(source, OPS, batch_size=256):
+    pass
+  masked = {i for i in source.undecodable}
+  assert masked == {record[n] for n in broken}, "other files are masked"
+  return (
+    f"{len(good)} kinds as Pillow has them (JPEG within {worst} of 255 levels,"
+    f" all else to the bit), {len(broken)} kinds of broken files left out"
+  )
+
+
+def bombs(folder: pathlib.Path, seed: int) -> str:
+  """The memory of a process that reads bombs, and images at the limit."""
+  import kinds as files
+  from PIL import Image
+
+  from vit_jax.data.images import MAX_PIXELS
+
+  del seed
+  plain = {f"{i}.png": files.encoded(files.photo(), "PNG") for i in range(2000)}
+  bad = {n: data for n, (data, _) in files.broken().items() if "bomb" in n}
+  side = int(MAX_PIXELS**0.5)
+  # Progressive and to be turned, which takes most.
+  large = Image.linear_gradient("L").resize((side, side)).convert("RGB")
+  _write(folder / "plain", plain)
+  _write(folder / "bombs", plain | bad)
+  turned = files.oriented("JPEG", 6, large, progressive=True)
+  _write(folder / "large", plain | {"large.jpg": turned})
+  usual, with_bombs, with_large = (
+    _peak(folder / name) for name in ("plain", "bombs", "large")
+  )
+  more = (with_bombs - usual) / 1e6
+  assert more < MOST_BOMB_MB, f"bombs took {more:.0f} MB"
+  a_pixel = (with_large - usual) / side**2
+  assert a_pixel < MOST_BYTES_A_PIXEL, f"{a_pixel:.1f} bytes a pixel"
+  return (
+    f"{len(bad)} bombs, of up to 4.3 billion pixels by their headers:"
+    f" {max(0.0, more):.0f} MB more than without; an image of {side:,} x"
+    f" {side:,} pixels, the most allowed, progressive and turned: {a_pixel:.1f}"
+    " bytes a pixel"
+  )
+
+
+def counted(folder: pathlib.Path, seed: int) -> str:
+  """A run with broken files, whole and killed; and too many of them."""
+  from vit_jax.data import pipeline, sources
+
+  rng = np.random.default_rng(seed)
+  options = _digits(folder / "images", rng, broken=9)
+  config = runs.write_config(folder, steps=30)
+  runs.whole(config, folder / "want", options)
+  started = runs.start(config, folder / "killed", options)
+  step = folder / "killed" / "checkpoints" / "14"
+  end = time.monotonic() + 300
+  while not step.exists() and started[0].poll() is None:
+    assert time.monotonic() < end, "no checkpoint in 300 s"
+    time.sleep(0.1)
+  runs.kill(started)
+  runs.whole(config, folder / "killed", options)
+  runs.assert_same(folder / "killed", folder / "want")
+  source = sources.open_source(f"folder:{folder}/images", "train")
+  batches = pipeline.train_batches(
+    source, "decode|resize(20)|random_crop(16)", batch_size=24, seed=0
+  )
+  masked = np.cumsum([(~next(batches)["mask"]).sum() for _ in range(30)])
+  counts = {
+    row["step"]: row["train/undecodable"]
+    for row in runs.rows(folder / "want")
+    if "train/loss" in row
+  }
+  for step, count in counts.items():
+    assert count == masked[step - 1], f"step {step}: {count}"
+  output = (folder / "want.0.log").read_text()
+  named = set(re.findall(r"Cannot use (\S+): got no bytes", output))
+  assert named == {source.record_name(i) for i in source.undecodable}, named
+  for split in ("train", "val"):
+    options = _digits(folder / split, rng, broken=11, of=split)
+    (process,) = runs.start(config, folder / f"much_{split}", options)
+    (code,) = runs.finish([process], 300)
+    output = runs.output(folder / f"much_{split}")
+    assert code == 1 and "expected at most 10 (1%, or ten)" in output, output
+  return (
+    f"{len(named)} broken files of {source.num_examples}, met"
+    f" {int(masked[-1])} times in 30 steps: named, and counted alike in a run"
+    " that was killed; with 11, training and evaluator end with an error"
+  )
+
+
+def _digits(root, rng, broken: int, of: str = "train") -> list[str]:
+  """Writes scikit-learn's digits, of which some of a split are empty.
+
+  Returns:
+    The options that make a small run read them.
+  """
+  from PIL import Image
+  from sklearn.datasets import load_digits
+
+  from vit_jax.data import sources
+
+  digits = load_digits()
+  for i in range(600):
+    path = root / str(digits.target[i]) / f"{i}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = (digits.images[i] * 15.9).astype(np.uint8)
+    Image.fromarray(pixels).resize((24, 24)).save(path)
+  source = sources.open_source(f"folder:{root}", of)
+  for i in rng.choice(source.num_examples, broken, replace=False):
+    pathlib.Path(source.paths[i]).write_bytes(b"")
+  return [
+    f"--config.data.dataset=folder:{root}",
+    "--config.evals.test.split=val",
+    "--config.evals.few.split=val",
+    "--config.evals.few.train_split=train",
+  ]
+
+
+def _write(root: pathlib.Path, files: dict[str, bytes]) -> None:
+  for i, (name, data) in enumerate(files.items()):
+    path = root / "ab"[i % 2] / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def _opened(root: pathlib.Path):
+  from vit_jax.data import sources
+
+  source = sources.open_source(f"folder:{root}", "train+val")
+  return source, {pathlib.Path(p).name: i for i, p in enumerate(source.paths)}
+
+
+PEAK = """
+import resource, sys
+from vit_jax.data import pipeline, sources
+source = sources.open_source("folder:" + sys.argv[1], "train+val")
+for batch in pipeline.eval_batches(source, sys.argv[2], batch_size=64):
+  pass
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def _peak(root: pathlib.Path) -> int:
+  """Returns the peak memory of a process that reads a folder, in bytes."""
+  done = subprocess.run(
+    [sys.executable, "-c", PEAK, str(root), OPS],
+    env=os.environ | {"PYTHONPATH": str(runs.ROOT)},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr[-2000:]
+  return int(done.stdout)
+
+
+TRIALS = (
+  Trial(
+    "broken_data.kinds",
+    "Images of every kind come out as Pillow has them, upright, in training,"
+    " evaluation and predict, or are left out.",
+    kinds,
+    small=f"{SMALL}::test_right_pixels_of_every_kind",
+    seconds=20,
+  ),
+  Trial(
+    "broken_data.bombs",
+    "No header makes the input take memory: at most 89,478,485 pixels an image"
+    " are decoded.",
+    bombs,
+    small=f"{SMALL}::test_broken_files_are_named_with_the_reason",
+    seconds=40,
+  ),
+  Trial(
+    "broken_data.counted",
+    "Broken files are named, counted in the metrics, also in a run that was"
+    " killed, and limited, in training and evaluators.",
+    counted,
+    small=f"{SMALL}::test_other_batches_are_the_same_bits",
+    seconds=90,
+  ),
+)

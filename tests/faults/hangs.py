@@ -1,0 +1,165 @@
+"""Processes of a run that hang, die or fail; what the others do then."""
+
+import concurrent.futures
+import os
+import pathlib
+import re
+import signal
+import time
+
+from faults import runs
+from faults.trial import Trial
+
+# Seconds without progress. Several trials may share two cores, where a start,
+# with its imports, and a compilation take a minute.
+WATCHDOG_SECONDS = 120
+HEARTBEAT_SECONDS = 10
+OPTIONS = [
+  f"--config.watchdog_seconds={WATCHDOG_SECONDS}",
+  f"--config.heartbeat_timeout_seconds={HEARTBEAT_SECONDS}",
+]
+PLACES = ("start", "compile", "input", "step", "evaluation", "save")
+MARGIN = 15.0  # for a check every second, and a busy machine
+ABORTED = -signal.SIGABRT  # 134 in a shell
+
+
+def hung(folder: pathlib.Path, seed: int) -> str:
+  """The only process hangs in an evaluation; returns what came of it."""
+  del seed  # nothing is random
+  config, workdir = runs.write_config(folder), folder / "hung"
+  limit = 20
+  options = [f"--config.watchdog_seconds={limit}"]
+  runs.whole(config, folder / "whole")  # fills the cache
+  acts = {0: ["evaluation", "hang"]}
+  started = runs.start(config, workdir, options, acts=acts)
+  try:
+    began = _wait_for(workdir, 0, "acts  ", started)
+    code = started[0].wait(2 * limit + MARGIN)
+    seconds = time.monotonic() - began
+  finally:
+    runs.kill(started)
+  log = runs.log(workdir).read_text(errors="replace")
+  alarm = re.search(r"hung +phase (\w+), .* for ([\d,]+) s;", log)
+  assert code == 124 and alarm, f"ended with {code}:\n{log}"
+  assert alarm[1] == "evaluation"
+  assert limit <= int(alarm[2]) < limit + MARGIN, alarm[0]
+  stacks = (workdir / "stacks-0.txt").read_text()
+  assert "Thread 0x" in stacks and "most recent call first" in stacks
+  return f"124 after {seconds:.0f} s (limit {limit})"
+
+
+def stopped(folder: pathlib.Path, seed: int) -> str:
+  """One of two processes is suspended, at each place in turn."""
+  del seed
+  config = runs.write_config(folder)
+  runs.whole(config, folder / "whole", processes=2)  # fills the cache
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    results = list(
+      pool.map(
+        lambda place: _ends_the_other(config, folder, 1, place, "SIGSTOP"),
+        PLACES,
+      )
+    )
+  return "; ".join(results)
+
+
+def died(folder: pathlib.Path, seed: int) -> str:
+  """One of two processes is killed, or raises an error."""
+  del seed
+  config = runs.write_config(folder)
+  cases = (
+    (1, "step", "SIGKILL"),
+    (0, "evaluation", "SIGKILL"),
+    (1, "save", "fail"),
+    (0, "input", "fail"),
+  )
+  return "; ".join(_ends_the_other(config, folder, *case) for case in cases)
+
+
+def _ends_the_other(config, folder, who, place, act) -> str:
+  workdir = folder / f"{act}_{who}_{place}"
+  started = runs.start(config, workdir, OPTIONS, 2, acts={who: [place, act]})
+  other = 1 - who
+  try:
+    _wait_for(workdir, who, "acts  ", started)
+    began = time.monotonic()
+    code = started[other].wait(60)
+    seconds = time.monotonic() - began
+    own_code = started[who].wait(60) if act != "SIGSTOP" else None
+  finally:
+    runs.kill(started)
+  log = runs.log(workdir, other).read_text(errors="replace")
+  own = {"SIGSTOP": None, "SIGKILL": -signal.SIGKILL, "fail": 1}[act]
+  assert (own_code, code) == (own, ABORTED), f"{own_code}, {code}:\n{log}"
+  if who == 1:  # process 0 has jax's service, and names the other
+    assert re.search(r"stopped sending heartbeats\):\n1\n", log), log
+  if act == "fail":
+    assert "an error on purpose" in runs.output(workdir, who)
+  assert seconds < HEARTBEAT_SECONDS + MARGIN, f"{seconds:.0f} s:\n{log}"
+  return f"{act} of process {who} in {place}: 134 after {seconds:.1f} s"
+
+
+def no_alarm(folder: pathlib.Path, seed: int) -> str:
+  """A process that was suspended itself, and goes on, gets its whole limit."""
+  del seed
+  config, workdir = runs.write_config(folder), folder / "continued"
+  options = ["--config.watchdog_seconds=60", "--config.total_steps=4000"]
+  started = runs.start(config, workdir, options)
+  try:
+    _wait_for(workdir, 0, "step 5/", started)
+    os.kill(started[0].pid, signal.SIGSTOP)
+    time.sleep(75.0)
+    os.kill(started[0].pid, signal.SIGCONT)
+    time.sleep(4.0)
+    assert started[0].poll() is None, runs.output(workdir)
+  finally:
+    runs.kill(started)
+  return "a process suspended for 75 s and continued, whose limit is 60 s"
+
+
+def _wait_for(workdir, process, text, started, seconds=240.0) -> float:
+  """Waits until a process has printed a text; returns when, monotonic."""
+  end = time.monotonic() + seconds
+  path = runs.log(workdir, process)
+  while text not in path.read_text(errors="replace"):
+    assert time.monotonic() < end, f"no {text!r}:\n{runs.output(workdir)}"
+    if all(p.poll() is not None for p in started):
+      assert text in path.read_text(errors="replace"), runs.output(workdir)
+    time.sleep(0.05)
+  return time.monotonic()
+
+
+TRIALS = (
+  Trial(
+    "hangs.hung",
+    "A process without progress ends within `watchdog_seconds` with code 124"
+    " and the stacks of its threads.",
+    hung,
+    "tests/callbacks/test_watchdog.py",
+    seconds=60,
+  ),
+  Trial(
+    "hangs.stopped",
+    "Where one of two processes is suspended (SIGSTOP), in any phase, jax ends"
+    " the other within `heartbeat_timeout_seconds` with code 134, and names the"
+    " one that is suspended.",
+    stopped,
+    "tests/distributed/test_stop_of_two.py",
+    seconds=150,
+  ),
+  Trial(
+    "hangs.died",
+    "Where one of two processes is killed or fails, jax ends the other within"
+    " `heartbeat_timeout_seconds` with code 134.",
+    died,
+    "tests/distributed/test_stop_of_two.py",
+    seconds=100,
+  ),
+  Trial(
+    "hangs.no_false_alarm",
+    "A process that was itself suspended and goes on raises no alarm.",
+    no_alarm,
+    "tests/callbacks/test_watchdog.py",
+    seconds=110,
+  ),
+)

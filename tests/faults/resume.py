@@ -1,0 +1,434 @@
+"""Two runs in one folder, changed configs, full disks, odd bytes, lost time."""
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from faults import runs
+from faults.saved import assert_no_own_stack
+from faults.trial import Trial
+
+MANY = 8  # that start at the same moment
+DAMAGES = 300
+KILLS = 3
+LONG = "--config.total_steps=1000000"  # with a rate that is constant
+CONSTANT = "--config.optim.schedule=constant"
+SMALL = (".jsonl", ".json", ".bin")
+# Takes the folder, says so, and holds it until its input ends.
+HOLD = (
+  "import sys; from vit_jax.config import ConfigError\n"
+  "from vit_jax.callbacks.run_lock import LostError, RunLock\n"
+  "print('ready', flush=True); sys.stdin.readline()\n"
+  "try:\n"
+  "  with RunLock(sys.argv[1]) as lock:\n"
+  "    lock.check(); print('owned', flush=True); sys.stdin.read()\n"
+  "except (ConfigError, LostError) as e:\n"
+  "  print(str(e).replace(chr(10), ' '), flush=True)\n"
+)
+
+
+def two_runs(folder: pathlib.Path, seed: int) -> str:
+  """The second refused, alone and of two processes; then the first killed."""
+  del seed  # nothing is random
+  config, workdir = runs.write_config(folder, steps=28), folder / "run"
+  first = runs.start(config, workdir, [CONSTANT, LONG])
+  try:
+    _wait_for(workdir, "step 20/", first)
+    os.kill(first[0].pid, signal.SIGSTOP)  # so that its files stay as they are
+    before = _small_files(workdir)
+    seconds = []
+    for count in (1, 2):
+      second = folder / f"second{count}"
+      second.symlink_to(workdir)
+      began = time.monotonic()
+      started = runs.start(config, second, [CONSTANT, LONG], count)
+      codes = runs.finish(started, 200)
+      seconds.append(time.monotonic() - began)
+      output = " ".join(runs.output(second, i) for i in range(count))
+      assert all(codes), f"a run of {count} ended with {codes}:\n{output}"
+      owner = f"process {first[0].pid}, begun 2"
+      assert (
+        output.count("another run trains: host") >= 1 and owner in output
+      ), output
+      assert _small_files(workdir) == before, "it wrote into the first's folder"
+  finally:
+    runs.kill(first)
+  runs.whole(config, workdir, [CONSTANT, "--config.total_steps=70"])
+  raced = _race(folder / "race")
+  return (
+    f"refused in {seconds[0]:.0f} s, a run of two processes in"
+    f" {seconds[1]:.0f} s (most of it imports), no file changed; after kill -9"
+    f" the third went on; of {MANY} that started at once {raced}"
+  )
+
+
+def _race(folder: pathlib.Path) -> str:
+  """Starts many at the same moment, twice; the second after a dead one."""
+  folder.mkdir()
+  for _ in range(2):
+    started = [
+      subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=runs.environment(folder.parent),
+        text=True,
+        start_new_session=True,
+      )
+      for _ in range(MANY)
+    ]
+    try:
+      assert all(p.stdout.readline() == "ready\n" for p in started)
+      for p in started:
+        p.stdin.write("\n")
+        p.stdin.flush()
+      output = [p.stdout.readline() for p in started]
+    finally:
+      runs.kill(started)
+    owned = output.count("owned\n")
+    refused = sum("another run t" in x for x in output)  # trains, or took it
+    assert (owned, refused) == (1, MANY - 1), output
+  return "one went on, twice"
+
+
+def other_host(folder: pathlib.Path, seed: int) -> str:
+  """A run of another machine: alive, then suspended, then awake again."""
+  del seed
+  config, workdir = runs.write_config(folder, steps=70), folder / "run"
+  first = runs.start(config, workdir, [CONSTANT, LONG])
+  other = folder / "other"
+  other.symlink_to(workdir)
+  try:
+    _wait_for(workdir, "step 20/", first)
+    record = json.loads((workdir / "process.json").read_text())
+    elsewhere = record | {"host": "pod-7", "machine": "another"}
+    (workdir / "process.json").write_text(json.dumps(elsewhere))
+    began = time.monotonic()
+    (code,) = runs.finish(runs.start(config, other, [CONSTANT]), 120)
+    alive = time.monotonic() - began
+    output = runs.output(other)
+    assert code == 1 and "another run trains: host pod-7" in output, output
+    os.kill(first[0].pid, signal.SIGSTOP)
+    second = runs.start(config, other, [CONSTANT, LONG])
+    _wait_for(other, "takes over", second)
+    _wait_for(other, "\nstep ", second)
+    os.kill(first[0].pid, signal.SIGCONT)
+    (code,) = runs.finish(first, 60)
+    output = runs.output(workdir)
+    assert code == 1 and "another run took this folder (host" in output, output
+    runs.kill(second)
+    kinds = [(r["step"], *sorted(r)) for r in runs.rows(workdir)]
+    steps = [step for step, *_ in kinds]
+    assert steps == sorted(steps) and len({*kinds}) == len(kinds), steps
+  finally:
+    runs.kill(first)
+  return (
+    f"refused after {alive:.0f} s by its heartbeat; taken over when that stood"
+    " still for 35 s; the suspended run awoke, saw it, and stopped"
+  )
+
+
+def changed(folder: pathlib.Path, seed: int) -> str:
+  """Every change that makes another run is refused, and only those."""
+  del seed
+  config, workdir = runs.write_config(folder, steps=14), folder / "run"
+  runs.whole(config, workdir)
+  meaning = {
+    "model.width": "64",
+    "model.dropout": "0.2",
+    "model.dtype": "bfloat16",
+    "data.batch_size": "16",
+    "data.ops": "decode|resize(16)",
+    "objective.loss": "sigmoid",
+    "objective.mixup": "0.1",
+    "seed": "1",
+    "optim.lr": "0.1",
+    "optim.name": "sgd",
+    "total_steps": "21",
+  }
+  harmless = {"log_steps": "7", "checkpoint.keep_last": "3"}
+  options = [f"--config.{k}={v}" for k, v in {**meaning, **harmless}.items()]
+  (code,) = runs.finish(runs.start(config, workdir, options), 120)
+  output = runs.output(workdir, last=20_000)
+  named = [k for k in meaning if f"{runs_text(k)}" in output]
+  assert code == 1 and named == list(meaning), f"{code}, {named}:\n{output}"
+  assert not any(f"config.{k} was" in output for k in harmless), output
+  allowed = ["optim.lr", "total_steps"]
+  options = [
+    f"--config.{k}={(meaning | harmless)[k]}" for k in (*allowed, *harmless)
+  ]
+  runs.whole(config, workdir, [*options, "--allow_change=optim,total_steps"])
+  lines = (workdir / "changes.jsonl").read_text().splitlines()
+  trail = {x["key"]: x["by"] for x in map(json.loads, lines)}
+  want = dict.fromkeys(allowed, "--allow_change") | dict.fromkeys(
+    harmless, "harmless"
+  )
+  assert trail == want, trail
+  return (
+    f"{len(meaning)} changes refused at once, each by its name; 2 named by the"
+    f" flag and {len(harmless)} harmless ones taken, and recorded in the run"
+  )
+
+
+def runs_text(key: str) -> str:
+  """Returns how a refusal begins."""
+  return f"- config.{key} was "
+
+
+def adds_up(folder: pathlib.Path, seed: int) -> str:
+  """Killed at random instants, the buckets are the time on the clock."""
+  rng = random.Random(seed)
+  config, workdir = runs.write_config(folder, steps=60), folder / "run"
+  began = time.time()
+  for kill in range(KILLS):
+    started = runs.start(config, workdir)
+    try:
+      _wait_for(workdir, "\nfiles", started, kill + 1)
+      time.sleep(rng.uniform(0.0, 8.0))
+    finally:
+      runs.kill(started)
+    time.sleep(rng.uniform(0.0, 2.0))
+  runs.whole(config, workdir)
+  lines = (workdir / "metrics.jsonl").read_text().splitlines()
+  rows = [r for r in map(json.loads, lines) if "train/goodput" in r]
+  head = "train/seconds/"
+  worst = 0.0
+  for row in rows[-1:]:
+    seconds = {k: v for k, v in row.items() if k.startswith(head)}
+    worst = abs(sum(seconds.values()) - (row["time"] - began))
+    # From the fork to the process's own clock, and from the row to its line.
+    assert worst < 3.0, f"{sum(seconds.values())} s of {row['time'] - began}"
+  buckets = ", ".join(
+    f"{k.removeprefix(head)} {v:.1f}" for k, v in seconds.items()
+  )
+  return (
+    f"{KILLS} kills: {buckets}; the sum is {worst:.2f} s off the clock outside;"
+    f" seed {seed}"
+  )
+
+
+def full_disk(folder: pathlib.Path, seed: int) -> str:
+  """A real disk that is full for a while; the run ends in the same bits."""
+  del seed
+  config, want = runs.write_config(folder, steps=60), folder / "want"
+  runs.whole(config, want)
+  with _disk(folder / "disk", megabytes=24) as disk:
+    if disk is None:
+      return "not tried: no file system can be mounted here"
+    workdir = disk / "run"
+    started = runs.start(config, workdir)
+    log = pathlib.Path(f"{workdir}.0.log")
+    try:
+      _wait_for(workdir, "step 20/", started)
+      os.kill(started[0].pid, signal.SIGSTOP)
+      free = shutil.disk_usage(disk).free
+      with contextlib.suppress(OSError), (disk / "full").open("wb") as file:
+        for _ in range(free // 4096 + 1):
+          file.write(b"\1" * 4096)
+          file.flush()
+      os.kill(started[0].pid, signal.SIGCONT)
+      time.sleep(20.0)
+      (disk / "full").unlink()
+      codes = runs.finish(started, 200)
+    finally:
+      runs.kill(started)
+    output = log.read_text(errors="replace")
+    if any(codes):  # it may end with an error, and resumes when there is room
+      assert_no_own_stack(output)
+      runs.whole(config, workdir)
+    runs.assert_same(workdir, want)
+  how = (
+    "ended with an error, and resumed" if any(codes) else "waited, and went on"
+  )
+  return f"full for 20 s from step 20 on: it {how}; the same rows and bits"
+
+
+def odd_bytes(folder: pathlib.Path, seed: int) -> str:
+  """Damages of the small files, read by all that read them."""
+  from etils import epath
+
+  from vit_jax.callbacks import accounting, run_lock, run_record
+  from vit_jax.checkpointing import resume_rules
+  from vit_jax.config import json_file
+  from vit_jax.tools.reporting import runs as runs_lib
+  from vit_jax.writers import atomic_files
+
+  rng, workdir = random.Random(seed), folder / "run"
+  with run_lock.RunLock(str(workdir)):
+    pass
+  row = {"step": 1, "time": 1.0, "train/loss": 2.5}
+  whole = {
+    "metrics.jsonl": "".join(
+      json.dumps(row | {"step": i}) + "\n" for i in range(9)
+    ),
+    "config.json": json.dumps(
+      {"total_steps": 9, "data": {"dataset": "digits"}}
+    ),
+    "metadata.json": json.dumps({"class_names": ["a", "b"], "total_steps": 9}),
+    "changes.jsonl": json.dumps(
+      {"step": 1, "key": "a", "from": 1, "to": 2, "by": "x"}
+    )
+    + "\n",
+  }
+  for name in (run_record.FILE, run_record.HEARTBEAT):
+    whole[name] = (workdir / name).read_text()
+  num_errors = 0
+  for _ in range(DAMAGES):
+    name = rng.choice(list(whole))
+    for other, text in whole.items():
+      (workdir / other).write_text(text)
+    (workdir / name).write_bytes(_damaged(whole[name].encode(), rng))
+    for other in whole:
+      path = epath.Path(workdir) / other
+      try:
+        if other.endswith("l"):
+          num_errors += bool(atomic_files.read_rows(path).damaged)
+        else:
+          json_file.read(path)
+      except ValueError:
+        num_errors += 1
+    resume_rules.read(str(workdir))
+    with contextlib.suppress(ValueError):
+      runs_lib.find_runs(workdir)
+    (workdir / run_record.FILE).unlink() if rng.random() < 0.1 else None
+    try:
+      run_lock.refuse_live(str(workdir), note=lambda _: None)
+    except ValueError as e:  # a record that seems to be of another machine
+      assert "another run trains" in str(e), e
+    run_record.intervals(workdir)
+    account = accounting.Accounting(
+      *(1, 1, 1), num_examples=1, workdir=str(workdir)
+    )
+    account.on_start(0, None, {})
+    assert all(s >= 0 for s in account.state_dict(0)["seconds"].values())
+  return (
+    f"{DAMAGES} damages: no reader raised; {num_errors} error messages; seed"
+    f" {seed}"
+  )
+
+
+def _damaged(data: bytes, rng: random.Random) -> bytes:
+  """Returns bytes with something cut, flipped, put in or taken out."""
+  at = rng.randrange(len(data))
+  size = rng.choice([1, 4, 64])
+  noise = rng.choice([b"\0" * size, rng.randbytes(size), b"[" * size, b"NaN"])
+  return rng.choice(
+    [
+      data[:at],
+      data[:at] + noise + data[at + size :],
+      data[:at] + noise + data[at:],
+      data[:at] + data[at + size :],
+      b"",
+      noise,
+      data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :],
+    ]
+  )
+
+
+@contextlib.contextmanager
+def _disk(
+  folder: pathlib.Path, megabytes: int
+) -> Iterator[pathlib.Path | None]:
+  """A small disk of its own; None where none can be mounted."""
+  folder.mkdir()
+  size = f"size={megabytes}m"
+  mount = ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)]
+  try:
+    done = subprocess.run(mount, capture_output=True)
+  except OSError:
+    done = None
+  if done is None or done.returncode:
+    yield None
+    return
+  try:
+    yield folder
+  finally:
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def _wait_for(
+  workdir: pathlib.Path,
+  text: str,
+  started: list[subprocess.Popen],
+  times: int = 1,
+  seconds: float = 200.0,
+) -> None:
+  """Waits until a run has printed a text so many times."""
+  end = time.monotonic() + seconds
+  while runs.log(workdir).read_text(errors="replace").count(text) < times:
+    assert time.monotonic() < end, f"{text!r} in vain:\n{runs.output(workdir)}"
+    gone = [p.returncode for p in started if p.poll() is not None]
+    assert not gone, f"ended with {gone}:\n{runs.output(workdir)}"
+    time.sleep(0.05)
+
+
+def _small_files(workdir: pathlib.Path) -> dict[str, bytes]:
+  """Returns what a second run would have changed."""
+  return {
+    p.name: p.read_bytes() for p in workdir.iterdir() if p.suffix in SMALL
+  }
+
+
+def _trial(
+  name: str, guarantee: str, run: Callable, small: str, seconds: float
+) -> Trial:
+  return Trial(f"resume.{name}", guarantee, run, f"tests/{small}", seconds)
+
+
+TRIALS = (
+  _trial(
+    "two_runs",
+    "A second run in a folder is refused with host, process and start of the"
+    " first, before it writes anything; a killed one is not in the way.",
+    two_runs,
+    "callbacks/test_run_lock.py",
+    60,
+  ),
+  _trial(
+    "other_host",
+    "On a shared disk a run of another machine is known by its heartbeat; one"
+    " that was taken for dead notices, and leaves the folder to the other.",
+    other_host,
+    "callbacks/test_run_lock.py",
+    80,
+  ),
+  _trial(
+    "changed",
+    "Changes that make another run are refused by name unless --allow_change"
+    " names them; harmless ones are taken; the trail is kept.",
+    changed,
+    "checkpointing/test_resume_rules.py",
+    30,
+  ),
+  _trial(
+    "adds_up",
+    "The buckets of the wall time add up to the time on the clock, whatever"
+    " happened to the run.",
+    adds_up,
+    "callbacks/test_accounting.py",
+    60,
+  ),
+  _trial(
+    "full_disk",
+    "A disk that is full for a while costs neither rows nor bits.",
+    full_disk,
+    "checkpointing/test_resume.py",
+    60,
+  ),
+  _trial(
+    "odd_bytes",
+    "Damaged small files are reported in a line each, never by a traceback.",
+    odd_bytes,
+    "writers/test_atomic_files.py",
+    10,
+  ),
+)

@@ -1,0 +1,330 @@
+"""Saves that fail: disks without room, without permission, without luck."""
+
+import contextlib
+import errno
+import os
+import pathlib
+import random
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from unittest import mock
+
+from faults.saved import (
+  METADATA,
+  assert_no_own_stack,
+  bits,
+  captured_stderr,
+  made_up,
+  tiny,
+)
+from faults.trial import Trial
+from vit_jax.checkpointing import checkpointer as checkpointer_lib
+from vit_jax.checkpointing import layout, saving
+from vit_jax.config import CheckpointConfig, ConfigError
+
+SMALL = "tests/checkpointing/test_damage.py"
+
+
+@contextlib.contextmanager
+def failing(call: str, number: int, when: Callable[[str], bool]):
+  """Calls of `os` then fail for some paths, as on a full disk."""
+  real = getattr(os, call)
+
+  def fake(path, *args, **options):
+    if when(str(path)):
+      raise OSError(number, os.strerror(number), str(path))
+    return real(path, *args, **options)
+
+  with mock.patch.object(os, call, fake):
+    yield
+
+
+@contextlib.contextmanager
+def largest_file(size: int):
+  """No file may then grow larger: every layer gets EFBIG, TensorStore too."""
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def is_unfinished(path: str) -> bool:
+  return "orbax-checkpoint-tmp" in path
+
+
+FAILURES = {
+  "no file grows beyond 10 kB": lambda: largest_file(10_000),
+  "no file can be written": lambda: largest_file(0),
+  "ENOSPC at the rename": lambda: failing(
+    "rename", errno.ENOSPC, is_unfinished
+  ),
+  "EACCES at the rename": lambda: failing(
+    "rename", errno.EACCES, is_unfinished
+  ),
+  "EIO at a folder": lambda: failing("mkdir", errno.EIO, is_unfinished),
+}
+
+
+def failed_saves(folder: pathlib.Path, seed: int) -> str:
+  shapes = tiny()
+  results = []
+  for number, (name, failure) in enumerate(FAILURES.items()):
+    workdir = folder / f"{number}"
+    checkpointer = checkpointer_lib.Checkpointer(
+      str(workdir), CheckpointConfig()
+    )
+    states = {n: made_up(shapes, n) for n in range(1, 13)}
+    saves, seen = [], {}
+    with captured_stderr() as out:
+      for n, state in states.items():  # the train loop, a save every 4 steps
+        retries = checkpointer.retry_due(n)
+        if n % 4 == 0 or retries:
+          during = failure() if 4 < n < 10 else contextlib.nullcontext()
+          with during:
+            checkpointer.save(n, state, {**METADATA, "step": n})
+            saves.append(n)
+            while not checkpointer.is_idle():
+              time.sleep(0.01)
+        seen[n] = out.getvalue().count("NOT SAVED")
+      checkpointer.save_now(12, states[12], {**METADATA, "step": 12})
+      checkpointer.close()
+    text = out.getvalue()
+    assert_no_own_stack(text)
+    assert saves[:3] == [4, 8, 10], f"{name}: saved at {saves}\n{text}"
+    assert seen[8] == 0 and seen[9] == 1, f"{name}: logged late\n{text}"
+    there = sorted(p.name for p in (workdir / "checkpoints").iterdir())
+    assert there == ["10", "12"], f"{name}: {there} are there"
+    last = checkpointer_lib.Checkpointer(str(workdir), CheckpointConfig())
+    n, state, _ = last.restore_newest(12, shapes)
+    last.close()
+    assert n == 12 and bits(state) == bits(states[12]), name
+    results.append(name)
+    # To the end of the run: an error of the run, and what was there stays.
+    workdir = folder / f"{number}.end"
+    last = checkpointer_lib.Checkpointer(str(workdir), CheckpointConfig())
+    with captured_stderr(), mock.patch.object(saving, "WAITS", (0.01, 0.01)):
+      last.save_now(1, states[1], METADATA)
+      try:
+        with failure():
+          last.save_now(2, states[2], METADATA)
+        raise AssertionError(f"{name}: no error at the end of the run")
+      except checkpointer_lib.SaveError as e:
+        assert "step 2" in str(e) and "that of step 1" in str(e), e
+      last.close()
+    assert last.steps() == [1]
+  return (
+    f"{len(results)} kinds ({', '.join(results)}): reported at the next step,"
+    " written again 2 steps later, the two newest stay; at the end of a run an"
+    " error"
+  )
+
+
+def full_disk(folder: pathlib.Path, seed: int) -> str:
+  """A disk of 2 MB, where it may be mounted."""
+  disk = folder / "disk"
+  disk.mkdir()
+  if os.system(f"mount -t tmpfs -o size=2m tmpfs {disk} 2>/dev/null"):
+    return "not tried: no disk may be mounted here"
+  try:
+    shapes = tiny()
+    states = {n: made_up(shapes, n) for n in (1, 2)}
+    checkpointer = checkpointer_lib.Checkpointer(str(disk), CheckpointConfig())
+    with (
+      captured_stderr() as out,
+      mock.patch.object(saving, "WAITS", (0.01,)),
+    ):
+      checkpointer.save_now(1, states[1], METADATA)
+      free = shutil.disk_usage(disk).free
+      (disk / "other").write_bytes(bytes(free - 40_000))
+      try:
+        checkpointer.save_now(2, states[2], METADATA)
+        raise AssertionError("saved on a full disk")
+      except checkpointer_lib.SaveError as e:
+        text = str(e)
+      (disk / "other").unlink()
+      checkpointer.save_now(2, states[2], METADATA)
+      (disk / "other").write_bytes(bytes(shutil.disk_usage(disk).free - 9_000))
+      try:
+        checkpointer.restore_newest(0, shapes)
+        raise AssertionError("a full disk was not reported at the start")
+      except ConfigError as e:
+        assert "free" in str(e)
+      checkpointer.close()
+    assert_no_own_stack(out.getvalue())
+    assert "No space left" in text or "ENOSPC" in text, text
+    assert checkpointer.steps() == [1, 2]
+    restored = checkpointer.restore(2, shapes)
+    assert bits(restored) == bits(states[2])
+  finally:
+    os.system(f"umount {disk}")
+  return (
+    "a full tmpfs: reported, step 1 stayed whole, step 2 saved once it had room"
+  )
+
+
+def retention(folder: pathlib.Path, seed: int) -> str:
+  """Ten cycles, in which saves fail and folders are damaged at random."""
+  rng = random.Random(seed)
+  shapes = tiny()
+  checkpointer = checkpointer_lib.Checkpointer(
+    str(folder), CheckpointConfig(keep_last=1)
+  )
+  root = folder / "checkpoints"
+  good, cycles, failures, watched = 0, 0, 0, []
+  over = threading.Event()
+
+  def watch() -> None:  # a whole one at every instant
+    while not over.wait(0.002):
+      watched.append(bool(layout.step_folders(layout.epath.Path(root))))
+
+  watcher = threading.Thread(target=watch)
+  n = 0
+  with captured_stderr() as out:
+    while cycles < 10:
+      n += 1
+      state = made_up(shapes, n)
+      fails = good and rng.random() < 0.5
+      name = rng.choice(list(FAILURES))
+      with FAILURES[name]() if fails else contextlib.nullcontext():
+        checkpointer.save(n, state, {"step": n})
+        while not checkpointer.is_idle():
+          time.sleep(0.01)
+      checkpointer.retry_due(n)
+      steps = checkpointer.steps()
+      if fails:
+        failures += 1
+        assert good in steps, f"after {name}: {good} is gone, {steps}"
+      else:
+        assert steps == [n], f"{steps}, expected [{n}]\n{out.getvalue()}"
+        assert checkpointer_lib.verify(layout.epath.Path(root / str(n))) is None
+        cycles += bool(good)
+        good = n
+      if not watcher.is_alive():
+        watcher.start()
+    over.set()
+    watcher.join()
+    checkpointer.close()
+  assert_no_own_stack(out.getvalue())
+  assert all(watched), "for a moment there was no checkpoint"
+  return (
+    f"{cycles} cycles that keep one, {failures} failed saves between:"
+    f" a whole checkpoint at each of {len(watched):,} looks"
+  )
+
+
+# Each process writes half of every array. Process 1 fails in the save of step
+# 8, process 0 in that of step 16; both must go on alike.
+OF_TWO = """
+import resource, sys, time
+import jax
+sys.path[:0] = {paths}
+jax.distributed.initialize({address!r}, 2, int(sys.argv[1]))
+import contextlib
+from faults import saved, saves
+from vit_jax.checkpointing import checkpointer as checkpoint
+from vit_jax import sharding
+from vit_jax.config import CheckpointConfig, MeshConfig
+shapes = saved.tiny(fsdp=2)
+where = jax.tree.map(lambda x: x.sharding, shapes)
+def state(n):
+  full = lambda x: jax.numpy.full(x.shape, n, x.dtype)
+  made = lambda: jax.tree.map(full, shapes)
+  return jax.jit(made, out_shardings=where)()
+saver = checkpoint.Checkpointer({folder!r}, CheckpointConfig(keep_last=9))
+tried = []
+me = jax.process_index()
+for n in range(1, 25):
+  if n % 8 == 0 or saver.retry_due(n):
+    fails = n == 8 and me == 1 or n == 16 and me == 0
+    with saves.largest_file(5_000) if fails else contextlib.nullcontext():
+      saver.save(n, state(n), {{"step": n}})
+      tried.append(n)
+      while not saver.is_idle():
+        time.sleep(0.01)
+saver.save_now(24, state(24), {{"step": 24}})
+step, back, _ = saver.restore_newest(24, shapes)
+assert step == 24
+same = jax.jit(lambda a, b: jax.tree.map(lambda x, y: (x == y).all(), a, b))
+assert all(jax.tree.leaves(jax.device_get(same(back, state(24)))))
+saver.close()
+print("SAVES", tried, saver.steps(), flush=True)
+"""
+
+
+def two_processes(folder: pathlib.Path, seed: int) -> str:
+  with socket.socket() as s:
+    s.bind(("127.0.0.1", 0))
+    address = f"127.0.0.1:{s.getsockname()[1]}"
+  here = pathlib.Path(__file__).parents
+  code = OF_TWO.format(
+    paths=[str(here[2]), str(here[1])],
+    address=address,
+    folder=str(folder / "run"),
+  )
+  began = time.monotonic()
+  env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  running = [
+    subprocess.Popen(
+      [sys.executable, "-c", code, str(i)],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+      env=env | {"JAX_PLATFORMS": "cpu"},
+    )
+    for i in range(2)
+  ]
+  try:
+    texts = [p.communicate(timeout=300) for p in running]
+  finally:
+    for p in running:
+      p.kill()
+  for p, (out, err) in zip(running, texts, strict=True):
+    assert p.returncode == 0, out + err
+    assert "SAVES [8, 10, 16, 18, 24] [10, 18, 24]" in out, out + err
+  (_, first), (_, second) = texts
+  assert first.count("NOT SAVED") == 2 and "another process" in first, first
+  assert "step 8 (ValueError" in second or "step 8 (OSError" in second, second
+  return (
+    "process 1 fails, then process 0: both say so and write again at the same"
+    f" step; nobody waits for a time-out ({time.monotonic() - began:.0f} s)"
+  )
+
+
+TRIALS = (
+  Trial(
+    "saves.fail",
+    "A save that fails is reported at the next step and tried again; at the"
+    " end of a run it is an error.",
+    failed_saves,
+    small=SMALL,
+    seconds=40,
+  ),
+  Trial(
+    "saves.two_processes",
+    "Where one process cannot write, all go on alike, and none waits for it.",
+    two_processes,
+    seconds=40,
+  ),
+  Trial(
+    "saves.full_disk",
+    "A full disk costs no checkpoint that was there.",
+    full_disk,
+    small=SMALL,
+    seconds=15,
+  ),
+  Trial(
+    "saves.retention",
+    "The last checkpoint that was verified good is never removed.",
+    retention,
+    small=SMALL,
+    seconds=30,
+  ),
+)

@@ -1,0 +1,179 @@
+"""Small models of timm with random weights."""
+
+import functools
+import pathlib
+from typing import Any
+
+import numpy as np
+import torch
+import torch_libraries
+from safetensors.torch import load_file, save_file
+from weights_table import Case, Outputs, Theirs
+
+timm = torch_libraries.load("timm")
+hub = torch_libraries.load("timm.models._hub")
+
+HALF = ((0.5,) * 3, (0.5,) * 3)
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CLIP = (
+  (0.48145466, 0.4578275, 0.40821073),
+  (0.26862954, 0.26130258, 0.27577711),
+)
+SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+
+
+def randomise(module: torch.nn.Module, seed: int = 0) -> None:
+  """Gives a module weights in which every part matters."""
+  rng = np.random.default_rng(seed)
+  for name, leaf in module.named_parameters():
+    x = rng.standard_normal(tuple(leaf.shape), np.float32)
+    if name.endswith("weight") and x.ndim == 1 or "gamma" in name:
+      x = 1 + 0.3 * x
+    elif name.endswith("weight"):
+      x = x * np.prod(x.shape[1:]) ** -0.5
+    else:
+      x = 0.3 * x
+    leaf.data = torch.from_numpy(np.asarray(x, np.float32))
+
+
+def outputs(model: torch.nn.Module, images: np.ndarray, pixels) -> Outputs:
+  """Returns what a model of timm's computes of images in [-1, 1]."""
+  mean, std = (np.float32(x) for x in pixels)
+  x = torch.from_numpy(((images + 1) / 2 - mean) / std).permute(0, 3, 1, 2)
+  blocks, hooks = [], []
+  for block in model.blocks:
+    hooks.append(
+      block.register_forward_hook(lambda *args: blocks.append(args[2].numpy()))
+    )
+  with torch.no_grad():
+    last = model.eval()(x).numpy()
+  for hook in hooks:
+    hook.remove()
+  return Outputs(blocks, last)
+
+
+def created(name: str, **kwargs: Any) -> torch.nn.Module:
+  """Returns a model of timm's with random weights."""
+  model = timm.create_model(name, **kwargs)
+  randomise(model)
+  return model
+
+
+def theirs(name: str, pixels, **kwargs: Any) -> Theirs:
+  """Returns a model of timm's, which is saved as timm pushes it to the hub."""
+  model = created(name, **kwargs)
+  model.pretrained_cfg = model.pretrained_cfg | {
+    "mean": pixels[0], "std": pixels[1],
+  }  # fmt: skip
+
+  def save(folder: pathlib.Path) -> pathlib.Path:
+    folder = folder / "timm"
+    folder.mkdir()
+    save_file(model.state_dict(), folder / "model.safetensors")
+    hub.save_config_for_hf(
+      model, str(folder / "config.json"), model_args=dict(kwargs)
+    )
+    return folder
+
+  return Theirs(
+    save,
+    functools.partial(at_any_size, model, name, kwargs, pixels),
+    functools.partial(reload, name, kwargs),
+  )
+
+
+def at_any_size(model, name, kwargs, pixels, images) -> Outputs:
+  """Applies a model to images of any size; timm resizes its positions."""
+  if name.startswith("beit"):
+    kwargs = {**kwargs, "img_size": images.shape[1:3]}
+    resized = timm.create_model(name, **kwargs)
+    resize = torch_libraries.load("timm.models.beit").checkpoint_filter_fn
+    resized.load_state_dict(resize(model.state_dict(), resized))
+    return outputs(resized, images, pixels)
+  dynamic = timm.create_model(name, **{**kwargs, "dynamic_img_size": True})
+  dynamic.load_state_dict(model.state_dict())
+  return outputs(dynamic, images, pixels)
+
+
+def reload(name: str, kwargs: dict[str, Any], path: str) -> Theirs:
+  """Returns timm's model of a file of ours."""
+  import vit_jax
+  from vit_jax.zoo.files import timm_names
+
+  vit = vit_jax.load(path, verbose=False)
+  assert not timm_names.differences(vit.config)
+  model = timm.create_model(name, **{**kwargs, "img_size": vit.image_size})
+  model.load_state_dict(load_file(path))
+  return Theirs(None, lambda images: outputs(model, images, HALF))
+
+
+SIZE = (32, 32)
+SIZES = (SIZE, (48, 48), (32, 48))
+P8 = {"patch_size": 8, "img_size": 32}
+
+
+def small(**kwargs: Any) -> dict[str, Any]:
+  """Returns arguments that make a model of timm's small."""
+  return SMALL | P8 | kwargs
+
+
+# Family -> (name in timm, pixels, arguments).
+MODELS = {
+  "ViT": (("vit_base_patch16_224", HALF, {}),),
+  "DeiT, distilled": (("deit_small_distilled_patch16_224", IMAGENET, {}),),
+  "DeiT III": (("deit3_small_patch16_224", IMAGENET, {}),),
+  "DINOv2": (
+    ("vit_small_patch14_dinov2", IMAGENET, {"num_classes": 0}),
+    ("vit_giant_patch14_dinov2", IMAGENET, {"mlp_ratio": 4}),
+  ),
+  "DINOv2 with registers": (
+    ("vit_small_patch14_reg4_dinov2", IMAGENET, {}),
+    ("vit_giant_patch14_reg4_dinov2", IMAGENET, {"mlp_ratio": 4}),
+  ),
+  "DINOv3": (
+    ("vit_small_patch16_dinov3", IMAGENET, {"global_pool": "token"}),
+    ("vit_small_patch16_dinov3_qkvb", IMAGENET, {}),
+    ("vit_small_plus_patch16_dinov3", IMAGENET, {"num_classes": 0}),
+    ("vit_huge_plus_patch16_dinov3_qkvb", IMAGENET, {}),
+    ("vit_7b_patch16_dinov3", IMAGENET, {}),
+  ),
+  "SigLIP, SigLIP 2": (
+    ("vit_base_patch16_siglip_224", HALF, {"num_classes": 0}),
+    ("vit_so400m_patch16_siglip_256", HALF, {"mlp_ratio": 4}),
+    ("vit_giantopt_patch16_siglip_gap_256", HALF, {"mlp_ratio": 4}),
+  ),
+  "CLIP, OpenCLIP": (
+    ("vit_base_patch16_clip_224", CLIP, {}),
+    ("vit_base_patch32_clip_quickgelu_224", CLIP, {}),
+  ),
+  "MAE": (
+    ("vit_base_patch16_224", IMAGENET, {"num_classes": 0}),
+    ("vit_base_patch16_224", IMAGENET, {"global_pool": "avg"}),
+  ),
+  "FlexiViT": (("flexivit_small", HALF, {}),),
+  "BEiT, BEiT v2": (
+    ("beit_base_patch16_224", HALF, {}),
+    ("beitv2_base_patch16_224", IMAGENET, {"num_classes": 0}),
+  ),
+  "EVA-02": (
+    ("eva02_tiny_patch14_224", CLIP, {}),
+    ("eva02_base_patch14_224", CLIP, {"global_pool": "token"}),
+  ),
+}
+
+
+def cases() -> list[Case]:
+  """Returns a case for each model."""
+  return [
+    Case(
+      family,
+      "timm",
+      name,
+      functools.partial(theirs, name, pixels, **small(**kwargs)),
+      SIZES,
+      "timm",
+      "timm",
+    )
+    for family, models in MODELS.items()
+    for name, pixels, kwargs in models
+  ]

@@ -1,0 +1,697 @@
+"""The image operations: arguments, sizes, and pixels in TensorFlow and numpy.
+
+`OPERATIONS` has one class for each name in the language of
+`vit_jax.data.preprocessing`. `shape` checks the arguments and computes the new
+size. `tensorflow` computes the pixels for training and scoring; the same key
+gives the same pixels in any process and at any time. `numpy` computes them for
+`predict`; only operations without randomness have it. Both give the same pixels
+bit for bit, except with antialiasing, where 1 pixel in 1,000 differs by 1 level
+of 255 (see the test).
+
+Arguments of several operations: `size` is the new size in pixels, one number
+for a square or (height, width). `method` is the filter of a resizing:
+"bilinear", "bicubic", "area" or "nearest" (for `*_torch`, Pillow's "bilinear"
+or "bicubic"). `antialias` widens the filter when the image shrinks.
+
+Resizing computes in float32 without antialiasing, and then drops the fraction.
+The published checkpoints were trained and scored in this way with big_vision
+(bit for bit, see tests); it darkens an image by half a level of 255. With
+`antialias` the result is rounded, as in Pillow, with which PyTorch's models
+were trained and scored.
+
+TensorFlow, Pillow and what needs them are imported inside the methods, so that
+the language loads neither.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from vit_jax.data.operation import (
+  MAX_PIXELS,
+  Number,
+  Operation,
+  Shape,
+  Side,
+  check_decoding,
+  pair,
+)
+from vit_jax.options import check_choice
+
+PAD_MODES = ("black", "reflect")
+RESIZE_METHODS = ("bilinear", "bicubic", "area", "nearest")
+TORCH_FILTERS = ("bicubic", "bilinear")
+
+ERASE_ATTEMPTS = 10
+# Red, green and blue of pixels in [0, 1].
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+# Shares of red, green and blue in grey, by 2^16: ITU-R 601.
+LUMA = (19595, 38470, 7471)
+_NORMAL = 2**60  # beside the keys of epochs, which are roots of 56 bits
+
+operation = dataclasses.dataclass(frozen=True)
+
+
+@operation
+class Decode(Operation):
+  """Decodes JPEG, PNG, WebP, GIF (first frame), BMP, TIFF or PPM to RGB.
+
+  Grey becomes three equal channels, 16 bits become 8, and a CMYK JPEG is
+  converted. An array is not changed.
+
+  Args:
+    dct: Inverse cosine transform of a JPEG: "fast", TensorFlow's default, or
+      "accurate", which with `upsampling` "fancy" is bit for bit Pillow's.
+    upsampling: How colours of half the resolution in a JPEG are enlarged:
+      "fancy" interpolates them, "plain" repeats them.
+    exif: Whether to turn the image upright by its EXIF orientation. The
+      published checkpoints were trained and scored without.
+    background: Colour behind a transparent image. With None, fully transparent
+      pixels become white, and the others keep their colours without alpha.
+    max_pixels: An image with more pixels counts as broken.
+  """
+
+  dct: str = "fast"
+  upsampling: str = "fancy"
+  exif: bool = True
+  background: str | None = None
+  max_pixels: int = MAX_PIXELS
+
+  def shape(self, shape: Shape) -> Shape:
+    check_choice(self.dct, ("fast", "accurate"), "dct")
+    check_choice(self.upsampling, ("fancy", "plain"), "upsampling")
+    if not isinstance(self.exif, bool):
+      raise ValueError(f"exif: got {self.exif!r}, expected True or False.")
+    check_decoding(self.background, self.max_pixels)
+    return None
+
+  def tensorflow(self, image, key):
+    from vit_jax.data import encoded, tf_pixels
+    from vit_jax.data.tf_cpu import tf
+
+    if image.dtype != tf.string:
+      return tf_pixels.as_rgb(image)
+
+    def plain():
+      shape = encoded.jpeg_shape(image, self.max_pixels)
+      with tf.control_dependencies([shape]):
+        data = tf.identity(image)
+      if (self.dct, self.upsampling) == ("fast", "fancy"):
+        return tf.io.decode_image(data, channels=3, expand_animations=False)
+      return tf.io.decode_jpeg(
+        data,
+        channels=3,
+        fancy_upscaling=self.upsampling == "fancy",
+        dct_method=f"INTEGER_{self.dct.upper()}",
+      )
+
+    return encoded.decoded(
+      image,
+      plain,
+      lambda turn: encoded.upright(plain(), turn),
+      lambda whole: whole,
+      exif=self.exif,
+      background=self.background,
+      max_pixels=self.max_pixels,
+    )
+
+  def numpy(self, image):
+    return image  # decoded by `images.read`
+
+
+@operation
+class InceptionCrop(Operation):
+  """Crops a random box and resizes it to `size`.
+
+  The width of the box is 0.75 to 1.33 times its height (as in big_vision; the
+  paper says 3/4 to 4/3). If 100 attempts fail, the whole image is used.
+
+  Args:
+    size: New size.
+    area_min: Smallest area of the box, percent of the image.
+    area_max: Largest area of the box, percent of the image.
+    method: Filter of the resizing.
+    antialias: Whether the filter is widened.
+
+  Source: Szegedy et al., arXiv:1409.4842; the sampling is TensorFlow's.
+  """
+
+  size: Side
+  area_min: Number = 5
+  area_max: Number = 100
+  method: str = "bilinear"
+  antialias: bool = False
+
+  def shape(self, shape: Shape) -> Shape:
+    check_choice(self.method, RESIZE_METHODS, "method")
+    if not 0 < self.area_min <= self.area_max <= 100:
+      raise ValueError(
+        f"got area_min={self.area_min}, area_max={self.area_max}, expected"
+        " percent of the image's area with 0 < area_min <= area_max <= 100."
+      )
+    return pair(self.size)
+
+  def tensorflow(self, image, key):
+    from vit_jax.data import tf_pixels
+    from vit_jax.data.tf_cpu import tf
+
+    box = tf_pixels.inception_box(
+      tf.shape(image), key, self.area_min, self.area_max
+    )
+    crop = tf_pixels.crop(image, *box)
+    return tf_pixels.resize(crop, self.size, self.method, self.antialias)
+
+
+@operation
+class DecodeInceptionCrop(Operation):
+  """Computes `decode|inception_crop`, but decodes little outside of the crop.
+
+  The box is that of `inception_crop`. So are the pixels, except the outermost
+  ones of the crop of a JPEG with subsampled colours, because the decoder
+  interpolates colours without the neighbours outside. They differ by at most 18
+  levels of 255 on photographs, and by 0.002 in the mean over a crop of 224 (see
+  the test).
+  """
+
+  size: Side
+  area_min: Number = 5
+  area_max: Number = 100
+  background: str | None = None
+  max_pixels: int = MAX_PIXELS
+  method: str = "bilinear"
+  antialias: bool = False
+
+  @property
+  def inception_crop(self) -> InceptionCrop:
+    """The crop of an image that is decoded."""
+    return InceptionCrop(
+      self.size, self.area_min, self.area_max, self.method, self.antialias
+    )
+
+  def shape(self, shape: Shape) -> Shape:
+    check_decoding(self.background, self.max_pixels)
+    return self.inception_crop.shape(shape)
+
+  def tensorflow(self, image, key):
+    from vit_jax.data import encoded, tf_pixels
+    from vit_jax.data.tf_cpu import tf
+
+    if image.dtype != tf.string:
+      return self.inception_crop.tensorflow(tf_pixels.as_rgb(image), key)
+    box = functools.partial(
+      tf_pixels.inception_box,
+      key=key,
+      area_min=self.area_min,
+      area_max=self.area_max,
+    )
+
+    def plain():
+      window = tf.concat(box(encoded.jpeg_shape(image, self.max_pixels)), 0)
+      return tf.image.decode_and_crop_jpeg(image, window, channels=3)
+
+    def turned(turn):
+      shape = encoded.jpeg_shape(image, self.max_pixels)
+      sides = tf.where(turn >= 5, shape[1::-1], shape[:2])
+      begin, extent = box(tf.concat([sides, shape[2:]], 0))
+      window = encoded.stored_window(begin, extent, sides, turn)
+      crop = tf.image.decode_and_crop_jpeg(image, window, channels=3)
+      return encoded.upright(crop, turn)
+
+    crop = encoded.decoded(
+      image,
+      plain,
+      turned,
+      lambda whole: tf_pixels.crop(whole, *box(tf.shape(whole))),
+      exif=True,
+      background=self.background,
+      max_pixels=self.max_pixels,
+    )
+    return tf_pixels.resize(crop, self.size, self.method, self.antialias)
+
+
+@operation
+class Resize(Operation):
+  """Resizes to `size`, without keeping the aspect ratio."""
+
+  size: Side
+  method: str = "bilinear"
+  antialias: bool = False
+
+  def shape(self, shape: Shape) -> Shape:
+    check_choice(self.method, RESIZE_METHODS, "method")
+    return pair(self.size)
+
+  def tensorflow(self, image, key):
+    from vit_jax.data import tf_pixels
+
+    return tf_pixels.resize(image, self.size, self.method, self.antialias)
+
+  def numpy(self, image):
+    from vit_jax.data import np_pixels
+
+    return np_pixels.resize(image, self.size, self.method, self.antialias)
+
+
+@operation
+class ResizeSmall(Operation):
+  """Resizes the shorter side to `size` pixels, and keeps the aspect ratio.
+
+  Both sides are multiplied by the float32 ratio and rounded to the nearest
+  integer, ties to even. An image of more than `MAX_PIXELS` is not made: in the
+  graph it raises InvalidArgumentError; `pixels.check_sides` has the message.
+  """
+
+  size: Side
+  method: str = "area"
+  antialias: bool = False
+
+  def shape(self, shape: Shape) -> Shape:
+    check_choice(self.method, RESIZE_METHODS, "method")
+    _check_shorter_side(self.size)
+    if shape is None:
+      return None
+    ratio = np.float32(self.size) / np.float32(min(shape))
+    height, width = np.round(np.array(shape, np.float32) * ratio)
+    made = int(height), int(width)
+    return _bounded(f"resize_small({self.size})", shape, made)
+
+  def tensorflow(self, image, key):
+    from vit_jax.data import encoded, tf_pixels
+    from vit_jax.data.tf_cpu import tf
+
+    sides = tf.cast(tf.shape(image)[:2], tf.float32)
+    ratio = tf.cast(self.size, tf.float32) / tf.reduce_min(sides)
+    sides = tf.cast(tf.round(sides * ratio), tf.int64)
+    is_good = tf.reduce_prod(sides) <= MAX_PIXELS
+    sides = tf.cast(encoded.if_good(is_good, sides), tf.int32)
+    return tf_pixels.resized(image, sides, self.method, self.antialias)
+
+  def numpy(self, image):
+    from vit_jax.data import np_pixels
+
+    sides = self.shape(image.shape[:2])
+    return np_pixels.resize(image, sides, self.method, self.antialias)
+
+
+@operation
+class ResizeTorch(Operation):
+  """Resizes to `size`, bit for bit as Pillow, which rounds between the axes."""
+
+  size: Side
+  method: str = "bicubic"
+
+  def shape(self, shape: Shape) -> Shape:
+    check_choice(self.method, TORCH_FILTERS, "method")
+    return pair(self.size)
+
+  def tensorflow(self, image, key):
+    from vit_jax.data import tf_pixels
+
+    return tf_pixels.by_numpy(self.numpy, image, pair(self.size))
+
+  def numpy(self, image):
+    from vit_jax.data import np_pixels
+
+    return np_pixels.resize_torch(image, pair(self.size), self.method)
+
+
+@operation
+class ResizeSmallTorch(Operation):
+  """Resizes as torchvision's Resize(size): the longer side is rounded down."""
+
+  size: Side
+  method: str = "bicubic"
+
+  def shape(self, shape: Shape) -> Shape:
+    check_choice(self.method, TORCH_FILTERS, "method")
+    _check_shorter_side(self.size)
+    if shape is None:
+      return None
+    height, width = (self.size * side // min(shape) for side in shape)
+    return _bounded(f"resize_small_torch({self.size})", shape, (height, width))
+
+  def tensorflow(self, image, key):
+    from vit_jax.data import tf_pixels
+
+    return tf_pixels.by_numpy(self.numpy, image, (None, None))
+
+  def numpy(self, image):
+    from vit_jax.data import np_pixels
+
+    sides = self.shape(image.shape[:2])
+    return np_pixels.resize_torch(image, sides, self.method)
+
+
+@operation
+class Crop(Operation):
+  """Crops a box of `size`; the base of three operations."""
+
+  size: Side
+
+  def shape(self, shape: Shape) -> Shape:
+    size = pair(self.size)
+    if shape is not None and (shape[0] < size[0] or shape[1] < size[1]):
+      raise ValueError(
+        f"got size {size}, expected at most the {shape} pixels of the image."
+      )
+    return size
+
+  def tensorflow(self, image, key):
+    from vit_jax.data import tf_pixels
+
+    spare = tf_pixels.spare(image, self)
+    return tf_pixels.crop_to(image, self.corner(spare, key), self.size)
+
+  def corner(self, spare, key):
+    """Returns (y, x) of the box, int32 [2]; `spare` is the last corner."""
+    raise NotImplementedError
+
+
+@operation
+class CentralCrop(Crop):
+  """Crops the centre; an odd pixel remains at the bottom and right."""
+
+  def corner(self, spare, key):
+    return spare // 2
+
+  def numpy(self, image):
+    height, width = self.shape(image.shape[:2])
+    top, left = (image.shape[0] - height) // 2, (image.shape[1] - width) // 2
+    return image[top : top + height, left : left + width]
+
+
+@operation
+class CentralCropTorch(Crop):
+  """Crops as torchvision's CenterCrop: half a pixel is rounded to even."""
+
+  def corner(self, spare, key):
+    from vit_jax.data.tf_cpu import tf
+
+    return tf.cast(tf.round(tf.cast(spare, tf.float32) / 2), tf.int32)
+
+  def numpy(self, image):
+    height, width = self.shape(image.shape[:2])
+    top = round((image.shape[0] - height) / 2)
+    left = round((image.shape[1] - width) / 2)
+    return image[top : top + height, left : left + width]
+
+
+@operation
+class RandomCrop(Crop):
+  """Crops a box of `size`; every position is equally likely."""
+
+  def corner(self, spare, key):
+    from vit_jax.data.tf_cpu import tf
+
+    bits = tf.random.stateless_uniform(
+      [2], key, minval=None, maxval=None, dtype=tf.uint32
+    )
+    # 32 random bits modulo a few hundred: the bias is below 1e-6.
+    return tf.cast(bits % tf.cast(spare + 1, tf.uint32), tf.int32)
+
+
+@operation
+class FlipLR(Operation):
+  """Mirrors left and right with probability 1/2."""
+
+  def tensorflow(self, image, key):
+    from vit_jax.data.tf_cpu import tf
+
+    # Not tf.where: it takes nearly as long as the decoding of a JPEG.
+    return tf.cond(
+      self.is_flipped(key), lambda: tf.reverse(image, [1]), lambda: image
+    )
+
+  @staticmethod
+  def is_flipped(key):
+    """Returns whether the image of a key is mirrored, bool []."""
+    from vit_jax.data.tf_cpu import tf
+
+    return tf.random.stateless_uniform([], key) < 0.5
+
+
+@operation
+class Pad(Operation):
+  """Adds `pixels` pixels on each side, before a random crop for example.
+
+  They are black. With the mode "reflect" they are the image's own, mirrored at
+  its outermost pixels.
+  """
+
+  pixels: int
+  mode: str = "black"
+
+  def shape(self, shape: Shape) -> Shape:
+    pixels = self.pixels
+    check_choice(self.mode, PAD_MODES, "mode")
+    if not isinstance(pixels, int) or pixels < 0:
+      raise ValueError(
+        f"got pixels={pixels!r}, expected the pixels to add on each side."
+      )
+    if shape is None:
+      return None
+    if self.mode == "reflect" and pixels >= min(shape):
+      raise ValueError(
+        f"got pixels={pixels}, expected less than the sides {shape}."
+      )
+    return shape[0] + 2 * pixels, shape[1] + 2 * pixels
+
+  def tensorflow(self, image, key):
+    from vit_jax.data.tf_cpu import tf
+
+    mode = "CONSTANT" if self.mode == "black" else "REFLECT"
+    return tf.pad(image, self._paddings(), mode)
+
+  def numpy(self, image):
+    mode = "constant" if self.mode == "black" else "reflect"
+    return np.pad(image, self._paddings(), mode)
+
+  def _paddings(self):
+    return [[self.pixels, self.pixels], [self.pixels, self.pixels], [0, 0]]
+
+
+@operation
+class RandAug(Operation):
+  """Applies `num_layers` of AugReg's distortions; see `data.randaugment`.
+
+  Args:
+    num_layers: Number of distortions, one after the other.
+    magnitude: 0 to 20.
+  """
+
+  num_layers: int
+  magnitude: int
+
+  def shape(self, shape: Shape) -> Shape:
+    if shape is None or min(shape) < 3:
+      raise ValueError(
+        f"got images of {shape or 'differing size'}, expected one size, at"
+        " least 3 x 3, as after decode_inception_crop(224)."
+      )
+    if not isinstance(self.num_layers, int) or self.num_layers < 1:
+      raise ValueError(
+        f"got num_layers={self.num_layers!r}, expected 1 or more."
+      )
+    if not isinstance(self.magnitude, int) or not 0 <= self.magnitude <= 20:
+      raise ValueError(
+        f"got magnitude={self.magnitude!r}, expected a whole number from 0 to"
+        " 20; posterize and solarize_add are not defined above 20."
+      )
+    return shape
+
+  def tensorflow(self, image, key):
+    from vit_jax.data.randaugment import randaug
+
+    return randaug(image, key, self.num_layers, self.magnitude)
+
+
+@operation
+class ThreeAugment(Operation):
+  """Applies one of DeiT III's three augmentations; see `pillow_augment`."""
+
+  def tensorflow(self, image, key):
+    from vit_jax.data import pillow_augment, tf_pixels
+    from vit_jax.data.tf_cpu import tf
+
+    draws = tf.random.stateless_uniform([2], key)
+    return tf_pixels.by_pillow(pillow_augment.three_augment, image, draws)
+
+
+@operation
+class ColorJitter(Operation):
+  """Changes brightness, contrast and saturation by up to `strength`, 0 to 1.
+
+  See `pillow_augment.color_jitter`.
+  """
+
+  strength: Number
+
+  def shape(self, shape: Shape) -> Shape:
+    if not 0 <= self.strength <= 1:
+      raise ValueError(
+        f"strength: got {self.strength!r}, expected 0 to 1, such as 0.3."
+      )
+    return shape
+
+  def tensorflow(self, image, key):
+    from vit_jax.data import pillow_augment, tf_pixels
+    from vit_jax.data.tf_cpu import tf
+
+    draws = tf.random.stateless_uniform([6], key)
+    jitter = functools.partial(
+      pillow_augment.color_jitter, strength=float(self.strength)
+    )
+    return tf_pixels.by_pillow(jitter, image, draws)
+
+
+@operation
+class RandAugTimm(Operation):
+  """Applies timm's `rand-m<magnitude>-mstd0.5-inc1`; see `pillow_augment`."""
+
+  magnitude: Number
+
+  def shape(self, shape: Shape) -> Shape:
+    if not 0 <= self.magnitude <= 10:
+      raise ValueError(
+        f"got magnitude={self.magnitude!r}, expected a mean from 0 to 10, such"
+        " as 9."
+      )
+    return shape
+
+  def tensorflow(self, image, key):
+    from vit_jax.data import pillow_augment, tf_pixels
+    from vit_jax.data.tf_cpu import tf
+
+    layers = pillow_augment.LAYERS
+    draws = tf.random.stateless_uniform([3 * layers], key)
+    # Another key: the two functions turn the same bits into their numbers.
+    normals = tf.random.stateless_normal([layers], key + [_NORMAL, 0])
+    distort = functools.partial(
+      pillow_augment.randaug_timm, magnitude=float(self.magnitude)
+    )
+    return tf_pixels.by_pillow(distort, image, draws, normals)
+
+
+@operation
+class RandomErase(Operation):
+  """Replaces a box by noise, in a share of the images.
+
+  The box covers 2 % to a third of the image. The logarithm of its height /
+  width is uniform between those of 0.3 and 1 / 0.3. If ten attempts find no box
+  that is smaller than the image, the image does not change. The noise of a
+  pixel is normal, with ImageNet's mean and deviation, clipped to 0..255.
+
+  Source: arXiv:1708.04896; timm's RandomErasing of mode "pixel", which erases
+    after the normalisation, without clipping.
+  """
+
+  share: Number
+
+  def shape(self, shape: Shape) -> Shape:
+    if shape is None:
+      raise ValueError(
+        "got images of differing size, expected one size, as after"
+        " decode_inception_crop(224)."
+      )
+    if not 0 <= self.share <= 1:
+      raise ValueError(
+        f"share: got {self.share!r}, expected the share of images with an"
+        " erased rectangle, 0 to 1, such as 0.25."
+      )
+    return shape
+
+  def tensorflow(self, image, key):
+    from vit_jax.data.tf_cpu import tf
+
+    height, width, _ = image.shape
+    draws = tf.random.stateless_uniform([1 + 4 * ERASE_ATTEMPTS], key)
+    area, aspect, y, x = tf.split(draws[1:], 4)
+    area = (0.02 + (1 / 3 - 0.02) * area) * height * width
+    aspect = tf.exp(np.float32(np.log(0.3)) * (1 - 2 * aspect))
+    heights = tf.cast(tf.round(tf.sqrt(area * aspect)), tf.int32)
+    widths = tf.cast(tf.round(tf.sqrt(area / aspect)), tf.int32)
+    fits = (heights < height) & (widths < width)
+    # The first attempt that fits; 0 if none does.
+    first = tf.argmax(tf.cast(fits, tf.int32))
+
+    def span(lengths, size, draws):
+      length = lengths[first]
+      begin = tf.cast(
+        draws[first] * tf.cast(size - length + 1, tf.float32), tf.int32
+      )
+      places = tf.range(size)
+      return (places >= begin) & (places < begin + length)
+
+    def erased():
+      rows, columns = span(heights, height, y), span(widths, width, x)
+      normal = tf.random.stateless_normal(image.shape, key + [_NORMAL, 0])
+      noise = tf.constant(IMAGENET_MEAN) + tf.constant(IMAGENET_STD) * normal
+      noise = tf.cast(tf.clip_by_value(tf.round(noise * 255), 0, 255), tf.uint8)
+      return tf.where((rows[:, None] & columns)[..., None], noise, image)
+
+    is_erased = (draws[0] < self.share) & tf.reduce_any(fits)
+    return tf.cond(is_erased, erased, lambda: image)
+
+
+@operation
+class Grey(Operation):
+  """Returns one channel, the luma of ITU-R 601, rounded as in Pillow."""
+
+  def tensorflow(self, image, key):
+    from vit_jax.data.tf_cpu import tf
+
+    weights = tf.constant(LUMA, tf.int32)
+    luma = tf.reduce_sum(tf.cast(image, tf.int32) * weights, -1, keepdims=True)
+    return tf.cast((luma + 2**15) // 2**16, tf.uint8)
+
+  def numpy(self, image):
+    luma = (image.astype(np.int32) * LUMA).sum(-1, keepdims=True)
+    return ((luma + 2**15) // 2**16).astype(np.uint8)
+
+
+OPERATIONS: dict[str, type[Operation]] = {
+  "decode": Decode,
+  "decode_inception_crop": DecodeInceptionCrop,
+  "inception_crop": InceptionCrop,
+  "resize": Resize,
+  "resize_small": ResizeSmall,
+  "central_crop": CentralCrop,
+  "resize_torch": ResizeTorch,
+  "resize_small_torch": ResizeSmallTorch,
+  "central_crop_torch": CentralCropTorch,
+  "random_crop": RandomCrop,
+  "flip_lr": FlipLR,
+  "pad": Pad,
+  "randaug": RandAug,
+  "three_augment": ThreeAugment,
+  "color_jitter": ColorJitter,
+  "randaug_timm": RandAugTimm,
+  "random_erase": RandomErase,
+  "grey": Grey,
+}
+
+
+def _check_shorter_side(size: Side) -> None:
+  if not isinstance(size, int) or size < 1:
+    raise ValueError(
+      f"got size {size!r}, expected pixels of the shorter side, such as 256."
+    )
+
+
+def _bounded(
+  op: str, sides: tuple[int, int], made: tuple[int, int]
+) -> tuple[int, int]:
+  """Returns the sides after an operation.
+
+  Raises:
+    ValueError: They have more than `MAX_PIXELS`.
+  """
+  if made[0] * made[1] > MAX_PIXELS:
+    raise ValueError(
+      f"got {sides[1]:,} x {sides[0]:,} pixels, of which {op} would make"
+      f" {made[1]:,} x {made[0]:,}, expected at most {MAX_PIXELS:,} in all;"
+      " crop the image."
+    )
+  return made

@@ -1,0 +1,102 @@
+"""Errors of the optimizer's options that name parameters or layers."""
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from vit_jax import names
+from vit_jax.config import OptimConfig
+from vit_jax.families import ModelConfig
+from vit_jax.optim import make_optimizer
+from vit_jax.options import nearest, shown
+from vit_jax.param_groups import has_layer, matches, path_of, trained
+
+
+def errors(
+  config: OptimConfig,
+  params: PyTree,
+  model: ModelConfig,
+  own: str | None = None,
+) -> list[str]:
+  """Returns errors of the options that name parameters or layers.
+
+  Args:
+    config: The options.
+    params: Parameters, or their shapes.
+    model: The model of the parameters.
+    own: Prefix of the parameters that an objective adds, or None.
+  """
+  leaves = {
+    path_of(path): leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+  }
+  paths = [*leaves]
+  patterns = {
+    "freeze": config.freeze,
+    "lr_scale": tuple(pattern for pattern, _ in config.lr_scales()),
+  }
+  errors = [
+    f"config.optim.{key}: got {pattern!r}, which no parameter matches;"
+    f" expected a pattern of paths such as {paths[0]}.{nearest(pattern, paths)}"
+    for key in patterns
+    for pattern in patterns[key]
+    if not any(matches(name, [pattern]) for name in paths)
+  ]
+  trained_names = [n for n in paths if not matches(n, config.freeze)]
+  if not trained_names:
+    errors.append(
+      f"config.optim.freeze: got {', '.join(config.freeze)}, which freezes all"
+      " parameters; expected patterns that leave some to train."
+    )
+  family = type(model).__name__
+  if config.layer_decay is not None:
+    wrong = f"config.optim.layer_decay: got {config.layer_decay}, expected None"
+    unplaced = [
+      name
+      for name in trained_names
+      if not (own and name.startswith(own)) and not has_layer(name, model)
+    ]
+    if not any(model.block_of(name) is not None for name in trained_names):
+      errors.append(
+        f"{wrong}: no block is trained, or {family}.BLOCKS does not declare"
+        " them. config.optim.lr_scale sets the rates of other parameters."
+      )
+    elif unplaced:
+      errors.append(
+        f"{wrong}: {family} declares no layer of {unplaced[0]} (STEM, BLOCKS,"
+        " BEHIND_BLOCKS, HEADS)."
+      )
+  if names.is_path(config.name) and trained_names:
+    errors += _import_errors(config, params, model)
+  if config.name == "muon" and not any(map(model.matrix, trained_names)):
+    errors.append(
+      "config.optim.name: got 'muon', expected another one: no kernel of"
+      f" {family}.MATRICES is trained, and muon orthogonalises only these."
+    )
+  errors += [
+    f"config.optim.name: got 'muon', but {family}.MATRICES declares"
+    f" {numbers} dimensions of {name}, which has {len(np.shape(leaves[name]))}."
+    for name in trained_names
+    if config.name == "muon" and (numbers := model.matrix(name))
+    if len(np.shape(leaves[name])) != sum(numbers) + model.is_scanned(name)
+  ]
+  return errors
+
+
+def _import_errors(
+  config: OptimConfig, params: PyTree, model: ModelConfig
+) -> list[str]:
+  """Returns why an imported optimizer cannot update parameters."""
+  try:
+    tx, _ = make_optimizer(config, config.warmup_steps + 1, model)
+  except ValueError as e:
+    return [str(e)]
+  params = trained(params, config.freeze)
+  try:
+    jax.eval_shape(lambda x: tx.update(x, tx.init(x), x), params)
+  except Exception as e:  # code of one's own may raise anything
+    return [
+      f"config.optim.name: got {shown(config.name)}, whose init or update"
+      f" raises {type(e).__name__}: {e}."
+    ]
+  return []

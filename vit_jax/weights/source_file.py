@@ -1,0 +1,62 @@
+"""Files of parameters that a run uses, and that its checkpoints do not have.
+
+These are the base of adapters and the further models of an objective. A
+resumed run reads them again, and checks their digest.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from etils import epath
+
+from vit_jax import digests
+from vit_jax.paths import absolute
+from vit_jax.weights import download
+from vit_jax.weights.weights_file import Weights
+
+
+class SourceFile(NamedTuple):
+  """A file, and the digest of its arrays.
+
+  path: Path or address; a path on disk is absolute.
+  mean: config.init_mean.
+  digest: Digest of all arrays, as they were read.
+  """
+
+  path: str
+  mean: str | None
+  digest: str
+
+
+def of_weights(weights: Weights, mean: str | None) -> SourceFile:
+  """Returns the file of weights; reads all arrays.
+
+  Args:
+    weights: Weights of config.init.
+    mean: config.init_mean.
+  """
+  return of_params(weights.path, dict(weights.params), mean)
+
+
+def of_params(
+  path: str, params: Mapping[str, Any], mean: str | None = None
+) -> SourceFile:
+  """Returns the file of parameters, a nested dict of arrays."""
+  if not download.is_remote(path):
+    path = str(absolute(epath.Path(path)))
+  sums = digests.of_numpy(jax.tree.map(np.asarray, dict(params)))
+  digest = digests.of_json({k: [d.dtype, d.sums] for k, d in sums.items()})
+  return SourceFile(path, mean, digest)
+
+
+def difference(file: SourceFile, digest: str) -> str | None:
+  """Returns an error if a file is not the one from which a run began."""
+  if file.digest == digest:
+    return None
+  return (
+    f"got arrays with digest {file.digest[:8]} at {file.path!r}, expected"
+    f" {digest[:8]}, those from which the run began. Put them back at this"
+    " path."
+  )
