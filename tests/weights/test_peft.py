@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 import vit_jax
 from vit_jax import train
 from vit_jax.config import model_config
-from vit_jax.finetune.adapters import Factors
+from vit_jax.finetune.lora_base import Factors
 from vit_jax.zoo.files import hf_classes
 from vit_jax.zoo.files import peft as ours
 

@@ -38,7 +38,7 @@ from vit_jax.config import HELD_OUT, json_file
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.evaluators.features import extract, features_fn
 from vit_jax.experiment import Experiment
-from vit_jax.finetune import fine_tuning, lora
+from vit_jax.finetune import lora, results
 from vit_jax.losses import balanced_weights
 from vit_jax.paths import run_path
 from vit_jax.step import EMA, TrainState
@@ -135,7 +135,7 @@ def start(
   metadata = run_summary.metadata(experiment, state)
   saved = saved_params(state.params, state.fixed)
   write_params(str(folder), saved, metadata)
-  _write(experiment.workdir, fine_tuning.ProbeOutcome(probe.accuracy, probe.l2))
+  _write(experiment.workdir, results.ProbeOutcome(probe.accuracy, probe.l2))
   return state, probe
 
 
@@ -178,7 +178,7 @@ def best(
   top1, balanced = ((is_right @ x).tolist() for x in (shares, balanced_shares))
   outcome = dataclasses.replace(
     json_file.read_as(
-      fine_tuning.ProbeOutcome, run_path(workdir) / fine_tuning.LINEAR_PROBE
+      results.ProbeOutcome, run_path(workdir) / results.LINEAR_PROBE
     ),
     fine_tuned=top1[-1],
     saved=top1[chosen],
@@ -252,7 +252,7 @@ def _mean(begun: TrainState, tuned: TrainState, weight: float) -> TrainState:
   )
 
 
-def _text(outcome: fine_tuning.ProbeOutcome) -> str:
+def _text(outcome: results.ProbeOutcome) -> str:
   """Returns which model is saved, with its scores and those of the others."""
   others = {
     "linear probe": (outcome.top1, outcome.balanced),
@@ -284,9 +284,9 @@ def _class_weights(experiment: Experiment) -> np.ndarray | None:
   return np.asarray(weights_, np.float64)
 
 
-def _write(workdir: str, outcome: fine_tuning.ProbeOutcome) -> None:
+def _write(workdir: str, outcome: results.ProbeOutcome) -> None:
   run_info.write_json(
-    workdir, fine_tuning.LINEAR_PROBE, dataclasses.asdict(outcome)
+    workdir, results.LINEAR_PROBE, dataclasses.asdict(outcome)
   )
 
 

@@ -19,8 +19,8 @@ from etils import epath
 
 from vit_jax.config import json_file
 from vit_jax.families.vit import ViTConfig
-from vit_jax.finetune import adapters, lora
-from vit_jax.finetune.adapters import Factors
+from vit_jax.finetune import lora, lora_base
+from vit_jax.finetune.lora_base import Factors
 from vit_jax.paths import file_in, is_remote
 from vit_jax.weights import download
 from vit_jax.weights.safetensors_file import open_safetensors
@@ -140,7 +140,7 @@ def read(folder: epath.Path, read_base: Callable[[str], Weights]) -> Weights:
   return dataclasses.replace(
     base,
     path=str(folder),
-    params=adapters.merged(base.params, factors, ViTConfig) | heads,
+    params=lora_base.merged(base.params, factors, ViTConfig) | heads,
     notes=notes,
   )
 
@@ -165,7 +165,7 @@ def _without_head(base: Weights, heads: Mapping[str, LazyArray]) -> Weights:
   new = heads.get("head/kernel")
   if old is None or new is None or old.shape[-1] != new.shape[-1]:
     base = dataclasses.replace(base, class_names=None, loss=None)
-  params = adapters.without_pre_logits(params)
+  params = lora_base.without_pre_logits(params)
   return dataclasses.replace(base, params=params)
 
 
