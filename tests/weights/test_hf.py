@@ -206,7 +206,7 @@ def test_all_that_cannot_be_read_is_one_error():
       {},
       ["posemb_at: got 'shared', expected"],
     ),
-    (TINY, {"more": 0}, ["got 'more', which transformers has no place for"]),
+    (TINY, {"more": 0}, ["got 'more', which the library has no place for"]),
   ],
 )
 def test_all_that_cannot_be_written_is_one_error(model, params, expected):

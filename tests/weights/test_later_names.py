@@ -333,8 +333,8 @@ def test_another_epsilon_is_said(tmp_path):
     )
     for eps in (1e-5, 1e-6)
   ]
-  text = "LayerNorm adds 1e-05 to the variance, this model 1e-06"
-  assert notes[1] == [*notes[0], text]
+  *same, note = notes[1]
+  assert same == notes[0] and note.startswith("config.model.ln_eps=1e-06 here")
 
 
 def test_the_images_of_clip(tmp_path):

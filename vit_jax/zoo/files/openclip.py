@@ -385,12 +385,6 @@ def write(
   table = rows(count_blocks(params, r"Transformer/encoderblock_(\d+)/"))
   arrays, missing = to_theirs(table, params)
   errors += missing
-  known = {row.ours for row in table}
-  if unknown := [n for n in params if n not in known]:
-    errors.append(
-      f"got {shorten(unknown)}, which OpenCLIP has no place for. A head is left"
-      " out by --drop_head."
-    )
   if errors:
     raise ValueError("OpenCLIP cannot hold this model:\n" + "\n".join(errors))
   return {PREFIX + name: array for name, array in arrays.items()}

@@ -43,7 +43,6 @@ from vit_jax.zoo.files.torch_layout import (
   count_blocks,
   length,
   option_errors,
-  shorten,
   to_ours,
   to_theirs,
   unplaced,
@@ -251,7 +250,7 @@ def _known_heads(
   return timm_names.known_heads(width, depth, mlp_dim, is_dinov3)
 
 
-# Libraries whose names `write` writes -> layout of (rope, form of the MLP).
+# Library -> {(rope, form of the MLP): layout}, for `write` and `write_meta`.
 LAYOUTS = {
   "timm": {
     ("dinov3", "gelu"): Layout("own", "gelu", "gamma_{}"),
@@ -309,12 +308,9 @@ def write(
     ValueError: timm's models lack a part of the model.
   """
   if model.name not in ("bit", "vit", "modern"):
-    what = "such model"
-    if model.name == "bit_v1":
-      what = "ResNet with weight standardisation after activation on its own"
     raise ValueError(
       f"config.model.name: got {model.name!r}, expected 'bit', 'vit' or"
-      f" 'modern': timm has no {what}."
+      " 'modern', which timm has."
     )
   errors = []
   params = dict(params)
@@ -326,27 +322,16 @@ def write(
     depth = count_blocks(params, r"Transformer/encoderblock_(\d+)/")
     rows = vit_rows(depth, _layout_for(model, "timm") or VIT)
     rows += stem_rows(units, bool(stages and stages.blocks))
-    errors += _vit_errors(params, model)
+    errors += timm_names.errors(model)
     if "registers" in params and model.has_cls_row:
       table = np.asarray(params[POS_EMBEDDING])
       params["cls"] = np.asarray(params["cls"]) + table[:, :1]
       params[POS_EMBEDDING] = table[:, 1:]
-    if model.posemb == "sincos2d" and grid is None:
-      errors.append(
-        "grid: got None, expected (rows, columns) of patches, which the fixed"
-        " position table is written for."
-      )
-    elif model.posemb == "sincos2d":
+    if model.posemb == "sincos2d":
       width = params["embedding/kernel"].shape[-1]
       params[POS_EMBEDDING] = sincos2d(*grid, width)[None]
   arrays, missing = to_theirs(rows, params)
   errors += missing
-  known = {row.ours for row in rows} | {"pre_logits/kernel", "pre_logits/bias"}
-  if unknown := [n for n in params if n not in known]:
-    errors.append(
-      f"got {shorten(unknown)}, which timm has no place for. Write the"
-      " parameters of a ViT, of a hybrid or of BiT, blocks one by one."
-    )
   if errors:
     raise ValueError("timm cannot hold this model:\n" + "\n".join(errors))
   return arrays
@@ -401,11 +386,6 @@ def write_meta(
       params[name.replace("/query/", "/key/")] = np.zeros_like(params[name])
   rows = vit_rows(depth, (layout or VIT)._replace(qkv="fused"))
   arrays, missing = to_theirs(rows, params)
-  known = {row.ours for row in rows}
-  if unknown := [n for n in params if n not in known]:
-    errors.append(
-      f"got {shorten(unknown)}, which Meta's models have no place for."
-    )
   if errors := errors + missing:
     raise ValueError("Meta's models cannot hold it:\n" + "\n".join(errors))
   if getattr(model, "layer_scale", None) and (rope or model.cls_row):
@@ -421,14 +401,3 @@ def write_meta(
       mask[1] = 0
       arrays[f"{name}_mask"] = mask.ravel()
   return arrays
-
-
-def _vit_errors(params, model: ModelConfig) -> list[str]:
-  """Returns the parts that timm's models lack."""
-  errors = []
-  if any(n.startswith("pre_logits/") for n in params):
-    errors.append(
-      "pre_logits: got a tanh layer before the head, expected none: timm has no"
-      " place for it. Write the model without it and the head: --drop_head."
-    )
-  return errors + timm_names.errors(model)
