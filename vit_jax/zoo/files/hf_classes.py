@@ -12,11 +12,11 @@ import numpy as np
 from vit_jax.config import ModelConfig
 from vit_jax.losses import REGRESSION
 from vit_jax.models.posemb import sincos2d
-from vit_jax.weights.weights_file import POS_EMBEDDING
+from vit_jax.weights.weights_file import POS_EMBEDDING, shorten
 from vit_jax.zoo.files import hf_names
 from vit_jax.zoo.files.hf_head import MULTI_LABEL
 from vit_jax.zoo.files.hf_names import MODEL_TYPES
-from vit_jax.zoo.files.torch_layout import option_errors, shorten, to_theirs
+from vit_jax.zoo.files.torch_layout import option_errors, to_theirs
 
 HIDDEN_ACTS = {
   "erf": "gelu",
