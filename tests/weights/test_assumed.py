@@ -246,7 +246,7 @@ def test_a_depth_that_the_arrays_contradict(tmp_path):
 
 def test_blocks_that_a_config_counts(tmp_path):
   folder = hf_folder(tmp_path / "m", num_hidden_layers=3)
-  assert "num_hidden_layers: got 3, expected the 2 blocks" in message(folder)
+  assert "num_hidden_layers: got 3, expected 2" in message(folder)
 
 
 def test_a_run_and_an_evaluation_take_it_as_text(tmp_path):

@@ -420,18 +420,12 @@ class _Fit:
       )
     if path.endswith("/offsets"):
       return " Offsets of another number of tokens cannot be resampled."
-    is_table = len(got) == 3 and got[::2] == expected[::2]
-    if is_table and not self.model.POSITIONS:
-      return (
-        " Learned positions are resized if the family declares them:"
-        f" {type(self.model).__name__}.POSITIONS is empty."
-      )
     return ""
 
   def read(self, paths: Sequence[str]) -> dict[str, np.ndarray]:
     """Reads arrays as float32; values that are not finite are an error."""
     loaded = dict.fromkeys(sorted(paths))
-    # In this order arrays stacked in one array of the file are neighbours.
+    # Reads blocks of one stacked array consecutively, so that it is read once.
     for path in sorted(paths, key=self.model.any_block):
       loaded[path] = np.asarray(self.params.pop(path), np.float32)
       if count := int(np.sum(~np.isfinite(loaded[path]))):
@@ -596,10 +590,7 @@ def _message(
     if fits != model:
       advice = f"The model that fits them: {describe(fits, model)}"
     elif text := ", ".join(f"{k}={v!r}" for k, v in stated.items()):
-      advice = (
-        f"Your arguments decide the model: {text}. Change them or leave them"
-        " out."
-      )
+      advice = f"Your arguments decide the model: {text}."
     else:
       advice = "No other model fits them better; use other weights."
   return (

@@ -279,28 +279,3 @@ def option_errors(
         " model supports nothing else."
       )
   return errors
-
-
-def unplaced(
-  names: Sequence[str], known_parts: Iterable[tuple[str, str]], takes: str
-) -> str:
-  """Returns an error for arrays that have no place in any of our models.
-
-  Args:
-    names: Names of the arrays.
-    known_parts: Pairs of a regular expression of names, and the part of a model
-      that such arrays belong to.
-    takes: Whose weights are accepted instead.
-  """
-  owners = [
-    part
-    for regex, part in known_parts
-    if any(re.search(regex, n) for n in names)
-  ]
-  parts = ""
-  if owners:
-    parts = f" They belong to {'; '.join(owners)}: no such part in vit_jax."
-  return (
-    f"got {len(names)} array{'s' * (len(names) != 1)} without a place in our"
-    f" models: {shorten(names)}.{parts} Use weights of {takes}."
-  )
