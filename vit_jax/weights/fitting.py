@@ -8,7 +8,6 @@ from typing import Any
 
 import flax
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.class_names import by_name, by_number, shortened
@@ -25,9 +24,6 @@ from vit_jax.models.resample import (
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 from vit_jax.objectives import OBJECTIVES
 from vit_jax.options import nearest
-from vit_jax.param_groups import path_of
-from vit_jax.step import TrainState
-from vit_jax.trainable import TEACHER
 from vit_jax.weights.identification import describe, identify
 from vit_jax.weights.weights_file import LazyArray, Weights
 
@@ -664,53 +660,3 @@ def model_to_finetune(weights: Weights) -> ModelConfig:
 def _kept(weights: Weights) -> dict[str, Any]:
   """Returns the options of weights that not only training uses."""
   return {k: v for k, v in weights.options.items() if k not in TRAINING}
-
-
-def replace_params(state: TrainState, params: dict[str, Any]) -> TrainState:
-  """Returns a fresh state with the weights of config.init.
-
-  Args:
-    state: A state at step 0.
-    params: Nested dict like `state.model_params`. Parameters that are None or
-      missing keep their initial values, such as the head for other classes.
-  """
-  new = _flatten(params)
-
-  def replace(path, fresh):
-    value = new.get(path_of(path))
-    return fresh if value is None else jax.device_put(value, fresh.sharding)
-
-  def replaced(tree):
-    return jax.tree_util.tree_map_with_path(replace, tree)
-
-  params = replaced(state.params)
-  return state.replace(
-    params=params,
-    fixed={
-      k: v if k == TEACHER else replaced(v) for k, v in state.fixed.items()
-    },
-    averages={k: jax.tree.map(jnp.copy, params) for k in state.averages},
-  )
-
-
-def with_fixed(
-  state: TrainState, kind: str, params: dict[str, Any], like: TrainState
-) -> TrainState:
-  """Returns a state with fixed parameters that no checkpoint has.
-
-  Args:
-    state: A state.
-    kind: Key of `TrainState.fixed`.
-    params: Nested dict of arrays, with the fixed ones.
-    like: The abstract state, with shardings.
-
-  Raises:
-    KeyError: `params` lacks an array.
-  """
-  new = _flatten(params)
-  tree = jax.tree_util.tree_map_with_path(
-    # Copies, because a step donates its state.
-    lambda path, x: jax.device_put(np.array(new[path_of(path)]), x.sharding),
-    like.fixed[kind],
-  )
-  return state.replace(fixed={**state.fixed, kind: tree})
