@@ -172,7 +172,7 @@ def test_rows_of_registers_become_part_of_them(tmp_path, tokens, size):
   )
   if grid:
     text = message(path, num_heads=2)
-    assert "fewer by 3 if registers have rows), expected a square" in text
+    assert "patches, expected a square number" in text
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -189,8 +189,7 @@ class _Fit:
     old_names = self.weights.class_names
     if loads and shapes and class_names and not old_names:
       self.notes.append(
-        "the head is loaded: it has as many classes as the data, and no class"
-        " names to compare."
+        "the head is loaded: it has as many classes as the data, and no names."
       )
       columns = by_number(class_names, len(class_names))
       if columns is not None:
@@ -241,7 +240,7 @@ class _Fit:
       self._reinitialise(tokens, expected)
       self.notes.append(
         "the norm of the tokens is not loaded: the model has one of the pooled"
-        " vector instead, as MAE's fine-tuning has, with initial values."
+        " vector, with initial values."
       )
 
   def _shapes_under(
@@ -325,9 +324,8 @@ class _Fit:
     if num_rows and not wanted:
       if self.model.posemb_at != "stem":
         raise ValueError(
-          "got a row for the class token, which is added in every block"
-          f" (config.model.posemb_at={self.model.posemb_at!r}) and cannot"
-          " become part of cls; expected config.model.cls_row=True."
+          "got a row for the class token, expected config.model.cls_row=True"
+          f" for config.model.posemb_at={self.model.posemb_at!r}."
         )
       for i, token in enumerate(tokens):
         array = np.asarray(self.params[token], np.float32)
@@ -360,10 +358,9 @@ class _Fit:
 
     shape = (*old[:2], count, old[3])
     self.params[name] = self.params[name].then(shape, folded)
-    share = "sum of the file's" + f", divided by {count}" * (count > 1)
     self.notes.append(
-      f"{name}: {old[2]} channels of an image became {count}; each has the"
-      f" {share}, so that grey images have the same response."
+      f"{name}: {old[2]} channels of an image became {count}; each has the sum"
+      f" of the file's / {count}, so that grey images have the same response."
     )
 
   def resize_patch_kernel(self) -> None:
@@ -489,14 +486,10 @@ def table_grid(
     if math.prod(wanted) == num_patches:
       return wanted
   if not is_square:
-    row = "with" if weights.has_cls_row else "without"
-    row += " a row for the class token"
-    if registers := weights.params.get("registers"):
-      row += f"; fewer by {registers.shape[1]} if registers have rows"
     raise ValueError(
-      f"got {num_patches} patches ({row}), expected a"
-      " square number, because the file states no grid. Pass grid=(rows,"
-      " columns), and cls_row if the row is wrong."
+      f"got {num_patches} patches, expected a square number, because the file"
+      " states no grid. Pass grid=(rows, columns), and cls_row if the table"
+      f" has {'no' if weights.has_cls_row else 'a'} row for the class token."
     )
   return side, side
 
@@ -530,20 +523,12 @@ def _grid_note(
   side = math.isqrt(num_patches)
   if weights.grid or wanted == (side, side) or num_patches != math.prod(wanted):
     return None
-  other = wanted if grid != wanted else (side, side)
-  text = f"the table of {num_patches} positions is read as {_sides(grid)}"
-  if math.prod(other) != num_patches:
-    return f"{text}, the grid of the images: the file states none."
   why = "as in all published files" if grid != wanted else "as the images are"
   return (
-    f"{text} patches, {why}: the file states no grid. If it was trained as"
-    f" {_sides(other)}: vit_jax.load(path, grid={other}), or vit-jax convert"
-    f" --grid={other[0]}x{other[1]}."
+    f"the file states no grid: its {num_patches} positions are read as"
+    f" {grid[0]} x {grid[1]} patches, {why}; grid=(rows, columns) states"
+    " another (vit-jax convert: --grid)."
   )
-
-
-def _sides(grid: tuple[int, int]) -> str:
-  return f"{grid[0]} x {grid[1]}"
 
 
 def _numerics(options: dict[str, Any], model: ModelConfig) -> list[str]:
@@ -553,7 +538,7 @@ def _numerics(options: dict[str, Any], model: ModelConfig) -> list[str]:
   keys = [key for key in model.NUMERICS if key not in norms]
   notes = [
     f"these weights were trained with {key}={options[key]}, the model has"
-    f" {getattr(model, key)}; config.model.{key}={options[key]} keeps it."
+    f" {getattr(model, key)} (config.model.{key})."
     for key in keys
     if key in options and options[key] != getattr(model, key)
   ]
