@@ -16,7 +16,7 @@ from vit_jax.checkpointing.checkpointer import Checkpointer
 from vit_jax.devices import peak_flops
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.experiment import Experiment
-from vit_jax.finetune.probe import LinearProbe
+from vit_jax.finetune.linear_probe import LinearProbe
 from vit_jax.step import Trainer
 
 

@@ -48,7 +48,7 @@ from vit_jax.evaluators.features import (
   num_blocks,
   parts,
 )
-from vit_jax.options import option
+from vit_jax.options import option, unexpected
 
 HELD_OUT = 0.1  # share of train_split that is held out to choose a head
 STEP_IMAGES = 1024  # images per step; fewer if there are not as many
@@ -93,22 +93,23 @@ class LinearConfig(FeaturesConfig):
   def errors(self, where: str) -> Iterator[str]:
     """See `EvaluatorConfig`."""
     yield from super().errors(where)
-    if not self.lrs or min(self.lrs) <= 0:
-      yield f"{where}.lrs: got {self.lrs}, expected rates above 0, as in 0.1,1."
-    if not self.weight_decays or min(self.weight_decays) < 0:
-      yield (
-        f"{where}.weight_decays: got {self.weight_decays}, expected numbers of"
-        " 0 or more, such as 0,0.001."
-      )
-    if self.train_ops is not None and self.whiten:
-      yield (
-        f"{where}.whiten: got true, but with train_ops the features are not"
-        " known before the steps; expected false."
-      )
-    if self.steps < 1:
-      yield f"{where}.steps: got {self.steps}, expected 1 or more."
-    if self.seed < 0:
-      yield f"{where}.seed: got {self.seed}, expected 0 or more."
+    for name, is_right, expected in (
+      ("lrs", min(self.lrs, default=0) > 0, "numbers above 0"),
+      (
+        "weight_decays",
+        min(self.weight_decays, default=-1) >= 0,
+        "numbers of 0 or more",
+      ),
+      (
+        "whiten",
+        not self.whiten or self.train_ops is None,
+        "false beside train_ops, whose features are not known before the steps",
+      ),
+      ("steps", self.steps >= 1, "1 or more"),
+      ("seed", self.seed >= 0, "0 or more"),
+    ):
+      if not is_right:
+        yield unexpected(f"{where}.{name}", getattr(self, name), expected)
 
   @property
   def alternatives(self) -> tuple[str, ...]:
@@ -499,10 +500,10 @@ def _optimizer(rate, steps: int):
 def training(grid: tuple[tuple[float, float], ...], steps: int) -> Callable:
   """Returns a jitted function (state, batches, mean, std, layers) -> state.
 
-  The state is that of `_state`: kernels float32 [grid, d, classes] and biases
-  float32 [grid, classes], and the states of the optimizers. Batches of n steps
-  have features float32 [n, rows, d] and labels int32 [n, rows] (-1 does not
-  count). mean and std are float32 [d], layers [grid, d].
+  `_state` has the shapes of the state: kernels float32 [grid, d, classes] and
+  biases float32 [grid, classes], and the states of the optimizers. Batches of n
+  steps have features float32 [n, rows, d] and labels int32 [n, rows] (-1 does
+  not count). mean and std are float32 [d], layers [grid, d].
 
   Args:
     grid: (learning rate, weight decay) of each head.

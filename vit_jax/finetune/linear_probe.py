@@ -33,6 +33,8 @@ from jax.experimental import multihost_utils
 from jaxtyping import Bool, Float32, Float64, Integer, Num
 
 from vit_jax import ridge, run_summary
+from vit_jax.callbacks.base import Callback
+from vit_jax.callbacks.progress import note
 from vit_jax.checkpointing.checkpointer import load_params, write_params
 from vit_jax.config import HELD_OUT, json_file
 from vit_jax.evaluators.evaluator import Evaluator
@@ -88,6 +90,31 @@ class FittedHead:
     )
 
 
+class LinearProbe(Callback):
+  """Begins with a linear probe as head, and chooses the model that is saved.
+
+  Args:
+    experiment: The run.
+    evaluators: Its evaluators.
+  """
+
+  def __init__(self, experiment: Experiment, evaluators: Sequence[Evaluator]):
+    self._experiment, self._evaluators = experiment, evaluators
+
+  def initial_state(self, state: TrainState) -> TrainState:
+    """Returns the state with the probe as head; writes the probe."""
+    state, probe = start(self._experiment, self._evaluators, state)
+    note(f"probe       {probe}")
+    return state
+
+  def final_state(self, step: int, state: TrainState) -> TrainState:
+    """Returns the fine-tuned model, the probe, or a mean of both."""
+    workdir = self._experiment.workdir
+    state, text = best(workdir, self._evaluators, state)
+    note(f"saved       {text}")
+    return state
+
+
 def start(
   experiment: Experiment, evaluators: Sequence[Evaluator], state: TrainState
 ) -> tuple[TrainState, FittedHead]:
@@ -119,7 +146,8 @@ def start(
     experiment.run_shape.num_classes,
     _class_weights(experiment),
   )
-  # The mean of two heads, each on its token, is then the probe on their mean.
+  # Both heads of a distilled model get the probe; the average of their logits
+  # equals the probe on the averaged token.
   model = experiment.config.model
   heads = {
     path: probe.kernel if path.endswith("/kernel") else probe.bias
@@ -130,7 +158,7 @@ def start(
   folder = run_path(experiment.workdir) / FOLDER
   if jax.process_index() == 0:  # left by a run that ended before its checkpoint
     folder.rmtree(missing_ok=True)
-  # Only then is the folder new in every process.
+  # No process writes before process 0 has removed the old folder.
   multihost_utils.sync_global_devices("probe removed")
   metadata = run_summary.metadata(experiment, state)
   saved = saved_params(state.params, state.fixed)
@@ -253,7 +281,7 @@ def _mean(begun: TrainState, tuned: TrainState, weight: float) -> TrainState:
 
 
 def _text(outcome: results.ProbeOutcome) -> str:
-  """Returns which model is saved, with its scores and those of the others."""
+  """Returns which model is saved, and the scores of all."""
   others = {
     "linear probe": (outcome.top1, outcome.balanced),
     "fine-tuned model": (outcome.fine_tuned, outcome.fine_tuned_balanced),
