@@ -346,15 +346,11 @@ def scores_table(rows: list[dict[str, Any]]) -> str:
         source,
       )
     )
-  return _aligned(lines, left=(0, 1, 8))
-
-
-def _aligned(lines: list[tuple[str, ...]], left: tuple[int, ...]) -> str:
-  """Returns cells in columns; the columns in `left` are aligned left."""
   widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+  names = 0, 1, 8  # columns that are aligned left
   return "\n".join(
     "  ".join(
-      f"{cell:<{w}}" if i in left else f"{cell:>{w}}"
+      f"{cell:<{w}}" if i in names else f"{cell:>{w}}"
       for i, (cell, w) in enumerate(zip(line, widths, strict=True))
     ).rstrip()
     for line in lines
