@@ -77,7 +77,7 @@ sys.argv[1:] = options
 runpy.run_module("vit_jax.train", run_name="__main__")
 
 import jax
-from vit_jax.tools.scoring import evaluate
+from vit_jax import evaluate
 from vit_jax import train
 from vit_jax.config import cli
 
