@@ -35,11 +35,7 @@ def two(tmp_path):
   config.write_text(CONFIG)
   started = runs.start(config, workdir, processes=2)
   try:
-    end = time.monotonic() + 120
-    while "step 50" not in runs.log(workdir).read_text(errors="replace"):
-      assert time.monotonic() < end, runs.output(workdir)
-      assert all(p.poll() is None for p in started), runs.output(workdir)
-      time.sleep(0.1)
+    runs.wait_for(workdir, "step 50", started)
     yield started, workdir
   finally:
     runs.kill(started)
