@@ -13,12 +13,12 @@ import pytest
 import tiny
 from PIL import Image
 
-from vit_jax import inputs, run_checks, sharding
+from vit_jax import run_checks, sharding
 from vit_jax.callbacks import Callback
 from vit_jax.config import defaults, freeze, to_dict
 from vit_jax.data import pipeline, sources
 from vit_jax.eval_context import RunContext
-from vit_jax.finetune import activations
+from vit_jax.finetune import activations, frozen
 from vit_jax.inputs import Inputs
 from vit_jax.step import Trainer
 from vit_jax.train import train_and_evaluate
@@ -204,7 +204,7 @@ def test_why_a_part_is_computed_in_every_step(config, changes, expected):
 
 
 def test_activations_that_do_not_fit(config, monkeypatch):
-  monkeypatch.setattr(inputs, "memory", lambda: 4 * 3000)
+  monkeypatch.setattr(frozen, "memory", lambda: 4 * 3000)
   text = reason(config(optim__freeze=HEAD))
   assert "24 images take 0.0 GiB" in text
 

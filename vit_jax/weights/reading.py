@@ -19,7 +19,6 @@ from etils import epath
 from vit_jax import class_names
 from vit_jax.config import json_file
 from vit_jax.families.vit import ViTConfig
-from vit_jax.finetune import lora_base
 from vit_jax.losses import REGRESSION
 from vit_jax.paths import file_in
 from vit_jax.weights import assumptions, bit, download, google, normalisation
@@ -272,6 +271,8 @@ def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
     file = file_in(folder, files[0])
     return _read_state_dict(folder, file, options, files[0] == TORCH_BIN)
   weights = read_checkpoint(folder)
+  from vit_jax.finetune import lora_base
+
   if lora_base.is_on_base(weights.metadata):
     return lora_base.on_base(weights, read)
   return weights
