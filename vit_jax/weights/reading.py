@@ -54,7 +54,7 @@ from vit_jax.weights.weights_file import (
 NPZ = {"bit": bit, "google": google}
 # Files of an adapter of peft, in one folder.
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-_OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # before torch 1.6
+OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # before torch 1.6
 
 # Number of dimensions of the arrays whose shapes decide the model.
 RANKS = {
@@ -248,7 +248,7 @@ def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
 
 def _is_torch(file: epath.Path, head: bytes) -> bool:
   """Whether torch.save wrote a file with these first bytes."""
-  if head.startswith(_OLD_TORCH):
+  if head.startswith(OLD_TORCH):
     return True
   if head[:2] != b"PK":
     return False

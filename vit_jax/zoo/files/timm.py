@@ -623,7 +623,7 @@ SERIES = Series(
   facts,
   values,
   complete,
-  heads=heads,
+  heads,
   left_out=PRETRAINING,
   computed=CONSTANTS,
   ignored=KNOWN,
