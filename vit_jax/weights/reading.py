@@ -51,7 +51,10 @@ from vit_jax.weights.weights_file import (
 )
 
 # Formats of .npz; the first one that knows the names reads the file.
-NPZ = {"bit": bit, "google": google}
+NPZ = {
+  "bit": bit,
+  "google": google,
+}
 # Files of an adapter of peft, in one folder.
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # before torch 1.6
@@ -145,7 +148,9 @@ def read(
 
 def _is_of_google(weights: Weights) -> bool:
   """Whether images and positions are those of the paper's models."""
-  return weights.format in PUBLISHED and not has_modern_parts(weights.params)
+  is_modern = weights.options.get("name") == "modern"
+  is_modern = is_modern or has_modern_parts(weights.params)
+  return weights.format in PUBLISHED and not is_modern
 
 
 def _with_grid(
