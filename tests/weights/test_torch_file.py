@@ -198,7 +198,7 @@ def test_written_and_read_to_the_bit(torch, tmp_path):
 
 def test_without_torch(tmp_path, monkeypatch):
   path = tmp_path / "x.pth"
-  path.write_bytes(reading._OLD_TORCH)
+  path.write_bytes(reading.OLD_TORCH)
   find = importlib.util.find_spec
   monkeypatch.setattr(
     importlib.util, "find_spec", lambda n: None if n == "torch" else find(n)

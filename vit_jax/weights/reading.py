@@ -50,10 +50,13 @@ from vit_jax.weights.weights_file import (
 )
 
 # Formats of .npz; the first one that knows the names reads the file.
-NPZ = {"bit": bit, "google": google}
+NPZ = {
+  "bit": bit,
+  "google": google,
+}
 # Files of an adapter of peft, in one folder.
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-_OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # before torch 1.6
+OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # before torch 1.6
 
 # Number of dimensions of the arrays whose shapes decide the model.
 RANKS = {
@@ -144,7 +147,9 @@ def read(
 
 def _is_of_google(weights: Weights) -> bool:
   """Whether images and positions are those of the paper's models."""
-  return weights.format in PUBLISHED and not has_modern_parts(weights.params)
+  is_modern = weights.options.get("name") == "modern"
+  is_modern = is_modern or has_modern_parts(weights.params)
+  return weights.format in PUBLISHED and not is_modern
 
 
 def _with_grid(
@@ -247,7 +252,7 @@ def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
 
 def _is_torch(file: epath.Path, head: bytes) -> bool:
   """Whether torch.save wrote a file with these first bytes."""
-  if head.startswith(_OLD_TORCH):
+  if head.startswith(OLD_TORCH):
     return True
   if head[:2] != b"PK":
     return False

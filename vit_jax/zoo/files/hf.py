@@ -306,6 +306,7 @@ SERIES = Series(
   facts,
   values,
   complete,
-  own=own,
+  lambda _: (None, None),  # config.json states them
+  own,
   left_out=LEFT_OUT,
 )

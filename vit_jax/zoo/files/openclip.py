@@ -365,7 +365,7 @@ SERIES = Series(
   facts,
   values,
   complete,
-  heads=heads,
+  heads,
 )
 TRUNK_SERIES = timm.SERIES._replace(
   config=_trunk_config, complete=_complete_trunk

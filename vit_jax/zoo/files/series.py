@@ -43,6 +43,13 @@ class Stated(NamedTuple):
   has_no_positions: bool = False
 
 
+def _all_of_them(arrays: Arrays, _: Stated) -> tuple[Arrays, list[str]]:
+  return arrays, []
+
+
+_NONE = re.compile("(?!)")  # matches no name
+
+
 class Series(NamedTuple):
   """Models whose arrays have the names of one library.
 
@@ -73,13 +80,10 @@ class Series(NamedTuple):
   facts: Callable[[Arrays, Params, Stated], tuple[dict[str, Any], list[str]]]
   values: Callable[[Params, Mapping[str, Any], Stated], Mapping[str, tuple]]
   complete: Callable[[Weights, Stated, StateDict], Weights]
-  heads: Callable[[Arrays], tuple[int | None, str | None]] = lambda _: (1, None)
-  own: Callable[[Arrays, Stated], tuple[Arrays, list[str]]] = lambda a, _: (
-    a,
-    [],
-  )
-  left_out: re.Pattern = re.compile("(?!)")
-  computed: re.Pattern = re.compile("(?!)")
+  heads: Callable[[Arrays], tuple[int | None, str | None]]
+  own: Callable[[Arrays, Stated], tuple[Arrays, list[str]]] = _all_of_them
+  left_out: re.Pattern = _NONE
+  computed: re.Pattern = _NONE
   ignored: Collection[str] | None = None
 
 

@@ -622,7 +622,7 @@ SERIES = Series(
   facts,
   values,
   complete,
-  heads=heads,
+  heads,
   left_out=PRETRAINING,
   computed=CONSTANTS,
   ignored=KNOWN,
