@@ -442,9 +442,10 @@ def named_arguments(architecture: str, width: int) -> dict[str, Any]:
   stated: dict[str, Any] = {}
   size = name.split("_")[1:2]
   if not re.search(r"_\d+x\d+_", name):  # vit_small_patch16_36x1_224
-    for known in (n for series in timm_names.ALL for n in series.names):
-      if known.name.split("_")[1:2] == size and known.size.width == width:
-        stated["depth"] = known.size.depth
+    for model, names in timm_names.published():
+      sizes = [name.split("_")[1:2] for name in names]
+      if size in sizes and model.name != "bit" and model.size.width == width:
+        stated["depth"] = model.size.depth
   if registers := re.search(r"_reg(\d+)_", name):
     stated["reg_tokens"] = int(registers[1])
   if re.search(r"_dinov[23]|^deit3_|^beit(v2)?_|_tipsv2", name):
