@@ -8,7 +8,7 @@ from vit_jax.data.preprocessing import image_size
 from vit_jax.families import by_variant
 from vit_jax.tools.scoring import published_scores
 from vit_jax.tools.scoring.published_scores import find, name_of, rows
-from vit_jax.zoo.files.timm_names import HYBRIDS, VIT
+from vit_jax.zoo.files.timm_names import published
 
 ROWS = rows()
 
@@ -41,8 +41,8 @@ def test_no_two_rows_of_a_source_are_of_the_same_file():
 
 
 def test_names_are_those_of_models_that_we_load():
-  models = {n.name.rsplit("_", 1)[0] for n in VIT.names}
-  models |= {name.rsplit("_", 1)[0] for *_, name in HYBRIDS}
+  names = {name for _, theirs in published() for name in theirs}
+  models = {name.rsplit("_", 1)[0] for name in names}
   for row in ROWS:
     if row.name:
       model = row.name.split(".")[0].rsplit("_", 1)[0]

@@ -93,7 +93,7 @@ def run_of(path: str) -> Run | None:
 
 
 def is_as_trained(vit: Pretrained, run: Run) -> bool:
-  """Whether a model is unchanged, so that it has the scores of its run."""
+  """Whether the run's scores are also the scores of this model."""
   trained = model_from_dict(run.config["model"]).for_inference()
   return (
     vit.config == trained
@@ -245,7 +245,7 @@ def _use(vit: Pretrained, name: str, hub: str) -> str:
 
 
 def _output(vit: Pretrained, kind: str) -> str:
-  """Returns which output of a class without a head has our features."""
+  """Returns the output of a headless class that equals our features."""
   if kind in ("ViTModel", "DeiTModel") and not vit.config.pre_logits:
     return "last_hidden_state[:, 0]"  # its pooler is a tanh layer, untrained
   return {
