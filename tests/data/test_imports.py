@@ -56,9 +56,7 @@ def test_images_and_classes_arrive_as_they_are(kind, tmp_path):
   assert opened.class_names == NAMES and opened.num_examples == 5
   assert "train: 12 records found" in lines
   assert "train: all 12 records read" in " ".join(lines)
-  with pytest.raises(
-    ValueError, match="--name: got own, expected a new name"
-  ):
+  with pytest.raises(ValueError, match="--name: got own, expected a new name"):
     download_and_prepare.import_source(source, "own", str(tmp_path / "out"))
 
 
@@ -205,9 +203,7 @@ def test_a_killed_import_leaves_no_data_set(tmp_path):
 
 @pytest.mark.parametrize("name", ["cifar10", "digits"])
 def test_a_name_that_is_taken_is_refused(name, tmp_path):
-  with pytest.raises(
-    ValueError, match=f"--name: got {name}, expected no"
-  ):
+  with pytest.raises(ValueError, match=f"--name: got {name}, expected no"):
     download_and_prepare.import_source("folder:x", name, str(tmp_path))
   with pytest.raises(ValueError, match="--name: got My set, expected a letter"):
     download_and_prepare.import_source("folder:x", "My set", str(tmp_path))
