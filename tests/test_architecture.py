@@ -182,7 +182,7 @@ def test_what_loads_neither():
 HELP = """
 import contextlib, io, runpy, sys
 from vit_jax.commands import COMMANDS
-modules = ["train", "tools.benchmark"]
+modules = ["train"]
 with contextlib.redirect_stdout(io.StringIO()):
   for verb in COMMANDS:
     with contextlib.suppress(SystemExit):

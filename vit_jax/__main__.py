@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
   """Runs the command line; expected errors print a sentence and no traceback.
 
   If the reader of the output closes it, as in `ls | head -1`, the exit status
-  is that of SIGPIPE. After Ctrl-C it is that of SIGINT.
+  is 128 + SIGPIPE. Ctrl-C ends the process by SIGINT.
   """
   # Imports and traces make a million objects that live on. At its default, 700
   # new objects, Python looks through them for garbage again and again.

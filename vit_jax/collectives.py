@@ -147,7 +147,7 @@ def _scattered(g: jax.Array, dim: int, axes: tuple[str, ...]) -> jax.Array:
 
 
 def _as_sent(g: jax.Array) -> jax.Array:
-  """Returns a gradient in the type in which it is sent."""
+  """Casts a gradient to the dtype used for communication."""
   if "tensor" not in jax.sharding.get_abstract_mesh().manual_axes:
     # XLA for CPUs fails on bfloat16 beside an axis that it splits itself.
     return g.astype(jnp.float32)

@@ -36,7 +36,7 @@ class Chip:
 # docs.cloud.google.com/tpu/docs. Links: half of the bandwidth of both
 # directions, which all state but v3 and v4; for v3, of the all-reduces over a
 # pod. v4's memory and links are from a former page: today's has 1,200 GB/s, and
-# no links. Network of v5e and v6e: that of a pod by its 256 chips. Clocks
+# no links. Network of v5e and v6e: a pod's, divided by its 256 chips. Clocks
 # follow from the peak, with four matrix units a core (v3: two) of 128 x 128
 # cells, or of 256 x 256 on v6e and TPU7x.
 CHIPS = {

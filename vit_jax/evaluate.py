@@ -1,33 +1,26 @@
 """Runs the evaluators of a config on a checkpoint."""
 
-import contextlib
 import json
-import pathlib
-import sys
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-from etils import epath
 
 from vit_jax import (
   experiment,
-  malloc,
   run_checks,
   run_summary,
   sharding,
   weights,
 )
-from vit_jax.batch import DataError
-from vit_jax.callbacks import run_record, startup
-from vit_jax.config import Config, ConfigError, cli, config_files
+from vit_jax.config import Config, ConfigError
 from vit_jax.data.sources import Sources
-from vit_jax.distributed import exit_codes, processes
 from vit_jax.evaluators.evaluator import Evaluator, Params
-from vit_jax.finetune import probes
 from vit_jax.paths import run_path
-from vit_jax.tools.scoring import published_scores
 from vit_jax.writers.metric_writer import SCORES, GroupMeans, format_scores
+
+Row = dict[str, Any]  # result of `record`, a line of evaluation.jsonl
 
 
 def evaluate(config: Config, path: str) -> dict[str, float]:
@@ -120,7 +113,8 @@ def record(
   workdir: str | None = None,
   opened: Sources | None = None,
   mean: str | None = None,
-) -> dict[str, Any]:
+  on_scored: Callable[[Evaluator, Row], None] = lambda *_: None,
+) -> Row:
   """Runs all evaluators, and returns the scores and what was scored.
 
   Args:
@@ -131,6 +125,8 @@ def record(
     opened: Splits that are already open; None: none.
     mean: Normalisation of the training images, see `weights.read`; None for
       config.init_mean if the weights are those of config.init.
+    on_scored: Called for each evaluator with the result, in all processes,
+      before it is written.
 
   Returns:
     checkpoint, its path; step, the number of updates, 0 if unknown; time,
@@ -170,14 +166,12 @@ def record(
     "data": {e.config.name: e.note for e in ready.evaluators},
     "scores": results,
   }
-  if workdir is not None:
-    written = [probes.write(e, row, workdir) for e in ready.evaluators]
+  for evaluator in ready.evaluators:
+    on_scored(evaluator, row)
   if workdir is not None and is_first:
     with (run_path(workdir) / SCORES).open("a") as f:
       f.write(json.dumps(row, ensure_ascii=False) + "\n")
     print(f"written     {run_path(workdir) / SCORES}", flush=True)
-    if any(written) and "://" not in str(workdir):  # which report does not read
-      print(f"see         vit-jax report {workdir}", flush=True)
   return row
 
 
@@ -217,60 +211,3 @@ def _images_note(ready: Ready) -> str | None:
     f" model was trained on: {', '.join(scored)} may have images that it was"
     " trained on"
   )
-
-
-def is_training(run_folder: epath.Path | None) -> bool:
-  """Whether a process of this machine is training in a folder."""
-  if run_folder is None:
-    return False
-  record = run_record.read(pathlib.Path(run_folder) / run_record.FILE)
-  return bool(record) and run_record.is_alive(record) is True
-
-
-def main(args: cli.Args) -> None:
-  """Joins the other processes, checks the arguments and evaluates."""
-  flags = args.flags
-  wants_json = flags["json"] == "true"
-  try:
-    with contextlib.redirect_stdout(sys.stderr if wants_json else sys.stdout):
-      processes.initialise(flags, args.errors)
-      malloc.reuse_freed_memory()
-      path, config = flags["checkpoint"], args.config
-      run_folder = path and config_files.run_of(path)
-      startup.use_cache(flags["workdir"] or run_folder and str(run_folder))
-      if not path:
-        args.errors.append(cli.NO_CHECKPOINT)
-      if args.errors:
-        raise ConfigError(args.errors)
-      wanted = {kind: flags[kind] for kind in probes.KINDS if flags[kind]}
-      # Published weights without a config: their file states the model.
-      is_file_alone = wanted and not (args.config_name or run_folder)
-      if flags["dtype"] and not is_file_alone:
-        raise ConfigError(
-          [
-            f"--dtype: got {flags['dtype']!r}, which is only for --fewshot,"
-            " --linear or --knn on published weights without a config; set"
-            " config.model.dtype."
-          ]
-        )
-      opened = Sources(config.data.data_dir, fake=config.fake_data)
-      if wanted:
-        if is_file_alone:
-          config = probes.config_of_file(config, path, flags["dtype"])
-          if jax.process_index() == 0:
-            print(f"dtype           {config.model.dtype}")
-        config = probes.with_probes(config, wanted, opened)
-      name = published_scores.name_of(path)
-      workdir = flags["workdir"] or run_folder or f"runs/{name}"
-      is_beside = not flags["workdir"] and is_training(run_folder)
-      into = None if is_beside else str(workdir)
-      row = record(config, path, into, opened, flags["mean"])
-      if is_beside and jax.process_index() == 0:
-        print(
-          f"not written: a run is training in {run_folder}; --workdir=DIR"
-          " writes evaluation.jsonl to another folder"
-        )
-  except (ConfigError, DataError) as e:
-    exit_codes.refuse(str(e))
-  if wants_json and jax.process_index() == 0:
-    print(json.dumps(row, ensure_ascii=False))

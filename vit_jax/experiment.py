@@ -63,7 +63,7 @@ class Experiment:
     config: The run.
     workdir: Folder of its files. If it has a checkpoint, the run resumes and
       config.init is not read. None to write nothing.
-    data: Training data; None for those of config.data.
+    data: Training data; None to open config.data.
     scored_weights: Weights to score without training; None for a training run.
     sources: Splits that are already open, or None.
     allow_change: Options and sections that may differ from those with which the
@@ -90,7 +90,9 @@ class Experiment:
     self.given_data = data
     self._fitted: tuple[Params, weights.Report] | None = None
     self.init_metadata: dict[str, Any] = {}  # of config.init, once checked
-    self._init_filter = "zoom"  # the paper's; that of config.init, once checked
+    self._init_filter = (
+      "zoom"  # the paper's filter; config.init's, once checked
+    )
     # Files of the parameters that checkpoints do not have, once checked: "base"
     # of config.lora, and the further models of the objective.
     self.files: dict[str, SourceFile] = {}
@@ -164,7 +166,7 @@ class Experiment:
 
     Args:
       names: Name -> address.
-      size: (height, width) of the images; None: that of their training.
+      size: (height, width) of the images; None: as in their training.
 
     Raises:
       OSError, ValueError: As `vit_jax.load`.
@@ -314,8 +316,8 @@ class Experiment:
   def posemb_filter(self) -> str:
     """How positions are resized, a name of `models.resample.METHODS`.
 
-    It is that of the weights that the run began with, or to score; from
-    scratch, the paper's.
+    It is the filter of the weights that the run began with, or to score; the
+    paper's for a run from scratch.
     """
     began = self.saved if self.is_training else {}
     return began.get("posemb_filter") or self._init_filter
@@ -431,12 +433,12 @@ class Experiment:
     """
     params = self.fitted_weights()[0] if self._fitted else None
     if params is not None and not self.start:
-      state = weights.replace_params(state, params)
+      state = state.with_params(params)
     elif params is not None:  # a checkpoint has the adapters and the head alone
-      state = weights.with_fixed(state, BASE, params, like)
+      state = state.with_fixed(BASE, params, like)
     if isinstance(self.learner.teacher, Frozen):
       params = self.learner.teacher.model.params
-      state = weights.with_fixed(state, TEACHER, params, like)
+      state = state.with_fixed(TEACHER, params, like)
     return state
 
   def evaluators(

@@ -24,7 +24,7 @@ from vit_jax.schedules import Schedule, make_schedule
 
 LION_DECAY = 0.99  # of the accumulator; arXiv:2302.06675, section 3.2
 MUON_MOMENTUM = 0.95  # https://github.com/KellerJordan/Muon
-# Root mean square of Muon's updates, about that of Adam's: arXiv:2502.16982,
+# Root mean square of Muon's updates, about as for Adam: arXiv:2502.16982,
 # section 2.2. So one learning rate serves both.
 MUON_RMS = 0.2
 
@@ -259,9 +259,9 @@ def _imported(
     config.optim.weight_decay, also 0, and `decay_mask`. Otherwise the decay is
     added as for every optimizer. A `weight_decay` without a mask is set to 0.
 
-  It must need no more than gradients and parameters. Parameters are those of
-  training in evaluations, too; so a schedule-free optimizer is scored without
-  its average.
+  It must need no more than gradients and parameters. Evaluations score the
+  parameters of training; so a schedule-free optimizer is scored without its
+  average.
 
   Raises:
     ValueError: The function or its module cannot be imported, it has no such
@@ -325,8 +325,9 @@ def _by_trust_ratio(
 ) -> PyTree:
   """Scales each update u of a parameter w by |w| / |u|, or by 1 if one is 0.
 
-  The norms are those of a whole array. Query, key and value of a block have one
-  ratio together, because they are one array in the code of DeiT III and timm.
+  The norms are taken over a whole array. Query, key and value of a block have
+  one ratio together, because they are one array in the code of DeiT III and
+  timm.
 
   Source: arXiv:1904.00962, algorithm 2.
   """

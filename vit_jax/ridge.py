@@ -44,7 +44,7 @@ def sample_shots(
   """Draws the same number of examples of every class.
 
   One generator, `numpy.random.default_rng(seed)`, permutes the indices of class
-  0, then those of class 1, and so on. The first `shots` of each are taken, so
+  0, then all of class 1, and so on. The first `shots` of each are taken, so
   the 5 shots of a seed are among its 10 shots. As in big_vision, a class with
   fewer examples gives all that it has.
 

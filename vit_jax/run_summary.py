@@ -201,7 +201,7 @@ def _numbers_lines(experiment: Experiment) -> list[str]:
 def eval_ops(config: Config) -> str:
   """Returns the preprocessing of images for evaluation.
 
-  Without an evaluator, it is that of training.
+  Without an evaluator: the preprocessing of training.
   """
   of_head = [e.ops for e in config.evals if e.scores_head]
   return [*of_head, *(e.ops for e in config.evals), config.data.ops][0]

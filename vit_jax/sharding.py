@@ -38,7 +38,7 @@ BATCH_SPEC = P(BATCH_AXES)
 # (benchmarks/notes/performance_log.md).
 MAX_FSDP = 16
 
-# Rules beside those of a family, for the ends of paths.
+# Rules of every family, for the ends of paths.
 # Means of adafactor's second moments over rows and columns: small, and with
 # fewer dimensions than their parameters.
 _MEANS = (r"v_(row|col)/.*", ())

@@ -76,7 +76,7 @@ def errors(
 
 
 def _parameter_errors(config, params, key, shape) -> list[str]:
-  """Returns why the parameters are not those of a network and an objective.
+  """Returns which parameter belongs to neither the network nor the objective.
 
   Such a run could not be loaded.
   """

@@ -65,8 +65,8 @@ def train_and_evaluate(
   Args:
     config: The run.
     workdir: Folder for checkpoints, metrics, TensorBoard and predictions.
-    data: Training data; None for those of config.data. With your own data,
-      batch_size and the image size of ops must be those of `data`.
+    data: Training data; None to open config.data. With your own data,
+      batch_size and the image size of ops must match `data`.
       config.data.dataset is then used only by evaluators that name no data set,
       and need not exist.
     sources: Data sets that are objects of your program, by the name that
@@ -104,7 +104,7 @@ def train_and_evaluate(
     data,
     sources=Sources.of(config, sources),
     allow_change=allow_change,
-    # Each shrunk image is progress: hours of it are no hang.
+    # Shrinking a large folder takes hours; each image resets the watchdog.
     on_shrunk=lambda: hooks.enter("start"),
     errors=errors,
   )
@@ -133,7 +133,7 @@ def train_and_evaluate(
       compiling = trainer.compile_step(inputs.abstract_batch())
 
     # State:
-    # 1. that of the newest whole checkpoint of the workdir;
+    # 1. the newest whole checkpoint of the workdir;
     # 2. without one, random parameters, or the weights of config.init;
     # 3. parameters that no checkpoint has, such as the base of adapters;
     # 4. in a new run, what callbacks change, such as the head.
@@ -246,7 +246,10 @@ def train_and_evaluate(
 def _metadata(
   experiment: experiment_lib.Experiment, trainer: Trainer, start: int
 ) -> dict:
-  """Returns what a checkpoint states of its run; prints what has changed."""
+  """Returns the metadata for checkpoints.
+
+  Prints and records the options that changed on a resume.
+  """
   metadata = run_summary.metadata(experiment, trainer.state)
   metadata["changes"] = []  # of options, since the run began
   if start:

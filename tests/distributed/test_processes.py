@@ -9,9 +9,8 @@ import jax
 import pytest
 import several
 
-from vit_jax import evaluate
 from vit_jax.callbacks import run_lock
-from vit_jax.commands import train
+from vit_jax.commands import evaluate, train
 from vit_jax.config import ConfigError, cli
 from vit_jax.distributed import exit_codes, processes, tpu_slice
 from vit_jax.distributed.signals import StopSignals
@@ -320,7 +319,7 @@ def _train(args: cli.Args) -> None:
   train.run(args, StopSignals(), time.time())
 
 
-@pytest.mark.parametrize("command", [_train, evaluate.main])
+@pytest.mark.parametrize("command", [_train, evaluate.run])
 def test_commands_raise_them_with_their_own_errors(calls, command, tmp_path):
   assert tuple(cli.PROCESS_FLAGS) == processes.FLAGS
   config = tmp_path / "mine.py"

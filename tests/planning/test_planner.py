@@ -104,7 +104,10 @@ def test_options_that_name_nothing_are_errors_of_a_plan():
   config = tiny.config(num_classes=10, lora__rank=2, lora__targets=("Gate",))
   with pytest.raises(ConfigError, match="config.lora.targets: got Gate"):
     planner.checked(config, tiny.Parts(tiny.config()).mesh)
-  for pattern, error in (("haed/*", "got 'haed/"), ("*", "freezes all param")):
+  for pattern, error in (
+    ("haed/*", "matches 'haed/"),
+    ("*", "leave some param"),
+  ):
     config = tiny.config(num_classes=10, optim__freeze=(pattern,))
     with pytest.raises(ConfigError, match=f"config.optim.freeze: .*{error}"):
       planner.checked(config, tiny.Parts(tiny.config()).mesh)
@@ -215,22 +218,15 @@ def test_an_unknown_length_is_longer_than_the_warm_up():
   "topology, text",
   [
     ("v9:2x2", "expected one of v3, v4, v5e, v5p, v6e, tpu7x and a shape"),
-    ("v5e:2x2,slices=two", "v5e:16x16,slices=2 for two slices"),
-    ("v5e:3x5", "nearest is v5e:2x4 or v5e:4x4."),
-    ("v5e:5x16", "nearest is v5e:8x8 or v5e:8x16."),
-    ("v5e:4x2", "nearest is v5e:2x4."),
-    ("v5e:0x4", "nearest is v5e:1x1."),
-    ("v5e:32x32", "nearest is v5e:16x16."),
-    ("v5e:2x2x2", "nearest is v5e:2x4."),
-    ("v5e:4x4,slices=100000", "expected at most 100,000 chips."),
-    ("v5litepod-100", "nearest is v5e:8x8 or v5e:8x16."),
-    ("v6e:7x9", "nearest is v6e:4x8 or v6e:8x8."),
-    ("v3:33x2", "nearest is v3:8x8 or v3:8x16."),
-    ("v5p:3x3x3", "nearest is v5p:2x2x4 or v5p:2x4x4."),
-    ("v5p:16x4x4", "nearest is v5p:4x4x16."),
-    ("v5p:16x16x28", "nearest is v5p:16x16x24."),
-    ("tpu7x:3x5x7", "nearest is tpu7x:4x4x4 or tpu7x:4x4x8."),
-    ("v4:2x2x1,slices=2", "rate of the network between v4 slices is not"),
+    ("v5e:2x2,slices=two", "v5e:16x16,slices=2"),
+    ("v5e:3x5", "such as v5e:4x4"),
+    ("v5e:4x2", "such as v5e:2x4"),
+    ("v5e:0x4", "such as v5e:1x1"),
+    ("v5e:4x4,slices=100000", "expected at most 100,000 chips"),
+    ("v5litepod-100", "such as v5e:8x16"),
+    ("v5p:16x4x4", "such as v5p:4x4x16"),
+    ("tpu7x:3x5x7", "such as tpu7x:4x4x8"),
+    ("v4:2x2x1,slices=2", "expected slices of"),
   ],
 )
 def test_an_unknown_slice(topology, text, monkeypatch):

@@ -99,7 +99,7 @@ def test_a_smaller_batch_where_nothing_else_fits():
   assert searched.fastest[0]["batch_size"] == 64
   assert lines[1].endswith("does not fit: 1.00 GiB; fastest so far: none")
   nothing = lambda c: fake(c) | {"fits": False}
-  with pytest.raises(ConfigError, match="got 128, which fits with no mesh"):
+  with pytest.raises(ConfigError, match="got 128, expected one that fits"):
     search(CONFIG, nothing)
 
 

@@ -105,11 +105,13 @@ def test_what_is_scored_once_stands_for_the_run():
 
 
 def test_errors(tmp_path):
-  with pytest.raises(ValueError, match="nowhere.*no such folder"):
+  with pytest.raises(ValueError, match="nowhere.*got no run"):
     report.write_report(str(tmp_path / "nowhere"))
-  with pytest.raises(ValueError, match="without a run, expected metrics.jsonl"):
+  with pytest.raises(
+    ValueError, match="got no run, expected a folder with metrics"
+  ):
     report.write_report(str(tmp_path))
-  with pytest.raises(SystemExit, match="without a run"):
+  with pytest.raises(SystemExit, match="got no run"):
     main([str(tmp_path)])
   (tmp_path / "config.json").write_text("{")
   with pytest.raises(ValueError, match="config.json: got no JSON"):

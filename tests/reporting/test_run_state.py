@@ -40,15 +40,6 @@ def test_finished():
   assert result == ("finished", "finished: 100 steps", None)
 
 
-def test_a_run_without_metrics_is_not_called_finished():
-  result = state(_run([], HERE | {"ended": 9999.0, "how": "finished"}), NOW)
-  assert result.kind == "unknown" and result.text == (
-    "before its first line of metrics; begun 16m40s before this page;"
-    " process.json says that the run finished, but metrics.jsonl has no line"
-    " that can be read"
-  )
-
-
 def test_what_went_wrong_on_the_way():
   """As `nonfinite` writes it, and as a row of any other origin has it."""
   rows = _rows(40, NOW) + [{"step": 40, "val/top1": 0.5}]

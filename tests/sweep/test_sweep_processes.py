@@ -16,10 +16,10 @@ import sys, time, jax
 index, port, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 jax.distributed.initialize(f"localhost:{port}", 2, index)
 from etils import epath
-from vit_jax.tools.sweep import sweep
+from vit_jax.finetune import one_run
 from vit_jax.distributed import exit_codes
 for name in ("both.json", "first.json", "second.json", "none.json"):
-  content = sweep.read_by_first(epath.Path(folder) / str(index) / name)
+  content = one_run.read_by_first(epath.Path(folder) / str(index) / name)
   print("read", content, flush=True)  # gloo prints lines of its own
 if index == int(sys.argv[4]):
   exit_codes.refuse("--available: got an error")

@@ -302,7 +302,7 @@ def test_the_normalisation_of_init_is_stated_for_the_probe_alone(
     return {"scores": {"val/top1": 1.0, "val/loss": 0.5}}
 
   monkeypatch.setattr(trials, "run", run)
-  monkeypatch.setattr(trials.experiment, "setup", lambda config: None)
+  monkeypatch.setattr(trials.run_checks, "setup", lambda config: None)
   config = dataclasses.replace(config, init="a.npz", init_mean="imagenet")
   trials.choose(config, both, BUDGET, str(tmp_path))
   assert read.pop("probe") == ("a.npz", "imagenet")

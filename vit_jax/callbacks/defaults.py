@@ -29,7 +29,7 @@ def default_callbacks(
   lock: RunLock,
   startup: Startup,
 ) -> list[Callback]:
-  """Returns the callbacks of a run, which come before those of the user.
+  """Returns the callbacks of every run, which come before the user's own.
 
   Args:
     experiment: The run.

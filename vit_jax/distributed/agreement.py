@@ -192,8 +192,7 @@ def check_folder(workdir: str) -> None:
     raise ConfigError(
       [
         f"--workdir: got {workdir!r}, where {missing} cannot find what process"
-        " 0 writes; expected one folder that all hosts share, such as"
-        " gs://bucket/run or a folder on a file server."
+        " 0 writes; expected a folder that all hosts share."
       ]
     )
 

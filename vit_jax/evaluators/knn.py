@@ -182,7 +182,7 @@ def neighbours(
 def nearer(k: int, chunk: int) -> Callable:
   """Returns a jitted function (best, queries, keys, labels, count) -> best.
 
-  The function merges the best neighbours with those of another chunk. `best`
+  The function merges the best neighbours so far with another chunk's. `best`
   has similarities float32 [blocks, block, k] and classes int32 [blocks, block,
   k]; queries are float32 [blocks, block, d], keys float32 [chunk, d], labels
   int32 [chunk].

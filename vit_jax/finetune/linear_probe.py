@@ -32,7 +32,7 @@ from flax.traverse_util import flatten_dict
 from jax.experimental import multihost_utils
 from jaxtyping import Bool, Float32, Float64, Integer, Num
 
-from vit_jax import ridge, run_summary, weights
+from vit_jax import ridge, run_summary
 from vit_jax.callbacks.base import Callback
 from vit_jax.callbacks.progress import note
 from vit_jax.checkpointing.checkpointer import load_params, write_params
@@ -154,7 +154,7 @@ def start(
     for path in flatten_dict(state.params, sep="/")
     if model.is_head(path)
   }
-  state = weights.replace_params(state, heads)
+  state = state.with_params(heads)
   folder = run_path(experiment.workdir) / FOLDER
   if jax.process_index() == 0:  # left by a run that ended before its checkpoint
     folder.rmtree(missing_ok=True)
@@ -193,7 +193,7 @@ def best(
   """
   evaluator = _held_out(evaluators)
   params, _ = load_params(str(run_path(workdir) / FOLDER))
-  begun = weights.replace_params(state, params)
+  begun = state.with_params(params)
   hits = [evaluator.hits(_mean(begun, state, w).eval_params) for w in WEIGHTS]
   is_right = np.stack([h["is_right"] for h in hits])
   labels = hits[0]["label"]

@@ -32,7 +32,7 @@ def attention(
   bias: Float[Array, "*b heads q k"] | None = None,
 ) -> Float[Array, "b q heads d"]:
   """Returns `dot_product_attention`, as the step's device computes it best."""
-  # The names are those of `encoder.SAVED_NAMES`.
+  # The names are in `encoder.SAVED_NAMES`.
   query = checkpoint_name(query, "query")
   key = checkpoint_name(key, "key")
   value = checkpoint_name(value, "value")

@@ -68,7 +68,7 @@ def draw(key: jax.Array, records: Int[Array, " b"], num_patches: int) -> Plan:
 def corrupt(
   tokens: Float[Array, "b n d"], mask_token: Float[Array, " d"], plan: Plan
 ) -> Float[Array, "b n d"]:
-  """Returns the tokens after corrupting those of the plan."""
+  """Returns the tokens, in which those that the plan names are corrupted."""
   new = jnp.where(
     plan.is_masked[..., None],
     mask_token[None, None],  # float32, for the sum that is its gradient

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from vit_jax.options import nearest
 
-NUM_CLASS_ROWS = 3  # of a table of biases, behind those of offsets
+NUM_CLASS_ROWS = 3  # of a table of biases, after the rows of offsets
 
 
 def resample_posemb(
@@ -146,7 +146,7 @@ def resample_relative_bias(
 
 
 def _geometric(old: int, new: int) -> Float[np.ndarray, "new old"]:
-  """Returns the matrix of an axis; it is not I for old = new."""
+  """Returns the interpolation matrix of an axis; never I, not for old = new."""
   low, high = 1.01, 1.5  # the ratio, found as timm does
   while high - low > 1e-6:
     ratio = (low + high) / 2

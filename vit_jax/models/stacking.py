@@ -41,7 +41,7 @@ def gather_parts(params: dict[str, Any]) -> dict[str, Any]:
 def stack_blocks(
   params: dict[str, Any], model: ModelConfig | type[ModelConfig]
 ) -> dict[str, Any]:
-  """Turns the parameters of a loop over blocks into those of a scan.
+  """Stacks the parameters of a loop over blocks, for a scan.
 
   Args:
     params: Nested dict with the blocks `model.BLOCKS`. Leaves are arrays; numpy
@@ -76,7 +76,7 @@ def stack_blocks(
 def unstack_blocks(
   params: dict[str, Any], model: ModelConfig | type[ModelConfig]
 ) -> dict[str, Any]:
-  """Turns the parameters of a scan over blocks into those of a loop."""
+  """Unstacks the parameters of a scan over blocks, for a loop."""
   if model.SCANNED is None:
     return params
   *parents, block = model.BLOCKS.split("/")

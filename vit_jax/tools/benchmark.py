@@ -3,26 +3,19 @@
 vit-jax benchmark --config=configs/vit_b16.py \
   --config.data.batch_size=256
 
-Step, state and loop are those of training. A synthetic batch stays on the
+Step, state and loop are the same as in training. A synthetic batch stays on the
 device; with `--input=real` the config's data are read and transferred as in
 training. Nothing is written.
 """
 
-import sys
-
-if __name__ == "__main__":  # before the imports, which --help needs none of
-  from vit_jax.__main__ import main
-
-  main(["benchmark", *sys.argv[1:]])
-
 import dataclasses
 import functools
-import importlib.util
 import itertools
 import json
 import math
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,6 +33,7 @@ from vit_jax.config import Config, ConfigError, cli
 from vit_jax.devices import peak_flops, unknown_peak
 from vit_jax.distributed import processes
 from vit_jax.models import efficient_attention
+from vit_jax.options import not_installed, unexpected
 from vit_jax.tools.planning import planner
 from vit_jax.tools.planning.learner import learner_of, trainer_of
 
@@ -101,9 +95,13 @@ def measure(
       raise
     raise ConfigError(
       [
-        f"config.data.batch_size: got {config.data.batch_size}, which does not"
-        " fit the memory. Use a smaller one, config.optim.microbatch, or"
-        f" config.model.remat=full. XLA says: {str(e).splitlines()[0]}"
+        unexpected(
+          "config.data.batch_size",
+          config.data.batch_size,
+          "one that fits the memory, or config.optim.microbatch, or"
+          " config.model.remat=full",
+          str(e).splitlines()[0],
+        )
       ]
     ) from None
 
@@ -312,15 +310,9 @@ def synthetic(
 def real(
   config: Config, mesh: Mesh, experiment: "vit_jax.experiment.Experiment"
 ) -> tuple[Iterator[dict], step_lib.RunShape]:
-  """Returns batches of the config's data; each `next` transfers one.
+  """Returns batches of the config's data, and the run's shape.
 
-  Args:
-    config: The run.
-    mesh: The mesh.
-    experiment: The result of `check`.
-
-  Returns:
-    The batches, and the run's shape.
+  Each `next` reads and transfers a batch.
   """
   data = experiment.data
   batches = data.batches(0, jax.process_index(), jax.process_count())
@@ -339,7 +331,7 @@ def check(
   Args:
     config: The run.
     kind: Kind of input, a key of `INPUT_FNS`.
-    errors: Earlier errors, which are raised together with those of the run.
+    errors: Earlier errors, which are raised together with others.
 
   Returns:
     The run with open data for real input; None for synthetic input.
@@ -349,14 +341,12 @@ def check(
   """
   errors = list(errors)
   if kind not in INPUT_FNS:
-    errors.append(f"--input: got {kind!r}, expected {' or '.join(INPUT_FNS)}.")
-  if kind == "real" and importlib.util.find_spec("tensorflow") is None:
-    errors.append(
-      "--input: got 'real', which TensorFlow reads, and that is not installed;"
-      " use --input=synthetic."
-    )
-  elif kind == "real":
-    return run_checks.setup(config, errors=errors)
+    errors.append(unexpected("--input", repr(kind), " or ".join(INPUT_FNS)))
+  if kind == "real":
+    if error := not_installed(["tensorflow"], "train"):
+      errors.append(f"--input=real: {error}")
+    else:
+      return run_checks.setup(config, errors=errors)
   if errors := errors + planner.errors(config, jax.devices()):
     raise ConfigError(dict.fromkeys(errors))
   return None
@@ -368,7 +358,7 @@ def table(result: dict[str, Any]) -> str:
   milli = {
     k: f"{1e3 * result[k]:,.1f}" for k in result if k.startswith("step_")
   }
-  blocks = result["steps"] // result["block_steps"]
+  num_blocks = result["steps"] // result["block_steps"]
   mfu = f"{100 * result['mfu']:.1f} % of the ceiling"
   if result["peak_flops"]:
     mfu += (
@@ -392,7 +382,7 @@ def table(result: dict[str, Any]) -> str:
     f" scan={result['scan']}, {result['input']} input",
     **({"attention": result["attention"]} if result["attention"] else {}),
     "compile": f"{result['compile_seconds']:.1f} s",
-    "step": f"{milli['step_seconds']} ms, the median of {blocks} blocks of"
+    "step": f"{milli['step_seconds']} ms, the median of {num_blocks} blocks of"
     f" {result['block_steps']} ({milli['step_seconds_least']} to"
     f" {milli['step_seconds_most']})",
     "speed": f"{result['images_per_second']:,.1f} images/s,"
@@ -420,12 +410,10 @@ def main(args: cli.Args) -> None:
   try:
     errors = list(args.errors)
     if not steps.isdecimal() or int(steps) < 1:
-      errors.append(f"--steps: got {steps!r}, expected a number from 1.")
+      errors.append(unexpected("--steps", repr(steps), "a number from 1"))
     if processes.is_slurm_step():
-      errors.append(
-        "srun: got several tasks, expected one: each would time its own devices"
-        " alone; use srun --ntasks=1, which may use all GPUs of its node."
-      )
+      why = "Each would time its own devices alone."
+      errors.append(unexpected("srun", "several tasks", "--ntasks=1", why))
     if errors:
       check(args.config, kind, errors)
     malloc.reuse_freed_memory()

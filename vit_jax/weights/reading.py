@@ -162,9 +162,9 @@ def _with_grid(
   """
   grid = grid or weights.grid
   if weights.format == "timm":
-    from vit_jax.zoo.files import timm_file
+    from vit_jax.zoo.files import timm
 
-    weights = timm_file.without_rows_of_registers(weights, grid)
+    weights = timm.without_rows_of_registers(weights, grid)
   params, options = weights.params, weights.options | given
   tables = {_without_block(name): a.shape for name, a in params.items()}
   has_cls_row = "cls" in params and POS_EMBEDDING in tables
@@ -336,7 +336,7 @@ def _read_state_dict(
     options: Options from the user.
     is_torch: Whether torch.save wrote the file.
   """
-  from vit_jax.zoo.files import series, torch_file
+  from vit_jax.zoo.files import state_dicts, torch_file
 
   notes: tuple[str, ...] = ()
   if is_torch or file.name == TORCH_INDEX:
@@ -344,7 +344,7 @@ def _read_state_dict(
   else:
     arrays, metadata = open_safetensors(file)
   config = json_file.read(file_in(file.parent, "config.json"))
-  weights = series.read(StateDict(path, arrays, metadata, config, options))
+  weights = state_dicts.read(StateDict(path, arrays, metadata, config, options))
   return dataclasses.replace(weights, notes=(*notes, *weights.notes))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from vit_jax.config import Config, ConfigError, cli
 from vit_jax.distributed import signals
+from vit_jax.options import unexpected
 from vit_jax.tools.planning import planner
 from vit_jax.tools.planning.search import Search, gib
 from vit_jax.tools.planning.topology import canonical, describe
@@ -21,9 +22,8 @@ def main(args: cli.Args) -> None:
   try:
     errors = list(args.errors)
     if not args.flags["topology"]:
-      errors.append(
-        "--topology: got none, expected a slice, such as v5e:16x16."
-      )
+      expected = "a slice, such as v5e:16x16"
+      errors.append(unexpected("--topology", "none", expected))
     options = _options(args.flags, errors)
     if errors:
       raise ConfigError(errors)
@@ -77,10 +77,8 @@ def parse_price(text: str) -> tuple[float, str]:
   """
   match = _PRICE.fullmatch(text)
   if not match:
-    raise ValueError(
-      f"--price_per_chip_hour: got {text!r}, expected a number, with or without"
-      " a unit after it: 1.20 or 1.20USD."
-    )
+    expected = "a number, with or without a unit: 1.20 or 1.20USD"
+    raise ValueError(unexpected("--price_per_chip_hour", repr(text), expected))
   return float(match[1]), match[2].strip()
 
 
@@ -95,7 +93,7 @@ def parse_input_rate(text: str) -> float:
   except ValueError:
     value = 0.0
   if not 0 < value < math.inf:
-    raise ValueError(f"--input_rate: got {text!r}, expected a number above 0.")
+    raise ValueError(unexpected("--input_rate", repr(text), "a number above 0"))
   return value
 
 

@@ -1,6 +1,6 @@
 """The memory, time, host cores and cost of a run on a slice of TPUs.
 
-The step is the one of training. It is compiled by the compiler of the TPU,
+The step is the train step. It is compiled by the compiler of the TPU,
 which reports the memory. Times are estimates: no chip has confirmed them.
 """
 
@@ -246,7 +246,7 @@ def has_several_hosts(devices: list) -> bool:
 
 
 def with_length(run_shape: step_lib.RunShape) -> step_lib.RunShape:
-  """Returns the sizes with a length, which the cost of a step does not need."""
+  """Fills in a length if it is unknown; a step's cost does not depend on it."""
   steps = run_shape.total_steps or UNKNOWN_LENGTH
   return dataclasses.replace(run_shape, total_steps=steps)
 
@@ -269,7 +269,7 @@ def run_shape_of(config: Config) -> step_lib.RunShape:
       " of classes is not known without the data; set it."
     )
   num_examples = None
-  if own or data.dataset in dataset_info.DATASETS:  # those of others may change
+  if own or data.dataset in dataset_info.DATASETS:  # other data sets may change
     with contextlib.suppress(splits.SplitError):
       num_examples = splits.num_examples(data.split, known.splits)
   return step_lib.run_shape_of(config, num_classes, num_examples)

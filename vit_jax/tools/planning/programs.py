@@ -24,8 +24,8 @@ from vit_jax.eval_context import RunContext
 from vit_jax.evaluators.evaluator import Evaluator, EvaluatorConfig
 from vit_jax.tools.planning.learner import learner_of, trainer_of
 
-# Batches on the devices beside that of the running program: in training the
-# next one, in an evaluation the previous one.
+# Extra batches in device memory while a program runs: in training the next one,
+# in an evaluation the previous one.
 WAITING = 1
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from vit_jax.config import Config, ConfigError
+from vit_jax.options import unexpected
 
 Plan = dict[str, Any]  # see `vit_jax.tools.planning.planner.plan`
 
@@ -71,11 +72,14 @@ class Search:
       data = dataclasses.replace(base.data, batch_size=batch_size)
       self._attempt(dataclasses.replace(base, data=data))
     if not self.fastest:
-      got = self._config.data.batch_size
       raise ConfigError(
         [
-          f"config.data.batch_size: got {got}, which fits with no mesh,"
-          " microbatch or remat; use a smaller batch, or a larger slice."
+          unexpected(
+            "config.data.batch_size",
+            self._config.data.batch_size,
+            "one that fits with some mesh, microbatch and remat",
+            "Use a smaller batch, or a larger slice.",
+          )
         ]
       )
     self._report(f"fastest by estimate: {self.best()}\n")

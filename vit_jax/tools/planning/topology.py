@@ -11,6 +11,7 @@ from jax.experimental import topologies
 
 from vit_jax.config import ConfigError
 from vit_jax.devices import CHIPS, Chip
+from vit_jax.options import unexpected
 
 # Shapes of the slices that Google offers, in chips. Of three sides, also all
 # multiples of four from the shortest to the longest, up to `LARGEST` chips.
@@ -62,12 +63,8 @@ def describe(topology: str) -> tuple[Chip, list]:
   slice_name, _, number = topology.partition(",slices=")
   if number and CHIPS[generation].dcn_bandwidth is None:
     known = " or ".join(k for k, c in CHIPS.items() if c.dcn_bandwidth)
-    raise ConfigError(
-      [
-        f"--topology: got {topology!r}, but the rate of the network between"
-        f" {generation} slices is not known; expected {known}."
-      ]
-    )
+    expected = f"slices of {known}, whose network is known"
+    raise ConfigError([unexpected("--topology", repr(topology), expected)])
   if importlib.util.find_spec("libtpu") is None:
     raise ConfigError(
       [
@@ -112,14 +109,11 @@ def canonical(topology: str) -> str:
   match = _NAME.fullmatch(topology)
   generation = match and ALIASES.get(match[1], match[1])
   if generation not in LISTED:
-    raise ConfigError(
-      [
-        f"--topology: got {topology!r}, expected one of {', '.join(CHIPS)} and"
-        " a shape, such as v5e:16x16, or an accelerator type, such as"
-        " v5litepod-256; v5e:16x16,slices=2 for two slices that the data"
-        " centre's network joins."
-      ]
+    expected = (
+      f"one of {', '.join(CHIPS)} and a shape, such as v5e:16x16 or"
+      " v5e:16x16,slices=2, or an accelerator type, such as v5litepod-256"
     )
+    raise ConfigError([unexpected("--topology", repr(topology), expected)])
   _, shape, twist, cores, number = match.groups()
   shapes = _shapes(generation)
   if shape:
@@ -130,24 +124,13 @@ def canonical(topology: str) -> str:
     equal = [s for s in shapes if math.prod(s) == num_chips]
     sides = min(equal, key=sum, default=None)
   if sides not in shapes:
-    near = lambda s: (
-      abs(math.prod(s) - num_chips),
-      sum(abs(a - b) for a, b in zip(s, sorted(sides or s), strict=False)),
-    )
-    below = (s for s in shapes if math.prod(s) <= num_chips)
-    above = (s for s in shapes if math.prod(s) >= num_chips)
-    nearest = {min(of, key=near, default=None) for of in (below, above)}
-    names = [f"{generation}:{_text(s)}" for s in sorted(nearest - {None})]
-    raise ConfigError(
-      [
-        f"--topology: got {topology!r}, but Google offers no such slice; the"
-        f" nearest is {' or '.join(names)}."
-      ]
-    )
+    near = min(shapes, key=lambda s: abs(math.prod(s) - num_chips))
+    why = "Google offers no such slice."
+    expected = f"a slice such as {generation}:{_text(near)}"
+    raise ConfigError([unexpected("--topology", repr(topology), expected, why)])
   if num_chips * int(number or 1) > MOST_CHIPS:
-    raise ConfigError(
-      [f"--topology: got {topology!r}, expected at most {MOST_CHIPS:,} chips."]
-    )
+    most = f"at most {MOST_CHIPS:,} chips"
+    raise ConfigError([unexpected("--topology", repr(topology), most)])
   slices = f",slices={number}" if number else ""
   return f"{generation}:{_text(sides)}{twist or ''}{slices}"
 

@@ -154,7 +154,7 @@ def _probe(probe: dict[str, Any], images: pathlib.Path, who: str) -> str:
   title = f"{TITLES.get(kind, kind)} on {probe['dataset']}{who}"
   text = (
     f"{MEANING.get(kind, '')} The model is {probe['checkpoint']};"
-    f" {probe['note']}. Classes and mistakes below are those of"
+    f" {probe['note']}. The tables and mistakes below belong to"
     f" {probe['by']}."
   )
   return (

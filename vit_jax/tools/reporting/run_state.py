@@ -9,7 +9,7 @@ from etils import epath
 from vit_jax.callbacks import run_record
 from vit_jax.callbacks.progress import format_seconds
 from vit_jax.checkpointing import checkpointer, retention
-from vit_jax.tools.reporting.runs import LOSS, METRICS, Run
+from vit_jax.tools.reporting.runs import LOSS, Run
 
 FINISHED, GOING, STOPPED, UNKNOWN = "finished", "going", "stopped", "unknown"
 # A run on another host counts as going if its last heartbeat is at most this
@@ -71,12 +71,9 @@ def _kind(run: Run, now: float) -> tuple[str, str]:
     return UNKNOWN, f"without {run_record.FILE} nothing tells its state"
   if record.get("ended") is not None:
     error = record.get("how") or run_record.FINISHED
-    if error != run_record.FINISHED:
-      return STOPPED, error.rstrip(".")
-    if run.rows:
+    if error == run_record.FINISHED:
       return FINISHED, ""
-    text = f"{run_record.FILE} says that the run finished, but {METRICS} has"
-    return UNKNOWN, f"{text} no line that can be read"
+    return STOPPED, error.rstrip(".")
   alive, reason = run_record.is_alive(record), "its process is no longer there"
   if alive is None:  # the process is, or was, on another host
     alive = run.last_sign is not None and now - run.last_sign <= PATIENCE

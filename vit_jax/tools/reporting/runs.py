@@ -277,8 +277,8 @@ class Run:
   def seconds(self) -> dict[str, float]:
     """Seconds in each of `accounting.BUCKETS`; {} if they were not recorded.
 
-    They are the latest ones of the end, the newest checkpoint and the newest
-    training row.
+    The latest record counts: at the end, in the newest checkpoint or in the
+    newest training row.
     """
     return max(
       accounting.seconds_of_rows(self.rows),
@@ -323,23 +323,16 @@ def find_runs(*folders: str | pathlib.Path) -> list[Run]:
     if is_remote(folder):
       raise ValueError(
         f"{str(folder)!r}: got a folder in a bucket, expected one on this"
-        f" machine. Copy it first: gcloud storage rsync -r {folder} runs/NAME."
-        " --exclude='^checkpoints/' copies no weights; the page then has no"
-        " filters and no attention maps."
+        f" machine. Copy it first: gcloud storage rsync -r {folder} runs/NAME"
+        " --exclude='^checkpoints/'."
       )
     base = pathlib.Path(folder)
-    if not base.is_dir():
-      raise ValueError(
-        f"{str(base)!r}: got no such folder, expected the folder of a run, or a"
-        " folder of runs. Check the path."
-      )
-    inside = [p for p in sorted(base.iterdir()) if _is_run(p)]
-    workdirs = [base] if _is_run(base) else inside
+    inside = sorted(base.iterdir()) if base.is_dir() else []
+    workdirs = [p for p in ([base] if _is_run(base) else inside) if _is_run(p)]
     if not workdirs:
       raise ValueError(
-        f"{str(base)!r}: got a folder without a run, expected {METRICS} or"
-        " config.json in it or one level below. Train first: vit-jax train"
-        f" --config=... --workdir={base}."
+        f"{str(base)!r}: got no run, expected a folder with {METRICS} or"
+        " config.json, or a folder of such folders."
       )
     paths |= {p.resolve(): p for p in workdirs if p.resolve() not in paths}
   names = unique_names(list(paths))

@@ -119,8 +119,8 @@ def find(
   Image size and number of classes tell Google's files of the same name apart.
 
   Args:
-    path: As for `vit_jax.load`. Its name is that of the file, of the folder, of
-      the folder with model.safetensors, or of the repository of the hub.
+    path: As for `vit_jax.load`. Its name is the name of the file, the folder,
+      the folder with model.safetensors, or the repository of the hub.
     image_size: (height, width) of the training images, pixels.
     num_classes: Number of outputs of the head.
 

@@ -19,6 +19,7 @@ from vit_jax.distributed import exit_codes, processes
 from vit_jax.evaluators import EVALUATORS, EvaluatorConfig
 from vit_jax.families import ModelConfig
 from vit_jax.objectives import Classification
+from vit_jax.options import unexpected
 from vit_jax.tools.scoring import published_scores
 from vit_jax.tools.scoring.published_scores import (
   AVAILABLE,
@@ -72,10 +73,11 @@ def sets_of(text: str, opened: Sources) -> dict[str, Set]:
     elif match:
       sets[name] = Set(match[1], match[2])
     else:
-      errors.append(
-        f"--on: got {name!r}, expected {', '.join(SETS)}, {AVAILABLE}, or a"
-        " data set with its split, such as digits[test]."
+      expected = (
+        f"{', '.join(SETS)}, {AVAILABLE}, or a data set with its split, such as"
+        " digits[test]"
       )
+      errors.append(unexpected("--on", repr(name), expected))
   if errors:
     raise ConfigError(errors)
   return sets
@@ -112,9 +114,8 @@ def task_of(
   num_classes = weights.num_classes(file.params, model)
   if not num_classes:
     raise ValueError(
-      f"{path}: got weights without a head, expected a head; to score a linear"
-      f" map of the features: vit-jax evaluate --checkpoint={path}"
-      " --fewshot=DATASET."
+      f"{path}: got weights without a head, expected a head; vit-jax evaluate"
+      " --fewshot=DATASET scores their features."
     )
   model = dataclasses.replace(model, dtype=dtype)
   size = weights.trained_at(file)
@@ -175,15 +176,12 @@ def choose_protocol(
   if own and (image_size(own) != size or pixels.is_random(own)):
     own = None  # a run without evaluation has random operations
   if protocol == "own" and not own:
-    raise ValueError(
-      f"{file.path}: got --protocol=own, but the file states no preprocessing;"
-      " expected timm, google or big_vision."
-    )
+    expected = f"timm, google or big_vision, as {file.path} states none"
+    raise ValueError(unexpected("--protocol", "own", expected))
   if file.ops is None and any(row.mean != "0.5" for row in published):
     raise ValueError(
-      f"{file.path}: got weights of timm's {published[0].name} without the"
-      " config.json that states ImageNet's mean and deviation; expected it in"
-      " the folder of the file."
+      f"{file.path}: got no config.json beside it, expected it, because timm's"
+      f" {published[0].name} needs ImageNet's mean and deviation."
     )
   if own and protocol in ("auto", "own"):
     return "own", own
@@ -348,15 +346,11 @@ def scores_table(rows: list[dict[str, Any]]) -> str:
         source,
       )
     )
-  return _aligned(lines, left=(0, 1, 8))
-
-
-def _aligned(lines: list[tuple[str, ...]], left: tuple[int, ...]) -> str:
-  """Returns cells in columns; the columns in `left` are aligned left."""
   widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+  names = 0, 1, 8  # columns that are aligned left
   return "\n".join(
     "  ".join(
-      f"{cell:<{w}}" if i in left else f"{cell:>{w}}"
+      f"{cell:<{w}}" if i in names else f"{cell:>{w}}"
       for i, (cell, w) in enumerate(zip(line, widths, strict=True))
     ).rstrip()
     for line in lines
