@@ -156,11 +156,11 @@ def test_the_step_forms_no_product_of_factors_and_no_gradient_of_the_base(scan):
 
 def test_an_option_without_effect_is_an_error():
   config = tiny.config(lora__rank=2, lora__targets=("query", "Gate"))
-  with pytest.raises(ValueError, match="got Gate, expected some of Dense_0"):
+  with pytest.raises(ValueError, match="got query, Gate, expected some of"):
     tiny.Parts(config, ONE)
   resnet = tiny.config(lora__rank=2, **tiny.RESNET)
   with pytest.raises(
-    ValueError, match="lora.rank: got 2, expected 0: BiTConfig.BLOCKS"
+    ValueError, match="lora.rank: got 2, expected 0, as BiTConfig.BLOCKS"
   ):
     tiny.Parts(resnet, ONE)
   errors = config_errors(tiny.config(lora__rank=-1, lora__alpha=0.0))

@@ -309,6 +309,21 @@ def test_class_names_in_the_metadata_of_hugging_face(is_list, tmp_path):
     read(metadata[:40])
 
 
+def test_hugging_face_reads_files_of_the_data_set_alone(tmp_path):
+  write_images(tmp_path, ["saved/a.jpg", "b.jpg"])
+  read = lambda name: hugging_face._image(
+    {"bytes": None, "path": str(tmp_path / name)}, [f"{tmp_path}/saved"]
+  )
+  assert read("saved/a.jpg") == encoded(0)
+  for name, error in (
+    ("b.jpg", "names a file outside of the data set"),
+    ("saved/../b.jpg", "names a file outside of the data set"),
+    ("saved/c.jpg", "has no image"),
+  ):
+    with pytest.raises(ValueError, match=error):
+      read(name)
+
+
 @pytest.mark.parametrize("text", ["string", "large_string"])  # pandas' is large
 def test_a_saved_part_of_a_split_has_the_split_s_name(text, tmp_path):
   datasets = pytest.importorskip("datasets")

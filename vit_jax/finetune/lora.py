@@ -25,6 +25,7 @@ from jaxtyping import Float
 
 from vit_jax.config import LoRAConfig
 from vit_jax.families import ModelConfig
+from vit_jax.options import unexpected
 
 A, B = "lora_a", "lora_b"
 
@@ -95,23 +96,22 @@ def split(
     )
     trained[f"{path}/{B}"] = jnp.zeros((*blocks, options.rank, *shape[end:]))
   if not names:
+    declared = f"{family}.BLOCKS and MATRICES declare no linear maps of blocks"
     raise ValueError(
-      f"config.lora.rank: got {options.rank}, expected 0: {family}.BLOCKS and"
-      " MATRICES declare no linear maps of blocks, which get factors."
+      unexpected("config.lora.rank", options.rank, f"0, as {declared}")
     )
-  if unknown := [n for n in options.targets if n not in names]:
+  if not options.targets or not {*options.targets} <= {*names}:
     raise ValueError(
-      f"config.lora.targets: got {', '.join(unknown)}, expected some of"
-      f" {', '.join(names)}, which the model has."
-    )
-  if not options.targets:
-    raise ValueError(
-      f"config.lora.targets: got none, expected some of {', '.join(names)}."
+      unexpected(
+        "config.lora.targets",
+        ", ".join(options.targets) or "none",
+        f"some of {', '.join(names)}",
+      )
     )
   if not any(is_trained(k, model, own) for k in flat):
+    declared = f"no parameter is the head's ({family}.HEADS: {model.HEADS!r})"
     raise ValueError(
-      f"config.lora.rank: got {options.rank}, expected 0: no parameter is the"
-      f" head's, which is trained as a whole ({family}.HEADS: {model.HEADS!r})."
+      unexpected("config.lora.rank", options.rank, f"0, as {declared}")
     )
   return unflatten_dict(trained, sep="/"), unflatten_dict(base, sep="/")
 

@@ -33,6 +33,7 @@ from vit_jax.evaluators.fewshot import few_classes
 from vit_jax.evaluators.per_class import confusions, per_class
 from vit_jax.inference import pretrained
 from vit_jax.models import precision
+from vit_jax.options import unexpected
 from vit_jax.paths import run_path
 
 FOLDER = "probes"
@@ -62,9 +63,7 @@ def config_of_file(
       options of the model, which the file decides.
   """
   if dtype not in (None, "float32", "bfloat16"):
-    raise ConfigError(
-      [f"--dtype: got {dtype!r}, expected float32 or bfloat16."]
-    )
+    raise ConfigError([unexpected("--dtype", dtype, "float32 or bfloat16")])
   try:
     file = weights.read(path)
     model = weights.identify(file.params, file.options).for_inference()
@@ -79,8 +78,7 @@ def config_of_file(
   decoding = config.data.decoding
   default_ops = preprocessing.with_decoding(default.data.ops, **decoding)
   errors = [
-    f"config.{key}: got a value of its own, but {path} states it; give a"
-    " --config with it, or leave it out."
+    unexpected(f"config.{key}", "a value", f"none, as {path} states it")
     for key, is_default in (
       ("model", config.model == default.model),
       ("data.ops", config.data.ops == default_ops),
@@ -138,15 +136,10 @@ def _configured(
       return False
 
   train = opened.inspect(dataset, "train")
-  if train.is_regression:
+  if train.is_regression or train.is_multilabel:
+    kind = "numbers" if train.is_regression else "several classes"
     raise ValueError(
-      f"got {dataset!r}, whose labels are numbers to predict, expected one"
-      " class per image."
-    )
-  if train.is_multilabel:
-    raise ValueError(
-      f"got {dataset!r}, whose images may have several classes, expected one"
-      " class per image."
+      f"got {dataset!r} with {kind} per image, expected one class per image."
     )
   labels = train.labels()
   counts = np.bincount(labels[labels >= 0], minlength=train.num_classes)

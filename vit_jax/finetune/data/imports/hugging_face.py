@@ -4,14 +4,15 @@ import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
+from vit_jax.finetune.data.imports import tables
 from vit_jax.finetune.data.imports.listing import (
   SPLIT_OF,
   Listing,
   Options,
   select_splits,
 )
-from vit_jax.finetune.data.imports.tables import Table
-from vit_jax.finetune.data.imports.tables import scan as scan_tables
+
+_ROWS = 64  # images in memory at a time
 
 
 def scan(name: str, options: Options) -> Listing:
@@ -37,13 +38,13 @@ def scan(name: str, options: Options) -> Listing:
   loaded = _loaded(datasets, name)
   splits = dict(zip(split_names(loaded), loaded.values(), strict=True))
   names = select_splits(splits, options, where)
-  tables = {split: [_table(datasets, split, splits[split])] for split in names}
+  by_split = {k: [_table(datasets, k, splits[k])] for k in names}
   # A data set may name files instead of holding their bytes. Only files of its
   # folder, or that the library has downloaded, are read.
   roots = [os.path.expanduser(name), str(datasets.config.HF_CACHE_HOME)]
   roots += [str(datasets.config.HF_DATASETS_CACHE)]
   read = functools.partial(_image, roots=[*map(os.path.realpath, roots)])
-  return scan_tables(tables, options, where, read)
+  return tables.scan(by_split, options, where, read)
 
 
 def split_names(splits: Iterable[str]) -> list[str]:
@@ -79,7 +80,7 @@ def _loaded(datasets, name: str):
   return {str(data.split or "train").partition("[")[0]: data}
 
 
-def _table(datasets, split: str, data) -> Table:
+def _table(datasets, split: str, data) -> tables.Table:
   # Images as encoded bytes, which are stored unchanged.
   for name, feature in data.features.items():
     if isinstance(feature, datasets.Image):
@@ -90,10 +91,10 @@ def _table(datasets, split: str, data) -> Table:
     return getattr(getattr(feature, "feature", feature), "names", ())
 
   def rows(columns: Sequence[str]) -> Iterator[tuple]:
-    for row in data.select_columns(list(columns)):
-      yield tuple(row[column] for column in columns)
+    for batch in data.select_columns(list(columns)).iter(_ROWS):
+      yield from zip(*(batch[column] for column in columns), strict=True)
 
-  return Table(split, data.column_names, class_names, rows)
+  return tables.Table(split, data.column_names, class_names, rows)
 
 
 def _image(value: object, roots: list[str]) -> bytes:

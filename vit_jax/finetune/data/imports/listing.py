@@ -193,7 +193,7 @@ def _check_texts(
   texts: set[str], given: tuple[str, ...] | None, where: str
 ) -> None:
   """Raises ValueError for texts that are no names of classes."""
-  if given is None:
+  if not given:
     real = sorted(filter(_REAL.fullmatch, texts))
     are_real = all(_REAL.fullmatch(t) or _INTEGER.fullmatch(t) for t in texts)
     if are_real or "nan" in map(str.lower, texts):

@@ -14,10 +14,8 @@ import os
 from collections.abc import Iterator, Sequence
 
 from vit_jax.config import json_file
-from vit_jax.finetune.data.imports import files
+from vit_jax.finetune.data.imports import files, tables
 from vit_jax.finetune.data.imports.listing import Listing, Options
-from vit_jax.finetune.data.imports.tables import Table
-from vit_jax.finetune.data.imports.tables import scan as scan_tables
 
 _ROWS = 64  # images in memory at a time
 
@@ -38,11 +36,11 @@ def scan(path: str, options: Options) -> Listing:
   by_split = files.by_split(path, (".parquet",), options, "parquet:")
   paths = [path for paths in by_split.values() for path in paths]
   root = os.path.commonpath(list(map(os.path.dirname, paths))) or "."
-  tables = {k: [_table(p, root) for p in v] for k, v in by_split.items()}
-  return scan_tables(tables, options, f"parquet:{path}", _image)
+  opened = {k: [_table(p, root) for p in v] for k, v in by_split.items()}
+  return tables.scan(opened, options, f"parquet:{path}", _image)
 
 
-def _table(path: str, root: str) -> Table:
+def _table(path: str, root: str) -> tables.Table:
   from pyarrow import parquet  # here, because other kinds do not need it
 
   with _reading(path):
@@ -55,7 +53,7 @@ def _table(path: str, root: str) -> Table:
         for row in batch.to_pylist():
           yield tuple(row[column] for column in columns)
 
-  return Table(
+  return tables.Table(
     os.path.relpath(path, root),
     schema.names,
     functools.partial(_names, schema, path),
