@@ -86,7 +86,7 @@ def test_data_set_that_is_not_on_disk():
 
 
 @pytest.mark.parametrize(
-  "classes, message", [(0, "with no class folders"), (1, "one class")]
+  "classes, message", [(0, "with no class folders"), (1, "two or more classes")]
 )
 def test_folder_without_classes(tmp_path, classes, message):
   for i in range(classes):

@@ -222,7 +222,7 @@ def test_what_fine_tuning_spoils_is_not_kept(tmp_path):
 def test_it_needs_images_to_choose_by(tmp_path):
   c = config()
   c.evals = {}
-  with pytest.raises(ConfigError, match="expected an evaluator `val`"):
+  with pytest.raises(ConfigError, match="without an evaluator 'val'"):
     train_and_evaluate(freeze(c), str(tmp_path))
 
 

@@ -57,10 +57,10 @@ def test_image_size(text, size):
     ("decode|inception_crop(8, 'a')", "in 'inception_crop'"),
     (
       "decode|randaug(2, 9)|resize(8)",
-      "got images of differing size, expected",
+      "size of images: got None, expected one size",
     ),
-    ("decode|resize(8)|randaug(0, 9)", "num_layers=0, expected 1 or more"),
-    ("decode|resize(8)|randaug(2, 21)", "magnitude=21, expected a whole"),
+    ("decode|resize(8)|randaug(0, 9)", "num_layers: got 0, expected 1 or more"),
+    ("decode|resize(8)|randaug(2, 21)", "magnitude: got 21, expected a whole"),
   ],
 )
 def test_errors(text, message):

@@ -207,7 +207,7 @@ def test_one_level_below_all_classes_is_read(tmp_path):
   source = sources.open_source(f"folder:{tmp_path}", "train")
   assert source.class_names == ("n1", "n2") and source.num_examples == 6
   assert not source.note()
-  with pytest.raises(ValueError, match="only one class folder, 'images' in"):
+  with pytest.raises(ValueError, match="of two or more classes"):
     sources.open_source(f"folder:{tmp_path}", "val")
   # It is not replaced by a part of `train`.
   classes(tmp_path / "test", n1=1, n2=1)
@@ -261,19 +261,14 @@ def test_errors_name_what_is_wrong(tmp_path):
       sources.open_source(f"folder:{path}", split)
     return str(info.value)
 
-  assert f"{tmp_path}/no is no folder; expected" in error(tmp_path / "no")
-  assert "no class folders in" in error(tmp_path)
+  assert f"{tmp_path}/no is no folder" in error(tmp_path / "no")
   write(tmp_path / "1.png")
-  assert "no class folders, but with loose images in" in error(tmp_path)
-  (tmp_path / "0.tar").touch()
-  command = f"vit-jax prepare webdataset:{tmp_path} --name=NAME"
-  assert command in error(tmp_path)
-  (tmp_path / "0.tar").unlink()
+  assert "no class folders in" in error(tmp_path)
   classes(tmp_path, a=2)
-  assert "only one class folder, 'a', but with loose images" in error(tmp_path)
+  assert "the class folders ['a'] in" in error(tmp_path)
   (tmp_path / "b").mkdir()
   text = error(tmp_path)
-  assert f"class folder {tmp_path}/b has no images; expected files" in text
+  assert f"such as {tmp_path}/b; expected files" in text
   assert ".jpg, .jpeg, .jpe, .jfif, .png, .webp, .bmp, .gif, .tif" in text
   classes(tmp_path, b=2, c=2)
   text = error(tmp_path, "test")
@@ -289,34 +284,25 @@ def test_errors_name_what_is_wrong(tmp_path):
   assert f"class folder {only}/val/bb, expected a class of" in text
   assert "Did you mean 'b'?" in text
   classes(only / "Valid", a=2, b=2)
-  assert (
-    f"with the folders {only}/Valid and {only}/val, which mean the same split,"
-    " 'val'; expected one of them." in error(only)
-  )
+  text = f"with {only}/Valid and {only}/val, expected one folder for the split"
+  assert text in error(only)
 
 
 @pytest.mark.parametrize(
-  "layout, meant",
+  "layout",
   [
-    (("big/a", "big/b", "small/a"), "big"),  # classes one level too deep
-    (("pets/Train/a", "pets/Train/b", "pets/Val/a"), "pets"),
-    (("trainset/a", "trainset/b", "valset/a", "valset/b"), "trainset"),
-    (("train/x/a", "train/x/b", "train/y/a", "val/x/a"), "train/x"),
+    ("big/a", "big/b", "small/a"),  # classes one level too deep
+    ("pets/Train/a", "pets/Train/b", "pets/Val/a"),
+    ("trainset/a", "trainset/b", "valset/a", "valset/b"),
+    ("train/x/a", "train/x/b", "train/y/a", "val/x/a"),
   ],
 )
-def test_a_folder_too_high_is_refused_with_the_one_meant(
-  tmp_path, layout, meant
-):
+def test_a_folder_too_high_is_refused(tmp_path, layout):
   for path in layout:
     for i in range(3):
       write(tmp_path / path / f"{i}.png", i)
-  with pytest.raises(ValueError) as info:
+  with pytest.raises(ValueError, match="only folders|two or more classes"):
     sources.open_source(f"folder:{tmp_path}", "train")
-  text = str(info.value)
-  assert "have no images of their own, only folders" in text or (
-    "with only one class folder" in text
-  )
-  assert text.endswith(f" Did you mean folder:{tmp_path / meant}?")
 
 
 def damaged(root, num_good, num_bad):

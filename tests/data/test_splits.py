@@ -46,18 +46,18 @@ def test_splits_mean_what_tfds_means(text):
   [
     ("val", r"got split 'val', expected one of train \(1,297 records\), test"),
     ("train[", r"got split 'train\[', expected one such as 'train', 'train\["),
-    ("train[1.5:]", "got bound '1.5' in split .* expected a number of records"),
+    ("train[1.5:]", "got bound '1.5' in split .* expected one such"),
     ("train[:101%]", "got bound '101%' in split .* expected at most 100%"),
     ("test[:8]", "got bound '8' .* expected at most its 7 records"),
     (
       "train[5:2]",
-      "has no records: it means 5 to 2, expected bounds in rising",
+      "the records 5 to 2 of 'train', expected rising bounds",
     ),
     (
       "train[33%:500]",
-      r"'train\[33%:500\]' has one bound in percent and one in",
+      r"expected both bounds of 'train\[33%:500\]' in percent",
     ),
-    ("test+test[:0]", r"of which 'test\[:0\]' has no records"),
+    ("test+test[:0]", r"the records 0 to 0 of 'test'"),
   ],
 )
 def test_wrong_splits_are_explained(text, message):

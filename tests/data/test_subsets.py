@@ -71,14 +71,17 @@ def test_a_split_says_how_many_records_it_has(text, count):
 @pytest.mark.parametrize(
   "text,message",
   [
-    ("train@1.5", "got '@1.5' in split 'train@1.5', expected one subset after"),
+    ("train@1.5", "got split 'train@1.5', expected one subset at"),
     (
       "train@5+test@5",
-      r"got '@5\+test@5' in split .* after all slices and sum",
+      r"got split 'train@5\+test@5', expected one subset at the end",
     ),
-    ("train@50/sed=1", "got '@50/sed=1' .* 'train\\+test@10%/seed=1'"),
-    ("train@1298", "draws 1,298 of 1,297 records; expected 1 to 1,297 after"),
-    ("test@0.01%", "draws 0 of 500"),
+    (
+      "train@50/sed=1",
+      "got split 'train@50/sed=1', .* 'train\\+test@10%/seed=1'",
+    ),
+    ("train@1298", "draws 1,298 records, expected 1 to 1,297"),
+    ("test@0.01%", "draws 0 records, expected 1 to 500"),
   ],
 )
 def test_wrong_subsets_are_explained(text, message):

@@ -251,10 +251,10 @@ def test_a_linear_probe_is_refused(objects):
     run_checks.setup(
       _config("objects", objects, init_head="linear_probe", evals={"val": val})
     )
-  expected = "config.init_head: got 'linear_probe', expected 'zeros'"
-  of_val, of_labels = (t for t in e.value.errors if t.startswith(expected))
-  assert of_val.endswith("or the init_head 'zeros'.")
-  assert "an image of 'objects' can have several; expected 'zero" in of_labels
+  of_val, of_labels = sorted(
+    t for t in e.value.errors if t.startswith("config.init_head: got")
+  )
+  assert "can have several" in of_labels and "an evaluator 'val'" in of_val
 
 
 def test_few_shots_need_one_class():

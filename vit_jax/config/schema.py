@@ -11,7 +11,7 @@ import math
 
 from vit_jax.batch import View
 from vit_jax.data.data_config import DataConfig
-from vit_jax.data.preprocessing import view_shapes, with_decoding
+from vit_jax.data.preprocessing import view_shapes
 from vit_jax.evaluators import EvaluatorConfig
 from vit_jax.families import FAMILIES, ModelConfig, ViTConfig
 from vit_jax.objectives import OBJECTIVES, Classification, Objective
@@ -353,10 +353,7 @@ class Config:
   @property
   def views(self) -> dict[str, View]:
     """What a training batch has of each record, see `Objective.views`."""
-    return {
-      name: view._replace(ops=with_decoding(view.ops, **self.data.decoding))
-      for name, view in self.objective.views(self.data.ops).items()
-    }
+    return self.data.views(self.objective)
 
   @property
   def view_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -5,7 +5,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from vit_jax.batch import View
 from vit_jax.data.operation import MAX_PIXELS
+from vit_jax.data.preprocessing import with_decoding
 from vit_jax.families import ModelConfig
+from vit_jax.objectives import Objective
 from vit_jax.options import AT_LEAST_0, AT_LEAST_1, option
 
 
@@ -68,6 +70,13 @@ class DataConfig:
     """The arguments of `preprocessing.with_decoding`, for all operations."""
     return {"background": self.background, "max_pixels": self.max_pixels}
 
+  def views(self, objective: Objective) -> dict[str, View]:
+    """Returns what a training batch has of each record, with `decoding`."""
+    return {
+      name: view._replace(ops=with_decoding(view.ops, **self.decoding))
+      for name, view in objective.views(self.ops).items()
+    }
+
 
 @runtime_checkable
 class RunConfig(Protocol):
@@ -77,4 +86,4 @@ class RunConfig(Protocol):
   fake_data: bool
   data: DataConfig
   model: ModelConfig
-  views: dict[str, View]
+  objective: Objective

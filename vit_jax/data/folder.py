@@ -246,10 +246,7 @@ def _scan(root: pathlib.Path, dataset: str, stamp: tuple[int, ...]) -> _Scan:
   """Reads the names of all files, and finds those of the same bytes."""
   del stamp
   if not root.is_dir():
-    raise ValueError(
-      f"got data set {dataset!r}, but {root} is no folder; expected"
-      " one folder of images per class in it."
-    )
+    raise ValueError(f"got data set {dataset!r}, but {root} is no folder.")
   names, left_out = _subfolders(root), _subfolders(root, by_programs=True)
   errors = {}
   if folders := _split_folders(root, names, dataset):
@@ -368,9 +365,8 @@ def _split_folders(
   for split, folders in by_split.items():
     if len(folders) > 1:
       raise ValueError(
-        f"got data set {dataset!r} with the folders"
-        f" {' and '.join(map(str, folders))}, which mean the same split,"
-        f" {split!r}; expected one of them. Join them, or move others away."
+        f"got data set {dataset!r} with {' and '.join(map(str, folders))},"
+        f" expected one folder for the split {split!r}."
       )
   return {k: by_split[k][0] for k in SPLIT_FOLDERS if k in by_split}
 
@@ -423,14 +419,10 @@ def _class_files(
     files[name], others = _images_in(root / name)
     left_out += [os.path.join(name, path) for path in others]
   if len(names) < 2:
-    loose = any(p.suffix.lower() in SUFFIXES for p in root.iterdir())
-    got = (
-      f"only one class folder, {names[0]!r}" if names else "no class folders"
-    )
+    got = f"the class folders {names}" if names else "no class folders"
     raise ValueError(
-      f"got data set {dataset!r} with {got}"
-      f"{', but with loose images' * loose} in {root}; expected one folder of"
-      f" images per class, and at least two classes.{_hint(root, files)}"
+      f"got data set {dataset!r} with {got} in {root}, expected one folder of"
+      " images for each of two or more classes."
     )
   empty = [name for name in names if not files[name]]
   levels = {path.split(os.sep)[0] for paths in files.values() for path in paths}
@@ -438,17 +430,13 @@ def _class_files(
   is_deep = not any(map(_has_own_images, files.values())) and len(levels) > 1
   if len(empty) < len(names) and is_deep:
     raise ValueError(
-      f"got data set {dataset!r} whose class folders in {root}"
-      f" ({', '.join(names[:4])}{', ...' * (len(names) > 4)}) have no images of"
-      " their own, only folders; expected the images of a class in its"
-      f" folder.{_hint(root, files)}"
+      f"got data set {dataset!r} with only folders in the class folders of"
+      f" {root}, {', '.join(names[:4])}; expected the images of each class."
     )
   if empty:
-    more = f" and {len(empty) - 1} more" * (len(empty) > 1)
     raise ValueError(
-      f"got data set {dataset!r} whose class folder {root / empty[0]}{more}"
-      f" has no images; expected files named {', '.join(SUFFIXES)} (in any"
-      " case). Add images or remove the folder."
+      f"got data set {dataset!r} without images in {len(empty)} class folders,"
+      f" such as {root / empty[0]}; expected files {', '.join(SUFFIXES)}."
     )
   return {name: _joined(root / name, files[name]) for name in names}
 
@@ -456,30 +444,6 @@ def _class_files(
 def _has_own_images(images: list[str]) -> bool:
   """Whether some of the files are not in a sub-folder."""
   return any(os.sep not in path for path in images)
-
-
-def _hint(root: pathlib.Path, files: _Files) -> str:
-  """Returns a hint to the folder that probably has the class folders.
-
-  Args:
-    root: The folder from the user.
-    files: Its folders, and the images in each.
-  """
-  for suffix, prefix in ((".tar", "webdataset:"), (".parquet", "parquet:")):
-    if not files and any(root.glob(f"*{suffix}")):
-      return (
-        f" It has {suffix} files: to import them, run"
-        f" vit-jax prepare {prefix}{root} --name=NAME."
-      )
-  while files and not any(map(_has_own_images, files.values())):
-    root = root / max(files, key=lambda name: len(files[name]))
-    files = {name: _images_in(root / name)[0] for name in _subfolders(root)}
-    is_split = any(name.lower() in SPLIT_FOLDERS["train"] for name in files)
-    if is_split or (
-      len(files) > 1 and any(map(_has_own_images, files.values()))
-    ):
-      return f" Did you mean {PREFIX}{root}?"
-  return ""
 
 
 def _subfolders(root: pathlib.Path, by_programs: bool = False) -> list[str]:

@@ -37,7 +37,7 @@ from vit_jax.data.operation import (
   check_decoding,
   pair,
 )
-from vit_jax.options import check_choice
+from vit_jax.options import check_choice, unexpected
 
 PAD_MODES = ("black", "reflect")
 RESIZE_METHODS = ("bilinear", "bicubic", "area", "nearest")
@@ -82,8 +82,8 @@ class Decode(Operation):
   def shape(self, shape: Shape) -> Shape:
     check_choice(self.dct, ("fast", "accurate"), "dct")
     check_choice(self.upsampling, ("fancy", "plain"), "upsampling")
-    if not isinstance(self.exif, bool):
-      raise ValueError(f"exif: got {self.exif!r}, expected True or False.")
+    is_bool = isinstance(self.exif, bool)
+    _require(is_bool, "exif", self.exif, "True or False")
     check_decoding(self.background, self.max_pixels)
     return None
 
@@ -146,11 +146,10 @@ class InceptionCrop(Operation):
 
   def shape(self, shape: Shape) -> Shape:
     check_choice(self.method, RESIZE_METHODS, "method")
-    if not 0 < self.area_min <= self.area_max <= 100:
-      raise ValueError(
-        f"got area_min={self.area_min}, area_max={self.area_max}, expected"
-        " percent of the image's area with 0 < area_min <= area_max <= 100."
-      )
+    areas = self.area_min, self.area_max  # percent of the image
+    is_good = 0 < self.area_min <= self.area_max <= 100
+    expected = "0 < area_min <= area_max <= 100"
+    _require(is_good, "area_min, area_max", areas, expected)
     return pair(self.size)
 
   def tensorflow(self, image, key):
@@ -352,10 +351,8 @@ class Crop(Operation):
 
   def shape(self, shape: Shape) -> Shape:
     size = pair(self.size)
-    if shape is not None and (shape[0] < size[0] or shape[1] < size[1]):
-      raise ValueError(
-        f"got size {size}, expected at most the {shape} pixels of the image."
-      )
+    fits = shape is None or (size[0] <= shape[0] and size[1] <= shape[1])
+    _require(fits, "size", size, f"at most the {shape} pixels of the image")
     return size
 
   def tensorflow(self, image, key):
@@ -446,16 +443,12 @@ class Pad(Operation):
   def shape(self, shape: Shape) -> Shape:
     pixels = self.pixels
     check_choice(self.mode, PAD_MODES, "mode")
-    if not isinstance(pixels, int) or pixels < 0:
-      raise ValueError(
-        f"got pixels={pixels!r}, expected the pixels to add on each side."
-      )
+    is_count = isinstance(pixels, int) and pixels >= 0
+    _require(is_count, "pixels", pixels, "the pixels to add on each side")
     if shape is None:
       return None
-    if self.mode == "reflect" and pixels >= min(shape):
-      raise ValueError(
-        f"got pixels={pixels}, expected less than the sides {shape}."
-      )
+    fits = self.mode != "reflect" or pixels < min(shape)
+    _require(fits, "pixels", pixels, f"less than the sides {shape}")
     return shape[0] + 2 * pixels, shape[1] + 2 * pixels
 
   def tensorflow(self, image, key):
@@ -485,20 +478,14 @@ class RandAug(Operation):
   magnitude: int
 
   def shape(self, shape: Shape) -> Shape:
-    if shape is None or min(shape) < 3:
-      raise ValueError(
-        f"got images of {shape or 'differing size'}, expected one size, at"
-        " least 3 x 3, as after decode_inception_crop(224)."
-      )
-    if not isinstance(self.num_layers, int) or self.num_layers < 1:
-      raise ValueError(
-        f"got num_layers={self.num_layers!r}, expected 1 or more."
-      )
-    if not isinstance(self.magnitude, int) or not 0 <= self.magnitude <= 20:
-      raise ValueError(
-        f"got magnitude={self.magnitude!r}, expected a whole number from 0 to"
-        " 20; posterize and solarize_add are not defined above 20."
-      )
+    layers, magnitude = self.num_layers, self.magnitude
+    is_fixed = shape is not None and min(shape) >= 3
+    _require(is_fixed, "size of images", shape, "one size, at least 3 x 3")
+    is_count = isinstance(layers, int) and layers >= 1
+    _require(is_count, "num_layers", layers, "1 or more")
+    # posterize and solarize_add are not defined above 20.
+    is_known = isinstance(magnitude, int) and 0 <= magnitude <= 20
+    _require(is_known, "magnitude", magnitude, "a whole number from 0 to 20")
     return shape
 
   def tensorflow(self, image, key):
@@ -529,10 +516,8 @@ class ColorJitter(Operation):
   strength: Number
 
   def shape(self, shape: Shape) -> Shape:
-    if not 0 <= self.strength <= 1:
-      raise ValueError(
-        f"strength: got {self.strength!r}, expected 0 to 1, such as 0.3."
-      )
+    is_share = 0 <= self.strength <= 1
+    _require(is_share, "strength", self.strength, "0 to 1")
     return shape
 
   def tensorflow(self, image, key):
@@ -553,11 +538,8 @@ class RandAugTimm(Operation):
   magnitude: Number
 
   def shape(self, shape: Shape) -> Shape:
-    if not 0 <= self.magnitude <= 10:
-      raise ValueError(
-        f"got magnitude={self.magnitude!r}, expected a mean from 0 to 10, such"
-        " as 9."
-      )
+    is_known = 0 <= self.magnitude <= 10
+    _require(is_known, "magnitude", self.magnitude, "0 to 10")
     return shape
 
   def tensorflow(self, image, key):
@@ -590,16 +572,9 @@ class RandomErase(Operation):
   share: Number
 
   def shape(self, shape: Shape) -> Shape:
-    if shape is None:
-      raise ValueError(
-        "got images of differing size, expected one size, as after"
-        " decode_inception_crop(224)."
-      )
-    if not 0 <= self.share <= 1:
-      raise ValueError(
-        f"share: got {self.share!r}, expected the share of images with an"
-        " erased rectangle, 0 to 1, such as 0.25."
-      )
+    _require(shape is not None, "size of images", shape, "one size")
+    is_share = 0 <= self.share <= 1
+    _require(is_share, "share", self.share, "0 to 1, a share of the images")
     return shape
 
   def tensorflow(self, image, key):
@@ -673,11 +648,14 @@ OPERATIONS: dict[str, type[Operation]] = {
 }
 
 
+def _require(is_good: bool, name: str, value: object, expected: str) -> None:
+  if not is_good:
+    raise ValueError(unexpected(name, repr(value), expected))
+
+
 def _check_shorter_side(size: Side) -> None:
-  if not isinstance(size, int) or size < 1:
-    raise ValueError(
-      f"got size {size!r}, expected pixels of the shorter side, such as 256."
-    )
+  is_count = isinstance(size, int) and size >= 1
+  _require(is_count, "size", size, "pixels of the shorter side, such as 256")
 
 
 def _bounded(
@@ -688,10 +666,10 @@ def _bounded(
   Raises:
     ValueError: They have more than `MAX_PIXELS`.
   """
+  got = f"{sides[1]:,} x {sides[0]:,} pixels, of which {op} would make"
+  got += f" {made[1]:,} x {made[0]:,}"
   if made[0] * made[1] > MAX_PIXELS:
     raise ValueError(
-      f"got {sides[1]:,} x {sides[0]:,} pixels, of which {op} would make"
-      f" {made[1]:,} x {made[0]:,}, expected at most {MAX_PIXELS:,} in all;"
-      " crop the image."
+      f"got {got}, expected at most {MAX_PIXELS:,} in all; crop the image."
     )
   return made

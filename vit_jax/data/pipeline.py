@@ -86,10 +86,10 @@ class TrainingData:
   @property
   def views(self) -> dict[str, View]:
     """What a batch has of each record, with the model's number of channels."""
-    channels = self.config.model.channels
+    config, channels = self.config, self.config.model.channels
     return {
       name: view._replace(ops=preprocessing.for_channels(view.ops, channels))
-      for name, view in self.config.views.items()
+      for name, view in config.data.views(config.objective).items()
     }
 
   @functools.cached_property

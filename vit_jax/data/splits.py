@@ -61,9 +61,8 @@ class Draw(NamedTuple):
       count = round(self.number * num_examples / 100.0)
     if not 0 < count <= num_examples:
       raise SplitError(
-        f"got split {self.text!r}, which draws {count:,} of {num_examples:,}"
-        f" records; expected 1 to {num_examples:,} after the '@', or at most"
-        " 100%."
+        f"got split {self.text!r}, which draws {count:,} records, expected 1 to"
+        f" {num_examples:,}."
       )
     return count
 
@@ -85,9 +84,8 @@ def parse_draw(text: str) -> tuple[str, Draw | None]:
   match = _DRAW.fullmatch(draw.strip())
   if not match:
     raise SplitError(
-      f"got {'@' + draw!r} in split {text!r}, expected one subset after all"
-      " slices and sums: a number of records or of percent, and a seed if it is"
-      " not 0, such as 'train[:99%]@2000' or 'train+test@10%/seed=1'."
+      f"got split {text!r}, expected one subset at the end, such as"
+      " 'train[:99%]@2000' or 'train+test@10%/seed=1'."
     )
   number, percent, seed = match.groups()
   return base, Draw(float(number), bool(percent), int(seed or 0), text)
@@ -179,23 +177,21 @@ def _parse_part(
   size = sizes[name]
   if not size:
     raise SplitError(
-      f"got split {text!r}, but {name!r} has no images: there are too few to"
-      " hold some out for it; add images, or a folder for the split."
+      f"got split {text!r}, but {name!r} has no images; add a folder for it."
     )
   # A zero may be records or percent.
   bounds = [b.strip() for b in (start, stop) if b and b.strip("+- 0")]
   if len({bound.endswith("%") for bound in bounds}) > 1:
     raise SplitError(
-      f"got split {text!r}, of which {part.strip()!r} has one bound in percent"
-      " and one in records; expected both in percent or both in records."
+      f"got split {text!r}, expected both bounds of {part.strip()!r} in percent"
+      " or both in records."
     )
   start = _bound(start or "0", size, text)
   stop = _bound(stop or str(size), size, text)
   if not 0 <= start < stop <= size:
     raise SplitError(
-      f"got split {text!r}, of which {part.strip()!r} has no records: it"
-      f" means {start} to {stop}, expected bounds in rising order within"
-      f" {name!r} of {size:,} records."
+      f"got split {text!r} with the records {start} to {stop} of {name!r},"
+      f" expected rising bounds from 0 to {size:,}."
     )
   return Span(name, start, stop)
 
@@ -204,8 +200,7 @@ def _bound(text: str, size: int, split: str) -> int:
   match = _BOUND.fullmatch(text.strip())
   if not match:
     raise SplitError(
-      f"got bound {text!r} in split {split!r}, expected a number of records or"
-      " of percent, such as 100 or 99%."
+      f"got bound {text!r} in split {split!r}, expected one such as 100 or 99%."
     )
   is_percent = bool(match[2])
   number = float(match[1]) if is_percent else int(match[1])
