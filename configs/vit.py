@@ -33,7 +33,11 @@ from vit_jax.options import nearest
 # that is faster. The results are the same.
 # (benchmarks/notes/performance_log.md)
 MODELS = {"B/32": 64, "B/16": 64, "L/32": 64, "L/16": 64, "H/14": 16}
-DATASETS = ("imagenet2012", "imagenet21k")  # beside data of one's own
+# Data set -> passes, peak learning rate, its schedule, weight decay, clipping.
+DATASETS = {
+  "imagenet2012": (300.0, 3e-3, "cosine", 0.3, 1.0),  # 93,835 steps
+  "imagenet21k": (90.0, 1e-3, "linear", 0.03, None),  # 310,823 steps
+}
 
 
 def get_config(arg: str = "B/16,imagenet2012"):
@@ -50,7 +54,11 @@ def get_config(arg: str = "B/16,imagenet2012"):
       f"got data set {dataset!r}, expected {', '.join(DATASETS)} or"
       f" folder:/path.{nearest(name, DATASETS)}"
     )
+  row = DATASETS["imagenet2012" if is_own else name]
+
   c = defaults()
+  c.total_epochs, c.optim.lr, c.optim.schedule = row[:3]
+  c.optim.weight_decay, c.optim.clip_norm = row[3:]
   c.objective.loss = "sigmoid"
   c.model.variant = model
   c.model.pre_logits = True
@@ -65,38 +73,25 @@ def get_config(arg: str = "B/16,imagenet2012"):
   c.optim.end_lr = 1e-5
   c.checkpoint.every_steps = 1000
   c.checkpoint.keep_every_steps = 50_000
-  val = {"kind": "classification", "every_steps": 2500}
-
+  c.data.dataset = dataset
+  val = {"kind": "classification", "every_steps": 2500, "split": "validation"}
   if name == "imagenet21k":
     # 21,843 classes; the images after the first 51,200 are trained on.
-    c.data.dataset, c.data.split = "imagenet21k", "full[51200:]"
-    val["split"] = "full[25600:51200]"
-    c.total_epochs = 90.0  # 90 * 14,145,922 / 4096 = 310,823 steps
-    c.optim.lr = 1e-3
-    c.optim.schedule = "linear"
-    c.optim.weight_decay = 0.03
-  else:
-    c.data.dataset = dataset
-    val["split"] = "val" if is_own else "validation"
-    c.total_epochs = 300.0  # 300 * 1,281,167 / 4096 = 93,835 steps
-    c.optim.lr = 3e-3
-    c.optim.schedule = "cosine"
-    c.optim.weight_decay = 0.3
-    c.optim.clip_norm = 1.0
+    c.data.split, val["split"] = "full[51200:]", "full[25600:51200]"
   c.evals = {"val": val}
   if is_own:
     c.data.batch_size = 512
     c.optim.lr = 1e-3
     c.optim.warmup_steps = 500
+    c.evals.val.split = "val"
   else:
-    c.evals = {
-      "val": val,
-      **fewshot_evals(
+    c.evals.update(
+      fewshot_evals(
         ops="decode|resize(256)|central_crop(224)",
         shots=(1, 5, 10, 25),
         seeds=(0, 1, 2),
         l2=(1024.0,),
         every_steps=10_000,
-      ),
-    }
+      )
+    )
   return c

@@ -1,6 +1,8 @@
 """Runs of which the frozen part is computed once, against ordinary ones."""
 
+import contextlib
 import gc
+import io
 import json
 import re
 import weakref
@@ -11,12 +13,12 @@ import pytest
 import tiny
 from PIL import Image
 
-from vit_jax import inputs, run_checks, sharding
+from vit_jax import run_checks, sharding
 from vit_jax.callbacks import Callback
 from vit_jax.config import defaults, freeze, to_dict
 from vit_jax.data import pipeline, sources
 from vit_jax.eval_context import RunContext
-from vit_jax.finetune import activations
+from vit_jax.finetune import activations, frozen
 from vit_jax.inputs import Inputs
 from vit_jax.step import Trainer
 from vit_jax.train import train_and_evaluate
@@ -44,7 +46,7 @@ def images(tmp_path_factory):
   return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def config(images):
   def make(**changes):
     c = defaults()
@@ -85,24 +87,32 @@ def assert_close(a, b, rtol, atol=0.0):
     np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
 
 
+@pytest.fixture(scope="module")
+def once(config, tmp_path_factory):
+  """A run whose frozen part is computed once: state, folder, and its lines."""
+  folder, err = tmp_path_factory.mktemp("once"), io.StringIO()
+  with contextlib.redirect_stderr(err):
+    state = train_and_evaluate(config(), str(folder))
+  return state, folder, err.getvalue()
+
+
 @pytest.mark.slow
-def test_a_run_is_the_ordinary_one(config, tmp_path, capfd):
-  c = config()
-  state = train_and_evaluate(c, str(tmp_path / "once"))
-  err = capfd.readouterr().err
+def test_a_run_is_the_ordinary_one(once, config, tmp_path, capfd):
+  state, folder, err = once
   assert re.search(
     r"frozen +all before Transformer/encoderblock_1, computed once: 12 images,"
     r" as they are and mirrored, 0\.0 MiB, .* s; the evaluations of val cache"
     r" theirs\n",
     err,
   )
+  c = config()
   ordinary = train_and_evaluate(c, str(tmp_path / "each"), given(c))
   assert (
     "computed in every step: the data were passed" in capfd.readouterr().err
   )
   # Rounding of float32, see tests/test_frozen.py, in eight steps.
   assert_close(state, ordinary, rtol=1e-5, atol=1e-6)
-  one, other = rows(tmp_path / "once"), rows(tmp_path / "each")
+  one, other = rows(folder), rows(tmp_path / "each")
   keys = ("train/loss", "train/grad_norm", "train/undecodable", "val/loss")
   for key in keys:
     values = [[r[key] for r in run if key in r] for run in (one, other)]
@@ -116,15 +126,13 @@ def test_a_run_is_the_ordinary_one(config, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_ends_in_the_same_bits(config, tmp_path, capfd):
-  c = config()
-  state = train_and_evaluate(c, str(tmp_path / "whole"))
-  cut = str(tmp_path / "cut")
+def test_a_resumed_run_ends_in_the_same_bits(once, config, tmp_path, capfd):
+  c, cut = config(), str(tmp_path / "cut")
   with pytest.raises(KeyboardInterrupt):
     train_and_evaluate(c, cut, callbacks=[Cut()])
   resumed = train_and_evaluate(c, cut)
   assert "resumes     step 3" in capfd.readouterr().err
-  assert_close(state, resumed, rtol=0)  # to the bit
+  assert_close(once[0], resumed, rtol=0)  # to the bit
 
 
 @pytest.mark.slow
@@ -196,7 +204,7 @@ def test_why_a_part_is_computed_in_every_step(config, changes, expected):
 
 
 def test_activations_that_do_not_fit(config, monkeypatch):
-  monkeypatch.setattr(inputs, "memory", lambda: 4 * 3000)
+  monkeypatch.setattr(frozen, "memory", lambda: 4 * 3000)
   text = reason(config(optim__freeze=HEAD))
   assert "24 images take 0.0 GiB" in text
 

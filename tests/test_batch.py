@@ -57,63 +57,48 @@ def test_keys_that_are_there_stay():
 
 
 @pytest.mark.parametrize(
-  "changes, message",
+  "changes, words",
   [
     (
       {"image": np.zeros((4, 3, 8, 6), np.uint8)},
-      "image: got uint8 (4, 3, 8, 6), expected uint8 (4, 8, 6, 3): rows ="
-      " config.data.batch_size / processes, height and width of",
+      "image: got uint8 (4, 3, 8, 6), expected uint8 (4, 8, 6, 3).",
     ),
-    ({"image": None}, "image: missing, expected uint8 (4, 8, 6, 3)."),
-    (
-      {"image": [[0]]},
-      "image: got a builtins.list, expected a numpy array, uint8 (4, 8, 6, 3).",
-    ),
-    (
-      {"label": np.zeros(5, np.int32)},
-      "label: got int32 (5,), expected int32 (4,), or float32 (4, 3): the",
-    ),
-    (
-      {"label": np.array([0, 1, 2, 3])},
-      "label: got 3, expected a class of the head from 0 to 2, or -1 for none.",
-    ),
-    ({"label": np.array([0, 1, 2, -2])}, "label: got -2, expected a class of"),
-    (
-      {"label": np.full((4, 3), np.nan, np.float32)},
-      "label: got numbers from nan to nan, expected finite numbers, 0 or more.",
-    ),
-    (
-      {"mask": np.ones(4, np.uint8)},
-      "mask: got uint8 (4,), expected bool (4,): False where a row must not",
-    ),
-    ({"images": 3}, "images: no such key; expected image, label and maybe"),
+    ({"image": None}, "image: got nothing"),
+    ({"image": [[0]]}, "image: got <class 'list'>"),
+    ({"label": np.zeros(5, np.int32)}, "label: got int32 (5,)"),
+    ({"label": np.array([0, 1, 2, 3])}, "label: got 3, expected"),
+    ({"label": np.array([0, 1, 2, -2])}, "label: got -2, expected"),
+    ({"label": np.full((4, 3), np.nan, np.float32)}, "label: got nan"),
+    ({"mask": np.ones(4, np.uint8)}, "mask: got uint8 (4,)"),
+    ({"images": 3}, "key 'images'"),
   ],
 )
-def test_errors_of_a_batch(changes, message):
+def test_errors_of_a_batch(changes, words):
   with pytest.raises(DataError) as e:
     next(_checked([_batch(**changes)]))
-  assert f"1 error in batch 0 of the data:\n  - {message}" in str(e.value)
+  _, error = str(e.value).split("\n")
+  assert words in error
 
 
-def test_all_errors_at_once_and_of_later_batches_too():
-  bad = _batch(image=np.zeros(3), label=np.array([7, 7, 7, 7]), mask=None)
-  batches = _checked([_batch(), bad], start_step=10)
-  next(batches)
-  with pytest.raises(DataError) as e:
-    next(batches)
-  text = str(e.value)
-  assert text.startswith("2 errors in batch 11 of the data:")
-  assert "image: got float64 (3,)" in text and "label: got 7" in text
-  with pytest.raises(DataError, match="got a builtins.tuple, expected a dict"):
+def test_all_errors_of_the_first_batch_and_classes_of_later_ones():
+  bad = _batch(image=np.zeros(3), label=np.zeros(9), mask=None)
+  with pytest.raises(DataError, match=r"image: .*\n.*label: "):
+    next(_checked([bad]))
+  with pytest.raises(DataError, match="expected a dict"):
     next(_checked([(1, 2)]))
+  batches = _checked([_batch(), _batch(label=np.full(4, 7))], start_step=10)
+  next(batches)
+  with pytest.raises(DataError, match="batch 11 .*\n.*label: got 7"):
+    next(batches)
 
 
 def test_numbers_of_a_regression_may_be_negative_but_not_infinite():
   label = np.full((4, 3), -2.0, np.float32)
   next(_checked([_batch(label=label)], is_regression=True))
+  with pytest.raises(DataError, match="label: got -2.0 to -2.0, .* 0 or more"):
+    next(_checked([_batch(label=label)]))
   label[1, 2] = np.inf
-  error = "label: got numbers from -2.0 to inf, expected finite numbers.$"
-  with pytest.raises(DataError, match=error):
+  with pytest.raises(DataError, match="label: got -2.0 to inf"):
     next(_checked([_batch(label=label)], is_regression=True))
 
 

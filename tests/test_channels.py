@@ -103,7 +103,7 @@ def test_channels_that_do_not_fit():
   assert error == "config.model.channels: got 0, expected 1 or more."
   masked = tiny.config(model__channels=1, objective__kind="masked_patch")
   (error,) = checks.size_errors(masked)
-  assert "config.model.channels: got 1, expected 3, because" in error
+  assert "config.model.channels: got 1, expected 3 for" in error
 
 
 @pytest.mark.slow

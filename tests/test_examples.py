@@ -78,7 +78,7 @@ def whole(lab):
   return pathlib.Path("runs/whole")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_and_resumed_it_ends_in_the_same_bits(whole):
   workdir = pathlib.Path("runs/killed")
   argv = "train", CONFIG, f"--workdir={workdir}"
@@ -231,7 +231,7 @@ def test_it_is_exported_converted_and_drawn(moved):
   again = vit_jax.load("runs/orbax", verbose=False)
   np.testing.assert_array_equal(again(images)[0], logits)
   for path, to, words in (
-    ("own.npz", "npz", "no names in Google's files"),
+    ("own.npz", "npz", "computes this model"),
     ("own.safetensors", "timm", "expected 'bit', 'vit' or"),
   ):
     with pytest.raises(ValueError, match=words):

@@ -56,8 +56,8 @@ def test_everything_at_once(tmp_path):
   errors = "\n".join(_errors(config, errors=["config.x: no such option."]))
   for text in (
     "config.x: no such option.",
-    "config.model.num_heads: got 5, which does not divide the width of 32",
-    "which the patch of 7 (config.model.variant='Ti/7') does not divide",
+    "config.model.num_heads: got 5, expected a divisor of the width 32",
+    "the patch of 7 (config.model.variant='Ti/7')",
     "config.data.batch_size: got 20, which does not split over data*fsdp = 8",
     "config.data.dataset: got data set 'digitss'",
     "Did you mean 'digits'?",

@@ -183,14 +183,14 @@ def test_state_is_split_like_the_parameters(name):
   assert {*moments} == {(16, 32)}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # as checkpointing/test_checkpointer.py, with more state
 @pytest.mark.parametrize(
   "name",
   [
     "optax:contrib.ademamix(b3=0.99)",
-    pytest.param("optax:lars", marks=pytest.mark.nightly),
-    pytest.param("optax:contrib.prodigy", marks=pytest.mark.nightly),
-    pytest.param("optax:adafactor", marks=pytest.mark.nightly),
+    "optax:lars",
+    "optax:contrib.prodigy",
+    "optax:adafactor",
   ],
 )
 def test_resumes_to_the_bit_and_equals_one_device(name, tmp_path):

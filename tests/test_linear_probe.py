@@ -17,7 +17,7 @@ from vit_jax.checkpointing.checkpointer import write_params
 from vit_jax.config import ConfigError, defaults, freeze
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.finetune import linear_probe, lora
-from vit_jax.finetune.fine_tuning import ProbeOutcome
+from vit_jax.finetune.results import ProbeOutcome
 from vit_jax.step import TrainState
 from vit_jax.train import train_and_evaluate
 from vit_jax.writers.metric_writer import read_metrics

@@ -18,6 +18,8 @@ from typing import (
 
 import numpy as np
 
+from vit_jax.options import unexpected
+
 
 class DataError(ValueError):
   """Records, or the features that a model computes of them, cannot be used.
@@ -207,10 +209,10 @@ def checked(
   process_index: int = 0,
   process_count: int = 1,
 ) -> Iterator[Batch]:
-  """Checks every batch, and adds the keys that it omits.
+  """Checks the first batch, and adds the keys that batches omit.
 
-  Types, shapes and integer labels are checked in every batch. The values of
-  labels [b, classes] are checked in the first batch only.
+  Later batches of another shape or type cannot pass the compiled step; only
+  their classes are checked, because a wrong class would not be noticed.
 
   Args:
     batches: The result of `Data.batches`.
@@ -229,15 +231,13 @@ def checked(
   """
   step = start_step
   for batch in batches:
-    least = -math.inf if is_regression else 0.0
-    is_first = step == start_step
-    errors = _errors(batch, rows, shapes, num_classes, is_first, least)
+    if step == start_step:
+      errors = _errors(batch, rows, shapes, num_classes, is_regression)
+    else:
+      errors = _class_errors(batch["label"], num_classes)
     if errors:
       lines = "\n".join(f"  - {error}" for error in errors)
-      raise DataError(
-        f"{len(errors)} error{'s' * (len(errors) != 1)} in batch {step} of the"
-        f" data:\n{lines}"
-      )
+      raise DataError(f"batch {step} of the data does not fit:\n{lines}")
     first = (step * process_count + process_index) * rows
     yield Batch(
       **{name: batch[name] for name in shapes},
@@ -261,52 +261,35 @@ def _errors(
   rows: int,
   shapes: Mapping[str, tuple[int, ...]],
   num_classes: int,
-  is_first: bool,
-  least: float,
+  is_regression: bool,
 ) -> list[str]:
   if not isinstance(batch, dict):
-    return [f"got a {_type(batch)}, expected a dict of numpy arrays."]
-  keys = (*shapes, "label", "mask", "index")
-  errors = [
-    f"{key}: no such key; expected {', '.join(shapes)}, label and maybe mask,"
-    " index."
-    for key in batch
-    if key not in keys
-  ]
-  labels = f"int32 ({rows},), or float32 ({rows}, {num_classes})"
+    return [unexpected("batch", type(batch), "a dict of numpy arrays")]
   expected = {
     **{name: f"uint8 {(rows, *shape)}" for name, shape in shapes.items()},
-    "label": labels,
+    "label": f"int32 ({rows},), or float32 ({rows}, {num_classes})",
     "mask": f"bool ({rows},)",
     "index": f"int64 ({rows},)",
   }
-  of_images = (
-    "rows = config.data.batch_size / processes, height and width of the"
-    " operations, values from 0 to 255"
-  )
-  reasons = {
-    **dict.fromkeys(shapes, of_images),
-    "label": "the class of each row, or a number for every class",
-    "mask": "False where a row must not count",
-    "index": "numbers of the records",
-  }
-  for key in keys:
-    if key not in batch:
-      if key not in ("mask", "index"):
-        errors.append(f"{key}: missing, expected {expected[key]}.")
+  errors = [
+    unexpected(f"key {key!r}", type(value), f"only {', '.join(expected)}")
+    for key, value in batch.items()
+    if key not in expected
+  ]
+  for key, text in expected.items():
+    if key not in batch and key in ("mask", "index"):
       continue
-    value = batch[key]
+    value = batch.get(key)
     if not isinstance(value, np.ndarray):
-      errors.append(
-        f"{key}: got a {_type(value)}, expected a numpy array, {expected[key]}."
-      )
+      got = "nothing" if key not in batch else type(value)
+      errors.append(unexpected(key, got, f"a numpy array, {text}"))
     elif not _fits(key, value, rows, shapes, num_classes):
-      errors.append(
-        f"{key}: got {value.dtype} {value.shape}, expected {expected[key]}:"
-        f" {reasons[key]}."
-      )
-    elif key == "label":
-      errors += _label_errors(value, num_classes, is_first, least)
+      got = f"{value.dtype} {value.shape}"
+      hint = "Rows are config.data.batch_size / processes."
+      errors.append(unexpected(key, got, text, hint))
+  if not errors:
+    errors += _class_errors(batch["label"], num_classes)
+    errors += _vector_errors(batch["label"], is_regression)
   return errors
 
 
@@ -326,29 +309,22 @@ def _fits(
   return np.issubdtype(value.dtype, np.integer) and value.shape == (rows,)
 
 
-def _label_errors(
-  label: np.ndarray, num_classes: int, is_first: bool, least: float
-) -> list[str]:
-  if label.ndim == 2:
-    if is_first and not (np.isfinite(label).all() and label.min() >= least):
-      range_ = "numbers" if least < 0 else "numbers, 0 or more"
-      return [
-        f"label: got numbers from {label.min()} to {label.max()}, expected"
-        f" finite {range_}."
-      ]
+def _class_errors(label: np.ndarray, num_classes: int) -> list[str]:
+  wrong = label[(label < -1) | (label >= num_classes)] if label.ndim < 2 else ()
+  return [
+    unexpected("label", number, f"-1 (no class) to {num_classes - 1}")
+    for number in wrong[:1]
+  ]
+
+
+def _vector_errors(label: np.ndarray, is_regression: bool) -> list[str]:
+  if label.ndim < 2:
     return []
-  low, high = int(label.min()), int(label.max())
-  if low < -1 or high >= num_classes:
-    return [
-      f"label: got {low if low < -1 else high}, expected a class of the head"
-      f" from 0 to {num_classes - 1}, or -1 for none."
-    ]
-  return []
-
-
-def _type(value: Any) -> str:
-  kind = type(value)
-  return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+  least = -math.inf if is_regression else 0.0
+  if np.isfinite(label).all() and label.min() >= least:
+    return []
+  expected = "finite numbers" + ", 0 or more" * (not is_regression)
+  return [unexpected("label", f"{label.min()} to {label.max()}", expected)]
 
 
 def batches_seen(

@@ -16,7 +16,7 @@ modulo 2^32. Each step is invertible, so two values of w never give the same x.
 The digest is (sum of x, sum of x*(2i + 1)), each modulo 2^32. A change of one
 element always changes both sums. A change of several elements leaves both
 unchanged with a probability of about 2^-64. The digest does not protect from
-forgery. The multipliers are those of MurmurHash3 and, for positions, 2^32
+forgery. The multipliers are from MurmurHash3 and, for positions, 2^32
 divided by the golden ratio.
 """
 

@@ -433,12 +433,12 @@ class Experiment:
     """
     params = self.fitted_weights()[0] if self._fitted else None
     if params is not None and not self.start:
-      state = weights.replace_params(state, params)
+      state = state.with_params(params)
     elif params is not None:  # a checkpoint has the adapters and the head alone
-      state = weights.with_fixed(state, BASE, params, like)
+      state = state.with_fixed(BASE, params, like)
     if isinstance(self.learner.teacher, Frozen):
       params = self.learner.teacher.model.params
-      state = weights.with_fixed(state, TEACHER, params, like)
+      state = state.with_fixed(TEACHER, params, like)
     return state
 
   def evaluators(

@@ -7,16 +7,17 @@ images without random changes and the memory is large enough.
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from vit_jax import batch, sharding
 from vit_jax.config import EvaluatorConfig
 from vit_jax.experiment import Experiment
-from vit_jax.finetune import activations
-from vit_jax.finetune.frozen import FrozenPart, memory
 from vit_jax.step import Trainer, TrainState
+
+if TYPE_CHECKING:
+  from vit_jax.finetune.frozen import FrozenPart
 
 
 class Inputs:
@@ -38,10 +39,14 @@ class Inputs:
   ):
     self._experiment, self._mesh, self._on_batch = experiment, mesh, on_batch
     self._frozen = trainer.trainable.frozen_part
-    self._bytes_left = memory() // 4
+    self._bytes_left = 0
+    if self._frozen is not None:
+      from vit_jax.finetune.frozen import memory
+
+      self._bytes_left = memory() // 4
     self._caching_evals: list[str] = []
 
-  def cached_part(self, e: EvaluatorConfig) -> FrozenPart | None:
+  def cached_part(self, e: EvaluatorConfig) -> "FrozenPart | None":
     """Returns the part whose activations an evaluator caches, or None.
 
     Evaluators come before `abstract_batch`, and so have the memory first.
@@ -109,6 +114,8 @@ class Inputs:
         process_count=count,
       )
     else:
+      from vit_jax.finetune import activations
+
       computed = activations.compute(
         e, self._part, self._mesh, state.model_params, self._on_batch
       )
@@ -120,13 +127,15 @@ class Inputs:
     return (sharding.to_global(b, self._mesh) for b in batches), note
 
   @functools.cached_property
-  def _part(self) -> FrozenPart | None:
+  def _part(self) -> "FrozenPart | None":
     """The part whose activations replace the images, or None."""
     return None if self._frozen is None or self._why_not else self._frozen
 
   @functools.cached_property
   def _why_not(self) -> str:
     """Why the frozen part is applied in every step, or ""."""
+    from vit_jax.finetune import activations
+
     part = self._frozen
     if reason := activations.obstacle(self._experiment, part):
       return reason

@@ -8,7 +8,7 @@ from vit_jax import names
 from vit_jax.config import OptimConfig
 from vit_jax.families import ModelConfig
 from vit_jax.optim import make_optimizer
-from vit_jax.options import nearest, shown
+from vit_jax.options import nearest, shown, unexpected
 from vit_jax.param_groups import has_layer, matches, path_of, trained
 
 
@@ -36,18 +36,17 @@ def errors(
     "lr_scale": tuple(pattern for pattern, _ in config.lr_scales()),
   }
   errors = [
-    f"config.optim.{key}: got {pattern!r}, which no parameter matches;"
-    f" expected a pattern of paths such as {paths[0]}.{nearest(pattern, paths)}"
+    f"config.optim.{key}: no parameter matches {pattern!r}, expected paths such"
+    f" as {paths[0]}.{nearest(pattern, paths)}"
     for key in patterns
     for pattern in patterns[key]
     if not any(matches(name, [pattern]) for name in paths)
   ]
   trained_names = [n for n in paths if not matches(n, config.freeze)]
   if not trained_names:
-    errors.append(
-      f"config.optim.freeze: got {', '.join(config.freeze)}, which freezes all"
-      " parameters; expected patterns that leave some to train."
-    )
+    freeze = ", ".join(config.freeze)
+    expected = "patterns that leave some parameters to train"
+    errors.append(unexpected("config.optim.freeze", freeze, expected))
   family = type(model).__name__
   if config.layer_decay is not None:
     wrong = f"config.optim.layer_decay: got {config.layer_decay}, expected None"
@@ -57,22 +56,14 @@ def errors(
       if not (own and name.startswith(own)) and not has_layer(name, model)
     ]
     if not any(model.block_of(name) is not None for name in trained_names):
-      errors.append(
-        f"{wrong}: no block is trained, or {family}.BLOCKS does not declare"
-        " them. config.optim.lr_scale sets the rates of other parameters."
-      )
+      errors.append(f"{wrong}: no block of {family}.BLOCKS is trained.")
     elif unplaced:
-      errors.append(
-        f"{wrong}: {family} declares no layer of {unplaced[0]} (STEM, BLOCKS,"
-        " BEHIND_BLOCKS, HEADS)."
-      )
+      errors.append(f"{wrong}: {family} declares no layer of {unplaced[0]}.")
   if names.is_path(config.name) and trained_names:
     errors += _import_errors(config, params, model)
   if config.name == "muon" and not any(map(model.matrix, trained_names)):
-    errors.append(
-      "config.optim.name: got 'muon', expected another one: no kernel of"
-      f" {family}.MATRICES is trained, and muon orthogonalises only these."
-    )
+    reason = f"another one: no kernel of {family}.MATRICES is trained"
+    errors.append(unexpected("config.optim.name", "'muon'", reason))
   errors += [
     f"config.optim.name: got 'muon', but {family}.MATRICES declares"
     f" {numbers} dimensions of {name}, which has {len(np.shape(leaves[name]))}."

@@ -9,7 +9,7 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 # Modules of what only the extra `train` installs.
 NOT_LEAN = (
@@ -61,12 +61,26 @@ class ConfigError(ValueError):
     )
 
 
+class Limit(typing.NamedTuple):
+  """Which numbers an option may have: in words, and as a function."""
+
+  expected: str
+  holds: Callable[[float], bool]
+
+
+ABOVE_0 = Limit("more than 0", lambda x: x > 0)
+AT_LEAST_0 = Limit("0 or more", lambda x: x >= 0)
+AT_LEAST_1 = Limit("1 or more", lambda x: x >= 1)
+SHARE = Limit("a share from 0 to below 1", lambda x: 0 <= x < 1)
+
+
 def option(
   default,
   doc: str,
   choices: dict[str, str] | None = None,
   is_rare: bool = False,
   is_open: bool = False,
+  limit: Limit | None = None,
 ):
   """Returns a dataclass field that `--help` can describe.
 
@@ -77,12 +91,14 @@ def option(
     is_rare: Whether only `--help=all` describes it. Such options are the
       numerics of published files, which importing the weights sets.
     is_open: Whether a value may also be an import path; see `vit_jax.names`.
+    limit: Which numbers are allowed; None to allow any.
   """
   metadata = {
     "doc": doc,
     "choices": choices or {},
     "is_rare": is_rare,
     "is_open": is_open,
+    "limit": limit,
   }
   return dataclasses.field(default=default, metadata=metadata)
 
@@ -268,3 +284,16 @@ def unexpected(
     'config.optim.lr: got -1.0, expected a number above 0.'
   """
   return f"{option}: got {value}, expected {expected}. {hint}".rstrip()
+
+
+def limit_errors(options: object, where: str) -> Iterator[str]:
+  """Yields an error for each option outside of its limit.
+
+  Args:
+    options: A dataclass with fields made by `option`.
+    where: Path of the options, such as "config.optim".
+  """
+  for field in dataclasses.fields(options):
+    limit, value = field.metadata.get("limit"), getattr(options, field.name)
+    if limit and value is not None and not limit.holds(value):
+      yield unexpected(f"{where}.{field.name}", value, limit.expected)

@@ -26,6 +26,7 @@ from vit_jax.data.preprocessing import image_size
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import agreement
 from vit_jax.experiment import Experiment
+from vit_jax.options import unexpected
 from vit_jax.paths import run_path
 from vit_jax.trainable import BASE, Trainable
 from vit_jax.weights import source_file
@@ -178,15 +179,10 @@ def given_data_errors(data: object) -> list[str]:
       errors.append(f"data.{key}: got {value!r}, expected an int, 1 or more.")
   names = getattr(data, "class_names", ())
   if names is not None and len(names) != getattr(data, "num_classes", None):
-    errors.append(
-      f"data.class_names: got {len(names)}, expected one for each of"
-      " data.num_classes, or None."
-    )
+    expected = "one for each of data.num_classes, or None"
+    errors.append(unexpected("data.class_names", len(names), expected))
   if not callable(getattr(data, "batches", None)):
-    errors.append(
-      "data.batches: got none, expected (start_step, process_index,"
-      f" process_count) -> batches; see {batch.Data.__module__}.Data."
-    )
+    errors.append("data.batches: missing, see vit_jax.batch.Data.")
   return errors
 
 
@@ -204,28 +200,19 @@ def length_and_head_errors(run: Experiment) -> list[str]:
     errors += warmup_errors(run.config, run.run_shape.total_steps)
   repeats = run.config.data.repeats
   if repeats > 1 and not getattr(info, "is_by_number", True):
-    errors.append(
-      f"config.data.repeats: got {repeats}, but records of {info.name!r} are"
-      " streamed from files, so copies of an image would not be in one batch;"
-      " expected 1, or files of format array_record, as vit-jax prepare"
-      " writes them."
-    )
+    expected = f"1, because the records of {info.name!r} are streamed"
+    hint = "Files that vit-jax prepare writes (array_record) have repeats."
+    errors.append(unexpected("config.data.repeats", repeats, expected, hint))
   name = getattr(info, "name", type(info).__name__)
-  if run.run_shape.num_classes < info.num_classes:
-    errors.append(
-      f"config.num_classes: got {run.run_shape.num_classes}, expected at"
-      f" least the {info.num_classes} classes of {name!r}, or None."
-    )
-  if batch.has_vectors(info) and run.run_shape.num_classes > info.num_classes:
-    errors.append(
-      f"config.num_classes: got {run.run_shape.num_classes}, expected"
-      f" {info.num_classes}, the width of the labels, or None."
-    )
+  got, needed = run.run_shape.num_classes, info.num_classes
+  if got < needed or (batch.has_vectors(info) and got > needed):
+    expected = f"the {needed} of {name!r}, or None"
+    errors.append(unexpected("config.num_classes", got, expected))
   is_multilabel = getattr(info, "is_multilabel", False)
   if run.config.init_head == "linear_probe" and is_multilabel:
+    expected = f"'zeros', because an image of {name!r} can have several classes"
     errors.append(
-      "config.init_head: got 'linear_probe', which needs one class per image,"
-      f" but an image of {name!r} can have several; expected 'zeros'."
+      unexpected("config.init_head", repr(run.config.init_head), expected)
     )
   return [*errors, *run.config.objective.data_errors(info)]
 

@@ -13,8 +13,10 @@ from typing import Any, Protocol, runtime_checkable
 import flax
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen as nn
+from flax.traverse_util import flatten_dict
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, UInt8
@@ -27,6 +29,7 @@ from vit_jax.devices import compiler_options
 from vit_jax.models.stacking import unstack_blocks
 from vit_jax.models.variables import only_params
 from vit_jax.objectives.objective import Average, Frozen, Learner
+from vit_jax.param_groups import path_of
 from vit_jax.trainable import (
   TEACHER,
   Params,
@@ -89,6 +92,52 @@ class TrainState:
   def model_params(self):
     """The model's parameters in training."""
     return joined(self.params, self.fixed)
+
+  def with_params(self, params: Params) -> "TrainState":
+    """Returns a fresh state with other parameters, such as config.init's.
+
+    Args:
+      params: Nested dict like `model_params`. Parameters that are None or
+        missing keep their initial values, such as the head for other classes.
+    """
+    new = flatten_dict(params, sep="/")
+
+    def replace(path, fresh):
+      value = new.get(path_of(path))
+      return fresh if value is None else jax.device_put(value, fresh.sharding)
+
+    def replaced(tree):
+      return jax.tree_util.tree_map_with_path(replace, tree)
+
+    params = replaced(self.params)
+    return self.replace(
+      params=params,
+      fixed={
+        k: v if k == TEACHER else replaced(v) for k, v in self.fixed.items()
+      },
+      averages={k: jax.tree.map(jnp.copy, params) for k in self.averages},
+    )
+
+  def with_fixed(
+    self, kind: str, params: Params, like: "TrainState"
+  ) -> "TrainState":
+    """Returns a state with fixed parameters that no checkpoint has.
+
+    Args:
+      kind: Key of `fixed`.
+      params: Nested dict of arrays, with the fixed ones.
+      like: The abstract state, with shardings.
+
+    Raises:
+      KeyError: `params` lacks an array.
+    """
+    new = flatten_dict(params, sep="/")
+    tree = jax.tree_util.tree_map_with_path(
+      # Copies, because a step donates its state.
+      lambda path, x: jax.device_put(np.array(new[path_of(path)]), x.sharding),
+      like.fixed[kind],
+    )
+    return self.replace(fixed={**self.fixed, kind: tree})
 
 
 def run_shape_of(

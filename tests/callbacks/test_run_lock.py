@@ -99,7 +99,7 @@ def test_a_second_process_is_refused_and_a_killed_one_is_not(tmp_path):
   assert re.fullmatch(
     f"--workdir: got '{tmp_path}', in which another run trains: host .*,"
     rf" process {process.pid}, begun 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC. Let"
-    " it finish, end it there, or take another --workdir.",
+    " it finish, or end it there.",
     error,
   )
   assert disk.contents(tmp_path) == before

@@ -131,7 +131,7 @@ def test_waiting_counts_from_when_the_device_is_idle(clock, run):
   assert run.hooks.on_log(2, {})["input_wait"] == 0.5
   (text,) = run.notes
   assert text.startswith("input       the device waited for images 50% of")
-  assert "decode_inception_crop" in text
+  assert "docs/troubleshooting.md" in text
   with run.hooks.phase("input"):
     clock[0] += 1.0
   assert run.hooks.on_log(3, {})["input_wait"] == 1.0

@@ -78,7 +78,10 @@ def test_batches_of_another_size_go_on_behind_the_images_seen(tmp_path):
 
   def trained(batch_size, total_steps):
     config = tiny.config(
-      total_steps=total_steps, log_steps=2, data__batch_size=batch_size
+      total_steps=total_steps,
+      log_steps=2,
+      data__batch_size=batch_size,
+      optim__schedule="constant",  # compiled once for a batch size
     )
     train.train_and_evaluate(
       config,
@@ -140,18 +143,18 @@ def test_a_changed_run_is_refused_or_recorded_and_its_time_adds_up(
   assert disk.contents(tmp_path) == before
 
   # One of them is taken, beside a harmless one.
-  changed = _config(optim__lr=0.1, mesh__fsdp=2)
+  changed = _config(optim__lr=0.1, watchdog_seconds=500)
   with pytest.raises(Stopped):
     train.train_and_evaluate(
       changed, folder, _Data({7: _stop}), allow_change=("optim",)
     )
   err = capfd.readouterr().err
-  assert "changed     config.mesh.fsdp was 1, is now 2 (the same sums" in err
+  assert "changed     config.watchdog_seconds was" in err
   assert "changed     config.optim.lr was 0.01, is now 0.1 (other upd" in err
   trail = resume_rules.read(folder)
   assert [(x["step"], x["key"], x["by"]) for x in trail] == [
-    (4, "mesh.fsdp", "harmless"),
     (4, "optim.lr", "--allow_change"),
+    (4, "watchdog_seconds", "harmless"),
   ]
   assert checkpointer.load_metadata(folder)["changes"] == trail
 

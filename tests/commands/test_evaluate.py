@@ -177,7 +177,7 @@ def test_other_classes_are_refused_before_anything_is_compiled(
   assert (
     "config.data.dataset: got the 5 classes blue, green, red, rot and 1 more,"
     f" but the run in {workdir} began with the 4 classes blue, green, red,"
-    " white; take another --workdir."
+    " white."
   ) in e.value.errors
 
 

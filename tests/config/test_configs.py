@@ -252,6 +252,20 @@ def test_golden_text(name):
   assert _golden(name) == (GOLDEN / f"{name}.json").read_text()
 
 
+@pytest.mark.parametrize("size", ["b16", "b32", "l16", "l32", "h14"])
+@pytest.mark.parametrize("dataset", ["imagenet2012", "imagenet21k"])
+def test_numbers_in_docstrings_of_table_3(size, dataset):
+  c, text = _load(f"vit_{size}", dataset).config, _module(f"vit_{size}").__doc__
+  row = re.search(f"^ *{dataset} (.*)$", text, re.M)[1].replace(",", "").split()
+  clipping = "none" if c.optim.clip_norm is None else f"{c.optim.clip_norm:g}"
+  assert row == [
+    *(f"{c.total_epochs:g}", f"{c.optim.lr:g}", c.optim.schedule),
+    *(f"{c.optim.weight_decay:g}", clipping),
+  ]
+  assert f"{c.optim.microbatch} images of a microbatch" in text
+  assert f"Batch {c.data.batch_size:,}" in text
+
+
 @pytest.mark.parametrize(
   "name, argument",
   [

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from vit_jax.config import cli, config_files
+from vit_jax.config import cli, config_files, freeze
 
 ROOT = pathlib.Path(__file__).parents[2]
 MINE = """from vit_jax.config import recipe
@@ -110,3 +110,14 @@ def test_a_config_that_is_not_returned_is_an_error(tmp_path):
     f"--config={path}: got None from get_config, expected a config; end it with"
     " `return c`."
   )
+
+
+def test_a_file_may_return_a_dict_of_ml_collections(tmp_path):
+  path = tmp_path / "mine.py"
+  path.write_text(
+    "import ml_collections\n\n\ndef get_config():\n"
+    "  c = ml_collections.ConfigDict({'optim': {'lr': 0.5}})\n"
+    "  c.seed = 7\n  return c\n"
+  )
+  config = freeze(config_files.call(str(path)))
+  assert (config.seed, config.optim.lr) == (7, 0.5)

@@ -35,11 +35,7 @@ def two(tmp_path):
   config.write_text(CONFIG)
   started = runs.start(config, workdir, processes=2)
   try:
-    end = time.monotonic() + 120
-    while "step 50" not in runs.log(workdir).read_text(errors="replace"):
-      assert time.monotonic() < end, runs.output(workdir)
-      assert all(p.poll() is None for p in started), runs.output(workdir)
-      time.sleep(0.1)
+    runs.wait_for(workdir, "step 50", started)
     yield started, workdir
   finally:
     runs.kill(started)
@@ -67,13 +63,10 @@ def test_sigterm_to_one_stops_both_at_one_step_with_the_state_saved(two):
   assert "stopped" not in runs.output(workdir, 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
   "dead, sent",
-  [
-    pytest.param(1, signal.SIGKILL, marks=pytest.mark.nightly),
-    pytest.param(0, signal.SIGKILL, marks=pytest.mark.slow),
-    pytest.param(1, signal.SIGSTOP, marks=pytest.mark.nightly),
-  ],
+  [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)],
 )
 def test_a_death_ends_the_other_with_the_code_and_message_of_jax(
   two, dead, sent

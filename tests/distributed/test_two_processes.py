@@ -239,8 +239,11 @@ def run(request):
 
 
 def _runs(*names):
-  """More than two processes take minutes to start on two cores."""
-  rare = ("two_four", "two_three", "four_one")
+  """More than two processes take minutes to start on two cores.
+
+  Several tests of the step compare one device with two.
+  """
+  rare = ("one", "two_four", "two_three", "four_one")
   params = [
     pytest.param(name, marks=pytest.mark.nightly if name in rare else ())
     for name in names
@@ -275,16 +278,16 @@ EXACT = r"train/(lr|epoch)|(test|each)/(top|count|per|worst)|few/|near/|line/"
 
 
 @pytest.mark.slow
-@_runs("one_on_two", "two", "two_four", "two_three", "four_one")
-def test_the_numbers_are_those_of_one_process(one, run):
+@_runs("one", "two", "two_four", "two_three", "four_one")
+def test_the_numbers_are_those_of_one_process(one_on_two, run):
   """Agrees to 1e-6: devices add float32 (eps 1.2e-7) in another order."""
-  values, other = _values(one.folder), _values(run.folder)
+  values, other = _values(one_on_two.folder), _values(run.folder)
   assert other.keys() == values.keys()
   assert values[8, "test/count"] == 101
   for key, value in values.items():
     rtol = 0 if re.match(EXACT, key[1]) else 1e-6
     np.testing.assert_allclose(other[key], value, rtol, err_msg=str(key))
-  states = _state(one.folder), _state(run.folder)
+  states = _state(one_on_two.folder), _state(run.folder)
   assert states[0].keys() == states[1].keys()
   for key, value in states[0].items():
     np.testing.assert_allclose(
@@ -337,7 +340,7 @@ def test_only_process_0_speaks(run):
 
 @pytest.mark.slow
 @_runs("two", "two_three", "two_four", "four_one")
-def test_a_checkpoint_is_written_once(one, run):
+def test_a_checkpoint_is_written_once(one_on_two, run):
   folder = run.folder / "checkpoints"
   assert sorted(p.name for p in folder.iterdir()) == ["3", "6", "8"]
   for step in (3, 6, 8):
@@ -346,7 +349,7 @@ def test_a_checkpoint_is_written_once(one, run):
         f.stat().st_size
         for f in (checkpoints / str(step)).rglob("ocdbt.process_*/d/*")
       )
-      for checkpoints in (one.folder / "checkpoints", folder)
+      for checkpoints in (one_on_two.folder / "checkpoints", folder)
     ]
     assert sizes[1] < 1.5 * sizes[0]  # every number once, whoever holds it
     params, metadata = checkpointer.load_params(str(folder / str(step)))

@@ -197,7 +197,7 @@ def test_errors():
   assert not check(_options())
   wrong = {"lrs": (0.1, 0.0), "weight_decays": (), "steps": 0, "seed": -1}
   both = _options(train_ops="decode|resize(4)")
-  assert "whiten: got true, but with train_ops" in check(both)[0]
+  assert "whiten: got True, expected false beside train_ops" in check(both)[0]
   errors = check(_options(**wrong, layer="x"))
   for key in (*wrong, "layer"):
     assert any(e.startswith(f"config.evals.l.{key}: got ") for e in errors), key

@@ -316,8 +316,8 @@ def test_what_cannot_be_is_refused(data_dir, tmp_path):
     tmp_path / "x.npz", options={"num_heads": config.model.num_heads}
   )
   for loss, words in (
-    (None, "the weights of --checkpoint do not state the loss of their head"),
-    ("softmax", "classes; expected a head for numbers to predict, or data wi"),
+    (None, "The weights do not state their loss"),
+    ("softmax", "expected 'classification', because the head has classes"),
   ):
     stated = dataclasses.replace(file, loss=loss)
     with pytest.raises(ConfigError, match=words):
@@ -331,4 +331,4 @@ def test_what_cannot_be_is_refused(data_dir, tmp_path):
     probes.with_probes(_config(data_dir), {"knn": "levels"}, Sources(data_dir))
   assert "config.objective.kind: got 'regression', but the labels of" in text
   assert "config.evals.val.dataset: got 'digits', whose images have cl" in text
-  assert "scores classes with a head that was trained for them." in text
+  assert "kind='classification' scores classes." in text

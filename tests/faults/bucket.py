@@ -37,13 +37,9 @@ def start(
   name: str = "run",
 ) -> list[subprocess.Popen]:
   """Starts a run in the bucket; what it prints is added to NAME.0.log ..."""
-  port, started = runs.free_port(), []
-  for i in range(processes):
-    command = [sys.executable, "-m", "vit_jax", "train", f"--config={config}"]
-    command += [f"--workdir={workdir}", *options]
-    if processes > 1:
-      command += [f"--coordinator=127.0.0.1:{port}", f"--process_id={i}"]
-      command += [f"--num_processes={processes}"]
+  started = []
+  lines = runs.commands(config, workdir, options, processes)
+  for i, command in enumerate(lines):
     with runs.log(folder / name, i).open("ab") as file:
       started.append(
         bucket.popen(
@@ -56,16 +52,6 @@ def start(
         )
       )
   return started
-
-
-def until(folder: pathlib.Path, text: str, process, count: int = 1) -> None:
-  """Waits until a run has printed a text so many times."""
-  end = time.monotonic() + 300
-  while runs.output(folder / "run", last=10**7).count(text) < count:
-    if process.poll() is not None or time.monotonic() > end:
-      runs.kill([process])
-      raise AssertionError(f"no {text!r}: {runs.output(folder / 'run')}")
-    time.sleep(0.02)
 
 
 def assert_same(bucket, folder: pathlib.Path, want: pathlib.Path) -> int:
@@ -90,7 +76,7 @@ def stops(folder: pathlib.Path, seed: int) -> str:
     bucket.fault(latency=0.02)
     for number, kind in enumerate(("SIGKILL", "SIGTERM", "SIGKILL"), 1):
       (process,) = start(bucket, config, folder)
-      until(folder, "\nstep ", process, 4 * number)
+      runs.wait_for(folder / "run", "\nstep ", [process], count=4 * number)
       time.sleep(rng.uniform(0, 1))
       process.send_signal(getattr(signal, kind))
       (code,) = runs.finish([process], 100)
@@ -112,7 +98,7 @@ def faults(folder: pathlib.Path, seed: int) -> str:
   with object_store.Bucket() as bucket:
     bucket.fault(share_503=0.05, share_dropped=0.02, latency=0.01)
     (process,) = start(bucket, config, folder)
-    until(folder, "\nstep ", process, 2)
+    runs.wait_for(folder / "run", "\nstep ", [process], count=2)
     bucket.fault(share_429=0.4)
     time.sleep(10)
     bucket.fault(outage=60)  # 503 to all
@@ -142,9 +128,9 @@ def refused(folder: pathlib.Path, seed: int) -> str:
     assert codes == [1] and "no files can be written" in text, text
     bucket.fault()
     (process,) = start(bucket, config, folder)
-    until(folder, "\nstep ", process, 4)
+    runs.wait_for(folder / "run", "\nstep ", [process], count=4)
     bucket.fault(refuse_writes=True)
-    until(folder, "NOT SAVED", process)
+    runs.wait_for(folder / "run", "NOT SAVED", [process])
     time.sleep(5)
     bucket.fault()
     codes = runs.finish([process], 200)
@@ -176,7 +162,7 @@ def two_processes(folder: pathlib.Path, seed: int) -> str:
   with object_store.Bucket() as bucket:
     bucket.fault(latency=0.01)
     started = start(bucket, config, folder, processes=2)
-    until(folder, "\nstep ", started[0], 5)
+    runs.wait_for(folder / "run", "\nstep ", [started[0]], count=5)
     time.sleep(rng.uniform(0, 2))
     who = rng.randrange(2)
     started[who].kill()
@@ -197,7 +183,7 @@ def third(folder: pathlib.Path, seed: int) -> str:
   config = runs.write_config(folder, 6000)
   with object_store.Bucket() as bucket:
     (process,) = start(bucket, config, folder)
-    until(folder, "\nstep ", process, 2)
+    runs.wait_for(folder / "run", "\nstep ", [process], count=2)
     record = json.loads(bucket.get("run/process.json"))
     record |= {"machine": "elsewhere", "host": "elsewhere"}
     bucket.put("run/process.json", json.dumps(record).encode())
@@ -217,7 +203,7 @@ def requests(folder: pathlib.Path, seed: int) -> str:
   with object_store.Bucket() as bucket:
     bucket.fault(latency=0.05)
     (process,) = start(bucket, TINY, folder)
-    until(folder, "step 100/200", process)
+    runs.wait_for(folder / "run", "step 100/200", [process])
     assert runs.finish([process], 200) == [0], runs.output(folder / "run")
     log = bucket.requests()
     by_save = collections.Counter(
@@ -235,7 +221,7 @@ def requests(folder: pathlib.Path, seed: int) -> str:
     options = ["--config.total_steps=100000", "--config.checkpoint.keep_last=2"]
     options += ["--config.checkpoint.every_steps=500"]
     (process,) = start(bucket, TINY, folder, options, name="run")
-    until(folder, "/100,000", process, 120)
+    runs.wait_for(folder / "run", "/100,000", [process], count=120)
     bucket.reset()
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)

@@ -33,7 +33,7 @@ def hung(folder: pathlib.Path, seed: int) -> str:
   acts = {0: ["evaluation", "hang"]}
   started = runs.start(config, workdir, options, acts=acts)
   try:
-    began = _wait_for(workdir, 0, "acts  ", started)
+    began = runs.wait_for(workdir, "acts  ", started)
     code = started[0].wait(2 * limit + MARGIN)
     seconds = time.monotonic() - began
   finally:
@@ -81,7 +81,7 @@ def _ends_the_other(config, folder, who, place, act) -> str:
   started = runs.start(config, workdir, OPTIONS, 2, acts={who: [place, act]})
   other = 1 - who
   try:
-    _wait_for(workdir, who, "acts  ", started)
+    runs.wait_for(workdir, "acts  ", started, process=who)
     began = time.monotonic()
     code = started[other].wait(60)
     seconds = time.monotonic() - began
@@ -106,7 +106,7 @@ def no_alarm(folder: pathlib.Path, seed: int) -> str:
   options = ["--config.watchdog_seconds=60", "--config.total_steps=4000"]
   started = runs.start(config, workdir, options)
   try:
-    _wait_for(workdir, 0, "step 5/", started)
+    runs.wait_for(workdir, "step 5/", started)
     os.kill(started[0].pid, signal.SIGSTOP)
     time.sleep(75.0)
     os.kill(started[0].pid, signal.SIGCONT)
@@ -115,18 +115,6 @@ def no_alarm(folder: pathlib.Path, seed: int) -> str:
   finally:
     runs.kill(started)
   return "a process suspended for 75 s and continued, whose limit is 60 s"
-
-
-def _wait_for(workdir, process, text, started, seconds=240.0) -> float:
-  """Waits until a process has printed a text; returns when, monotonic."""
-  end = time.monotonic() + seconds
-  path = runs.log(workdir, process)
-  while text not in path.read_text(errors="replace"):
-    assert time.monotonic() < end, f"no {text!r}:\n{runs.output(workdir)}"
-    if all(p.poll() is not None for p in started):
-      assert text in path.read_text(errors="replace"), runs.output(workdir)
-    time.sleep(0.05)
-  return time.monotonic()
 
 
 TRIALS = (

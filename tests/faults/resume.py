@@ -41,7 +41,7 @@ def two_runs(folder: pathlib.Path, seed: int) -> str:
   config, workdir = runs.write_config(folder, steps=28), folder / "run"
   first = runs.start(config, workdir, [CONSTANT, LONG])
   try:
-    _wait_for(workdir, "step 20/", first)
+    runs.wait_for(workdir, "step 20/", first)
     os.kill(first[0].pid, signal.SIGSTOP)  # so that its files stay as they are
     before = _small_files(workdir)
     seconds = []
@@ -108,7 +108,7 @@ def other_host(folder: pathlib.Path, seed: int) -> str:
   other = folder / "other"
   other.symlink_to(workdir)
   try:
-    _wait_for(workdir, "step 20/", first)
+    runs.wait_for(workdir, "step 20/", first)
     record = json.loads((workdir / "process.json").read_text())
     elsewhere = record | {"host": "pod-7", "machine": "another"}
     (workdir / "process.json").write_text(json.dumps(elsewhere))
@@ -119,8 +119,8 @@ def other_host(folder: pathlib.Path, seed: int) -> str:
     assert code == 1 and "another run trains: host pod-7" in output, output
     os.kill(first[0].pid, signal.SIGSTOP)
     second = runs.start(config, other, [CONSTANT, LONG])
-    _wait_for(other, "takes over", second)
-    _wait_for(other, "\nstep ", second)
+    runs.wait_for(other, "takes over", second)
+    runs.wait_for(other, "\nstep ", second)
     os.kill(first[0].pid, signal.SIGCONT)
     (code,) = runs.finish(first, 60)
     output = runs.output(workdir)
@@ -192,7 +192,7 @@ def adds_up(folder: pathlib.Path, seed: int) -> str:
   for kill in range(KILLS):
     started = runs.start(config, workdir)
     try:
-      _wait_for(workdir, "\nfiles", started, kill + 1)
+      runs.wait_for(workdir, "\nfiles", started, count=kill + 1)
       time.sleep(rng.uniform(0.0, 8.0))
     finally:
       runs.kill(started)
@@ -228,7 +228,7 @@ def full_disk(folder: pathlib.Path, seed: int) -> str:
     started = runs.start(config, workdir)
     log = pathlib.Path(f"{workdir}.0.log")
     try:
-      _wait_for(workdir, "step 20/", started)
+      runs.wait_for(workdir, "step 20/", started)
       os.kill(started[0].pid, signal.SIGSTOP)
       free = shutil.disk_usage(disk).free
       with contextlib.suppress(OSError), (disk / "full").open("wb") as file:
@@ -353,22 +353,6 @@ def _disk(
     yield folder
   finally:
     subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def _wait_for(
-  workdir: pathlib.Path,
-  text: str,
-  started: list[subprocess.Popen],
-  times: int = 1,
-  seconds: float = 200.0,
-) -> None:
-  """Waits until a run has printed a text so many times."""
-  end = time.monotonic() + seconds
-  while runs.log(workdir).read_text(errors="replace").count(text) < times:
-    assert time.monotonic() < end, f"{text!r} in vain:\n{runs.output(workdir)}"
-    gone = [p.returncode for p in started if p.poll() is not None]
-    assert not gone, f"ended with {gone}:\n{runs.output(workdir)}"
-    time.sleep(0.05)
 
 
 def _small_files(workdir: pathlib.Path) -> dict[str, bytes]:

@@ -86,17 +86,10 @@ def start(
     env: Variables of the environment beside those of `environment`.
     acts: Process -> the arguments of `acting.py`, for those that act.
   """
-  port = free_port()
   started = []
-  for i in range(processes):
-    program = ["-m", "vit_jax", "train"]
-    if acts and i in acts:
-      program = ["-m", "faults.acting", *acts[i]]
-    command = [sys.executable, *program, f"--config={config}"]
-    command += [f"--workdir={workdir}", *options]
-    if processes > 1:
-      command += [f"--coordinator=127.0.0.1:{port}", f"--process_id={i}"]
-      command += [f"--num_processes={processes}"]
+  for i, command in enumerate(
+    commands(config, workdir, options, processes, acts)
+  ):
     with log(workdir, i).open("ab") as file:
       started.append(
         subprocess.Popen(
@@ -110,6 +103,54 @@ def start(
         )
       )
   return started
+
+
+def commands(
+  config: pathlib.Path,
+  workdir: str | os.PathLike,
+  options: Sequence[str] = (),
+  processes: int = 1,
+  acts: Mapping[int, Sequence[str]] | None = None,
+) -> list[list[str]]:
+  """Returns the command line of each process; arguments as for `start`."""
+  port, lines = free_port(), []
+  for i in range(processes):
+    acting = acts and i in acts
+    program = ["faults.acting", *acts[i]] if acting else ["vit_jax", "train"]
+    line = [sys.executable, "-m", *program, f"--config={config}"]
+    line += [f"--workdir={workdir}", *options]
+    if processes > 1:
+      line += [f"--coordinator=127.0.0.1:{port}", f"--process_id={i}"]
+      line += [f"--num_processes={processes}"]
+    lines.append(line)
+  return lines
+
+
+def wait_for(
+  workdir: pathlib.Path,
+  text: str,
+  started: Sequence[subprocess.Popen],
+  *,
+  process: int = 0,
+  count: int = 1,
+  seconds: float = 300.0,
+) -> float:
+  """Waits until a process has printed a text so many times.
+
+  Returns:
+    When, by time.monotonic().
+
+  Raises:
+    AssertionError: It has not in this time, or all of `started` have ended.
+  """
+  end = time.monotonic() + seconds
+  while True:
+    have_ended = all(p.poll() is not None for p in started)
+    if log(workdir, process).read_text(errors="replace").count(text) >= count:
+      return time.monotonic()
+    in_vain = f"no {text!r}:\n{output(workdir, process)}"
+    assert not have_ended and time.monotonic() < end, in_vain
+    time.sleep(0.05)
 
 
 def log(workdir: pathlib.Path, process: int = 0) -> pathlib.Path:

@@ -369,7 +369,7 @@ def test_stacking_is_undone_and_leaves_numpy_numpy():
     ),
     (
       dict(num_heads=3),
-      "got 3, which does not divide the width of 16",
+      "got 3, expected a divisor of the width 16",
     ),
     (dict(patch=5), r"got images of 8 x 12, .* side 5"),
     (dict(posemb="sincos2d", width=18), "width: got 18, expected a multiple"),

@@ -186,8 +186,8 @@ def test_options_that_are_wrong():
       objective__binary_targets=True,
     )
   )
-  assert [f.split(":")[0] for f in messages] == [
+  assert {f.split(":")[0] for f in messages} == {
     "config.objective.binary_targets",
     "config.objective.mixup",
     "config.objective.cutmix",
-  ]
+  }

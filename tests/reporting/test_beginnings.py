@@ -6,7 +6,7 @@ import json
 import pytest
 from fake_runs import Page
 
-from vit_jax.finetune.fine_tuning import ProbeOutcome, Trial, Trials
+from vit_jax.finetune.results import ProbeOutcome, Trial, Trials
 from vit_jax.tools.reporting.report import summarise, write_report
 from vit_jax.tools.reporting.runs import find_runs
 

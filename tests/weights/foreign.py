@@ -3,9 +3,11 @@
 import flax
 import jax
 import numpy as np
+from etils import epath
 
 from vit_jax import models
-from vit_jax.weights.weights_file import lazy
+from vit_jax.weights.weights_file import StateDict, lazy
+from vit_jax.zoo.files import series
 
 
 def shapes(model, num_classes, image_size):
@@ -59,6 +61,22 @@ def state(module):
 def image(image_size, seed=1):
   rng = np.random.default_rng(seed)
   return rng.uniform(-1, 1, (1, *image_size, 3)).astype(np.float32)
+
+
+def translate(of, arrays, num_heads=None, config=None, **options):
+  """Returns our parameters and options of arrays, and what a config states.
+
+  Args:
+    of: A series of `vit_jax.zoo.files`.
+    arrays: Name -> array, lazy or not.
+    num_heads: As the user states it.
+    config: Contents of config.json.
+    options: Further options from the user.
+  """
+  lazily = {k: v if hasattr(v, "then") else lazy(v) for k, v in arrays.items()}
+  options = options | ({"num_heads": num_heads} if num_heads else {})
+  file = StateDict(epath.Path("x"), lazily, {}, config or {}, options)
+  return series.translate(of, file)[:3]
 
 
 def our_logits(model, num_classes, params, images, key="logits"):

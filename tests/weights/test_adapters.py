@@ -16,7 +16,7 @@ from vit_jax import train
 from vit_jax.batch import normalise
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import ConfigError
-from vit_jax.finetune import adapters
+from vit_jax.finetune import lora_base
 from vit_jax.weights import google
 from vit_jax.weights.weights_file import Weights, lazy
 
@@ -97,7 +97,7 @@ def test_a_base_has_positions_and_a_tanh_layer_of_its_own():
     has_cls_row=True,
     posemb_filter="hf",
   )
-  stated = adapters.base_of(base, None)._asdict()
+  stated = lora_base.base_of(base, None)._asdict()
   config = {"model": {}, "lora": {"rank": 2}}
   weights = Weights(
     "run",
@@ -106,7 +106,7 @@ def test_a_base_has_positions_and_a_tanh_layer_of_its_own():
     {"pre_logits": False},
     metadata={"base": stated, "config": config},
   )
-  read = adapters.on_base(weights, lambda path, mean: base)
+  read = lora_base.on_base(weights, lambda path, mean: base)
   assert read.params.keys() == draw().keys()
   assert read.posemb_filter == "hf"
 

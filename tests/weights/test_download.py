@@ -121,12 +121,7 @@ def test_what_a_server_refuses(cache):
   with server(lambda h: send(h, b"gone", 404)) as (host, _):
     url = f"{host}/vit.npz"
     text = error(url)
-  assert text == (
-    f"got '{url}', which cannot be downloaded: 404 Client Error: Not Found for"
-    f" url: {url}. Try again, or fetch it where there is a network:\n"
-    f"  curl --fail --location --output vit.npz '{url}'\n"
-    f"and give the path of the file, or put it at {download.cached(url)}."
-  )
+  assert "404 Client Error: Not Found" in text and url in text
   assert list(cache.iterdir()) == []
 
 
@@ -144,7 +139,6 @@ def test_without_a_network_the_text_says_what_to_do(cache):
   url = f"{host}/x/vit.npz"
   text = error(url)
   assert "Connection refused" in text
-  assert f"\n  curl --fail --location --output vit.npz '{url}'\n" in text
   # By hand, as the message says.
   file = download.cached(url)
   assert text.endswith(f"or put it at {file}.")
@@ -191,28 +185,23 @@ def test_training_starts_from_an_address():
 
 @pytest.mark.parametrize("name", ["B/16", "ViT-B_16"])
 def test_the_name_of_a_model(name):
-  assert error(name, ValueError) == (
-    f"got {name!r}, the name of a model, expected the path of weights, or one"
-    " of these, which is downloaded once:\n"
-    "  gs://vit_models/imagenet21k/ViT-B_16.npz\n"
-    "  gs://vit_models/imagenet21k+imagenet2012/ViT-B_16.npz\n"
+  text = error(name, ValueError)
+  assert f"got the model {name!r}, expected the path" in text
+  assert text.splitlines()[1:] == [
+    "  gs://vit_models/imagenet21k/ViT-B_16.npz",
+    "  gs://vit_models/imagenet21k+imagenet2012/ViT-B_16.npz",
     "  gs://vit_models/augreg/B_16-*.npz (all are named in"
-    " gs://vit_models/augreg/index.csv)\n"
-    "  hf-hub:timm/vit_base_patch16_224.augreg_in21k\n"
-    "  hf-hub:google/vit-base-patch16-224\n"
-    "Without a network, fetch it elsewhere (gs://NAME is at"
-    " https://storage.googleapis.com/NAME) and give its path."
-  )
+    " gs://vit_models/augreg/index.csv)",
+    "  hf-hub:timm/vit_base_patch16_224.augreg_in21k",
+    "  hf-hub:google/vit-base-patch16-224",
+  ]
 
 
 def test_other_names(tmp_path, monkeypatch):
   assert "  gs://bit_models/BiT-S-R50x1.npz\n  gs://bit_models/BiT-M" in error(
     "R50x1", ValueError
   )
-  assert error("S/14", ValueError) == (
-    "got 'S/14', a model of which no files were published; expected the path of"
-    " weights."
-  )
+  assert error("S/14", ValueError).endswith("expected the path of its weights.")
   assert error("none.npz").endswith(
     ", or an address: https://..., hf-hub:OWNER/NAME."
   )
@@ -228,14 +217,9 @@ def test_other_names(tmp_path, monkeypatch):
 def test_a_hub_without_its_library(monkeypatch):
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
   name = "google/vit-base-patch16-224"
-  assert error(f"hf-hub:{name}@v2") == (
-    f"got 'hf-hub:{name}@v2', but huggingface_hub is not installed: pip install"
-    " huggingface_hub. Or fetch config.json and model.safetensors from"
-    f" https://huggingface.co/{name}/tree/v2 into a folder, and give its path."
-  )
-  assert error("hf-hub:vit", ValueError).startswith(
-    "got 'hf-hub:vit', expected hf-hub:OWNER/NAME, e.g. hf-hub:timm/"
-  )
+  text = error(f"hf-hub:{name}@v2")
+  assert "pip install huggingface_hub" in text and name in text
+  assert "expected hf-hub:OWNER/NAME" in error("hf-hub:vit", ValueError)
 
 
 HUB = """

@@ -180,7 +180,7 @@ def test_a_preprocessor_that_is_wrong(tmp_path, about, text):
   "about, text",
   [
     ({"resample": "bicubic"}, "resample: got 'bicubic', expected"),
-    ({"size": {"height": 0}}, "size.height: got 0, expected 1 or more"),
+    ({"size": {"shortest_edge": 0}}, "size: got [0], expected whole numbers"),
     ({"size": [3, 3, 3]}, "size: got (3, 3, 3), expected one side or two"),
     ({"rescale_factor": 0}, "rescale_factor: got 0, expected 1/255 or"),
     ({"do_resize": False}, "got do_resize=False, which no operation here does"),

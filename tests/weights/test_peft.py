@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 import vit_jax
 from vit_jax import train
 from vit_jax.config import model_config
-from vit_jax.finetune.adapters import Factors
+from vit_jax.finetune.lora_base import Factors
 from vit_jax.zoo.files import hf_classes
 from vit_jax.zoo.files import peft as ours
 
@@ -161,7 +161,7 @@ def test_a_base_of_a_hub(tmp_path):
     config = {"base_model_name_or_path": "me/vit", "revision": revision}
     arrays, _ = ours.write(_factors(), {}, "me/vit")
     folder = _save(tmp_path / str(number), arrays, config)
-    error = "adapter whose base cannot be fetched .*: no network"
+    error = "base_model_name_or_path: .*no network"
     with pytest.raises(FileNotFoundError, match=error):
       ours.read(epath.Path(folder), read_base)
   assert asked == ["hf-hub:me/vit", "hf-hub:me/vit@v2"]
@@ -280,7 +280,7 @@ def test_what_cannot_be_read(tmp_path):
   text = message(base_model_name_or_path=None)
   assert "got no base_model_name_or_path" in text
   text = message(base_model_name_or_path="/no/where")
-  assert "adapter whose base '/no/where' does not exist" in text
+  assert "base_model_name_or_path: got '/no/where'" in text
   half = {k: v for k, v in arrays.items() if "1.mlp.fc2.lora_B" not in k}
   assert "encoderblock_1/MlpBlock_0/Dense_1" in message(half)
   odd = {"base_model.model.vit.pooler.lora_A.weight": np.zeros((3, 48), "f")}

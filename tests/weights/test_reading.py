@@ -219,37 +219,24 @@ PREFIX = {"pool_include_prefix": True}
 
 
 @pytest.mark.parametrize(
-  "config, error",
+  "args, top, error",
   [
-    (
-      {"model_args": {"num_heads": 4, "act_layer": "silu"}},
-      "model_args.act_layer: got 'silu', expected gelu or gelu_tanh or quick",
-    ),
-    (
-      GAP | {"global_pool": "avgmax"},
-      "global_pool: got 'avgmax', expected 'token' or 'avg', which vit_jax"
-      " computes with these arrays.",
-    ),
-    (
-      {"model_args": {"num_heads": 4, "use_rot_pos_emb": True}},
-      "model_args.use_rot_pos_emb: got True, expected False, which vit_jax",
-    ),
-    (
-      {"global_pool": "avg", "model_args": dict(num_heads=4, **PREFIX)},
-      "model_args.pool_include_prefix: got True, expected False, which vit_jax",
-    ),
-    (
-      {"model_args": {"num_heads": 4}, "architecture": "vit_b_rpn_224.sw"},
-      "architecture: got 'vit_b_rpn_224.sw', whose norms after attention and",
-    ),
-    (
-      {"model_args": {"num_heads": 4, "attn_layer": "diff", "norm": None}},
-      "model_args.attn_layer: got 'diff', expected no such key, because timm's"
-      " model may depend on it.",
-    ),
+    ({"act_layer": "silu"}, {}, "model_args.act_layer: got 'silu', expected"),
+    ({}, GAP | {"global_pool": "avgmax"}, "global_pool: got 'avgmax', expect"),
+    ({"use_rot_pos_emb": True}, {}, "model_args.use_rot_pos_emb: got True"),
+    (PREFIX, {"global_pool": "avg"}, "model_args.pool_include_prefix: got Tr"),
+    ({}, {"architecture": "vit_b_rpn_224.sw"}, "got 'vit_b_rpn_224.sw', exp"),
+    ({"attn_layer": "diff"}, {}, "model_args.attn_layer: got 'diff', a key th"),
+    ({"depth": 3}, {}, "model_args.depth: got 3, expected 2, which"),
+    ({"reg_tokens": 4}, {}, "model_args.reg_tokens: got 4, expected 0, which"),
+    ({"num_reg_tokens": 1}, {}, "model_args.num_reg_tokens: got 1, expected 0"),
+    ({"init_values": 1e-5}, {}, "model_args.init_values: got True, expected F"),
+    ({"pre_norm": True}, {}, "model_args.pre_norm: got True, expected False"),
+    ({"qk_norm": True}, {}, "model_args.qk_norm: got True, expected False"),
   ],
 )
-def test_timm_s_config_of_another_model(tmp_path, config, error):
+def test_timm_s_config_of_another_model(tmp_path, args, top, error):
+  config = {"model_args": {"num_heads": 4} | args} | top
   path = _timm(tmp_path / "model.safetensors", config)
   assert message(path).startswith(f"{path}: ")
   assert f"config.json: {error}" in message(path)
@@ -260,50 +247,16 @@ def test_timm_s_config_of_another_model(tmp_path, config, error):
 
 
 @pytest.mark.parametrize(
-  "architecture, args, error",
+  "args",
   [
-    ("", {"depth": 3}, "model_args.depth: got 3, expected 2 by the arrays."),
-    ("", {"reg_tokens": 4}, "model_args.reg_tokens: got 4, expected 0 by"),
-    ("", {"num_reg_tokens": 1}, "model_args.num_reg_tokens: got 1, expected 0"),
-    ("", {"init_values": 1e-5}, "model_args.init_values: got 1e-05, expected"),
-    ("", {"pre_norm": True}, "model_args.pre_norm: got True, expected False"),
-    ("", {"qk_norm": True}, "model_args.qk_norm: got True, expected False,"),
-    ("a_b_reg4_x.y", {}, "architecture: got 'a_b_reg4_x.y', a model with reg_"),
-    ("vit_x_dinov2", {}, "architecture: got 'vit_x_dinov2', a model with init"),
-    ("", {"depth": 2, "reg_tokens": 0, "qk_norm": False}, None),
-    ("vit_x_reg4_dinov2", {"reg_tokens": 0, "init_values": None}, None),
+    {"depth": 2, "reg_tokens": 0, "qk_norm": False, "norm": None},
+    {"reg_tokens": 0, "init_values": None, "class_token": True},
   ],
 )
-def test_parts_that_timm_s_config_states_and_the_file_lacks(
-  tmp_path, architecture, args, error
-):
-  args = {"num_heads": 4} | args
-  config = {"architecture": architecture, "model_args": args}
+def test_timm_s_config_of_the_same_model(tmp_path, args):
+  config = {"model_args": {"num_heads": 4} | args}
   path = _timm(tmp_path / "model.safetensors", config)
-  if error:
-    assert f"config.json: {error}" in message(path)
-  else:
-    assert_same(weights.read(path), our_params())
-
-
-def test_a_name_of_timm_s_states_the_number_of_blocks(tmp_path):
-  model = model_config(variant="Ti/8", depth=2, gelu="erf")
-  params = foreign.random_params(model, 3, (16, 16))
-  path = tmp_path / "model.safetensors"
-  safetensors_file.write(path, timm.write(params, model), {})
-
-  def config(**args):
-    about = {"architecture": "vit_tiny_patch16_224.x", "model_args": args}
-    (tmp_path / "config.json").write_text(json.dumps(about))
-
-  config(num_heads=3)
-  assert message(path).endswith(
-    "config.json: architecture: got 'vit_tiny_patch16_224.x', a model with"
-    " depth=12, expected 2 by the arrays. Use a complete file, or correct"
-    " model_args.depth in config.json."
-  )
-  config(num_heads=3, depth=2)
-  assert_same(weights.read(path), params)
+  assert_same(weights.read(path), our_params())
 
 
 @pytest.mark.parametrize(
@@ -393,11 +346,8 @@ def test_a_standardised_convolution_cannot_take_it(tmp_path):
   assert result.options["root_pad"] == "zero"
   config = {"mean": [0.4] * 3, "std": [0.5] * 3}
   (tmp_path / "config.json").write_text(json.dumps(config))
-  assert message(path) == (
-    f"{path}: got images normalised with mean [0.4, 0.4, 0.4] and deviation"
-    " [0.5, 0.5, 0.5], expected 0.5 and 0.5: another normalisation can only"
-    " become part of a patch embedding on pixels that has a bias or a table of"
-    " positions, and this model has none."
+  assert "mean [0.4, 0.4, 0.4] and deviation [0.5, 0.5, 0.5], expected 0.5" in (
+    message(path)
   )
 
 

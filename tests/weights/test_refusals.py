@@ -8,6 +8,7 @@ import shutil
 import zipfile
 
 import flax
+import foreign
 import jax
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def test_arrays_that_make_no_model(tmp_path, changes, expected):
 
 def test_trees_that_are_no_model(tmp_path):
   path = orbax(tmp_path / "a", {"conv1": {"kernel": np.ones(3)}})
-  assert f"{path}: got 1 parameters, such as conv1/kernel" in message(path)
+  assert f"{path}: got 1 parameters, 'conv1/kernel'" in message(path)
   path = orbax(tmp_path / "b", nested(our_params()) | {"more": [np.ones(3)]})
   assert message(path) == (
     f"{path}: got a checkpoint with 'more', which is no array; {EXPECTED}."
@@ -298,7 +299,7 @@ def test_a_broken_file_beside_the_weights(tmp_path):
     config.write_text(text)
     assert message(folder).startswith(expected)
   config.unlink()
-  assert f"got '{folder}' without a config.json beside it" in message(folder)
+  assert "without a config.json beside them" in message(folder)
 
 
 def _timm(path, **changes):
@@ -329,6 +330,6 @@ def test_wrong_statements_in_our_own_header(tmp_path, changes, expected):
 def test_a_number_in_a_name_makes_no_list():
   """`blocks.99999999` alone does not make rows of so many blocks."""
   names = ["patch_embed.proj.weight", "blocks.0.x", "blocks.99999999.x"]
-  arrays = {n: lazy(np.zeros((8, 3, 4, 4), np.float32)) for n in names}
+  arrays = {n: np.zeros((8, 3, 4, 4), np.float32) for n in names}
   with pytest.raises(ValueError, match="'blocks.99999999.x'"):
-    timm.read(arrays, num_heads=2)
+    foreign.translate(timm.SERIES, arrays, 2)

@@ -12,7 +12,7 @@ import vit_jax
 from vit_jax.config import model_config
 from vit_jax.weights.weights_file import lazy
 from vit_jax.zoo.files import timm as weights
-from vit_jax.zoo.files import timm_file, timm_names
+from vit_jax.zoo.files import timm_names
 
 FULL = {
   "B/16": (dict(variant="B/16"), (224, 224)),
@@ -37,7 +37,10 @@ def _compare(timm, model, image_size, name, kwargs, num_heads=None):
     params = foreign.random_params(model, 11, image_size)
     table = weights.write(params, model, grid=grid)["pos_embed"]
     theirs.load_state_dict({"pos_embed": _tensor(table)}, strict=False)
-  params, options = weights.read(foreign.state(theirs), num_heads)
+  stated = {"posemb": "none"} if getattr(model, "posemb", "") == "none" else {}
+  params, options, _ = foreign.translate(
+    weights.SERIES, foreign.state(theirs), num_heads, **stated
+  )
   options.pop("gelu", None)  # timm's default; the call may have stated tanh
   assert options.items() <= dataclasses.asdict(model).items()
   if getattr(model, "posemb", None) == "sincos2d":
@@ -116,7 +119,7 @@ def test_the_stated_norm_makes_other_eps_equal(timm):
   norm = functools.partial(timm.layers.LayerNorm, eps=0.1)
   theirs = timm.create_model(name, **kwargs, norm_layer=norm)
   foreign.randomise(theirs)
-  params, _ = weights.read(foreign.state(theirs), num_heads=3)
+  params, *_ = foreign.translate(weights.SERIES, foreign.state(theirs), 3)
   images = foreign.image(SIZE)
   ours = foreign.our_logits(model, 11, params, images)
   expected = foreign.torch_logits(theirs, images, "float64")
@@ -143,17 +146,13 @@ def test_architectures_tell_heads_and_gelu(timm):
     if "radio" in name or "_rope_" in name:
       continue  # without the last norm, or refused by their names
     theirs = _without_memory(timm, name)
+    about = {"architecture": f"{name}.tag", "global_pool": theirs.global_pool}
     try:
-      params, options = weights.read(
-        _meta(theirs),
-        **timm_file.read_arguments(
-          timm_file.TimmConfig(architecture=f"{name}.tag")
-        ),
+      params, options, _ = foreign.translate(
+        weights.SERIES, _meta(theirs), config=about
       )
     except ValueError:
       continue  # it has parts of its own, or is of no known size
-    if options.get("posemb") == "none" and not options.get("rope"):
-      continue  # without a table `timm_file.read` refuses it
     read.add(name)
     block = theirs.blocks[0]
     if act := GELUS.get(type(getattr(block.mlp, "act", None)).__name__):
@@ -162,16 +161,12 @@ def test_architectures_tell_heads_and_gelu(timm):
     query = "encoderblock_0/MultiHeadDotProductAttention_0/query/kernel"
     heads = params[f"Transformer/{query}"].shape[1]
     assert heads == block.attn.num_heads, name
-    # The pool of these follows from their arrays.
-    timm_file.options_of(
-      timm_file.TimmConfig(global_pool=theirs.global_pool), params, options
-    )
     rope = getattr(theirs, "rope", None)
     assert bool(options.get("rope")) == (rope is not None), name
     count = sum(x.numel() for x in theirs.parameters())
     if name != "vit_base_patch16_224_miil":  # has no biases: it gets zeros
       assert sum(x.size for x in params.values()) == count, name
-  assert {*timm_file.TANH, *timm_file.HEADS} <= read
+  assert {*weights.TANH, *weights.HEADS} <= read
   named = {n.name for series in timm_names.ALL for n in series.names}
   assert named <= read
 
@@ -248,8 +243,8 @@ def test_the_call_makes_the_published_model(timm, expected):
   model = model_config(**fields)
   name, kwargs = timm_names.create_call(model, 3, (224, 224))
   assert name == expected and not timm_names.differences(model)
-  theirs = _without_memory(timm, name, **kwargs)
-  params, options = weights.read(_meta(theirs))
+  theirs = _without_memory(timm, name, weight_init="skip", **kwargs)
+  params, options, *_ = foreign.translate(weights.SERIES, _meta(theirs))
   shapes = foreign.shapes(model, 3, (224, 224))
   assert {k: v.shape for k, v in params.items()} == shapes
   assert options.get("ln_eps", 0) == getattr(model, "ln_eps", 0)

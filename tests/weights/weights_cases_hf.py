@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch_libraries
-from safetensors.numpy import load_file
+from etils import epath
 from weights_cases_timm import randomise
 from weights_table import Case, Outputs, Theirs
 
 from vit_jax.weights import google, normalisation
-from vit_jax.weights.weights_file import lazy
-from vit_jax.zoo.files import hf, hf_names
+from vit_jax.weights.safetensors_file import open_safetensors
+from vit_jax.weights.weights_file import StateDict
+from vit_jax.zoo.files import hf, hf_names, series
 
 transformers = torch_libraries.load("transformers")
 transformers.logging.set_verbosity_error()
@@ -189,10 +190,9 @@ def big_vision() -> Theirs:
   def save(folder: pathlib.Path) -> pathlib.Path:
     saved = model.save(folder)
     config = json.loads((saved / "config.json").read_text())
-    arrays = load_file(saved / "model.safetensors")
-    params, _, _ = hf.read_arrays(
-      {name: lazy(array) for name, array in arrays.items()}, config
-    )
+    arrays, _ = open_safetensors(saved / "model.safetensors")
+    file = StateDict(epath.Path(saved), arrays, {}, config, {})
+    params = series.translate(hf.SERIES, file).params
     named = google.write(
       {name: np.asarray(array) for name, array in params.items()},
       is_big_vision=True,

@@ -236,7 +236,7 @@ def duration(seconds: float) -> str:
 
 
 def cost_text(account: Mapping[str, Any] | None) -> str:
-  """Returns an account as text, with those of the runs before it.
+  """Returns an account as text, with the accounts of the runs before it.
 
   Example:
     >>> cost_text({"images_seen": 1200, "exaflops": 2.5, "device_hours": 0.25})

@@ -87,8 +87,8 @@ class Callback:
     """Returns further metrics of a step, computed on the devices.
 
     This is a pure function, and becomes a part of the jitted train step. Its
-    metrics are in those of `on_step` and the `values` of `on_log`. One that is
-    NaN or infinite is written as it is, and does not end the run.
+    metrics are among the `metrics` of `on_step` and the `values` of `on_log`. A
+    metric that is NaN or infinite is written, and does not end the run.
 
     The trees have the trained parameters only (the others are None), and
     separate blocks, also under config.model.scan.

@@ -16,7 +16,6 @@ from vit_jax.checkpointing.checkpointer import Checkpointer
 from vit_jax.devices import peak_flops
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.experiment import Experiment
-from vit_jax.finetune.probe import LinearProbe
 from vit_jax.step import Trainer
 
 
@@ -29,7 +28,7 @@ def default_callbacks(
   lock: RunLock,
   startup: Startup,
 ) -> list[Callback]:
-  """Returns the callbacks of a run, which come before those of the user.
+  """Returns the callbacks of every run, which come before the user's own.
 
   Args:
     experiment: The run.
@@ -44,6 +43,8 @@ def default_callbacks(
   flops = experiment.learner.flops(config.model, run_shape)
   more = []
   if config.init_head == "linear_probe":
+    from vit_jax.finetune.linear_probe import LinearProbe
+
     more.append(LinearProbe(experiment, evaluators))
   return [
     lock,

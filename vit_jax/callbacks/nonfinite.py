@@ -99,9 +99,8 @@ class NonFinite(Callback):
     """Returns the metrics that may be written.
 
     Returns:
-      The metrics; those of the step itself only if they are finite, as they are
-      but for a skipped step. `skipped` and `undecodable` are counts over the
-      whole run so far.
+      The metrics without `METRICS` that are not finite, as in a skipped step.
+      `skipped` and `undecodable` are counts over the whole run so far.
 
     Raises:
       FloatingPointError: The run must stop; all processes raise it. `FILE` has
@@ -137,7 +136,7 @@ class NonFinite(Callback):
     return {"skipped": self.skipped, "undecodable": self.undecodable}
 
   def _fetch(self, leave: int = 0) -> None:
-    """Fetches the waiting metrics, except those of the newest steps."""
+    """Fetches the waiting metrics, except of the newest `leave` steps."""
     number = max(0, len(self._pending) - leave)
     fetched, self._pending = self._pending[:number], self._pending[number:]
     metrics = jax.device_get([values for _, values, _ in fetched])
@@ -213,13 +212,10 @@ def read(workdir: str) -> list[dict[str, Any]]:
 
 def _checkpoint(newest: int | None) -> str:
   if newest is None:
-    return (
-      "There is no checkpoint yet: the same command starts at step 0, and"
-      " reaches this step again."
-    )
+    return "There is no checkpoint yet: the same command starts at step 0."
   return (
     f"The newest checkpoint, of step {newest}, is finite: the same command"
-    " resumes from it, and reaches this step again."
+    " resumes from it."
   )
 
 

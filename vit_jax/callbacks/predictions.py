@@ -54,5 +54,5 @@ class SavePredictions(Callback):
     except OSError as e:
       raise atomic_files.WriteError(
         f"{self._path}: cannot be written ({atomic_files.reason(e)}); the rest"
-        " of the run is done. Free disk space; the same command then writes it."
+        " of the run is done, and the same command writes it again."
       ) from None

@@ -82,8 +82,7 @@ def refuse_live(
     raise ConfigError(
       [
         f"--workdir: got {workdir!r}, in which another run trains:"
-        f" {run_record.describe(record)}. Let it finish, end it there, or take"
-        " another --workdir."
+        f" {run_record.describe(record)}. Let it finish, or end it there."
       ]
     )
 
@@ -229,14 +228,12 @@ class RunLock(Callback):
       if record["id"] != self._record["id"]:
         self._loss = (
           f"{self._workdir}: another run took this folder"
-          f" ({run_record.describe(record)}): it began at the same moment, or"
-          " this one wrote no heartbeat; this one stops, and leaves its files"
-          " alone."
+          f" ({run_record.describe(record)}); this one stops."
         )
     except (FileNotFoundError, NotADirectoryError):
       self._loss = (
         f"{self._workdir}: the folder of this run was deleted or moved, or its"
-        f" {run_record.FILE} was; the run stops, and makes no other."
+        f" {run_record.FILE} was; the run stops."
       )
     except Exception:  # damaged, or a bucket that does not answer now
       pass
@@ -287,8 +284,7 @@ def _folder_errors(workdir: str) -> Iterator[None]:
     raise ConfigError(
       [
         f"--workdir: got {workdir!r}, where {run_record.FILE} cannot be read"
-        f" and written ({atomic_files.reason(e)}); free disk space, or take"
-        " another --workdir."
+        f" and written ({atomic_files.reason(e)})."
       ]
     ) from None
 

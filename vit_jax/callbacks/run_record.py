@@ -104,7 +104,7 @@ def earlier(workdir: str | os.PathLike) -> list[tuple[float, float]]:
 
 
 def intervals(workdir: str | os.PathLike) -> list[tuple[float, float]]:
-  """Returns the intervals of `earlier`, and that of the record's process."""
+  """Returns the intervals of `earlier`, and the record's own."""
   from vit_jax.paths import run_path
 
   folder = run_path(workdir)

@@ -15,10 +15,8 @@ from vit_jax.callbacks.progress import note as print_note
 
 MAX_IN_FLIGHT = 2  # steps given to the devices beside the one they compute
 ADVICE = (
-  "input       the device waited for images {:.0%} of the time. To feed it"
-  " faster: more CPU cores; data on a faster disk; where data.ops"
-  " has decode|inception_crop, decode_inception_crop; stored images not much"
-  " larger than the size trained at."
+  "input       the device waited for images {:.0%} of the time;"
+  " docs/troubleshooting.md, Speed, has what feeds it faster."
 )
 PEAK = "peak_bytes_in_use"  # jax's name
 

@@ -134,7 +134,7 @@ class Checkpointer:
     Args:
       step: A step that has a checkpoint.
       state: `jax.ShapeDtypeStruct` of each array with its sharding, which may
-        differ from that of the run that wrote it.
+        differ from the sharding in the run that wrote it.
       form_of: See `checkpointing.convert_state.form_of`; None if the checkpoint
         has the form of `state`.
 
@@ -281,7 +281,7 @@ def load_params(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Reads parameters as `load_params` does, also those of other programs.
+  """Reads parameters as `load_params` does, also if another program wrote them.
 
   Args:
     path: As for `load_params`; or the folder of a tree of arrays, directly or
@@ -522,8 +522,8 @@ def _join(
 def _with_memory_of(state: TrainState, stored: dict[str, Digest]) -> TrainState:
   """Returns an abstract state with the memory that a checkpoint has.
 
-  A callback that is new has none yet; that of a callback that the run no longer
-  has is read, because Orbax reads whole items, and then left out.
+  A new callback has no memory yet. The memory of a callback that the run no
+  longer has is read, because Orbax reads whole items, and then left out.
 
   Args:
     state: The state of the run.

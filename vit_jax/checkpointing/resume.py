@@ -45,9 +45,9 @@ class Resumed:
 
   @functools.cached_property
   def old_config(self) -> OldConfig:
-    """The config in config.json, or that of the checkpoint.
+    """The config in config.json.
 
-    The checkpoint's is used if config.json is damaged or missing.
+    If that file is damaged or missing, it is the config in the checkpoint.
     """
     path = run_path(self.workdir) / resume_rules.CONFIG
     error = f"{path}: missing"
@@ -88,8 +88,7 @@ class Resumed:
     if self.start > run_shape.total_steps:
       errors.append(
         f"config.total_steps: got {run_shape.total_steps}, expected at least"
-        f" the {self.start} steps that {self.workdir} has done; or take another"
-        " --workdir."
+        f" the {self.start} steps that {self.workdir} has done."
       )
     return errors
 
@@ -104,20 +103,16 @@ class Resumed:
       errors.append(
         f"config.data.dataset: got the {len(classes)} classes"
         f" {class_names.shortened(classes)}, {began} the {len(old_classes)}"
-        f" classes {class_names.shortened(old_classes)}; take another"
-        " --workdir."
+        f" classes {class_names.shortened(old_classes)}."
       )
     number, identity = data.num_examples, agreement.identity(data)
     old_number = self.metadata.get("num_examples", number)
     old_identity = self.metadata.get("data_identity")
-    advice = (
-      f"{resume_rules.FLAG}=data.dataset continues with the new data; or use"
-      " another --workdir."
-    )
+    advice = f"{resume_rules.FLAG}=data.dataset continues with the new data."
     if old_number != number:
       errors.append(
-        f"config.data.dataset: got {number:,} images, {began} {old_number:,},"
-        f" so that epochs have another length and order. {advice}"
+        f"config.data.dataset: got {number:,} images, {began} {old_number:,}."
+        f" {advice}"
       )
     elif identity and old_identity and old_identity != identity:
       errors.append(
@@ -132,8 +127,8 @@ class Resumed:
     lines = [f"changed     {c.text} ({c.rule.why})" for c in self.changes]
     if unknown := resume_rules.unknown_options(self.old_config.values):
       lines.append(
-        f"config      {', '.join(unknown)}: this version has no such options;"
-        " those that the run began with are ignored"
+        f"config      {', '.join(unknown)}: this version has no such options,"
+        " and ignores them"
       )
     error = self.old_config.error
     return lines + ([f"config      {error}"] if error else [])

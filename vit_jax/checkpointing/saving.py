@@ -141,11 +141,9 @@ class AsyncSaver:
         return
       if seconds is not None:
         time.sleep(seconds)
-    last = f"that of step {self.newest:,}" if self.newest else "none"
     raise SaveError(
       f"{self._folder}: the checkpoint of step {step:,} could not be written"
-      f" ({self._error}), nor {len(WAITS)} times after that. The newest"
-      f" checkpoint is {last}: free disk space, or correct the error, and"
+      f" ({self._error}). The newest is {self._last()}: correct the error, and"
       " start the same command again."
     )
 
@@ -191,12 +189,14 @@ class AsyncSaver:
 
   def _report(self, error: str, again: str) -> None:
     """Prints a failure."""
-    last = f"that of step {self.newest:,}" if self.newest else "none"
     console.write(
       sys.stderr,
       f"NOT SAVED   the checkpoint of step {self._step:,} ({error});"
-      f" {again + '; ' if again else ''}the newest is {last}\n",
+      f" {again + '; ' if again else ''}the newest is {self._last()}\n",
     )
+
+  def _last(self) -> str:
+    return f"that of step {self.newest:,}" if self.newest else "none"
 
   def _make_room(self, step: int) -> None:
     """Removes what failed saves left; checks that files can be written.
@@ -374,7 +374,7 @@ class StepWriter:
   """Writes one step's folder, which gets its name when it is complete.
 
   If a part of a save fails, threads of Orbax and asyncio may print their own
-  stacks; no documented setting turns that off.
+  stacks; no documented setting prevents it.
 
   Args:
     folder: `checkpoints/<step>`.

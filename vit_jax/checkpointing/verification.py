@@ -22,7 +22,7 @@ def main(run: str, only: int | None = None) -> None:
   try:
     steps = layout.step_folders(folder)
     if not steps:
-      sys.exit(f"{folder}: got no checkpoint, expected those of a run.")
+      sys.exit(f"{folder}: got no checkpoint, expected a run's.")
     if only is not None and only not in steps:
       there = ", ".join(map(str, sorted(steps)))
       sys.exit(f"{folder}: got no step {only}; there is {there}.")

@@ -129,6 +129,8 @@ def call(source: str, name: str = "get_config") -> Any:
     result = function(argument) if argument else function()
     if name != "get_config":
       return result
+    if hasattr(result, "to_dict"):  # an ml_collections.ConfigDict
+      result = result.to_dict()
     if not isinstance(result, dict):
       raise ValueError(
         f"got {shown(result)} from get_config, expected a config; end it with"

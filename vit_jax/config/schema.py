@@ -15,7 +15,23 @@ from vit_jax.data.preprocessing import view_shapes, with_decoding
 from vit_jax.evaluators import EvaluatorConfig
 from vit_jax.families import FAMILIES, ModelConfig, ViTConfig
 from vit_jax.objectives import OBJECTIVES, Classification, Objective
-from vit_jax.options import option
+from vit_jax.options import (
+  ABOVE_0,
+  AT_LEAST_0,
+  AT_LEAST_1,
+  Limit,
+  option,
+)
+
+# float32 rounds larger decays to 1: nothing would be learned.
+DECAY = Limit("0 to below 1 (float32)", lambda x: 0 <= x < 1 - 2**-25)
+FACTOR = Limit("a factor above 0 and up to 1", lambda x: 0 < x <= 1)
+DEVICES = Limit(
+  "a number of devices, or -1 for all remaining devices",
+  lambda x: x == -1 or x >= 1,
+)
+# jax draws from the last 32 bits, so that larger seeds repeat smaller ones.
+SEED = Limit(f"0 to {2**32 - 1:,}", lambda x: 0 <= x < 2**32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +58,7 @@ class OptimConfig:
     },
     is_open=True,
   )
-  lr: float = option(1e-3, "peak learning rate")
+  lr: float = option(1e-3, "peak learning rate", limit=ABOVE_0)
   schedule: str = option(
     "cosine",
     "learning rate after the warm-up",
@@ -55,10 +71,12 @@ class OptimConfig:
     },
   )
   warmup_steps: int = option(
-    0, "steps in which the learning rate rises linearly from 0 to lr"
+    0,
+    "steps in which the learning rate rises linearly from 0 to lr",
+    limit=AT_LEAST_0,
   )
   end_lr: float = option(
-    0.0, "cosine, linear: learning rate after the last step"
+    0.0, "cosine, linear: learning rate after the last step", limit=AT_LEAST_0
   )
   decay_at: tuple[float, ...] = option(
     (),
@@ -66,19 +84,25 @@ class OptimConfig:
     " shares of all steps, 0 to 1",
   )
   weight_decay: float = option(
-    0.0, "decay of kernels per step, multiplied by the learning rate"
+    0.0,
+    "decay of kernels per step, multiplied by the learning rate",
+    limit=AT_LEAST_0,
   )
   beta1: float = option(
     0.9,
     "adamw, lamb, muon: decay of the first moment (optax's b1, the first of"
     " timm's --opt-betas); lion: weight of the accumulator in the update",
+    limit=DECAY,
   )
   beta2: float = option(
     0.999,
     "adamw, lamb, muon: decay of the second moment; adafactor: the largest"
     " decay of the second moment",
+    limit=DECAY,
   )
-  momentum: float = option(0.9, "sgd, adafactor: decay of the accumulator")
+  momentum: float = option(
+    0.9, "sgd, adafactor: decay of the accumulator", limit=DECAY
+  )
   accumulator_dtype: str = option(
     "float32",
     "type of the momentum or of the first moment",
@@ -88,7 +112,9 @@ class OptimConfig:
     },
   )
   clip_norm: float | None = option(
-    None, "largest global norm of the gradient; None: no clipping"
+    None,
+    "largest global norm of the gradient; None: no clipping",
+    limit=ABOVE_0,
   )
   freeze: tuple[str, ...] = option(
     (),
@@ -103,6 +129,7 @@ class OptimConfig:
     " up to 1. Layer 0 is patch embedding, class token, registers and"
     " positions; 1 to L are the blocks; L + 1 is norm, pooling and head, with"
     " the full rate. MAE's ViT-L: 0.75. None: 1",
+    limit=FACTOR,
   )
   lr_scale: tuple[str, ...] = option(
     (),
@@ -115,11 +142,13 @@ class OptimConfig:
     "largest number of images that a device computes at once, to save memory;"
     " the gradients of these microbatches are summed. On a TPU v5e smaller"
     " microbatches are used if they are faster. None: all images",
+    limit=AT_LEAST_1,
   )
   ema_decay: float | None = option(
     None,
     "decay per step of the moving average of the parameters; at first it is"
     " (1 + step) / (10 + step), if that is less; None: no average",
+    limit=DECAY,
   )
 
   def lr_scales(self) -> tuple[tuple[str, float], ...]:
@@ -159,9 +188,13 @@ def _pattern_and_factor(text: str) -> tuple[str, float]:
 class LoRAConfig:
   """Low-rank adapters: only the adapters and the head are trained."""
 
-  rank: int = option(0, "rank of the adapters; 0: no adapters")
+  rank: int = option(
+    0, "rank of the adapters; 0: no adapters", limit=AT_LEAST_0
+  )
   alpha: float | None = option(
-    None, "the adapters' output is multiplied by alpha / rank; None: by 1"
+    None,
+    "the adapters' output is multiplied by alpha / rank; None: by 1",
+    limit=ABOVE_0,
   )
   targets: tuple[str, ...] = option(
     ("query", "value"),
@@ -175,16 +208,20 @@ class LoRAConfig:
 class MeshConfig:
   """How devices are arranged; the product is the number of devices."""
 
-  data: int = option(-1, "copies of the model; -1: all remaining devices")
+  data: int = option(
+    -1, "copies of the model; -1: all remaining devices", limit=DEVICES
+  )
   fsdp: int = option(
     1,
     "devices that share the state and split the batch; -1 with data=-1: the"
     " largest divisor, up to 16, of the devices of a slice",
+    limit=DEVICES,
   )
   tensor: int = option(
     1,
     "devices that split heads and hidden units; for batches that are too small"
     " to be split over all devices",
+    limit=DEVICES,
   )
 
 
@@ -192,16 +229,20 @@ class MeshConfig:
 class CheckpointConfig:
   """When the state is written, and which checkpoints are kept."""
 
-  every_steps: int = option(1000, "steps between checkpoints; 0: only the last")
+  every_steps: int = option(
+    1000, "steps between checkpoints; 0: only the last", limit=AT_LEAST_0
+  )
   keep_last: int = option(
     2,
     "number of newest checkpoints that are kept. 1 takes less disk, but if that"
     " checkpoint is damaged, there is no other",
+    limit=AT_LEAST_1,
   )
   keep_every_steps: int | None = option(
     None,
     "steps between checkpoints that are never deleted: the first at or after"
     " each multiple; None: none",
+    limit=AT_LEAST_1,
   )
 
 
@@ -209,18 +250,21 @@ class CheckpointConfig:
 class Config:
   """A run."""
 
-  seed: int = option(0, "seed of all random numbers")
+  seed: int = option(0, "seed of all random numbers", limit=SEED)
   total_steps: int | None = option(
-    None, "length of the run in steps; None: total_epochs decides"
+    None,
+    "length of the run in steps; None: total_epochs decides",
+    limit=AT_LEAST_1,
   )
   total_epochs: float | None = option(
-    None, "length of the run in passes over data.split"
+    None, "length of the run in passes over data.split", limit=ABOVE_0
   )
   num_classes: int | None = option(
     None,
     "classes of the head; needed if the head has more classes than the data"
     " set, or if their number is unknown without the data; None: as in the data"
     " set",
+    limit=AT_LEAST_1,
   )
   init: str | None = option(
     None, "weights to start from: anything that vit_jax.load reads"
@@ -245,7 +289,9 @@ class Config:
     " as the file states, otherwise that of the publisher if the model is"
     " recognised, otherwise half",
   )
-  log_steps: int = option(50, "steps between lines of metrics")
+  log_steps: int = option(
+    50, "steps between lines of metrics", limit=AT_LEAST_1
+  )
   on_nonfinite: str = option(
     "stop",
     "what happens after a step whose loss or gradient is NaN or infinite; its"
@@ -287,11 +333,13 @@ class Config:
     "seconds without progress (a new phase, a step, a batch of an evaluation)"
     " after which a process ends itself; must be longer than the first"
     " compilation; 0: no limit",
+    limit=AT_LEAST_0,
   )
   heartbeat_timeout_seconds: int = option(
     30,
     "seconds after which jax ends the other processes of a run if one is dead"
     " or suspended",
+    limit=AT_LEAST_1,
   )
   model: ModelConfig = ViTConfig()
   objective: Objective = Classification()

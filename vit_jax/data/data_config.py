@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 from vit_jax.batch import View
 from vit_jax.data.operation import MAX_PIXELS
 from vit_jax.families import ModelConfig
-from vit_jax.options import option
+from vit_jax.options import AT_LEAST_0, AT_LEAST_1, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,18 +44,23 @@ class DataConfig:
     "shorter side, in pixels, of cached copies of large training images"
     " (folder:/path): an image whose shorter side is at least twice as long is"
     " shrunk once; 0: no image is",
+    limit=AT_LEAST_0,
   )
-  batch_size: int = option(4096, "images per step, over all devices")
+  batch_size: int = option(
+    4096, "images per step, over all devices", limit=AT_LEAST_1
+  )
   repeats: int = option(
     1,
     "copies of an image in a batch, each with its own augmentation, dropout and"
     " stochastic depth (repeated augmentation); an epoch has as many rows as"
     " without copies, so with 3 copies it has a third of the images",
+    limit=AT_LEAST_1,
   )
   shuffle_buffer: int = option(
     50_000,
     "encoded records in memory, in all processes together, to shuffle streamed"
     " files; an ImageNet record takes 110 kB",
+    limit=AT_LEAST_1,
   )
 
   @property

@@ -19,11 +19,15 @@ from vit_jax.data import tfds_source
 from vit_jax.data.builders.image_builder import ImageBuilder, RecordFilter
 from vit_jax.data.dataset_info import prefix_of
 from vit_jax.data.operation import MAX_PIXELS
-from vit_jax.options import nearest
+from vit_jax.options import nearest, unexpected
 from vit_jax.paths import is_remote
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 WITH_NUMBERS = ("csv:", "parquet:")  # kinds of sources with --numbers
+# Options of `vit-jax prepare` for the sources of a user.
+ONLY_IMPORTS = (
+  *("name", "splits", "image", "label", "classes", "numbers", "max_pixels"),
+)
 LEFT_OUT = "left_out.txt"  # in the data set's folder: records left out
 _SHOWN = 20  # of them in the output
 
@@ -82,9 +86,12 @@ def prepare(
     stored = builder.info.file_format.value
     if file_format not in (None, stored):
       raise ValueError(
-        f"--file_format: got {file_format}, but {dataset} is in"
-        f" {builder.data_dir} as {stored} already. Remove that folder to make"
-        " it anew, or choose another --data_dir."
+        unexpected(
+          "--file_format",
+          file_format,
+          f"{stored}, as in {builder.data_dir}",
+          "Remove that folder to write it anew.",
+        )
       )
     say(f"{dataset} is in {builder.data_dir} already; nothing to do.")
     return _prepared(builder, 0)
@@ -94,10 +101,10 @@ def prepare(
   names, needed = tfds_source.manual_files(builder)
   missing = [name for name in names if not (folder / name).is_file()]
   if missing or (needed and not folder.is_dir()):
-    lack = "which is no folder"
-    if missing:
-      lack = f"without {' and '.join(missing)}"
-    raise ValueError(f"--manual_dir: got {folder}, {lack}; expected {needed}.")
+    lack = f" without {' and '.join(missing)}" if missing else ""
+    raise ValueError(
+      unexpected("--manual_dir", f"{folder}{lack}", f"a folder with {needed}")
+    )
   options = {}
   if isinstance(builder, ImageBuilder):
     options["record_filter"] = RecordFilter(say)
@@ -116,9 +123,12 @@ def _check_is_local(builder: tfds.core.DatasetBuilder) -> None:
   folder = str(builder.data_dir)
   if is_remote(folder):
     raise ValueError(
-      f"--data_dir: got {folder!r}, expected a folder on a disk, as records"
-      " cannot be written to a bucket. Copy it there afterwards: gcloud storage"
-      " cp -r /data/tfds/* gs://BUCKET/tensorflow_datasets."
+      unexpected(
+        "--data_dir",
+        folder,
+        "a folder on a disk, as records cannot be written to a bucket",
+        "Copy it there afterwards.",
+      )
     )
 
 
@@ -151,13 +161,12 @@ def import_source(
 
   if not _NAME.fullmatch(name):
     raise ValueError(
-      f"--name: got {name!r}, expected small letters, digits and underscores,"
-      " after a letter."
+      unexpected(
+        "--name", name, "a letter, then small letters, digits and underscores"
+      )
     )
   if name in {*tfds_source.known_names(), *tfds_source.builders.__all__}:
-    raise ValueError(
-      f"--name: got {name!r}, which is a data set of TFDS; choose another."
-    )
+    raise ValueError(unexpected("--name", name, "no name that TFDS knows"))
   prefix = prefix_of(source)
   listing = KINDS[prefix](source.removeprefix(prefix), options or Options())
   builder = OwnData(
@@ -170,8 +179,12 @@ def import_source(
   )
   if builder.is_prepared() or epath.Path(builder.data_dir).exists():
     raise ValueError(
-      f"--name: got {name!r}, which is in {builder.data_dir} already. Remove"
-      " that folder to import it anew, or choose another name."
+      unexpected(
+        "--name",
+        name,
+        f"a new name, as {builder.data_dir} exists",
+        "Remove that folder to import it anew.",
+      )
     )
   _check_is_local(builder)
   names = listing.class_names
@@ -206,9 +219,8 @@ def _write(builder, say: Say, config: tfds.download.DownloadConfig) -> None:
     # Writers of records raise other errors with the text of OSError.
     if os.strerror(errno.ENOSPC) in str(e):
       raise ValueError(
-        f"--data_dir: got {builder.data_dir_root}, whose disk is full, so"
-        f" {builder.data_dir} was not written. Free disk space, or choose"
-        " another folder."
+        f"--data_dir: got {builder.data_dir_root}, whose disk is full;"
+        f" {builder.data_dir} was not written."
       ) from None
     raise
 
@@ -280,11 +292,10 @@ def _run(args: argparse.Namespace, say: Say) -> Prepared:
   prefix = prefix_of(args.source)
   if prefix in KINDS:
     if not args.name:
-      raise ValueError("--name: got none, expected one for the new data set.")
+      raise ValueError(unexpected("--name", "none", "a name for the data set"))
     if args.manual_dir:
       raise ValueError(
-        f"--manual_dir: got {args.manual_dir!r}, expected none for"
-        f" {args.source}, which names its files; leave it out."
+        unexpected("--manual_dir", args.manual_dir, f"none for {args.source}")
       )
     options = Options(
       _splits_of(args.splits or ""),
@@ -295,12 +306,11 @@ def _run(args: argparse.Namespace, say: Say) -> Prepared:
     )
     if args.numbers:
       if prefix not in WITH_NUMBERS:
+        kinds = " and ".join(WITH_NUMBERS)
         raise ValueError(
-          f"--numbers: got {args.numbers!r} for {prefix}, expected it for"
-          f" {' and '.join(WITH_NUMBERS)}, which have columns."
+          unexpected("--numbers", args.numbers, f"none, except for {kinds}")
         )
-      why = f"{args.source}, whose labels are the columns of --numbers"
-      check_unused(options, ("label", "classes"), why)
+      check_unused(options, ("label", "classes"), "--numbers")
     return import_source(
       args.source,
       args.name,
@@ -315,14 +325,11 @@ def _run(args: argparse.Namespace, say: Say) -> Prepared:
       f"SOURCE: got {args.source!r}, expected a name that TFDS knows, or one of"
       f" {', '.join(KINDS)} with what follows.{nearest(prefix, KINDS)}"
     )
-  only_imports = (
-    *("name", "splits", "image", "label", "classes", "numbers"),
-    "max_pixels",
-  )
-  if wrong := [f"--{k}" for k in only_imports if getattr(args, k)]:
-    raise ValueError(
-      f"{', '.join(wrong)}: only for imports, not for TFDS's names."
-    )
+  for option in ONLY_IMPORTS:
+    if value := getattr(args, option):
+      raise ValueError(
+        unexpected(f"--{option}", value, "none for a name that TFDS knows")
+      )
   return prepare(
     args.source, args.data_dir, args.manual_dir, say, args.file_format
   )
@@ -334,8 +341,6 @@ def _splits_of(text: str) -> dict[str, str | None]:
   for part in text.split(",") if text else ():
     name, _, pattern = part.strip().partition("=")
     if name in splits:
-      raise ValueError(
-        f"--splits: got {name} twice, expected it once, with one pattern."
-      )
+      raise ValueError(unexpected("--splits", text, f"{name} once"))
     splits[name] = pattern or None
   return splits

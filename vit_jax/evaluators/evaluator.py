@@ -16,7 +16,7 @@ import numpy as np
 from vit_jax.batch import Batch
 from vit_jax.class_names import Head
 from vit_jax.objectives import Objective
-from vit_jax.options import option
+from vit_jax.options import option, unexpected
 
 if TYPE_CHECKING:
   import jax
@@ -125,20 +125,11 @@ class EvaluatorConfig:
       where: Path of these options, "config.evals.<name>".
     """
     if self.name == "train" or "/" in self.name:
-      yield (
-        f"{where}: got the name {self.name!r}, expected a name without '/' that"
-        " is not 'train', the name of the training metrics."
-      )
+      yield unexpected(where, repr(self.name), "another name, without '/'")
     if self.batch_size is not None and self.batch_size < 1:
-      yield (
-        f"{where}.batch_size: got {self.batch_size}, expected 1 or more, or"
-        " None for config.data.batch_size."
-      )
+      yield unexpected(f"{where}.batch_size", self.batch_size, "1 or more")
     if self.every_steps < 0:
-      yield (
-        f"{where}.every_steps: got {self.every_steps}, expected 0 (only at the"
-        " end) or more."
-      )
+      yield unexpected(f"{where}.every_steps", self.every_steps, "0 or more")
 
   def kind_errors(
     self, where: str, sources: Splits, head: Head
@@ -156,28 +147,15 @@ class EvaluatorConfig:
       kind = "multilabel"
     for source in sources.values():
       if source.is_regression != self.scores_numbers:
-        yield (
-          f"{where}.dataset: got {source.name!r}, whose images have {other},"
-          f" expected {wanted}; {where}.kind={kind!r} scores {other} with a"
-          " head that was trained for them."
-        )
+        got = f"{source.name!r}, whose images have {other}"
+        hint = f"{where}.kind={kind!r} scores {other}."
+        yield unexpected(f"{where}.dataset", got, wanted, hint)
     is_regression = head.loss == "regression"
     if not self.scores_head or is_regression == self.scores_numbers:
       return
-    if head.is_assumed:
-      yield (
-        f"{where}.kind: got {self.kind!r}, which scores {wanted}, but the"
-        " weights of --checkpoint do not state the loss of their head, so that"
-        f" it is taken for one of {other}; expected weights that state it: the"
-        " folder of a run, or its conversion to another format than npz. In"
-        " Python, vit_jax.load(path, loss='regression') predicts the numbers."
-      )
-    else:
-      yield (
-        f"{where}.kind: got {self.kind!r}, which scores {wanted}, but the head"
-        f" was trained for {other}; expected a head for {wanted}, or data with"
-        f" {other} and {where}.kind={other_kind!r}."
-      )
+    expected = f"{other_kind!r}, because the head has {other}"
+    hint = "(The weights do not state their loss.)" if head.is_assumed else ""
+    yield unexpected(f"{where}.kind", repr(self.kind), expected, hint)
 
   def model_errors(self, where: str, model: "ModelConfig") -> Iterator[str]:
     """Yields the errors that can be seen in the options of the model.

@@ -48,7 +48,7 @@ from vit_jax.evaluators.features import (
   num_blocks,
   parts,
 )
-from vit_jax.options import option
+from vit_jax.options import option, unexpected
 
 HELD_OUT = 0.1  # share of train_split that is held out to choose a head
 STEP_IMAGES = 1024  # images per step; fewer if there are not as many
@@ -93,22 +93,23 @@ class LinearConfig(FeaturesConfig):
   def errors(self, where: str) -> Iterator[str]:
     """See `EvaluatorConfig`."""
     yield from super().errors(where)
-    if not self.lrs or min(self.lrs) <= 0:
-      yield f"{where}.lrs: got {self.lrs}, expected rates above 0, as in 0.1,1."
-    if not self.weight_decays or min(self.weight_decays) < 0:
-      yield (
-        f"{where}.weight_decays: got {self.weight_decays}, expected numbers of"
-        " 0 or more, such as 0,0.001."
-      )
-    if self.train_ops is not None and self.whiten:
-      yield (
-        f"{where}.whiten: got true, but with train_ops the features are not"
-        " known before the steps; expected false."
-      )
-    if self.steps < 1:
-      yield f"{where}.steps: got {self.steps}, expected 1 or more."
-    if self.seed < 0:
-      yield f"{where}.seed: got {self.seed}, expected 0 or more."
+    for name, is_right, expected in (
+      ("lrs", min(self.lrs, default=0) > 0, "numbers above 0"),
+      (
+        "weight_decays",
+        min(self.weight_decays, default=-1) >= 0,
+        "numbers of 0 or more",
+      ),
+      (
+        "whiten",
+        not self.whiten or self.train_ops is None,
+        "false beside train_ops, whose features are not known before the steps",
+      ),
+      ("steps", self.steps >= 1, "1 or more"),
+      ("seed", self.seed >= 0, "0 or more"),
+    ):
+      if not is_right:
+        yield unexpected(f"{where}.{name}", getattr(self, name), expected)
 
   @property
   def alternatives(self) -> tuple[str, ...]:
@@ -319,24 +320,17 @@ class LinearProbe(Features):
     pairs, num = self._rates, self._train.num_examples
     rows = min(STEP_IMAGES, num - num_held_out(num))
     array = lambda *shape: jax.ShapeDtypeStruct(shape, np.float32)
-    heads = (
-      array(len(pairs), width, self.num_classes),
-      array(len(pairs), self.num_classes),
-    )
+    state = _state(len(pairs), width, self.num_classes)
     programs = {}
-    for steps in {n for _, n in chunks(self._steps, rows, width)}:
+    for steps in {*chunks(self._steps, rows, width)}:
       batches = (
         array(steps, rows, width),
         jax.ShapeDtypeStruct((steps, rows), np.int32),
-        array(steps),
       )
+      features = array(width), array(width), array(len(pairs), width)
       programs[f"heads of {steps} steps"] = (
         training(tuple(pairs), self._steps),
-        (
-          (heads, heads),
-          batches,
-          *(array(width), array(width), array(len(pairs), width)),
-        ),
+        (state, batches, *features),
       )
     return programs
 
@@ -405,9 +399,10 @@ def train_heads(
   rows, order = min(step_images, len(x)), _order(len(x), seed)
 
   def batches():
-    for start, count in chunks(steps, rows, width):
-      at = [order(i * rows, rows) for i in range(start, start + count)]
-      yield x[np.stack(at)].astype(np.float32), labels[np.stack(at)]
+    for count in chunks(steps, rows, width):
+      at = np.fromiter(itertools.islice(order, count * rows), int)
+      at = at.reshape(count, rows)
+      yield x[at].astype(np.float32), labels[at]
 
   return _fitted(batches(), (mean, std), num_classes, grid, steps, layers)
 
@@ -421,7 +416,7 @@ def _steps_of(
   """
   x, labels = np.zeros((0, width), np.float32), np.zeros(0, np.int32)
   batches = iter(features)
-  for _, count in chunks(steps, rows, width):
+  for count in chunks(steps, rows, width):
     read = [(x, labels)]
     num = len(x)
     while num < count * rows:
@@ -457,22 +452,18 @@ def _fitted(
 
   trained = training(tuple(grid), steps)
   with jax.default_device(jax.local_devices()[0]):
-    heads = (
-      np.zeros((*layers.shape, num_classes), np.float32),
-      np.zeros((len(grid), num_classes), np.float32),
-    )
-    state, start = jax.device_put((heads, heads)), 0
+    shapes = _state(*layers.shape, num_classes)
+    state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    state = jax.device_put(state)
     for x, labels in batches:
-      numbers = np.arange(start, start + len(x), dtype=np.float32)
-      batch = x, labels.astype(np.int32), numbers
+      batch = x, labels.astype(np.int32)
       before, state = state, trained(state, batch, *whitening, layers)
       jax.block_until_ready(before)  # few batches are on the device
-      start += len(x)
   return Heads(*whitening, *jax.device_get(state[0]))
 
 
-def chunks(steps: int, rows: int, width: int) -> Iterator[tuple[int, int]]:
-  """Yields (first step, number of steps) of each part sent to the device.
+def chunks(steps: int, rows: int, width: int) -> Iterator[int]:
+  """Yields the number of steps of each part that is sent to the device.
 
   Args:
     steps: Number of all steps.
@@ -481,21 +472,38 @@ def chunks(steps: int, rows: int, width: int) -> Iterator[tuple[int, int]]:
 
   Example:
     >>> list(chunks(steps=40, rows=1024, width=1024))
-    [(0, 16), (16, 16), (32, 8)]
+    [16, 16, 8]
   """
   chunk = max(1, min(steps, FETCHED // (rows * width)))
   for start in range(0, steps, chunk):
-    yield start, min(chunk, steps - start)
+    yield min(chunk, steps - start)
+
+
+def _state(num: int, width: int, num_classes: int) -> tuple:
+  """Returns the shapes of heads, and of the states of their optimizers."""
+  import jax
+
+  array = lambda *shape: jax.ShapeDtypeStruct(shape, np.float32)
+  heads = array(num, width, num_classes), array(num, num_classes)
+  return heads, jax.eval_shape(jax.vmap(_optimizer(0.0, 1).init), heads)
+
+
+def _optimizer(rate, steps: int):
+  """Returns optax's gradient descent, whose rate falls to zero in `steps`."""
+  import optax
+
+  fall = optax.cosine_decay_schedule(1.0, steps)
+  return optax.sgd(lambda step: rate * fall(step), MOMENTUM)
 
 
 @functools.cache
 def training(grid: tuple[tuple[float, float], ...], steps: int) -> Callable:
   """Returns a jitted function (state, batches, mean, std, layers) -> state.
 
-  The state is (heads, velocity); both have kernels float32 [grid, d, classes]
-  and biases float32 [grid, classes]. Batches of n steps have features float32
-  [n, rows, d], labels int32 [n, rows] (-1 does not count) and the numbers of
-  the steps, float32 [n]. mean and std are float32 [d], layers [grid, d].
+  `_state` has the shapes of the state: kernels float32 [grid, d, classes] and
+  biases float32 [grid, classes], and the states of the optimizers. Batches of n
+  steps have features float32 [n, rows, d] and labels int32 [n, rows] (-1 does
+  not count). mean and std are float32 [d], layers [grid, d].
 
   Args:
     grid: (learning rate, weight decay) of each head.
@@ -503,53 +511,39 @@ def training(grid: tuple[tuple[float, float], ...], steps: int) -> Callable:
   """
   import jax
   import jax.numpy as jnp
+  import optax
 
   rates, decays = np.array(grid, np.float32).T
 
   def loss_of(head, x, labels, decay):
     kernel, bias = head
     logits = jnp.matmul(x, kernel, precision="highest") + bias[None]
-    at = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
-    losses = (jax.nn.logsumexp(logits, axis=1) - at) * (labels >= 0)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     num = jnp.maximum(jnp.sum(labels >= 0), 1)
-    return losses.sum() / num + decay / 2 * jnp.sum(kernel**2)
+    mean = jnp.sum(losses * (labels >= 0)) / num
+    return mean + decay / 2 * jnp.sum(kernel**2)
 
-  def update(head, velocity, x, labels, rate, decay, layer):
+  def update(head, state, x, labels, rate, decay, layer):
     kernel, bias = jax.grad(loss_of)(head, x, labels, decay)
     grads = kernel * layer[:, None], bias
-    velocity = jax.tree.map(lambda v, g: MOMENTUM * v + g, velocity, grads)
-    head = jax.tree.map(lambda w, v: w - rate * v, head, velocity)
-    return head, velocity
+    updates, state = _optimizer(rate, steps).update(grads, state)
+    return optax.apply_updates(head, updates), state
 
   updates = jax.vmap(update, in_axes=(0, 0, None, None, 0, 0, 0))
 
   @jax.jit
   def trained(state, batches, mean, std, layers):
     def step(state, batch):
-      x, labels, number = batch
-      fall = (1 + jnp.cos(jnp.pi * number / steps)) / 2
+      x, labels = batch
       x = (x - mean[None]) / std[None]
-      return updates(*state, x, labels, rates * fall, decays, layers), None
+      return updates(*state, x, labels, rates, decays, layers), None
 
     return jax.lax.scan(step, state, batches)[0]
 
   return trained
 
 
-def _order(num: int, seed: int) -> Callable[[int, int], np.ndarray]:
-  """Returns (start, count) -> indices of the rows at these positions.
-
-  Positions count through all epochs.
-  """
-
-  @functools.lru_cache(1)
-  def permutation(epoch: int) -> np.ndarray:
-    return np.random.default_rng((seed, epoch)).permutation(num)
-
-  def at(start: int, count: int) -> np.ndarray:
-    epochs, places = np.divmod(np.arange(start, start + count), num)
-    return np.concatenate(
-      [permutation(int(e))[places[epochs == e]] for e in np.unique(epochs)]
-    )
-
-  return at
+def _order(num: int, seed: int) -> Iterator[int]:
+  """Yields indices of rows without end, a permutation in each epoch."""
+  for epoch in itertools.count():
+    yield from np.random.default_rng((seed, epoch)).permutation(num).tolist()

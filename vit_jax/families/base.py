@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from vit_jax.options import nearest, option
+from vit_jax.options import limit_errors, nearest, option, unexpected
 
 if TYPE_CHECKING:  # flax takes a second
   import flax.linen as nn
@@ -133,13 +133,15 @@ class ModelConfig:
 
   def errors(self) -> Iterator[str]:
     """Yields errors that the options alone show."""
+    yield from limit_errors(self, "config.model")
     for field in dataclasses.fields(self):
       choices, value = field.metadata.get("choices"), getattr(self, field.name)
       # jax has more types than a run may choose.
       if choices and value not in (None, *choices) and field.name != "dtype":
-        yield (
-          f"config.model.{field.name}: got {value!r}, expected one of"
-          f" {', '.join(choices)}.{nearest(str(value), choices)}"
+        expected = f"one of {', '.join(choices)}"
+        hint = nearest(str(value), choices).strip()
+        yield unexpected(
+          f"config.model.{field.name}", repr(value), expected, hint
         )
 
   def size_errors(self, image_size: tuple[int, int]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 
 from vit_jax.families import published
 from vit_jax.families.base import ModelConfig
-from vit_jax.options import option, shown
+from vit_jax.options import ABOVE_0, option, shown, unexpected
 
 ROOT_CHANNELS = 64
 GROUPS = 32  # groups of a GroupNorm
@@ -142,29 +142,17 @@ def stage_errors(stages: Stages) -> Iterator[str]:
   if any(not 1 <= n <= MAX_UNITS for n in stages.blocks) or (
     len(stages.blocks) > MAX_STAGES
   ):
-    yield (
-      f"config.model.stage_blocks: got {shown(stages.blocks)}, expected 1 to"
-      f" {MAX_UNITS} each, in at most {MAX_STAGES} stages."
+    expected = f"1 to {MAX_UNITS} each, in at most {MAX_STAGES} stages"
+    yield unexpected(
+      "config.model.stage_blocks", shown(stages.blocks), expected
     )
-  if stages.width > MAX_WIDTH:
-    yield (
-      f"config.model.stage_width: got {stages.width:g}, expected at most"
-      f" {MAX_WIDTH}."
+  is_whole = round(ROOT_CHANNELS * stages.width) % GROUPS == 0
+  if not (0 < stages.width <= MAX_WIDTH and is_whole):
+    expected = (
+      f"a multiple of {GROUPS / ROOT_CHANNELS:g} up to {MAX_WIDTH}, because the"
+      f" norms have {GROUPS} groups"
     )
-  elif round(ROOT_CHANNELS * stages.width) % GROUPS or stages.width <= 0:
-    yield (
-      f"config.model.stage_width: got {stages.width}, which makes the root"
-      f" {ROOT_CHANNELS * stages.width:g} channels; expected a multiple of"
-      f" {GROUPS / ROOT_CHANNELS:g}, because the norms have {GROUPS} groups."
-    )
-
-
-def eps_errors(model: ModelConfig, *keys: str) -> Iterator[str]:
-  """Yields an error for each of these options that is not above 0."""
-  for key in keys:
-    value = getattr(model, key)
-    if value is not None and value <= 0:
-      yield f"config.model.{key}: got {value}, expected more than 0."
+    yield unexpected("config.model.stage_width", stages.width, expected)
 
 
 CONV_SHARDING = ((r"conv\w*/kernel", (None, None, None, ("fsdp", "tensor"))),)
@@ -193,11 +181,13 @@ class BiTConfig(ModelConfig):
     None,
     "epsilon of GroupNorm; None: 1e-5 (bit_v1: 1e-6)",
     is_rare=True,
+    limit=ABOVE_0,
   )
   ws_eps: float | None = option(
     None,
     "epsilon of the weight standardisation; None: 1e-10 (bit_v1: 1e-5)",
     is_rare=True,
+    limit=ABOVE_0,
   )
   ws_eps_on: str | None = option(
     None,
@@ -272,7 +262,6 @@ class BiTConfig(ModelConfig):
       yield f"config.model.variant: {e}"
       return
     yield from stage_errors(stages)
-    yield from eps_errors(self, "gn_eps", "ws_eps")
 
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
     return feature_map(self.stages, image_size)
@@ -301,7 +290,5 @@ class BiTV1Config(BiTConfig):
   def errors(self) -> Iterator[str]:
     yield from super().errors()
     if self.root_pad != "zero":
-      yield (
-        f"config.model.root_pad: got {self.root_pad!r}, expected 'zero':"
-        " config.model.name=bit_v1 has no other padding."
-      )
+      expected = "'zero' for config.model.name=bit_v1"
+      yield unexpected("config.model.root_pad", repr(self.root_pad), expected)

@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple
 from vit_jax.families import published, resnet
 from vit_jax.families.base import Heads, ModelConfig
 from vit_jax.families.resnet import Norms, Stages
-from vit_jax.options import nearest, option
+from vit_jax.options import ABOVE_0, SHARE, nearest, option, unexpected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,11 +180,15 @@ class ViTConfig(ModelConfig):
     },
   )
   ln_eps: float = option(
-    1e-6, "epsilon of LayerNorm; Hugging Face's ViT files have 1e-12"
+    1e-6,
+    "epsilon of LayerNorm; Hugging Face's ViT files have 1e-12",
+    limit=ABOVE_0,
   )
-  dropout: float = option(0.0, "dropout rate, 0 to 1")
+  dropout: float = option(0.0, "dropout rate, 0 to 1", limit=SHARE)
   stochastic_depth: float = option(
-    0.0, "drop path rate of the last block, 0 to 1; linear in depth"
+    0.0,
+    "drop path rate of the last block, 0 to 1; linear in depth",
+    limit=SHARE,
   )
   scan: bool = option(
     False,
@@ -207,12 +211,16 @@ class ViTConfig(ModelConfig):
     None, "factor of the widths of a hybrid's ResNet; None: the variant's"
   )
   gn_eps: float | None = option(
-    None, "epsilon of a hybrid's GroupNorm; None: 1e-6", is_rare=True
+    None,
+    "epsilon of a hybrid's GroupNorm; None: 1e-6",
+    is_rare=True,
+    limit=ABOVE_0,
   )
   ws_eps: float | None = option(
     None,
     "epsilon of a hybrid's weight standardisation; None: 1e-5",
     is_rare=True,
+    limit=ABOVE_0,
   )
   ws_eps_on: str | None = option(
     None,
@@ -447,14 +455,6 @@ class ViTConfig(ModelConfig):
 
   def errors(self) -> Iterator[str]:
     yield from super().errors()
-    for key in ("dropout", "stochastic_depth"):
-      value = getattr(self, key)
-      if not 0 <= value < 1:
-        yield (
-          f"config.model.{key}: got {value}, expected a share from 0 to below"
-          " 1."
-        )
-    yield from resnet.eps_errors(self, "ln_eps", "gn_eps", "ws_eps")
     try:
       size, stages = self.size, self.stages
     except ValueError as e:
@@ -462,54 +462,51 @@ class ViTConfig(ModelConfig):
       return
     if stages:
       yield from resnet.stage_errors(stages)
+    for key, value, expected in self._misfits(size, stages):
+      yield unexpected(f"config.model.{key}", value, expected)
+
+  def _misfits(
+    self, size: Size, stages: Stages | None
+  ) -> Iterator[tuple[str, object, str]]:
+    """Yields options that do not fit: name, value, expected value."""
     if self.channels < 1 or stages and self.channels != 3:
-      expected = "3 for a ResNet" if stages else "1 or more"
-      yield f"config.model.channels: got {self.channels}, expected {expected}."
+      yield (
+        "channels",
+        self.channels,
+        "3 for a ResNet" if stages else "1 or more",
+      )
     for key in ("stage_blocks", "stage_width"):
       if not stages and getattr(self, key) is not None:
-        yield (
-          f"config.model.{key}: got {getattr(self, key)}, but"
-          f" config.model.variant={self.variant!r} has no ResNet; expected"
-          " None, or a variant such as R50+B/16."
-        )
+        expected = f"None for config.model.variant={self.variant!r}"
+        yield key, getattr(self, key), expected
     if self.posemb_at != "stem" and self.posemb not in ("learn", "learn2d"):
-      yield (
-        f"config.model.posemb_at: got {self.posemb_at!r}, but"
-        f" config.model.posemb={self.posemb!r} learns no table; expected"
-        " 'stem', or config.model.posemb=learn or learn2d."
-      )
-    yield from self._number_errors(size)
-
-  def _number_errors(self, size: Size) -> Iterator[str]:
-    for key, value in dataclasses.asdict(size).items():
+      expected = f"'stem' for config.model.posemb={self.posemb!r}"
+      yield "posemb_at", repr(self.posemb_at), expected
+    sizes = dataclasses.asdict(size)
+    for key, value in sizes.items():
       largest = MAX_DEPTH if key == "depth" else MAX_WIDTH
       if not 1 <= value <= largest:
-        wanted = "1 or more" if value < 1 else f"at most {largest:,}"
-        yield f"config.model.{key}: got {value}, expected {wanted}."
+        yield key, value, f"1 to {largest:,}"
         return
     if size.width % size.num_heads:
-      yield (
-        f"config.model.num_heads: got {size.num_heads}, which does not divide"
-        f" the width of {size.width}; use a divisor of {size.width}."
-      )
+      yield "num_heads", size.num_heads, f"a divisor of the width {size.width}"
     if self.posemb == "sincos2d" and (size.width % 4 or size.width < 8):
-      yield (
-        f"config.model.width: got {size.width}, expected a multiple of 4, and"
-        " at least 8, for config.model.posemb='sincos2d'."
+      expected = (
+        "a multiple of 4, 8 or more, for config.model.posemb='sincos2d'"
       )
+      yield "width", size.width, expected
     if self.posemb == "learn2d" and size.width % 2:
-      yield (
-        f"config.model.width: got {size.width}, expected an even number for"
-        " config.model.posemb='learn2d'."
-      )
+      expected = "an even number for config.model.posemb='learn2d'"
+      yield "width", size.width, expected
 
   def size_errors(self, image_size: tuple[int, int]) -> Iterator[str]:
     if not any(side % self.patch for side in self.feature_map(image_size)):
       return
     patch = self.stride
     near = [max(1, round(s / patch)) * patch for s in image_size]
-    yield (
-      f"config.data.ops: got images of {image_size[0]}x{image_size[1]} pixels,"
-      f" which the patch of {patch} (config.model.variant={self.variant!r})"
-      f" does not divide; use {near[0]}x{near[1]}, or another patch."
+    yield unexpected(
+      "config.data.ops",
+      f"images of {image_size[0]}x{image_size[1]} pixels",
+      f"multiples of the patch of {patch} (config.model.variant="
+      f"{self.variant!r}), such as {near[0]}x{near[1]}",
     )

@@ -32,13 +32,15 @@ from flax.traverse_util import flatten_dict
 from jax.experimental import multihost_utils
 from jaxtyping import Bool, Float32, Float64, Integer, Num
 
-from vit_jax import ridge, run_summary, weights
+from vit_jax import ridge, run_summary
+from vit_jax.callbacks.base import Callback
+from vit_jax.callbacks.progress import note
 from vit_jax.checkpointing.checkpointer import load_params, write_params
 from vit_jax.config import HELD_OUT, json_file
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.evaluators.features import extract, features_fn
 from vit_jax.experiment import Experiment
-from vit_jax.finetune import fine_tuning, lora
+from vit_jax.finetune import lora, results
 from vit_jax.losses import balanced_weights
 from vit_jax.paths import run_path
 from vit_jax.step import EMA, TrainState
@@ -88,6 +90,31 @@ class FittedHead:
     )
 
 
+class LinearProbe(Callback):
+  """Begins with a linear probe as head, and chooses the model that is saved.
+
+  Args:
+    experiment: The run.
+    evaluators: Its evaluators.
+  """
+
+  def __init__(self, experiment: Experiment, evaluators: Sequence[Evaluator]):
+    self._experiment, self._evaluators = experiment, evaluators
+
+  def initial_state(self, state: TrainState) -> TrainState:
+    """Returns the state with the probe as head; writes the probe."""
+    state, probe = start(self._experiment, self._evaluators, state)
+    note(f"probe       {probe}")
+    return state
+
+  def final_state(self, step: int, state: TrainState) -> TrainState:
+    """Returns the fine-tuned model, the probe, or a mean of both."""
+    workdir = self._experiment.workdir
+    state, text = best(workdir, self._evaluators, state)
+    note(f"saved       {text}")
+    return state
+
+
 def start(
   experiment: Experiment, evaluators: Sequence[Evaluator], state: TrainState
 ) -> tuple[TrainState, FittedHead]:
@@ -119,23 +146,24 @@ def start(
     experiment.run_shape.num_classes,
     _class_weights(experiment),
   )
-  # The mean of two heads, each on its token, is then the probe on their mean.
+  # Both heads of a distilled model get the probe; the average of their logits
+  # equals the probe on the averaged token.
   model = experiment.config.model
   heads = {
     path: probe.kernel if path.endswith("/kernel") else probe.bias
     for path in flatten_dict(state.params, sep="/")
     if model.is_head(path)
   }
-  state = weights.replace_params(state, heads)
+  state = state.with_params(heads)
   folder = run_path(experiment.workdir) / FOLDER
   if jax.process_index() == 0:  # left by a run that ended before its checkpoint
     folder.rmtree(missing_ok=True)
-  # Only then is the folder new in every process.
+  # No process writes before process 0 has removed the old folder.
   multihost_utils.sync_global_devices("probe removed")
   metadata = run_summary.metadata(experiment, state)
   saved = saved_params(state.params, state.fixed)
   write_params(str(folder), saved, metadata)
-  _write(experiment.workdir, fine_tuning.ProbeOutcome(probe.accuracy, probe.l2))
+  _write(experiment.workdir, results.ProbeOutcome(probe.accuracy, probe.l2))
   return state, probe
 
 
@@ -165,7 +193,7 @@ def best(
   """
   evaluator = _held_out(evaluators)
   params, _ = load_params(str(run_path(workdir) / FOLDER))
-  begun = weights.replace_params(state, params)
+  begun = state.with_params(params)
   hits = [evaluator.hits(_mean(begun, state, w).eval_params) for w in WEIGHTS]
   is_right = np.stack([h["is_right"] for h in hits])
   labels = hits[0]["label"]
@@ -178,7 +206,7 @@ def best(
   top1, balanced = ((is_right @ x).tolist() for x in (shares, balanced_shares))
   outcome = dataclasses.replace(
     json_file.read_as(
-      fine_tuning.ProbeOutcome, run_path(workdir) / fine_tuning.LINEAR_PROBE
+      results.ProbeOutcome, run_path(workdir) / results.LINEAR_PROBE
     ),
     fine_tuned=top1[-1],
     saved=top1[chosen],
@@ -252,8 +280,8 @@ def _mean(begun: TrainState, tuned: TrainState, weight: float) -> TrainState:
   )
 
 
-def _text(outcome: fine_tuning.ProbeOutcome) -> str:
-  """Returns which model is saved, with its scores and those of the others."""
+def _text(outcome: results.ProbeOutcome) -> str:
+  """Returns which model is saved, and the scores of all."""
   others = {
     "linear probe": (outcome.top1, outcome.balanced),
     "fine-tuned model": (outcome.fine_tuned, outcome.fine_tuned_balanced),
@@ -284,9 +312,9 @@ def _class_weights(experiment: Experiment) -> np.ndarray | None:
   return np.asarray(weights_, np.float64)
 
 
-def _write(workdir: str, outcome: fine_tuning.ProbeOutcome) -> None:
+def _write(workdir: str, outcome: results.ProbeOutcome) -> None:
   run_info.write_json(
-    workdir, fine_tuning.LINEAR_PROBE, dataclasses.asdict(outcome)
+    workdir, results.LINEAR_PROBE, dataclasses.asdict(outcome)
   )
 
 

@@ -136,8 +136,7 @@ def without_factors(params: Mapping) -> dict[str, Any]:
 def added(options: LoRAConfig) -> contextlib.AbstractContextManager:
   """In its body, linear maps with factors among their parameters add s (x A) B.
 
-  The products have the type of the map's inputs; the sum has that of its
-  output.
+  The products have the type of the map's inputs, the sum that of its output.
 
   Args:
     options: `alpha` is used; the rank is that of the factors.

@@ -102,11 +102,11 @@ def with_probes(
   """Returns the config with the wanted probes as its only evaluators.
 
   Each probe learns from `train` and scores the first labelled split of
-  `SCORED_SPLITS`. The numbers of shots are limited to the images of the rarest
-  class, and those of neighbours to the training images; a line on the standard
-  output says which are left out, and why. Other options are taken from an
-  evaluator of this kind in the config, if there is one. Images are preprocessed
-  as for the other evaluators of the config.
+  `SCORED_SPLITS`. There are at most as many shots as images of the rarest
+  class, and at most as many neighbours as training images; a line on the
+  standard output says which are left out, and why. Other options are taken from
+  an evaluator of this kind in the config, if there is one. Images are
+  preprocessed as for the other evaluators of the config.
 
   Args:
     config: Config of the checkpoint.

@@ -27,8 +27,8 @@ from vit_jax.config import HELD_OUT, Config, ConfigError, build, cli, to_dict
 from vit_jax.data import sources
 from vit_jax.distributed import agreement
 from vit_jax.finetune import linear_probe, trial_candidates
-from vit_jax.finetune.fine_tuning import TRIALS, Trial, Trials
 from vit_jax.finetune.one_run import print_once, read_by_first, run
+from vit_jax.finetune.results import TRIALS, Trial, Trials
 from vit_jax.finetune.trial_candidates import Round
 from vit_jax.writers import run_info
 from vit_jax.writers.metric_writer import read_metrics

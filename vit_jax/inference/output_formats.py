@@ -1,18 +1,23 @@
-"""Prints predictions (classes or numbers) as a table, JSON lines or CSV."""
+"""Predictions as a table, JSON lines or CSV, and files of features."""
 
 import csv
+import importlib.util
 import io
 import itertools
 import json
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+from etils import epath
+from jaxtyping import Float
 from tqdm.utils import disp_len, disp_trim
 
 from vit_jax.inference.pretrained import Answer, Prediction, Value
 from vit_jax.paths import printable
+from vit_jax.writers import atomic_files
 
 Write = Callable[[Answer, pathlib.Path | None], None]
 
@@ -21,6 +26,7 @@ VALUE = 11  # columns of the widest number, -1.2346e-05
 GAP = "  "
 LONGEST_NAME = 40  # columns of an image's name, if the output is no terminal
 UNBOUNDED = 10_000
+FEATURE_SUFFIXES = (".npz", ".parquet")
 
 
 def as_json(out: io.TextIOBase) -> Write:
@@ -177,3 +183,57 @@ def cut(text: str, columns: int, begin: int | None = None) -> str:
   begin = columns - 1 if begin is None else min(begin, columns - 1)
   end = disp_trim(text[::-1], columns - 1 - begin)[::-1]
   return f"{disp_trim(text, begin)}…{end}"
+
+
+def check_features(path: str) -> None:
+  """Checks that the file can be written, before features are computed.
+
+  Raises:
+    ValueError: The name has no suffix of `FEATURE_SUFFIXES`.
+    FileNotFoundError: The folder does not exist.
+    ImportError: The suffix is .parquet, and pyarrow is not installed.
+  """
+  file = pathlib.Path(path)
+  if file.suffix not in FEATURE_SUFFIXES or "://" in path:
+    raise ValueError(
+      f"--features: got {path!r}, expected a file on this machine that ends in"
+      f" {' or '.join(FEATURE_SUFFIXES)}."
+    )
+  if not file.parent.is_dir():
+    raise FileNotFoundError(
+      f"--features: got {path!r}, but there is no folder {str(file.parent)!r}."
+    )
+  if file.suffix == ".parquet" and not importlib.util.find_spec("pyarrow"):
+    raise ImportError(
+      f"--features: got {path!r}, which needs pyarrow: pip install pyarrow."
+    )
+
+
+def write_features(
+  path: str, images: Sequence[str], features: Float[np.ndarray, "b ..."]
+) -> None:
+  """Writes names of images and their features; replaces an old file.
+
+  Args:
+    path: See `check_features`. An `.npz` has the arrays `image` and `features`.
+      A `.parquet` has columns with these names; the features of an image are a
+      list, or nested lists for tokens.
+    images: Names of the images.
+    features: Features of the images, float32 [b, ...].
+
+  Raises:
+    WriteError: The file cannot be written.
+  """
+  data = io.BytesIO()
+  if path.endswith(".npz"):
+    np.savez(data, image=np.array(images, np.str_), features=features)
+  else:
+    import pyarrow  # here, because .npz does not need it
+    from pyarrow import parquet
+
+    rows = pyarrow.array(features.reshape(-1))
+    for size in reversed(features.shape[1:]):
+      rows = pyarrow.FixedSizeListArray.from_arrays(rows, size)
+    table = pyarrow.table({"image": list(images), "features": rows})
+    parquet.write_table(table, data)
+  atomic_files.replace(epath.Path(path), data.getvalue())

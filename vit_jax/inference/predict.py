@@ -22,8 +22,8 @@ from vit_jax import class_names, weights
 from vit_jax.data.images import LIMIT_OPTION
 from vit_jax.data.preprocessing import with_decoding
 from vit_jax.distributed import processes
-from vit_jax.inference import features_file, streaming
 from vit_jax.inference import output_formats as formats
+from vit_jax.inference import streaming
 from vit_jax.inference.pretrained import Answer, FeatureRow, Pretrained, load
 from vit_jax.models import precision
 from vit_jax.paths import printable
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     OSError: A picture or the file of features cannot be written.
   """
   if args.features is not None:
-    features_file.check(args.features)
+    formats.check_features(args.features)
   vit = load(
     args.checkpoint,
     image_size=args.image_size,
@@ -122,7 +122,7 @@ def _write_features(
   if not read:
     return 1
   features = np.stack([row.features for row in read])
-  features_file.write(args.features, [row.name for row in read], features)
+  formats.write_features(args.features, [row.name for row in read], features)
   note(
     f"{args.features}: {args.layer} of {len(read):,} images,"
     f" {features.dtype} {list(features.shape)}"

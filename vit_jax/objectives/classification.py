@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from vit_jax.batch import normalise
 from vit_jax.objectives import mixing
 from vit_jax.objectives.objective import Learner, Objective
-from vit_jax.options import option
+from vit_jax.options import AT_LEAST_0, SHARE, option, unexpected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,14 +24,19 @@ class Classification(Objective):
     },
   )
   label_smoothing: float = option(
-    0.0, "share of the target spread over all classes, 0 to 1; DeiT: 0.1"
+    0.0,
+    "share of the target spread over all classes, 0 to 1; DeiT: 0.1",
+    limit=SHARE,
   )
   mixup: float = option(
-    0.0, "alpha of mixup's Beta distribution, one draw a step; 0: off"
+    0.0,
+    "alpha of mixup's Beta distribution, one draw a step; 0: off",
+    limit=AT_LEAST_0,
   )
   cutmix: float = option(
     0.0,
     "alpha of cutmix; with both, each takes half of the steps; DeiT: 1.0",
+    limit=AT_LEAST_0,
   )
   binary_targets: bool = option(
     False,
@@ -66,46 +71,30 @@ class Classification(Objective):
   def errors(self) -> Iterator[str]:
     """See `Objective`."""
     if self.counts_classes and self.loss != "softmax":
-      yield (
-        f"config.objective.class_weights: got 'balanced' with"
-        f" config.objective.loss={self.loss!r}, where every image counts for"
-        " every class; expected loss='softmax' or class_weights='none'."
-      )
+      expected = f"'none' for config.objective.loss={self.loss!r}"
+      yield unexpected("config.objective.class_weights", "'balanced'", expected)
     if self.binary_targets and (self.loss == "softmax" or self.label_smoothing):
-      yield (
-        "config.objective.binary_targets: got true with"
-        f" config.objective.loss={self.loss!r} and label_smoothing="
-        f"{self.label_smoothing}; expected loss='sigmoid' or 'bce' (a softmax"
-        " needs targets that sum to 1) and label_smoothing=0 (it makes all"
-        " targets more than 0)."
+      yield unexpected(
+        "config.objective.binary_targets",
+        f"true with loss={self.loss!r}, label_smoothing={self.label_smoothing}",
+        "loss='sigmoid' or 'bce' (targets of a softmax sum to 1) and"
+        " label_smoothing=0 (which makes all targets more than 0)",
       )
-    if not 0 <= self.label_smoothing < 1:
-      yield (
-        f"config.objective.label_smoothing: got {self.label_smoothing},"
-        " expected a share from 0 to below 1."
-      )
-    yield from mixing.errors(mixup=self.mixup, cutmix=self.cutmix)
 
   def data_errors(self, data) -> Iterator[str]:
     """See `Objective`."""
+    name = getattr(data, "name", type(data).__name__)
     if getattr(data, "is_regression", False):
-      name = getattr(data, "name", type(data).__name__)
-      yield (
-        f"config.objective.kind: got {self.kind!r}, but the labels of {name!r}"
-        " are numbers to predict, not classes; expected 'regression'."
-      )
+      expected = f"'regression' for {name!r}, whose labels are numbers"
+      yield unexpected("config.objective.kind", repr(self.kind), expected)
     if self.counts_classes and not callable(getattr(data, "labels", None)):
-      yield (
-        "config.objective.class_weights: got 'balanced', but the data passed to"
-        f" the run ({type(data).__name__}) have no method labels() to count the"
-        " classes; add labels() -> int [num_examples], or use 'none'."
-      )
+      expected = f"'none': {name!r} has no labels() -> int [num_examples]"
+      yield unexpected("config.objective.class_weights", "'balanced'", expected)
     if self.loss == "softmax" and getattr(data, "is_multilabel", False):
-      name = getattr(data, "name", type(data).__name__)
-      yield (
-        "config.objective.loss: got 'softmax', which needs one class per image,"
-        f" but an image of {name!r} can have several; expected 'sigmoid'."
+      expected = (
+        f"'sigmoid', because an image of {name!r} can have many classes"
       )
+      yield unexpected("config.objective.loss", "'softmax'", expected)
 
   def paired(self, batch):
     """See `Objective`."""

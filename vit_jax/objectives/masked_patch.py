@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from vit_jax.batch import normalise
 from vit_jax.objectives.objective import Learner, Objective
-from vit_jax.options import option
+from vit_jax.options import option, unexpected
 
 GRID = 4  # cells on a side of a patch with target "small"
 
@@ -44,33 +44,22 @@ class MaskedPatch(Objective):
 
   def model_errors(self, model, image_size) -> Iterator[str]:
     """See `Objective`."""
-    side = model.pixel_patch
+    side, kind = model.pixel_patch, f"config.objective.kind={self.kind}"
     if side is None:
-      yield (
-        f"config.objective.kind: got {self.kind!r}, which needs patches of"
-        f" pixels, but config.model.variant={model.variant!r} has none;"
-        " expected a model such as config.model.variant='B/16'."
-      )
+      expected = f"a model with patches of pixels, such as B/16, for {kind}"
+      yield unexpected("config.model.variant", repr(model.variant), expected)
       return
     if model.channels != 3:
-      yield (
-        f"config.model.channels: got {model.channels}, expected 3, because"
-        f" config.objective.kind={self.kind!r} predicts colours."
-      )
+      expected = f"3 for {kind}, which predicts colours"
+      yield unexpected("config.model.channels", model.channels, expected)
     rows, columns = model.grid(image_size)
     if rows * columns < 2:
-      yield (
-        f"config.data.ops: got images of {image_size[0]}x{image_size[1]}"
-        f" pixels, which are a single patch of {side}; expected 2 patches or"
-        f" more for config.objective.kind={self.kind!r}."
-      )
+      got = f"images of {image_size[0]}x{image_size[1]} pixels"
+      expected = f"2 patches of {side} pixels or more for {kind}"
+      yield unexpected("config.data.ops", got, expected)
     if self.target == "small" and side % GRID:
-      yield (
-        f"config.objective.target: got 'small', which divides a patch into"
-        f" {GRID} x {GRID} cells, but a patch of"
-        f" config.model.variant={model.variant!r} has {side} pixels a side;"
-        f" expected a multiple of {GRID}, or another target."
-      )
+      expected = f"another target, or a patch of a multiple of {GRID} pixels"
+      yield unexpected("config.objective.target", "'small'", expected)
 
   def start_errors(self, model) -> Iterator[str]:
     """See `Objective`."""
@@ -82,12 +71,11 @@ class MaskedPatch(Objective):
     ):
       value = getattr(model, name, None)
       if adds_layers(value):
-        yield (
-          f"config.model.{name}: got {value!r}, which adds layers that"
-          f" config.objective.kind={self.kind!r} does not train, because it"
-          " predicts from the tokens. Leave it out here, and set it when you"
-          " fine-tune."
+        expected = (
+          f"no layer that config.objective.kind={self.kind} does not train; set"
+          " it when you fine-tune"
         )
+        yield unexpected(f"config.model.{name}", repr(value), expected)
 
   def make(self, model, run_shape, models):
     """Returns the network with its own parameters, and the loss.

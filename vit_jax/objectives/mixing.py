@@ -9,20 +9,9 @@ device, so that its results depend on the number of devices. timm's partner of
 row r of b is b - 1 - r, the reversed batch.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 PARTNER = "partner"  # key of a batch: the rows that its rows are mixed with
-
-
-def errors(**alphas: float) -> Iterator[str]:
-  """Yields an error for every alpha below 0."""
-  for name, alpha in alphas.items():
-    if alpha < 0:
-      yield (
-        f"config.objective.{name}: got {alpha}, expected 0 (off) or more, such"
-        " as 0.2."
-      )
 
 
 def paired(batch: dict) -> dict:

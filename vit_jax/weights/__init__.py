@@ -5,10 +5,8 @@ from vit_jax.weights.fitting import (
   adapt,
   format_report,
   model_to_finetune,
-  replace_params,
   table_grid,
   trained_at,
-  with_fixed,
 )
 from vit_jax.weights.identification import describe, identify, num_classes
 from vit_jax.weights.reading import read
@@ -24,9 +22,7 @@ __all__ = (
   "model_to_finetune",
   "num_classes",
   "read",
-  "replace_params",
   "table_grid",
   "trained_at",
-  "with_fixed",
   "without_head",
 )

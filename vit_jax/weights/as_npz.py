@@ -15,6 +15,8 @@ from vit_jax.weights.fitting import NUMERICS, trained_at
 from vit_jax.weights.identification import NEEDED, identify
 from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray, Weights
 
+RESNETS = ("bit", "bit_v1")
+
 
 def write(
   params: Mapping[str, np.ndarray], model: ModelConfig
@@ -28,27 +30,18 @@ def write(
   Raises:
     ValueError: No published format has names for all parts of the model.
   """
-  if (at := getattr(model, "posemb_at", "stem")) != "stem":
+  at, is_resnet = getattr(model, "posemb_at", "stem"), model.name in RESNETS
+  has_names = is_resnet or NEEDED.keys() <= params.keys()
+  if at != "stem" or model.name == "modern" or not has_names:
     raise ValueError(
-      f"config.model.posemb_at: got {at!r}, expected 'stem': code that reads"
-      " Google's names adds positions once. Write a vit_jax checkpoint:"
-      " --to=orbax."
-    )
-  if model.name == "modern":
-    raise ValueError(
-      "config.model.name: got 'modern', expected 'vit' or a ResNet: no code"
-      " that reads Google's names has these parts. Write a vit_jax checkpoint:"
-      " --to=orbax."
+      f"--to=npz: got config.model.name={model.name!r}, variant"
+      f" {model.variant!r}, posemb_at={at!r}: no code that reads Google's names"
+      " computes this model. --to=orbax writes any model."
     )
   if model.name == "bit":
     return bit.write(params), "BiT's own code, big_vision and timm"
   if model.name == "bit_v1":
     return google.write(params, is_big_vision=True), "big_vision"
-  if not NEEDED.keys() <= params.keys():
-    raise ValueError(
-      f"--to=npz: got {model.variant}, whose parameters have no names in"
-      " Google's files. Write a vit_jax checkpoint: --to=orbax."
-    )
   is_big_vision = google.is_big_vision(model, params)
   reader = "big_vision" if is_big_vision else "vision_transformer and timm"
   if (

@@ -107,10 +107,8 @@ def _from_web(url: str) -> pathlib.Path:
       )
   except (requests.RequestException, OSError) as e:
     raise FileNotFoundError(
-      f"got {url!r}, which cannot be downloaded: {_reason(e)}. Try again, or"
-      " fetch it where there is a network:\n"
-      f"  curl --fail --location --output {url.rsplit('/', 1)[-1]} '{url}'\n"
-      f"and give the path of the file, or put it at {file}."
+      f"got {url!r}, which cannot be downloaded: {_reason(e)}. Fetch it"
+      f" elsewhere, and give the path of the file or put it at {file}."
     ) from None
   return file
 
@@ -144,20 +142,13 @@ def _reason(error: Exception) -> str:
 def _from_hub(text: str) -> str:
   name, _, revision = text.removeprefix(HUB).partition("@")
   if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-    raise ValueError(
-      f"got {text!r}, expected {HUB}OWNER/NAME, e.g."
-      f" {HUB}timm/vit_base_patch16_224.augreg_in21k."
-    )
-  advice = (
-    "Or fetch config.json and model.safetensors from"
-    f" https://huggingface.co/{name}/tree/{revision or 'main'} into a folder,"
-    " and give its path."
-  )
+    raise ValueError(f"got {text!r}, expected {HUB}OWNER/NAME[@REVISION].")
+  advice = f"Fetch https://huggingface.co/{name}, and give the folder's path."
   try:
     import huggingface_hub
   except ImportError:
     raise FileNotFoundError(
-      f"got {text!r}, but huggingface_hub is not installed: pip install"
+      f"got {text!r}, expected the package huggingface_hub: pip install"
       f" huggingface_hub. {advice}"
     ) from None
   try:
@@ -171,24 +162,14 @@ def _from_hub(text: str) -> str:
     ) from None
   if not list(pathlib.Path(folder).glob("*model*.safetensors")):
     raise FileNotFoundError(
-      f"got {text!r}, which has no model.safetensors; pickles"
-      " (pytorch_model.bin, *.pth) are not downloaded: give the path of one."
+      f"got {text!r}, which has no model.safetensors; pickles are not"
+      " downloaded: give the path of one."
     )
   return folder
 
 
 def _choices(name: str, files: tuple[str, ...]) -> str:
   """Returns the published files of a model, each as a value of `path`."""
-  if not files:
-    return (
-      f"got {name!r}, a model of which no files were published; expected the"
-      " path of weights."
-    )
-  lines = [f"  {a}" for f in files for a in published.addresses(f)]
-  return (
-    f"got {name!r}, the name of a model, expected the path of weights, or one"
-    " of these, which is downloaded once:\n"
-    + "\n".join(lines)
-    + "\nWithout a network, fetch it elsewhere (gs://NAME is at"
-    f" {published.HOST}/NAME) and give its path."
-  )
+  lines = [f"\n  {a}" for f in files for a in published.addresses(f)]
+  which = f", or a published file:{''.join(lines)}" if lines else "."
+  return f"got the model {name!r}, expected the path of its weights{which}"

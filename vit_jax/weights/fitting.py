@@ -8,7 +8,6 @@ from typing import Any
 
 import flax
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.class_names import by_name, by_number, shortened
@@ -25,9 +24,6 @@ from vit_jax.models.resample import (
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 from vit_jax.objectives import OBJECTIVES
 from vit_jax.options import nearest
-from vit_jax.param_groups import path_of
-from vit_jax.step import TrainState
-from vit_jax.trainable import TEACHER
 from vit_jax.weights.identification import describe, identify
 from vit_jax.weights.weights_file import LazyArray, Weights
 
@@ -193,8 +189,7 @@ class _Fit:
     old_names = self.weights.class_names
     if loads and shapes and class_names and not old_names:
       self.notes.append(
-        "the head is loaded: it has as many classes as the data, and no class"
-        " names to compare."
+        "the head is loaded: it has as many classes as the data, and no names."
       )
       columns = by_number(class_names, len(class_names))
       if columns is not None:
@@ -245,7 +240,7 @@ class _Fit:
       self._reinitialise(tokens, expected)
       self.notes.append(
         "the norm of the tokens is not loaded: the model has one of the pooled"
-        " vector instead, as MAE's fine-tuning has, with initial values."
+        " vector, with initial values."
       )
 
   def _shapes_under(
@@ -329,9 +324,8 @@ class _Fit:
     if num_rows and not wanted:
       if self.model.posemb_at != "stem":
         raise ValueError(
-          "got a row for the class token, which is added in every block"
-          f" (config.model.posemb_at={self.model.posemb_at!r}) and cannot"
-          " become part of cls; expected config.model.cls_row=True."
+          "got a row for the class token, expected config.model.cls_row=True"
+          f" for config.model.posemb_at={self.model.posemb_at!r}."
         )
       for i, token in enumerate(tokens):
         array = np.asarray(self.params[token], np.float32)
@@ -364,10 +358,9 @@ class _Fit:
 
     shape = (*old[:2], count, old[3])
     self.params[name] = self.params[name].then(shape, folded)
-    share = "sum of the file's" + f", divided by {count}" * (count > 1)
     self.notes.append(
-      f"{name}: {old[2]} channels of an image became {count}; each has the"
-      f" {share}, so that grey images have the same response."
+      f"{name}: {old[2]} channels of an image became {count}; each has the sum"
+      f" of the file's / {count}, so that grey images have the same response."
     )
 
   def resize_patch_kernel(self) -> None:
@@ -420,18 +413,12 @@ class _Fit:
       )
     if path.endswith("/offsets"):
       return " Offsets of another number of tokens cannot be resampled."
-    is_table = len(got) == 3 and got[::2] == expected[::2]
-    if is_table and not self.model.POSITIONS:
-      return (
-        " Learned positions are resized if the family declares them:"
-        f" {type(self.model).__name__}.POSITIONS is empty."
-      )
     return ""
 
   def read(self, paths: Sequence[str]) -> dict[str, np.ndarray]:
     """Reads arrays as float32; values that are not finite are an error."""
     loaded = dict.fromkeys(sorted(paths))
-    # In this order arrays stacked in one array of the file are neighbours.
+    # Reads blocks of one stacked array consecutively, so that it is read once.
     for path in sorted(paths, key=self.model.any_block):
       loaded[path] = np.asarray(self.params.pop(path), np.float32)
       if count := int(np.sum(~np.isfinite(loaded[path]))):
@@ -499,14 +486,10 @@ def table_grid(
     if math.prod(wanted) == num_patches:
       return wanted
   if not is_square:
-    row = "with" if weights.has_cls_row else "without"
-    row += " a row for the class token"
-    if registers := weights.params.get("registers"):
-      row += f"; fewer by {registers.shape[1]} if registers have rows"
     raise ValueError(
-      f"got {num_patches} patches ({row}), expected a"
-      " square number, because the file states no grid. Pass grid=(rows,"
-      " columns), and cls_row if the row is wrong."
+      f"got {num_patches} patches, expected a square number, because the file"
+      " states no grid. Pass grid=(rows, columns), and cls_row if the table"
+      f" has {'no' if weights.has_cls_row else 'a'} row for the class token."
     )
   return side, side
 
@@ -540,20 +523,12 @@ def _grid_note(
   side = math.isqrt(num_patches)
   if weights.grid or wanted == (side, side) or num_patches != math.prod(wanted):
     return None
-  other = wanted if grid != wanted else (side, side)
-  text = f"the table of {num_patches} positions is read as {_sides(grid)}"
-  if math.prod(other) != num_patches:
-    return f"{text}, the grid of the images: the file states none."
   why = "as in all published files" if grid != wanted else "as the images are"
   return (
-    f"{text} patches, {why}: the file states no grid. If it was trained as"
-    f" {_sides(other)}: vit_jax.load(path, grid={other}), or vit-jax convert"
-    f" --grid={other[0]}x{other[1]}."
+    f"the file states no grid: its {num_patches} positions are read as"
+    f" {grid[0]} x {grid[1]} patches, {why}; grid=(rows, columns) states"
+    " another (vit-jax convert: --grid)."
   )
-
-
-def _sides(grid: tuple[int, int]) -> str:
-  return f"{grid[0]} x {grid[1]}"
 
 
 def _numerics(options: dict[str, Any], model: ModelConfig) -> list[str]:
@@ -563,7 +538,7 @@ def _numerics(options: dict[str, Any], model: ModelConfig) -> list[str]:
   keys = [key for key in model.NUMERICS if key not in norms]
   notes = [
     f"these weights were trained with {key}={options[key]}, the model has"
-    f" {getattr(model, key)}; config.model.{key}={options[key]} keeps it."
+    f" {getattr(model, key)} (config.model.{key})."
     for key in keys
     if key in options and options[key] != getattr(model, key)
   ]
@@ -596,10 +571,7 @@ def _message(
     if fits != model:
       advice = f"The model that fits them: {describe(fits, model)}"
     elif text := ", ".join(f"{k}={v!r}" for k, v in stated.items()):
-      advice = (
-        f"Your arguments decide the model: {text}. Change them or leave them"
-        " out."
-      )
+      advice = f"Your arguments decide the model: {text}."
     else:
       advice = "No other model fits them better; use other weights."
   return (
@@ -673,53 +645,3 @@ def model_to_finetune(weights: Weights) -> ModelConfig:
 def _kept(weights: Weights) -> dict[str, Any]:
   """Returns the options of weights that not only training uses."""
   return {k: v for k, v in weights.options.items() if k not in TRAINING}
-
-
-def replace_params(state: TrainState, params: dict[str, Any]) -> TrainState:
-  """Returns a fresh state with the weights of config.init.
-
-  Args:
-    state: A state at step 0.
-    params: Nested dict like `state.model_params`. Parameters that are None or
-      missing keep their initial values, such as the head for other classes.
-  """
-  new = _flatten(params)
-
-  def replace(path, fresh):
-    value = new.get(path_of(path))
-    return fresh if value is None else jax.device_put(value, fresh.sharding)
-
-  def replaced(tree):
-    return jax.tree_util.tree_map_with_path(replace, tree)
-
-  params = replaced(state.params)
-  return state.replace(
-    params=params,
-    fixed={
-      k: v if k == TEACHER else replaced(v) for k, v in state.fixed.items()
-    },
-    averages={k: jax.tree.map(jnp.copy, params) for k in state.averages},
-  )
-
-
-def with_fixed(
-  state: TrainState, kind: str, params: dict[str, Any], like: TrainState
-) -> TrainState:
-  """Returns a state with fixed parameters that no checkpoint has.
-
-  Args:
-    state: A state.
-    kind: Key of `TrainState.fixed`.
-    params: Nested dict of arrays, with the fixed ones.
-    like: The abstract state, with shardings.
-
-  Raises:
-    KeyError: `params` lacks an array.
-  """
-  new = _flatten(params)
-  tree = jax.tree_util.tree_map_with_path(
-    # Copies, because a step donates its state.
-    lambda path, x: jax.device_put(np.array(new[path_of(path)]), x.sharding),
-    like.fixed[kind],
-  )
-  return state.replace(fixed={**state.fixed, kind: tree})

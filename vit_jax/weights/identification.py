@@ -10,7 +10,7 @@ from vit_jax.families import FAMILIES, model_config
 from vit_jax.families.resnet import RESNETS
 from vit_jax.families.vit import SIZES, Size, ViTConfig
 from vit_jax.options import shown
-from vit_jax.weights.weights_file import POS_EMBEDDING
+from vit_jax.weights.weights_file import POS_EMBEDDING, shorten
 
 _BLOCK = f"{ViTConfig.BLOCKS.format(0)}/"
 _ATTENTION = _BLOCK + "MultiHeadDotProductAttention_0/"
@@ -19,8 +19,8 @@ _MLP = _BLOCK + "MlpBlock_0/"
 _DENSE = _MLP + "Dense_0/kernel"
 # The arrays of a Transformer that state its size -> number of dimensions.
 NEEDED = {_QUERY: 3, _DENSE: 2}
-# Families whose parameters are recognised by their names; a file with those of
-# another family has to state the family.
+# Families that `identify` recognises; files of other families must contain
+# metadata with `name`.
 RECOGNISED = ("vit", "modern", "bit", "bit_v1")
 # Every model of the family `modern` whose file does not name the family has one
 # of these parameters.
@@ -61,11 +61,9 @@ def identify(
   elif "conv_root/kernel" in names and _blocks(names):
     inferred = _resnet(params)
   else:
-    some = ", ".join(sorted(names)[:4]) or "none"
     raise ValueError(
-      f"got {len(names)} parameters, such as {some}; expected those of a Vision"
-      f" Transformer (embedding/kernel, {_BLOCK}...), of a"
-      " hybrid, or of a BiT ResNet (conv_root/kernel, block1/unit1/...)."
+      f"got {len(names)} parameters, {shorten(sorted(names)) or 'none'};"
+      " expected those of a Vision Transformer, a hybrid or a BiT ResNet."
     )
   own = _config({"name": "vit", **inferred})
   if (name := options.get("name", own.name)) != own.name:

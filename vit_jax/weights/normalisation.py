@@ -20,19 +20,12 @@ NAMED: dict[str, Pixels] = {
   ),
 }
 HALF = NAMED["half"]
-_OTHERS = (
-  " State another by mean='half', 'imagenet' (DINO, MAE, DeiT), 'clip' or"
-  " numbers: vit_jax.load(..., mean=...), --mean=..., for training"
-  " --config.init_mean=..."
-)
-UNSTATED = (
-  "nothing states how images were normalised: mean and deviation 0.5 are"
-  " assumed, images in [-1, 1]." + _OTHERS
-)
+# Notes on a normalisation that nothing states; "half" is images in [-1, 1].
 ASSUMED = (
-  "nothing states how images were normalised: mean={!r} is assumed, which the"
-  " publishers of such models have." + _OTHERS
+  "nothing states how images were normalised: mean={!r} is assumed; mean="
+  " (--mean, for training --config.init_mean) states another."
 )
+UNSTATED = ASSUMED.format("half")
 
 # Largest magnitude of a mean or deviation, for pixels in [0, 1].
 LARGEST = 10.0
@@ -81,13 +74,10 @@ def _numbers(name: str, value, low: float) -> tuple[float, ...]:
   except (TypeError, ValueError):
     numbers = ()
   if not numbers or not all(low <= n <= LARGEST for n in numbers):
-    names = f" or one of {', '.join(NAMED)}" if name == "mean" else ""
     hint = nearest(value, NAMED) if isinstance(value, str) else ""
-    if numbers and max(numbers) > LARGEST:
-      hint = " Divide numbers of pixels in 0 to 255 by 255."
     raise ValueError(
       f"{name}: got {value!r}, expected a number, or one for each channel, of"
-      f" pixels in [0, 1]{names}.{hint}"
+      f" pixels in [0, 1]; mean also takes {', '.join(NAMED)}.{hint}"
     )
   return numbers
 
@@ -119,10 +109,7 @@ def fold(weights: Weights) -> Weights:
   if np.allclose(mean, 0.5) and np.allclose(std, 0.5):
     return weights
   if not np.all(std > 0):
-    raise ValueError(
-      f"got images normalised with the deviation {std.tolist()}, expected more"
-      " than 0; correct the file beside the weights."
-    )
+    raise ValueError(f"std of images: got {std.tolist()}, expected above 0.")
   params = dict(weights.params)
   model = stated_model(weights.options)
   patches, place = f"{model.PATCHES}/kernel", f"{model.PATCHES}/bias"
@@ -136,16 +123,14 @@ def fold(weights: Weights) -> Weights:
   if kernel is None or bias is None or "conv_root/kernel" in params:
     raise ValueError(
       f"got images normalised with mean {mean.tolist()} and deviation"
-      f" {std.tolist()}, expected 0.5 and 0.5: another normalisation can only"
-      " become part of a patch embedding on pixels that has a bias or a table"
-      " of positions, and this model has none."
+      f" {std.tolist()}, expected 0.5 and 0.5 for a model without a patch"
+      " embedding that has a bias or positions."
     )
   channels = kernel.shape[2]
   if any(len(x) != channels and np.ptp(x) for x in (mean, std)):
     raise ValueError(
-      f"got images normalised with mean {mean.tolist()} and deviation"
-      f" {std.tolist()}, expected one number each, or {channels} for the"
-      f" {channels} channels of the model: mean=..., std=..."
+      f"mean, std: got {mean.tolist()}, {std.tolist()}, expected one number"
+      f" each, or {channels} for the {channels} channels of the model."
     )
   mean, std = (np.resize(x, channels) for x in (mean, std))
   scale, shift = 0.5 / std, (0.5 - mean) / std

@@ -19,7 +19,6 @@ from etils import epath
 from vit_jax import class_names
 from vit_jax.config import json_file
 from vit_jax.families.vit import ViTConfig
-from vit_jax.finetune import adapters
 from vit_jax.losses import REGRESSION
 from vit_jax.paths import file_in
 from vit_jax.weights import assumptions, bit, download, google, normalisation
@@ -162,9 +161,9 @@ def _with_grid(
   """
   grid = grid or weights.grid
   if weights.format == "timm":
-    from vit_jax.zoo.files import timm_file
+    from vit_jax.zoo.files import timm
 
-    weights = timm_file.without_rows_of_registers(weights, grid)
+    weights = timm.without_rows_of_registers(weights, grid)
   params, options = weights.params, weights.options | given
   tables = {_without_block(name): a.shape for name, a in params.items()}
   has_cls_row = "cls" in params and POS_EMBEDDING in tables
@@ -272,8 +271,10 @@ def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
     file = file_in(folder, files[0])
     return _read_state_dict(folder, file, options, files[0] == TORCH_BIN)
   weights = read_checkpoint(folder)
-  if adapters.is_on_base(weights.metadata):
-    return adapters.on_base(weights, read)
+  from vit_jax.finetune import lora_base
+
+  if lora_base.is_on_base(weights.metadata):
+    return lora_base.on_base(weights, read)
   return weights
 
 
@@ -336,7 +337,7 @@ def _read_state_dict(
     options: Options from the user.
     is_torch: Whether torch.save wrote the file.
   """
-  from vit_jax.zoo.files import series, torch_file
+  from vit_jax.zoo.files import state_dicts, torch_file
 
   notes: tuple[str, ...] = ()
   if is_torch or file.name == TORCH_INDEX:
@@ -344,7 +345,7 @@ def _read_state_dict(
   else:
     arrays, metadata = open_safetensors(file)
   config = json_file.read(file_in(file.parent, "config.json"))
-  weights = series.read(StateDict(path, arrays, metadata, config, options))
+  weights = state_dicts.read(StateDict(path, arrays, metadata, config, options))
   return dataclasses.replace(weights, notes=(*notes, *weights.notes))
 
 

@@ -107,8 +107,7 @@ def replace(path: epath.Path, data: bytes | str) -> None:
     replace_text(path, data)
   except OSError as e:
     raise WriteError(
-      f"{path}: cannot be written ({reason(e)}); free disk space, or correct"
-      " the permissions, and start again. The old file is unchanged."
+      f"{path}: cannot be written ({reason(e)}); the old file is unchanged."
     ) from None
 
 
@@ -224,8 +223,7 @@ class Records:
       if self.error is None:
         self._note(
           f"file        {self._path} cannot be written ({reason(e)}): the run"
-          " goes on, and its records wait in memory until it can; they are lost"
-          " if the process is killed before"
+          " goes on, and its records wait in memory"
         )
       self.error = e
 
@@ -233,8 +231,8 @@ class Records:
     if self.error is not None and len(self._waiting) >= MAX_WAITING:
       raise WriteError(
         f"{self._path}: {len(self._waiting):,} records wait, because it cannot"
-        f" be written ({reason(self.error)}); free disk space, or repair the"
-        " disk, and start again: the run resumes from its last checkpoint."
+        f" be written ({reason(self.error)}); free disk space, and start the"
+        " same command again."
       )
 
   def _write(self) -> None:
@@ -322,9 +320,8 @@ def contents(path: epath.Path) -> bytes:
     return b""
   except OSError as e:
     raise WriteError(
-      f"{path}: cannot be read ({reason(e)}), and the run would overwrite it."
-      " Check the disk and the permissions, and start again. The file is"
-      " unchanged."
+      f"{path}: cannot be read ({reason(e)}), and the run would overwrite it;"
+      " it is unchanged."
     ) from None
 
 

@@ -15,7 +15,7 @@ _VERSION = "brain.Event:2"  # of the format; the first record of a file
 
 
 class TensorBoard:
-  """A `MetricWriter` of one file, which replaces those of earlier processes.
+  """A `MetricWriter` of one file, which replaces files of earlier processes.
 
   A process that is killed leaves rows that its successor writes again. So the
   successor begins a new file with the rows that the run keeps, with their

@@ -128,7 +128,7 @@ class ShrunkFolder(FolderSource):
 
   side: int
   options: dict[str, object]
-  # Records that are shrunk; bytes and number of those in the cache.
+  # Records that are shrunk; record in the cache -> its bytes; free bytes.
   _large: set[int] = dataclasses.field(default_factory=set, repr=False)
   _stored: dict[int, int] = dataclasses.field(default_factory=dict, repr=False)
   _space: list[int] = dataclasses.field(default_factory=list, repr=False)

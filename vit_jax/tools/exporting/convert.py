@@ -25,7 +25,7 @@ import vit_jax
 from vit_jax import weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.distributed import processes
-from vit_jax.finetune import adapters
+from vit_jax.finetune import lora_base
 from vit_jax.finetune.lora import is_trained
 from vit_jax.inference.pretrained import Pretrained
 from vit_jax.models.stacking import unstack_blocks
@@ -292,7 +292,7 @@ def _write_hf(vit: Pretrained, params, target: epath.Path) -> list[str]:
 def _write_peft(vit: Pretrained, params, target: epath.Path) -> list[str]:
   folder = epath.Path(vit.report.path)
   run = read_checkpoint(folder) if folder.is_dir() else None
-  if run is None or not adapters.is_on_base(run.metadata):
+  if run is None or not lora_base.is_on_base(run.metadata):
     raise ValueError(
       f"--to=peft: got {vit.report.path!r}, expected a run with"
       " config.lora.rank, which has adapters."
@@ -311,7 +311,7 @@ def _write_peft(vit: Pretrained, params, target: epath.Path) -> list[str]:
   base = run.metadata["base"]["path"]
   has_gate = getattr(vit.config, "mlp", "gelu") == "swiglu"
   arrays, config = peft.write(
-    adapters.factors_of(run), head, base, kind, has_gate
+    lora_base.factors_of(run), head, base, kind, has_gate
   )
   target.mkdir(parents=True)
   safetensors_file.write(target / peft.ARRAYS, arrays, {})

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vit_jax.finetune.fine_tuning import ProbeOutcome
+from vit_jax.finetune.results import ProbeOutcome
 from vit_jax.tools.reporting.page import breakable, share, table
 from vit_jax.tools.reporting.runs import Run
 

@@ -14,7 +14,7 @@ from vit_jax.callbacks import accounting, run_record
 from vit_jax.config import Config, EvaluatorConfig, build, json_file
 from vit_jax.data import splits
 from vit_jax.evaluators import groups
-from vit_jax.finetune import fine_tuning
+from vit_jax.finetune import results
 from vit_jax.paths import is_remote, with_absolute_folder
 from vit_jax.writers import atomic_files
 from vit_jax.writers.metric_writer import METRICS
@@ -95,18 +95,16 @@ class Run:
     return build({"evals": self.config.get("evals")})
 
   @functools.cached_property
-  def linear_probe(self) -> fine_tuning.ProbeOutcome | None:
+  def linear_probe(self) -> results.ProbeOutcome | None:
     """The linear probe from which the run started; None: there is none."""
-    file = self.path / fine_tuning.LINEAR_PROBE
+    file = self.path / results.LINEAR_PROBE
     is_there = file.exists()
-    return (
-      json_file.read_as(fine_tuning.ProbeOutcome, file) if is_there else None
-    )
+    return json_file.read_as(results.ProbeOutcome, file) if is_there else None
 
   @functools.cached_property
-  def trials(self) -> fine_tuning.Trials:
+  def trials(self) -> results.Trials:
     """The short trials before the run."""
-    return json_file.read_as(fine_tuning.Trials, self.path / fine_tuning.TRIALS)
+    return json_file.read_as(results.Trials, self.path / results.TRIALS)
 
   @property
   def steps(self) -> int:

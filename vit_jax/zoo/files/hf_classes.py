@@ -16,7 +16,7 @@ from vit_jax.weights.weights_file import POS_EMBEDDING
 from vit_jax.zoo.files import hf_names
 from vit_jax.zoo.files.hf_head import MULTI_LABEL
 from vit_jax.zoo.files.hf_names import MODEL_TYPES
-from vit_jax.zoo.files.torch_layout import option_errors, shorten, to_theirs
+from vit_jax.zoo.files.torch_layout import option_errors, to_theirs
 
 HIDDEN_ACTS = {
   "erf": "gelu",
@@ -287,12 +287,6 @@ def write(
   _move_to_theirs(params, name)
   rows = names.in_files(model.size.depth)
   arrays, errors = to_theirs(rows, params)
-  known = {row.ours for row in rows}
-  if unknown := [n for n in params if n not in known]:
-    errors.append(
-      f"got {shorten(unknown)}, which transformers has no place for. Write the"
-      " parameters of a ViT, blocks one by one."
-    )
   if errors:
     raise ValueError(_cannot(errors))
   arrays = _blank(name, model.size.width) | arrays

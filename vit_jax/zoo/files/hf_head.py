@@ -22,12 +22,3 @@ def named(names: tuple[str, ...]) -> tuple[str, ...] | None:
   """Returns class names; None for LABEL_0, LABEL_1, ..., which say nothing."""
   is_named = any(name != f"LABEL_{i}" for i, name in enumerate(names))
   return names if is_named else None
-
-
-def problem_errors(problem_type: str | None) -> list[str]:
-  """Returns an error if no loss is known for a problem_type."""
-  if problem_type in (None, *LOSSES):
-    return []
-  return [
-    f"problem_type: got {problem_type!r}, expected one of {', '.join(LOSSES)}."
-  ]

@@ -81,7 +81,7 @@ _TOKENS = ("cls", "dist", "registers", "pos_embedding", "probe")
 
 
 def _rows(theirs: str, ours: str) -> list[Row]:
-  """Returns the rows of a module, or of a single array, by our name of it."""
+  """Returns the key-table rows of one of our modules or arrays."""
   name = ours.rpartition("/")[2]
   if name in ("query", "key", "value"):
     return dense_rows(theirs, ours, "to_heads", "heads_bias")
@@ -353,7 +353,7 @@ MODEL_TYPES = {
     (SIGLIP2,), *_OF_SIGLIP, posemb_filter="bilinear"
   ),
 }
-# `model_type` of two towers -> that of the images' tower.
+# model_type of an image-text model -> model_type of its vision tower.
 TWO_TOWERS = {
   "clip": "clip_vision_model",
   "siglip": "siglip_vision_model",
@@ -366,8 +366,6 @@ LEFT_OUT = re.compile(
   r"|decoder\.|lm_head\.|text_model\.|text_projection\."
   r"|.*relative_position_index$"
 )
-# Names of arrays that our models have no place for -> what they are part of.
-PARTS = ((r"[qk]_norm\.", "norms of queries and keys"),)
 
 
 def known(model_type: str) -> ModelType | None:

@@ -14,7 +14,6 @@ import numpy as np
 from etils import epath
 
 from vit_jax.config import json_file
-from vit_jax.config.from_dict import at_least
 from vit_jax.options import shown
 from vit_jax.paths import file_in
 from vit_jax.weights import eval_preprocessing
@@ -83,13 +82,6 @@ class Preprocessor:
   do_normalize: bool = True
   image_mean: tuple[float, ...] = ()
   image_std: tuple[float, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sides:
-  height: int | None = at_least(1)
-  width: int | None = at_least(1)
-  shortest_edge: int | None = at_least(1)
 
 
 def read(folder: epath.Path) -> tuple[dict[str, Any], str]:
@@ -227,18 +219,18 @@ def _sides(
   """
   if value is None:
     return default
-  if not isinstance(value, dict):
-    sides = tuple(value) if isinstance(value, list) else (value,)
-    if not all(isinstance(side, int) and side > 0 for side in sides):
-      raise ValueError(
-        f"{where}: got {shown(value)}, expected whole numbers from 1."
-      )
-    return height_and_width(sides, where)
-  names = {name for name, side in value.items() if side is not None}
-  stated = json_file.build(_Sides, value, *where.split(": "))
-  if names == {"height", "width"}:
-    return stated.height, stated.width
-  return stated.shortest_edge if names == {"shortest_edge"} else None
+  names = set()
+  if isinstance(value, dict):
+    names = {name for name, side in value.items() if side is not None}
+    if names not in ({"height", "width"}, {"shortest_edge"}):
+      return None
+    value = [value[name] for name in sorted(names)]
+  sides = tuple(value) if isinstance(value, list) else (value,)
+  if not all(isinstance(side, int) and side > 0 for side in sides):
+    raise ValueError(
+      f"{where}: got {shown(value)}, expected whole numbers from 1."
+    )
+  return sides[0] if len(names) == 1 else height_and_width(sides, where)
 
 
 def unlike(

@@ -11,18 +11,15 @@ Source: open_clip, src/open_clip/transformer.py.
 
 import dataclasses
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from vit_jax.config import ModelConfig, json_file
 from vit_jax.config.from_dict import at_least
-from vit_jax.options import shown
 from vit_jax.paths import file_in
 from vit_jax.weights import eval_preprocessing
-from vit_jax.weights.assumptions import LOST_POSITIONS
 from vit_jax.weights.normalisation import NAMED
 from vit_jax.weights.weights_file import (
   POS_EMBEDDING,
@@ -30,11 +27,10 @@ from vit_jax.weights.weights_file import (
   StateDict,
   Weights,
   height_and_width,
-  metadata_of,
-  num_heads_of,
-  with_metadata,
+  shorten,
 )
-from vit_jax.zoo.files import timm_file, timm_names
+from vit_jax.zoo.files import timm, timm_names
+from vit_jax.zoo.files.series import Arrays, Params, Series, Stated
 from vit_jax.zoo.files.torch_layout import (
   Row,
   count_blocks,
@@ -43,16 +39,12 @@ from vit_jax.zoo.files.torch_layout import (
   length,
   norm_rows,
   option_errors,
-  shorten,
-  to_ours,
   to_theirs,
-  unplaced,
 )
 
 CONFIG = "open_clip_config.json"
 PREFIX = "visual."
 TRUNK = PREFIX + "trunk."
-TRUNK_KEYS = ("timm_model_name", "timm_pool", "timm_model_kwargs")
 LN_EPS = timm_names.CLIP_LN_EPS
 # Options -> values that the tower supports.
 OPTIONS = {
@@ -172,71 +164,92 @@ def looks_like(names: Iterable[str]) -> bool:
   )
 
 
-def read(file: StateDict) -> Weights:
-  """Returns the weights of a file and the contents of open_clip_config.json.
-
-  A file that vit_jax wrote has its own metadata in the header instead.
-
-  Raises:
-    ValueError: Arrays have no place in our models, or unexpected shapes; the
-      number of heads is not known; or the config is damaged, or states
-      something that our model does not compute.
-  """
-  ours = metadata_of(file)
-  stated, config = ({}, OpenClipConfig()) if ours else _config(file)
-  arrays, vision = file.arrays, config.model_cfg.vision_cfg
-  errors = list(_errors(vision, arrays))
-  if "positional_embedding" not in arrays and "posemb" not in file.options:
-    errors.append(LOST_POSITIONS)
-  depth = count_blocks(arrays, r"transformer\.resblocks\.(\d{1,3})\.")
-  num_heads = file.options.get("num_heads") or num_heads_of(ours)
-  width = length(arrays["class_embedding"])
-  if num_heads is None and vision.head_width:
+def config(file: StateDict | None) -> Stated:
+  """Returns what open_clip_config.json states of the tower."""
+  if file is None:
+    return Stated(CONFIG, ({}, OpenClipConfig()))
+  contents, about = _config(file)
+  vision = about.model_cfg.vision_cfg
+  key = "model_cfg.vision_cfg."
+  width, num_heads = length(file.arrays["class_embedding"]), None
+  if vision.head_width and not file.options.get("num_heads"):
     num_heads, rest = divmod(width, vision.head_width)
     if rest:
-      errors.append(
-        f"{CONFIG}: model_cfg.vision_cfg.head_width: got {vision.head_width},"
-        f" expected a divisor of the width {width}. Pass num_heads."
+      raise ValueError(
+        f"{CONFIG}: {key}head_width: got {vision.head_width}, expected a"
+        f" divisor of the width {width}. Pass num_heads."
       )
-  if num_heads is None:
-    mlp_dim = length(arrays.get("transformer.resblocks.0.mlp.c_proj.weight"))
-    num_heads, error = timm_names.known_heads(width, depth, mlp_dim)
-    errors += [error] if error else []
-  is_mean = vision.pool_type == "avg"
-  if is_mean and vision.final_ln_after_pool:
-    table = rows(depth, "pooled_norm")
-  else:  # a norm of all tokens, or of one of them, is the same for that one
-    table = rows(depth)
-  params, shape_errors = to_ours(table, arrays, num_heads or 1)
-  errors += shape_errors
-  known = {row.theirs for row in table}
-  if unknown := [n for n in arrays if n not in known]:
-    errors.append(
-      unplaced(unknown, (), "a Vision Transformer of OpenAI's or OpenCLIP's")
-    )
-  if errors:
-    raise ValueError("weights of OpenCLIP: " + "\n".join(errors))
+  values = {
+    key + "pool_type": vision.pool_type,
+    # It is the mean of all tokens, with the class token.
+    key + "global_average_pool": vision.global_average_pool,
+    key + "act_kwargs.approximate": vision.act_kwargs.approximate,
+    key + "no_ln_pre": vision.no_ln_pre,
+  }
+  return Stated(CONFIG, (contents, about), num_heads, values)
+
+
+def table(arrays: Arrays, stated: Stated) -> list[Row]:
+  """Returns the key table of a tower with these arrays."""
+  vision = stated.config[1].model_cfg.vision_cfg
+  depth = count_blocks(arrays, r"transformer\.resblocks\.(\d{1,3})\.")
+  # A norm of all tokens, or of one of them, is the same for that one.
+  if vision.pool_type == "avg" and vision.final_ln_after_pool:
+    return rows(depth, "pooled_norm")
+  return rows(depth)
+
+
+def facts(
+  arrays: Arrays, params: Params, stated: Stated
+) -> tuple[dict[str, Any], list[str]]:
+  """Returns the options that no array of the tower shows."""
+  model = stated.config[1].model_cfg
   options = {
     "name": "modern",
-    "ln_eps": vision.norm_kwargs.eps,
-    "gelu": GELUS[vision.act_kwargs.approximate],
+    "ln_eps": model.vision_cfg.norm_kwargs.eps,
+    "gelu": GELUS.get(model.vision_cfg.act_kwargs.approximate),
     "patch_bias": False,
     "rope": None,
   }
-  if config.model_cfg.quick_gelu:
+  if model.quick_gelu:
     options["gelu"] = "quick"
-  if is_mean:
+  if model.vision_cfg.pool_type == "avg":
     options["pool"] = "gap"
-  weights = Weights(str(file.path), "openclip", params, options)
-  if ours:
-    return with_metadata(weights, ours)
-  if not stated and "gelu" not in file.options:
+  return options, []
+
+
+def values(
+  params: Params, options: Mapping[str, Any], _: Stated
+) -> dict[str, tuple]:
+  """Returns the values of the config that our model computes."""
+  return {
+    "pool_type": ("tok", "avg"),
+    "global_average_pool": (False,),
+    "approximate": tuple(GELUS),
+    # CLIPA has no norm before the blocks, and its config says so.
+    "no_ln_pre": ("Transformer/pre_norm/scale" not in params,),
+  }
+
+
+def heads(arrays: Arrays) -> tuple[int | None, str | None]:
+  """Returns the heads of the known size with these arrays, or an error."""
+  return timm_names.known_heads(
+    length(arrays["class_embedding"]),
+    count_blocks(arrays, r"transformer\.resblocks\.(\d{1,3})\."),
+    length(arrays.get("transformer.resblocks.0.mlp.c_proj.weight")),
+  )
+
+
+def complete(weights: Weights, stated: Stated, file: StateDict) -> Weights:
+  """Returns weights with OpenCLIP's preprocessing of images."""
+  contents, about = stated.config
+  if not contents and "gelu" not in file.options:
     note = (
       f"no {CONFIG} is beside the file: gelu='erf' is assumed, as in OpenCLIP's"
       " models; OpenAI's, and those named quickgelu, have gelu='quick'."
     )
-    weights = dataclasses.replace(weights, notes=(note,))
-  return _with_images(weights, stated, config)
+    weights = dataclasses.replace(weights, notes=(*weights.notes, note))
+  return _with_images(weights, contents, about)
 
 
 def has_trunk(names: Iterable[str]) -> bool:
@@ -259,29 +272,30 @@ def refuse_head(names: Iterable[str]) -> None:
     )
 
 
-def read_trunk(file: StateDict) -> Weights:
-  """Returns the weights of a tower of timm's, without its prefix.
-
-  Raises:
-    ValueError: As `timm_file.read`, and the config is damaged.
-  """
-  stated, config = _config(file)
-  vision = config.model_cfg.vision_cfg
+def _trunk_config(file: StateDict | None) -> Stated:
+  """Returns what a config states of a tower of timm's."""
+  if file is None:
+    return timm.config(None)
+  vision = _config(file)[1].model_cfg.vision_cfg
   if not vision.timm_model_name:
-    return timm_file.read(file)
+    return timm.config(file)
   about = {
     "architecture": vision.timm_model_name,
     "global_pool": vision.timm_pool or None,
     "model_args": vision.timm_model_kwargs,
   }
-  try:
-    weights = timm_file.read(file._replace(config=about))
-  except ValueError as e:  # it names config.json and its keys
-    text = str(e).replace("config.json", CONFIG)
-    for theirs, key in zip(about, TRUNK_KEYS, strict=True):
-      text = re.sub(rf"({CONFIG}: |correct ){theirs}", rf"\1{key}", text)
-    raise ValueError(text) from None
-  return _with_images(weights, stated, config)
+  about = timm.TimmConfig.of(about, f"{file.path}: {CONFIG}")
+  return timm.stated(about, CONFIG, ("timm_model_kwargs", "timm_pool"))
+
+
+def _complete_trunk(
+  weights: Weights, stated: Stated, file: StateDict
+) -> Weights:
+  weights = timm.complete(weights, stated, file)
+  if stated.file != CONFIG:
+    return weights
+  weights = dataclasses.replace(weights, is_bare=False)
+  return _with_images(weights, *_config(file))
 
 
 def _config(file: StateDict) -> tuple[dict[str, Any], OpenClipConfig]:
@@ -291,45 +305,22 @@ def _config(file: StateDict) -> tuple[dict[str, Any], OpenClipConfig]:
     ValueError: It is damaged.
   """
   folder = file.path if file.path.is_dir() else file.path.parent
-  stated = json_file.read(file_in(folder, CONFIG))
-  return stated, json_file.build(OpenClipConfig, stated, f"{folder / CONFIG}")
-
-
-def _errors(vision: _Vision, arrays: Mapping[str, Any]) -> Iterator[str]:
-  """Yields statements that our model does not compute with these arrays."""
-  has_norm = "ln_pre.weight" in arrays
-  for key, value, expected in (
-    ("pool_type", vision.pool_type, ("tok", "avg")),
-    # It is the mean of all tokens, with the class token.
-    ("global_average_pool", vision.global_average_pool, (False,)),
-    ("act_kwargs.approximate", vision.act_kwargs.approximate, tuple(GELUS)),
-    ("no_ln_pre", vision.no_ln_pre and has_norm, (False,)),
-  ):
-    if value not in expected:
-      yield (
-        f"{CONFIG}: model_cfg.vision_cfg.{key}: got {shown(value)}, expected"
-        f" {' or '.join(map(repr, expected))}, which vit_jax computes with"
-        " these arrays. Use other weights."
-      )
-  if not (vision.no_ln_pre or has_norm):
-    yield (
-      "ln_pre: missing, expected a norm before the blocks. Use a complete file."
-      f" For a model that has none, such as CLIPA, {CONFIG} beside the file"
-      ' states it: {"model_cfg": {"vision_cfg": {"no_ln_pre": true}}}.'
-    )
+  contents = json_file.read(file_in(folder, CONFIG))
+  about = json_file.build(OpenClipConfig, contents, f"{folder / CONFIG}")
+  return contents, about
 
 
 def _with_images(
-  weights: Weights, stated: Mapping[str, Any], config: OpenClipConfig
+  weights: Weights, contents: Mapping[str, Any], config: OpenClipConfig
 ) -> Weights:
   """Adds OpenCLIP's preprocessing of images, if it is stated.
 
   Args:
     weights: Weights of the tower.
-    stated: Contents of open_clip_config.json.
+    contents: Contents of open_clip_config.json.
     config: The same with types.
   """
-  if not stated.get("preprocess_cfg"):
+  if not contents.get("preprocess_cfg"):
     return weights
   images = config.preprocess_cfg
   weights = dataclasses.replace(weights, pixels=Pixels(images.mean, images.std))
@@ -365,6 +356,22 @@ def _with_images(
   )
 
 
+SERIES = Series(
+  "openclip",
+  "OpenCLIP",
+  looks_like,
+  config,
+  table,
+  facts,
+  values,
+  complete,
+  heads=heads,
+)
+TRUNK_SERIES = timm.SERIES._replace(
+  config=_trunk_config, complete=_complete_trunk
+)
+
+
 def write(
   params: Mapping[str, Any], model: ModelConfig
 ) -> dict[str, np.ndarray]:
@@ -385,12 +392,6 @@ def write(
   table = rows(count_blocks(params, r"Transformer/encoderblock_(\d+)/"))
   arrays, missing = to_theirs(table, params)
   errors += missing
-  known = {row.ours for row in table}
-  if unknown := [n for n in params if n not in known]:
-    errors.append(
-      f"got {shorten(unknown)}, which OpenCLIP has no place for. A head is left"
-      " out by --drop_head."
-    )
   if errors:
     raise ValueError("OpenCLIP cannot hold this model:\n" + "\n".join(errors))
   return {PREFIX + name: array for name, array in arrays.items()}

@@ -19,8 +19,8 @@ from etils import epath
 
 from vit_jax.config import json_file
 from vit_jax.families.vit import ViTConfig
-from vit_jax.finetune import adapters, lora
-from vit_jax.finetune.adapters import Factors
+from vit_jax.finetune import lora, lora_base
+from vit_jax.finetune.lora_base import Factors
 from vit_jax.paths import file_in, is_remote
 from vit_jax.weights import download
 from vit_jax.weights.safetensors_file import open_safetensors
@@ -116,16 +116,7 @@ def read(folder: epath.Path, read_base: Callable[[str], Weights]) -> Weights:
   try:
     base = read_base(name)
   except FileNotFoundError as e:
-    if download.is_remote(name):
-      raise FileNotFoundError(
-        f"got {str(folder)!r}, an adapter whose base cannot be fetched"
-        f" (base_model_name_or_path of {CONFIG}): {e}"
-      ) from None
-    raise FileNotFoundError(
-      f"got {str(folder)!r}, an adapter whose base {name!r} does not exist;"
-      f" expected the path or the name of a model as base_model_name_or_path of"
-      f" {CONFIG}."
-    ) from None
+    raise FileNotFoundError(f"{where}: base_model_name_or_path: {e}") from None
   texts = [name for name in arrays if TEXTS in name]
   factors, heads = _ours(
     {k: v for k, v in arrays.items() if k not in texts}, config, base
@@ -140,7 +131,7 @@ def read(folder: epath.Path, read_base: Callable[[str], Weights]) -> Weights:
   return dataclasses.replace(
     base,
     path=str(folder),
-    params=adapters.merged(base.params, factors, ViTConfig) | heads,
+    params=lora_base.merged(base.params, factors, ViTConfig) | heads,
     notes=notes,
   )
 
@@ -159,13 +150,12 @@ def _without_head(base: Weights, heads: Mapping[str, LazyArray]) -> Weights:
   if base.format == "hf" and parts and old is None:
     raise ValueError(
       f"{ARRAYS}: got a classifier for CLIP or SigLIP, which sees the mean of"
-      f" the patches, and a base without one, {base.path}; merge it with peft:"
-      " model.merge_and_unload()."
+      f" the patches, expected none: {base.path} has none."
     )
   new = heads.get("head/kernel")
   if old is None or new is None or old.shape[-1] != new.shape[-1]:
     base = dataclasses.replace(base, class_names=None, loss=None)
-  params = adapters.without_pre_logits(params)
+  params = lora_base.without_pre_logits(params)
   return dataclasses.replace(base, params=params)
 
 
@@ -183,7 +173,7 @@ def _check(config: AdapterConfig, where: str) -> None:
   ]:
     raise ValueError(
       f"{where}: got {', '.join(wrong)}, expected a plain LoRA; merge it with"
-      " peft: model.merge_and_unload().save_pretrained(DST)."
+      " peft's merge_and_unload."
     )
 
 
@@ -192,7 +182,7 @@ def _base(folder: epath.Path, config: AdapterConfig) -> str:
   if not (name := config.base_model_name_or_path):
     raise ValueError(
       f"{folder / CONFIG}: got no base_model_name_or_path, expected the path or"
-      " the name of the model that was adapted; write it there."
+      " the name of the model that was adapted."
     )
   if is_remote(name) or download.is_remote(name) or epath.Path(name).exists():
     return name
@@ -239,8 +229,7 @@ def _ours(
   if unknown or unpaired or not pairs:
     raise ValueError(
       f"{ARRAYS}: got {shorten(sorted(unknown or unpaired) or ['no factors'])},"
-      " expected lora_A and lora_B of query, key, value, out and MLP of blocks,"
-      " and a head; merge it with peft: model.merge_and_unload()."
+      " expected lora_A and lora_B of the linear maps of blocks, and a head."
     )
   factors = {}
   for path, part in pairs.items():

@@ -198,9 +198,8 @@ def assume(weights: Weights) -> Weights:
     return weights
   note = (
     f"nothing states how images were prepared: {publisher.name}'s are assumed,"
-    f" {', '.join(facts)}{publisher.also}. Others are stated by"
-    " vit_jax.load(..., mean='half' or numbers, std=...),"
-    " --mean=MEAN/STD, for training --config.init_mean=MEAN/STD."
+    f" {', '.join(facts)}{publisher.also}; mean= (--mean, for training"
+    " --config.init_mean) states others."
   )
   return dataclasses.replace(
     weights,

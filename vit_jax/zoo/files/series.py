@@ -1,36 +1,194 @@
-"""Reads arrays under the names of a PyTorch library."""
+"""Reads arrays under the names of another library, by a table of series.
 
-import dataclasses
+A series is a `Series`: how its files are recognised, its key tables, what no
+array shows, and what its config states. `state_dicts.py` has the table of all.
+"""
 
-from vit_jax.weights.weights_file import StateDict, Weights, unknown_names
-from vit_jax.zoo.files import (
-  hf,
-  hf_names,
-  key_prefixes,
-  openclip,
-  timm,
-  timm_file,
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from vit_jax.options import shown
+from vit_jax.weights.assumptions import LOST_POSITIONS, has_positions
+from vit_jax.weights.identification import has_modern_parts
+from vit_jax.weights.weights_file import (
+  LazyArray,
+  StateDict,
+  Weights,
+  metadata_of,
+  num_heads_of,
+  shorten,
+  with_metadata,
 )
+from vit_jax.zoo.files.torch_layout import Row, add_zero_biases, to_ours
 
-READERS = (
-  (timm.looks_like, timm_file.read),
-  (hf_names.looks_like, hf.read),
-  (openclip.looks_like, openclip.read),
-)
+Arrays = Mapping[str, LazyArray]
+Params = dict[str, LazyArray]
 
 
-def read(file: StateDict) -> Weights:
-  """Returns the weights of a file, by the first reader that knows the names.
+class Stated(NamedTuple):
+  """What the files beside the arrays state.
+
+  file: Name of the config, for messages.
+  config: Its contents, with the types of the series.
+  num_heads: Attention heads; None if they are not stated.
+  values: Key of the config -> value that `Series.values` compares.
+  has_no_positions: Whether the model is stated to have no position table.
+  """
+
+  file: str = "config.json"
+  config: Any = None
+  num_heads: int | None = None
+  values: Mapping[str, Any] = {}
+  has_no_positions: bool = False
+
+
+class Series(NamedTuple):
+  """Models whose arrays have the names of one library.
+
+  format: `Weights.format`.
+  library: Name of the library, for messages.
+  marks: Whether names of arrays are of the series.
+  config: A file -> what is stated beside its arrays; None -> what holds where
+    nothing is stated.
+  rows: Arrays -> key table; a file has some of its arrays, never all.
+  facts: Arrays, our arrays -> options of our model that no array shows, and
+    errors. It may change our arrays in place.
+  values: Our arrays, options -> key of the config -> values for which the
+    library's model computes the same as ours.
+  heads: Arrays -> number of heads where nothing states it, or an error.
+  complete: Weights -> weights with images, class names and loss.
+  own: Arrays -> those of the model under its own names, and the others' names.
+  left_out: Names of arrays that only pre-training or texts need.
+  computed: Names of constants that our models compute.
+  ignored: Keys of the config that change nothing; other keys that `values` does
+    not have are errors. None: keys that `values` does not have are not read.
+  """
+
+  format: str
+  library: str
+  marks: Callable[[Collection[str]], bool]
+  config: Callable[[StateDict | None], Stated]
+  rows: Callable[[Arrays, Stated], list[Row]]
+  facts: Callable[[Arrays, Params, Stated], tuple[dict[str, Any], list[str]]]
+  values: Callable[[Params, Mapping[str, Any], Stated], Mapping[str, tuple]]
+  complete: Callable[[Weights, Stated, StateDict], Weights]
+  heads: Callable[[Arrays], tuple[int | None, str | None]] = lambda _: (1, None)
+  own: Callable[[Arrays, Stated], tuple[Arrays, list[str]]] = lambda a, _: (
+    a,
+    [],
+  )
+  left_out: re.Pattern = re.compile("(?!)")
+  computed: re.Pattern = re.compile("(?!)")
+  ignored: Collection[str] | None = None
+
+
+class Translated(NamedTuple):
+  """The arrays of a file under our names.
+
+  params: Our flat name -> lazy array.
+  options: Options of the model that no array shows.
+  stated: What is stated beside the arrays.
+  notes: Facts for the user.
+  """
+
+  params: Params
+  options: dict[str, Any]
+  stated: Stated
+  notes: tuple[str, ...]
+
+
+def read(series: Series, file: StateDict) -> Weights:
+  """Returns the weights of a file of a series.
+
+  If vit_jax wrote the file, its metadata are in the header, and no config
+  beside it is read.
 
   Raises:
-    ValueError: No reader knows the names, or the arrays fit no model.
+    ValueError: As `translate`; or the config or the metadata are damaged.
   """
-  openclip.refuse_head(file.arrays)
-  arrays, notes = key_prefixes.without(file.arrays)
-  for looks_like, read_file in READERS:
-    if looks_like(arrays):
-      if read_file is timm_file.read and openclip.has_trunk(file.arrays):
-        read_file = openclip.read_trunk
-      weights = read_file(file._replace(arrays=arrays))
-      return dataclasses.replace(weights, notes=(*notes, *weights.notes))
-  raise ValueError(unknown_names(file.path, arrays))
+  params, options, stated, notes = translate(series, file)
+  weights = Weights(str(file.path), series.format, params, options, notes=notes)
+  if not (ours := metadata_of(file)):
+    return series.complete(weights, stated, file)
+  weights = with_metadata(weights, ours)
+  if "registers" in params:  # timm's table has no row for the class token then
+    weights.options.pop("cls_row", None)
+  return weights
+
+
+def translate(series: Series, file: StateDict) -> Translated:
+  """Returns the arrays of a file under our names, and options of the model.
+
+  Attention without biases gets biases of zero if the model has no later parts.
+  Arrays that only pre-training or texts need are left out, with a note.
+
+  Raises:
+    ValueError: Arrays have no place in our models, or unexpected shapes; the
+      number of heads is not known; or the config states something that our
+      model does not compute. All errors at once.
+  """
+  ours = metadata_of(file)
+  stated = series.config(None if ours else file)
+  arrays, beside = series.own(file.arrays, stated)
+  beside = [n for n in arrays if series.left_out.match(n)] + beside
+  arrays = {n: a for n, a in arrays.items() if n not in {*beside}}
+  errors: list[str] = []
+  num_heads = file.options.get("num_heads") or num_heads_of(ours)
+  if not (num_heads := num_heads or stated.num_heads):
+    num_heads, error = series.heads(arrays)
+    errors += [error] if error else []
+  rows = series.rows(arrays, stated)
+  params, shape_errors = to_ours(rows, arrays, num_heads or 1)
+  errors += shape_errors
+  known = {row.theirs for row in rows}
+  if unknown := [n for n in arrays if n not in known]:
+    unknown = [n for n in unknown if not series.computed.match(n)]
+  if unknown:
+    errors.append(
+      f"got {len(unknown)} arrays that no model of vit_jax has:"
+      f" {shorten(unknown)}; docs/weights.md lists the models."
+    )
+  options, fact_errors = series.facts(arrays, params, stated)
+  errors += fact_errors
+  errors += _contradictions(series, params, options, stated)
+  is_modern = has_modern_parts(params) or options.get("name") == "modern"
+  is_modern = is_modern or bool(options.get("rope"))
+  if "embedding/kernel" in params and "posemb" not in options:
+    if not has_positions(params):
+      if not ("posemb" in file.options or stated.has_no_positions):
+        errors.append(LOST_POSITIONS)
+      options["posemb"] = "none"
+      if is_modern:
+        options["rope"] = None  # whose arrays alone would be DINOv3's
+  if errors:
+    raise ValueError(f"weights of {series.library}: " + "\n".join(errors))
+  if not is_modern:
+    add_zero_biases(params)
+  notes = ()
+  if beside:
+    what = "which only pre-training, texts or another head need"
+    notes = (f"left out: {shorten(beside)}, {what}.",)
+  return Translated(params, options, stated, notes)
+
+
+def _contradictions(
+  series: Series, params: Params, options: Mapping[str, Any], stated: Stated
+) -> Iterator[str]:
+  """Yields an error for each stated value that our model does not compute."""
+  expected = series.values(params, options, stated)
+  for key, value in stated.values.items():
+    name = key.rpartition(".")[2]
+    if name not in expected:
+      if series.ignored is not None and name not in series.ignored:
+        yield (
+          f"{stated.file}: {key}: got {shown(value)}, a key that vit_jax does"
+          " not know, expected none. Remove it if the outputs do not change."
+        )
+    # By type as well: 1 is not True.
+    elif (type(value), value) not in [(type(v), v) for v in expected[name]]:
+      yield (
+        f"{stated.file}: {key}: got {shown(value)}, expected"
+        f" {' or '.join(map(repr, expected[name]))}, which vit_jax computes"
+        " with these arrays."
+      )

@@ -1,30 +1,47 @@
 """Weights under timm's and Meta's names: ViT and later models, hybrids, BiT.
 
 `timm_rows` has the key tables and the layouts of blocks, `timm_names` the names
-of timm's models. A new series gets a layout, or its own table. A difference in
-its computation becomes an option in `vit_jax/families/`.
+of timm's models. A new series gets a layout, or its own table, and a row in
+`FACTS`. A difference in its computation becomes an option in
+`vit_jax/families/`.
 
 Names, layouts and numbers are those of timm 1.0.31. Its GELU is exact, except
-for the architectures in `timm_file.TANH` and `timm_file.QUICK`. The epsilon of
-LayerNorm is 1e-6 (1e-5 for CLIP and DINOv3), that of GroupNorm 1e-5. Weight
-standardisation adds 1e-8 to the variance. Meta's files of DeiT, DINOv2, DINOv3
-and MAE differ only in names.
+for the architectures in `TANH` and `QUICK`. The epsilon of LayerNorm is 1e-6
+(1e-5 for CLIP and DINOv3), that of GroupNorm 1e-5. Weight standardisation adds
+1e-8 to the variance. Meta's files of DeiT, DINOv2, DINOv3 and MAE differ only
+in names.
+
+config.json beside a file states what arrays cannot show: the number of heads,
+the activation, the preprocessing of images, the class names.
 """
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from vit_jax.config import ModelConfig
+from vit_jax.config import ModelConfig, json_file
+from vit_jax.config.from_dict import at_least
+from vit_jax.losses import REGRESSION
 from vit_jax.models.posemb import sincos2d
 from vit_jax.options import shown
-from vit_jax.weights.identification import has_modern_parts
-from vit_jax.weights.weights_file import POS_EMBEDDING, LazyArray
-from vit_jax.zoo.files import timm_names
-from vit_jax.zoo.files.timm_names import CLIP_LN_EPS, LN_EPS, RESNET
+from vit_jax.weights import eval_preprocessing
+from vit_jax.weights.identification import identify
+from vit_jax.weights.weights_file import (
+  POS_EMBEDDING,
+  LazyArray,
+  Pixels,
+  StateDict,
+  Weights,
+  has_row_of_class,
+  height_and_width,
+)
+from vit_jax.zoo.files import hf_head, timm_names
+from vit_jax.zoo.files.series import Arrays, Params, Series, Stated
+from vit_jax.zoo.files.timm_names import CLIP_LN_EPS, LN_EPS
 from vit_jax.zoo.files.timm_rows import (
   BIASES,
   META_APART,
@@ -39,18 +56,76 @@ from vit_jax.zoo.files.timm_rows import (
   vit_rows,
 )
 from vit_jax.zoo.files.torch_layout import (
-  add_zero_biases,
+  Row,
   count_blocks,
   length,
   option_errors,
-  shorten,
-  to_ours,
   to_theirs,
-  unplaced,
 )
 
 # timm's act_layer -> our GELU.
 GELUS = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
+# Architectures whose activation is gelu_tanh.
+TANH = frozenset(
+  f"vit_{size}_siglip{gap}_{side}"
+  for size, side in (
+    ("so400m_patch16", 256),
+    ("so400m_patch16", 384),
+    ("so400m_patch16", 512),
+    ("large_patch16", 512),
+    ("base_patch32", 256),
+    ("giantopt_patch16", 256),
+    ("giantopt_patch16", 384),
+  )
+  for gap in ("", "_gap")
+)
+QUICK = "_clip_quickgelu_"  # in names of architectures with OpenAI's GELU
+# num_heads of architectures that differ from other models of the same shapes.
+HEADS = {"vit_base_patch16_gap_224": 16}
+# In names of architectures: rotary positions that are neither DINOv3's nor
+# EVA-02's, norms after attention and MLP, attention pooling of registers. Their
+# arrays are those of models that compute something else.
+UNLIKE = ("_rope_", "_rpn_", "test_vit3")
+
+
+class Fact(NamedTuple):
+  """Options that no array shows, by the arrays that a file has and lacks.
+
+  has, lacks: Keys of the result of `_marks`.
+  options: The options; None if vit_jax does not compute such models.
+  models: Those models, for the message.
+  """
+
+  has: str
+  lacks: str
+  options: dict[str, Any] | None
+  models: str = ""
+
+
+_DINOV3 = {"rope": "dinov3", "posemb": "none", "ln_eps": CLIP_LN_EPS}
+_ROPE = "timm's _rope_ models, without a class token"
+_EVA = "timm's class Eva, without a sign of its positions"
+_PE = "a Perception Encoder"
+# In each group the first one that fits counts.
+FACTS = (
+  (Fact("stages", "", timm_names.RESNET),),
+  (
+    Fact("registers scales eva cls", "table", _DINOV3),
+    Fact("registers scales storage cls", "table", _DINOV3),
+    Fact("registers scales eva", "table", None, _ROPE),
+    Fact("registers scales storage", "table", None, _ROPE),
+    Fact("biases", "", {"posemb": "relative_bias"}),
+    Fact("eva gated", "registers", {"rope": "eva02"}),
+    Fact("eva apart", "", None, _EVA),
+    Fact("eva registers", "", None, _EVA),
+  ),
+  (
+    Fact("pre_norm attn_pool", "", None, _PE),
+    Fact("pre_norm scales", "", None, _PE),
+    Fact("pre_norm", "last_norm", None, _PE),
+    Fact("pre_norm", "", {"ln_eps": CLIP_LN_EPS}),
+  ),
+)
 
 # Arrays that pre-training alone has.
 PRETRAINING = re.compile(
@@ -64,19 +139,196 @@ CONSTANTS = re.compile(
 )
 PERIODS = "rope_embed.periods"
 
-# Names of arrays that our models have no place for -> what they are part of.
-PARTS = (
-  (r"[qk]_norm\.|attn\.norm\.", "norms in attention"),
-  (r"freqs", "rotary positions that are learned"),
-  (r"rel_pos|relative_position", "relative positions that blocks share"),
-  (r"running_(mean|var)$|num_batches_tracked$", "BatchNorm"),
+_BLOCK = "Transformer/encoderblock_0"
+_MLP_NORM = f"{_BLOCK}/MlpBlock_0/LayerNorm_0/scale"
+# Arguments of timm's models -> the parameters that they add.
+ADDED = {
+  "class_token": "cls",
+  "init_values": f"{_BLOCK}/LayerScale_0/scale",
+  "pre_norm": "Transformer/pre_norm/scale",
+  "scale_mlp": _MLP_NORM,
+  "scale_mlp_norm": _MLP_NORM,
+}
+# Arguments of timm's models that are read here, that follow from the arrays,
+# that only training uses, or that change nothing at the size of the weights.
+KNOWN = frozenset(
+  """
+  act_layer basic bottle_ratio channels class_token depth embed_dim fc_norm
+  final_norm img_size in_chans init_values layers mlp_ratio no_embed_class
+  num_classes num_heads patch_size pre_norm proj_bias qkv_bias
+  reg_tokens scale_mlp_norm stem_chs width_factor
+  attn_drop_rate drop_path_rate drop_rate fix_init patch_drop_rate
+  pos_drop_rate proj_drop_rate weight_init zero_init_last
+  dynamic_img_pad dynamic_img_size pool_include_prefix strict_img_size
+  num_reg_tokens qkv_fused swiglu_mlp swiglu_align_to scale_mlp use_abs_pos_emb
+  use_fc_norm rope_rescale_coords rope_shift_coords
+  rope_jitter_coords head_init_scale
+  """.split()
 )
+# Values of timm's arguments for which our ResNet computes the same.
+RESNET = {
+  "act_layer": ("relu",),
+  "avg_down": (False,),
+  "global_pool": ("avg",),
+  "output_stride": (32,),
+  "preact": (True,),
+  "stem_type": ("fixed",),
+}
+
+# Form of rotary positions -> values of the arguments of timm's Eva for which
+# our model computes the same.
+ROPES = {
+  None: {"use_rot_pos_emb": (False,)},
+  "dinov3": {
+    "use_rot_pos_emb": (True,),
+    "rope_type": ("dinov3",),
+    "rope_temperature": (100, 100.0),
+    "rope_rotate_half": (True,),
+  },
+  "eva02": {
+    "use_rot_pos_emb": (True,),
+    "rope_type": ("cat",),
+    "ref_feat_shape": ([16, 16], 16),
+    "rope_temperature": (10000, 10000.0),
+    "rope_rotate_half": (False,),
+    "rope_grid_offset": (0, 0.0),
+    "rope_grid_indexing": ("ij",),
+    "scale_attn_inner": (False,),
+  },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+  """The entries of `model_args` that are read.
+
+  Sizes are pixels, one side or two.
+  """
+
+  num_heads: int | None = at_least(1)
+  act_layer: str | None = None
+  img_size: tuple[int, ...] = at_least(1, ())
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+  """Contents of `pretrained_cfg`, or of the top level of older files."""
+
+  input_size: tuple[int, int, int] | None = at_least(1)
+  label_names: tuple[str, ...] | None = None
+  crop_pct: float = 0.875
+  interpolation: str = "bicubic"
+  crop_mode: str = "center"
+  mean: tuple[float, ...] | None = None
+  std: tuple[float, ...] | None = None
+
+  @property
+  def pixels(self) -> Pixels | None:
+    """The normalisation; None if it is not stated.
+
+    Raises:
+      ValueError: Only one of mean and deviation is stated.
+    """
+    if (self.mean is None) != (self.std is None):
+      stated, missing = ("mean", "std") if self.mean else ("std", "mean")
+      raise ValueError(
+        f"config.json: got {stated} without {missing}, expected both or none."
+      )
+    return None if self.mean is None else Pixels(self.mean, self.std)
+
+
+@dataclasses.dataclass(frozen=True)
+class TimmConfig:
+  """Contents of config.json.
+
+  Attributes:
+    architecture: NAME or NAME.TAG of timm's.
+    global_pool: Pooling of the model; None for that of its architecture.
+    problem_type: What the head was trained for, in transformers' files of
+      timm's models; None if it is not stated.
+    model_args: All arguments of the model.
+    args: The arguments among them that are read.
+    images: Preprocessing of images.
+    image_json: The values of `images` as they are written.
+  """
+
+  architecture: str = ""
+  global_pool: Any = None
+  problem_type: str | None = None
+  model_args: dict = dataclasses.field(default_factory=dict)
+  args: Args = Args()
+  images: Images = Images()
+  image_json: dict = dataclasses.field(default_factory=dict)
+
+  @classmethod
+  def of(cls, config: Mapping[str, Any], where: str) -> "TimmConfig":
+    """Returns the contents of config.json with their types.
+
+    Args:
+      config: The contents; {} without such a file.
+      where: The file, for messages.
+
+    Raises:
+      ValueError: Values have other types.
+    """
+    top = json_file.build(_Top, config, where)
+    about = {**config, **top.pretrained_cfg}
+    return cls(
+      top.architecture,
+      top.global_pool,
+      top.problem_type,
+      top.model_args,
+      json_file.build(Args, top.model_args, where, "model_args"),
+      json_file.build(Images, about, where),
+      about,
+    )
+
+  @property
+  def name(self) -> str:
+    """The architecture without its tag."""
+    return self.architecture.partition(".")[0]
+
+  @property
+  def act_layer(self) -> str:
+    """timm's activation; arguments have precedence over the architecture."""
+    default = "quick_gelu" if QUICK in self.name else "gelu"
+    default = "gelu_tanh" if self.name in TANH else default
+    return self.args.act_layer or default
+
+  @property
+  def pool(self) -> Any:
+    """timm's global_pool; None if it follows from the arrays."""
+    if pool := self.model_args.get("global_pool") or self.global_pool:
+      return pool
+    # The mean, and not the class token, as Meta's.
+    return "avg" if "dinov3" in self.name else None
+
+  @property
+  def image_size(self) -> tuple[int, int] | None:
+    """(height, width) of the images, in pixels; None if not stated.
+
+    img_size, the size of the model's positions, has precedence: timm does not
+    update input_size, which may be that of other weights.
+    """
+    if self.args.img_size:
+      key = "config.json: model_args.img_size"
+      return height_and_width(self.args.img_size, key)
+    return self.images.input_size and self.images.input_size[1:]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Top:
+  architecture: str = ""
+  global_pool: Any = None
+  problem_type: str | None = None
+  model_args: dict = dataclasses.field(default_factory=dict)
+  pretrained_cfg: dict = dataclasses.field(default_factory=dict)
 
 
 def looks_like(names: Iterable[str]) -> bool:
   """Whether these are names of a ViT, a hybrid or a ResNet V2 of timm's.
 
-  A related model with parts that `read` does not support may also have such
+  A related model with parts that vit_jax does not have may also have such
   names.
   """
   names = set(names)
@@ -89,146 +341,119 @@ def _is_resnet(names) -> bool:
   return {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= set(names)
 
 
-def read(
-  arrays: Mapping[str, LazyArray],
-  num_heads: int | None = None,
-  act_layer: str = "gelu",
-  pool: str | None = None,
-) -> tuple[dict[str, LazyArray], dict[str, Any]]:
-  """Returns parameters by our flat names, and options of the model.
+def config(file: StateDict | None) -> Stated:
+  """Returns what config.json beside a file states."""
+  if file is None:
+    return Stated(config=TimmConfig())
+  return stated(
+    TimmConfig.of(file.config, f"{file.path}: config.json"), "config.json"
+  )
 
-  Arrays are lazy. A ViT's attention without biases gets biases of zero. Arrays
-  that only pre-training uses (`PRETRAINING`) are left out.
+
+def stated(
+  about: TimmConfig,
+  file: str,
+  keys: tuple[str, str] = ("model_args", "global_pool"),
+) -> Stated:
+  """Returns the statements of a config.
 
   Args:
-    arrays: Name -> array.
-    num_heads: Attention heads, which no array shows; None for those of the
-      known size with the same width, depth and mlp_dim.
-    act_layer: Activation of a Transformer's MLPs, a key of `GELUS`; not used
-      for a ResNet.
-    pool: timm's global_pool; None if it follows from the arrays.
-
-  Returns:
-    Parameters; options of the model that follow from timm's code, not from the
-    arrays: gelu and ln_eps, pool if there is a choice, rotary positions and
-    their periods, and posemb without a table; gn_eps, ws_eps and ws_eps_on of a
-    ResNet; root_pad of BiT.
-
-  Raises:
-    ValueError: Arrays have no place in our models, or unexpected shapes; the
-      number of heads is not known; or the activation is not a GELU.
+    about: Its contents.
+    file: Its name.
+    keys: Its names of the arguments of the model, and of the pooling.
   """
-  arrays = {n: a for n, a in arrays.items() if not PRETRAINING.match(n)}
+  values = {f"{keys[0]}.{k}": v for k, v in about.model_args.items()}
+  for name in ADDED:  # an initial value, or whether there is such a part
+    if key := values.pop(f"{keys[0]}.{name}", None):
+      values[f"{keys[0]}.{name}"] = bool(key)
+  values |= {keys[1]: about.global_pool, "problem_type": about.problem_type}
+  return Stated(
+    file,
+    about,
+    about.args.num_heads or HEADS.get(about.name),
+    {key: value for key, value in values.items() if value is not None},
+    about.model_args.get("pos_embed") in ("none", ""),
+  )
+
+
+def rows(arrays: Arrays, _: Stated) -> list[Row]:
+  """Returns the key table of a Transformer, a hybrid or BiT."""
   if _is_resnet(arrays):
-    rows = bit_rows(
-      count_units(arrays, r"stages\.(\d)\.blocks\.(\d{1,3})\.", 0)
-    )
-    options, errors = RESNET | {"root_pad": "zero"}, []
-    num_heads = 1  # there is no attention
-  else:
-    depth = count_blocks(arrays, r"blocks\.(\d{1,3})\.")
-    units = count_units(
-      arrays, r"\w+\.backbone\.stages\.(\d)\.blocks\.(\d{1,3})\.", 0
-    )
-    has_stages = "patch_embed.backbone.stem.conv.weight" in arrays
-    layout = layout_of(arrays)
-    rows = vit_rows(depth, layout) + stem_rows(units, has_stages)
-    options, errors = _options(arrays, layout, act_layer, pool)
-    if num_heads is None:
-      num_heads, error = _known_heads(arrays, depth, layout)
-      errors += [error] if error else []
-  params, shape_errors = to_ours(rows, arrays, num_heads or 1)
-  errors += shape_errors
-  if not is_modern(params, options):
-    add_zero_biases(params)
-  known = {row.theirs for row in rows}
-  unknown = [n for n in arrays if n not in known and not CONSTANTS.match(n)]
-  if unknown:
-    takes = "a ViT with the parts of config.model.name=modern, a hybrid, BiT"
-    errors.append(unplaced(unknown, PARTS, takes))
-  if errors:
-    raise ValueError("weights of timm: " + "\n".join(errors))
-  is_mean = options.get("pool") == "gap" and "cls" in params
-  if is_mean or options.get("gelu") == "quick":
-    options["name"] = "modern"  # no array tells
-  if "posemb" not in options and POS_EMBEDDING not in params:
-    if not _is_resnet(arrays):
-      options["posemb"] = "none"  # timm computes no positions
-      if is_modern(params, options):
-        options["rope"] = None  # whose arrays alone would be DINOv3's
-  return params, options
+    units = count_units(arrays, r"stages\.(\d)\.blocks\.(\d{1,3})\.", 0)
+    return bit_rows(units)
+  depth = count_blocks(arrays, r"blocks\.(\d{1,3})\.")
+  units = count_units(
+    arrays, r"\w+\.backbone\.stages\.(\d)\.blocks\.(\d{1,3})\.", 0
+  )
+  has_stages = "patch_embed.backbone.stem.conv.weight" in arrays
+  return vit_rows(depth, layout_of(arrays)) + stem_rows(units, has_stages)
 
 
-def is_modern(params: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
-  """Whether a part other than biases requires the family `modern`."""
-  return bool(options.get("rope")) or has_modern_parts(params)
+def _marks(arrays: Arrays) -> set[str]:
+  """Returns the marks of the arrays, for `FACTS`."""
+  layout = layout_of(arrays)
+  has = {
+    "table": "pos_embed" in arrays,
+    "cls": "cls_token" in arrays,
+    "registers": layout.registers in arrays,
+    "storage": layout.registers == "storage_tokens",  # DINOv3 of Meta
+    "scales": f"blocks.0.{layout.scale.format(1)}" in arrays,
+    "gated": layout.mlp != "gelu",
+    "apart": layout.qkv != "fused",
+    # timm's VisionTransformer and Meta's DINOv2 have other names of these.
+    "eva": layout.qkv in ("own", "apart") or layout.scale == "gamma_{}",
+    "biases": f"blocks.0.attn.{BIASES}" in arrays,
+    "pre_norm": "norm_pre.weight" in arrays,
+    "attn_pool": "attn_pool.latent" in arrays,
+    "last_norm": bool({"norm.weight", "fc_norm.weight"} & arrays.keys()),
+    "stages": any(n.startswith("patch_embed.backbone.") for n in arrays),
+  }
+  return {mark for mark, is_there in has.items() if is_there}
 
 
-def _options(
-  arrays: Mapping[str, LazyArray],
-  layout: Layout,
-  act_layer: str,
-  pool: str | None,
+def facts(
+  arrays: Arrays, params: Params, stated: Stated
 ) -> tuple[dict[str, Any], list[str]]:
-  """Returns the options of a Transformer, and errors."""
-  errors = []
-  options: dict[str, Any] = {"gelu": GELUS.get(act_layer), "ln_eps": LN_EPS}
-  if act_layer not in GELUS:
-    errors.append(
-      f"config.json: model_args.act_layer: got {shown(act_layer)}, expected"
-      f" {' or '.join(GELUS)}: vit_jax has no other activation. Use other"
-      " weights."
-    )
-  if any(n.startswith("patch_embed.backbone.") for n in arrays):
-    options |= RESNET
-  is_eva = layout.qkv in ("own", "apart") or layout.scale == "gamma_{}"
-  has_scales = f"blocks.0.{layout.scale.format(1)}" in arrays
-  # timm's VisionTransformer and Meta's DINOv2 have other names of these.
-  of_dinov3 = is_eva or layout.registers == "storage_tokens"
-  has_both = layout.registers in arrays and has_scales
-  if "pos_embed" not in arrays and has_both and of_dinov3:
-    options |= {"rope": "dinov3", "posemb": "none", "ln_eps": CLIP_LN_EPS}
-    options |= _periods(arrays, errors)
-    if "cls_token" not in arrays:
-      errors.append(
-        "got registers and LayerScale without a class token and a position"
-        " table, the arrays of timm's _rope_ models, whose rotary positions are"
-        " not DINOv3's; vit_jax does not have them. Expected DINOv3 (with a"
-        " class token) or EVA-02."
-      )
-  elif f"blocks.0.attn.{BIASES}" in arrays:
-    options |= {"posemb": "relative_bias"}
-  elif is_eva and layout.mlp != "gelu" and layout.registers not in arrays:
-    options |= {"rope": "eva02"}
-  elif is_eva and (layout.qkv != "fused" or layout.registers in arrays):
-    errors.append(
-      "got the names of timm's class Eva without arrays that show its"
-      " positions; expected the arrays of DINOv3 or EVA-02."
-    )
-  if "norm_pre.weight" in arrays:
-    options["ln_eps"] = CLIP_LN_EPS
-    has_norm = {"norm.weight", "fc_norm.weight"} & arrays.keys()
-    if "attn_pool.latent" in arrays or has_scales or not has_norm:
-      errors.append(
-        "got the arrays of a Perception Encoder (a norm before the blocks, and"
-        " attention pooling, LayerScale or no norm after them), whose rotary"
-        " positions vit_jax does not have; expected those of CLIP, DINOv3 or"
-        " EVA-02."
-      )
-  if pool in ("avg", "token") and "cls_token" in arrays:
-    options["pool"] = {"avg": "gap"}.get(pool, pool)
+  """Returns the options that follow from timm's code, and errors.
+
+  They are gelu and ln_eps, pool if there is a choice, rotary positions and
+  their periods; gn_eps, ws_eps and ws_eps_on of a ResNet; root_pad of BiT.
+  """
+  about = stated.config
+  errors = [
+    f"{stated.file}: got {about.architecture!r}, expected another model:"
+    f" vit_jax does not compute timm's *{part}*."
+    for part in UNLIKE
+    if part in about.architecture
+  ]
+  if _is_resnet(arrays):
+    return timm_names.RESNET | {"root_pad": "zero"}, errors
+  options = {"gelu": GELUS.get(about.act_layer), "ln_eps": LN_EPS}
+  marks = _marks(arrays)
+  for group in FACTS:
+    for fact in group:
+      if {*fact.has.split()} <= marks and not {*fact.lacks.split()} & marks:
+        if fact.options is None:
+          errors.append(f"got the arrays of {fact.models}: not computed here.")
+        options |= fact.options or {}
+        break
+  if options.get("rope") == "dinov3" and PERIODS in arrays:
+    options |= _periods(arrays[PERIODS], errors)
+  if about.pool in ("avg", "token") and "cls" in params:
+    options["pool"] = {"avg": "gap"}.get(about.pool, about.pool)
   elif "fc_norm.weight" in arrays:
     options["pool"] = "gap"
+  is_mean = options.get("pool") == "gap" and "cls" in params
+  if is_mean or options["gelu"] == "quick":
+    options["name"] = "modern"  # no array tells
+  if about.model_args.get("no_embed_class") is True and "cls" in params:
+    options["cls_row"] = False
   return options, errors
 
 
-def _periods(
-  arrays: Mapping[str, LazyArray], errors: list[str]
-) -> dict[str, Any]:
-  """Returns the type of the periods in a file of Meta's; {} for others."""
-  if PERIODS not in arrays:
-    return {}
-  periods = np.asarray(arrays[PERIODS], np.float32)
+def _periods(array: LazyArray, errors: list[str]) -> dict[str, Any]:
+  """Returns the type of the periods in a file of Meta's."""
+  periods = np.asarray(array, np.float32)
   expected = np.float32(100.0 ** (np.arange(len(periods)) / len(periods)))
   for name in ("float32", "bfloat16"):
     rounded = expected.astype(getattr(ml_dtypes, name, name)).astype("float32")
@@ -241,17 +466,170 @@ def _periods(
   return {}
 
 
-def _known_heads(
-  arrays, depth: int, layout: Layout
-) -> tuple[int | None, str | None]:
+def values(
+  params: Params, options: Mapping[str, Any], _: Stated
+) -> dict[str, tuple]:
+  """Returns the values of timm's arguments for which our model is the same."""
+  problem = {"problem_type": tuple(hf_head.LOSSES)}
+  if "embedding/kernel" not in params:
+    return RESNET | problem
+  pools = ("map",) if "MAPHead_0/probe" in params else ("avg",)
+  if "dist" in params:
+    pools = ("token",)
+  elif "cls" in params:
+    pools = ("token", "avg")
+  has_table = POS_EMBEDDING in params
+  default = "token" if "cls" in params else "gap"
+  is_mean = options.get("pool", default) == "gap"
+  has_prefix = bool({"cls", "registers"} & params.keys())
+  registers = params["registers"].shape[1] if "registers" in params else 0
+  return {
+    **problem,
+    **{key: (name in params,) for key, name in ADDED.items()},
+    "act_layer": tuple(GELUS),
+    "depth": (count_blocks(params, r"Transformer/encoderblock_(\d+)/"),),
+    "reg_tokens": (registers,),
+    "num_reg_tokens": (registers,),
+    "global_pool": pools,
+    "timm_pool": pools,
+    "pos_embed": ("learn",) if has_table else ("none", ""),
+    "qk_norm": (False,),
+    "scale_attn_norm": (False,),
+    **({"pool_include_prefix": (False,)} if is_mean and has_prefix else {}),
+    **ROPES[options.get("rope")],
+  }
+
+
+def heads(arrays: Arrays) -> tuple[int | None, str | None]:
   """Returns the heads of the known size with these arrays, or an error."""
+  if _is_resnet(arrays):
+    return 1, None  # there is no attention
+  layout = layout_of(arrays)
   width = length(arrays.get("blocks.0.norm1.weight"))
   mlp_dim = length(arrays.get(f"blocks.0.mlp.{layout.swiglu[2]}.weight"))
   is_dinov3 = layout.registers in arrays and "pos_embed" not in arrays
+  depth = count_blocks(arrays, r"blocks\.(\d{1,3})\.")
   return timm_names.known_heads(width, depth, mlp_dim, is_dinov3)
 
 
-# Libraries whose names `write` writes -> layout of (rope, form of the MLP).
+def complete(weights: Weights, stated: Stated, file: StateDict) -> Weights:
+  """Returns weights with the images, class names and loss of config.json."""
+  about, params, notes = stated.config, weights.params, weights.notes
+  loss = None
+  if about.problem_type and "head/kernel" in params:
+    loss = hf_head.LOSSES[about.problem_type]
+  if loss == REGRESSION:
+    notes += (hf_head.IS_REGRESSION,)
+  size, grid = about.image_size, None
+  if size and size[0] != size[1] and POS_EMBEDDING in params:
+    grid = identify(params, weights.options).grid(size)
+  weights = dataclasses.replace(
+    weights,
+    grid=grid,
+    image_size=size,
+    class_names=hf_head.named(about.images.label_names or ()),
+    loss=loss,
+    pixels=about.images.pixels,
+    is_bare=not file.config,
+    notes=notes,
+  )
+  return _with_preprocessing(weights, about) if size else weights
+
+
+def _with_preprocessing(weights: Weights, config: TimmConfig) -> Weights:
+  """Adds timm's evaluation preprocessing, or the nearest one and a note."""
+  size, notes = weights.image_size, weights.notes
+  share, filter = config.images.crop_pct, config.images.interpolation
+  mode = config.images.crop_mode
+  if not 0.01 <= share <= 100:
+    raise ValueError(
+      f"config.json: crop_pct: got {share}, expected the side of the crop by"
+      " that of the image, such as 0.875."
+    )
+  path = eval_preprocessing.timm(size, min(share, 1.0), filter, mode)
+  ops = path.ops
+  if mode == "squash" and share < 1:
+    ops = eval_preprocessing.centre_of(
+      path, tuple(int(s / share) for s in size)
+    )
+  # Above 1, timm alone puts a frame around the image.
+  if path.filter != filter or share > 1 or not (path.short or mode == "squash"):
+    keys = "input_size", "interpolation", "crop_pct", "crop_mode"
+    notes += (
+      eval_preprocessing.unlike("config.json", config.image_json, keys, size),
+    )
+  return dataclasses.replace(
+    weights,
+    ops=ops,
+    notes=notes,
+    crop_share=min(share, 1.0) if path.short else None,
+  )
+
+
+def without_rows_of_registers(
+  weights: Weights, grid: tuple[int, int] | None
+) -> Weights:
+  """Adds the positions of registers and class token to these tokens.
+
+  timm's tables have rows for both or, if no_embed_class is True, for neither.
+
+  Args:
+    weights: Weights of timm's or Meta's.
+    grid: Rows and columns of the position table, or None.
+  """
+  params, table = weights.params, weights.params.get(POS_EMBEDDING)
+  if "registers" not in params or table is None:
+    return weights
+  num_rows, ends = table.shape[1], [0]
+  tokens = [name for name in ("cls", "registers") if name in params]
+  for name in tokens:
+    ends.append(ends[-1] + params[name].shape[1])
+  others = [n for n in ends if n < num_rows]
+  fits = [n for n in others if not has_row_of_class(num_rows - n, grid)]
+  widths = {params[name].shape[2] for name in tokens}
+  if fits != ends[-1:] or widths != {table.shape[2]}:
+    return weights
+  new = {POS_EMBEDDING: _sum_of(table, None, ends[-1], num_rows)}
+  for name, start, end in zip(tokens, ends[:-1], ends[1:], strict=True):
+    new[name] = _sum_of(table, params[name], start, end)
+  note = (
+    f"the position table of {num_rows} rows has {ends[-1]} for"
+    f" {' and '.join(tokens)}, which were added to their values."
+  )
+  notes = (*weights.notes, note)
+  return dataclasses.replace(weights, params=params | new, notes=notes)
+
+
+def _sum_of(
+  table: LazyArray, tokens: LazyArray | None, start: int, end: int
+) -> LazyArray:
+  """Returns rows of a table, plus the tokens at these positions."""
+
+  def read() -> np.ndarray:
+    rows = np.asarray(table, np.float32)[:, start:end]
+    return rows if tokens is None else rows + np.asarray(tokens, np.float32)
+
+  shape = (table.shape[0], end - start, table.shape[2])
+  return LazyArray(shape, np.dtype(np.float32), read)
+
+
+SERIES = Series(
+  "timm",
+  "timm",
+  looks_like,
+  config,
+  rows,
+  facts,
+  values,
+  complete,
+  heads=heads,
+  left_out=PRETRAINING,
+  computed=CONSTANTS,
+  ignored=KNOWN,
+)
+
+
+# Library -> {(rope, form of the MLP): layout}, for `write` and `write_meta`.
 LAYOUTS = {
   "timm": {
     ("dinov3", "gelu"): Layout("own", "gelu", "gamma_{}"),
@@ -309,12 +687,9 @@ def write(
     ValueError: timm's models lack a part of the model.
   """
   if model.name not in ("bit", "vit", "modern"):
-    what = "such model"
-    if model.name == "bit_v1":
-      what = "ResNet with weight standardisation after activation on its own"
     raise ValueError(
       f"config.model.name: got {model.name!r}, expected 'bit', 'vit' or"
-      f" 'modern': timm has no {what}."
+      " 'modern', which timm has."
     )
   errors = []
   params = dict(params)
@@ -326,27 +701,16 @@ def write(
     depth = count_blocks(params, r"Transformer/encoderblock_(\d+)/")
     rows = vit_rows(depth, _layout_for(model, "timm") or VIT)
     rows += stem_rows(units, bool(stages and stages.blocks))
-    errors += _vit_errors(params, model)
+    errors += timm_names.errors(model)
     if "registers" in params and model.has_cls_row:
       table = np.asarray(params[POS_EMBEDDING])
       params["cls"] = np.asarray(params["cls"]) + table[:, :1]
       params[POS_EMBEDDING] = table[:, 1:]
-    if model.posemb == "sincos2d" and grid is None:
-      errors.append(
-        "grid: got None, expected (rows, columns) of patches, which the fixed"
-        " position table is written for."
-      )
-    elif model.posemb == "sincos2d":
+    if model.posemb == "sincos2d":
       width = params["embedding/kernel"].shape[-1]
       params[POS_EMBEDDING] = sincos2d(*grid, width)[None]
   arrays, missing = to_theirs(rows, params)
   errors += missing
-  known = {row.ours for row in rows} | {"pre_logits/kernel", "pre_logits/bias"}
-  if unknown := [n for n in params if n not in known]:
-    errors.append(
-      f"got {shorten(unknown)}, which timm has no place for. Write the"
-      " parameters of a ViT, of a hybrid or of BiT, blocks one by one."
-    )
   if errors:
     raise ValueError("timm cannot hold this model:\n" + "\n".join(errors))
   return arrays
@@ -401,11 +765,6 @@ def write_meta(
       params[name.replace("/query/", "/key/")] = np.zeros_like(params[name])
   rows = vit_rows(depth, (layout or VIT)._replace(qkv="fused"))
   arrays, missing = to_theirs(rows, params)
-  known = {row.ours for row in rows}
-  if unknown := [n for n in params if n not in known]:
-    errors.append(
-      f"got {shorten(unknown)}, which Meta's models have no place for."
-    )
   if errors := errors + missing:
     raise ValueError("Meta's models cannot hold it:\n" + "\n".join(errors))
   if getattr(model, "layer_scale", None) and (rope or model.cls_row):
@@ -421,14 +780,3 @@ def write_meta(
       mask[1] = 0
       arrays[f"{name}_mask"] = mask.ravel()
   return arrays
-
-
-def _vit_errors(params, model: ModelConfig) -> list[str]:
-  """Returns the parts that timm's models lack."""
-  errors = []
-  if any(n.startswith("pre_logits/") for n in params):
-    errors.append(
-      "pre_logits: got a tanh layer before the head, expected none: timm has no"
-      " place for it. Write the model without it and the head: --drop_head."
-    )
-  return errors + timm_names.errors(model)

@@ -217,7 +217,11 @@ def _to_ours(row: Row, array: LazyArray, num_heads: int) -> LazyArray:
 def to_theirs(
   rows: Sequence[Row], params: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-  """Returns their arrays, for the rows whose array exists; and errors."""
+  """Returns their arrays, and errors.
+
+  Errors name rows that lack another part of the same array, and parameters
+  without a row.
+  """
   parts: dict[str, dict[int, np.ndarray]] = {}
   counts = {row.theirs: row.part[1] for row in rows}
   for row in rows:
@@ -229,6 +233,12 @@ def to_theirs(
     for row in rows
     if row.theirs in parts and row.part[0] not in parts[row.theirs]
   ]
+  known = {row.ours for row in rows}
+  if unknown := [name for name in params if name not in known]:
+    errors.append(
+      f"got {shorten(unknown)}, which the library has no place for. --drop_head"
+      " leaves out a head, and for timm the tanh layer (pre_logits) before it."
+    )
   arrays = {
     name: np.ascontiguousarray(
       np.concatenate([stacked[i] for i in range(counts[name])])
@@ -269,28 +279,3 @@ def option_errors(
         " model supports nothing else."
       )
   return errors
-
-
-def unplaced(
-  names: Sequence[str], known_parts: Iterable[tuple[str, str]], takes: str
-) -> str:
-  """Returns an error for arrays that have no place in any of our models.
-
-  Args:
-    names: Names of the arrays.
-    known_parts: Pairs of a regular expression of names, and the part of a model
-      that such arrays belong to.
-    takes: Whose weights are accepted instead.
-  """
-  owners = [
-    part
-    for regex, part in known_parts
-    if any(re.search(regex, n) for n in names)
-  ]
-  parts = ""
-  if owners:
-    parts = f" They belong to {'; '.join(owners)}: no such part in vit_jax."
-  return (
-    f"got {len(names)} array{'s' * (len(names) != 1)} without a place in our"
-    f" models: {shorten(names)}.{parts} Use weights of {takes}."
-  )

@@ -7,6 +7,7 @@ import os
 import re
 
 from vit_jax.finetune.data.imports.listing import SPLIT_OF, SPLITS, Options
+from vit_jax.options import unexpected
 from vit_jax.paths import is_by_program, walk
 
 
@@ -31,51 +32,58 @@ def by_split(
   """
   path = os.path.expanduser(path)
   files, root = _files(path, suffixes, prefix)
-  patterns = {k: v for k, v in options.splits.items() if v is not None}
-  if patterns:
-    if len(patterns) < len(options.splits):
-      raise ValueError(
-        "--splits: got names with and without a pattern, expected one for all:"
-        " train=train-*,validation=val-*."
-      )
-    by_name = {
-      name: _matching(files, root, pattern, name)
-      for name, pattern in patterns.items()
-    }
-    for (a, ours), (b, theirs) in itertools.combinations(by_name.items(), 2):
-      if both := sorted({*ours} & {*theirs}):
-        raise ValueError(
-          f"--splits: got {len(both)} files in both {a} and {b}, such as"
-          f" {os.path.relpath(both[0], root)}, expected a file in one split."
-        )
-    return by_name
-  splits = {file: _split_of(os.path.relpath(file, root)) for file in files}
-  if not any(splits.values()):
-    names = list(options.splits) or ["train"]
-    if len(names) > 1:
-      raise ValueError(
-        f"--splits: got {', '.join(names)}, but no name of a file in {path!r}"
-        f" says its split; expected patterns: train=0*{suffixes[0]},"
-        f"validation=1*{suffixes[0]}."
-      )
-    return {names[0]: files}
-  if unknown := [file for file, split in splits.items() if not split]:
+  if any(options.splits.values()):
+    return _by_pattern(files, root, options)
+  by_name: dict[str | None, list[str]] = {}
+  for file in files:
+    split = _split_of(os.path.relpath(file, root))
+    by_name.setdefault(split, []).append(file)
+  if [*by_name] == [None] and len(options.splits) < 2:
+    return {next(iter(options.splits), "train"): files}
+  named = {k: by_name[k] for k in SPLITS if k in by_name}
+  if None in by_name or not {*options.splits} <= {*named}:
+    unnamed = by_name.get(None, [])
     raise ValueError(
-      f"got {len(unknown)} of {len(files)} files whose names say no split, such"
-      f" as {unknown[0]}; expected one of {', '.join(SPLIT_OF)} in each; or say"
-      " which files are which: --splits=train=PATTERN,validation=PATTERN."
+      unexpected(
+        "--splits",
+        f"{', '.join(options.splits) or 'no patterns'}, and in {path}"
+        f" {', '.join(named) or 'no'} split by the names of files, but"
+        f" {len(unnamed)} files of no split ({', '.join(unnamed[:1])})",
+        "splits that the names of all files say, or patterns:"
+        f" train=0*{suffixes[0]},validation=1*{suffixes[0]}",
+      )
     )
+  return {k: v for k, v in named.items() if k in (options.splits or named)}
+
+
+def _by_pattern(
+  files: list[str], root: str, options: Options
+) -> dict[str, list[str]]:
+  """Returns the files of each split that fit its pattern in --splits."""
+
+  def fits(file: str, pattern: str | None) -> bool:
+    names = os.path.relpath(file, root), os.path.basename(file)
+    return any(fnmatch.fnmatch(name, pattern or "") for name in names)
+
   by_name = {
-    name: [f for f in files if splits[f] == name]
-    for name in SPLITS
-    if name in splits.values()
+    split: [file for file in files if fits(file, pattern)]
+    for split, pattern in options.splits.items()
   }
-  if missing := sorted({*options.splits} - {*by_name}):
-    raise ValueError(
-      f"--splits: got {', '.join(missing)}, expected splits that the names of"
-      f" files say: {', '.join(by_name)}."
+  chosen = list(itertools.chain(*by_name.values()))
+  if not all(by_name.values()) or len({*chosen}) < len(chosen):
+    patterns = (
+      f"{split}={options.splits[split]} ({len(found)} files)"
+      for split, found in by_name.items()
     )
-  return {k: v for k, v in by_name.items() if k in (options.splits or by_name)}
+    raise ValueError(
+      unexpected(
+        "--splits",
+        ", ".join(patterns),
+        f"a pattern for each split, and each of the {len(files)} files such as"
+        f" {os.path.relpath(files[0], root)} in at most one",
+      )
+    )
+  return by_name
 
 
 def _files(
@@ -101,23 +109,6 @@ def _files(
       f" ending in {' or '.join(suffixes)}, a file, or a glob."
     )
   return sorted(files), root or "."
-
-
-def _matching(
-  files: list[str], root: str, pattern: str, name: str
-) -> list[str]:
-  matching = [
-    file
-    for file in files
-    if fnmatch.fnmatch(os.path.relpath(file, root), pattern)
-    or fnmatch.fnmatch(os.path.basename(file), pattern)
-  ]
-  if not matching:
-    raise ValueError(
-      f"--splits: got {name}={pattern}, which fits none of {len(files)} files,"
-      f" such as {os.path.relpath(files[0], root)}."
-    )
-  return matching
 
 
 def _split_of(path: str) -> str | None:

@@ -26,8 +26,7 @@ def scan(path: str, options: Options) -> Listing:
   from vit_jax.data import folder  # imports TensorFlow
 
   name = folder.PREFIX + path
-  why = f"{name}, whose classes are the names of its folders"
-  check_unused(options, ("image", "label", "classes"), why)
+  check_unused(options, ("image", "label", "classes"), name)
   sources = {}
   for split in SPLIT_FOLDERS:
     try:

@@ -341,18 +341,17 @@ def check_names(
       )
 
 
-def check_unused(options: Options, names: tuple[str, ...], why: str) -> None:
+def check_unused(options: Options, names: tuple[str, ...], where: str) -> None:
   """Raises ValueError for options that would have no effect.
 
   Args:
     options: The user's options.
-    names: Options that this kind of source does not use.
-    why: The source, and what it uses instead.
+    names: Options that are not used.
+    where: The source or the option that does not use them.
   """
-  if given := [f"--{k}" for k in names if getattr(options, k) is not None]:
-    raise ValueError(
-      f"{', '.join(given)}: got a value, expected none for {why}; leave it out."
-    )
+  for name in names:
+    if (value := getattr(options, name)) is not None:
+      raise ValueError(unexpected(f"--{name}", value, f"none for {where}"))
 
 
 def select_splits(

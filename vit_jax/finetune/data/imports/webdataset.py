@@ -40,7 +40,7 @@ def scan(path: str, options: Options) -> Listing:
       kinds.
   """
   where = f"webdataset:{path}"
-  check_unused(options, ("label",), f"{where}, whose labels end in .{LABEL}")
+  check_unused(options, ("label",), where)
   by_split = files.by_split(path, SUFFIXES, options, "webdataset:")
   labels, counts, errors = set(), dict.fromkeys(by_split, 0), []
   for split, paths in by_split.items():
