@@ -272,8 +272,13 @@ def test_one_of_several_platforms_is_absent(monkeypatch):
   assert not command.lacks_device(RuntimeError("another"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("platforms", ["foo", "cpu,foo"])
+@pytest.mark.parametrize(
+  "platforms",
+  [
+    pytest.param("foo", marks=pytest.mark.nightly),
+    pytest.param("cpu,foo", marks=pytest.mark.slow),
+  ],
+)
 def test_what_jax_itself_raises_is_known(platforms):
   args = ["-m", "vit_jax.train", "--config=glyphs"]
   done = subprocess.run(

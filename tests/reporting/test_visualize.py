@@ -204,7 +204,10 @@ def test_a_patch_is_a_row_and_a_column(text, capsys):
 
 
 @pytest.mark.slow
-def test_images_of_the_data_that_a_run_is_scored_on(tmp_path, capsys):
+def test_images_of_the_data_that_a_run_is_scored_on(
+  tmp_path, capsys, monkeypatch
+):
+  monkeypatch.setattr(visualize, "NUM_IMAGES", 26)
   model = ViTConfig(variant="B/4", width=8, depth=2, mlp_dim=8, num_heads=2)
   config = Config(
     model=model,
@@ -230,10 +233,10 @@ def test_images_of_the_data_that_a_run_is_scored_on(tmp_path, capsys):
   written = call(run, f"--out={tmp_path / 'out'}")
   printed = capsys.readouterr().out
   assert "images of digits, test\n" in printed
-  assert f"{run}: B/4, 128 images\n" in printed
-  assert "104 more images, whose maps are in rollout/" in printed
+  assert f"{run}: B/4, 26 images\n" in printed
+  assert "2 more images, whose maps are in rollout/" in printed
   files = [path.name for path in written if path.parent.name == "rollout"]
   # Spread over the whole split of 500 images, with their true classes.
-  assert len(files) == 128
+  assert len(files) == 26
   assert re.fullmatch(r"001_record_0__\d_\.png", files[0])
-  assert re.fullmatch(r"128_record_499__\d_\.png", files[-1])
+  assert re.fullmatch(r"026_record_499__\d_\.png", files[-1])
