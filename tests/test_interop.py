@@ -258,7 +258,7 @@ assert "flax" not in sys.modules
       marks=pytest.mark.slow,
     ),
     pytest.param("vit_token", {}, marks=pytest.mark.nightly),
-    pytest.param("hybrid_r", {}, marks=pytest.mark.slow),
+    pytest.param("hybrid_r", {}, marks=pytest.mark.nightly),
     pytest.param("bit_v2", {}, marks=pytest.mark.nightly),
   ],
 )

@@ -85,8 +85,9 @@ def test_layers():
   "name",
   [
     "layer_decay",
-    pytest.param("lora", marks=pytest.mark.slow),
-    pytest.param("muon", marks=pytest.mark.slow),
+    # test_examples.py has both for another family.
+    pytest.param("lora", marks=pytest.mark.nightly),
+    pytest.param("muon", marks=pytest.mark.nightly),
   ],
 )
 def test_fine_tuning_at_another_size(run, tmp_path, name):
@@ -186,8 +187,13 @@ def test_muon_and_adapters_take_the_declared_matrices():
   assert factors == {k.replace("kernel", lora.A) for k in matrices}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["muon", "lora"])
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param("muon", marks=pytest.mark.slow),
+    pytest.param("lora", marks=pytest.mark.nightly),  # test_lora.py has a mesh
+  ],
+)
 def test_a_mesh_gives_the_same(name):
   changes = FINE_TUNING[name]
   one = tiny.Parts(config_of(Own(), **changes), ONE)

@@ -48,10 +48,7 @@ def test_files_of_a_folder(tmp_path, monkeypatch):
   assert error.startswith(
     "config.data.dataset: got 12 images of other names, labels or order (files"
   )
-  assert error.endswith(
-    "). --allow_change=data.dataset continues with the new data; or use another"
-    " --workdir."
-  )
+  assert "--allow_change=data.dataset" in error
   names = ("data.dataset",)
   assert errors(config, workdir, metadata, monkeypatch, names) == []
   del metadata["data_identity"]  # of a run that is older than this check
