@@ -182,7 +182,9 @@ def _tuned(whole, name, workdir=None):
     }
   }
   c.total_steps, c.optim.warmup_steps, c.optim.weight_decay = 3, 1, 0.0
-  c.update_from_flattened_dict(FINE_TUNING[name])
+  for path, value in FINE_TUNING[name].items():
+    section, option = path.split(".")
+    c[section][option] = value
   train_and_evaluate(freeze(c), workdir)
   old = vit_jax.load(whole, image_size=24, verbose=False)
   new = vit_jax.load(workdir, verbose=False)

@@ -147,9 +147,9 @@ def _eval(**options):
           }
         }
       },
-      "got the name 'train', expected a name without '/'",
+      "config.evals.train: got 'train', expected another name",
     ),
-    ({"num_classes": 5}, "config.num_classes: got 5, expected at least the 10"),
+    ({"num_classes": 5}, "config.num_classes: got 5, expected the 10"),
   ],
 )
 def test_errors_that_would_show_only_after_training(changes, message):
@@ -230,7 +230,7 @@ class _Data(tiny.Data):
 def test_data_without_a_name_are_named_by_their_class():
   run = experiment.Experiment(_config(num_classes=3), data=_Data())
   (error,) = run_checks.length_and_head_errors(run)
-  assert error.endswith("the 10 classes of '_Data', or None.")
+  assert error.endswith("the 10 of '_Data', or None.")
 
 
 def test_records_without_numbers_count_from_the_images_seen():

@@ -156,7 +156,9 @@ def test_a_chip_may_take_fewer_images_at_a_time(kind, model, options, expected):
   c.model.variant = model
   c.data.ops, c.data.batch_size = "decode|resize(224)", 1024
   c.optim.microbatch = 64
-  c.update_from_flattened_dict(options)
+  for path, value in options.items():
+    section, name = path.split(".")
+    c[section][name] = value
   config = freeze(c)
   mesh = sharding.make_mesh(MeshConfig(), _chips(kind, (2, 4, 1)))
   assert microbatch.fast_microbatch(config, mesh) == expected

@@ -154,7 +154,7 @@ def test_data_without_what_a_run_asks_of_them():
   errors = "\n".join(run_checks.given_data_errors(object()))
   for key in ("num_examples", "num_classes"):
     assert f"data.{key}: got None, expected an int, 1 or more." in errors
-  assert "data.batches: got none, expected (start_step, process_in" in errors
+  assert "data.batches: missing, see vit_jax.batch.Data." in errors
 
 
 @pytest.fixture

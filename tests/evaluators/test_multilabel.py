@@ -242,7 +242,7 @@ def test_a_softmax_is_refused(objects):
   assert softmax.startswith(
     "config.objective.loss: got 'softmax', expected 'sigmoid'"
   )
-  assert wide.startswith("config.num_classes: got 4, expected 3, the width of")
+  assert wide.startswith("config.num_classes: got 4, expected the 3 of")
 
 
 def test_a_linear_probe_is_refused(objects):
