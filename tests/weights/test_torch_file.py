@@ -160,7 +160,7 @@ def test_the_lines_of_the_docs_save_a_pickle_s_arrays(torch, tmp_path, tree):
     page.read_text().split("weights_only=False")[0].rpartition("```python\n")
   )
   (code,) = re.findall(
-    "```python\n(import torch.*?)```", page.read_text(), re.DOTALL
+    "```py\n(import torch.*?)```", page.read_text(), re.DOTALL
   )
   code = code.replace("source.pth", str(source))
   exec(code.replace("target.pth", str(target)), {})
