@@ -123,7 +123,7 @@ def test_a_batch_of_the_users_own_is_checked():
   text = str(e.value)
   assert "key 'image': got" in text
   assert "local: got uint8 (4, 16, 16, 3), expected uint8 (4, 3, 16" in text
-  with pytest.raises(DataError, match="local: missing"):
+  with pytest.raises(DataError, match="local: got nothing"):
     first({k: v for k, v in good.items() if k != "local"})
 
 
