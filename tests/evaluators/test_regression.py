@@ -299,9 +299,11 @@ def test_what_cannot_be_is_refused(data_dir, tmp_path):
     run_checks.setup(_config(data_dir, objective={"kind": "classification"}))
   text = str(e.value)
   assert (
-    "config.objective.kind: got 'classification', but the labels of" in text
+    "config.objective.kind: got 'classification', expected 'regression'" in text
   )
-  assert "config.evals.val.kind: got 'regression', which scores numbers" in text
+  assert (
+    "config.evals.val.kind: got 'regression', expected 'classification'" in text
+  )
   # A head of an .npz may have classes or numbers.
   config = _config(data_dir)
   params = jax.eval_shape(
@@ -329,6 +331,6 @@ def test_what_cannot_be_is_refused(data_dir, tmp_path):
   text = str(e.value)
   with pytest.raises(ConfigError, match="--knn: got 'levels' with numbers"):
     probes.with_probes(_config(data_dir), {"knn": "levels"}, Sources(data_dir))
-  assert "config.objective.kind: got 'regression', but the labels of" in text
+  assert "config.objective.kind: got 'regression', expected" in text
   assert "config.evals.val.dataset: got 'digits', whose images have cl" in text
   assert "kind='classification' scores classes." in text

@@ -61,12 +61,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   )
   parser.add_argument(
     "--image",
-    help="column of the images (csv, parquet, hf; default: image, in a csv also"
-    " file); for tars the file extension, such as left.png",
+    help="column of images (default: image, csv: or file); tars: extension",
   )
   parser.add_argument(
     "--label",
-    help="column of the labels (csv, parquet, hf; default: label)",
+    help="column of labels (default: label)",
   )
   parser.add_argument(
     "--numbers",
