@@ -50,7 +50,7 @@ def test_the_images_of_a_family(tmp_path, options, name, pixels, ops):
   first, *_ = read.notes
   text = f"nothing states how images were prepared: {name}'s are assumed, mean"
   assert first.startswith(text)
-  assert "--mean=MEAN/STD" in first and ops in first
+  assert "--config.init_mean" in first and ops in first
   stated = weights.read(path, options={"num_heads": 2}, mean="half")
   assert stated.notes[0].startswith(
     f"nothing states how images were prepared: {name}'s are assumed, {ops}"
@@ -74,7 +74,7 @@ def test_a_series_whose_grid_only_the_images_state(tmp_path):
   assert read.pixels == normalisation.NAMED["imagenet"]
   assert read.ops is None and read.image_size is None
   note = "DeiT III's are assumed, mean [0.485, 0.456, 0.406], deviation [0.229,"
-  assert note in read.notes[0] and "0.225]. Others are stated" in read.notes[0]
+  assert note in read.notes[0] and "0.225]; mean= (" in read.notes[0]
   stated = weights.read(path, options=options, mean="half")
   assert "DeiT III" not in str(stated.notes)
   vit = vit_jax.load(path, image_size=(16, 48), verbose=False, **options)
