@@ -236,7 +236,7 @@ def test_the_call_makes_the_published_model(timm, expected):
   model = model_config(**fields)
   name, kwargs = timm_names.create_call(model, 3, (224, 224))
   assert name == expected and not timm_names.differences(model)
-  theirs = _without_memory(timm, name, weight_init="skip", **kwargs)
+  theirs = _without_memory(timm, name, **kwargs)
   params, options, *_ = foreign.translate(weights.SERIES, _meta(theirs))
   shapes = foreign.shapes(model, 3, (224, 224))
   assert {k: v.shape for k, v in params.items()} == shapes
@@ -257,7 +257,8 @@ def test_the_call_makes_the_published_model(timm, expected):
   ],
 )
 def test_timm_s_sizes_are_ours(timm, name, fields):
-  params, _ = weights.read(_meta(_without_memory(timm, name, num_classes=3)))
+  theirs = _without_memory(timm, name, num_classes=3)
+  params, *_ = foreign.translate(weights.SERIES, _meta(theirs))
   shapes = foreign.shapes(model_config(**fields), 3, (224, 224))
   assert {k: v.shape for k, v in params.items()} == shapes
 

@@ -16,6 +16,7 @@ from vit_jax.weights.weights_file import (
   StateDict,
   Weights,
   metadata_of,
+  model_of,
   num_heads_of,
   shorten,
   with_metadata,
@@ -160,7 +161,8 @@ def translate(series: Series, file: StateDict) -> Translated:
   is_modern = is_modern or bool(options.get("rope"))
   if "embedding/kernel" in params and "posemb" not in options:
     if not has_positions(params):
-      if not ("posemb" in file.options or stated.has_no_positions):
+      is_ours = (model_of(ours) or {}).get("posemb") == "none"
+      if not (is_ours or "posemb" in file.options or stated.has_no_positions):
         errors.append(LOST_POSITIONS)
       options["posemb"] = "none"
       if is_modern:
