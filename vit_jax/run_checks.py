@@ -296,7 +296,8 @@ def _parameter_errors(run: Experiment) -> list[str]:
   )
   try:
     params, _ = jax.eval_shape(
-      Trainable(config).split, run.shapes[1], jax.random.key(0)
+      lambda params: Trainable(config).split(params, jax.random.key(0)),
+      run.shapes[1],
     )
   except ValueError as e:
     return [str(e)]
