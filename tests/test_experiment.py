@@ -31,8 +31,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
   (error,) = _errors(_config(), workdir=str(tmp_path))
   assert error == (
     f"--workdir: got '{tmp_path}', where no files can be written"
-    f" ({tmp_path}/checkpoints: File exists); expected a folder, there or to be"
-    " made."
+    f" ({tmp_path}/checkpoints: File exists)."
   )
 
 

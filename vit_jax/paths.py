@@ -42,8 +42,7 @@ def file_in(folder: epath.Path, name: str) -> epath.Path:
   path = folder / name
   if name in ("", ".", "..") or set(name) & {*"/\\\0"}:
     raise ValueError(
-      f"got the name {shown(name)} in {str(folder)!r}, expected a file in that"
-      " folder. Take the files from their publisher."
+      f"got {shown(name)} in {str(folder)!r}, expected a file in that folder."
     )
   if is_remote(folder):
     return path  # buckets have no links
@@ -53,8 +52,7 @@ def file_in(folder: epath.Path, name: str) -> epath.Path:
     root = root.parent.parent
   if not target.is_relative_to(root):
     raise ValueError(
-      f"got {str(path)!r}, which is a link to {target}, outside of its folder;"
-      " expected a file. Copy it there, if it is the right one."
+      f"got {str(path)!r}, which is a link to {target}, outside of its folder."
     )
   return path
 
@@ -98,10 +96,8 @@ def walk(root: str | os.PathLike) -> Iterator[tuple[str, list[str], list[str]]]:
   """
 
   def fail(error: OSError):
-    raise ValueError(
-      f"got the folder {printable(error.filename or root)}, which cannot be"
-      f" opened: {error.strerror}."
-    ) from None
+    name = printable(error.filename or root)
+    raise ValueError(f"{name}: cannot be opened: {error.strerror}.") from None
 
   seen = set()
   for folder, below, names in os.walk(root, onerror=fail, followlinks=True):

@@ -302,7 +302,7 @@ def test_a_disk_that_is_full_is_reported(tmp_path, soon, monkeypatch):
     time.sleep(3 * run_lock.HEARTBEAT_SECONDS)
     lock.check()
   (note,) = notes  # once
-  assert "beat.json cannot be written (No space left on device): a run" in note
+  assert "beat.json cannot be written (No space left on device)" in note
 
 
 def test_the_record_has_when_earlier_processes_lived(tmp_path):

@@ -164,7 +164,7 @@ def test_readers_pass_over_it_too(copy, shapes, capfd):
   assert _bits(params) == _bits(_state(shapes, 1).params)
   assert checkpointer.load_tree(str(copy))[1] == metadata
   assert "has the digest" in capfd.readouterr().err
-  with pytest.raises(checkpointer.DamagedError, match="copy it again"):
+  with pytest.raises(checkpointer.DamagedError, match="is damaged"):
     checkpointer.load_params(str(copy / "checkpoints/2"))
   with pytest.raises(checkpointer.DamagedError, match="has the digest"):
     checkpointer.load_tree(str(copy / "checkpoints/2/params"))

@@ -170,7 +170,7 @@ def test_a_changed_run_is_refused_or_recorded_and_its_time_adds_up(
   numbers = ", ".join(str(len(rows) + n) for n in range(1, 5))
   assert f"metrics.jsonl: lines {numbers}: cut off or damaged; left" in err
   assert "config.json: got no JSON (" in err
-  assert "the config in the checkpoint is used instead" in err
+  assert "the checkpoint's config is used" in err
   assert "changed  " not in err and resume_rules.read(folder) == trail
   rows = read_metrics(folder)
   assert [r["step"] for r in rows] == [1, 2, 4, 6, 8]

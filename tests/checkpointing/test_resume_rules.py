@@ -78,17 +78,12 @@ def test_differences_are_refused_by_name_unless_named():
   errors = resume_rules.errors(changes, ["optim.lr"], "runs/a")
   assert errors == [
     "config.optim.beta1 was 0.9, is now 0.8 (other updates)",
-    "config.seed was 0, is now 3 (other batches and draws from here on); the"
-    " run in runs/a began with the old values. Give the old values to resume"
-    " it, or --allow_change=optim.beta1,seed to continue with the new values,"
-    " or another --workdir.",
+    "config.seed was 0, is now 3 (other batches and draws from here on);"
+    " --allow_change=optim.beta1,seed continues the run in runs/a with the"
+    " changes.",
   ]
-  assert resume_rules.errors(changes, ["optim"], "runs/a") == [
-    "config.seed was 0, is now 3 (other batches and draws from here on); the"
-    " run in runs/a began with the old value. Give the old value to resume it,"
-    " or --allow_change=seed to continue with the new value, or another"
-    " --workdir."
-  ]
+  (error,) = resume_rules.errors(changes, ["optim"], "runs/a")
+  assert "--allow_change=seed continues" in error
   assert resume_rules.errors(changes, ["optim", "seed"], "runs/a") == []
   assert len(resume_rules.errors(changes, ["opt", "see"], "runs/a")) == 3
 
@@ -138,10 +133,9 @@ def test_names_of_the_flag():
   assert resume_rules.flag_errors(names, config, old) == []
   assert resume_rules.flag_errors(["optim.rl", "dta"], config, old) == [
     "--allow_change: got 'optim.rl', expected an option or a section of the"
-    " config, such as optim.lr or data, comma-separated. Did you mean"
-    " 'optim.lr'?",
-    "--allow_change: got 'dta', expected an option or a section of the config,"
-    " such as optim.lr or data, comma-separated. Did you mean 'data'?",
+    " config. Did you mean 'optim.lr'?",
+    "--allow_change: got 'dta', expected an option or a section of the config."
+    " Did you mean 'data'?",
   ]
   every = set(flat(to_dict(config)))
   assert resume_rules.flag_errors(every, config, {}) == []

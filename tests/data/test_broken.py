@@ -290,7 +290,7 @@ def test_a_folder_that_cannot_be_opened(tmp_path, monkeypatch):
 
   monkeypatch.setattr(os, "scandir", refuses)
   os.utime(tmp_path, (1, 1))
-  with pytest.raises(ValueError, match="which cannot be opened: Perm"):
+  with pytest.raises(ValueError, match="cannot be opened: Perm"):
     sources.open_source(f"folder:{tmp_path}", "train")
 
 

@@ -173,8 +173,8 @@ def test_without_srun_a_process_is_alone_and_says_so(
   out, err = capfd.readouterr()
   assert calls == [] and out == ""
   assert err == (
-    "SLURM has 16 tasks for this job, but srun did not start this process,"
-    " which works alone; put srun before the command.\n"
+    "SLURM has 16 tasks for this job, but this process works alone: put srun"
+    " before the command.\n"
   )
 
 
@@ -252,24 +252,20 @@ def test_others_who_do_not_come(calls, ends, monkeypatch, capfd):
   assert line.startswith(
     "SLURM job 77, first of the nodes node[001-002]: process 1 of 16 waited"
   )
-  assert "JAX_COORDINATOR_PORT" in line
 
 
-@pytest.mark.parametrize("port", ["", "9999"])
-def test_an_error_of_jax_is_passed_on(calls, ends, monkeypatch, capfd, port):
+def test_an_error_of_jax_is_passed_on(calls, ends, monkeypatch, capfd):
   def fails(**settings):
     raise RuntimeError("no such host\n(a stack)")
 
   monkeypatch.setattr(jax.distributed, "initialize", fails)
   monkeypatch.setattr(tpu_slice, "lock", lambda: None)
-  monkeypatch.setenv("JAX_COORDINATOR_PORT", port)
   _is_tpu(monkeypatch, HOSTS)
   line = _late(capfd)
   assert line.startswith(
     "TPU slice (TPU_WORKER_HOSTNAMES has 2 hosts): this process could not join"
     " (RuntimeError: no such host); "
   )
-  assert f"port {port or '8482'} of the first host" in line
 
 
 @pytest.mark.parametrize(

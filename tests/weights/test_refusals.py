@@ -251,7 +251,7 @@ def test_nothing_is_there(tmp_path):
   (tmp_path / "checkpoints").mkdir()
   assert message(tmp_path) == (
     f"got '{tmp_path}', which has no checkpoint in it; expected the folder of a"
-    " run (it holds checkpoints/<step>/params), or of one step."
+    " run or of a step."
   )
 
 

@@ -88,7 +88,7 @@ def test_links_that_lead_out_of_a_folder(tmp_path):
     paths.file_in(epath.Path(folder), "outside")
   assert str(e.value) == (
     f"got '{folder}/outside', which is a link to {other}/x, outside of its"
-    " folder; expected a file. Copy it there, if it is the right one."
+    " folder."
   )
 
 

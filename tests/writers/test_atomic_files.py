@@ -89,7 +89,7 @@ def test_a_file_that_cannot_be_read_is_not_replaced(
     return call
 
   path.write_bytes(b"what it holds")
-  text = re.escape(f"{path}: cannot be read (Stale file handle), and the run")
+  text = re.escape(f"{path}: cannot be read (Stale file handle)")
   with monkeypatch.context() as patch:
     patch.setattr(os, "stat", fails(os.stat))
     patch.setattr(type(path), "open", fails(type(path).open))
@@ -176,7 +176,7 @@ def test_records_do_not_wait_for_ever(tmp_path, monkeypatch):
   disk.is_full = True
   lines.append(b"1")
   lines.append(b"2")
-  with pytest.raises(WriteError, match="3 records wait, .* free disk space"):
+  with pytest.raises(WriteError, match="3 records wait .* free disk space"):
     lines.append(b"3")
 
 

@@ -19,7 +19,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.options import ConfigError
+from vit_jax.options import ConfigError, unexpected
 
 if TYPE_CHECKING:
   import jax
@@ -217,12 +217,8 @@ class CallbackList:
     self._callbacks = (*callbacks, *self._callbacks)
     names = [c.name for c in self._callbacks if c.name]
     if twice := sorted({n for n in names if names.count(n) > 1}):
-      raise ConfigError(
-        [
-          f"config.callbacks: got several with the name {', '.join(twice)},"
-          " expected different names, the keys of what a callback saves."
-        ]
-      )
+      got = f"several with the name {', '.join(twice)}"
+      raise ConfigError([unexpected("config.callbacks", got, "other names")])
 
   @property
   def observers(self) -> list[Callback]:

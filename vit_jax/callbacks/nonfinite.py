@@ -24,9 +24,8 @@ NUM_SHOWN = 5  # steps before the bad one whose losses are shown
 MAX_PENDING = 1024  # steps whose metrics wait on the device
 NUM_NEWEST = 8  # newest steps, not fetched because the devices may compute them
 ADVICE = (
-  "If loss and grad_norm rose before, the run diverges: lower config.optim.lr,"
-  " lengthen config.optim.warmup_steps, or set config.optim.clip_norm, in a new"
-  " --workdir. If they did not, check the records and the device."
+  "If loss and grad_norm rose before, lower config.optim.lr or set"
+  " config.optim.clip_norm, in a new --workdir; if not, check the records."
 )
 SKIP = " --config.on_nonfinite=skip leaves the step out."
 
@@ -111,10 +110,8 @@ class NonFinite(Callback):
     most = self._most_unusable(step + self._shift)
     if self.undecodable > most:
       raise DataError(
-        f"got {self.undecodable:,} rows with records that cannot be used up to"
-        f" step {step}, expected at most {most:,} (1% of"
-        " the split in every epoch, or ten). The process that read a record"
-        " has printed what is wrong with it. Repair or remove them."
+        f"got {self.undecodable:,} rows of unusable records up to step {step},"
+        f" expected at most {most:,}: see above what is wrong with a record."
       )
     nonfinite = {k: v for k, v in values.items() if not math.isfinite(v)}
     bad = [k for k in nonfinite if k in METRICS]
@@ -173,13 +170,11 @@ class NonFinite(Callback):
     what = f"{_bad(bad)} at step {step}: its update was not applied"
     where = f"in {self._workdir}/{FILE}"
     if self._config.on_nonfinite == "skip":
-      self._note(
-        f"skipped     {what}; {self.skipped} so far; its records are {where}"
-      )
+      self._note(f"skipped     {what}; {self.skipped} so far; records {where}")
       return
     raise FloatingPointError(
       f"{what}, and nothing was saved since. {_checkpoint(newest)}\n"
-      f"Before it: {'; '.join(self._shown) or 'nothing that is known'}.\n"
+      f"Before it: {'; '.join(self._shown) or 'unknown'}.\n"
       f"The records of its batch are {where}.\n{ADVICE}{SKIP}"
     )
 

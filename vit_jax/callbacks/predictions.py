@@ -43,16 +43,7 @@ class SavePredictions(Callback):
       params = state.eval_params
       rows = evaluator.predictions(params, NUM_PREDICTIONS, NUM_MISTAKES)
       if rows is not None:
-        self._write(rows)
+        packed = io.BytesIO()
+        np.savez_compressed(packed, **rows)
+        atomic_files.replace(self._path, packed.getvalue())
         return
-
-  def _write(self, rows: dict[str, np.ndarray]) -> None:
-    packed = io.BytesIO()
-    np.savez_compressed(packed, **rows)
-    try:
-      atomic_files.replace_text(self._path, packed.getvalue())
-    except OSError as e:
-      raise atomic_files.WriteError(
-        f"{self._path}: cannot be written ({atomic_files.reason(e)}); the rest"
-        " of the run is done, and the same command writes it again."
-      ) from None

@@ -13,7 +13,7 @@ import jax
 from clu import periodic_actions, profiler
 
 from vit_jax.callbacks.base import Callback
-from vit_jax.config import ConfigError
+from vit_jax.options import ConfigError, unexpected
 
 if TYPE_CHECKING:
   from vit_jax.step import TrainState
@@ -52,12 +52,8 @@ class Profile(Callback):
       ConfigError: The run resumes at `first_step` or later.
     """
     if self._first_step <= start:
-      raise ConfigError(
-        [
-          f"--profile: got {self._first_step}, expected a step after {start:,},"
-          " from which the run resumes."
-        ]
-      )
+      later = f"a step after {start:,}, from which the run resumes"
+      raise ConfigError([unexpected("--profile", self._first_step, later)])
 
   def on_step(
     self, step: int, batch: Mapping[str, jax.Array], metrics: Mapping

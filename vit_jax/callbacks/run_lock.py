@@ -82,7 +82,7 @@ def refuse_live(
     raise ConfigError(
       [
         f"--workdir: got {workdir!r}, in which another run trains:"
-        f" {run_record.describe(record)}. Let it finish, or end it there."
+        f" {run_record.describe(record)}."
       ]
     )
 
@@ -97,8 +97,7 @@ def _watch(
   if _dead_runs.get(str(folder)) == (record, heartbeat):
     return record or {}, False
   note(
-    f"waits       {WATCH_SECONDS:.0f} s for a heartbeat of the run of host"
-    f" {(record or {}).get('host')} in {folder}"
+    f"waits       {WATCH_SECONDS:.0f} s for a heartbeat of the run in {folder}"
   )
   changes, deadline = 0, time.monotonic() + WATCH_SECONDS
   while time.monotonic() < deadline:
@@ -268,8 +267,7 @@ class RunLock(Callback):
       if not self._heartbeat_fails and self._folder.exists():
         self._heartbeat_fails = True
         self._note(
-          f"heartbeat   {path} cannot be written ({atomic_files.reason(e)}): a"
-          " run on another host could take this folder"
+          f"heartbeat   {path} cannot be written ({atomic_files.reason(e)})"
         )
 
 
@@ -281,12 +279,8 @@ def _folder_errors(workdir: str) -> Iterator[None]:
   except ConfigError:
     raise
   except Exception as e:  # a bucket's errors are of many classes
-    raise ConfigError(
-      [
-        f"--workdir: got {workdir!r}, where {run_record.FILE} cannot be read"
-        f" and written ({atomic_files.reason(e)})."
-      ]
-    ) from None
+    what = f"{run_record.FILE} cannot be used ({atomic_files.reason(e)})"
+    raise ConfigError([f"--workdir: got {workdir!r}, where {what}."]) from None
 
 
 def _read_record(folder: epath.Path) -> dict[str, Any] | None:

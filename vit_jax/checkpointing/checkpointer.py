@@ -25,6 +25,7 @@ from vit_jax.checkpointing.layout import FOLDER, DamagedError, find
 from vit_jax.checkpointing.saving import AsyncSaver, SaveError, StepWriter
 from vit_jax.config import CheckpointConfig, ConfigError
 from vit_jax.digests import Digest
+from vit_jax.options import unexpected
 from vit_jax.param_groups import path_of
 from vit_jax.paths import absolute, file_size, is_remote, kind, run_path
 from vit_jax.step import EMA, OBJECTIVE, TrainState
@@ -169,11 +170,7 @@ class Checkpointer:
     outcome = retention.max_of_processes(0 if arrays else 1 + is_damaged)
     if outcome == 1:
       raise ConfigError(
-        [
-          f"{folder}: cannot be read now"
-          f" ({error or 'by another process'}); correct this, and start the"
-          " same command again."
-        ]
+        [f"{folder}: cannot be read now ({error or 'by another process'})."]
       )
     if outcome:
       raise DamagedError(error or "another process could not read it")
@@ -190,13 +187,9 @@ class Checkpointer:
     needed = sum(x.size * x.dtype.itemsize for x in arrays)
     free = retention.free_bytes(self._folder)
     if free is not None and free < needed:
-      raise ConfigError(
-        [
-          f"--workdir: got a disk with {free / 1e9:,.2f} GB free, expected the"
-          f" {needed / 1e9:,.2f} GB of a checkpoint; free disk space, or use a"
-          " folder on another disk."
-        ]
-      )
+      got = f"a disk with {free / 1e9:,.2f} GB free"
+      expected = f"the {needed / 1e9:,.2f} GB of a checkpoint"
+      raise ConfigError([unexpected("--workdir", got, expected)])
 
   def restore_newest(
     self, start: int, state: TrainState, form_of: FormOf | None = None
@@ -313,8 +306,7 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     others = [p.parent for p in sorted(step.glob("*/_METADATA"))]
     if others and not any(map(kind, own)):
       raise ValueError(
-        f"got {path!r}, which vit_jax did not write, expected one tree of"
-        f" arrays in it: {', '.join(map(str, others[:5]))}."
+        f"got {path!r}, expected one tree in it, such as {str(others[0])!r}."
       )
     return _read(path, read)
   jax.devices()  # its errors are not the checkpoint's
@@ -322,8 +314,7 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return _checked(absolute(trees[0])), {}
   except Exception as e:
     raise DamagedError(
-      f"got {str(trees[0])!r}, which Orbax cannot read"
-      f" ({layout.damage_of(e) or e}); copy it again."
+      f"{trees[0]} cannot be read: {layout.damage_of(e) or e}."
     ) from None
 
 
@@ -344,9 +335,7 @@ def _read(path: str, read: Callable[[epath.Path], T]) -> T:
       if (error := layout.damage_of(e)) is None:
         raise
       if is_given:
-        raise DamagedError(
-          f"{folder} is damaged: {error}; copy it again."
-        ) from e
+        raise DamagedError(f"{folder} is damaged: {error}.") from e
       layout.log_damage(folder, error)
       damaged.add(folder.name)
 
@@ -393,7 +382,7 @@ def write_params(
   """
   folder = absolute(run_path(path))
   if folder.exists():
-    raise FileExistsError(f"got {path!r}, which exists; expected a new folder.")
+    raise FileExistsError(f"got {path!r}, expected a new folder.")
   writer = StepWriter(folder)
   writer.start({"params": jax.tree.map(jnp.asarray, params)}, metadata)
   writer.wait()
@@ -425,8 +414,7 @@ def _check_size(folder: epath.Path, shapes: Any) -> None:
   stored = sum(map(file_size, layout.files_in(folder)))
   if stated > 2 * stored + ALWAYS_ALLOWED:
     raise ValueError(
-      f"{folder}: got {stored:,} bytes for arrays of {stated:,}, expected at"
-      " least half as many: weights hardly compress. Copy the folder again."
+      f"{folder}: got {stored:,} bytes of files for arrays of {stated:,} bytes."
     )
 
 

@@ -156,10 +156,7 @@ def _read_metadata(folder: epath.Path) -> dict[str, Any]:
   in_bucket = isinstance(folder, BucketPath)  # one request is enough there
   for name in () if in_bucket else ("params", "metadata"):
     if kind(file_in(folder, name)) != "folder":
-      is_empty = not any(folder.iterdir())
-      raise DamagedError(
-        "the folder is empty" if is_empty else f"{name}/ is missing"
-      )
+      raise DamagedError(f"{name}/ is missing")
   return read_json(folder, "metadata/metadata")
 
 
@@ -308,8 +305,7 @@ def find(path: str, exclude: Collection[str] = ()) -> epath.Path:
       raise DamagedError(f"{parent}: {NONE_WHOLE}.")
   what = "has no checkpoint in it" if base.exists() else "does not exist"
   raise FileNotFoundError(
-    f"got {path!r}, which {what}; expected the folder of a run (it holds"
-    f" {FOLDER}/<step>/params), or of one step."
+    f"got {path!r}, which {what}; expected the folder of a run or of a step."
   )
 
 

@@ -5,11 +5,11 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax import class_names
 from vit_jax.batch import DataInfo
 from vit_jax.checkpointing import resume_rules
 from vit_jax.config import Config, json_file
 from vit_jax.distributed import agreement
+from vit_jax.options import shown, unexpected
 from vit_jax.paths import run_path
 from vit_jax.step import RunShape
 
@@ -59,9 +59,7 @@ class Resumed:
     saved = self.metadata.get("config")
     if not isinstance(saved, dict):
       return OldConfig({}, error)
-    return OldConfig(
-      saved, f"{error}; the config in the checkpoint is used instead"
-    )
+    return OldConfig(saved, f"{error}; the checkpoint's config is used")
 
   @functools.cached_property
   def changes(self) -> list[resume_rules.Change]:
@@ -86,9 +84,9 @@ class Resumed:
     if not resume_rules.is_allowed("data.dataset", self.allow_change):
       errors += self._data_errors(data, classes)
     if self.start > run_shape.total_steps:
+      done = f"at least the {self.start} that are done"
       errors.append(
-        f"config.total_steps: got {run_shape.total_steps}, expected at least"
-        f" the {self.start} steps that {self.workdir} has done."
+        unexpected("config.total_steps", run_shape.total_steps, done)
       )
     return errors
 
@@ -96,39 +94,27 @@ class Resumed:
     self, data: DataInfo, classes: Sequence[str] | None
   ) -> list[str]:
     """Returns how the data differ although their name is the same."""
-    errors = []
-    began = f"but the run in {self.workdir} began with"
-    old_classes = tuple(self.metadata.get("class_names") or ())
-    if old_classes and classes and old_classes != classes:
-      errors.append(
-        f"config.data.dataset: got the {len(classes)} classes"
-        f" {class_names.shortened(classes)}, {began} the {len(old_classes)}"
-        f" classes {class_names.shortened(old_classes)}."
-      )
-    number, identity = data.num_examples, agreement.identity(data)
-    old_number = self.metadata.get("num_examples", number)
-    old_identity = self.metadata.get("data_identity")
+    old, identity = self.metadata, agreement.identity(data)
     advice = f"{resume_rules.FLAG}=data.dataset continues with the new data."
-    if old_number != number:
-      errors.append(
-        f"config.data.dataset: got {number:,} images, {began} {old_number:,}."
-        f" {advice}"
+    return [
+      unexpected(
+        "config.data.dataset",
+        f"{what} {shown(now)}",
+        f"{shown(was)}, with which the run in {self.workdir} began",
+        advice,
       )
-    elif identity and old_identity and old_identity != identity:
-      errors.append(
-        f"config.data.dataset: got {number:,} images of other names, labels or"
-        f" order ({identity}), {began} as many others ({old_identity})."
-        f" {advice}"
+      for what, was, now in (
+        ("classes", tuple(old.get("class_names") or ()), classes),
+        ("number of images", old.get("num_examples"), data.num_examples),
+        ("names, labels, order of images", old.get("data_identity"), identity),
       )
-    return errors
+      if was and now and was != now
+    ]
 
   def notes(self) -> list[str]:
     """Returns a line for each change, and for ignored options."""
     lines = [f"changed     {c.text} ({c.rule.why})" for c in self.changes]
     if unknown := resume_rules.unknown_options(self.old_config.values):
-      lines.append(
-        f"config      {', '.join(unknown)}: this version has no such options,"
-        " and ignores them"
-      )
+      lines.append(f"config      {', '.join(unknown)}: unknown, ignored")
     error = self.old_config.error
     return lines + ([f"config      {error}"] if error else [])

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.config import Config, build, flat, options_of, to_dict
-from vit_jax.options import nearest
+from vit_jax.options import nearest, unexpected
 from vit_jax.paths import run_path, with_absolute_folder
 from vit_jax.writers import atomic_files
 
@@ -145,9 +145,9 @@ def flag_errors(names: Iterable[str], config: Config, old: dict) -> list[str]:
   for key in keys:
     parts = key.split(".")
     known |= {".".join(parts[: i + 1]) for i in range(len(parts))}
+  expected = "an option or a section of the config"
   return [
-    f"{FLAG}: got {name!r}, expected an option or a section of the config, such"
-    f" as optim.lr or data, comma-separated.{nearest(name, known)}"
+    unexpected(FLAG, repr(name), expected, nearest(name, known).strip())
     for name in names
     if name not in known
   ]
@@ -172,11 +172,9 @@ def errors(
   ]
   texts = [f"{c.text} ({c.rule.why})" for c in refused]
   if texts:
-    values = "value" if len(texts) == 1 else "values"
+    keys = ",".join(c.key for c in refused)
     texts[-1] += (
-      f"; the run in {workdir} began with the old {values}. Give the old"
-      f" {values} to resume it, or {FLAG}={','.join(c.key for c in refused)} to"
-      f" continue with the new {values}, or another --workdir."
+      f"; {FLAG}={keys} continues the run in {workdir} with the changes."
     )
   return texts
 

@@ -22,6 +22,7 @@ from vit_jax.paths import is_remote
 from vit_jax.writers import atomic_files
 
 NEWEST = "checkpoints.json"  # in the run's folder: its last good checkpoint
+GONE = "the checkpoint of step {:,} is gone"
 DAMAGED, DELETED = ".damaged", ".deleted"
 
 
@@ -91,14 +92,12 @@ def start(folder: epath.Path) -> tuple[int, list[str]]:
       if not step and bad:
         error = no_checkpoint(folder, layout.NONE_WHOLE)
       elif not step and (last := noted_newest(folder)):
-        error = no_checkpoint(
-          folder, f"the checkpoint of step {last:,} is gone"
-        )
+        error = no_checkpoint(folder, GONE.format(last))
     except Exception as e:  # a bucket's are no OSErrors; other processes wait
       error = f"{folder}: cannot be read ({type(e).__name__}: {e})."
   step = max_of_processes(step)
   if max_of_processes(bool(error)) and not error:
-    error = f"{folder}: process 0 finds no checkpoint in it, and says why."
+    error = f"{folder}: see the error of process 0."
   return step, [error] if error else []
 
 
@@ -123,7 +122,7 @@ def set_aside_after(folder: epath.Path, step: int) -> None:
   with contextlib.suppress(OSError):  # only a note is lost
     last = noted_newest(folder)
   if last > step and last not in later:
-    layout.log(f"note        the checkpoint of step {last:,} is gone")
+    layout.log(f"note        {GONE.format(last)}")
 
 
 def set_aside(folder: epath.Path) -> epath.Path:

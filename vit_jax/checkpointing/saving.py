@@ -143,8 +143,7 @@ class AsyncSaver:
         time.sleep(seconds)
     raise SaveError(
       f"{self._folder}: the checkpoint of step {step:,} could not be written"
-      f" ({self._error}). The newest is {self._last()}: correct the error, and"
-      " start the same command again."
+      f" ({self._error}); the newest is {self._last()}."
     )
 
   def close(self) -> None:
@@ -180,7 +179,7 @@ class AsyncSaver:
     self._is_clean = False
     wait = min(2 ** (self._failures - 1), MAX_STEPS)
     self._retry_at = step + wait
-    self._error = error or "in another process, which says why"
+    self._error = error or "in another process"
     if error or jax.process_index() == 0:
       self._report(
         self._error,
@@ -206,10 +205,6 @@ class AsyncSaver:
     """
     if jax.process_index() == 0:
       if not is_remote(self._folder):
-        if self.newest and not self._folder.exists():
-          layout.log(
-            f"note        {self._folder} was removed; it is made again"
-          )
         retention.probe(self._folder)
       elif self._is_clean:
         return
@@ -325,7 +320,7 @@ class FailFastBarrier:
       )
     except Exception:  # jax's error; its class is not documented
       self._has_ended = True
-      raise OSError("another process, which says why") from None
+      raise OSError("another process failed") from None
 
   def fail(self) -> None:
     """Releases the processes at the barrier after a failure in this one."""

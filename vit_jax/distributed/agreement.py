@@ -24,12 +24,11 @@ from vit_jax.batch import DataInfo
 from vit_jax.config import Config, ConfigError, flat, to_dict
 from vit_jax.data.preprocessing import image_size
 from vit_jax.models import efficient_attention
-from vit_jax.options import shown
+from vit_jax.options import shown, unexpected
 from vit_jax.paths import run_path
 
 # A file system may take so long to show a host what another has written.
 VISIBLE_SECONDS = 90.0
-MAX_DIFFERENCES = 10  # differences that are listed
 # Settings of jax that change numbers; environment variables set them, too.
 SETTINGS = (
   "jax_default_prng_impl",
@@ -138,13 +137,8 @@ def check(values: Mapping[str, Any]) -> None:
     return
   first = json.loads(broadcast_text(text))
   differences = [*_differences(json.loads(text), first)]
-  raise ConfigError(
-    differences
-    or [
-      f"got other options, data or versions in {_named(differ)} than in process"
-      " 0; each prints its differences."
-    ]
-  )
+  others = f"got other options, data or versions in {_named(differ)}."
+  raise ConfigError(differences or [others])
 
 
 def _text(value: Any) -> str:
@@ -158,14 +152,9 @@ def _differences(
   keys = [
     k for k in {**first, **mine} if _text(first.get(k)) != _text(mine.get(k))
   ]
-  for key in keys[:MAX_DIFFERENCES]:
-    yield (
-      f"{key}: got {shown(mine.get(key))} in process {index}, expected"
-      f" {shown(first.get(key))} as in process 0; give all hosts the same"
-      " command, code and data."
-    )
-  if len(keys) > MAX_DIFFERENCES:
-    yield f"and {len(keys) - MAX_DIFFERENCES} more differ from process 0."
+  for key in keys:
+    got = f"{shown(mine.get(key))} in process {index}"
+    yield unexpected(key, got, f"{shown(first.get(key))} as in process 0")
 
 
 def check_folder(workdir: str) -> None:
@@ -189,12 +178,9 @@ def check_folder(workdir: str) -> None:
       path.unlink(missing_ok=True)
   if not every.all():
     missing = _named(np.flatnonzero(~every.ravel()).tolist())
-    raise ConfigError(
-      [
-        f"--workdir: got {workdir!r}, where {missing} cannot find what process"
-        " 0 writes; expected a folder that all hosts share."
-      ]
-    )
+    got = f"{workdir!r}, where {missing} cannot find what process 0 writes"
+    shared = "a folder that all hosts share"
+    raise ConfigError([unexpected("--workdir", got, shared)])
 
 
 def _named(processes: list[int]) -> str:

@@ -21,22 +21,10 @@ VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 JOIN_SECONDS = 300.0  # as jax waits by default
 HEARTBEAT_SECONDS = 30  # default for commands without a config
 
-ADVICE = (
-  "see that every process was started with the same address and number and with"
-  " an id of its own, and that the address of process 0 can be reached"
-)
-SLURM_ADVICE = (
-  "see in the job's log whether a task ended early; JAX_COORDINATOR_PORT is"
-  " another port"
-)
-TPU_ADVICE = (
-  "start the same command on every host (ssh --worker=all); if a firewall"
-  " blocks port {port} of the first host, set JAX_COORDINATOR_PORT to another"
-)
+ADVICE = "docs/troubleshooting.md, Processes do not meet, has what to check"
 READS_EARLY = (
   "--config: got an init= for which jax starts before the processes have"
-  " joined, such as the folder of a run; expected a file: vit-jax convert RUN"
-  " RUN.npz --to=npz, then init=RUN.npz."
+  " joined; expected a file: vit-jax convert RUN RUN.npz --to=npz."
 )
 
 
@@ -46,13 +34,11 @@ class Group(NamedTuple):
   Attributes:
     settings: Arguments of `jax.distributed.initialize`, which finds the others.
     name: Their address, and the number of this process, for an error.
-    advice: What to check if the others do not come.
     is_tpu_slice: Whether they are the hosts of a TPU slice.
   """
 
   settings: dict[str, Any]
   name: str
-  advice: str
   is_tpu_slice: bool = False
 
 
@@ -126,7 +112,7 @@ def _group(
       "cluster_detection_method": "deactivate",
       "local_device_ids": _slurm_devices() if is_slurm else None,
     }
-    return Group(settings, f"{address}: process {index} of {count}", ADVICE)
+    return Group(settings, f"{address}: process {index} of {count}")
   if is_slurm:
     settings = {
       "cluster_detection_method": "slurm",
@@ -137,18 +123,16 @@ def _group(
       f" {os.environ['SLURM_STEP_NODELIST']}: process"
       f" {_number('SLURM_PROCID')} of {_number('SLURM_NTASKS')}"
     )
-    return Group(settings, name, SLURM_ADVICE)
+    return Group(settings, name)
   if tpu_slice.is_tpu_vm():
     tpu = tpu_slice.find()
     if tpu.is_shared:
-      advice = TPU_ADVICE.format(port=tpu_slice.port())
-      return Group({}, f"TPU slice ({tpu.reason}): this process", advice, True)
+      return Group({}, f"TPU slice ({tpu.reason}): this process", True)
     exit_codes.say(f"TPU slice: {tpu.reason}; this process works alone.")
   elif _number("SLURM_NTASKS") > 1:
     exit_codes.say(
-      f"SLURM has {_number('SLURM_NTASKS')} tasks for this job, but srun did"
-      " not start this process, which works alone; put srun before the"
-      " command."
+      f"SLURM has {_number('SLURM_NTASKS')} tasks for this job, but this"
+      " process works alone: put srun before the command."
     )
   return None
 
@@ -163,10 +147,8 @@ def refuse_several_hosts() -> None:
   tpu = tpu_slice.find()
   if tpu.is_shared:
     sys.exit(
-      f"TPU slice: got one of several hosts ({tpu.reason}), expected a host"
-      " that has its slice to itself, because the TPU would wait for the"
-      " others; put JAX_PLATFORMS=cpu before the command, or use a VM of one"
-      " host."
+      f"TPU slice: got one of several hosts ({tpu.reason}), expected a VM of"
+      " one host; or put JAX_PLATFORMS=cpu before the command."
     )
 
 
@@ -248,7 +230,7 @@ def _join(group: Group, timeout: float) -> None:
 def _end(group: Group, error: str) -> NoReturn:
   """Ends this process with the code for causes that pass, in every host."""
   code = exit_codes.EXIT_RESTART
-  text = f"{group.name} {error}; {group.advice} (exit code {code})."
+  text = f"{group.name} {error}; {ADVICE} (exit code {code})."
   exit_codes.end(code, lambda: exit_codes.say(text))
 
 

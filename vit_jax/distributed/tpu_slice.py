@@ -17,7 +17,7 @@ import socket
 import urllib.request
 from typing import NamedTuple
 
-from vit_jax.config import ConfigError
+from vit_jax.options import ConfigError, unexpected
 
 # The first that is set has the names of a slice's hosts, as jax reads them.
 FILE_OF_HOSTS = "TPU_PROCESS_ADDRESSES_PATH"
@@ -119,11 +119,7 @@ def lock() -> None:
   try:
     place.bind(f"\0vit_jax-tpu-{port()}-{worker}")
   except OSError:
-    raise ConfigError(
-      [
-        "TPU slice: got another process of this host that has joined it at"
-        f" port {port()}, which jax would abort; expected none. End it on every"
-        " host, or put JAX_PLATFORMS=cpu before a command that needs no TPU."
-      ]
-    ) from None
+    got = f"another process of this host, at port {port()}"
+    hint = "End it on every host."
+    raise ConfigError([unexpected("TPU slice", got, "none", hint)]) from None
   _locks.append(place)

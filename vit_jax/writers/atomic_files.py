@@ -119,10 +119,8 @@ def reason(error: Exception) -> str:
 def folder_error(workdir: str, error: OSError) -> str:
   """Returns an error message for a --workdir that cannot be written."""
   at = f"{error.filename}: " if error.filename else ""
-  return (
-    f"--workdir: got {workdir!r}, where no files can be written"
-    f" ({at}{reason(error)}); expected a folder, there or to be made."
-  )
+  why = f"no files can be written ({at}{reason(error)})"
+  return f"--workdir: got {workdir!r}, where {why}."
 
 
 def open_records(
@@ -222,17 +220,16 @@ class Records:
     except OSError as e:
       if self.error is None:
         self._note(
-          f"file        {self._path} cannot be written ({reason(e)}): the run"
-          " goes on, and its records wait in memory"
+          f"file        {self._path} cannot be written ({reason(e)}): records"
+          " wait in memory"
         )
       self.error = e
 
   def _refuse_too_many(self) -> None:
     if self.error is not None and len(self._waiting) >= MAX_WAITING:
       raise WriteError(
-        f"{self._path}: {len(self._waiting):,} records wait, because it cannot"
-        f" be written ({reason(self.error)}); free disk space, and start the"
-        " same command again."
+        f"{self._path}: {len(self._waiting):,} records wait"
+        f" ({reason(self.error)}); free disk space, and start again."
       )
 
   def _write(self) -> None:
@@ -320,8 +317,7 @@ def contents(path: epath.Path) -> bytes:
     return b""
   except OSError as e:
     raise WriteError(
-      f"{path}: cannot be read ({reason(e)}), and the run would overwrite it;"
-      " it is unchanged."
+      f"{path}: cannot be read ({reason(e)}); the file is unchanged."
     ) from None
 
 

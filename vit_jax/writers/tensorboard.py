@@ -91,8 +91,8 @@ class TensorBoard:
     except OSError as e:
       self._file = None
       self._note(
-        f"tensorboard cannot be written ({atomic_files.reason(e)}): the run"
-        " goes on without it; the next start makes it anew from metrics.jsonl"
+        f"tensorboard cannot be written ({atomic_files.reason(e)}): it lacks"
+        " rows until the next start; metrics.jsonl has every row"
       )
 
   def _take_buffer(self) -> bytes:

@@ -105,10 +105,7 @@ class WandB:
       prompt=False, verify=False
     ):
       return None
-    return (
-      "got no API key, expected one: run `wandb login`, or set WANDB_API_KEY,"
-      " or WANDB_MODE=offline"
-    )
+    return "expected WANDB_API_KEY, WANDB_MODE=offline or a `wandb login`"
 
   def write_hparams(self, hparams: Mapping[str, Any]) -> None:
     # Options such as log_steps may differ in a run that resumes.
@@ -209,8 +206,8 @@ class AsyncTracker:
     self._thread.join(CLOSE_SECONDS)
     if self._thread.is_alive():
       self._note(
-        f"{self._name:<11} has not answered for {CLOSE_SECONDS:.0f} s; the last"
-        " rows may be missing there. metrics.jsonl has them all."
+        f"{self._name:<11} has not answered for {CLOSE_SECONDS:.0f} s and may"
+        " lack rows; metrics.jsonl has every row."
       )
 
   def _work(self, id: str | None) -> None:
@@ -256,10 +253,8 @@ class AsyncTracker:
   def _note_error(self, error: Exception) -> None:
     """Prints the first error; a service that is down would print many."""
     if not self._has_failed:
-      self._note(
-        f"{self._name:<11} failed: {_sentence(error)} The run goes on, with or"
-        " without this tracker; metrics.jsonl has every row."
-      )
+      end = "The run goes on; metrics.jsonl has every row."
+      self._note(f"{self._name:<11} failed: {_sentence(error)} {end}")
     self._has_failed = True
 
 
