@@ -98,8 +98,7 @@ def test_a_second_process_is_refused_and_a_killed_one_is_not(tmp_path):
   (error,) = e.value.errors
   assert re.fullmatch(
     f"--workdir: got '{tmp_path}', in which another run trains: host .*,"
-    rf" process {process.pid}, begun 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC. Let"
-    " it finish, or end it there.",
+    rf" process {process.pid}, begun 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC\.",
     error,
   )
   assert disk.contents(tmp_path) == before

@@ -96,9 +96,9 @@ def _watch(
   heartbeat = _read_heartbeat(folder)
   if _dead_runs.get(str(folder)) == (record, heartbeat):
     return record or {}, False
-  note(
-    f"waits       {WATCH_SECONDS:.0f} s for a heartbeat of the run in {folder}"
-  )
+  host = (record or {}).get("host")
+  seconds = f"{WATCH_SECONDS:.0f} s"
+  note(f"waits       {seconds} for a heartbeat of host {host} in {folder}")
   changes, deadline = 0, time.monotonic() + WATCH_SECONDS
   while time.monotonic() < deadline:
     time.sleep(POLL_SECONDS)

@@ -414,7 +414,7 @@ def _check_size(folder: epath.Path, shapes: Any) -> None:
   stored = sum(map(file_size, layout.files_in(folder)))
   if stated > 2 * stored + ALWAYS_ALLOWED:
     raise ValueError(
-      f"{folder}: got {stored:,} bytes of files for arrays of {stated:,} bytes."
+      f"{folder}: got {stored:,} bytes for arrays of {stated:,} bytes"
     )
 
 

@@ -220,8 +220,8 @@ class Records:
     except OSError as e:
       if self.error is None:
         self._note(
-          f"file        {self._path} cannot be written ({reason(e)}): records"
-          " wait in memory"
+          f"file        {self._path} cannot be written ({reason(e)}): the run"
+          " goes on, and its records wait in memory"
         )
       self.error = e
 
