@@ -205,7 +205,9 @@ def test_a_killed_import_leaves_no_data_set(tmp_path):
 def test_a_name_that_is_taken_is_refused(name, tmp_path):
   with pytest.raises(ValueError, match=f"--name: got {name}, expected no"):
     download_and_prepare.import_source("folder:x", name, str(tmp_path))
-  with pytest.raises(ValueError, match="--name: got My set, expected a letter"):
+  with pytest.raises(
+    ValueError, match="got 'My set', expected a small"
+  ):
     download_and_prepare.import_source("folder:x", "My set", str(tmp_path))
 
 
