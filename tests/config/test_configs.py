@@ -530,7 +530,7 @@ def test_images_of_a_hybrid_fit_its_patches(name):
     ("ablation.py:optimizer=sgd", "expected a ResNet, R50x1 or R152x2"),
     ("study.py:images=many", "images: got many, expected a whole"),
     ("study.py:init=runs/x", "init with task=glyphs, expected digits"),
-    ("glyphs.py:x", "get_config() takes 0 positional arguments"),
+    ("glyphs.py:x", "get_config takes no argument"),
   ],
 )
 def test_arguments_that_are_wrong(source, message):

@@ -1,6 +1,7 @@
 """Config files, by path or by name: `configs/mine.py:x=1`, `vit_b16:x=1`."""
 
 import importlib.util
+import inspect
 import pathlib
 import traceback
 import types
@@ -118,6 +119,8 @@ def call(source: str, name: str = "get_config") -> Any:
     if name != "get_config" and name not in vars(module):
       return None
     function = getattr(module, name)
+    if argument and not inspect.signature(function).parameters:
+      raise ValueError(f"{name} takes no argument.")
     result = function(argument) if argument else function()
     if name != "get_config":
       return result
