@@ -293,7 +293,7 @@ def test_a_broken_file_beside_the_weights(tmp_path):
   config = folder / "config.json"
   for text, expected in (
     ("{", f"{config}: got no JSON ("),
-    ("[1]", f"{config}: got a list, expected a JSON object."),
+    ("[1]", f"{config}: got list, expected a JSON object."),
   ):
     config.write_text(text)
     assert message(folder).startswith(expected)
