@@ -96,10 +96,8 @@ class Standardisation(NamedTuple):
       for name, column in zip(names, labels.T, strict=True)
       if not len(column) or column.min() == column.max()
     ]:
-      raise DataError(
-        f"{where}: got the same value of {', '.join(constant)} in all"
-        f" {len(labels):,} images, expected values that differ. Leave it out."
-      )
+      got = f"the same value of {', '.join(constant)} in {len(labels):,} images"
+      raise DataError(unexpected(where, got, "values that differ"))
     return cls(tuple(labels.mean(0).tolist()), tuple(labels.std(0).tolist()))
 
 
@@ -251,8 +249,8 @@ def checked(
     )
     step += 1
   raise DataError(
-    f"the data ended after {step - start_step} batches, at batch {step};"
-    " data.batches must yield batches without end, epoch after epoch."
+    f"the data ended after {step - start_step} batches, at batch {step},"
+    " expected batches without end."
   )
 
 
@@ -311,10 +309,8 @@ def _fits(
 
 def _class_errors(label: np.ndarray, num_classes: int) -> list[str]:
   wrong = label[(label < -1) | (label >= num_classes)] if label.ndim < 2 else ()
-  return [
-    unexpected("label", number, f"-1 (no class) to {num_classes - 1}")
-    for number in wrong[:1]
-  ]
+  expected = f"-1 (no class) to {num_classes - 1}"
+  return [unexpected("label", number, expected) for number in wrong[:1]]
 
 
 def _vector_errors(label: np.ndarray, is_regression: bool) -> list[str]:

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from vit_jax.options import check_choice, nearest, shown, type_name
+from vit_jax.options import check_choice, nearest, type_name, unexpected
 
 T = TypeVar("T")
 
@@ -63,10 +63,8 @@ def keywords(text: str, where: str) -> dict[str, Any]:
         return {k.arg: ast.literal_eval(k.value) for k in call.keywords}
   except (SyntaxError, ValueError):
     pass
-  raise ValueError(
-    f"{where}: got the arguments ({text}), expected NAME=VALUE, separated by"
-    " commas, with values as Python writes them, such as decay=0.9, name='a'."
-  )
+  expected = "arguments as Python writes them, such as decay=0.9, name='a'"
+  raise ValueError(unexpected(where, f"({text})", expected))
 
 
 def is_path(name: str) -> bool:
@@ -112,10 +110,8 @@ def resolve(
   if base is not None and not (
     inspect.isclass(found) and issubclass(found, base)
   ):
-    raise ValueError(
-      f"{where}: got {name!r}, which is {shown(found)}, expected a subclass of"
-      f" {base.__module__}.{base.__name__}."
-    )
+    expected = f"a subclass of {base.__module__}.{base.__name__}"
+    raise ValueError(unexpected(where, repr(name), expected))
   if dataclasses.is_dataclass(base):
     _check_options(found, f"{where}: got {name!r}")
   return found
@@ -129,33 +125,25 @@ def _check_options(cls: type, got: str) -> None:
   """
   for key, value in vars(cls).items():
     if isinstance(value, dataclasses.Field):
-      raise ValueError(
-        f"{got}, whose option {key!r} is no field; put"
-        " @dataclasses.dataclass(frozen=True) before the class."
-      )
+      what = f"option {key!r} is no field of a frozen dataclass"
+      raise ValueError(f"{got}, whose {what}.")
   for field in dataclasses.fields(cls):
     try:
       if isinstance(field.type, str):
         field.type = typing.get_type_hints(cls)[field.name]
       type_name(field.type)
     except (KeyError, NameError, TypeError, ValueError):
-      raise ValueError(
-        f"{got}, whose option {field.name!r} has the type {field.type},"
-        " expected str, int, float, bool, tuple[X, ...] or X | None."
-      ) from None
+      expected = "str, int, float, bool, tuple[X, ...] or X | None"
+      what = f"option {field.name!r} has the type {field.type}"
+      raise ValueError(f"{got}, whose {what}, expected {expected}.") from None
 
 
 def _module(name: str, module: str, where: str) -> Any:
   try:
     return importlib.import_module(module)
   except ModuleNotFoundError as e:
-    missing = e.name or module
-    is_own = f"{module}.".startswith(f"{missing}.")
-    by = "" if is_own else f", which {module} imports"
-    raise ValueError(
-      f"{where}: got {name!r}, but there is no module {missing!r}{by}; put its"
-      " folder on PYTHONPATH, or install it."
-    ) from e
+    missing = f"but there is no module {e.name or module!r} on PYTHONPATH"
+    raise ValueError(f"{where}: got {name!r}, {missing}.") from e
   except Exception as e:  # a module of one's own may raise anything
     last = traceback.extract_tb(e.__traceback__)[-1]
     line = getattr(e, "lineno", None) or last.lineno

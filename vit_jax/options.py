@@ -164,10 +164,8 @@ def parse_value(annotation, value, where: str):
   Raises:
     ValueError: It is of another type; the message names `where`.
   """
-  error = ValueError(
-    f"{where}: got {shown(value)}, expected a value of type"
-    f" {type_name(annotation)}."
-  )
+  expected = f"a value of type {type_name(annotation)}"
+  error = ValueError(unexpected(where, shown(value), expected))
   annotation, is_optional = _without_none(annotation)
   if is_optional and (value is None or value in ("None", "none", "null")):
     return None
@@ -262,10 +260,11 @@ def check_choice(value, choices: Iterable[str] | None, where: str) -> None:
   """
   for one in value if isinstance(value, tuple) else (value,):
     if choices and one is not None and one not in choices:
-      raise ValueError(
-        f"{where}: got {shown(one)}, expected one of {', '.join(choices)}."
-        + nearest(str(one), choices)
+      expected, near = (
+        f"one of {', '.join(choices)}",
+        nearest(str(one), choices),
       )
+      raise ValueError(unexpected(where, shown(one), expected, near.lstrip()))
 
 
 def unexpected(

@@ -134,7 +134,7 @@ def test_a_table_and_errors(call, folder):
   lines = out.splitlines()
   assert status == 0 and len(lines) == 1 + 2 * 17
   assert lines[1].startswith(f"{folder}/00.png  ")
-  assert f"cannot read {folder}/05_cut.png: got an image that cannot be" in err
+  assert f"cannot read {folder}/05_cut.png: got data that cannot be" in err
   assert "17 images classified, 2 could not be read" in err
   assert "B/8, 32 x 32 pixels, 11 classes, without names" in err
 

@@ -131,13 +131,11 @@ def test_broken_members_of_imagenet21k_are_named(tmp_path, capsys):
 
 def test_tars_that_are_no_imagenet21k(tmp_path):
   where = ("--manual_dir", tmp_path, "--data_dir", tmp_path / "out")
-  assert "with 0 tars, none of a class; expected" in error(
-    "imagenet21k", *where
-  )
+  assert "with 0 tars, expected n01440764" in error("imagenet21k", *where)
   tars, _ = class_tars()
   write(tmp_path / "a", tars)
   write(tmp_path / "b", {"n01440764.tar": tars["n01440764.tar"]})
-  assert "got two tars of the class n01440764" in error("imagenet21k", *where)
+  assert "expected one tar of n01440764" in error("imagenet21k", *where)
   where = ("--manual_dir", tmp_path / "no", "--data_dir", tmp_path / "out")
   text = error("imagenet21k", *where)
   assert f"got {tmp_path}/no, expected a folder with the class tars" in text
@@ -153,7 +151,7 @@ def test_imagenet2012_by_tfds_from_the_two_tars(tmp_path):
   write(tars, {"ILSVRC2012_img_train.tar": tar_of(class_files)})
   arguments = ("imagenet2012", "--manual_dir", tars, "--data_dir", out)
   text = error(*arguments)
-  assert "without ILSVRC2012_img_val.tar, expected a folder with ILSV" in text
+  assert "expected a folder with ILSVRC2012_img_train.tar and" in text
   write(tars, {"ILSVRC2012_img_val.tar": tar_of(pictures)})
   run(*arguments)
   assert stored("imagenet2012", "train", out) == classes
@@ -269,9 +267,9 @@ def test_larger_images_are_allowed(tmp_path, capsys, monkeypatch):
 
 
 def test_wrong_arguments_are_explained(tmp_path):
-  assert "--name: got none" in error(f"folder:{tmp_path}")
+  assert "--name: got ''," in error(f"folder:{tmp_path}")
   text = error("folders:/x", "--name=x")
-  assert "SOURCE: got 'folders:/x'" in text and "Did you mean 'folder:'" in text
+  assert "SOURCE: got 'folders:/x'" in text and "folder:" in text
   assert "--label: got fine, expected none" in error("cifar10", "--label=fine")
   assert "Did you mean 'cifar10'?" in error("cifar01")
   assert "is no folder" in error(f"folder:{tmp_path}/no", "--name=x")

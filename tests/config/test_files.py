@@ -67,13 +67,11 @@ def test_what_is_in_the_folder_comes_first(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   "name, message",
   [
-    ("vit_b61", "neither a Python file nor the name of a config. Did you mean"
-     " 'vit_b16'?"),
-    ("elsewhere/vit_b16.py", "got 'elsewhere/vit_b16.py', which is no Python"
-     " file. Those of the project: ablation, "),
-    ("zzz", "config. Those of the project: ablation, "),
+    ("vit_b61", "Did you mean 'vit_b16'?"),
+    ("elsewhere/vit_b16.py", "expected a Python file, or one of ablation, "),
+    ("zzz", "expected a Python file, or one of ablation, "),
     ("mine.yaml", "Did you mean 'mine.py'?"),
-    ("", "neither a Python file"),
+    ("", "expected a Python file"),
   ],
 )  # fmt: skip
 def test_what_there_is_not(name, message, tmp_path, monkeypatch):
@@ -81,7 +79,7 @@ def test_what_there_is_not(name, message, tmp_path, monkeypatch):
   (tmp_path / "mine.py").write_text(MINE)
   with pytest.raises(ValueError) as e:
     config_files.find(name)
-  assert str(e.value).startswith(f"--config: got {name!r}, which is ")
+  assert str(e.value).startswith(f"--config: got {name!r}, expected ")
   assert message in str(e.value)
 
 
@@ -106,10 +104,7 @@ def test_a_config_that_is_not_returned_is_an_error(tmp_path):
   path.write_text("def get_config():\n  c = {}\n")
   with pytest.raises(ValueError) as e:
     config_files.call(str(path))
-  assert str(e.value) == (
-    f"--config={path}: got None from get_config, expected a config; end it with"
-    " `return c`."
-  )
+  assert str(e.value).startswith(f"--config={path}: get_config: got None")
 
 
 def test_a_file_may_return_a_dict_of_ml_collections(tmp_path):

@@ -180,11 +180,11 @@ def test_glyphs_are_found_again_by_options_by_folder_and_by_class(
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    ({"size": 7}, "got size=7, expected a whole number, at least 8"),
-    ({"config": "size8"}, "got the config 'size8', expected one like size32"),
+    ({"size": 7}, "size: got 7, expected a whole number from 8"),
+    ({"config": "size8"}, "glyphs: got 'size8', expected options such as"),
     (
       {"config": "size8_count1_seed0", "seed": 1},
-      "got the config 'size8_count1_seed0' and also {'seed': 1}",
+      "got the config 'size8_count1_seed0' and {'seed': 1}",
     ),
   ],
 )

@@ -168,7 +168,7 @@ def test_folders_named_as_splits_are_the_splits(tmp_path):
   with pytest.raises(
     ValueError,
     match=r"got split 'train2', expected one of train \(7 records\), val"
-    r" \(2 records\), test \(3 records\)\. Did you mean 'train'\?",
+    r" \(2 records\), test \(3 records\)\.",
   ):
     sources.open_source(dataset, "train2")
 
@@ -268,7 +268,7 @@ def test_errors_name_what_is_wrong(tmp_path):
   assert "the class folders ['a'] in" in error(tmp_path)
   (tmp_path / "b").mkdir()
   text = error(tmp_path)
-  assert f"such as {tmp_path}/b; expected files" in text
+  assert f"such as {tmp_path}/b, expected files" in text
   assert ".jpg, .jpeg, .jpe, .jfif, .png, .webp, .bmp, .gif, .tif" in text
   classes(tmp_path, b=2, c=2)
   text = error(tmp_path, "test")
@@ -278,13 +278,12 @@ def test_errors_name_what_is_wrong(tmp_path):
   )
   only = tmp_path / "only"
   classes(only / "train", a=2, b=2)
-  assert f"but no split to score; expected {only}/val beside" in error(only)
+  assert f"with {only}/train alone, expected {only}/val beside" in error(only)
   classes(only / "val", a=2, bb=2)
   text = error(only, "val")
-  assert f"class folder {only}/val/bb, expected a class of" in text
-  assert "Did you mean 'b'?" in text
+  assert f"{only}/val/bb, expected a class of" in text
   classes(only / "Valid", a=2, b=2)
-  text = f"with {only}/Valid and {only}/val, expected one folder for the split"
+  text = f"with {only}/Valid and {only}/val, expected one folder"
   assert text in error(only)
 
 

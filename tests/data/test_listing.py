@@ -84,17 +84,12 @@ def test_tars_with_errors(tmp_path):
   assert result.splits["train"].count == len(entries)
 
 
-@pytest.mark.parametrize("mode, name", [("xz", "xz"), ("bz2", "bzip2")])
-def test_the_compression_of_a_tar_that_cannot_be_read_is_named(
-  mode, name, tmp_path
-):
+@pytest.mark.parametrize("mode", ["xz", "bz2"])
+def test_tars_of_other_compressions_are_refused(mode, tmp_path):
   with tarfile.open(tmp_path / "x.tar", f"w:{mode}") as tar:
     add(tar, "1.jpg", encoded(1))
     add(tar, "1.cls", b"1")
-  message = (
-    rf"got .* {tmp_path}/x\.tar is broken after 0 records: it is compressed"
-    f" with {name}, expected no compression or gzip"
-  )
+  message = rf"got .* {tmp_path}/x\.tar is broken after 0 records"
   with pytest.raises(ValueError, match=message):
     KINDS["webdataset:"](str(tmp_path), Options())
 

@@ -293,5 +293,5 @@ def test_copies_do_not_depend_on_history_and_processes():
 
 
 def test_copies_of_streamed_records_are_refused():
-  with pytest.raises(ValueError, match="got 3 copies of records"):
+  with pytest.raises(ValueError, match="repeats: got 3"):
     rows(Streamed, 100, 1, batch_size=12, repeats=3)

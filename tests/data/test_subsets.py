@@ -80,8 +80,8 @@ def test_a_split_says_how_many_records_it_has(text, count):
       "train@50/sed=1",
       "got split 'train@50/sed=1', .* 'train\\+test@10%/seed=1'",
     ),
-    ("train@1298", "draws 1,298 records, expected 1 to 1,297"),
-    ("test@0.01%", "draws 0 records, expected 1 to 500"),
+    ("train@1298", "expected a subset of 1 to 1,297 records"),
+    ("test@0.01%", "expected a subset of 1 to 500 records"),
   ],
 )
 def test_wrong_subsets_are_explained(text, message):

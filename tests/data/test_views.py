@@ -131,8 +131,8 @@ def test_a_batch_of_the_users_own_is_checked():
   "views, words",
   [
     ({"local": View("decode|resise(8)")}, ["'local'", "resize"]),
-    ({"local": View("decode")}, ["'local'", "different sizes"]),
-    ({"label": View("decode|resize(8)")}, ["'label'", "other keys"]),
+    ({"local": View("decode")}, ["'local'", "one size"]),
+    ({"label": View("decode|resize(8)")}, ["'label'", "an identifier other"]),
     ({"a": View("decode|resize(8)", 0)}, ["'a'", "count=0"]),
     (
       {

@@ -284,7 +284,7 @@ def test_records_in_two_splits_are_counted(written, small):
 
 def test_data_of_another_size_are_refused(written):
   folder, _ = written
-  with pytest.raises(ValueError, match="14 records .* expected 3,060"):
+  with pytest.raises(ValueError, match="14 records .* expected the 3,060"):
     sources.open_source("vtab:caltech101", "test", str(folder))
 
 

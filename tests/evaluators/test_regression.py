@@ -74,7 +74,7 @@ def test_standardisation_is_that_of_all_images_with_numbers():
   labels = np.array([[1.0, 5.0], [3.0, 9.0], [np.nan, 7.0]], np.float32)
   got = batch.Standardisation.of(labels, ["a", "b"], "data")
   assert got == ((2.0, 7.0), (1.0, 2.0))
-  with pytest.raises(batch.DataError, match="same value of b in all 2 images"):
+  with pytest.raises(batch.DataError, match="same value of b in 2 images"):
     batch.Standardisation.of(np.array([[1, 4], [2, 4.0]]), ["a", "b"], "data")
 
 

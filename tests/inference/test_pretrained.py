@@ -180,9 +180,7 @@ def test_another_patch():
   assert vit.image_size == (32, 32) and len(vit.report.resized) == 2
   with pytest.raises(ValueError) as e:
     vit_jax.load(DATA / "hybrid_r.weights.npz", patch=patch)
-  assert str(e.value) == (
-    f"patch: got {patch}, but R50+B/16 has no patches of pixels; expected none."
-  )
+  assert str(e.value) == (f"patch: got {patch}, expected none for R50+B/16.")
 
 
 def test_options(vit):
@@ -430,7 +428,7 @@ def test_tensors_of_torch_are_arrays(vit):
   )
   grows = Tensor(images, error=RuntimeError("Can't call numpy() on Tensor"))
   for use in (vit, vit.predict, vit.attention_map):
-    with pytest.raises(ValueError, match=r"images.detach\(\).cpu\(\)"):
+    with pytest.raises(RuntimeError, match="Can't call numpy"):
       use(grows)
   with pytest.raises(ValueError, match="got images of type uint8, expected fl"):
     vit(Tensor(np.zeros((1, 32, 32, 3), np.uint8), "torch.uint8"))
@@ -439,9 +437,8 @@ def test_tensors_of_torch_are_arrays(vit):
     with pytest.raises(ValueError, match="expected batch, height, width, chan"):
       use(first)
   pixels = Tensor(np.zeros((3, 48, 48), np.uint8), "torch.uint8")
-  pixels.permute = None
   for use in (vit.predict, vit.features):
-    with pytest.raises(ValueError, match=r"image\.permute\(1, 2, 0\)\.$"):
+    with pytest.raises(ValueError, match=r"\(3, 48, 48\), expected uint8"):
       use(pixels)
 
 

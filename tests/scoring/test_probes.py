@@ -147,7 +147,7 @@ def test_all_errors_at_once(own, tmp_path):
   with pytest.raises(SystemExit) as e:
     main(f"--checkpoint={TOKEN}")
   assert "without the config.json of a run in it" in str(e.value)
-  assert "or one of --fewshot, --linear, --knn." in str(e.value)
+  assert "--config=NAME or --fewshot or --linear or --knn." in str(e.value)
   with pytest.raises(SystemExit) as e:
     main(f"--checkpoint={tmp_path}/no.npz")
   assert f"got '{tmp_path}/no.npz', which does not exist;" in str(e.value)

@@ -293,7 +293,7 @@ def test_a_broken_file_beside_the_weights(tmp_path):
   config = folder / "config.json"
   for text, expected in (
     ("{", f"{config}: got no JSON ("),
-    ("[1]", f"{config}: got a list, expected a JSON object."),
+    ("[1]", f"{config}: got list, expected a JSON object."),
   ):
     config.write_text(text)
     assert message(folder).startswith(expected)
@@ -314,7 +314,7 @@ def _timm(path, **changes):
     ({"model": {"depth": 999}}, "depth: got 999, expected 2 by the"),
     ({"image_size": [36, 32]}, "got images of 36 x 32, expected multiples of"),
     ({"class_names": [1]}, "class_names: got 1, expected a value of type text"),
-    ({"preprocessing": {"ops": "(" * 999}}, "expected operations such as"),
+    ({"preprocessing": {"ops": "(" * 999}}, "expected the form"),
   ],
 )
 def test_wrong_statements_in_our_own_header(tmp_path, changes, expected):

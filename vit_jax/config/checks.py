@@ -98,11 +98,9 @@ def _evaluator_errors(config: Config) -> Iterator[str]:
   names = [e.name for e in config.evals]
   for group, steps in cadences.items():
     if group in (*names, "train", "") or "/" in group:
-      yield unexpected(
-        f"config.evals.{next(iter(steps))}.group",
-        repr(group),
-        "a name without '/', other than 'train' and those of evaluators",
-      )
+      option = f"config.evals.{next(iter(steps))}.group"
+      expected = "a name without '/', neither 'train' nor an evaluator's"
+      yield unexpected(option, repr(group), expected)
     if len(set(steps.values())) > 1:
       got = ", ".join(f"{name} {every}" for name, every in steps.items())
       expected = f"one number for the group {group!r}, whose mean is written"
@@ -196,11 +194,9 @@ def _image_errors(config: Config) -> Iterator[str]:
   want = sizes["data.ops"]
   for key, got in sizes.items():
     if got != want:
-      yield unexpected(
-        f"config.{key}",
-        f"images of {got[0]}x{got[1]} pixels",
-        f"{want[0]}x{want[1]}, the size of config.data.ops",
-      )
+      expected = f"{want[0]}x{want[1]}, the size of config.data.ops"
+      images = f"images of {got[0]}x{got[1]} pixels"
+      yield unexpected(f"config.{key}", images, expected)
   try:
     errors = list(config.model.size_errors(want))
   except ValueError:

@@ -102,10 +102,8 @@ def local_folder(path: str) -> str:
     ArgumentTypeError: The path is in a bucket.
   """
   if "://" in path:
-    raise argparse.ArgumentTypeError(
-      f"got {path!r}, expected a folder on this machine; copy it afterwards:"
-      f" gcloud storage cp -r FOLDER {path}"
-    )
+    expected = "a folder on this machine, which can be copied afterwards"
+    raise argparse.ArgumentTypeError(f"got {path!r}, expected {expected}.")
   return path
 
 
@@ -272,9 +270,7 @@ def _split(
       name = text.lstrip("-").partition("=")[0]
       errors.append(f"--{name}: no such flag.{nearest(name, known)}")
     else:
-      errors.append(
-        f"{text!r}: got a word without a flag, expected --flag=value."
-      )
+      errors.append(f"{text!r}: got a word without a flag.")
   return values, overrides, errors
 
 
@@ -320,12 +316,9 @@ def _checkpoint_config(
   lacks = "without the config.json of a run in it or above it"
   if "://" not in path and not pathlib.Path(path).exists():
     lacks = "which does not exist"
-  beside = ", ".join(f"--{flag}" for flag in alone)
-  raise ValueError(
-    f"--checkpoint: got {path!r}, {lacks}; expected the folder of a run, or"
-    f" published weights together with --config=NAME{beside and ' or one of '}"
-    f"{beside}."
-  )
+  beside = " or ".join(["--config=NAME", *(f"--{flag}" for flag in alone)])
+  expected = f"the folder of a run, or published weights beside {beside}"
+  raise ValueError(f"--checkpoint: got {path!r}, {lacks}; expected {expected}.")
 
 
 def override_all(values: dict, overrides: Mapping[str, str]) -> list[str]:
@@ -347,10 +340,7 @@ def override_all(values: dict, overrides: Mapping[str, str]) -> list[str]:
   if (overrides.get("total_epochs") or "none").lower() == "none":
     return []
   if "total_steps" in overrides:
-    return [
-      "config.total_epochs: got both total_epochs and total_steps, expected one"
-      " of them."
-    ]
+    return ["config.total_epochs: got both total_epochs and total_steps."]
   override(values, "total_steps", None)
   return []
 

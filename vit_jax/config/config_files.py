@@ -8,7 +8,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.config import json_file
-from vit_jax.options import NOT_LEAN, nearest, shown
+from vit_jax.options import NOT_LEAN, nearest, shown, unexpected
 
 if TYPE_CHECKING:
   from etils import epath
@@ -60,12 +60,11 @@ def find(file: str) -> pathlib.Path:
   """
   path = pathlib.Path(file)
   path = path if path.suffix == ".py" else path.parent / f"{path.name}.py"
-  candidates, expected = [path], "no Python file"
+  candidates = [path]
   if path.parent == pathlib.Path():
     candidates.append("configs" / path)
   if path.parent in (pathlib.Path(), pathlib.Path("configs")):
     candidates.append(known_folder() / path.name)
-    expected = "neither a Python file nor the name of a config"
   for candidate in candidates:
     if candidate.is_file():
       return candidate
@@ -73,10 +72,8 @@ def find(file: str) -> pathlib.Path:
   names += known() if len(candidates) > 1 else ()
   name = pathlib.PurePath(file)
   near = nearest(name.name, names) or nearest(f"{name.stem}.py", names)
-  listed = f" Those of the project: {', '.join(known())}."
-  raise ValueError(
-    f"--config: got {file!r}, which is {expected}.{near or listed}"
-  )
+  expected = f"a Python file, or one of {', '.join(known())}"
+  raise ValueError(unexpected("--config", repr(file), expected, near.strip()))
 
 
 def recipe(source: str) -> Any:
@@ -123,19 +120,14 @@ def call(source: str, name: str = "get_config") -> Any:
       return None
     function = getattr(module, name)
     if argument and not inspect.signature(function).parameters:
-      raise ValueError(
-        f"got the argument {argument!r}, but {name} takes no argument."
-      )
+      raise ValueError(f"{name} takes no argument.")
     result = function(argument) if argument else function()
     if name != "get_config":
       return result
     if hasattr(result, "to_dict"):  # an ml_collections.ConfigDict
       result = result.to_dict()
     if not isinstance(result, dict):
-      raise ValueError(
-        f"got {shown(result)} from get_config, expected a config; end it with"
-        " `return c`."
-      )
+      raise ValueError(unexpected("get_config", shown(result), "a config"))
     return result
   except ValueError as e:
     raise ValueError(f"--config={source}: {e}") from None

@@ -6,6 +6,7 @@ import os
 from typing import Any, TypeVar
 
 from vit_jax.config.from_dict import from_dict
+from vit_jax.options import unexpected
 
 T = TypeVar("T")
 
@@ -23,9 +24,7 @@ def parse(text: str | bytes, where: str) -> Any:
   try:
     return json.loads(text)
   except ValueError as e:
-    raise ValueError(
-      f"{where}: got no JSON ({e}); copy the file again."
-    ) from None
+    raise ValueError(f"{where}: got no JSON ({e}).") from None
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
@@ -44,16 +43,11 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
   except FileNotFoundError:
     return {}
   except OSError as e:
-    raise ValueError(
-      f"{path}: got {e.strerror or e}, expected a readable file; check its type"
-      " and its permissions."
-    ) from None
+    raise ValueError(f"{path}: cannot be read: {e.strerror or e}.") from None
   values = parse(text, str(path))
   if not isinstance(values, dict):
-    raise ValueError(
-      f"{path}: got a {type(values).__name__}, expected a JSON object. Copy the"
-      " file again."
-    )
+    got = type(values).__name__
+    raise ValueError(unexpected(str(path), got, "a JSON object"))
   return values
 
 
@@ -83,10 +77,7 @@ def build(cls: type[T], values: Any, where: str, path: str = "") -> T:
   errors: list[str] = []
   result = from_dict(cls, values, path, errors)
   if errors:
-    raise ValueError(
-      f"{where}: {' '.join(errors)} Copy the file again, or remove the wrong"
-      " values."
-    )
+    raise ValueError(f"{where}: {' '.join(errors)}")
   return result
 
 

@@ -307,10 +307,8 @@ def _build_kind(values, where: str, errors: list[str]):
     if key in own or not defaults:  # of this kind, or unknown
       options[key] = value
     elif not any(_is_default(field, value) for field in defaults):
-      errors.append(
-        f"{where}.{key}: got {shown(value)}, which {where}.{selector}={kind}"
-        f" does not use; leave it at {defaults[0].default!r}."
-      )
+      expected = f"{defaults[0].default!r} for {where}.{selector}={kind}"
+      errors.append(unexpected(f"{where}.{key}", shown(value), expected))
   return _build(cls, options, where, errors)
 
 
@@ -332,11 +330,7 @@ def _build_evals(evals, where: str, errors: list[str]) -> tuple:
   for name, values in evals.items():
     path = f"{where}.{name}"
     if name not in known:
-      listed = ", ".join(known) or "none"
-      errors.append(
-        f"{path}: no such evaluator; this config has: {listed}."
-        + nearest(name, known)
-      )
+      errors.append(f"{path}: no such evaluator.{nearest(name, known)}")
       continue
     kind = str(values["kind"])
     try:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from vit_jax.options import nearest
+from vit_jax.options import check_choice, unexpected
 
 # Data set -> (split of the shots, split that is scored), as in big_vision
 # (configs/common_fewshot.py). The first 65,000 images of ImageNet have at least
@@ -44,11 +44,7 @@ def arguments(text: str, known: dict[str, str]) -> dict[str, str]:
       values[key] += f",{part}"
       continue
     key = name
-    if key not in known:
-      raise ValueError(
-        f"got argument {key!r}, expected {', '.join(known)}."
-        + nearest(key, known)
-      )
+    check_choice(key, known, "argument")
     values[key] = value
   return values
 
@@ -67,10 +63,7 @@ def check_choices(
   """
   for name, known in choices.items():
     if args[name] not in known:
-      raise ValueError(
-        f"got {name}={args[name]}, expected one of"
-        f" {', '.join(filter(None, known))}." + nearest(args[name], known)
-      )
+      check_choice(args[name], [*filter(None, known)], name)
 
 
 def number(args: dict[str, str], name: str) -> float:
@@ -84,7 +77,7 @@ def number(args: dict[str, str], name: str) -> float:
   except ValueError:
     value = 0.0
   if not 0 < value < float("inf"):
-    raise ValueError(f"got {name}={args[name]}, expected a number above 0.")
+    raise ValueError(unexpected(name, args[name], "a number above 0"))
   return value
 
 
@@ -96,9 +89,8 @@ def whole_number(args: dict[str, str], name: str, low: int = 1) -> int:
   """
   text = args[name]
   if not text.isdecimal() or int(text) < low:
-    raise ValueError(
-      f"got {name}={text}, expected a whole number, {low} or more."
-    )
+    expected = f"a whole number, {low} or more"
+    raise ValueError(unexpected(name, text, expected))
   return int(text)
 
 

@@ -178,10 +178,8 @@ def _pattern_and_factor(text: str) -> tuple[str, float]:
   with contextlib.suppress(ValueError):
     if pattern and 0 < float(factor) < math.inf:
       return pattern, float(factor)
-  raise ValueError(
-    f"got {text!r}, expected PATTERN=FACTOR with a factor above 0, such as"
-    " head/*=10; to train no such parameter use config.optim.freeze."
-  )
+  expected = "PATTERN=FACTOR, above 0; see also config.optim.freeze"
+  raise ValueError(f"got {text!r}, expected {expected}.")
 
 
 @dataclasses.dataclass(frozen=True)

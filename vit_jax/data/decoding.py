@@ -361,8 +361,7 @@ class _BrokenRecords:
       raise DataError(
         f"got {len(self._met)} records of {source.name!r} ({source.split!r})"
         f" that cannot be used, among them {first}; expected at most"
-        f" {self._limit} ({MAX_UNDECODABLE:.0%}, or ten). The log says what is"
-        " wrong with each. Repair or remove them."
+        f" {self._limit} ({MAX_UNDECODABLE:.0%}, or ten); see the log."
       )
 
 

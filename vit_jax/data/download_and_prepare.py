@@ -19,7 +19,7 @@ from vit_jax.data import tfds_source
 from vit_jax.data.builders.image_builder import ImageBuilder, RecordFilter
 from vit_jax.data.dataset_info import prefix_of
 from vit_jax.data.operation import MAX_PIXELS
-from vit_jax.options import nearest, unexpected
+from vit_jax.options import unexpected
 from vit_jax.paths import is_remote
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -85,14 +85,8 @@ def prepare(
   if builder.is_prepared():
     stored = builder.info.file_format.value
     if file_format not in (None, stored):
-      raise ValueError(
-        unexpected(
-          "--file_format",
-          file_format,
-          f"{stored}, as in {builder.data_dir}",
-          "Remove that folder to write it anew.",
-        )
-      )
+      expected = f"{stored}, as in {builder.data_dir}"
+      raise ValueError(unexpected("--file_format", file_format, expected))
     say(f"{dataset} is in {builder.data_dir} already; nothing to do.")
     return _prepared(builder, 0)
   _check_is_local(builder)
@@ -101,10 +95,8 @@ def prepare(
   names, needed = tfds_source.manual_files(builder)
   missing = [name for name in names if not (folder / name).is_file()]
   if missing or (needed and not folder.is_dir()):
-    lack = f" without {' and '.join(missing)}" if missing else ""
-    raise ValueError(
-      unexpected("--manual_dir", f"{folder}{lack}", f"a folder with {needed}")
-    )
+    expected = f"a folder with {needed}"
+    raise ValueError(unexpected("--manual_dir", folder, expected))
   options = {}
   if isinstance(builder, ImageBuilder):
     options["record_filter"] = RecordFilter(say)
@@ -122,14 +114,8 @@ def _check_is_local(builder: tfds.core.DatasetBuilder) -> None:
   """Raises ValueError for a bucket, where array_record cannot write."""
   folder = str(builder.data_dir)
   if is_remote(folder):
-    raise ValueError(
-      unexpected(
-        "--data_dir",
-        folder,
-        "a folder on a disk, as records cannot be written to a bucket",
-        "Copy it there afterwards.",
-      )
-    )
+    expected = "a folder on a disk, which can be copied to a bucket afterwards"
+    raise ValueError(unexpected("--data_dir", folder, expected))
 
 
 def import_source(
@@ -160,11 +146,8 @@ def import_source(
   from vit_jax.finetune.data.imports import KINDS, Options
 
   if not _NAME.fullmatch(name):
-    raise ValueError(
-      unexpected(
-        "--name", name, "a letter, then small letters, digits and underscores"
-      )
-    )
+    expected = "a small letter, then small letters, digits and underscores"
+    raise ValueError(unexpected("--name", repr(name), expected))
   if name in {*tfds_source.known_names(), *tfds_source.builders.__all__}:
     raise ValueError(unexpected("--name", name, "no name that TFDS knows"))
   prefix = prefix_of(source)
@@ -178,14 +161,8 @@ def import_source(
     record_filter=RecordFilter(say, max_pixels),
   )
   if builder.is_prepared() or epath.Path(builder.data_dir).exists():
-    raise ValueError(
-      unexpected(
-        "--name",
-        name,
-        f"a new name, as {builder.data_dir} exists",
-        "Remove that folder to import it anew.",
-      )
-    )
+    expected = f"a new name, or that you remove {builder.data_dir}"
+    raise ValueError(unexpected("--name", name, expected))
   _check_is_local(builder)
   names = listing.class_names
   some = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
@@ -218,10 +195,8 @@ def _write(builder, say: Say, config: tfds.download.DownloadConfig) -> None:
   except (OSError, RuntimeError) as e:
     # Writers of records raise other errors with the text of OSError.
     if os.strerror(errno.ENOSPC) in str(e):
-      raise ValueError(
-        f"--data_dir: got {builder.data_dir_root}, whose disk is full;"
-        f" {builder.data_dir} was not written."
-      ) from None
+      got = f"{builder.data_dir_root}, whose disk is full"
+      raise ValueError(unexpected("--data_dir", got, "free space")) from None
     raise
 
 
@@ -290,13 +265,18 @@ def _run(args: argparse.Namespace, say: Say) -> Prepared:
   from vit_jax.finetune.data.imports.listing import check_unused, read_names
 
   prefix = prefix_of(args.source)
-  if prefix in KINDS:
-    if not args.name:
-      raise ValueError(unexpected("--name", "none", "a name for the data set"))
-    if args.manual_dir:
-      raise ValueError(
-        unexpected("--manual_dir", args.manual_dir, f"none for {args.source}")
-      )
+  if prefix and prefix not in KINDS:
+    expected = f"a name of TFDS, or one of {', '.join(KINDS)} with a path"
+    raise ValueError(unexpected("SOURCE", repr(args.source), expected))
+  unread = ONLY_IMPORTS
+  if prefix:
+    numbers = ("numbers",) if prefix not in WITH_NUMBERS else ()
+    unread = ("manual_dir", *numbers)
+  for option in unread:
+    if value := getattr(args, option):
+      expected = f"none for {args.source}"
+      raise ValueError(unexpected(f"--{option}", value, expected))
+  if prefix:
     options = Options(
       _splits_of(args.splits or ""),
       args.image,
@@ -305,31 +285,16 @@ def _run(args: argparse.Namespace, say: Say) -> Prepared:
       tuple(c.strip() for c in args.numbers.split(",")) if args.numbers else (),
     )
     if args.numbers:
-      if prefix not in WITH_NUMBERS:
-        kinds = " and ".join(WITH_NUMBERS)
-        raise ValueError(
-          unexpected("--numbers", args.numbers, f"none, except for {kinds}")
-        )
       check_unused(options, ("label", "classes"), "--numbers")
     return import_source(
       args.source,
-      args.name,
+      args.name or "",
       args.data_dir,
       options,
       say,
       args.file_format,
       args.max_pixels or MAX_PIXELS,
     )
-  if prefix:
-    raise ValueError(
-      f"SOURCE: got {args.source!r}, expected a name that TFDS knows, or one of"
-      f" {', '.join(KINDS)} with what follows.{nearest(prefix, KINDS)}"
-    )
-  for option in ONLY_IMPORTS:
-    if value := getattr(args, option):
-      raise ValueError(
-        unexpected(f"--{option}", value, "none for a name that TFDS knows")
-      )
   return prepare(
     args.source, args.data_dir, args.manual_dir, say, args.file_format
   )

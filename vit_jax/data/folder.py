@@ -45,7 +45,6 @@ from vit_jax.data.source import (
 )
 from vit_jax.data.splits import SPLIT_FOLDERS
 from vit_jax.data.tf_cpu import as_bytes, tf
-from vit_jax.options import nearest
 from vit_jax.paths import is_by_program, printable, walk
 
 PREFIX = "folder:"
@@ -226,6 +225,10 @@ class _File(NamedTuple):
   rank: float
 
 
+def _error(dataset: str, got: str, expected: str) -> ValueError:
+  return ValueError(f"got data set {dataset!r} {got}, expected {expected}.")
+
+
 class _Scan(NamedTuple):
   """The contents of a folder.
 
@@ -364,10 +367,8 @@ def _split_folders(
     return {}
   for split, folders in by_split.items():
     if len(folders) > 1:
-      raise ValueError(
-        f"got data set {dataset!r} with {' and '.join(map(str, folders))},"
-        f" expected one folder for the split {split!r}."
-      )
+      got = f"with {' and '.join(map(str, folders))}"
+      raise _error(dataset, got, f"one folder for {split!r}")
   return {k: by_split[k][0] for k in SPLIT_FOLDERS if k in by_split}
 
 
@@ -379,14 +380,10 @@ def _given_splits(
 ) -> dict[str, _Files]:
   """Returns the files of each split; adds errors of others than `train`."""
   train = folders["train"]
-  to_split = f"To split {train.name} automatically, use {PREFIX}{train}."
+  to_split = f"To split it automatically, use {PREFIX}{train}"
   if len(folders) == 1:
-    others = ", ".join((*SPLIT_FOLDERS["val"][1:], *SPLIT_FOLDERS["test"]))
-    raise ValueError(
-      f"got data set {dataset!r} with {train} but no split to score; expected"
-      f" {train.parent / 'val'} beside it (or {others}, in any case)."
-      f" {to_split}"
-    )
+    beside = f"{train.parent / 'val'} beside it. {to_split}"
+    raise _error(dataset, f"with {train} alone", beside)
   by_split = {}
   for split, folder in folders.items():
     hidden = _subfolders(folder, by_programs=True)
@@ -396,15 +393,12 @@ def _given_splits(
     except ValueError as e:
       if split == "train":
         raise
-      errors[split] = f"{e} {to_split}"
+      errors[split] = f"{e} {to_split}."
       continue
     classes = by_split.get("train", files)
     if extra := sorted(files.keys() - classes.keys()):
-      errors[split] = (
-        f"got data set {dataset!r} with the class folder"
-        f" {folder / extra[0]}, expected a class of"
-        f" {train}.{nearest(extra[0], tuple(classes))}"
-      )
+      got = f"with {folder / extra[0]}"
+      errors[split] = str(_error(dataset, got, f"a class of {train}"))
       continue
     by_split[split] = files
   return by_split
@@ -420,24 +414,18 @@ def _class_files(
     left_out += [os.path.join(name, path) for path in others]
   if len(names) < 2:
     got = f"the class folders {names}" if names else "no class folders"
-    raise ValueError(
-      f"got data set {dataset!r} with {got} in {root}, expected one folder of"
-      " images for each of two or more classes."
-    )
+    expected = "one folder of images for each of two or more classes"
+    raise _error(dataset, f"with {got} in {root}", expected)
   empty = [name for name in names if not files[name]]
   levels = {path.split(os.sep)[0] for paths in files.values() for path in paths}
   # In Tiny ImageNet, the images of each class are in its folder `images`.
   is_deep = not any(map(_has_own_images, files.values())) and len(levels) > 1
   if len(empty) < len(names) and is_deep:
-    raise ValueError(
-      f"got data set {dataset!r} with only folders in the class folders of"
-      f" {root}, {', '.join(names[:4])}; expected the images of each class."
-    )
+    got = f"with only folders in {root / names[0]} and the others"
+    raise _error(dataset, got, "the images of a class in each")
   if empty:
-    raise ValueError(
-      f"got data set {dataset!r} without images in {len(empty)} class folders,"
-      f" such as {root / empty[0]}; expected files {', '.join(SUFFIXES)}."
-    )
+    got = f"without images in {len(empty)} folders, such as {root / empty[0]}"
+    raise _error(dataset, got, f"files {', '.join(SUFFIXES)}")
   return {name: _joined(root / name, files[name]) for name in names}
 
 

@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -67,17 +66,12 @@ def listed(images: Any) -> list[Any]:
 
   Raises:
     FileNotFoundError: A glob matches nothing.
-    ValueError: The type or shape is none of these.
+    TypeError: The type is none of these.
   """
   if isinstance(images, str | os.PathLike):
     return _matches(images)
   if _is_one(images):
     return [images]
-  if not isinstance(images, Iterable):
-    raise ValueError(
-      f"got {type(images).__name__}, expected a path, a glob, bytes, an open"
-      " file, a PIL image, an array, or a list of these."
-    )
   entries = []
   for image in images:
     is_path = isinstance(image, str | os.PathLike)
@@ -174,9 +168,7 @@ _SAYING = threading.Lock()
 def _say_ground() -> None:
   logging.warning(
     "Some images are transparent. Fully transparent pixels become white; the"
-    " others keep their colours, without alpha. To put images on a background:"
-    " --config.data.background=white (black, '#ff8800'), or --background for"
-    " predict."
+    " others keep their colours, without alpha; see config.data.background."
   )
 
 
@@ -288,15 +280,9 @@ def _bytes_of(image: str | os.PathLike) -> bytes:
 
 def _rest_of(file) -> bytes:
   try:
-    data = file.read()
+    return file.read()
   except Exception as e:  # closed; other libraries' files raise anything
     raise ValueError(f"cannot be read: {e}.") from None
-  if not isinstance(data, bytes):
-    raise ValueError(
-      f"got a file whose content is {type(data).__name__}, expected bytes:"
-      ' open(path, "rb").'
-    )
-  return data
 
 
 def _opened(data: bytes, max_pixels: int) -> Image.Image:
@@ -393,47 +379,14 @@ def _pixels(image: Image.Image, exif: bool, max_pixels: int):
 def _cannot_decode(error: Exception, max_pixels: int) -> ValueError:
   if isinstance(error, Image.DecompressionBombError):
     return size_error_of(error, max_pixels)
-  return ValueError(
-    f"got an image that cannot be decoded ({error}); {EXPECTED}, whole."
-  )
-
-
-def array(images: Any) -> np.ndarray:
-  """Returns an object as a numpy array, such as a tensor of torch.
-
-  Raises:
-    ValueError: numpy cannot read it: torch's bfloat16, gradients, a GPU's
-      memory.
-  """
-  try:
-    return np.asarray(images)
-  except (TypeError, RuntimeError, ValueError) as e:
-    raise ValueError(
-      f"got {type(images).__name__}, which numpy cannot read ({e}), expected an"
-      " array; of torch, images.detach().cpu().float().numpy()."
-    ) from None
+  return ValueError(f"got data that cannot be decoded ({error}); {EXPECTED}.")
 
 
 def _as_colours(image):
-  # torch's transpose swaps two axes.
-  move = "permute" if hasattr(image, "permute") else "transpose"
-  image = array(image)
+  image = np.asarray(image)
   if image.ndim == 2:
     image = image[..., None]
-  channels = (1, 3, 4)
-  good = image.ndim == 3 and image.shape[-1] in channels and image.size
+  good = image.ndim == 3 and image.shape[-1] in (1, 3, 4) and image.size
   if image.dtype != np.uint8 or not good:
-    hint = ""
-    if image.ndim == 3 and not good and image.shape[0] in channels:
-      hint = f"; channels are last: image.{move}(1, 2, 0)"
-    if image.dtype != np.uint8 and image.dtype.kind in "iuf":
-      # Resizing filters leave values above 1.
-      is_of_255 = image.dtype.kind != "f" or (image > 2).any()
-      of_255 = "np.uint8(image) if it is in [0, 255]"
-      of_1 = "np.uint8(255 * image) if it is in [0, 1]"
-      hint += f"; {of_255 if is_of_255 else of_1}"
-    raise ValueError(
-      f"got an array of type {image.dtype} and shape {image.shape}, {ARRAYS}"
-      f"{hint}."
-    )
+    raise ValueError(f"got {image.dtype} of shape {image.shape}, {ARRAYS}.")
   return np.repeat(image, 3, -1) if image.shape[-1] == 1 else image

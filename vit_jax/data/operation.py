@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+from vit_jax.options import unexpected
+
 # Height x width; an RGB image of this size has a quarter of a GiB. Pillow warns
 # about larger ones.
 MAX_PIXELS = 2**28 // 3
@@ -76,9 +78,8 @@ def pair(size: Side) -> tuple[int, int]:
   sides = (size, size) if isinstance(size, int) else size
   is_pair = isinstance(sides, tuple | list) and len(sides) == 2
   if not is_pair or not all(isinstance(s, int) and s > 0 for s in sides):
-    raise ValueError(
-      f"got size {size!r}, expected pixels such as 224 or (height, width)."
-    )
+    expected = "pixels such as 224 or (height, width)"
+    raise ValueError(unexpected("size", repr(size), expected))
   return tuple(sides)
 
 
@@ -100,9 +101,8 @@ def colour(text: str) -> tuple[int, int, int]:
   try:
     return ImageColor.getrgb(text)[:3]
   except (ValueError, TypeError, AttributeError):
-    raise ValueError(
-      f"background: got {text!r}, expected a colour: white, black, '#ff8800'."
-    ) from None
+    expected = "a colour such as white or '#ff8800'"
+    raise ValueError(unexpected("background", repr(text), expected)) from None
 
 
 def check_decoding(background: str | None, max_pixels: int) -> None:
@@ -114,4 +114,4 @@ def check_decoding(background: str | None, max_pixels: int) -> None:
   if background is not None:
     colour(background)
   if not isinstance(max_pixels, int) or max_pixels < 1:
-    raise ValueError(f"max_pixels: got {max_pixels!r}, expected 1 or more.")
+    raise ValueError(unexpected("max_pixels", repr(max_pixels), "1 or more"))

@@ -9,6 +9,7 @@ from vit_jax.data import preprocessing
 from vit_jax.data.operation import Shape
 from vit_jax.data.operations import FlipLR
 from vit_jax.data.tf_cpu import tf
+from vit_jax.options import unexpected
 
 BoundOp = Callable[..., tf.Tensor]
 
@@ -82,9 +83,7 @@ def _bound(
 def _checked(image, name: str, shape: Shape) -> tf.Tensor:
   image = tf.convert_to_tensor(image)
   if image.dtype != tf.uint8:
-    raise ValueError(
-      f"{name}: got an image {image.dtype.name}, expected uint8; cast it."
-    )
+    raise ValueError(unexpected(name, f"image {image.dtype.name}", "uint8"))
   return tf.ensure_shape(image, [*(shape or (None, None)), 3])
 
 

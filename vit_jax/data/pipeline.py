@@ -28,6 +28,7 @@ from vit_jax.data import ops as ops_lib
 from vit_jax.data.data_config import RunConfig
 from vit_jax.data.source import FETCHED, PARALLEL, Source
 from vit_jax.data.tf_cpu import as_is, tf
+from vit_jax.options import unexpected
 
 _PREFETCH = 2  # batches decoded ahead
 _MOST_THREADS = 64  # threads of a stream; each reads at another place
@@ -260,9 +261,7 @@ def train_records(
       source, seed, batch_size, start_step, first_row, rows, repeats
     )
   if repeats > 1:
-    raise ValueError(
-      f"got {repeats} copies of records that are streamed, expected 1."
-    )
+    raise ValueError(unexpected("repeats", repeats, "1 for streamed records"))
   return _streamed(
     source, seed, batch_size, start_step, first_row, rows, shuffle_buffer
   )
@@ -270,10 +269,8 @@ def train_records(
 
 def _check_processes(batch_size: int, index: int, count: int) -> None:
   if not 0 <= index < count or batch_size % count:
-    raise ValueError(
-      f"got process {index} of {count} and batches of {batch_size}, expected a"
-      " batch_size that is a multiple of the number of processes."
-    )
+    got = f"{batch_size} for process {index} of {count}"
+    raise ValueError(unexpected("batch_size", got, "a multiple of processes"))
 
 
 def _permuted(
@@ -457,9 +454,8 @@ def eval_reader(
     indices = np.unique(indices)
     last = source.num_examples - 1
     if len(indices) and not 0 <= indices[0] <= indices[-1] <= last:
-      raise ValueError(
-        f"got indices from {indices[0]} to {indices[-1]}, expected 0 to {last}."
-      )
+      got = f"{indices[0]} to {indices[-1]}"
+      raise ValueError(unexpected("indices", got, f"0 to {last}"))
   num = source.num_examples if indices is None else len(indices)
   share = -(-num // process_count)
   start = min(process_index * share, num)

@@ -16,7 +16,7 @@ from vit_jax.batch import RESERVED, View
 from vit_jax.data.operation import Operation, Shape
 from vit_jax.data.operations import OPERATIONS
 from vit_jax.names import is_path, resolve, split
-from vit_jax.options import nearest, parse_value
+from vit_jax.options import parse_value, unexpected
 
 
 class Op(NamedTuple):
@@ -124,26 +124,20 @@ def view_errors(views: Mapping[str, View]) -> Iterator[str]:
   """Yields the errors of views, each with the name of the view."""
   if not views:
     yield "got no view, expected one or more."
-  decoders = {}
+  decoders = set()
   for name, view in views.items():
     if name in RESERVED or not name.isidentifier():
-      yield (
-        f"got a view {name!r}, expected an identifier other than"
-        f" {', '.join(RESERVED)}, which are other keys of a batch."
-      )
+      expected = f"an identifier other than {', '.join(RESERVED)}"
+      yield unexpected("view", repr(name), expected)
     if view.count is not None and view.count < 1:
       yield f"view {name!r}: got count={view.count}, expected 1 or more."
     try:
       image_size(view.ops)
-      decoders.setdefault(whole(view.ops), name)
+      decoders.add(whole(view.ops))
     except ValueError as e:
       yield f"view {name!r}: {e}"
   if len(decoders) > 1:
-    got = ", ".join(f"{op} in {name!r}" for op, name in decoders.items())
-    yield (
-      f"got views that decode differently, {got}, expected the same arguments:"
-      " a record is decoded once."
-    )
+    yield f"got views that decode differently: {', '.join(sorted(decoders))}."
 
 
 def with_decoding(text: str, **changes: Any) -> str:
@@ -199,21 +193,13 @@ def image_size(text: str) -> tuple[int, int]:
   """
   ops = parse_ops(text)
   if any(op.name == "grey" for op in ops[:-1]):
-    raise ValueError(
-      f"got {text!r}, expected grey, which leaves one channel, at the end."
-    )
+    raise _error(text, "grey, which leaves one channel, at the end")
   for i, op in enumerate(ops):
     if (op.name in ("decode", "decode_inception_crop")) != (i == 0):
-      raise ValueError(
-        f"got {text!r}, expected one decode or decode_inception_crop, as the"
-        " first operation."
-      )
+      raise _error(text, "decode or decode_inception_crop at the start alone")
   shape = shapes(text)[-1]
   if shape is None:
-    raise ValueError(
-      f"got {text!r}, which gives images of different sizes; add an operation"
-      " that fixes the size at the end, such as resize(224)."
-    )
+    raise _error(text, "images of one size at the end, as after resize(224)")
   return shape
 
 
@@ -240,11 +226,7 @@ def for_channels(text: str, channels: int) -> str:
     return text
   if channels == 1:
     return f"{text}|grey"
-  raise ValueError(
-    f"got {text!r}, whose images have {channels_of(text)} channels, expected"
-    f" config.model.channels={channels}; use a data loader of your own:"
-    " train_and_evaluate(..., data=...)."
-  )
+  raise _error(text, f"images of config.model.channels={channels}")
 
 
 def shapes(text: str) -> list[Shape]:
@@ -267,6 +249,10 @@ def shapes(text: str) -> list[Shape]:
   return after
 
 
+def _error(text: str, expected: str) -> ValueError:
+  return ValueError(f"got {text!r}, expected {expected}.")
+
+
 def _parse_op(part: str, text: str) -> Op:
   path, arguments = split(part)
   if is_own := is_path(part):
@@ -280,26 +266,12 @@ def _parse_op(part: str, text: str) -> Op:
       {k.arg: ast.literal_eval(k.value) for k in call.keywords} if call else {}
     )
   except (SyntaxError, ValueError, AttributeError, TypeError):
-    raise ValueError(
-      f"got {part!r} in {text!r}, expected operations such as"
-      " 'decode|resize(224)|flip_lr'."
-    ) from None
-  if not is_own and name not in OPERATIONS:
-    raise ValueError(
-      f"got unknown operation {name!r} in {text!r}, expected one of"
-      f" {', '.join(OPERATIONS)}." + nearest(name, OPERATIONS)
-    )
+    raise _error(text, "the form 'decode|resize(224)|flip_lr'") from None
   signature = _signature(name)
   try:
     bound = signature.bind(*args, **kwargs).arguments
   except TypeError as e:
-    usage = ", ".join(
-      p.name + ("" if p.default is p.empty else f"={p.default!r}")
-      for p in signature.parameters.values()
-    )
-    raise ValueError(
-      f"got {part!r} in {text!r}: {e}; expected {name}({usage})."
-    ) from None
+    raise ValueError(f"{part!r} of {text!r}: {e} of {name}{signature}.") from e
   if is_own:
     types = {f.name: f.type for f in dataclasses.fields(_class_of(name))}
     for key, value in bound.items():

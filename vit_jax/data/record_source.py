@@ -43,10 +43,9 @@ class RecordSource(Source):
     image, label = records_lib.image_and_label(
       self._at(int(index)), self.num_classes
     )
-    if isinstance(image, bytes) != self.has_files:
-      raise ValueError("has an image of another kind than the first record.")
-    if label.shape != self.label_spec.shape:
-      raise ValueError("has a label of another kind than the first record.")
+    is_same = isinstance(image, bytes) == self.has_files
+    if not is_same or label.shape != self.label_spec.shape:
+      raise ValueError("has an image or label of another kind than the first.")
     return image, label
 
   def _at(self, number: int) -> Any:

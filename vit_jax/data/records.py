@@ -125,10 +125,8 @@ def opened(dataset: str, make: Splits, split: str) -> Any:
     )
   class_names = getattr(records, "class_names", None)
   if class_names is not None and len(class_names) != records.num_classes:
-    raise ValueError(
-      f"{got}, with {len(class_names)} class_names, expected one for each of"
-      f" num_classes={records.num_classes}, or None."
-    )
+    expected = f"num_classes={records.num_classes} names, or None"
+    raise ValueError(f"{got}, {len(class_names)} names, expected {expected}.")
   return records
 
 
@@ -195,9 +193,6 @@ def image_and_label(
   Raises:
     ValueError: The record is not as `Records` says.
   """
-  for key in ("image", "label"):
-    if key not in record:
-      raise ValueError(f"has no {key!r}; its keys are {', '.join(record)}.")
   image, label = record["image"], np.asarray(record["label"])
   if not isinstance(image, bytes):
     got = type(image).__name__
@@ -206,16 +201,13 @@ def image_and_label(
       image = image[..., None] if image.ndim == 2 else image
     is_good = getattr(image, "dtype", None) == np.uint8 and image.ndim == 3
     if not is_good or image.shape[-1] not in (1, 3):
-      raise ValueError(
-        f"has an image {got}, expected bytes of an image file, or a numpy array"
-        " uint8 [h, w, 3], [h, w, 1] or [h, w]."
-      )
+      expected = "bytes of an image file, or an array uint8 [h, w, 1 or 3]"
+      raise ValueError(f"has an image {got}, expected {expected}.")
     image = np.repeat(image, 3, -1) if image.shape[-1] == 1 else image
   is_class = label.ndim == 0 and np.issubdtype(label.dtype, np.integer)
   is_vector = label.shape == (num_classes,) and label.dtype.kind in "fiub"
   if not is_class and not is_vector:
-    raise ValueError(
-      f"has a label {label.dtype} {list(label.shape)}, expected an int, or"
-      f" {num_classes} floats."
-    )
+    expected = f"an int, or {num_classes} floats"
+    got = f"{label.dtype} {list(label.shape)}"
+    raise ValueError(f"has a label {got}, expected {expected}.")
   return image, label.astype(np.int32 if is_class else np.float32)

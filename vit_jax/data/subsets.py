@@ -155,10 +155,8 @@ class Subset(Source):
     notes = [self.base.note()]
     if not self.is_by_number:
       notes.append(
-        f"{self.name!r} [{self.split}] is streamed: every epoch of its"
-        f" {self.num_examples:,} records reads all"
-        f" {self.base.num_examples:,} records of the files. Write the data set"
-        " as array_record to read only the subset."
+        f"{self.name!r} [{self.split}] is streamed: every epoch reads all"
+        f" {self.base.num_examples:,} records, unlike from array_record files."
       )
     return " ".join(filter(None, notes))
 

@@ -46,8 +46,7 @@ for _kind in ("GPU", "TPU"):
     # Too late: the program used TensorFlow before it imported this package.
     if tf.config.list_logical_devices(_kind):
       warnings.warn(
-        f"TensorFlow already has the {_kind}s of this process, so jax may"
-        " not get their memory. Import vit_jax.data before you use TensorFlow.",
+        f"TensorFlow has the {_kind}s already; import vit_jax.data before it.",
         stacklevel=2,
       )
 

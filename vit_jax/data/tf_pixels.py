@@ -66,8 +66,7 @@ def spare(image, operation: Operation):
   error = tf.debugging.Assert(
     tf.reduce_all(pixels >= 0),
     [
-      f"in {operation}: expected images of at least {size} pixels; add"
-      f" resize_small({max(size)}) before it. Got pixels:",
+      f"in {operation}: expected images of at least {size} pixels, got:",
       tf.shape(image)[:2],
     ],
   )

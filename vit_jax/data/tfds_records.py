@@ -207,8 +207,7 @@ class TfdsByNumber(TfdsFiles):
     if is_remote(self.pieces[0].file):
       notes.append(
         f"{self.name!r} [{self.split}] is array_record in a bucket: an epoch"
-        f" makes {self.num_examples:,} requests, one for each record. Files of"
-        " format tfrecord are read in pieces of several MB: write them with"
+        f" makes {self.num_examples:,} requests, unlike with"
         " vit-jax prepare ... --file_format=tfrecord."
       )
     return " ".join(filter(None, notes))

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pathlib
 import shlex
 import time
 from collections.abc import Sequence
@@ -130,69 +129,28 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
   try:
     return tfds.builder(dataset, data_dir=data_dir)
   except tfds.core.registered.DatasetNotFoundError:
-    if os.path.isdir(dataset):
-      raise _is_folder(dataset) from None
-    names, broken = _on_disk(dataset, data_dir)
-    if names:
-      raise ValueError(
-        f"got data set {dataset!r}, expected a version that is on disk:"
-        f" {' or '.join(names)}."
-      ) from None
-    if broken:
-      raise ValueError(
-        f"got data set {dataset!r}, but {' and '.join(broken)} lacks"
-        " features.json or dataset_info.json; copy the data set again."
-      ) from None
-    known = {*known, *known_names()}
-    raise ValueError(
-      f"got data set {dataset!r}, expected a name that TFDS knows, such as"
-      " cifar10, folder:/path/to/images, or a name that"
-      f" `vit-jax prepare` imported.{nearest(dataset, known)}"
-    ) from None
+    if names := _on_disk(dataset, data_dir):
+      expected = f"a version that is on disk: {' or '.join(names)}."
+    else:
+      expected = "a name that TFDS knows, one that `vit-jax prepare` imported,"
+      expected += " or folder:/path/to/images."
+      expected += nearest(dataset, {*known, *known_names()})
+    raise ValueError(f"got data set {dataset!r}, expected {expected}") from None
   except (ValueError, TypeError, AttributeError) as e:
-    if os.path.isdir(dataset):
-      raise _is_folder(dataset) from None
-    first = str(e).strip().splitlines()[0]
+    # TFDS has no name with a slash at its start or end, as paths have.
+    is_path = os.path.isdir(dataset)
+    first = "write folder:PATH." if is_path else str(e).strip().splitlines()[0]
     raise ValueError(f"got data set {dataset!r}: {first}") from None
   finally:
     logging.set_verbosity(verbosity)
 
 
-def _is_folder(path: str) -> ValueError:
-  """Returns the error for a folder, with the name that reads it."""
-  folder = pathlib.Path(os.path.abspath(path))
-  with contextlib.suppress(Exception):  # none, damaged, or moved
-    info = tfds.core.dataset_info.read_from_json(folder / "dataset_info.json")
-    parts = [*filter(None, (info.name, info.config_name)), info.version]
-    if list(folder.parts[-len(parts) :]) == parts:
-      return ValueError(
-        f"got data set {path!r}, which is a folder of TFDS: write"
-        f" config.data.data_dir={folder.parents[len(parts) - 1]} and"
-        f" config.data.dataset={'/'.join(parts[:-1])}:{info.version}."
-      )
-  return ValueError(
-    f"got data set {path!r}, which is a folder: write folder:{path}."
-  )
-
-
-def _on_disk(dataset: str, data_dir: str | None) -> tuple[list[str], list[str]]:
-  """Returns the versions of a data set that are on disk.
-
-  Returns:
-    Names that read the complete versions, such as "birds:1.0.0"; folders of
-    versions without metadata, for example copies that stopped half way.
-  """
+def _on_disk(dataset: str, data_dir: str | None) -> list[str]:
+  """Returns the versions of a data set on disk, such as "birds:1.0.0"."""
   name = dataset.partition(":")[0]
   root = epath.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser()
-  names, broken = [], []
-  for version in tfds.core.utils.version.list_all_versions(root / name):
-    folder = root / name / str(version)
-    files = (folder / part for part in ("features.json", "dataset_info.json"))
-    if all(file.exists() for file in files):
-      names.append(f"{name}:{version}")
-    else:
-      broken.append(str(folder))
-  return names, broken
+  versions = tfds.core.utils.version.list_all_versions(root / name)
+  return [f"{name}:{version}" for version in versions]
 
 
 def known_names() -> list[str]:
@@ -215,11 +173,9 @@ def check_features(dataset: str, builder) -> None:
   )
   if not good:
     raise ValueError(
-      f"got data set {dataset!r} with the features {named!r},"
-      " expected an 8-bit `image` and one class, or float32 numbers, as"
-      " `label`, or a sequence of classes as"
-      f" {' or '.join(f'`{key}`' for key in _SEVERAL)}. Import its"
-      " images under these names: see vit-jax prepare --help."
+      f"got data set {dataset!r} with the features {named!r}, expected an 8-bit"
+      " `image`, and a class or float32 numbers as `label`, or several classes"
+      f" as {' or '.join(_SEVERAL)}; see vit-jax prepare --help."
     )
 
 
@@ -268,9 +224,8 @@ def reader(builder, dataset: str) -> type[TfdsFiles]:
   file_format = builder.info.file_format.value
   if file_format not in _READERS:
     raise ValueError(
-      f"got data set {dataset!r}, written to {builder.data_dir} as"
-      f" {file_format}, expected {' or '.join(_READERS)}; prepare it again with"
-      " one of these as file_format."
+      f"got data set {dataset!r} in the format {file_format} of"
+      f" {builder.data_dir}, expected {' or '.join(_READERS)}."
     )
   return _READERS[file_format]
 
@@ -326,7 +281,7 @@ def _how_to_prepare(builder, dataset: str, data_dir: str | None) -> str:
   command = f"vit-jax prepare {shlex.quote(dataset)}"
   if data_dir:
     command += f" --data_dir={shlex.quote(data_dir)}"
-  names, _ = _on_disk(dataset, data_dir)
+  names = _on_disk(dataset, data_dir)
   others = f"; on disk is {' or '.join(names)}" if names else ""
   text = (
     f"got data set {dataset!r}, which is not prepared. --fake_data tries the"

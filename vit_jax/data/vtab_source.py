@@ -14,7 +14,7 @@ from vit_jax.data.source import Record
 from vit_jax.data.tf_cpu import tf
 from vit_jax.data.tfds_records import TfdsFiles
 from vit_jax.data.vtab import TASKS, Task
-from vit_jax.options import nearest
+from vit_jax.options import check_choice
 
 CLEVR_DEPTHS = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
 KITTI_METRES = (-100.0, 8.0, 20.0, 999.0)
@@ -143,11 +143,7 @@ def open_vtab(dataset: str, split: str, data_dir: str | None) -> TfdsFiles:
       the benchmark's, so that its slices would be other images.
   """
   name = dataset.removeprefix(vtab.PREFIX)
-  if name not in TASKS:
-    raise ValueError(
-      f"got data set {dataset!r}, expected one of"
-      f" {', '.join(vtab.PREFIX + t for t in TASKS)}.{nearest(name, TASKS)}"
-    )
+  check_choice(name, TASKS, f"data set {dataset!r}")
   task = TASKS[name]
   builder = tfds_source.find_builder(task.dataset, data_dir)
   tfds_source.prepared(builder, task.dataset, data_dir)
@@ -157,8 +153,7 @@ def open_vtab(dataset: str, split: str, data_dir: str | None) -> TfdsFiles:
       count = infos[base].num_examples if base in infos else 0
       raise ValueError(
         f"got data set {dataset!r} with {count:,} records in {base!r} of"
-        f" {builder.data_dir}, expected {size:,}, as in {task.dataset}, from"
-        " which the benchmark takes its slices."
+        f" {builder.data_dir}, expected the {size:,} of {task.dataset}."
       )
   spans = task.spans(split)
   names = None

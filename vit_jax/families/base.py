@@ -254,10 +254,8 @@ class ModelConfig:
     Raises:
       ValueError: The family has models with one patch size only.
     """
-    raise ValueError(
-      f"patch: got {patch}, but {type(self).__name__} has no with_patch;"
-      " expected none."
-    )
+    expected = f"none for {type(self).__name__}"
+    raise ValueError(unexpected("patch", patch, expected))
 
   @property
   def pixel_patch(self) -> int | None:

@@ -60,10 +60,8 @@ def units(depth: int) -> tuple[int, ...]:
     ValueError: The depth is unknown.
   """
   if depth not in RESNETS:
-    raise ValueError(
-      f"got a ResNet-{depth}, expected one of"
-      f" {', '.join(f'R{d}' for d in RESNETS)}."
-    )
+    known = ", ".join(f"R{d}" for d in RESNETS)
+    raise ValueError(f"got a ResNet-{depth}, expected one of {known}.")
   return RESNETS[depth]
 
 
@@ -80,8 +78,6 @@ def parse_variant(variant: str) -> Stages:
   match = re.fullmatch(r"R([0-9]+)x([0-9]+(?:\.[0-9]+)?)", variant)
   if not match:
     raise ValueError(f"got {variant!r}, expected a ResNet such as 'R50x1'.")
-  if float(match[2]) <= 0:
-    raise ValueError(f"got {variant!r}, expected a width factor above 0.")
   return Stages(units(int(match[1])), float(match[2]))
 
 
@@ -241,11 +237,6 @@ class BiTConfig(ModelConfig):
     Raises:
       ValueError: The variant is unknown, or of another family.
     """
-    if not self.knows(self.variant):
-      raise ValueError(
-        f"got {self.variant!r}, expected a ResNet such as 'R50x1' for"
-        f" config.model.name={self.name!r}."
-      )
     stages = parse_variant(self.variant)
     return overridden(stages, self.stage_blocks, self.stage_width)
 

@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple
 from vit_jax.families import published, resnet
 from vit_jax.families.base import Heads, ModelConfig
 from vit_jax.families.resnet import Norms, Stages
-from vit_jax.options import ABOVE_0, SHARE, nearest, option, unexpected
+from vit_jax.options import ABOVE_0, SHARE, check_choice, option, unexpected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,16 +86,10 @@ def parse_variant(variant: str, sizes: Mapping[str, Size] = SIZES) -> Variant:
     r"(?:R([0-9]*)\+)?([A-Za-z0-9]+\+?)/([1-9][0-9]*)", variant
   )
   if not match:
-    raise ValueError(
-      f"got {variant!r}, expected '<size>/<patch in pixels>' such as 'B/16', or"
-      f" 'R50+B/16', with a size of {', '.join(sizes)}."
-    )
+    expected = "'<size>/<patch in pixels>' such as 'B/16', or 'R50+B/16'"
+    raise ValueError(f"got {variant!r}, expected {expected}.")
   depth, name, patch = match[1], match[2], int(match[3])
-  if name not in sizes:
-    raise ValueError(
-      f"got size {name!r}, expected one of {', '.join(sizes)}."
-      + nearest(name, sizes)
-    )
+  check_choice(name, sizes, "size")
   if depth is None:
     return Variant(sizes[name], patch, None)
   if not depth:
@@ -103,10 +97,7 @@ def parse_variant(variant: str, sizes: Mapping[str, Size] = SIZES) -> Variant:
       raise ValueError(f"got {variant!r}, expected an even number after '/'.")
     return Variant(sizes[name], patch // 2, Stages(()))
   if patch not in (16, 32):
-    raise ValueError(
-      f"got {variant!r}, expected /16 or /32 behind a ResNet, such as"
-      f" 'R{depth}+{name}/16'."
-    )
+    raise ValueError(f"got {variant!r}, expected /16 or /32 for a hybrid.")
   blocks = resnet.units(int(depth))
   if patch == 16:
     blocks = (*blocks[:2], blocks[2] + blocks[3])
@@ -426,10 +417,7 @@ class ViTConfig(ModelConfig):
 
   def with_patch(self, patch: int) -> "ModelConfig":
     if self.stages is not None:
-      raise ValueError(
-        f"patch: got {patch}, but {self.variant} has no patches of pixels;"
-        " expected none."
-      )
+      raise ValueError(unexpected("patch", patch, f"none for {self.variant}"))
     size = self.variant.split("/")[0]
     return dataclasses.replace(self, variant=f"{size}/{patch}")
 
@@ -470,11 +458,8 @@ class ViTConfig(ModelConfig):
   ) -> Iterator[tuple[str, object, str]]:
     """Yields options that do not fit: name, value, expected value."""
     if self.channels < 1 or stages and self.channels != 3:
-      yield (
-        "channels",
-        self.channels,
-        "3 for a ResNet" if stages else "1 or more",
-      )
+      expected = "3 for a ResNet" if stages else "1 or more"
+      yield "channels", self.channels, expected
     for key in ("stage_blocks", "stage_width"):
       if not stages and getattr(self, key) is not None:
         expected = f"None for config.model.variant={self.variant!r}"
@@ -504,9 +489,7 @@ class ViTConfig(ModelConfig):
       return
     patch = self.stride
     near = [max(1, round(s / patch)) * patch for s in image_size]
-    yield unexpected(
-      "config.data.ops",
-      f"images of {image_size[0]}x{image_size[1]} pixels",
-      f"multiples of the patch of {patch} (config.model.variant="
-      f"{self.variant!r}), such as {near[0]}x{near[1]}",
-    )
+    of_patch = f"the patch of {patch} (config.model.variant={self.variant!r})"
+    expected = f"multiples of {of_patch}, such as {near[0]}x{near[1]}"
+    got = f"images of {image_size[0]}x{image_size[1]} pixels"
+    yield unexpected("config.data.ops", got, expected)

@@ -774,7 +774,7 @@ def _pair(name: str, value: Any) -> tuple[int, int] | None:
 
 def _array(images: Any) -> np.ndarray | jax.Array:
   """Returns images as an array; jax's stay where they are."""
-  return images if isinstance(images, jax.Array) else images_lib.array(images)
+  return images if isinstance(images, jax.Array) else np.asarray(images)
 
 
 def _is_float(images: np.ndarray | jax.Array) -> bool:

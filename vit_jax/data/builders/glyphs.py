@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from vit_jax.data.builders import embedded, render
+from vit_jax.options import unexpected
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -33,10 +34,8 @@ class GlyphsConfig(tfds.core.BuilderConfig):
     for option, least in (("size", 8), ("count", 1), ("seed", 0)):
       value = getattr(self, option)
       if type(value) is not int or value < least:
-        raise ValueError(
-          f"Data set glyphs: got {option}={value!r}, expected a whole number, "
-          f"at least {least}. Write it like glyphs/size=32,count=20000,seed=0."
-        )
+        expected = f"a whole number from {least}"
+        raise ValueError(unexpected(f"glyphs/{option}", repr(value), expected))
     self.name = f"size{self.size}_count{self.count}_seed{self.seed}"
     self.description = (
       f"{self.count} training images, {self.size} pixels, seed {self.seed}."
@@ -47,11 +46,8 @@ class GlyphsConfig(tfds.core.BuilderConfig):
     """Reads the options back from the name of a folder."""
     match = re.fullmatch(r"size(\d+)_count(\d+)_seed(\d+)", name)
     if not match:
-      raise ValueError(
-        f"Data set glyphs: got the config {name!r}, expected one like "
-        "size32_count20000_seed0. Give options by name instead: "
-        "glyphs/size=32,count=20000,seed=0."
-      )
+      expected = "options such as glyphs/size=32,count=20000,seed=0"
+      raise ValueError(unexpected("glyphs", repr(name), expected))
     size, count, seed = map(int, match.groups())
     return cls(size=size, count=count, seed=seed)
 
@@ -115,9 +111,8 @@ def images(
       raw = process.stdout.read(int(np.prod(shape)))
       if len(raw) != np.prod(shape):
         raise RuntimeError(
-          f"Data set glyphs: a worker stopped at image {start} of {count} "
-          f"(exit code {process.wait()}); its own message is above. To see it "
-          f"alone, run: {' '.join(process.args)}"
+          f"glyphs: a worker stopped at image {start} of {count} (exit code"
+          f" {process.wait()}); its own message is above."
         )
       yield from np.frombuffer(raw, np.uint8).reshape(shape)
 
@@ -149,10 +144,8 @@ class Glyphs(embedded.EmbeddedBuilder):
     if isinstance(config, str):
       config = GlyphsConfig.from_name(config)
     if config is not None and options:
-      raise ValueError(
-        f"Data set glyphs: got the config {config.name!r} and also {options}, "
-        "expected one or the other. Drop one of the two."
-      )
+      got = f"the config {config.name!r} and {options}"
+      raise ValueError(unexpected("glyphs", got, "one of them"))
     super().__init__(config=config or GlyphsConfig(**options), **kwargs)
 
   def _info(self) -> tfds.core.DatasetInfo:

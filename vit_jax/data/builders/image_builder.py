@@ -108,10 +108,8 @@ class RecordFilter:
     self._refuse_too_many(name, before, taken)
     errors = self.left_out[before:]
     if len(errors) == taken:
-      raise TooManyLeftOut(
-        f"got no record of split {name!r} that can be used, expected one."
-        f" Nothing is written. Leave the split out (--splits).{_listed(errors)}"
-      )
+      got = f"got no usable record of split {name!r}, expected one."
+      raise TooManyLeftOut(f"{got}{_listed(errors)}")
     self._say(
       f"{name}: all {taken:,} records read in {time.monotonic() - start:,.0f}"
       " s; TFDS orders and writes them ..."
@@ -121,10 +119,9 @@ class RecordFilter:
     errors = self.left_out[before:]
     if len(errors) > max(_FEW, MAX_UNDECODABLE * count):
       raise TooManyLeftOut(
-        f"got {len(errors)} records without a label or an image that can be"
-        f" decoded among the first of split {name!r}, expected at most"
-        f" {MAX_UNDECODABLE:.0%}, or ten. Nothing is written. Repair them, or"
-        f" leave the split out (--splits). The first:{_listed(errors)}"
+        f"got {len(errors)} records of split {name!r} without a label or a"
+        f" readable image, expected at most {MAX_UNDECODABLE:.0%}, or ten:"
+        f"{_listed(errors)}"
       )
 
 

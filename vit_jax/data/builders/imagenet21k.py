@@ -69,24 +69,18 @@ def class_tars(folder: pathlib.Path) -> _Tars:
         inner = [m for m in members(outer) if m.isfile()]
         tar_files = [(os.path.basename(m.name), files[0], m) for m in inner]
     except BROKEN as e:
-      raise ValueError(
-        f"got {files[0]}, which is a broken tar ({e}); fetch it again."
-      ) from None
+      raise ValueError(f"got {files[0]}, a broken tar: {e}.") from None
   tars: _Tars = {}
   for name, file, member in tar_files:
     if match := _CLASS_TAR.fullmatch(name):
       if match[1] in tars:
-        raise ValueError(
-          f"got two tars of the class {match[1]}: {tars[match[1]][0]} and"
-          f" {file}; expected one."
-        )
+        both = f"{tars[match[1]][0]} and {file}"
+        raise ValueError(f"got {both}, expected one tar of {match[1]}.")
       tars[match[1]] = file, member
   if not tars:
-    raise ValueError(
-      f"got {folder} with {len(files)} tars, none of a class; expected"
-      " n01440764.tar, ..., or one uncompressed tar of these (a release that is"
-      " compressed: tar -xzf it first)."
-    )
+    expected = "n01440764.tar, ..., or one uncompressed tar of these"
+    got = f"{folder} with {len(files)} tars"
+    raise ValueError(f"got {got}, expected {expected}.")
   return dict(sorted(tars.items()))
 
 
