@@ -107,9 +107,7 @@ def test_what_is_scored_once_stands_for_the_run():
 def test_errors(tmp_path):
   with pytest.raises(ValueError, match="nowhere.*got no run"):
     report.write_report(str(tmp_path / "nowhere"))
-  with pytest.raises(
-    ValueError, match="got no run, expected a folder with metrics"
-  ):
+  with pytest.raises(ValueError, match="expected a folder of runs"):
     report.write_report(str(tmp_path))
   with pytest.raises(SystemExit, match="got no run"):
     main([str(tmp_path)])
