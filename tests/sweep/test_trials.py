@@ -173,7 +173,7 @@ def test_begun_trials_go_on_with_the_same_command_alone(begun):
     trials.choose(harmless, both, BUDGET, str(workdir))
 
   other = dataclasses.replace(config, seed=3)
-  assert "config.seed was 0, is now 3; run the old command" in refusal(other, workdir)
+  assert "config.seed was 0, is now 3; run the" in refusal(other, workdir)
   evals = [dataclasses.replace(config.evals[0], split="train")]
   other = dataclasses.replace(config, evals=tuple(evals))
   text = "config.evals.val.split was 'val', is now 'train'"

@@ -137,14 +137,14 @@ def _configured(
 
   train = opened.inspect(dataset, "train")
   if train.is_regression or train.is_multilabel:
-    raise ValueError(f"{dataset}: expected data with one class per image.")
+    raise ValueError(f"got {dataset!r}, expected one class per image.")
   labels = train.labels()
   counts = np.bincount(labels[labels >= 0], minlength=train.num_classes)
   fewest = counts.min()
   held_out = next(filter(has_labels, SCORED_SPLITS), None)
   if not held_out or not fewest:
     raise ValueError(
-      f"{dataset}: got {fewest:,} training images of the rarest class, and"
+      f"got {dataset!r} with {fewest:,} training images of the rarest class, and"
       f" {held_out or 'no split'} to score; expected 1 or more, and a labelled"
       f" split {' or '.join(SCORED_SPLITS)}."
     )

@@ -46,7 +46,7 @@ def by_split(
     got = ", ".join(options.splits) or "no patterns"
     got += f", and {len(rest)} files of no split {rest[:1]} in {path}"
     expected = (
-      f"splits of the names ({', '.join(named) or 'none'}), or patterns, such as"
+      f"splits of names ({', '.join(named) or 'none'}), or patterns, such as"
       f" train=0*{suffixes[0]},test=1*{suffixes[0]}"
     )
     raise ValueError(unexpected("--splits", got, expected))
