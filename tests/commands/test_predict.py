@@ -371,8 +371,8 @@ def test_features_of_a_model_without_a_head(tmp_path, folder, vit):
 @pytest.mark.parametrize(
   "argv, error, message",
   [
-    (["--features=x.csv"], ValueError, "got 'x.csv', expected a file on this"),
-    (["--features=no/x.npz"], FileNotFoundError, "there is no folder 'no'"),
+    (["--features=x.csv"], ValueError, "got 'x.csv', expected a local file"),
+    (["--features=no/x.npz"], FileNotFoundError, "no such folder"),
     (["--features=x.npz", "--layer=top"], ValueError, "got 'top', expected a"),
     (["--features=x.parquet"], ImportError, "pip install pyarrow"),
   ],

@@ -329,7 +329,7 @@ def test_what_cannot_be_is_refused(data_dir, tmp_path):
   with pytest.raises(ConfigError) as e:
     run_checks.setup(_config(None, data__dataset="digits"))
   text = str(e.value)
-  with pytest.raises(ConfigError, match="--knn: got 'levels' with numbers"):
+  with pytest.raises(ConfigError, match="--knn: got 'levels', expected one"):
     probes.with_probes(_config(data_dir), {"knn": "levels"}, Sources(data_dir))
   assert "config.objective.kind: got 'regression', expected" in text
   assert "config.evals.val.dataset: got 'digits', whose images have cl" in text

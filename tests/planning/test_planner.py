@@ -179,7 +179,7 @@ def test_the_length_of_the_run_needs_no_data():
   assert (
     planner.run_shape_of(config).total_steps is None
   )  # only the folder tells
-  with pytest.raises(ValueError, match="config.num_classes: got None for"):
+  with pytest.raises(ValueError, match="config.num_classes: got None"):
     planner.run_shape_of(tiny.config(data__dataset="somebody_s"))
 
 

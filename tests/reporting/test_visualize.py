@@ -160,10 +160,7 @@ def test_all_errors_at_once(photos, tmp_path):
     "--patch",
   ]
   assert lines[1].startswith(f"got '{tmp_path}/none', which does not exist;")
-  assert lines[-1] == (
-    "--patch: got 5,1, expected rows up to 4 and columns up to 4, the patches"
-    " of vit_linen_names.weights."
-  )
+  assert lines[-1].startswith("--patch: got 5,1, expected up to 4,4, the patch")
 
 
 def test_broken_images_of_a_folder_are_named_and_left_out(

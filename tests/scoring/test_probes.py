@@ -206,7 +206,7 @@ def test_a_split_without_labels_is_not_scored(capsys):
   left_out = "without 20, 10, 100, 200 neighbours: 3 images to learn from\n"
   assert left_out in capsys.readouterr().out
   del labels["validation"]
-  with pytest.raises(ConfigError, match="and no labelled split"):
+  with pytest.raises(ConfigError, match="and no split"):
     probes.with_probes(Config(), {"fewshot": "x"}, Opened(None))
 
 

@@ -189,7 +189,7 @@ def test_the_preprocessing_of_formats():
   deit = published_scores.find(
     "deit_tiny_patch16_224.fb_in1k.safetensors", (224, 224), 1000
   )
-  with pytest.raises(ValueError, match="ImageNet's mean and deviation"):
+  with pytest.raises(ValueError, match="the mean and deviation"):
     score.choose_protocol(
       _weights("timm"), model_from_dict({}), (224, 224), "auto", deit
     )
@@ -232,7 +232,7 @@ def test_weights_without_a_head(tiny_vit, tmp_path):
   path = str(tmp_path / "x.npz")
   convert.convert(convert.without_head(tiny_vit, "npz"), path, "npz")
   (error,) = errors(path, "--on=digits[test]", f"--workdir={tmp_path}/out")
-  assert error.startswith(f"{path}: got weights without a head, expected a")
+  assert error.startswith(f"{path}: got weights without a head")
   assert not (tmp_path / "out").exists()
 
 

@@ -203,28 +203,28 @@ def test_goes_on_where_it_was_killed(images, tmp_path, monkeypatch):
     (
       {"evals": {"test": {**SCORE, "split": "test"}}},
       GRID,
-      "config.evals: got test, expected 'val', which",
+      "config.evals: got test, expected 'val', and",
     ),
     (
       {"evals": {"val": {**SCORE, "split": "val"}}},
       GRID,
-      "config.evals: got val, expected 'val', which",
+      "config.evals: got val, expected 'val', and",
     ),
     (
       {"evals__val__split": "test[:3]"},
       GRID,
-      "config.evals.test.split: got 'test', which shares 3 records with"
-      " 'test[:3]' of config.evals.val.split",
+      "config.evals.test.split: got 'test', expected no records of"
+      " config.evals.val.split='test[:3]': it has 3 of them",
     ),
     (
       {"evals__val__split": "train[30:]"},
       GRID,
-      "config.evals.val.split: got 'train[30:]', which shares 10 records with",
+      "config.evals.val.split: got 'train[30:]', expected no records of",
     ),
     (
       {"evals__test__split": "train[:5]"},
       GRID,
-      "config.evals.test.split: got 'train[:5]', which shares 5 records with",
+      "config.evals.test.split: got 'train[:5]', expected no records of",
     ),
     (
       {"data__split": "train@20"},
@@ -365,8 +365,8 @@ def test_what_is_trained_on_is_not_held_out_in_vtab(tmp_path):
   with pytest.raises(ConfigError) as e:
     sweep_lib.sweep({"": task._replace(config=config)}, str(tmp_path))
   assert (
-    "config.evals.val.split: got 'val200', which shares 200 records with"
-    " 'train800val200' of config.data.split; expected none."
+    "config.evals.val.split: got 'val200', expected no records of"
+    " config.data.split='train800val200': it has 200 of them."
   ) in str(e.value)
 
 

@@ -160,10 +160,9 @@ def test_long_values_have_folders_of_their_own(images, tmp_path, runs):
   [
     (
       "optim.lr=0.1\nconfig.optim.lr=0.2,0.3",
-      "--grid: got 'optim.lr' twice, expected all of its values in one"
-      " --grid=optim.lr=0.1,0.2,0.3.",
+      "--grid: got 'optim.lr' twice, expected --grid=optim.lr=0.1,0.2,0.3.",
     ),
-    (None, "got 'cosine' for 'optim.schedule' from get_grid, expected a t"),
+    (None, "optim.schedule: got 'cosine', expected a tuple"),
   ],
 )
 def test_grids_that_are_refused(tmp_path, text, message):

@@ -159,7 +159,7 @@ def refusal(config, workdir, budget=BUDGET, rounds_of=both):
     trials.choose(config, rounds_of, budget, str(workdir))
   assert record(workdir) == before
   text = str(caught.value)
-  assert f"remove {workdir / 'trials'} and {workdir / 'trials.json'}" in text
+  assert f"continue the trials in {workdir / 'trials'}" in text
   return text
 
 
@@ -173,7 +173,7 @@ def test_begun_trials_go_on_with_the_same_command_alone(begun):
     trials.choose(harmless, both, BUDGET, str(workdir))
 
   other = dataclasses.replace(config, seed=3)
-  assert "config.seed was 0, is now 3; the trials in" in refusal(other, workdir)
+  assert "config.seed was 0, is now 3; run the" in refusal(other, workdir)
   evals = [dataclasses.replace(config.evals[0], split="train")]
   other = dataclasses.replace(config, evals=tuple(evals))
   text = "config.evals.val.split was 'val', is now 'train'"
@@ -233,11 +233,8 @@ def test_no_budget_after_trials_have_chosen(config, tmp_path, monkeypatch):
   monkeypatch.setattr(trials.experiment.Experiment, "resumed", resumed)
   with pytest.raises(ConfigError) as caught:
     trials.check_without(config, str(tmp_path), ())
-  assert caught.value.errors == (
-    "--config: got budget=0, but trials chose options of the run in"
-    f" {tmp_path} (pad and crop, mirrored); give a budget again, as budget=200,"
-    " or take another --workdir.",
-  )
+  (error,) = caught.value.errors
+  assert error.startswith("--config: got budget=0, expected budget=200, as")
   trials.check_without(config, str(tmp_path), ["seed"])
   write("trials.json", {"steps": 20, "chosen": "no change"})
   trials.check_without(config, str(tmp_path), ())
@@ -444,5 +441,5 @@ def test_budgets(text):
 
 @pytest.mark.parametrize("text", ["10 minutes", "m", "-1", "1.5", "1h", ""])
 def test_what_is_no_budget(text):
-  with pytest.raises(ValueError, match="got budget="):
+  with pytest.raises(ValueError, match="budget: got "):
     check_budget(text)

@@ -85,10 +85,7 @@ def on_base(weights: Weights, read: Callable[..., Weights]) -> Weights:
   try:
     base = read(stated.path, mean=stated.mean)
   except FileNotFoundError:
-    raise FileNotFoundError(
-      f"{begin}, which does not exist; expected the weights from which the run"
-      " began. Put them back at this path."
-    ) from None
+    raise FileNotFoundError(f"{begin}, which does not exist.") from None
   file = source_file.of_weights(base, stated.mean)
   if error := source_file.difference(file, stated.digest):
     raise ValueError(f"{begin}: {error}")
@@ -138,8 +135,7 @@ def merged(
     if kernel is None or tuple(kernel.shape) != shape:
       got = "none" if kernel is None else tuple(kernel.shape)
       raise ValueError(
-        f"{name}: got {got} in the base, expected {shape}, the shape of its"
-        " adapter."
+        f"{name}: got {got} in the base, expected {shape} of its adapter."
       )
     add = functools.partial(_add, kernel, a, b, scale)
     result[name] = LazyArray(shape, np.dtype(np.float32), add)

@@ -137,20 +137,16 @@ def _configured(
 
   train = opened.inspect(dataset, "train")
   if train.is_regression or train.is_multilabel:
-    kind = "numbers" if train.is_regression else "several classes"
-    raise ValueError(
-      f"got {dataset!r} with {kind} per image, expected one class per image."
-    )
+    raise ValueError(f"got {dataset!r}, expected one class per image.")
   labels = train.labels()
   counts = np.bincount(labels[labels >= 0], minlength=train.num_classes)
   fewest = counts.min()
   held_out = next(filter(has_labels, SCORED_SPLITS), None)
   if not held_out or not fewest:
     raise ValueError(
-      f"got {dataset!r} with {fewest:,} training images of its rarest class"
-      f" and {held_out or 'no labelled split'} to score; expected one or more"
-      " images of every class, and a labelled split"
-      f" {' or '.join(SCORED_SPLITS)}."
+      f"got {dataset!r} with {fewest:,} training images of its rarest class, and"
+      f" {held_out or 'no split'} to score; expected 1 or more, and a labelled"
+      f" split {' or '.join(SCORED_SPLITS)}."
     )
   cls = EVALUATORS[kind]
   own = (e for e in config.evals if type(e) is cls)

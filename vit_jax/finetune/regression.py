@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from vit_jax.batch import Standardisation, normalise
 from vit_jax.objectives.objective import Learner, Objective
+from vit_jax.options import unexpected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,17 +37,8 @@ class Regression(Objective):
     """See `Objective`."""
     name = getattr(data, "name", type(data).__name__)
     if not getattr(data, "is_regression", False):
-      yield (
-        f"config.objective.kind: got {self.kind!r}, but the labels of {name!r}"
-        " are classes; expected data with numbers, which `vit-jax prepare"
-        " --numbers` imports, or 'classification'."
-      )
-    elif not callable(getattr(data, "labels", None)):
-      yield (
-        f"config.objective.kind: got {self.kind!r}, but the data passed to the"
-        f" run ({name}) have no method labels() for the mean and deviation; add"
-        " labels() -> float32 [num_examples, num_classes]."
-      )
+      expected = f"'classification', as the labels of {name!r} are classes"
+      yield unexpected("config.objective.kind", repr(self.kind), expected)
 
   def make(self, model, run_shape, models):
     """Returns the network and its loss; see `Objective.make`.

@@ -17,7 +17,7 @@ from vit_jax.evaluators.evaluator import (
   Splits,
   no_images_error,
 )
-from vit_jax.options import option
+from vit_jax.options import option, unexpected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +38,9 @@ class RegressionConfig(EvaluatorConfig):
     """Yields an error if the data have other numbers than the head."""
     source = sources["split"]
     if _columns(source, head) is None:
-      yield (
-        f"{where}.dataset: got {source.name!r} with the numbers"
-        f" {', '.join(source.class_names)}, expected those of the head:"
-        f" {', '.join(head.class_names or ()) or head.num_classes}."
-      )
+      got = f"{source.name!r} with {', '.join(source.class_names)}"
+      names = ", ".join(head.class_names or ()) or str(head.num_classes)
+      yield unexpected(f"{where}.dataset", got, f"the head's {names}")
 
   def make(self, context: Context) -> Evaluator:
     """See `EvaluatorConfig`."""

@@ -11,6 +11,7 @@ from vit_jax.config.schema import Config
 from vit_jax.data.preprocessing import image_size
 from vit_jax.families import ModelConfig
 from vit_jax.objectives import OBJECTIVES
+from vit_jax.options import unexpected
 
 # A round of trials: config -> {name of a change: options that it sets}.
 Round = Callable[[Config], dict[str, dict[str, Any]]]
@@ -137,10 +138,8 @@ def check_budget(text: str) -> None:
     ValueError: The text is neither a time nor a number of steps.
   """
   if not re.fullmatch(r"\d+(\.\d+)?[ms]|\d+", text):
-    raise ValueError(
-      f"got budget={text}, expected a time, such as 10m or 90s; steps of all"
-      " trials together, such as 2000; or 0 for no trials."
-    )
+    expected = "a time, such as 10m or 90s, a number of steps, or 0"
+    raise ValueError(unexpected("budget", text, expected))
 
 
 def _frozen(

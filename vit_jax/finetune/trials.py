@@ -30,6 +30,7 @@ from vit_jax.finetune import linear_probe, trial_candidates
 from vit_jax.finetune.one_run import print_once, read_by_first, run
 from vit_jax.finetune.results import TRIALS, Trial, Trials
 from vit_jax.finetune.trial_candidates import Round
+from vit_jax.options import unexpected
 from vit_jax.writers import run_info
 from vit_jax.writers.metric_writer import read_metrics
 
@@ -219,13 +220,8 @@ def check_without(
     return
   if resume_rules.errors(resumed.changes, allow_change, workdir):
     begun = read_by_first(folder / FOLDER / BEGUN) or {"budget": "5m"}
-    raise ConfigError(
-      [
-        "--config: got budget=0, but trials chose options of the run in"
-        f" {workdir} ({known['chosen']}); give a budget again, as"
-        f" budget={begun['budget']}, or take another --workdir."
-      ]
-    )
+    expected = f"budget={begun['budget']}, as trials chose options in {workdir}"
+    raise ConfigError([unexpected("--config", "budget=0", expected)])
 
 
 def _beginning(
@@ -271,9 +267,8 @@ def _check_begun(
     errors.append(f"budget was {was['budget']}, is now {now['budget']}")
   if errors:
     errors[-1] += (
-      f"; the trials in {folder / FOLDER} began with the old values. Run the"
-      " old command to continue them, or take another --workdir, or remove"
-      f" {folder / FOLDER} and {folder / TRIALS} to begin them anew."
+      f"; run the old command to continue the trials in {folder / FOLDER}, or"
+      " take another --workdir."
     )
     raise ConfigError(errors)
 

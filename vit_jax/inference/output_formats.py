@@ -16,6 +16,7 @@ from jaxtyping import Float
 from tqdm.utils import disp_len, disp_trim
 
 from vit_jax.inference.pretrained import Answer, Prediction, Value
+from vit_jax.options import unexpected
 from vit_jax.paths import printable
 from vit_jax.writers import atomic_files
 
@@ -195,18 +196,12 @@ def check_features(path: str) -> None:
   """
   file = pathlib.Path(path)
   if file.suffix not in FEATURE_SUFFIXES or "://" in path:
-    raise ValueError(
-      f"--features: got {path!r}, expected a file on this machine that ends in"
-      f" {' or '.join(FEATURE_SUFFIXES)}."
-    )
+    expected = f"a local file ending in {' or '.join(FEATURE_SUFFIXES)}"
+    raise ValueError(unexpected("--features", repr(path), expected))
   if not file.parent.is_dir():
-    raise FileNotFoundError(
-      f"--features: got {path!r}, but there is no folder {str(file.parent)!r}."
-    )
+    raise FileNotFoundError(f"--features: got {path!r}, but no such folder.")
   if file.suffix == ".parquet" and not importlib.util.find_spec("pyarrow"):
-    raise ImportError(
-      f"--features: got {path!r}, which needs pyarrow: pip install pyarrow."
-    )
+    raise ImportError("--features: .parquet needs `pip install pyarrow`.")
 
 
 def write_features(

@@ -26,6 +26,7 @@ from vit_jax.inference import output_formats as formats
 from vit_jax.inference import streaming
 from vit_jax.inference.pretrained import Answer, FeatureRow, Pretrained, load
 from vit_jax.models import precision
+from vit_jax.options import unexpected
 from vit_jax.paths import printable
 from vit_jax.writers.console import note
 
@@ -141,10 +142,8 @@ def _refuse_own_folder(
   for image in images:
     is_file = isinstance(image.image, str)  # not of standard input
     if is_file and os.path.realpath(os.path.dirname(image.name)) == target:
-      raise ValueError(
-        f"--out_dir: got {folder!r}, the folder of {image.name}, so a picture"
-        " could overwrite it; expected another folder."
-      )
+      expected = f"another folder than that of {image.name}"
+      raise ValueError(unexpected("--out_dir", repr(folder), expected))
     yield image
 
 

@@ -39,7 +39,7 @@ from vit_jax.inference import streaming
 from vit_jax.losses import HEADS, PROBABILITIES, REGRESSION
 from vit_jax.models import build, inspection
 from vit_jax.models.variables import only_params
-from vit_jax.options import nearest
+from vit_jax.options import nearest, unexpected
 from vit_jax.weights import assumptions, eval_preprocessing, normalisation
 from vit_jax.writers import run_info
 
@@ -416,10 +416,8 @@ class Pretrained:
     images = _array(images)
     if images.shape[1:] != self.image_shape or images.ndim != 4:
       height, width, channels = self.image_shape
-      raise ValueError(
-        f"got images of shape {images.shape}, expected batch, height, width,"
-        f" channels: [b, {height}, {width}, {channels}]."
-      )
+      expected = f"[b, {height}, {width}, {channels}]"
+      raise ValueError(unexpected("images.shape", images.shape, expected))
     if not _is_float(images):
       raise ValueError(f"got images of type {images.dtype}, {FLOATS}.")
     _check_range(images)
@@ -453,9 +451,7 @@ class Pretrained:
       if value < 1:
         raise ValueError(f"{name}: got {value!r}, expected a number from 1.")
     if not self.num_classes:
-      raise ValueError(
-        "got a model without a head, expected a head; use features(images)."
-      )
+      raise ValueError("got a model without a head; use features(images).")
     if attention:  # raises if the model has none
       inspection.batch_size(self.config, self.image_size)
     return self._answers(images, top, batch_size, attention)
@@ -548,10 +544,8 @@ class Pretrained:
     if isinstance(platforms, str):
       platforms = (platforms,)
     if not platforms or not PLATFORMS.issuperset(platforms):
-      raise ValueError(
-        f"platforms: got {platforms!r}, expected one or more of"
-        f" {', '.join(sorted(PLATFORMS))}."
-      )
+      expected = f"one or more of {', '.join(sorted(PLATFORMS))}"
+      raise ValueError(unexpected("platforms", platforms, expected))
     (rows,) = jax.export.symbolic_shape("b")
     images = jax.ShapeDtypeStruct((rows, *self.image_shape), jnp.float32)
     logits = jax.jit(lambda x: self.model.apply({"params": self.params}, x)[0])
@@ -672,10 +666,8 @@ def load(
   if verbose:
     print(weights.format_report(report))
   if report.reinitialised:
-    raise ValueError(
-      f"{path}: the parts of the head do not fit together:"
-      f" {', '.join(report.reinitialised)}. Download the file again."
-    )
+    parts = ", ".join(report.reinitialised)
+    raise ValueError(f"{path}: parts of the head do not fit together: {parts}.")
   return Pretrained(
     config=config,
     params=_to_device(params),
@@ -752,10 +744,9 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
     known = dict.fromkeys(k for keys in fields.values() for k in keys)
     unknown = sorted(options.keys() - known.keys()) or sorted(options)
     near = "".join(nearest(key, [*ARGUMENTS, *known]) for key in unknown)
-    raise ValueError(
-      f"load: got {', '.join(unknown)}, expected {', '.join(ARGUMENTS)}, or"
-      f" options of one model family (vit-jax train --help=model).{near}"
-    )
+    got = ", ".join(unknown)
+    expected = f"{', '.join(ARGUMENTS)}, or options of one model family"
+    raise ValueError(unexpected("load", got, expected, near.strip()))
   checked = model_from_dict({"name": name, **options})
   return {key: getattr(checked, key) for key in options}
 
@@ -766,9 +757,7 @@ def _pair(name: str, value: Any) -> tuple[int, int] | None:
     return None
   sides = (value, value) if np.ndim(value) == 0 else tuple(value)
   if len(sides) != 2 or any(operator.index(side) < 1 for side in sides):
-    raise ValueError(
-      f"{name}: got {value!r}, expected one or two sides from 1."
-    )
+    raise ValueError(unexpected(name, repr(value), "one or two sides from 1"))
   return operator.index(sides[0]), operator.index(sides[1])
 
 

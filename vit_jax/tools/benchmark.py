@@ -93,17 +93,10 @@ def measure(
   except jax.errors.JaxRuntimeError as e:
     if "RESOURCE_EXHAUSTED" not in str(e):
       raise
-    raise ConfigError(
-      [
-        unexpected(
-          "config.data.batch_size",
-          config.data.batch_size,
-          "one that fits the memory, or config.optim.microbatch, or"
-          " config.model.remat=full",
-          str(e).splitlines()[0],
-        )
-      ]
-    ) from None
+    key, why = "config.data.batch_size", str(e).splitlines()[0]
+    expected = "one that fits, or config.optim.microbatch or model.remat=full"
+    error = unexpected(key, config.data.batch_size, expected, why)
+    raise ConfigError([error]) from None
 
 
 def _measure(

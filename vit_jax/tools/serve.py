@@ -75,10 +75,7 @@ class ImageClassifier:
     self, vit: Pretrained, top: int, max_bytes: int, max_pixels: int
   ):
     if not vit.num_classes:
-      raise ValueError(
-        "got a model without a head, expected one with classes; to use its"
-        " features, see `vit-jax evaluate --fewshot=...`."
-      )
+      raise ValueError("got a model without a head, expected one with classes.")
     self.vit, self.top = vit, min(top, vit.num_classes)
     self.max_bytes, self.max_pixels = max_bytes, max_pixels
 
@@ -134,17 +131,12 @@ class ImageClassifier:
       image.load()
       return image
     except Image.DecompressionBombError:
-      raise Refused(
-        413,
-        "got an image with too many pixels, expected at most"
-        f" {self.max_pixels / 1e6:,g} million.",
-      ) from None
+      most = f"at most {self.max_pixels / 1e6:,g} million"
+      raise Refused(413, f"got too many pixels, expected {most}.") from None
     except Exception:  # Pillow raises many kinds for a broken file
-      raise Refused(
-        415,
-        "got a file that cannot be decoded, expected a complete"
-        f" {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.",
-      ) from None
+      kinds = " or ".join(FORMATS)
+      text = f"got a file that cannot be decoded, expected {kinds}."
+      raise Refused(415, text) from None
 
   def _attention(self, image: np.ndarray) -> tuple[str | None, str]:
     """Returns a data URL and a caption; or None and why there is none."""
@@ -189,11 +181,8 @@ def application(classifier: ImageClassifier, name: str, hosts: list[str]):
     async for part in request.stream():
       data += part
       if len(data) > classifier.max_bytes:
-        raise Refused(
-          413,
-          f"got a file of more than {classifier.max_bytes / 1e6:,g} MB,"
-          " expected a smaller one.",
-        )
+        most = f"{classifier.max_bytes / 1e6:,g} MB"
+        raise Refused(413, f"got a larger file, expected at most {most}.")
     return bytes(data)
 
   async def predict(request: Request) -> Response:

@@ -29,7 +29,7 @@ from vit_jax.finetune import lora_base
 from vit_jax.finetune.lora import is_trained
 from vit_jax.inference.pretrained import Pretrained
 from vit_jax.models.stacking import unstack_blocks
-from vit_jax.options import not_installed
+from vit_jax.options import not_installed, unexpected
 from vit_jax.paths import is_remote
 from vit_jax.tools.exporting import model_card, onnx
 from vit_jax.weights import as_npz, assumptions, safetensors_file
@@ -118,9 +118,7 @@ def check_destination(path: str, suffix: str | None) -> None:
   target = epath.Path(path)
   for part in _parts(path):
     if part.exists():
-      raise FileExistsError(
-        f"DST: got {str(part)!r}, which exists; expected a new one."
-      )
+      raise FileExistsError(f"DST: got {str(part)!r}, which exists.")
   if suffix and target.suffix != suffix:
     raise ValueError(f"DST: got {path!r}, expected a name ending in {suffix}.")
   if is_remote(path):
@@ -128,10 +126,7 @@ def check_destination(path: str, suffix: str | None) -> None:
   parents = pathlib.Path(path).absolute().parents
   folder = next(p for p in parents if os.path.exists(p))
   if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-    raise ValueError(
-      f"DST: got {path!r}, but no files can be written to {folder}; name"
-      " another place."
-    )
+    raise ValueError(f"DST: got {path!r}, but {folder} cannot be written to.")
 
 
 @contextlib.contextmanager
@@ -293,16 +288,12 @@ def _write_peft(vit: Pretrained, params, target: epath.Path) -> list[str]:
   folder = epath.Path(vit.report.path)
   run = read_checkpoint(folder) if folder.is_dir() else None
   if run is None or not lora_base.is_on_base(run.metadata):
-    raise ValueError(
-      f"--to=peft: got {vit.report.path!r}, expected a run with"
-      " config.lora.rank, which has adapters."
-    )
+    expected = "hf, as SRC is no run with config.lora.rank"
+    raise ValueError(unexpected("--to", "peft", expected))
   (kind,) = _of_hf(vit, params)[1]["architectures"]
   if kind not in peft.CLASSES:
-    raise ValueError(
-      f"--to=peft: got a model that is {kind} in transformers, expected one of"
-      f" {', '.join(peft.CLASSES)}; --to=hf writes the merged model."
-    )
+    expected = f"hf, as peft is written for {', '.join(peft.CLASSES)} alone"
+    raise ValueError(unexpected("--to", f"peft for {kind}", expected))
   head = {
     k: np.asarray(v)
     for k, v in run.params.items()
@@ -486,10 +477,7 @@ def check_push(name: str) -> None:
   import huggingface_hub
 
   if huggingface_hub.get_token() is None:
-    raise ValueError(
-      "--push: got no token, expected one that may write: `hf auth login`, or"
-      " set HF_TOKEN."
-    )
+    raise ValueError("--push: got no token, expected `hf auth login`.")
 
 
 def push(folder: str | os.PathLike, name: str) -> str:
@@ -517,8 +505,8 @@ def push(folder: str | os.PathLike, name: str) -> str:
     )
   except Exception as e:  # its HTTP library has errors of its own
     raise ValueError(
-      f"--push: {name} was not uploaded: {e or type(e).__name__}\n{folder} is"
-      f" complete: upload it later with `hf upload {name} {folder}`."
+      f"--push: got {e or type(e).__name__}\n{folder} is complete: upload it"
+      f" later with `hf upload {name} {folder}`."
     ) from None
   return str(url)
 
@@ -562,9 +550,8 @@ def run(args: argparse.Namespace) -> None:
     if not difference <= tolerance * largest:
       raise ValueError(
         f"{args.dst}: got {_layer(vit)} that differ by {difference:.2g} from"
-        f" those of SRC, expected at most {tolerance:g} of their largest,"
-        f" {largest:.3g}. It is removed again; "
-        + ("leave out --fp16." if args.fp16 else "please report the model.")
+        f" SRC's, expected at most {tolerance:g} of {largest:.3g}."
+        + (" Leave out --fp16." if args.fp16 else "")
       )
   if args.push:
     readme = model_card.text(vit, args.push, is_on_hub=True)

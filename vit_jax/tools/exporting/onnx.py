@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.options import unexpected
 from vit_jax.paths import is_remote
 
 PACKAGES = ("jax2onnx", "onnx", "onnxruntime")
@@ -68,15 +69,10 @@ def write(
 
   path = os.fspath(path)
   if is_remote(path):
-    raise ValueError(
-      f"DST: got {path!r}, expected a path on this machine: the library that"
-      " writes ONNX knows no buckets. Copy the file there afterwards."
-    )
+    raise ValueError(f"DST: got {path!r}, expected a path on this machine.")
   if opset > (newest := onnx.defs.onnx_opset_version()):
-    raise ValueError(
-      f"--opset: got {opset}, expected at most {newest}, the newest of onnx"
-      f" {onnx.__version__}: {OPSETS}."
-    )
+    expected = f"at most {newest} with onnx {onnx.__version__}: {OPSETS}"
+    raise ValueError(unexpected("--opset", opset, expected))
   for name in ("jax2onnx", "onnx_ir"):  # they warn of what is not used here
     logging.getLogger(name).setLevel(logging.ERROR)
   with contextlib.redirect_stdout(io.StringIO()):
@@ -118,10 +114,8 @@ def write(
     try:
       onnx.checker.check_model(model)
     except onnx.checker.ValidationError as e:
-      raise ValueError(
-        f"--opset: got {opset}, which lacks operators of the model"
-        f" ({str(e).strip().splitlines()[0][:300]}), expected {OPSETS}."
-      ) from None
+      why = str(e).strip().splitlines()[0][:300]
+      raise ValueError(unexpected("--opset", opset, OPSETS, why)) from None
   os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
   name = os.path.basename(path)
   if num_bytes <= MAX_BYTES:
@@ -148,8 +142,7 @@ def read(path: str | os.PathLike) -> Callable[[np.ndarray], np.ndarray]:
     )
   except Exception as e:  # its errors have no type in common
     raise ValueError(
-      f"{path}: got a file that onnxruntime cannot run"
-      f" ({str(e).splitlines()[0][:300]}), expected an --opset that has all of"
-      f" the model's operators: {OPSETS}."
+      f"{path}: got {str(e).splitlines()[0][:300]} from onnxruntime, expected"
+      f" another --opset: {OPSETS}."
     ) from None
   return lambda images: session.run(None, {INPUT: images})[0]

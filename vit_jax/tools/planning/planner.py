@@ -18,6 +18,7 @@ from vit_jax import step as step_lib
 from vit_jax.config import Config, ConfigError, checks
 from vit_jax.data import dataset_info, records, splits
 from vit_jax.objectives.objective import Learner
+from vit_jax.options import unexpected
 from vit_jax.tools.planning import hlo, host_requirements
 from vit_jax.tools.planning import programs as programs_lib
 from vit_jax.tools.planning.learner import learner_of, trainer_of
@@ -264,10 +265,8 @@ def run_shape_of(config: Config) -> step_lib.RunShape:
   known = own or dataset_info.lookup(data.dataset)
   num_classes = known.num_classes if known else 0
   if not config.num_classes and not num_classes:
-    raise ValueError(
-      f"config.num_classes: got None for {config.data.dataset!r}, whose number"
-      " of classes is not known without the data; set it."
-    )
+    expected = f"a number, as that of {config.data.dataset!r} is not known"
+    raise ValueError(unexpected("config.num_classes", None, expected))
   num_examples = None
   if own or data.dataset in dataset_info.DATASETS:  # other data sets may change
     with contextlib.suppress(splits.SplitError):

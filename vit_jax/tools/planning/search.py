@@ -72,16 +72,9 @@ class Search:
       data = dataclasses.replace(base.data, batch_size=batch_size)
       self._attempt(dataclasses.replace(base, data=data))
     if not self.fastest:
-      raise ConfigError(
-        [
-          unexpected(
-            "config.data.batch_size",
-            self._config.data.batch_size,
-            "one that fits with some mesh, microbatch and remat",
-            "Use a smaller batch, or a larger slice.",
-          )
-        ]
-      )
+      size = self._config.data.batch_size
+      expected = "one that fits with some mesh, microbatch and remat"
+      raise ConfigError([unexpected("config.data.batch_size", size, expected)])
     self._report(f"fastest by estimate: {self.best()}\n")
     return self.fastest[0]
 

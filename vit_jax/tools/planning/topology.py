@@ -3,7 +3,6 @@
 import importlib.util
 import math
 import os
-import platform
 import re
 
 import jax
@@ -67,11 +66,7 @@ def describe(topology: str) -> tuple[Chip, list]:
     raise ConfigError([unexpected("--topology", repr(topology), expected)])
   if importlib.util.find_spec("libtpu") is None:
     raise ConfigError(
-      [
-        "libtpu: not installed, but it has the TPU's compiler; pip install"
-        " 'jax[tpu]' with Python 3.12 or later (this is"
-        f" {platform.python_version()}). No TPU is needed."
-      ]
+      ["libtpu: not installed: pip install 'jax[tpu]' (Python 3.12 or later)."]
     )
   for name, value in ENVIRONMENT.items():
     os.environ.setdefault(name, value)
@@ -84,9 +79,8 @@ def describe(topology: str) -> tuple[Chip, list]:
       platform="tpu", topology_name=slice_name, **options
     )
   except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as e:
-    raise ConfigError(
-      [f"--topology: got {topology!r}, which libtpu does not support: {e}"]
-    ) from None
+    error = unexpected("--topology", repr(topology), "one of libtpu", str(e))
+    raise ConfigError([error]) from None
   return CHIPS[generation], list(topology_desc.devices)
 
 

@@ -163,10 +163,7 @@ def inspect_model(
     maps.append(np.asarray(result.maps)[:num])
   mean = np.concatenate(distances, 1).mean(1)
   if not np.isfinite(mean).all():
-    raise ValueError(
-      f"{label}: got attention that is not a number (NaN), expected the weights"
-      " of a training that did not diverge."
-    )
+    raise ValueError(f"{label}: got attention that is not a number (NaN).")
   return model._replace(distances=mean, maps=np.concatenate(maps))
 
 

@@ -104,10 +104,7 @@ def read(run: str) -> Run:
   }
   files = ("config.json", metric_writer.METRICS)
   if not checkpoints and not any((folder / name).exists() for name in files):
-    raise FileNotFoundError(
-      f"got {run!r}, expected the folder of a run: it has no"
-      f" {checkpointer.FOLDER}/, {' or '.join(files)}."
-    )
+    raise FileNotFoundError(f"got {run!r}, expected the folder of a run.")
   metadata = json_file.read(folder / "metadata.json")
   config = json_file.read(folder / "config.json")
   settings = flat({"config": options_of(config)}) if config else {}

@@ -321,19 +321,12 @@ def find_runs(*folders: str | pathlib.Path) -> list[Run]:
   paths: dict[pathlib.Path, pathlib.Path] = {}
   for folder in folders:
     if is_remote(folder):
-      raise ValueError(
-        f"{str(folder)!r}: got a folder in a bucket, expected one on this"
-        f" machine. Copy it first: gcloud storage rsync -r {folder} runs/NAME"
-        " --exclude='^checkpoints/'."
-      )
+      raise ValueError(f"got {str(folder)!r}, expected a local folder.")
     base = pathlib.Path(folder)
     inside = sorted(base.iterdir()) if base.is_dir() else []
     workdirs = [p for p in ([base] if _is_run(base) else inside) if _is_run(p)]
     if not workdirs:
-      raise ValueError(
-        f"{str(base)!r}: got no run, expected a folder with {METRICS} or"
-        " config.json, or a folder of such folders."
-      )
+      raise ValueError(f"got {str(base)!r}, expected a folder of runs.")
     paths |= {p.resolve(): p for p in workdirs if p.resolve() not in paths}
   names = unique_names(list(paths))
   return [_read(p, name) for p, name in zip(paths.values(), names, strict=True)]

@@ -19,6 +19,7 @@ from vit_jax.config import config_files
 from vit_jax.distributed import processes
 from vit_jax.inference import overlay, streaming
 from vit_jax.inference.pretrained import Pretrained
+from vit_jax.options import unexpected
 from vit_jax.paths import is_remote, printable
 from vit_jax.tools.reporting import model_figures
 from vit_jax.tools.reporting import runs as runs_lib
@@ -156,10 +157,8 @@ def _patch_errors(
   rows, columns = vit.config.grid(vit.image_size)
   if patch is None or (patch[0] < rows and patch[1] < columns):
     return []
-  return [
-    f"--patch: got {patch[0] + 1},{patch[1] + 1}, expected rows up to {rows}"
-    f" and columns up to {columns}, the patches of {label}."
-  ]
+  expected = f"up to {rows},{columns}, the patches of {label}"
+  return [unexpected("--patch", f"{patch[0] + 1},{patch[1] + 1}", expected)]
 
 
 def _pictures(names: Sequence[str]) -> list[str]:

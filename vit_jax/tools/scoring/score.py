@@ -113,10 +113,7 @@ def task_of(
   model = weights.identify(file.params, file.options).for_inference()
   num_classes = weights.num_classes(file.params, model)
   if not num_classes:
-    raise ValueError(
-      f"{path}: got weights without a head, expected a head; vit-jax evaluate"
-      " --fewshot=DATASET scores their features."
-    )
+    raise ValueError(f"{path}: got weights without a head; see --fewshot.")
   model = dataclasses.replace(model, dtype=dtype)
   size = weights.trained_at(file)
   published = published_scores.find(path, size, num_classes)
@@ -180,8 +177,8 @@ def choose_protocol(
     raise ValueError(unexpected("--protocol", "own", expected))
   if file.ops is None and any(row.mean != "0.5" for row in published):
     raise ValueError(
-      f"{file.path}: got no config.json beside it, expected it, because timm's"
-      f" {published[0].name} needs ImageNet's mean and deviation."
+      f"{file.path}: got no config.json beside it, expected one with the mean"
+      f" and deviation of timm's {published[0].name}."
     )
   if own and protocol in ("auto", "own"):
     return "own", own

@@ -87,26 +87,18 @@ def grid_of(text: str | None, source: str) -> dict[str, Sequence[str]]:
   """
   if text is None:
     grid = cli.ask(source, "get_grid") or {}
-    if odd := [k for k, v in grid.items() if not isinstance(v, tuple | list)]:
-      raise ConfigError(
-        [
-          f"--config={source}: got {grid[k]!r} for {k!r} from get_grid,"
-          " expected a tuple."
-          for k in odd
-        ]
-      )
+    for key, values in grid.items():
+      if not isinstance(values, tuple | list):
+        where = f"get_grid of {source}: {key}"
+        raise ConfigError([unexpected(where, repr(values), "a tuple")])
     return {k: [str(v) for v in values] for k, values in grid.items()}
   grid: dict[str, Sequence[str]] = {}
   for line in text.splitlines():
     key, _, values = line.partition("=")
     key = key.removeprefix("config.")
     if key in grid:
-      raise ConfigError(
-        [
-          f"--grid: got {key!r} twice, expected all of its values in one"
-          f" --grid={key}={','.join(grid[key])},{values}."
-        ]
-      )
+      expected = f"--grid={key}={','.join(grid[key])},{values}"
+      raise ConfigError([unexpected("--grid", f"{key!r} twice", expected)])
     texts = map(str.strip, re.split(r",(?![^(]*\))", values))
     grid[key] = [text for text in texts if text]
   return grid
@@ -231,9 +223,8 @@ def check(task: Task, folder: epath.Path) -> list[str]:
   done = [(folder / p.name / RESULT).exists() for p in every]
   if (folder / FINAL / RESULT).exists() and not all(done):
     errors.append(
-      f"--grid: got points that are not in {folder}, whose best point is scored"
-      " on the test data already; a longer search could choose by the test"
-      " data. Use another --workdir."
+      f"--grid: got new points, but the best point in {folder} is scored on the"
+      " test data already; expected another --workdir."
     )
   if errors:
     return errors
@@ -310,15 +301,8 @@ def records_of(config: Config, sources: Sources) -> dict[str, Any]:
 def _evaluator_errors(config: Config) -> list[str]:
   names = [e.name for e in config.evals]
   if HELD_OUT not in names or len(names) < 2:
-    return [
-      unexpected(
-        "config.evals",
-        ", ".join(names) or "none",
-        f"{HELD_OUT!r}, which scores a held-out part of the training data, and"
-        " another one, which scores the best point once at the end",
-        "See configs/finetune.py.",
-      )
-    ]
+    expected = f"{HELD_OUT!r}, and another one that scores the best point"
+    return [unexpected("config.evals", ", ".join(names) or "none", expected)]
   errors, where = [], f"config.evals.{HELD_OUT}"
   held_out = config.evals[names.index(HELD_OUT)]
   has_top1 = held_out.scores_head and not held_out.scores_numbers
@@ -344,9 +328,8 @@ def _grid_errors(grid: Mapping[str, Sequence[str]]) -> list[str]:
   if not grid:
     return [unexpected("--grid", "none", "such as optim.lr=0.003,0.01,0.03")]
   expected = f"another option than {', '.join(NOT_SEARCHED)}"
-  why = "All points are compared on the same data."
   return [
-    unexpected("--grid", repr(key), expected, why)
+    unexpected("--grid", repr(key), expected)
     for key in grid
     if key in NOT_SEARCHED or key.startswith("evals.")
   ] + [
@@ -374,10 +357,8 @@ def _shared_errors(config: Config, sources: Sources) -> list[str]:
     except ValueError:
       continue  # reported by `run_checks.setup`
     if shared:
-      errors.append(
-        f"{b}: got {splits[b]!r}, which shares {shared:,} records with"
-        f" {splits[a]!r} of {a}; expected none."
-      )
+      expected = f"no records of {a}={splits[a]!r}: it has {shared:,} of them"
+      errors.append(unexpected(b, repr(splits[b]), expected))
   return errors
 
 

@@ -142,14 +142,13 @@ def _lines(file: str) -> tuple[Sequence[str], list[list[str]]]:
       head, *lines = filter(any, lines)
   except (OSError, csv.Error, ValueError) as e:
     raise ValueError(
-      f"got {file}, which cannot be read ({e}); expected a CSV in UTF-8 with a"
-      " header."
+      f"{file}: got {e}, expected a CSV in UTF-8 with a header."
     ) from None
   for line in lines:
     # An empty last cell, from a delimiter at the end of a line, has no content.
     if len(line) < len(head) or any(line[len(head) :]):
       raise ValueError(
-        f"got {file} with the line {line}, expected a cell for each of the"
-        f" columns {', '.join(head)}. Write {SEPARATOR} between several labels."
+        f"{file}: got the line {line}, expected a cell for each of"
+        f" {', '.join(head)}, and {SEPARATOR} between several labels."
       )
   return head, lines

@@ -42,17 +42,14 @@ def by_split(
     return {next(iter(options.splits), "train"): files}
   named = {k: by_name[k] for k in SPLITS if k in by_name}
   if None in by_name or not {*options.splits} <= {*named}:
-    unnamed = by_name.get(None, [])
-    raise ValueError(
-      unexpected(
-        "--splits",
-        f"{', '.join(options.splits) or 'no patterns'}, and in {path}"
-        f" {', '.join(named) or 'no'} split by the names of files, but"
-        f" {len(unnamed)} files of no split ({', '.join(unnamed[:1])})",
-        "splits that the names of all files say, or patterns:"
-        f" train=0*{suffixes[0]},validation=1*{suffixes[0]}",
-      )
+    rest = by_name.get(None, [])
+    got = ", ".join(options.splits) or "no patterns"
+    got += f", and {len(rest)} files of no split {rest[:1]} in {path}"
+    expected = (
+      f"splits of names ({', '.join(named) or 'none'}), or patterns, such as"
+      f" train=0*{suffixes[0]},test=1*{suffixes[0]}"
     )
+    raise ValueError(unexpected("--splits", got, expected))
   return {k: v for k, v in named.items() if k in (options.splits or named)}
 
 
@@ -71,18 +68,12 @@ def _by_pattern(
   }
   chosen = list(itertools.chain(*by_name.values()))
   if not all(by_name.values()) or len({*chosen}) < len(chosen):
-    patterns = (
+    got = ", ".join(
       f"{split}={options.splits[split]} ({len(found)} files)"
       for split, found in by_name.items()
     )
-    raise ValueError(
-      unexpected(
-        "--splits",
-        ", ".join(patterns),
-        f"a pattern for each split, and each of the {len(files)} files such as"
-        f" {os.path.relpath(files[0], root)} in at most one",
-      )
-    )
+    expected = f"files for each split, each of the {len(files)} in at most one"
+    raise ValueError(unexpected("--splits", got, expected))
   return by_name
 
 
@@ -105,8 +96,7 @@ def _files(
     root = os.path.dirname(re.split(r"[*?\[]", path)[0])
   if not files:
     raise ValueError(
-      f"got {prefix}{path}, which names no file; expected a folder with files"
-      f" ending in {' or '.join(suffixes)}, a file, or a glob."
+      f"{prefix}{path}: got no file, expected {' or '.join(suffixes)}."
     )
   return sorted(files), root or "."
 

@@ -141,12 +141,9 @@ class Classes:
       _check_texts(texts, given, where)
     if not texts:
       raise ValueError(f"got {where} without any label, expected one an image.")
-    if self._are_numbers and max(map(int, texts)) >= len(self.names):
-      raise ValueError(
-        f"got label {max(map(int, texts))} in {where}, expected 0 to"
-        f" {len(self.names) - 1}, as there are {len(self.names)} names of"
-        " classes."
-      )
+    last = len(self.names) - 1
+    if self._are_numbers and (largest := max(map(int, texts))) > last:
+      raise ValueError(f"got label {largest} in {where}, expected 0 to {last}.")
     self._index = {name: i for i, name in enumerate(self.names)}
     check_names(self.names, where)
 
@@ -183,8 +180,7 @@ def _numbers(present: set[int], where: str) -> tuple[str, ...]:
   largest = max(present, default=-1)
   if largest >= 10 * len(present) + 1000:
     raise ValueError(
-      f"got only {len(present):,} different labels up to {largest:,} in"
-      f" {where}, expected numbers of classes, from 0."
+      f"got labels up to {largest:,} in {where}, expected classes from 0."
     )
   return tuple(map(str, range(largest + 1)))
 
@@ -199,14 +195,11 @@ def _check_texts(
     if are_real or "nan" in map(str.lower, texts):
       raise ValueError(
         f"got the label {real[-1]} in {where}, expected whole numbers or names"
-        " of classes, and no text where a label is missing. To predict numbers:"
-        " --numbers, for csv and parquet. If it is a name: --classes=FILE, with"
-        " all names."
+        " of classes, which --classes lists; --numbers imports numbers."
       )
   elif unknown := sorted(texts - {*given}):
     raise ValueError(
-      f"got the classes {unknown[:5]} in {where}, expected one of the"
-      f" {len(given)} given names, such as {given[0]!r}."
+      f"got the classes {unknown[:5]} in {where}, expected the given names."
     )
 
 
@@ -241,8 +234,7 @@ def find_classes(
     is_multilabel = True
     if len({*label}) < len(label):
       raise ValueError(
-        f"got an image with the labels {label} in {where}, expected different"
-        " ones: the classes of the image, not a 0 or 1 for each class."
+        f"got the labels {label} in {where}, expected different classes."
       )
     values.update(label)
   return Classes(values, options.classes or given, where, is_multilabel)
@@ -270,13 +262,9 @@ def find_column(
   wanted = usual if given is None else (given,)
   found = [column for column in columns if column in wanted]
   if len(found) != 1:
-    raise ValueError(
-      unexpected(
-        option,
-        given or " and ".join(found) or "no value",
-        f"one of the columns of {where}: {', '.join(columns)}",
-      )
-    )
+    got = given or " and ".join(found) or "no value"
+    expected = f"one of the columns of {where}: {', '.join(columns)}"
+    raise ValueError(unexpected(option, got, expected))
   return found[0]
 
 
@@ -296,8 +284,7 @@ def common_names(
   if len(parts) > 1:
     one, other, *_ = parts.values()
     raise ValueError(
-      f"got {where}, whose classes differ between {one} and {other}, expected"
-      " the same in all."
+      f"{where}: got other classes in {one} than in {other}, expected the same."
     )
   return next(iter(parts), None)
 
@@ -329,15 +316,13 @@ def check_names(
   if len({*names}) < len(names):
     twice, _ = collections.Counter(names).most_common(1)[0]
     raise ValueError(
-      f"got two {what} of the name {twice!r} in {where}, expected different"
-      " ones."
+      f"got two {what} named {twice!r} in {where}, expected different names."
     )
   # TFDS stores them in a file, one a line, without blanks around them.
   for name in names:
     if name != name.strip() or not name or len(name.splitlines()) > 1:
       raise ValueError(
-        f"got {name!r} among the names of {what} in {where}, expected one line"
-        " of text without blanks around it."
+        f"got {name!r} in the {what} of {where}, expected one line of text."
       )
 
 
@@ -364,11 +349,7 @@ def select_splits(
   """
   wrong = [k for k, v in options.splits.items() if v or k not in available]
   if wrong:
-    raise ValueError(
-      unexpected(
-        "--splits",
-        ", ".join(f"{k}={v}" if (v := options.splits[k]) else k for k in wrong),
-        f"names of splits of {where}: {', '.join(available)}",
-      )
-    )
+    got = ", ".join(f"{k}={options.splits[k] or ''}".rstrip("=") for k in wrong)
+    expected = f"names of splits of {where}: {', '.join(available)}"
+    raise ValueError(unexpected("--splits", got, expected))
   return [name for name in available if name in (options.splits or available)]

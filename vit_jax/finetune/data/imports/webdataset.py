@@ -53,8 +53,8 @@ def scan(path: str, options: Options) -> Listing:
           labels.add(_label(tar, members[LABEL]))
   if not labels:
     raise ValueError(
-      f"got {where}, expected a member NAME.{LABEL} beside each image, with the"
-      f" number or the name of its class.{''.join(errors[:1])}"
+      f"{where}: got no label, expected a member NAME.{LABEL} beside each"
+      f" image.{''.join(errors[:1])}"
     )
   classes = Classes(labels, options.classes, where)
 
