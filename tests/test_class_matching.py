@@ -55,7 +55,7 @@ def test_classes_that_are_not_the_heads_are_refused():
   for names, head_names in (("abcdx", "abcde"), ("ba", "abb")):
     with pytest.raises(ValueError, match="1 are not"):
       match(source(names), Head(len(head_names), tuple(head_names)))
-  with pytest.raises(ValueError, match="got 3 classes for 2"):
+  with pytest.raises(ValueError, match="with 3 classes, expected at most 2"):
     match(source(None, 3), Head(2))
 
 

@@ -207,7 +207,10 @@ def match(source, head: Head, by: str = "name") -> Matching:
   if all(are_named.values()) and is_by_name:
     raise ValueError(_mismatch(source, head))
   if num > width:
-    raise ValueError(f"{source.name!r}: got {num} classes for {width} outputs.")
+    raise ValueError(
+      f"got {source.name!r} with {num} classes, expected at most {width}, the"
+      " width of the head."
+    )
   nameless = " and the ".join(k for k, named in are_named.items() if not named)
   why = f"the {nameless} has no names" if is_by_name else "match=position"
   columns = by_number(source.class_names, width)
