@@ -30,7 +30,7 @@ def test_equal_channels_have_the_response_of_grey_in_colours(channels):
   # Logits reach 4; sums of 192 products in another order, through 3 blocks.
   np.testing.assert_allclose(got, expected, atol=1e-5)
   _, note = folded.report.notes
-  assert f"3 channels of an image became {channels}; each has the sum" in note
+  assert f"3 channels became {channels} equal ones" in note
 
 
 def test_a_file_of_one_channel_is_read_as_it_is(tmp_path):

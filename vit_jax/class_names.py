@@ -194,14 +194,11 @@ def match(source, head: Head, by: str = "name") -> Matching:
   if is_by_name:
     columns = by_name(source.class_names, head.class_names)
   if columns is not None:
-    text = (
-      f"{num:,} of the head's {width:,} classes"
-      if num < width
-      else (f"{num:,} classes")
-    )
+    share = f" of the head's {width:,}" if num < width else ""
     is_same = np.array_equal(columns, np.arange(num))
     order = "the same order" if is_same else "another order"
-    return Matching(columns, f"{text}, matched by name; {order}")
+    text = f"{num:,}{share} classes, matched by name; {order}"
+    return Matching(columns, text)
   are_names = bool if source.name.startswith("folder:") else _are_names
   are_named = {
     f"data set {source.name!r}": are_names(source.class_names),
@@ -215,9 +212,7 @@ def match(source, head: Head, by: str = "name") -> Matching:
       " width of the head."
     )
   nameless = " and the ".join(k for k, named in are_named.items() if not named)
-  why = f"the {nameless} has no names of classes"
-  if not is_by_name:
-    why = "as match=position says"
+  why = f"the {nameless} has no names" if is_by_name else "match=position"
   columns = by_number(source.class_names, width)
   if columns is not None and _are_names(source.class_names):
     first = f"{source.class_names[0]!r} is column {columns[0]}"
@@ -307,6 +302,5 @@ def _mismatch(source, head: Head) -> str:
     f"got {source.name!r} with {source.num_classes:,} classes, of which"
     f" {len(missing):,} are not once in the head: {shortened(missing)};"
     f" expected names of the head's {head.num_classes:,} classes:"
-    f" {shortened(head.class_names)}. If labels are columns of the head:"
-    " config.evals.NAME.match=position. A few-shot evaluator needs no head."
+    f" {shortened(head.class_names)}, or config.evals.NAME.match=position."
   )

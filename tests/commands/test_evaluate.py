@@ -162,7 +162,7 @@ def test_other_classes_are_refused_before_anything_is_compiled(
   assert error.startswith(
     f"config.evals.val.dataset: got {other!r} with 2 classes, of which 1 are"
     " not once in the head: rot; expected names of the head's 4 classes: blue,"
-    " green, red, white. "
+    " green, red, white"
   )
   # So is a training run with such an evaluator, and one that resumes with
   # other classes than it began with.

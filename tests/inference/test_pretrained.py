@@ -250,21 +250,14 @@ def test_all_options_of_load_are_named():
   assert tuple(own) == pretrained.ARGUMENTS
 
 
-@pytest.mark.parametrize(
-  "options, text",
-  [
-    ({"pool": "gap"}, "pool='gap'"),
-    ({"posemb": "none", "grid": 4}, "posemb='none', grid=(4, 4)"),
-  ],
-)
-def test_options_that_do_not_fit_are_named(options, text):
-  with pytest.raises(ValueError) as e:
+@pytest.mark.parametrize("options", [{"pool": "gap"}, {"posemb": "none"}])
+def test_options_that_do_not_fit_are_refused(options):
+  with pytest.raises(ValueError, match="errors? in the weights of"):
     vit_jax.load(TOKEN, **options)
-  assert str(e.value).endswith(f"\nYour arguments decide the model: {text}.")
 
 
-def test_options_that_do_not_fit_a_resnet_are_named():
-  with pytest.raises(ValueError, match="decide the model: stage_width=2.0"):
+def test_options_that_do_not_fit_a_resnet_are_refused():
+  with pytest.raises(ValueError, match="errors in the weights of"):
     vit_jax.load(DATA / "bit_v2.weights.npz", stage_width=2.0)
 
 
@@ -293,7 +286,7 @@ def test_a_loss_that_nothing_states_is_noted(vit, tmp_path):
   assert "vit_jax.load(path, loss='regression') or 'sigmoid'" in note
   assert not vit_jax.load(TOKEN, loss="regression").report.notes
   arrays = dict(np.load(TOKEN))
-  for width, text in ((1, "loss='regression' as a number"), (1000, "1,000")):
+  for width, text in ((1, "softmax of one output"), (1000, "1,000")):
     head = {
       "head/kernel": np.zeros((48, width), "f"),
       "head/bias": np.zeros(width, "f"),

@@ -35,7 +35,7 @@ def test_a_pooled_vector_has_a_norm_of_its_own():
     "Transformer/encoder_norm/bias",
     "Transformer/encoder_norm/scale",
   )
-  assert any("norm of the tokens" in note for note in report.notes)
+  assert any("norm of the pooled vector" in note for note in report.notes)
   assert params["pooled_norm/scale"] is None
   assert not any("encoder_norm" in path for path in params)
   np.testing.assert_array_equal(params["cls"], file.params["cls"])
@@ -90,20 +90,20 @@ def test_the_head_is_loaded_as_a_whole_or_not(
       "abcdefghijk",
       "xbcdefghijk",
       False,
-      "the head is not loaded: its classes (a, b, c, d and 7 more) are not"
-      " those of the data (x, b, c, d and 7 more).",
+      "the head is not loaded: its classes (a, b, c, d and 7 more) are not the"
+      " data's (x, b, c, d and 7 more).",
     ),
     (
       "abcdefghijk",
       "bacdefghijk",
       True,
-      "the head's classes were put in the order of the data's, by name.",
+      "the head's classes got the data's order, by name.",
     ),
     (
       None,
       "abcdefghijk",
       True,
-      "the head is loaded: it has as many classes as the data, and no names.",
+      "the head is loaded by its number of classes.",
     ),
     ("abcdefghijk", None, True, None),
   ],
@@ -176,7 +176,7 @@ def test_all_errors_come_at_once():
     f" {DATA}/vit_token_prelogits.weights.npz for this model:\n"
     f"  - {norm}: got shape (47,), expected (48,).\n"
     f"  - {kernel}: got shape (48, 95), expected (48, 96).\n"
-    "  - cls: missing, expected shape (1, 1, 48).\n"
+    "  - cls: missing, expected (1, 1, 48).\n"
     "  - conv_root/kernel: got shape (7, 7, 3, 64), expected no such"
     " parameter.\n"
     "The model that fits them: --config.model.variant=R+B/16"
@@ -193,8 +193,7 @@ def test_what_is_not_finite_is_refused():
     adapt(changed({path: bad}, "vit_linen_names"))
   assert str(e.value) == (
     f"1 error in the weights of {file.path} for this model:\n"
-    f"  - {path}: got 3 values that are NaN or infinite, expected none.\n"
-    "No other model fits them better; use other weights."
+    f"  - {path}: got 3 NaN or infinite values."
   )
 
 
@@ -254,19 +253,16 @@ def test_the_model_that_fits_is_named_and_loads(source, options, message):
       "vit_linen_names",
       {"gelu": "erf", "ln_eps": 1e-12},
       (
-        "these weights were trained with gelu=erf, the model has tanh"
-        " (config.model.gelu).",
-        "these weights were trained with ln_eps=1e-12, the model has 1e-06"
-        " (config.model.ln_eps).",
+        "these weights were trained with gelu=erf, the model has tanh.",
+        "these weights were trained with ln_eps=1e-12, the model has 1e-06.",
       ),
     ),
     (
       "bit_v2",
       {"gn_eps": 1e-5, "ws_eps": 1e-8, "ws_eps_on": "var"},  # timm's
       (
-        "these weights were trained with root_pad=nothing, the model has zero"
-        " (config.model.root_pad).",
-        "these weights were trained with gn_eps, ws_eps, ws_eps_on = (1e-05,"
+        "these weights were trained with root_pad=nothing, the model has zero.",
+        "these weights were trained with gn_eps, ws_eps, ws_eps_on=(1e-05,"
         " 1e-08, 'var'), the model has (1e-05, 1e-10, 'var').",
       ),
     ),
@@ -319,4 +315,4 @@ def test_a_head_without_names_on_classes_named_by_numbers():
   np.testing.assert_array_equal(
     params["head/kernel"], np.asarray(file.params["head/kernel"])[:, order]
   )
-  assert "in the order of the data's, by number." in report.notes[-1]
+  assert "got the data's order, by number." in report.notes[-1]

@@ -78,7 +78,7 @@ def test_an_unknown_grid_is_asked_for():
     adapt(file, (24, 40))
   text = str(e.value).split("\n")[1]
   assert f"{POS_EMBEDDING}: got 15 patches, expected a square number" in text
-  assert "no row for the class token" in text
+  assert "cls_row" in text
   _, report = adapt(dataclasses.replace(file, grid=(3, 5)), (24, 40))
   assert not report.resized
   with pytest.raises(ValueError, match="got 16 rows, expected 21: 4 x 5"):
@@ -88,11 +88,11 @@ def test_an_unknown_grid_is_asked_for():
 @pytest.mark.parametrize(
   "name, cls_row, note",
   [
-    ("bv_token", True, "the position table got rows of zeros for cls."),
+    ("bv_token", True, "the position table got zeros for cls."),
     (
       "vit_linen_names",
       False,
-      "the first rows of the position table were added to cls.",
+      "the first rows of positions were added to cls.",
     ),
   ],
 )
@@ -186,7 +186,7 @@ def test_biases_of_offsets_on_an_unknown_grid():
   parts = dict(name="modern", posemb="relative_bias", qkv_bias="no_key")
   file = random_weights(model_config(**SIZE, **parts), (24, 16))
   adapt(file, (24, 16), **parts)  # as many rows as the images need
-  with pytest.raises(ValueError, match="got 18 rows, expected .2 n - 1.*Pass"):
+  with pytest.raises(ValueError, match="got 18 rows of offsets; pass grid="):
     adapt(file, (40, 16), **parts)
 
 
@@ -223,7 +223,7 @@ def test_a_class_row_of_every_block_cannot_become_part_of_cls(at, path):
   model = model_config(**SIZE, posemb_at=at)
   file = random_weights(model, (32, 32), grid=(4, 4), has_cls_row=True)
   error = path.replace("encoderblock_0", "encoderblock_*")
-  error += ": got a row for the class token, expected config.model.cls_row=True"
+  error += ": got a row of cls; set config.model.cls_row=True"
   with pytest.raises(ValueError, match=error.replace("*", r"\*")):
     adapt(file, posemb_at=at, cls_row=False)
   # A row of zeros changes nothing.
@@ -282,8 +282,7 @@ def test_relative_positions_of_another_grid_are_refused():
   assert str(e.value) == (
     "2 errors in the weights of random for this model:\n"
     f"  - {path.format('*')}: got shape {old.shape}, expected {new.shape}."
-    " Offsets of another number of tokens cannot be resampled. (2 times)\n"
-    "No other model fits them better; use other weights."
+    " (2 times)"
   )
 
 
@@ -297,8 +296,7 @@ def test_the_patch_embedding_is_resized_if_asked(patch):
   assert str(e.value) == (
     f"1 error in the weights of {file.path} for this model:\n"
     f"  - embedding/kernel: got shape (8, 8, 3, 48), expected ({patch},"
-    f" {patch}, 3, 48). To resize it: vit_jax.load(path, patch={patch}), or"
-    f" vit-jax convert SRC DST --to=orbax --patch={patch}.\n"
+    f" {patch}, 3, 48). patch={patch} resizes it.\n"
     "The model that fits them: --config.model.variant=B/8"
   )
   resize = dict(resize_patch=True)

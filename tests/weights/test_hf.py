@@ -126,7 +126,7 @@ def test_a_pooler_of_another_width_is_refused():
     "pooler.dense.weight": np.zeros((2, 4), np.float32),
     "pooler.dense.bias": np.zeros(2, np.float32),
   }
-  error = "got a pooler of 2 outputs, expected the width of the model, 4"
+  error = "pooler: got shape .4, 2., expected a square"
   with pytest.raises(ValueError, match=error):
     translate(arrays, {"num_attention_heads": 2})
 

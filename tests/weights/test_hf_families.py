@@ -162,10 +162,7 @@ def test_images_are_multiples_of_the_patch(tmp_path):
   read = weights.read(tmp_path, mean="half")
   assert read.image_size == (32, 32) and read.grid == (4, 4)
   (note,) = read.notes
-  assert note == (
-    "config.json: image_size: got [37], whose last pixels no patch of 8"
-    " covers; here images are 32 x 32."
-  )
+  assert note == ("images of [37, 37] are [32, 32] here, whole patches.")
 
 
 def test_clip_s_patches_get_the_normalisation(tmp_path):

@@ -105,9 +105,8 @@ def test_a_damaged_file_is_refused(file, change, message):
   file.write_bytes(change(bytearray(file.read_bytes())))
   with pytest.raises(ValueError) as e:
     read_all(file)
-  start = f"got '{file}', which cannot be read as a .npz or .pth ("
+  start = f"got '{file}', expected a whole .npz or .pth ("
   assert str(e.value).startswith(start) and message in str(e.value)
-  assert str(e.value).endswith("copy it again, and compare its size.")
 
 
 @pytest.mark.parametrize(

@@ -225,10 +225,14 @@ PREFIX = {"pool_include_prefix": True}
     ({}, GAP | {"global_pool": "avgmax"}, "global_pool: got 'avgmax', expect"),
     ({"use_rot_pos_emb": True}, {}, "model_args.use_rot_pos_emb: got True"),
     (PREFIX, {"global_pool": "avg"}, "model_args.pool_include_prefix: got Tr"),
-    ({}, {"architecture": "vit_b_rpn_224.sw"}, "got 'vit_b_rpn_224.sw', exp"),
-    ({"attn_layer": "diff"}, {}, "model_args.attn_layer: got 'diff', a key th"),
-    ({"depth": 3}, {}, "model_args.depth: got 3, expected 2, which"),
-    ({"reg_tokens": 4}, {}, "model_args.reg_tokens: got 4, expected 0, which"),
+    ({}, {"architecture": "vit_b_rpn_224.sw"}, "got 'vit_b_rpn_224.sw"),
+    (
+      {"attn_layer": "diff"},
+      {},
+      "model_args.attn_layer: got 'diff', a key",
+    ),
+    ({"depth": 3}, {}, "model_args.depth: got 3, expected 2"),
+    ({"reg_tokens": 4}, {}, "model_args.reg_tokens: got 4, expected 0"),
     ({"num_reg_tokens": 1}, {}, "model_args.num_reg_tokens: got 1, expected 0"),
     ({"init_values": 1e-5}, {}, "model_args.init_values: got True, expected F"),
     ({"pre_norm": True}, {}, "model_args.pre_norm: got True, expected False"),
@@ -300,7 +304,7 @@ def test_a_model_of_timm_s_in_transformers(tmp_path, problem, loss):
   path = _timm(tmp_path / "model.safetensors", config)
   vit = vit_jax.load(path, num_heads=4, verbose=False)
   assert (vit.loss, vit.class_names) == (loss, None)
-  text = "the head is a regression (config.json: problem_type"
+  text = "the head is a regression"
   assert (text in str(vit.report.notes)) == (loss == "regression")
   _timm(path, config | {"problem_type": "x"})
   assert "config.json: problem_type: got 'x', expected" in message(
@@ -332,7 +336,7 @@ def test_another_normalisation_moves_into_the_patch_embedding(tmp_path, dtype):
   )
   assert result.notes == (
     f"images were normalised with mean {mean} and deviation {std}; this is now"
-    " part of the patch embedding, which gets images in [-1, 1].",
+    " part of the patch embedding.",
   )
 
 
@@ -346,9 +350,7 @@ def test_a_standardised_convolution_cannot_take_it(tmp_path):
   assert result.options["root_pad"] == "zero"
   config = {"mean": [0.4] * 3, "std": [0.5] * 3}
   (tmp_path / "config.json").write_text(json.dumps(config))
-  assert "mean [0.4, 0.4, 0.4] and deviation [0.5, 0.5, 0.5], expected 0.5" in (
-    message(path)
-  )
+  assert "got [0.4, 0.4, 0.4], [0.5, 0.5, 0.5], expected 0.5" in (message(path))
 
 
 def test_hugging_face(tmp_path):

@@ -56,19 +56,18 @@ def wrong_bias():
   [
     (
       {DENSE: np.zeros((48, 95), "f")},
-      f"{DENSE}: got shape (48, 95), expected (48, 96).\nNo other model fits"
-      " them better; use other weights.",
+      f"{DENSE}: got shape (48, 95), expected (48, 96).",
     ),
     (
       {"head/bias": wrong_bias()},
-      "head/bias: got 1 values that are NaN or infinite, expected none.",
+      "head/bias: got 1 NaN or infinite values.",
     ),
     (
       {"head/bias": None},
       "the parts of the head do not fit together: head/bias, head/kernel.",
     ),
-    ({"head/bias": np.zeros(11, int)}, "got type int64, expected floating"),
-    ({TABLE: np.zeros(5, "f")}, "pos_embedding: got shape (5,), expected 3"),
+    ({"head/bias": np.zeros(11, int)}, "got type int64, expected floats"),
+    ({TABLE: np.zeros(5, "f")}, "pos_embedding: got (5,), expected 3"),
   ],
 )
 def test_arrays_that_make_no_model(tmp_path, changes, expected):
@@ -80,10 +79,10 @@ def test_arrays_that_make_no_model(tmp_path, changes, expected):
 
 def test_trees_that_are_no_model(tmp_path):
   path = orbax(tmp_path / "a", {"conv1": {"kernel": np.ones(3)}})
-  assert f"{path}: got 1 parameters, 'conv1/kernel'" in message(path)
+  assert f"{path}: got 'conv1/kernel', expected" in message(path)
   path = orbax(tmp_path / "b", nested(our_params()) | {"more": [np.ones(3)]})
   assert message(path) == (
-    f"{path}: got a checkpoint with 'more', which is no array; {EXPECTED}."
+    f"{path}: got 'more', which is no array; {EXPECTED}."
   )
   path = orbax(tmp_path / "c", nested(our_params()) | {"step": 3})
   assert "step: got type int" in message(path)
@@ -122,11 +121,11 @@ def test_other_files(tmp_path, content):
   path = tmp_path / "B_16.npz"
   path.write_bytes(content)
   is_npz = content[:2] == b"PK"
-  reason = "cannot be read as a .npz" if is_npz else "a file of a known format"
+  reason = "expected a whole .npz" if is_npz else "of no known format"
   assert f"got '{path}', " in message(path) and reason in message(path)
   folder = hf_folder(tmp_path / "m")
   (folder / "model.safetensors").write_bytes(content)
-  assert f"got '{folder}/model.safetensors', which" in message(folder)
+  assert f"got '{folder}/model.safetensors', expected" in message(folder)
 
 
 def test_a_model_in_parts(tmp_path):
@@ -141,7 +140,7 @@ def test_a_model_in_parts(tmp_path):
   for part in parts:
     own = {name: a for name, a in arrays.items() if of[name] == part}
     safetensors_file.write(folder / part, own, {})
-  assert "model.safetensors.index.json beside the parts" in message(folder)
+  assert "expected one, or model.safetensors.index" in message(folder)
   index = folder / safetensors_file.INDEX
   index.write_text(json.dumps({"weight_map": of}))
   for path in (folder, index):
@@ -155,7 +154,7 @@ def test_a_file_of_another_name_is_read_where_it_is_alone(tmp_path):
   (folder / "model.safetensors").rename(file)
   assert vit_jax.load(folder, verbose=False).num_classes == 11
   shutil.copy(file, folder / "other.safetensors")
-  assert "with model.fp16.safetensors, other.safetensors, expected" in message(
+  assert "'model.fp16.safetensors', 'other.safetensors', expected" in message(
     folder
   )
 
@@ -216,13 +215,13 @@ def test_arrays_beside_a_wrapped_model():
   known = ["teacher.dino_head.mlp.0.weight", "logit_scale", "text.ln.weight"]
   arrays, (note,) = without(*teacher, *known)
   assert list(arrays) == names and "and left out 'teacher.dino_head" in note
-  with pytest.raises(ValueError, match="got 1 arrays beside the model"):
+  with pytest.raises(ValueError, match="got arrays beside .teacher"):
     without(*teacher, "fc.weight")
   student = [f"student.backbone.{n}" for n in names]
   _, (note,) = without(*teacher, *student, "student.dino_head.weight")
   assert "'teacher.backbone.' was taken" in note and "'student.backbone" in note
   others = [f"a.{n}" for n in names] + [f"b.{n}" for n in names]
-  with pytest.raises(ValueError, match="several models.* 'a.', 'b.', exp"):
+  with pytest.raises(ValueError, match="several models: 'a.', 'b.'"):
     without(*others)
   assert without(*names, "head.weight")[1] == ()
 
@@ -231,22 +230,18 @@ def test_arrays_of_other_models(tmp_path):
   path = tmp_path / "x.npz"
   np.savez(path, conv1=np.ones((7, 7, 3, 64)), fc=np.ones((64, 10)))
   assert message(path) == (
-    f"got '{path}' with 2 arrays, 'conv1', 'fc', of no model that vit_jax"
-    f" knows; {EXPECTED}."
+    f"got '{path}' with arrays of no known model: 'conv1', 'fc'; {EXPECTED}."
   )
   np.savez(path)
-  assert "with 0 arrays, none, of no model" in message(path)
+  assert "of no known model: none" in message(path)
   path = tmp_path / "x.safetensors"
   safetensors_file.write(path, {"conv1.weight": np.ones(3, "f")}, {})
-  assert f"'{path}' with 1 arrays, 'conv1.weight', of" in message(path)
+  assert f"'{path}' with arrays of no known model: 'conv1.w" in message(path)
 
 
 def test_nothing_is_there(tmp_path):
   path = tmp_path / "none.npz"
-  assert message(path) == (
-    f"got '{path}', which does not exist; {EXPECTED}, or an address:"
-    " https://..., hf-hub:OWNER/NAME."
-  )
+  assert message(path) == (f"got '{path}', which does not exist; {EXPECTED}.")
   (tmp_path / "notes.txt").write_text("none here")
   (tmp_path / "checkpoints").mkdir()
   assert message(tmp_path) == (
@@ -261,7 +256,7 @@ def test_a_pickle_is_never_run(tmp_path, protocol):
   payload = pickle.dumps(Touch(trace), protocol)
   for name in ("model.pkl", "x.npz", "x.safetensors"):
     (tmp_path / name).write_bytes(payload)
-    assert "not a file of a known format" in message(tmp_path / name)
+    assert "of no known format" in message(tmp_path / name)
   assert not trace.exists()
   pickle.loads(payload)
   assert trace.exists()  # it would have been there
@@ -280,7 +275,7 @@ def test_pickles_in_other_files_are_never_run(tmp_path):
     save(tmp_path / "x.npz", head__bias=objects)
   )
   np.save(tmp_path / "x.npy", objects)
-  assert "not a file of a known format" in message(tmp_path / "x.npy")
+  assert "of no known format" in message(tmp_path / "x.npy")
   folder = hf_folder(tmp_path / "m")
   (folder / "model.safetensors").unlink()
   (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Touch(trace)))
@@ -298,7 +293,7 @@ def test_a_broken_file_beside_the_weights(tmp_path):
     config.write_text(text)
     assert message(folder).startswith(expected)
   config.unlink()
-  assert "without a config.json beside them" in message(folder)
+  assert "config.json: missing" in message(folder)
 
 
 def _timm(path, **changes):

@@ -53,7 +53,7 @@ def test_several_files_and_their_index(tmp_path):
   assert_same(arrays, make())
   assert metadata == {}
   (tmp_path / "model-1.safetensors").unlink()
-  with pytest.raises(ValueError, match="without model-1.safetensors; copy all"):
+  with pytest.raises(ValueError, match="without model-1.safetensors"):
     open_safetensors(index)
   for text in ("{", '{"weight_map": [1]}'):
     index.write_text(text)
@@ -66,7 +66,7 @@ def test_other_types_are_refused(tmp_path):
   save_file({"a": np.arange(3, dtype=np.uint16)}, path)
   with pytest.raises(ValueError) as e:
     open_safetensors(path)
-  assert f"{path}: got type U16 in 'a', expected F64" in str(e.value)
+  assert f"{path}: 'a': got type U16" in str(e.value)
 
 
 def oversized(path):
@@ -88,7 +88,7 @@ def test_a_damaged_file_is_refused(tmp_path, change):
   path.write_bytes(change(path))
   with pytest.raises(
     ValueError,
-    match=f"got '{re.escape(str(path))}', which cannot be read as .safetensors"
-    r" \(.*\); expected a whole file: copy it again, and compare its size.",
+    match=f"got '{re.escape(str(path))}', expected a whole .safetensors file"
+    r" \(.*\)",
   ):
     open_safetensors(path)

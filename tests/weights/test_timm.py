@@ -115,11 +115,10 @@ def test_heads_must_be_known():
   with pytest.raises(ValueError) as e:
     translate(written)
   assert str(e.value) == (
-    "weights of timm: got width 24, depth 2 and mlp_dim 40, which is none of"
-    " the sizes Ti, S, B, L, H, g, G, e, So400m, M, H+, 7B, g2, gopt, so that"
-    " the number of attention heads is unknown. Pass num_heads."
+    "weights of timm: got width 24, depth 2 and mlp_dim 40, of no known number"
+    " of heads. Pass num_heads."
   )
-  with pytest.raises(ValueError, match="D a multiple of the 7 heads. State"):
+  with pytest.raises(ValueError, match="D a multiple of num_heads=7"):
     translate(written, 7)
 
 
@@ -132,14 +131,14 @@ def test_heads_must_be_known():
       "posemb: got 'relative', expected 'learn', 'sincos2d' or 'none'.*\ngot"
       " 'Transformer/encoderblock_0/.*/offsets', .* has no place for",
     ),
-    (dict(posemb_at="shared"), "posemb_at: got 'shared', expected 'stem':"),
+    (dict(posemb_at="shared"), "posemb_at: got 'shared', expected 'stem'"),
     (
       dict(name="bit_v1", variant="R50x1"),
       "got 'bit_v1', expected 'bit', 'vit' or 'modern'",
     ),
     (
       dict(name="modern", distilled=True, registers=1),
-      "config.model.registers: got 1, expected 0:",
+      "config.model.registers: got 1, expected 0",
     ),
     (
       dict(name="modern", rope="dinov3", posemb="none", qkv_bias="none"),

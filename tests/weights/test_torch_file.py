@@ -1,10 +1,10 @@
 """Files of torch.save: arrays in any container, and never code."""
 
 import argparse
-import importlib.util
 import json
 import pathlib
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -112,11 +112,11 @@ def _half(torch, path):
       lambda torch, path: torch.save(
         {"model": tensors(torch), "args": argparse.Namespace(lr=1)}, path
       ),
-      "would run argparse.Namespace, which vit_jax never does",
+      "would run argparse.Namespace",
     ),
-    (lambda torch, path: torch.save([1, 2], path), "(a list), expected the"),
-    (_script, "cannot read (Cannot use ``weights_only=True``"),
-    (_half, "cannot"),
+    (lambda torch, path: torch.save([1, 2], path), "expected a state_dict"),
+    (_script, "(Cannot use ``weights_only=True``"),
+    (_half, "expected a whole file"),
   ],
   ids="code list script damaged".split(),
 )
@@ -199,11 +199,8 @@ def test_written_and_read_to_the_bit(torch, tmp_path):
 def test_without_torch(tmp_path, monkeypatch):
   path = tmp_path / "x.pth"
   path.write_bytes(reading.OLD_TORCH)
-  find = importlib.util.find_spec
-  monkeypatch.setattr(
-    importlib.util, "find_spec", lambda n: None if n == "torch" else find(n)
-  )
-  assert "which only torch can read. Install it (pip install" in message(path)
+  monkeypatch.setitem(sys.modules, "torch", None)
+  assert "pip install torch" in message(path)
 
 
 def test_torch_is_imported_in_one_file():

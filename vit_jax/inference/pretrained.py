@@ -661,7 +661,6 @@ def load(
     (height, width),
     posemb_filter=posemb_filter,
     resize_patch=patch is not None,
-    stated=options | ({"grid": grid} if grid else {}),
   )
   if verbose:
     print(weights.format_report(report))

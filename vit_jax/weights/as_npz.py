@@ -34,9 +34,9 @@ def write(
   has_names = is_resnet or NEEDED.keys() <= params.keys()
   if at != "stem" or model.name == "modern" or not has_names:
     raise ValueError(
-      f"--to=npz: got config.model.name={model.name!r}, variant"
-      f" {model.variant!r}, posemb_at={at!r}: no code that reads Google's names"
-      " computes this model. --to=orbax writes any model."
+      f"--to=npz: got config.model.name={model.name!r}, {model.variant!r},"
+      f" posemb_at={at!r}, expected a model of Google's codes; --to=orbax"
+      " writes any model."
     )
   if model.name == "bit":
     return bit.write(params), "BiT's own code, big_vision and timm"

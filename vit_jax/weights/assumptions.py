@@ -10,9 +10,8 @@ from vit_jax.weights.weights_file import POS_EMBEDDING, Weights
 _OUTPUTS = {"token": "the class token", "gap": "the mean of the tokens"}
 
 LOST_POSITIONS = (
-  f"{POS_EMBEDDING}: missing, expected a position table. Use a complete file."
-  " If the model has no table, state posemb='sincos2d' for fixed positions or"
-  " posemb='none'."
+  f"{POS_EMBEDDING}: missing, expected a position table, or posemb='sincos2d'"
+  " (fixed positions) or posemb='none' stated."
 )
 
 
@@ -50,10 +49,7 @@ def notes(
   if weights.metadata or not isinstance(model, ViTConfig):
     return
   if model.posemb == "sincos2d" and "posemb" not in options:
-    yield (
-      "the file has no table of positions: fixed ones are added, as in"
-      " big_vision's files without a class token (posemb='sincos2d')."
-    )
+    yield "no table of positions: posemb='sincos2d', as in big_vision's files."
   if not weights.is_bare:
     return
   parts = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.weights.weights_file import LazyArray
+from vit_jax.weights.weights_file import LazyArray, shorten
 
 _UNIT = r"resnet/block(\d)/unit0*(\d+)/"
 _CONV = r"standardized_conv2d(?:_\d+)?/kernel"
@@ -41,17 +41,12 @@ def read(
     elif ours == "head/kernel":  # a convolution of 1 x 1
       shape = array.shape[-2:]
       if array.shape != (1, 1, *shape):
-        raise ValueError(
-          f"{name}: got shape {array.shape}, expected [1, 1, in, out]."
-        )
+        raise ValueError(f"{name}: got {array.shape}, expected (1, 1, C, D).")
       params[ours] = array.then(shape, lambda a, s=shape: a.reshape(s))
     else:
       params[ours] = array
   if unknown:
-    raise ValueError(
-      f"got names that no BiT file has: {', '.join(sorted(unknown)[:6])}"
-      f" ({len(unknown)} in all)."
-    )
+    raise ValueError(f"got {shorten(sorted(unknown))}, not in a BiT file.")
   return params, {"root_pad": "zero"}
 
 

@@ -23,7 +23,7 @@ from vit_jax.models.resample import (
 )
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 from vit_jax.objectives import OBJECTIVES
-from vit_jax.options import nearest
+from vit_jax.options import check_choice
 from vit_jax.weights.identification import describe, identify
 from vit_jax.weights.weights_file import LazyArray, Weights
 
@@ -73,7 +73,6 @@ def adapt(
   class_names: Sequence[str] | None = None,
   posemb_filter: str | None = None,
   resize_patch: bool = False,
-  stated: dict[str, Any] | None = None,
   own: str | None = None,
 ) -> tuple[dict[str, Any], Report]:
   """Fits weights to a model, as the paper does before fine-tuning.
@@ -106,7 +105,6 @@ def adapt(
       paper's "zoom" if that is None.
     resize_patch: Whether to resize a patch embedding of another patch size
       (FlexiViT's pseudoinverse); otherwise it is an error.
-    stated: Options that the caller gave, for the message.
     own: `Objective.own` of the model's objective; None: it has no parameters.
 
   Returns:
@@ -121,11 +119,7 @@ def adapt(
   Source: arXiv:2010.11929, section 3.2.
   """
   posemb_filter = posemb_filter or weights.posemb_filter or "zoom"
-  if posemb_filter not in METHODS:
-    raise ValueError(
-      f"posemb_filter: got {posemb_filter!r}, expected one of"
-      f" {', '.join(METHODS)}.{nearest(posemb_filter, METHODS)}"
-    )
+  check_choice(posemb_filter, METHODS, "posemb_filter")
   unstacked = jax.eval_shape(lambda x: unstack_blocks(x, model), target)
   fit = _Fit(weights, model, _shapes(_flatten(unstacked)))
   fit.choose_head(class_names)
@@ -139,7 +133,7 @@ def adapt(
   if not fit.errors:  # no other array is read before all errors are known
     loaded = fit.read(paths)
   if fit.errors:
-    raise ValueError(_message(weights, model, fit.errors, stated or {}))
+    raise ValueError(_message(weights, model, fit.errors))
   report = Report(
     path=weights.path,
     loaded=_shapes(loaded),
@@ -188,9 +182,7 @@ class _Fit:
     loads = shapes == expected
     old_names = self.weights.class_names
     if loads and shapes and class_names and not old_names:
-      self.notes.append(
-        "the head is loaded: it has as many classes as the data, and no names."
-      )
+      self.notes.append("the head is loaded by its number of classes.")
       columns = by_number(class_names, len(class_names))
       if columns is not None:
         self._reorder_head(columns, "by number")
@@ -199,9 +191,8 @@ class _Fit:
       if columns is None or len(columns) != len(old_names):
         loads = False
         self.notes.append(
-          "the head is not loaded: its classes"
-          f" ({shortened(old_names)}) are not those of the data"
-          f" ({shortened(class_names)})."
+          f"the head is not loaded: its classes ({shortened(old_names)}) are"
+          f" not the data's ({shortened(class_names)})."
         )
       else:
         self._reorder_head(columns, "by name")
@@ -215,9 +206,7 @@ class _Fit:
     for path in filter(self.model.is_head, self.params):
       array = self.params[path]
       self.params[path] = array.then(array.shape, lambda a: a[..., columns])
-    self.notes.append(
-      f"the head's classes were put in the order of the data's, {how}."
-    )
+    self.notes.append(f"the head's classes got the data's order, {how}.")
 
   def choose_parameters_of_objectives(self, own: str | None) -> None:
     """Loads the parameters that each objective adds to a network, or not.
@@ -238,10 +227,7 @@ class _Fit:
     pooled, expected = self._shapes_under("pooled_norm/")
     if tokens and expected and not pooled and not is_left:
       self._reinitialise(tokens, expected)
-      self.notes.append(
-        "the norm of the tokens is not loaded: the model has one of the pooled"
-        " vector, with initial values."
-      )
+      self.notes.append("the norm of the pooled vector has initial values.")
 
   def _shapes_under(
     self, prefix: str | tuple[str, ...]
@@ -306,10 +292,14 @@ class _Fit:
     num_rows = self.weights.class_rows(self.model)
     wanted = self.model.num_class_rows
     old_grid = table_grid(self.weights, self.model, grid)
-    if note := _grid_note(self.weights, old_grid, grid):
-      self.notes.append(note)
+    side = math.isqrt(math.prod(old_grid))
+    is_other = grid != (side, side) and math.prod(grid) == math.prod(old_grid)
+    if is_other and not self.weights.grid:
+      sides = f"{old_grid[0]} x {old_grid[1]}"
+      self.notes.append(f"positions are read as {sides} patches; see grid=.")
     every = self.model.CLASS_TOKENS
     tokens = every[: self.model.num_class_tokens]
+    names = " and ".join(tokens)
     if any((t in self.params) != (t in self.expected) for t in every):
       return  # an error in any case
     table = np.asarray(self.params[path], np.float32)
@@ -318,23 +308,15 @@ class _Fit:
       self.resized[path] = (old_grid, grid)
     if wanted and not num_rows:
       table = np.pad(table, ((0, 0), (wanted, 0), (0, 0)))
-      self.notes.append(
-        f"the position table got rows of zeros for {' and '.join(tokens)}."
-      )
+      self.notes.append(f"the position table got zeros for {names}.")
     if num_rows and not wanted:
       if self.model.posemb_at != "stem":
-        raise ValueError(
-          "got a row for the class token, expected config.model.cls_row=True"
-          f" for config.model.posemb_at={self.model.posemb_at!r}."
-        )
+        raise ValueError("got a row of cls; set config.model.cls_row=True.")
       for i, token in enumerate(tokens):
         array = np.asarray(self.params[token], np.float32)
         self.params[token] = array + table[:, i : i + 1]
       table = table[:, num_rows:]
-      self.notes.append(
-        "the first rows of the position table were added to"
-        f" {' and '.join(tokens)}."
-      )
+      self.notes.append(f"the first rows of positions were added to {names}.")
     self.params[path] = table
 
   def fold_channels(self) -> None:
@@ -358,10 +340,7 @@ class _Fit:
 
     shape = (*old[:2], count, old[3])
     self.params[name] = self.params[name].then(shape, folded)
-    self.notes.append(
-      f"{name}: {old[2]} channels of an image became {count}; each has the sum"
-      f" of the file's / {count}, so that grey images have the same response."
-    )
+    self.notes.append(f"{name}: {old[2]} channels became {count} equal ones.")
 
   def resize_patch_kernel(self) -> None:
     """Resizes the patch embedding to the model's patch size."""
@@ -389,34 +368,16 @@ class _Fit:
       array, expected = self.params.get(path), self.expected.get(path)
       # The error names the shape in the file, from before it was resized.
       shape = getattr(self.weights.params.get(path), "shape", None)
-      if array is None:
-        self.errors.append(f"{path}: missing, expected shape {expected}.")
-      elif expected is None:
-        self.errors.append(
-          f"{path}: got shape {shape}, expected no such parameter."
-        )
-      elif array.shape != expected:
-        self.errors.append(
-          f"{path}: got shape {shape}, expected {expected}."
-          + self._advice(path, shape, expected)
-        )
-      else:
+      if getattr(array, "shape", None) == expected:
         paths.append(path)
+        continue
+      got = "missing" if array is None else f"got shape {shape}"
+      wanted = "no such parameter" if expected is None else expected
+      self.errors.append(f"{path}: {got}, expected {wanted}.")
+      if path == self._patches and shape and expected:
+        if shape[2:] == expected[2:]:
+          self.errors[-1] += f" patch={expected[0]} resizes it."
     return paths
-
-  def _advice(self, path: str, got: Shape, expected: Shape) -> str:
-    """Returns what to do about an array of another shape."""
-    if path == self._patches and got[2:] == expected[2:]:
-      return (
-        f" To resize it: vit_jax.load(path, patch={expected[0]}), or"
-        f" vit-jax convert SRC DST --to=orbax --patch={expected[0]}."
-      )
-    if path.endswith("/offsets"):
-      return " Offsets of another number of tokens cannot be resampled."
-    is_table = len(got) == 3 and got[::2] == expected[::2]
-    if is_table and not self.model.POSITIONS:
-      return f" {type(self.model).__name__}.POSITIONS declares no positions."
-    return ""
 
   def read(self, paths: Sequence[str]) -> dict[str, np.ndarray]:
     """Reads arrays as float32; values that are not finite are an error."""
@@ -425,9 +386,7 @@ class _Fit:
     for path in sorted(paths, key=self.model.any_block):
       loaded[path] = np.asarray(self.params.pop(path), np.float32)
       if count := int(np.sum(~np.isfinite(loaded[path]))):
-        self.errors.append(
-          f"{path}: got {count} values that are NaN or infinite, expected none."
-        )
+        self.errors.append(f"{path}: got {count} NaN or infinite values.")
     return loaded
 
 
@@ -490,9 +449,8 @@ def table_grid(
       return wanted
   if not is_square:
     raise ValueError(
-      f"got {num_patches} patches, expected a square number, because the file"
-      " states no grid. Pass grid=(rows, columns), and cls_row if the table"
-      f" has {'no' if weights.has_cls_row else 'a'} row for the class token."
+      f"got {num_patches} patches, expected a square number, or"
+      " grid=(rows, columns) and cls_row=True or False stated."
     )
   return side, side
 
@@ -505,82 +463,45 @@ def _grid_of_offsets(
     return wanted
   side = (math.isqrt(num_rows) + 1) // 2
   if num_bias_rows((side, side)) != num_rows:
-    raise ValueError(
-      f"got {num_rows} rows, expected (2 n - 1)^2 + 3 for n x n patches,"
-      " because the file states no grid. Pass grid=(rows, columns)."
-    )
+    raise ValueError(f"got {num_rows} rows of offsets; pass grid=.")
   return side, side
-
-
-def _grid_note(
-  weights: Weights, grid: tuple[int, int], wanted: tuple[int, int]
-) -> str | None:
-  """Returns a note if a table could be of two grids, or None.
-
-  Args:
-    weights: The file.
-    grid: The result of `table_grid`.
-    wanted: Rows and columns of the images.
-  """
-  num_patches = math.prod(grid)
-  side = math.isqrt(num_patches)
-  if weights.grid or wanted == (side, side) or num_patches != math.prod(wanted):
-    return None
-  why = "as in all published files" if grid != wanted else "as the images are"
-  return (
-    f"the file states no grid: its {num_patches} positions are read as"
-    f" {grid[0]} x {grid[1]} patches, {why}; grid=(rows, columns) states"
-    " another (vit-jax convert: --grid)."
-  )
 
 
 def _numerics(options: dict[str, Any], model: ModelConfig) -> list[str]:
   """Returns notes on numerics in which the model differs from the weights."""
   norms = ("gn_eps", "ws_eps", "ws_eps_on")
   options = {k: v for k, v in options.items() if k in (*model.NUMERICS, *norms)}
-  keys = [key for key in model.NUMERICS if key not in norms]
-  notes = [
-    f"these weights were trained with {key}={options[key]}, the model has"
-    f" {getattr(model, key)} (config.model.{key})."
-    for key in keys
-    if key in options and options[key] != getattr(model, key)
-  ]
+  both = {
+    key: (options[key], getattr(model, key))
+    for key in model.NUMERICS
+    if key in options and key not in norms
+  }
   if isinstance(model, BiTConfig) or "gn_eps" in options:
     trained = dataclasses.replace(model, **options).norms
-    if trained != model.norms:
-      notes.append(
-        "these weights were trained with gn_eps, ws_eps, ws_eps_on ="
-        f" {tuple(trained)}, the model has {tuple(model.norms)}."
-      )
-  return notes
+    both["gn_eps, ws_eps, ws_eps_on"] = tuple(trained), tuple(model.norms)
+  return [
+    f"these weights were trained with {key}={old}, the model has {new}."
+    for key, (old, new) in both.items()
+    if old != new
+  ]
 
 
-def _message(
-  weights: Weights,
-  model: ModelConfig,
-  errors: list[str],
-  stated: dict[str, Any],
-) -> str:
+def _message(weights: Weights, model: ModelConfig, errors: list[str]) -> str:
   """Returns all errors, and the model that would fit the weights."""
-  lines = "\n".join(f"  - {error}" for error in _grouped(errors, model))
+  lines = [f"  - {error}" for error in _grouped(errors, model)]
   try:
     options = _named(model, NUMERICS)
     fits = identify(weights.params, options | _kept(weights))
     same = _named(model, TRAINING).keys() & _named(fits, TRAINING).keys()
     fits = dataclasses.replace(fits, **{f: getattr(model, f) for f in same})
-  except (TypeError, ValueError) as e:
-    advice = f"No model of ours fits them: {e}"
-  else:
-    if fits != model:
-      advice = f"The model that fits them: {describe(fits, model)}"
-    elif text := ", ".join(f"{k}={v!r}" for k, v in stated.items()):
-      advice = f"Your arguments decide the model: {text}."
-    else:
-      advice = "No other model fits them better; use other weights."
-  return (
-    f"{len(errors)} error{'s' * (len(errors) != 1)} in the weights of"
-    f" {weights.path} for this model:\n{lines}\n{advice}"
-  )
+  except (TypeError, ValueError):  # no model fits
+    fits = model
+  if fits != model:
+    lines.append(f"The model that fits them: {describe(fits, model)}")
+  # `errors` has one for each array, `lines` one for each kind.
+  plural = "s" * (len(errors) != 1)
+  title = f"{len(errors)} error{plural} in the weights of {weights.path}"
+  return "\n".join([f"{title} for this model:", *lines])
 
 
 def _named(model: ModelConfig, names: Sequence[str]) -> dict[str, Any]:

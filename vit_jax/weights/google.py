@@ -138,10 +138,7 @@ def read(
       array = array.then((array.size,), np.ravel)
     for path, part in _unstacked(ours, array):
       if path in params:
-        raise ValueError(
-          f"got {name!r} and another array that are both {path!r}, expected"
-          " one. Remove one of them."
-        )
+        raise ValueError(f"got {name!r} and another array for {path!r}.")
       params[path] = part
   options = {}
   if prefix + "pos_embedding" in arrays and "cls" in params:

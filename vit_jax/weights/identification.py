@@ -61,15 +61,11 @@ def identify(
   elif "conv_root/kernel" in names and _blocks(names):
     inferred = _resnet(params)
   else:
-    raise ValueError(
-      f"got {len(names)} parameters, {shorten(sorted(names)) or 'none'};"
-      " expected those of a Vision Transformer, a hybrid or a BiT ResNet."
-    )
+    some = shorten(sorted(names)) or "none"
+    raise ValueError(f"got {some}, expected parameters of a ViT or BiT ResNet.")
   own = _config({"name": "vit", **inferred})
   if (name := options.get("name", own.name)) != own.name:
-    raise ValueError(
-      f"name: got {name!r}, expected {own.name!r} by the arrays."
-    )
+    raise ValueError(f"name: got {name!r}, expected {own.name!r} by arrays.")
   model = _config({"name": "vit", **inferred, **options})
   if errors := _contradictions(model, own) or list(model.errors()):
     raise ValueError(" ".join(errors))
@@ -161,17 +157,11 @@ def _transformer(
   """
   missing = [n for n in NEEDED if n not in params]
   if missing:
-    raise ValueError(
-      f"got parameters of a Transformer without {' and '.join(missing)};"
-      " expected a whole model."
-    )
+    raise ValueError(f"got a Transformer without {' and '.join(missing)}.")
   kernel = params["embedding/kernel"].shape
   query, dense = params[_QUERY].shape, params[_DENSE].shape
   if kernel[0] != kernel[1]:
-    raise ValueError(
-      f"embedding/kernel: got patches of {kernel[0]} x {kernel[1]}, expected"
-      " squares."
-    )
+    raise ValueError(f"embedding/kernel: got {kernel}, expected squares.")
   depth = len({*map(ViTConfig.block_of, params)} - {None})
   size = Size(kernel[-1], depth, dense[1], query[1])
   name = next((k for k, v in sizes.items() if v == size), "B")
@@ -273,10 +263,7 @@ def _hybrid(params: Mapping[str, Any], size: str, patch: int) -> dict[str, Any]:
   if not blocks:
     return options | {"variant": f"R+{size}/{2 * patch}"}
   if patch != 1:
-    raise ValueError(
-      f"embedding/kernel: got patches of {patch} behind a ResNet of"
-      f" {len(blocks)} stages, expected 1."
-    )
+    raise ValueError(f"embedding/kernel: got patch {patch}, expected 1.")
   for depth, known in RESNETS.items():
     if blocks == known:
       return options | {"variant": f"R{depth}+{size}/32"}

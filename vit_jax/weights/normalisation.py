@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.options import nearest
+from vit_jax.options import unexpected
 from vit_jax.weights.identification import stated_model
 from vit_jax.weights.weights_file import LazyArray, Pixels, Weights
 
@@ -29,6 +29,8 @@ UNSTATED = ASSUMED.format("half")
 
 # Largest magnitude of a mean or deviation, for pixels in [0, 1].
 LARGEST = 10.0
+NUMBERS = "a number, or one for each channel, of pixels in [0, 1]"
+FORMS = f"mean, one of {', '.join(NAMED)}; or both, each {NUMBERS}"
 # Types of a mean or deviation that a user gives.
 Statement = str | float | int | Sequence[float] | None
 
@@ -58,11 +60,7 @@ def stated(mean: Statement, std: Statement = None) -> Pixels | None:
   if is_named and std is None:
     return NAMED[mean]
   if is_named or mean is None or std is None:
-    raise ValueError(
-      f"mean, std: got {mean!r}, {std!r}, expected mean, one of"
-      f" {', '.join(NAMED)}; or both as numbers of pixels in [0, 1], in text"
-      " MEAN/STD." + (nearest(mean, NAMED) if isinstance(mean, str) else "")
-    )
+    raise ValueError(unexpected("mean, std", f"{mean!r}, {std!r}", FORMS))
   return Pixels(_numbers("mean", mean, -LARGEST), _numbers("std", std, 1e-4))
 
 
@@ -74,11 +72,7 @@ def _numbers(name: str, value, low: float) -> tuple[float, ...]:
   except (TypeError, ValueError):
     numbers = ()
   if not numbers or not all(low <= n <= LARGEST for n in numbers):
-    hint = nearest(value, NAMED) if isinstance(value, str) else ""
-    raise ValueError(
-      f"{name}: got {value!r}, expected a number, or one for each channel, of"
-      f" pixels in [0, 1]; mean also takes {', '.join(NAMED)}.{hint}"
-    )
+    raise ValueError(unexpected(name, repr(value), NUMBERS))
   return numbers
 
 
@@ -108,8 +102,9 @@ def fold(weights: Weights) -> Weights:
   mean, std = map(np.asarray, pixels)
   if np.allclose(mean, 0.5) and np.allclose(std, 0.5):
     return weights
+  got = f"mean, std: got {mean.tolist()}, {std.tolist()}, expected"
   if not np.all(std > 0):
-    raise ValueError(f"std of images: got {std.tolist()}, expected above 0.")
+    raise ValueError(f"{got} std above 0.")
   params = dict(weights.params)
   model = stated_model(weights.options)
   patches, place = f"{model.PATCHES}/kernel", f"{model.PATCHES}/bias"
@@ -121,17 +116,10 @@ def fold(weights: Weights) -> Weights:
     place = table = next(grids, None)
     bias = params.get(place)
   if kernel is None or bias is None or "conv_root/kernel" in params:
-    raise ValueError(
-      f"got images normalised with mean {mean.tolist()} and deviation"
-      f" {std.tolist()}, expected 0.5 and 0.5 for a model without a patch"
-      " embedding that has a bias or positions."
-    )
+    raise ValueError(f"{got} 0.5, 0.5 without a bias or positions of patches.")
   channels = kernel.shape[2]
   if any(len(x) != channels and np.ptp(x) for x in (mean, std)):
-    raise ValueError(
-      f"mean, std: got {mean.tolist()}, {std.tolist()}, expected one number"
-      f" each, or {channels} for the {channels} channels of the model."
-    )
+    raise ValueError(f"{got} one number each, or {channels} for the channels.")
   mean, std = (np.resize(x, channels) for x in (mean, std))
   scale, shift = 0.5 / std, (0.5 - mean) / std
 
@@ -151,8 +139,7 @@ def fold(weights: Weights) -> Weights:
   params[place] = LazyArray(bias.shape, float32, moved)
   note = (
     f"images were normalised with mean {mean.tolist()} and deviation"
-    f" {std.tolist()}; this is now part of the patch embedding, which gets"
-    " images in [-1, 1]."
+    f" {std.tolist()}; this is now part of the patch embedding."
   )
   return dataclasses.replace(
     weights, params=params, notes=(*weights.notes, note)

@@ -65,12 +65,10 @@ def _read_header(
     shape, _, dtype = read_header(stream)
     start = stream.tell()
   if dtype.hasobject:
-    raise ValueError("pickled objects, expected numbers: a pickle may run code")
+    raise ValueError("pickled objects, expected numbers")
   size = start + math.prod(shape) * dtype.itemsize
   if size != member.file_size:
-    raise ValueError(
-      f"{member.file_size:,} bytes, expected {size:,} for the shape {shape}"
-    )
+    raise ValueError(f"{member.file_size:,} bytes, expected {size:,}")
   # numpy has no bfloat16 and stores it as two nameless bytes.
   return tuple(shape), np.dtype(jnp.bfloat16) if dtype == "V2" else dtype
 
@@ -96,7 +94,5 @@ def _one_error(path: str | os.PathLike, name: str = "") -> Iterator[None]:
     of_array = f"in its array {name!r}: " if name else ""
     reason = str(e)[:200] or type(e).__name__
     raise ValueError(
-      f"got {str(path)!r}, which cannot be read as a .npz or .pth"
-      f" ({of_array}{reason});"
-      " expected a whole file of arrays: copy it again, and compare its size."
+      f"got {str(path)!r}, expected a whole .npz or .pth ({of_array}{reason})."
     ) from None

@@ -102,8 +102,7 @@ def read(
   file, options = download.local(path), dict(options or {})
   if not file.exists():
     raise FileNotFoundError(
-      f"got {str(path)!r}, which does not exist; {EXPECTED}, or"
-      f" an address: https://..., {download.HUB}OWNER/NAME."
+      f"got {str(path)!r}, which does not exist; {EXPECTED}."
     )
   read_path = _read_folder if file.is_dir() else _read_file
   try:
@@ -136,9 +135,8 @@ def read(
       # A snapshot of the hub has links; the files are beside its parent.
       is_snapshot = str(path).startswith(download.HUB)
       place = file.parent.parent if is_snapshot else file
-      raise ValueError(
-        f"{path}: {e} It was downloaded; delete {place} to fetch it again."
-      ) from None
+      e = f"{e} To fetch it again: delete {place}."
+      raise ValueError(f"{path}: {e}") from None
     if str(path) in str(e):
       raise
     raise ValueError(f"{path}: {e}") from None
@@ -215,11 +213,7 @@ def _with_classes(weights: Weights) -> Weights:
     if sentence := class_names.describe(width):
       notes = (*notes, sentence)
   if width == 1 and weights.loss is None:
-    notes += (
-      "the head has one output, which a softmax makes 1 for every image;"
-      " vit_jax.load(path, loss='sigmoid') reads it as a probability,"
-      " loss='regression' as a number.",
-    )
+    notes += ("the softmax of one output is 1: state loss='sigmoid' or other.",)
   is_vit = "embedding/kernel" in weights.params
   loss = weights.loss or class_names.published_loss(width, is_vit)
   return dataclasses.replace(weights, class_names=names, loss=loss, notes=notes)
@@ -233,9 +227,7 @@ def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
   if (is_torch := _is_torch(file, head)) or head[8:9] == b"{":
     return _read_state_dict(file, file, options, is_torch)
   if head[:2] != b"PK":
-    raise ValueError(
-      f"got {str(file)!r}, not a file of a known format; {EXPECTED}."
-    )
+    raise ValueError(f"got {str(file)!r}, of no known format; {EXPECTED}.")
   arrays, notes = google.averaged(open_npz(file))
   for name, of_format in NPZ.items():
     if of_format.looks_like(arrays):
@@ -268,10 +260,7 @@ def _read_folder(folder: epath.Path, options: dict[str, Any]) -> Weights:
   found = [name for name in names if (folder / name).exists()]
   files = found or sorted(p.name for p in folder.glob("*.safetensors"))
   if len(files) > 1 and not found:
-    raise ValueError(
-      f"got {str(folder)!r} with {', '.join(files[:9])}, expected the path of"
-      f" one of them, or {INDEX} beside the parts of one model."
-    )
+    raise ValueError(f"got {shorten(files)}, expected one, or {INDEX}.")
   if files:
     file = file_in(folder, files[0])
     return _read_state_dict(folder, file, options, files[0] == TORCH_BIN)
@@ -307,9 +296,7 @@ def read_checkpoint(folder: epath.Path) -> Weights:
     nested = nested["params"]
   flat = flax.traverse_util.flatten_dict(nested, sep="/")
   if other := [k for k, v in flat.items() if not hasattr(v, "shape")]:
-    raise ValueError(
-      f"got a checkpoint with {other[0]!r}, which is no array; {EXPECTED}."
-    )
+    raise ValueError(f"got {other[0]!r}, which is no array; {EXPECTED}.")
   params, stated = {k: lazy(np.asarray(v)) for k, v in flat.items()}, {}
   is_known = isinstance(metadata, dict) and model_of(metadata)
   name = is_known and is_known.get("name", "vit")
@@ -357,15 +344,11 @@ def _read_state_dict(
 def _check_arrays(params: Mapping[str, LazyArray]) -> None:
   for name, array in params.items():
     if not jnp.issubdtype(array.dtype, jnp.floating):
-      raise ValueError(
-        f"{name}: got type {array.dtype}, expected floating point."
-      )
+      raise ValueError(f"{name}: got type {array.dtype}, expected floats.")
     known = RANKS.get(name) or RANKS.get(_without_block(name))
     rank = known or len(array.shape)
     if len(array.shape) != rank:
-      raise ValueError(
-        f"{name}: got shape {tuple(array.shape)}, expected {rank} dimensions."
-      )
+      raise ValueError(f"{name}: got {array.shape}, expected {rank} axes.")
 
 
 def _without_block(name: str) -> str:

@@ -55,8 +55,5 @@ def difference(file: SourceFile, digest: str) -> str | None:
   """Returns an error if a file is not the one from which a run began."""
   if file.digest == digest:
     return None
-  return (
-    f"got arrays with digest {file.digest[:8]} at {file.path!r}, expected"
-    f" {digest[:8]}, those from which the run began. Put them back at this"
-    " path."
-  )
+  got, expected = file.digest[:8], digest[:8]
+  return f"{file.path!r}: got digest {got} of its arrays, expected {expected}."

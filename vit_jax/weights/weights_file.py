@@ -17,7 +17,7 @@ from vit_jax.config import (
 from vit_jax.config.from_dict import at_least
 from vit_jax.families.vit import ViTConfig
 from vit_jax.losses import HEADS
-from vit_jax.options import shown
+from vit_jax.options import check_choice, shown
 
 POS_EMBEDDING = "Transformer/posembed_input/pos_embedding"
 EXPECTED = (
@@ -209,10 +209,7 @@ class Weights:
 def without_head(weights: Weights, model: ModelConfig) -> Weights:
   """Returns weights for a run whose head has outputs of another meaning."""
   params = {k: v for k, v in weights.params.items() if not model.is_head(k)}
-  note = (
-    "the head is not loaded: a regression starts from the mean of its data, and"
-    " classes do not start from numbers."
-  )
+  note = "the head is not loaded: a regression and classes share none."
   notes = (*weights.notes, note) if len(params) < len(weights.params) else ()
   return dataclasses.replace(
     weights, params=params, notes=notes or weights.notes
@@ -240,10 +237,7 @@ def has_row_of_class(num_rows: int, grid: tuple[int, int] | None) -> bool:
 def unknown_names(path: Any, arrays: Mapping[str, Any]) -> str:
   """Returns an error for the arrays of a file that no reader knows."""
   some = shorten(sorted(arrays)) or "none"
-  return (
-    f"got {str(path)!r} with {len(arrays)} arrays, {some}, of no model that"
-    f" vit_jax knows; {EXPECTED}."
-  )
+  return f"got {str(path)!r} with arrays of no known model: {some}; {EXPECTED}."
 
 
 def height_and_width(sides: tuple[int, ...], where: str) -> tuple[int, int]:
@@ -319,18 +313,12 @@ def with_metadata(weights: Weights, metadata: Mapping[str, Any]) -> Weights:
     and options.get("posemb", "learn") != "learn"
   ):
     # timm has no fixed positions: they are written as a learned table.
-    notes += (
-      f"positions were config.model.posemb={options['posemb']}; in this format"
-      " they are a learned table of the same values.",
-    )
+    notes += (f"posemb={options['posemb']} is a learned table of its values.",)
     options |= {"posemb": "learn", "cls_row": False}
   loss = stated.loss
   if "loss" not in metadata:  # it was only in the config
     loss = stated.config.objective.loss
-  if loss is not None and loss not in HEADS:
-    raise ValueError(
-      f"metadata: loss: got {shown(loss)}, expected one of {', '.join(HEADS)}."
-    )
+  check_choice(loss, HEADS, "metadata: loss")
   return dataclasses.replace(
     weights,
     params=_in_units(weights.params, stated.standardisation, model),

@@ -14,14 +14,14 @@ import numpy as np
 from vit_jax.config import json_file
 from vit_jax.config.from_dict import at_least
 from vit_jax.losses import REGRESSION
-from vit_jax.options import shown
+from vit_jax.options import shown, unexpected
 from vit_jax.weights.weights_file import (
   POS_EMBEDDING,
   StateDict,
   Weights,
   height_and_width,
 )
-from vit_jax.zoo.files import hf_head, hf_names, hf_preprocessing
+from vit_jax.zoo.files import hf_names, hf_preprocessing
 from vit_jax.zoo.files.hf_names import LEFT_OUT, MODEL_TYPES, TWO_TOWERS
 from vit_jax.zoo.files.series import Arrays, Params, Series, Stated
 from vit_jax.zoo.files.torch_layout import Row, count_blocks
@@ -62,6 +62,16 @@ class HFConfig:
   rope_theta: float = 100.0
 
 
+MULTI_LABEL = "multi_label_classification"
+# problem_type -> loss of the head's training, also in files of timm's models.
+LOSSES = {
+  "single_label_classification": "softmax",
+  MULTI_LABEL: "sigmoid",
+  REGRESSION: REGRESSION,
+}
+IS_REGRESSION = "the head is a regression: its outputs are numbers, no classes."
+
+
 class HFModel(NamedTuple):
   """config.json, and the entry of its model type."""
 
@@ -77,19 +87,16 @@ def config(file: StateDict | None) -> Stated:
       values have other types.
   """
   contents = file.config if file else {}
-  if not contents:
-    raise ValueError(
-      "got weights of Hugging Face without a config.json beside them, which"
-      " states the heads and the form of GELU; expected the folder of a model."
-    )
   where = "weights of Hugging Face: config.json"
+  if not contents:
+    raise ValueError(f"{where}: missing, expected beside the weights.")
   kind = {"model_type": contents.get("model_type")}
   model_type = json_file.build(HFConfig, kind, where).model_type
   family = hf_names.known(model_type)
   if family is None:
+    known = ", ".join((*MODEL_TYPES, *TWO_TOWERS))
     raise ValueError(
-      f"{where}: model_type: got {model_type!r}, expected one of"
-      f" {', '.join((*MODEL_TYPES, *TWO_TOWERS))}."
+      unexpected(f"{where}: model_type", repr(model_type), f"one of {known}")
     )
   vision = contents.get("vision_config")
   # vision_config repeats these keys; only the top level describes the head.
@@ -164,15 +171,9 @@ def facts(
   if patch[0] != patch[1]:
     errors.append(f"patch_size: got {list(patch)}, expected a square.")
   if pooler is not None and len({*pooler.shape}) > 1:
-    errors.append(
-      f"pooler_output_size: got a pooler of {pooler.shape[-1]} outputs,"
-      f" expected the width of the model, {pooler.shape[0]}."
-    )
+    errors.append(f"pooler: got shape {pooler.shape}, expected a square.")
   if {"pooler.dense.weight", "classifier.weight"} <= arrays.keys():
-    errors.append(
-      "got both pooler and classifier, expected one of them: in transformers"
-      " the classifier does not see the pooler's output."
-    )
+    errors.append("got both pooler and classifier, expected one of them.")
   _fold_second_token(params)
   return options, errors
 
@@ -197,7 +198,7 @@ def values(
     ),
     "hidden_act": acts,
     "rope_theta": (100, 100.0),
-    "problem_type": tuple(hf_head.LOSSES),
+    "problem_type": tuple(LOSSES),
     **(acts_of_pooler if "pre_logits/kernel" in params else {}),
   }
 
@@ -241,12 +242,12 @@ def complete(weights: Weights, stated: Stated, file: StateDict) -> Weights:
   # states otherwise.
   is_single = head is not None and head.shape[1] == 1
   kind = about.problem_type or (REGRESSION if is_single else None)
-  loss = hf_head.LOSSES[kind] if kind and head is not None else None
+  loss = LOSSES[kind] if kind and head is not None else None
   notes += size_notes
   if images and not ops:
     notes += (hf_preprocessing.unlike(images, size, name),)
   if loss == REGRESSION:
-    notes += (hf_head.IS_REGRESSION,)
+    notes += (IS_REGRESSION,)
   return dataclasses.replace(
     weights,
     grid=tuple(side // patch for side in table),
@@ -276,10 +277,14 @@ def _image_size(
   whole = tuple(side // patch * patch for side in size)
   if whole == size or not all(whole):
     return size, ()
-  return whole, (
-    f"config.json: image_size: got {list(read.image_size)}, whose last pixels"
-    f" no patch of {patch} covers; here images are {whole[0]} x {whole[1]}.",
-  )
+  note = f"images of {list(size)} are {list(whole)} here, whole patches."
+  return whole, (note,)
+
+
+def named(names: tuple[str, ...]) -> tuple[str, ...] | None:
+  """Returns class names; None for LABEL_0, LABEL_1, ..., which say nothing."""
+  is_named = any(name != f"LABEL_{i}" for i, name in enumerate(names))
+  return names if is_named else None
 
 
 def _class_names(id2label: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -290,11 +295,9 @@ def _class_names(id2label: Mapping[str, str]) -> tuple[str, ...] | None:
   """
   by_number = {int(k): v for k, v in id2label.items() if k.isdecimal()}
   if set(by_number) != set(range(len(id2label))):
-    raise ValueError(
-      f"config.json: id2label: got {len(id2label)} keys such as"
-      f" {shown(list(id2label)[:4])}, expected 0 to {len(id2label) - 1}."
-    )
-  return hf_head.named(tuple(by_number[k] for k in sorted(by_number)))
+    some = shown(list(id2label)[:4])
+    raise ValueError(f"config.json: id2label: got {some}, expected 0, 1, ...")
+  return named(tuple(by_number[k] for k in sorted(by_number)))
 
 
 SERIES = Series(

@@ -12,9 +12,10 @@ import numpy as np
 from vit_jax.config import ModelConfig
 from vit_jax.losses import REGRESSION
 from vit_jax.models.posemb import sincos2d
+from vit_jax.options import unexpected
 from vit_jax.weights.weights_file import POS_EMBEDDING
 from vit_jax.zoo.files import hf_names
-from vit_jax.zoo.files.hf_head import MULTI_LABEL
+from vit_jax.zoo.files.hf import MULTI_LABEL
 from vit_jax.zoo.files.hf_names import MODEL_TYPES
 from vit_jax.zoo.files.torch_layout import option_errors, to_theirs
 
@@ -220,16 +221,10 @@ def _class_errors(model: ModelConfig, name: str) -> list[str]:
   )
   if "layer_scale" not in options:
     if getattr(model, "layer_scale", None) is None:
-      errors.append(
-        f"config.model.layer_scale: got None, expected a number: {name} has"
-        " factors of the branches."
-      )
+      errors.append(unexpected("config.model.layer_scale", None, "a number"))
     elif name.startswith("Dinov2") and _of_dinov2(model)["mlp_ratio"] is None:
-      errors.append(
-        f"config.model.mlp_dim: got {model.size.mlp_dim}, expected a multiple"
-        f" of the width {model.size.width}, or two thirds of one with"
-        " config.model.mlp='swiglu', rounded up to eights."
-      )
+      got, wanted = model.size.mlp_dim, "a whole ratio, as in DINOv2"
+      errors.append(unexpected("config.model.mlp_dim", got, wanted))
   return errors
 
 
@@ -270,9 +265,7 @@ def write(
   has_head = "head/kernel" in params
   errors = _errors(params, model)
   if class_names is not None and len(class_names) != num_classes:
-    errors.append(
-      f"class_names: got {len(class_names)}, expected {num_classes}."
-    )
+    errors.append(unexpected("class_names", len(class_names), str(num_classes)))
   if errors:
     raise ValueError(_cannot(errors))
   name = class_of(model, has_head)
@@ -321,15 +314,11 @@ def _cannot(errors: list[str]) -> str:
 
 def _errors(params: Mapping[str, Any], model: ModelConfig) -> list[str]:
   """Returns the parts that transformers' models lack."""
-  if model.name not in ("vit", "modern"):
-    return [
-      f"config.model.name: got {model.name!r}, expected 'vit' or 'modern'."
-    ]
+  if errors := option_errors(model, {"name": ("vit", "modern")}):
+    return errors
   if model.stages is not None:
-    return [
-      f"config.model.variant: got the hybrid {model.variant!r}, expected a ViT"
-      " on pixels such as 'B/16'."
-    ]
+    got = f"the hybrid {model.variant!r}"
+    return [unexpected("config.model.variant", got, "a ViT on pixels")]
   has_head = "head/kernel" in params
   name = class_of(model, has_head)
   errors = _class_errors(model, name)

@@ -280,11 +280,10 @@ def _white(stated: Preprocessor, file: str) -> float:
   """
   if not stated.do_rescale:
     return 255.0
-  white = 255.0 * stated.rescale_factor
+  white, factor = 255.0 * stated.rescale_factor, stated.rescale_factor
   if not 0.001 <= white <= 255:
     raise ValueError(
-      f"{file}: rescale_factor: got {white / 255:g}, expected"
-      " 1/255 or another factor up to 1; correct the file beside the weights."
+      f"{file}: rescale_factor: got {factor:g}, expected 1/255 or up to 1."
     )
   return white
 

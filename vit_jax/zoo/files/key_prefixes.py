@@ -77,19 +77,13 @@ def without(
   if prefixes and "" not in prefixes:
     prefix, *more = sorted(prefixes, key=rank_of)
     if more and rank_of(prefix) == rank_of(more[0]):
-      raise ValueError(
-        f"got several models, under the prefixes {shorten(sorted(prefixes))},"
-        " expected one; save one alone."
-      )
+      raise ValueError(f"got several models: {shorten(sorted(prefixes))}.")
     beside = [n for n in arrays if not n.startswith(prefix)]
     roots = tuple(other.split(".")[0] + "." for other in more)
     if unknown := [
       n for n in beside if not (_BESIDE.match(n) or n.startswith(roots))
     ]:
-      raise ValueError(
-        f"got {len(unknown)} arrays beside the model {prefix!r}:"
-        f" {shorten(unknown)}; expected the model alone."
-      )
+      raise ValueError(f"got arrays beside {prefix!r}: {shorten(unknown)}.")
     arrays = {
       name.removeprefix(prefix): array
       for name, array in arrays.items()

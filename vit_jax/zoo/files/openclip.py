@@ -177,7 +177,7 @@ def config(file: StateDict | None) -> Stated:
     if rest:
       raise ValueError(
         f"{CONFIG}: {key}head_width: got {vision.head_width}, expected a"
-        f" divisor of the width {width}. Pass num_heads."
+        f" divisor of the width {width}."
       )
   values = {
     key + "pool_type": vision.pool_type,
@@ -267,8 +267,7 @@ def refuse_head(names: Iterable[str]) -> None:
   after = [n for n in names if f".{PREFIX}head." in f".{n}"]
   if after and has_trunk(names):
     raise ValueError(
-      f"got {shorten(after)}, layers of OpenCLIP after a tower of timm's, which"
-      f" vit_jax does not compute; expected the tower, {TRUNK!r}, alone."
+      f"got {shorten(after)}, layers of OpenCLIP after {TRUNK!r}."
     )
 
 
@@ -384,11 +383,8 @@ def write(
   Raises:
     ValueError: OpenCLIP's tower lacks a part of the model.
   """
-  errors = (
-    option_errors(model, OPTIONS)
-    if model.name == "modern"
-    else [f"config.model.name: got {model.name!r}, expected 'modern'."]
-  )
+  errors = option_errors(model, {"name": ("modern",)})
+  errors = errors or option_errors(model, OPTIONS)
   table = rows(count_blocks(params, r"Transformer/encoderblock_(\d+)/"))
   arrays, missing = to_theirs(table, params)
   errors += missing

@@ -10,6 +10,7 @@ Source: peft 0.21, tuners/lora/config.py, utils/save_and_load.py.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -180,10 +181,7 @@ def _check(config: AdapterConfig, where: str) -> None:
 def _base(folder: epath.Path, config: AdapterConfig) -> str:
   """Returns the path or the address of a base."""
   if not (name := config.base_model_name_or_path):
-    raise ValueError(
-      f"{folder / CONFIG}: got no base_model_name_or_path, expected the path or"
-      " the name of the model that was adapted."
-    )
+    raise ValueError(f"{folder / CONFIG}: got no base_model_name_or_path.")
   if is_remote(name) or download.is_remote(name) or epath.Path(name).exists():
     return name
   if (folder / name).exists():
@@ -211,10 +209,6 @@ def _ours(
         array = array.then(array.shape[::-1], np.transpose)
       heads[{"weight": "head/kernel", "bias": "head/bias"}[match[1]]] = array
     elif (match := re.fullmatch(_BLOCK, theirs)) and (maps := _maps(match[2])):
-      if len(array.shape) != 2:
-        raise ValueError(
-          f"{ARRAYS}: {name}: got shape {array.shape}, expected two dimensions."
-        )
       value, kind = np.asarray(array, np.float32), match[3]
       parts = [value] * len(maps)
       if kind == "B":  # parts that are not equal are an error below
@@ -227,10 +221,8 @@ def _ours(
       unknown.append(name)
   unpaired = [path for path, part in pairs.items() if len(part) < 2]
   if unknown or unpaired or not pairs:
-    raise ValueError(
-      f"{ARRAYS}: got {shorten(sorted(unknown or unpaired) or ['no factors'])},"
-      " expected lora_A and lora_B of the linear maps of blocks, and a head."
-    )
+    some = shorten(sorted(unknown or unpaired) or ["no factors"])
+    raise ValueError(f"{ARRAYS}: got {some}, expected lora_A and lora_B.")
   factors = {}
   for path, part in pairs.items():
     rank = len(part["A"])
@@ -239,12 +231,12 @@ def _ours(
     if kernel is None:
       raise ValueError(f"{ARRAYS}: got {path}, which the base does not have.")
     inputs = lora.num_inputs(path, ViTConfig)
-    want = np.prod(kernel.shape[:inputs]), np.prod(kernel.shape[inputs:])
-    shapes = (rank, want[0]), (want[1], rank)
+    sides = math.prod(kernel.shape[:inputs]), math.prod(kernel.shape[inputs:])
+    shapes = (rank, sides[0]), (sides[1], rank)
     if (part["A"].shape, part["B"].shape) != shapes:
       raise ValueError(
         f"{ARRAYS}: got factors {part['A'].shape} and {part['B'].shape} of"
-        f" {path}, expected ({rank}, {want[0]}) and ({want[1]}, {rank})."
+        f" {path}, expected {shapes[0]} and {shapes[1]}."
       )
     a = part["A"].T.reshape(*kernel.shape[:inputs], rank)
     b = part["B"].T.reshape(rank, *kernel.shape[inputs:])

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from vit_jax.options import shown
+from vit_jax.options import shown, unexpected
 from vit_jax.weights.assumptions import LOST_POSITIONS, has_positions
 from vit_jax.weights.identification import has_modern_parts
 from vit_jax.weights.weights_file import (
@@ -152,7 +152,7 @@ def translate(series: Series, file: StateDict) -> Translated:
   if unknown:
     errors.append(
       f"got {len(unknown)} arrays that no model of vit_jax has:"
-      f" {shorten(unknown)}; docs/weights.md lists the models."
+      f" {shorten(unknown)}."
     )
   options, fact_errors = series.facts(arrays, params, stated)
   errors += fact_errors
@@ -187,14 +187,11 @@ def _contradictions(
     name = key.rpartition(".")[2]
     if name not in expected:
       if series.ignored is not None and name not in series.ignored:
-        yield (
-          f"{stated.file}: {key}: got {shown(value)}, a key that vit_jax does"
-          " not know, expected none. Remove it if the outputs do not change."
-        )
+        hint = "Remove it if the outputs do not change."
+        got = f"{shown(value)}, a key that is not known"
+        yield unexpected(f"{stated.file}: {key}", got, "none", hint)
     # By type as well: 1 is not True.
     elif (type(value), value) not in [(type(v), v) for v in expected[name]]:
-      yield (
-        f"{stated.file}: {key}: got {shown(value)}, expected"
-        f" {' or '.join(map(repr, expected[name]))}, which vit_jax computes"
-        " with these arrays."
-      )
+      wanted = " or ".join(map(repr, expected[name]))
+      wanted += ", which vit_jax computes"
+      yield unexpected(f"{stated.file}: {key}", shown(value), wanted)

@@ -27,7 +27,7 @@ from vit_jax.config import ModelConfig, json_file
 from vit_jax.config.from_dict import at_least
 from vit_jax.losses import REGRESSION
 from vit_jax.models.posemb import sincos2d
-from vit_jax.options import shown
+from vit_jax.options import shown, unexpected
 from vit_jax.weights import eval_preprocessing
 from vit_jax.weights.identification import identify
 from vit_jax.weights.weights_file import (
@@ -39,7 +39,7 @@ from vit_jax.weights.weights_file import (
   has_row_of_class,
   height_and_width,
 )
-from vit_jax.zoo.files import hf_head, timm_names
+from vit_jax.zoo.files import hf, timm_names
 from vit_jax.zoo.files.series import Arrays, Params, Series, Stated
 from vit_jax.zoo.files.timm_names import CLIP_LN_EPS, LN_EPS
 from vit_jax.zoo.files.timm_rows import (
@@ -231,9 +231,7 @@ class Images:
     """
     if (self.mean is None) != (self.std is None):
       stated, missing = ("mean", "std") if self.mean else ("std", "mean")
-      raise ValueError(
-        f"config.json: got {stated} without {missing}, expected both or none."
-      )
+      raise ValueError(f"config.json: got {stated} without {missing}.")
     return None if self.mean is None else Pixels(self.mean, self.std)
 
 
@@ -420,12 +418,9 @@ def facts(
   their periods; gn_eps, ws_eps and ws_eps_on of a ResNet; root_pad of BiT.
   """
   about = stated.config
-  errors = [
-    f"{stated.file}: got {about.architecture!r}, expected another model:"
-    f" vit_jax does not compute timm's *{part}*."
-    for part in UNLIKE
-    if part in about.architecture
-  ]
+  name, errors = about.architecture, []
+  if any(part in name for part in UNLIKE):
+    errors.append(f"{stated.file}: got {name!r}, expected another model.")
   if _is_resnet(arrays):
     return timm_names.RESNET | {"root_pad": "zero"}, errors
   options = {"gelu": GELUS.get(about.act_layer), "ln_eps": LN_EPS}
@@ -459,10 +454,8 @@ def _periods(array: LazyArray, errors: list[str]) -> dict[str, Any]:
     rounded = expected.astype(getattr(ml_dtypes, name, name)).astype("float32")
     if np.allclose(periods, rounded, rtol=1e-5, atol=0):
       return {"rope_periods": name}
-  errors.append(
-    f"{PERIODS}: got {shown(periods.tolist())}, expected the powers of 100 from"
-    f" 1 to {expected[-1]:.4g}: vit_jax has no other rotary positions."
-  )
+  got = shown(periods.tolist())
+  errors.append(f"{PERIODS}: got {got}, expected powers of 100 from 1.")
   return {}
 
 
@@ -470,7 +463,7 @@ def values(
   params: Params, options: Mapping[str, Any], _: Stated
 ) -> dict[str, tuple]:
   """Returns the values of timm's arguments for which our model is the same."""
-  problem = {"problem_type": tuple(hf_head.LOSSES)}
+  problem = {"problem_type": tuple(hf.LOSSES)}
   if "embedding/kernel" not in params:
     return RESNET | problem
   pools = ("map",) if "MAPHead_0/probe" in params else ("avg",)
@@ -517,9 +510,9 @@ def complete(weights: Weights, stated: Stated, file: StateDict) -> Weights:
   about, params, notes = stated.config, weights.params, weights.notes
   loss = None
   if about.problem_type and "head/kernel" in params:
-    loss = hf_head.LOSSES[about.problem_type]
+    loss = hf.LOSSES[about.problem_type]
   if loss == REGRESSION:
-    notes += (hf_head.IS_REGRESSION,)
+    notes += (hf.IS_REGRESSION,)
   size, grid = about.image_size, None
   if size and size[0] != size[1] and POS_EMBEDDING in params:
     grid = identify(params, weights.options).grid(size)
@@ -527,7 +520,7 @@ def complete(weights: Weights, stated: Stated, file: StateDict) -> Weights:
     weights,
     grid=grid,
     image_size=size,
-    class_names=hf_head.named(about.images.label_names or ()),
+    class_names=hf.named(about.images.label_names or ()),
     loss=loss,
     pixels=about.images.pixels,
     is_bare=not file.config,
@@ -542,10 +535,7 @@ def _with_preprocessing(weights: Weights, config: TimmConfig) -> Weights:
   share, filter = config.images.crop_pct, config.images.interpolation
   mode = config.images.crop_mode
   if not 0.01 <= share <= 100:
-    raise ValueError(
-      f"config.json: crop_pct: got {share}, expected the side of the crop by"
-      " that of the image, such as 0.875."
-    )
+    raise ValueError(f"config.json: crop_pct: got {share}, expected a share.")
   path = eval_preprocessing.timm(size, min(share, 1.0), filter, mode)
   ops = path.ops
   if mode == "squash" and share < 1:
@@ -686,11 +676,8 @@ def write(
   Raises:
     ValueError: timm's models lack a part of the model.
   """
-  if model.name not in ("bit", "vit", "modern"):
-    raise ValueError(
-      f"config.model.name: got {model.name!r}, expected 'bit', 'vit' or"
-      " 'modern', which timm has."
-    )
+  if others := option_errors(model, {"name": ("bit", "vit", "modern")}):
+    raise ValueError(others[0])
   errors = []
   params = dict(params)
   stages = model.stages
@@ -754,10 +741,8 @@ def write_meta(
     options = META_OPTIONS | (META_MODERN if model.name == "modern" else {})
     errors += option_errors(model, options)
   if layout is None or model.stages:
-    errors.append(
-      f"config.model: got {model.name} {model.variant}, expected DeiT, DINOv2,"
-      " DINOv3 or MAE."
-    )
+    families = "DeiT, DINOv2, DINOv3 or MAE"
+    errors.append(unexpected("config.model", model.variant, families))
   params, rope = dict(params), getattr(model, "rope", None)
   depth = count_blocks(params, r"Transformer/encoderblock_(\d+)/")
   if rope:

@@ -106,11 +106,8 @@ def known_heads(
   for size in known:
     if (size.width, size.depth, size.mlp_dim) == (width, depth, mlp_dim):
       return size.num_heads, None
-  return None, (
-    f"got width {width}, depth {depth} and mlp_dim {mlp_dim}, which is none of"
-    f" the sizes {', '.join(SIZES)}, so that the number of"
-    " attention heads is unknown. Pass num_heads."
-  )
+  got = f"width {width}, depth {depth} and mlp_dim {mlp_dim}"
+  return None, f"got {got}, of no known number of heads. Pass num_heads."
 
 
 def _is_eva(model: ModelConfig) -> bool:

@@ -3,11 +3,11 @@
 Only this module imports torch, when such a file is read or written.
 """
 
-import importlib.util
 import json
 import os
 import re
 import tempfile
+import types
 import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -53,15 +53,18 @@ def open_torch(
   return arrays, texts, () if METADATA_KEY in texts else notes
 
 
+def _imported(path: str | os.PathLike) -> types.ModuleType:
+  """Returns torch for the file at this path."""
+  try:
+    import torch
+  except ImportError:
+    raise ValueError(f"got {str(path)!r}: pip install torch.") from None
+  return torch
+
+
 def _load(path: str | os.PathLike) -> Any:
   """Returns the contents; tensors of a file on disk are not read."""
-  if importlib.util.find_spec("torch") is None:
-    raise ValueError(
-      f"got {str(path)!r}, a PyTorch file, which only torch can read. Install"
-      " it (pip install torch), or save the weights as .safetensors."
-    )
-  import torch
-
+  torch = _imported(path)
   local, copy = os.fspath(path), None
   if is_remote(path):
     copy = tempfile.NamedTemporaryFile(suffix=".pth")
@@ -76,16 +79,13 @@ def _load(path: str | os.PathLike) -> Any:
     )
   except Exception as e:  # whatever a damaged file makes of zip and tensors
     text = str(e).strip() or type(e).__name__
+    reason = text.splitlines()[0][:200]
     if type(e).__name__ == "UnpicklingError":
       match = re.search(r"GLOBAL (\S+)|[Uu]nsupported \w+ (\S+)", text)
       what = next(filter(None, match.groups()), "code") if match else "code"
-      raise ValueError(
-        f"got {str(path)!r}, a PyTorch pickle that would run {what}, which"
-        " vit_jax never does; save its state_dict alone, see docs/weights.md."
-      ) from None
+      reason = f"it would run {what}; save its state_dict, see docs/weights.md"
     raise ValueError(
-      f"got {str(path)!r}, which torch cannot read"
-      f" ({text.splitlines()[0][:200]}); expected a whole file of torch.save."
+      f"got {str(path)!r}, expected a whole file of torch.save ({reason})."
     ) from None
 
 
@@ -95,10 +95,7 @@ def _model_of(
   """Returns the arrays of the model in a checkpoint, and notes."""
   states = dict(_states(tree, ()))
   if not states:
-    raise ValueError(
-      f"got {str(path)!r} without arrays by name (a {type(tree).__name__}),"
-      " expected the state_dict of a model."
-    )
+    raise ValueError(f"got {str(path)!r}, expected a state_dict in it.")
   models = [k for k, v in states.items() if key_prefixes.has_model(v)] or [
     *states
   ]
@@ -144,10 +141,8 @@ def _lazy(name: str, tensor) -> LazyArray:
   is_dense = tensor.layout == torch.strided and not tensor.is_meta
   is_number = not (tensor.is_quantized or tensor.is_complex() or is_float8)
   if not (is_dense and is_number):
-    raise ValueError(
-      f"{name}: got a tensor of {tensor.dtype}, {tensor.layout} on"
-      f" {tensor.device}, expected a dense one of float32, float16 or bfloat16."
-    )
+    kind = f"{tensor.dtype}, {tensor.layout}, {tensor.device}"
+    raise ValueError(f"{name}: got {kind}, expected dense floats.")
   is_bfloat16 = tensor.dtype == torch.bfloat16
   empty = torch.empty(0, dtype=torch.int16 if is_bfloat16 else tensor.dtype)
   dtype = np.dtype(jnp.bfloat16) if is_bfloat16 else empty.numpy().dtype
@@ -171,13 +166,7 @@ def write(
   Raises:
     ValueError: torch is not installed.
   """
-  if importlib.util.find_spec("torch") is None:
-    raise ValueError(
-      f"got {str(path)!r}, a PyTorch file, which only torch can write. Install"
-      " it (pip install torch)."
-    )
-  import torch
-
+  torch = _imported(path)
   tensors = {k: torch.from_numpy(np.array(v)) for k, v in arrays.items()}
   texts = {k: json.dumps(v, ensure_ascii=False) for k, v in metadata.items()}
   with epath.Path(path).open("wb") as stream:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax.families import ModelConfig
+from vit_jax.options import unexpected
 from vit_jax.weights.weights_file import LazyArray, lazy, shorten
 
 Shape = tuple[int, ...]
@@ -197,18 +198,15 @@ def _to_ours(row: Row, array: LazyArray, num_heads: int) -> LazyArray:
   if count > 1:
     size, rest = divmod(array.shape[0], count)
     if rest:
-      raise ValueError(
-        f"got shape {array.shape}, expected {count} equal parts along the"
-        " first axis."
-      )
+      raise ValueError(f"got {array.shape}, expected {count} equal parts.")
     start = index * size
     array = array.then(
       (size, *array.shape[1:]), lambda a: a[start : start + size]
     )
   if "D" in axes and array.shape[axes.index("D")] % num_heads:
     raise ValueError(
-      f"got shape {array.shape}, expected {kind.axes} with D a multiple of the"
-      f" {num_heads} heads. State the right number of heads."
+      f"got shape {array.shape}, expected {kind.axes} with D a multiple of"
+      f" num_heads={num_heads}."
     )
   shape = kind.shape(array.shape, num_heads)
   return array.then(shape, lambda a: kind.to_ours(a, shape))
@@ -228,16 +226,17 @@ def to_theirs(
     if row.ours in params:
       array = KINDS[row.kind].to_theirs(np.asarray(params[row.ours]))
       parts.setdefault(row.theirs, {})[row.part[0]] = array
-  errors = [
-    f"{row.ours}: missing, expected with the other parts of {row.theirs}."
+  lacking = [
+    row.ours
     for row in rows
     if row.theirs in parts and row.part[0] not in parts[row.theirs]
   ]
+  errors = [f"{path}: missing beside the other parts." for path in lacking]
   known = {row.ours for row in rows}
   if unknown := [name for name in params if name not in known]:
     errors.append(
-      f"got {shorten(unknown)}, which the library has no place for. --drop_head"
-      " leaves out a head, and for timm the tanh layer (pre_logits) before it."
+      f"got {shorten(unknown)}, which the library has no place for; --drop_head"
+      " leaves out a head, and for timm the tanh layer before it."
     )
   arrays = {
     name: np.ascontiguousarray(
@@ -274,8 +273,5 @@ def option_errors(
     if (value := getattr(model, key)) not in values:
       *first, last = map(repr, values)
       expected = f"{', '.join(first)} or {last}" if first else last
-      errors.append(
-        f"config.model.{key}: got {value!r}, expected {expected}: the library's"
-        " model supports nothing else."
-      )
+      errors.append(unexpected(f"config.model.{key}", repr(value), expected))
   return errors
