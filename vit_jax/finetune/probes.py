@@ -144,9 +144,9 @@ def _configured(
   held_out = next(filter(has_labels, SCORED_SPLITS), None)
   if not held_out or not fewest:
     raise ValueError(
-      f"got {dataset!r} with {fewest:,} training images of its rarest class and"
-      f" {held_out or 'no split'} to score; expected 1 or more, and a labelled"
-      f" split {' or '.join(SCORED_SPLITS)}."
+      f"got {dataset!r} with {fewest:,} training images of its rarest class,"
+      f" and {held_out or 'no split'} to score; expected 1 or more, and a"
+      f" labelled split {' or '.join(SCORED_SPLITS)}."
     )
   cls = EVALUATORS[kind]
   own = (e for e in config.evals if type(e) is cls)
