@@ -39,6 +39,9 @@ class Regression(Objective):
     if not getattr(data, "is_regression", False):
       expected = f"'classification', as the labels of {name!r} are classes"
       yield unexpected("config.objective.kind", repr(self.kind), expected)
+    elif not callable(getattr(data, "labels", None)):
+      expected = f"labels() -> float32 [num_examples, numbers] of {name!r}"
+      yield unexpected("config.objective.kind", repr(self.kind), expected)
 
   def make(self, model, run_shape, models):
     """Returns the network and its loss; see `Objective.make`.
