@@ -102,7 +102,7 @@ def local_folder(path: str) -> str:
     ArgumentTypeError: The path is in a bucket.
   """
   if "://" in path:
-    expected = "a folder on this machine, which can be copied afterwards"
+    expected = "a folder on this machine; copy it afterwards"
     raise argparse.ArgumentTypeError(f"got {path!r}, expected {expected}.")
   return path
 
