@@ -374,9 +374,13 @@ class _Fit:
       got = "missing" if array is None else f"got shape {shape}"
       wanted = "no such parameter" if expected is None else expected
       self.errors.append(f"{path}: {got}, expected {wanted}.")
-      if path == self._patches and shape and expected:
-        if shape[2:] == expected[2:]:
-          self.errors[-1] += f" patch={expected[0]} resizes it."
+      if not (shape and expected):
+        continue
+      if path == self._patches and shape[2:] == expected[2:]:
+        self.errors[-1] += f" patch={expected[0]} resizes it."
+      if not self.model.POSITIONS and shape[::2] == expected[::2]:
+        family = type(self.model).__name__
+        self.errors[-1] += f" {family}.POSITIONS declares no positions."
     return paths
 
   def read(self, paths: Sequence[str]) -> dict[str, np.ndarray]:
