@@ -378,7 +378,8 @@ class _Fit:
         continue
       if path == self._patches and shape[2:] == expected[2:]:
         self.errors[-1] += f" patch={expected[0]} resizes it."
-      if not self.model.POSITIONS and shape[::2] == expected[::2]:
+      is_table = len(shape) == 3 and shape[::2] == expected[::2]
+      if is_table and not self.model.POSITIONS:
         family = type(self.model).__name__
         self.errors[-1] += f" {family}.POSITIONS declares no positions."
     return paths
