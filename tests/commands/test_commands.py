@@ -304,7 +304,7 @@ def test_pages_and_pictures_go_to_a_local_folder(module, args, capsys):
   with pytest.raises(SystemExit):
     module.parse(args)
   output = capsys.readouterr().err
-  assert "got 'gs://b/x', expected a folder on this machine; copy it" in output
+  assert "got 'gs://b/x', expected a folder on this machine" in output
 
 
 @pytest.mark.parametrize(

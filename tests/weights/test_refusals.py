@@ -64,7 +64,7 @@ def wrong_bias():
     ),
     (
       {"head/bias": None},
-      "the parts of the head do not fit together: head/bias, head/kernel.",
+      "parts of the head do not fit together: head/bias, head/kernel.",
     ),
     ({"head/bias": np.zeros(11, int)}, "got type int64, expected floats"),
     ({TABLE: np.zeros(5, "f")}, "pos_embedding: got (5,), expected 3"),
