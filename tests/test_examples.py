@@ -233,7 +233,7 @@ def test_it_is_exported_converted_and_drawn(moved):
   again = vit_jax.load("runs/orbax", verbose=False)
   np.testing.assert_array_equal(again(images)[0], logits)
   for path, to, words in (
-    ("own.npz", "npz", "computes this model"),
+    ("own.npz", "npz", "expected a model of Google"),
     ("own.safetensors", "timm", "expected 'bit', 'vit' or"),
   ):
     with pytest.raises(ValueError, match=words):

@@ -137,7 +137,7 @@ def test_a_scan_moves_blocks_as_a_loop_does(name):
     ("optax:adamw(b4=1)", "no argument 'b4'"),
     ("optax:adamw(learning_rate=1.0)", "no learning_rate in brackets"),
     ("optax:adamw(weight_decay=1.0)", "no weight_decay in brackets"),
-    ("optax:adamw(0.9)", "NAME=VALUE"),
+    ("optax:adamw(0.9)", "as Python writes them"),
     ("optax:adamw(mu_dtype='flat8')", "flat8"),
     ("optax:adamw(b1='a')", "raises TypeError"),
     ("optax:polyak_sgd", "'value'"),

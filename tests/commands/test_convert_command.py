@@ -110,7 +110,7 @@ def test_the_command_s_options(tmp_path, capsys, monkeypatch):
   assert vit_jax.load(tmp_path / "e", verbose=False).config.posemb == "none"
   # A table whose first row is no class token's.
   src = DATA / "bv_token.weights.npz"
-  with pytest.raises(SystemExit, match="got 15 patches .with a row for the cl"):
+  with pytest.raises(SystemExit, match="got 15 patches, expected a square"):
     main(capsys, src, tmp_path / "f", "--to=orbax", "--cls_row=true")
   main(capsys, src, tmp_path / "f", "--to=orbax", "--cls_row=false")
   assert not vit_jax.load(tmp_path / "f", verbose=False).config.cls_row
