@@ -49,10 +49,11 @@ study: $(VENV)/installed
 test: $(VENV)/installed-test
 	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 --durations=10
 
-# First the models, and processes against one, compiled as for users; then the
-# rest, compiled faster (tests/conftest.py). test-nightly compiles all as for
-# users.
-OPTIMISED = tests/models tests/distributed/test_two_processes.py
+# First what is compared with other code, and processes against one, compiled as
+# for users; then the rest, compiled faster (tests/conftest.py). test-nightly
+# compiles all as for users.
+OPTIMISED = $(addprefix tests/models/test_,published.py vit.py \
+  efficient_attention.py) tests/distributed/test_two_processes.py
 REST = $(addprefix --ignore=,$(OPTIMISED))
 
 test-all: $(VENV)/installed-parity

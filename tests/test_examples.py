@@ -245,7 +245,7 @@ def test_it_is_exported_converted_and_drawn(moved):
   assert all(x.body and not x.left_out for x in sections[:3]), sections
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lora(whole):
   moved = _tuned(whole, "lora")
   assert {k for k, v in moved.items() if v.any()} == {
@@ -268,7 +268,7 @@ def test_lora_on_a_base_with_parameters_of_an_objective(lab):
   _tuned(lab / "runs/headed", "lora", "runs/headed_lora")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_muon(whole):
   """Half of the singular values of its updates are nearly equal."""
   moved = _tuned(whole, "muon")
