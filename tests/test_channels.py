@@ -177,7 +177,7 @@ def test_a_run_on_several_bands(tmp_path):
   vit = vit_jax.load(tmp_path / "run", verbose=False)
   logits, _ = vit(np.zeros((1, 32, 32, 5), np.float32))
   assert logits.shape == (1, 3)
-  with pytest.raises(ValueError, match="expected config.model.channels=5"):
+  with pytest.raises(ValueError, match="images of config.model.channels=5"):
     vit.predict(np.zeros((32, 32, 3), np.uint8))
   # The built-in pipeline has no such images.
   with pytest.raises((ConfigError, ValueError)):

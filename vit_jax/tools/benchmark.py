@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax import malloc, microbatch, run_checks, sharding
+from vit_jax import malloc, microbatch, sharding
 from vit_jax import step as step_lib
 from vit_jax.batch import Batch
 from vit_jax.callbacks import CallbackList
@@ -339,6 +339,8 @@ def check(
     if error := not_installed(["tensorflow"], "train"):
       errors.append(f"--input=real: {error}")
     else:
+      from vit_jax import run_checks  # imports TensorFlow
+
       return run_checks.setup(config, errors=errors)
   if errors := errors + planner.errors(config, jax.devices()):
     raise ConfigError(dict.fromkeys(errors))
