@@ -106,7 +106,7 @@ def test_channels_that_do_not_fit():
   assert "config.model.channels: got 1, expected 3 for" in error
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_on_grey_images(tmp_path):
   """From weights of three channels, by the built-in pipeline, to predict."""
   folder = tmp_path / "images"

@@ -255,7 +255,7 @@ def test_lora(whole):
   }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lora_on_a_base_with_parameters_of_an_objective(lab):
   """They are not in the network that is fine-tuned."""
   import my_run

@@ -137,7 +137,7 @@ def test_an_image_counts_by_the_weight_of_its_class(clusters):
   )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_balanced_accuracies_decide_where_classes_have_weights(tmp_path):
   c = config(name="sgd", lr=100.0, momentum=0.0)
   c.objective.class_weights = "balanced"

@@ -62,7 +62,7 @@ def run(tmp_path_factory):
   return workdir, train_and_evaluate(freeze(config()), workdir)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_learns_is_scored_and_goes_on_to_the_bit(run, tmp_path):
   workdir, state = run
   rows = read_metrics(workdir)

@@ -113,7 +113,7 @@ def test_stops_before_it_is_saved(tmp_path):
   ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_skips_and_counts_also_after_a_stop(tmp_path, capfd):
   """Steps 2, 6 and 10 are skipped, also by a run that ends at 11 once."""
   # The step of the test above, which is compiled already.

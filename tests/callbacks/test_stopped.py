@@ -118,7 +118,7 @@ class StopAtTheEnd(Callback):
       raise Stop("SIGTERM")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_scores_of_the_last_step_that_come_too_late_come_on_resume(
   config, tmp_path, monkeypatch
 ):

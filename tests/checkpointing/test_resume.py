@@ -72,7 +72,7 @@ def _fill(monkeypatch):
   monkeypatch.setattr(atomic_files, "replace_text", disk.full)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_batches_of_another_size_go_on_behind_the_images_seen(tmp_path):
   folder, first = str(tmp_path), []
 

@@ -17,7 +17,7 @@ assert tf.keras.layers.Dense is Dense and "keras" in sys.modules
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_keras_is_imported_when_it_is_used():
   done = subprocess.run(
     [sys.executable, "-c", CODE],

@@ -178,7 +178,7 @@ def test_a_csv_of_whole_numbers_is_numbers_where_the_user_says_so(data_dir):
   )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_predicts_in_the_units_of_its_data(data_dir, tmp_path, capsys):
   """The loaded model has the scores of the run, and its numbers."""
   config = _config(data_dir, total_steps=40)

@@ -26,7 +26,7 @@ def images(tmp_path):
   return tmp_path / "images"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_begins_with_trials_and_a_probe_and_resumes_with_their_choice(
   images, tmp_path
 ):

@@ -209,7 +209,7 @@ def positions(init, side):
   return experiment.posemb_filter, np.asarray(table)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_and_its_probe_are_resized_as_the_weights_they_began_with(
   tmp_path,
 ):
