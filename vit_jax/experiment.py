@@ -90,9 +90,8 @@ class Experiment:
     self.given_data = data
     self._fitted: tuple[Params, weights.Report] | None = None
     self.init_metadata: dict[str, Any] = {}  # of config.init, once checked
-    self._init_filter = (
-      "zoom"  # the paper's filter; config.init's, once checked
-    )
+    # The paper's filter; once config.init is read, the filter of its file.
+    self._init_filter = "zoom"
     # Files of the parameters that checkpoints do not have, once checked: "base"
     # of config.lora, and the further models of the objective.
     self.files: dict[str, SourceFile] = {}
@@ -371,7 +370,7 @@ class Experiment:
     """Fits weights to the model; returns what was loaded and changed.
 
     Args:
-      read: Those of `read_weights`.
+      read: The result of `read_weights`.
 
     Raises:
       OSError, ValueError: As `weights.adapt`.
