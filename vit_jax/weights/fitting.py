@@ -37,7 +37,7 @@ PUBLISHED = ("google", "bit")  # formats whose grids are square
 NUMERICS = ("gelu", "ln_eps", "gn_eps", "ws_eps", "ws_eps_on", "root_pad")
 TRAINING = (
   "dropout", "stochastic_depth", "stochastic_depth_rule", "head_bias", "dtype",
-  "scan", "remat",
+  "scan", "remat", "rope_rescale",
 )  # fmt: skip
 
 Shape = tuple[int, ...]
