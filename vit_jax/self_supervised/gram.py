@@ -1,6 +1,7 @@
 """Gram anchoring: similarities between patches stay those of a frozen model.
 
-Source: arXiv:2508.10104, section 4.
+Source: arXiv:2508.10104, section 4; dinov3,
+  configs/train/dinov3_vit7b16_gram_anchor.yaml.
 """
 
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ def losses(
   """Returns the mean squared difference of two images' Gram matrices.
 
   A Gram matrix has the inner products of all pairs of an image's patches, after
-  each patch has length 1; those below 0 count as 0.
+  each patch has length 1. Negative ones count, as in the published recipes.
 
   Args:
     student, teacher: Features of the same patches; float32.
@@ -27,13 +28,13 @@ def losses(
 def _gram(x: Float[Array, "b n d"]) -> Float[Array, "b n n"]:
   squares = jnp.square(x).sum(-1, keepdims=True)
   x = x / jnp.sqrt(jnp.maximum(squares, 1e-24))
-  return jnp.maximum(jnp.einsum("bnd,bmd->bnm", x, x), 0.0)
+  return jnp.einsum("bnd,bmd->bnm", x, x)
 
 
 def resized(
   features: Float[Array, "b n d"], old: tuple[int, int], new: tuple[int, int]
 ) -> Float[Array, "b m d"]:
-  """Returns features on another grid: bicubic, antialiased.
+  """Returns features on another grid: bicubic, not antialiased, as published.
 
   Args:
     features: Features of patches, row by row.
@@ -43,7 +44,7 @@ def resized(
   if old == new:
     return features
   to_rows, to_columns = (
-    jnp.asarray(METHODS["bicubic"](*sizes), features.dtype)
+    jnp.asarray(METHODS["hf"](*sizes), features.dtype)
     for sizes in zip(old, new, strict=True)
   )
   grid = features.reshape(len(features), *old, -1)
