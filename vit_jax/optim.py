@@ -5,7 +5,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -107,19 +107,23 @@ def make_optimizer(
         )
       )
     )
-  for pattern, steps in config.lr_zeros():
-    begins = optax.scale_by_schedule(
-      lambda step, steps=steps: jnp.where(step < steps, 0.0, 1.0)
-    )
-    mask = functools.partial(_mask, patterns=[pattern])
-    parts.append(optax.masked(begins, mask))
+  if config.lr_zero:
+    parts += [
+      _zero_at_first(pattern, steps) for pattern, steps in config.lr_zeros()
+    ]
   return optax.chain(*parts), schedule
 
 
-def _mask(tree: PyTree, patterns: Sequence[str]) -> PyTree:
-  return jax.tree_util.tree_map_with_path(
-    lambda path, _: matches(path_of(path), patterns), tree
-  )
+def _zero_at_first(pattern: str, steps: int) -> optax.GradientTransformation:
+  """Returns what makes the first updates of some parameters zero."""
+  factor = lambda step: jnp.where(step < steps, 0.0, 1.0)
+
+  def mask(tree):
+    return jax.tree_util.tree_map_with_path(
+      lambda path, _: matches(path_of(path), [pattern]), tree
+    )
+
+  return optax.masked(optax.scale_by_schedule(factor), mask)
 
 
 def _clipping(
