@@ -2,6 +2,7 @@
 
 import dataclasses
 import doctest
+import itertools
 import math
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import optim, optim_checks, param_groups
+from vit_jax import optim, optim_checks, param_groups, schedules
 from vit_jax.config import OptimConfig
 from vit_jax.config.schema import READ_BY
 from vit_jax.families import ViTConfig
@@ -325,6 +326,11 @@ def test_patterns_that_name_nothing_are_errors():
   (error,) = errors(lr_scale=("head/*=10", "haed/kernel=3"))
   assert "lr_scale: no parameter matches 'haed/kernel'" in error
   assert "Did you mean 'head/kernel'?" in error
+  (error,) = errors(lr_zero=("head/*=10", "haed/kernel=3"))
+  assert "lr_zero: no parameter matches 'haed/kernel'" in error
+  (error,) = errors(clip_groups=("head/*", "haed/kernel"))
+  assert "clip_groups: no parameter matches 'haed/kernel'" in error
+  assert not errors(clip_groups=("each",))
   (error,) = errors(layer_decay=0.7)
   assert "layer_decay: got 0.7, expected None" in error
   (error,) = errors(name="muon")
@@ -411,6 +417,110 @@ def test_rates_of_layers_and_patterns(scan):
   for path, factor in want.items():
     (got,) = moved[path]
     np.testing.assert_allclose(got, -0.1 * factor, rtol=1e-6, err_msg=path)
+
+
+@pytest.mark.parametrize("position", [0, 1, 30_000, 124_999])
+def test_the_weight_decay_moves_along_half_a_cosine(position):
+  """Values of the authors' schedule for DINOv2's short recipe."""
+  want = {
+    0: 0.04,
+    1: 0.040000000056848894,
+    30_000: 0.04 + 0.36 * math.sin(math.pi / 2 * 0.24) ** 2,
+    124_999: 0.3999999999431511,
+  }[position]
+  config = OptimConfig(
+    lr=1.0, schedule="constant", weight_decay=0.04, weight_decay_end=0.4
+  )
+  decay = schedules.weight_decay(config, 125_000)
+  np.testing.assert_allclose(decay(position), want, rtol=2e-7)
+  tx, _ = optim.make_optimizer(config, 125_000, MODEL)
+  state = jax.tree.map(
+    lambda x: x + position if x.dtype == jnp.int32 else x, tx.init(PARAMS)
+  )
+  zeros = jax.tree.map(jnp.zeros_like, PARAMS)
+  updates, _ = tx.update(zeros, state, PARAMS)
+  np.testing.assert_allclose(updates["head"]["kernel"], want, rtol=2e-7)
+  assert not updates["head"]["bias"].any()
+
+
+def test_the_weight_decay_of_an_imported_optimizer_moves():
+  config = OptimConfig(lr=0.5, schedule="constant", weight_decay_end=0.4)
+  for name in ("optax:sgd", "optax:adamw", "optax:scale_by_adam"):
+    tx, _ = optim.make_optimizer(
+      dataclasses.replace(config, name=name), 2, MODEL
+    )
+    state, zeros = tx.init(PARAMS), jax.tree.map(jnp.zeros_like, PARAMS)
+    got = []
+    for _ in range(3):
+      updates, state = tx.update(zeros, state, PARAMS)
+      got.append(float(updates["head"]["kernel"][0, 0]))
+    np.testing.assert_allclose(got, [0, 0.1, 0.2], rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_groups_are_clipped_by_their_own_norms(scan):
+  """The largest norm of each group is 2; blocks of a scan are no arrays."""
+
+  def clipped(*groups):
+    config = OptimConfig(
+      name="sgd", momentum=0.0, lr=1.0, clip_norm=2.0, clip_groups=groups
+    )
+    grads = jax.tree.map(lambda x: jnp.ones(x.shape), _model_params(scan=scan))
+    tx, _ = optim.make_optimizer(config, 10, MODEL)
+    updates, _ = jax.jit(tx.update)(grads, tx.init(grads), grads)
+    if scan:
+      updates = unstack_blocks(updates, ViTConfig)
+    return _paths(updates)
+
+  norm = lambda arrays: math.sqrt(sum(float((x**2).sum()) for x in arrays))
+  np.testing.assert_allclose(norm(clipped().values()), 2.0, rtol=1e-5)
+  groups = {0: [], 1: [], 2: []}
+  for path, x in clipped("head/*", "*/kernel").items():
+    is_kernel = path.endswith("/kernel")
+    groups[0 if path.startswith("head/") else 1 if is_kernel else 2].append(x)
+  for arrays in groups.values():
+    np.testing.assert_allclose(norm(arrays), 2.0, rtol=1e-5)
+  for path, x in clipped("each").items():
+    np.testing.assert_allclose(
+      norm([x]), min(2.0, math.sqrt(x.size)), rtol=1e-5, err_msg=path
+    )
+
+
+def test_a_rate_is_zero_in_the_first_steps():
+  """The moments go on: the third update is that of a run without."""
+  config = OptimConfig(lr=0.1, schedule="constant", weight_decay=0.3)
+  zero = dataclasses.replace(config, lr_zero=("head/kernel=2", "head/bias=1"))
+  (history, _), (others, _) = (
+    _updates(c, factors=(1, -2, 3)) for c in (zero, config)
+  )
+  start = [PARAMS, *history], [PARAMS, *others]
+  moves = [
+    [jax.tree.map(jnp.subtract, b, a) for a, b in itertools.pairwise(run)]
+    for run in start
+  ]
+  for step in range(3):
+    got, want = (run[step] for run in moves)
+    for path, x in _paths(got).items():
+      first = {"head/kernel": 2, "head/bias": 1}.get(path, 0)
+      if step < first:
+        assert not x.any()
+      elif path != "head/kernel":  # its decay follows its value
+        np.testing.assert_allclose(x, _paths(want)[path], atol=1e-6)
+  assert moves[0][2]["head"]["kernel"].all()
+
+
+def test_new_options_leave_the_state_of_others_alone():
+  """Checkpoints of earlier runs resume."""
+  config = OptimConfig(lr=0.1, weight_decay=0.1, clip_norm=1.0)
+  tx, _ = optim.make_optimizer(config, 10, MODEL)
+  state = jax.tree_util.tree_structure(tx.init(PARAMS))
+  old = optax.chain(
+    optax.clip_by_global_norm(1.0),
+    optax.scale_by_adam(),
+    optax.add_decayed_weights(0.1, param_groups.decay_mask),
+    optax.scale_by_learning_rate(lambda step: 0.1),
+  )
+  assert state == jax.tree_util.tree_structure(old.init(PARAMS))
 
 
 def test_lion_is_the_sign_of_an_interpolation():

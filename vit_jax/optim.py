@@ -17,10 +17,11 @@ from optax import contrib
 
 from vit_jax import names
 from vit_jax.config import OptimConfig
+from vit_jax.config.schema import EACH
 from vit_jax.families import ModelConfig
 from vit_jax.options import nearest, shown
-from vit_jax.param_groups import decay_mask, path_of, rate_factors
-from vit_jax.schedules import Schedule, make_schedule
+from vit_jax.param_groups import decay_mask, matches, path_of, rate_factors
+from vit_jax.schedules import Schedule, make_schedule, weight_decay
 
 LION_DECAY = 0.99  # of the accumulator; arXiv:2302.06675, section 3.2
 MUON_MOMENTUM = 0.95  # https://github.com/KellerJordan/Muon
@@ -36,11 +37,13 @@ def make_optimizer(
 
   The update of a parameter w with gradient g, after s updates:
 
-    g <- g min(1, clip_norm / |g|)            |g| over all parameters
+    g <- g min(1, clip_norm / |g|)            |g| over all parameters, or
+                                              over a group of clip_groups
     u = momentum-and-scale(g)                 see OPTIMIZERS
-    u <- u + weight_decay w                   only where decay_mask is True
+    u <- u + weight_decay(s) w                only where decay_mask is True
     u <- u |w| / |u|                          only lamb, see _by_trust_ratio
-    w <- w - lr(s) f u                        f of `rate_factors`
+    w <- w - lr(s) f u                        f of `rate_factors`; 0 in the
+                                              first steps of lr_zero
 
   An imported optimizer (`optax:contrib.ademamix`, see `_imported`) stands for
   the second line. It stands for the third, too, if it has the arguments
@@ -77,16 +80,17 @@ def make_optimizer(
   Source: arXiv:2010.11929, section 4.1 and appendix B.1; arXiv:1711.05101.
   """
   schedule = make_schedule(config, total_steps)
+  decay = weight_decay(config, total_steps)
   parts = []
   if config.clip_norm is not None:
-    parts.append(optax.clip_by_global_norm(config.clip_norm))
+    parts.append(_clipping(config, model))
   if names.is_path(config.name):
-    parts += _imported(config, schedule, model)
+    parts += _imported(config, schedule, decay, model)
   else:
     kind = names.resolve(config.name, OPTIMIZERS, "config.optim.name")
     parts.append(_reads_float32(kind.scale(config, model)))
-    if config.weight_decay:
-      parts.append(optax.add_decayed_weights(config.weight_decay, decay_mask))
+    if decay:
+      parts.append(optax.add_decayed_weights(decay, decay_mask))
     if kind.has_trust_ratio:
       # Only kernels, as in apex and timm: a parameter without decay whose norm
       # is small, such as a LayerScale of 1e-6, would get a small rate.
@@ -103,7 +107,48 @@ def make_optimizer(
         )
       )
     )
+  if config.lr_zero:
+    parts += [
+      _zero_at_first(pattern, steps) for pattern, steps in config.lr_zeros()
+    ]
   return optax.chain(*parts), schedule
+
+
+def _zero_at_first(pattern: str, steps: int) -> optax.GradientTransformation:
+  """Returns what makes the first updates of some parameters zero."""
+  factor = lambda step: jnp.where(step < steps, 0.0, 1.0)
+
+  def mask(tree):
+    return jax.tree_util.tree_map_with_path(
+      lambda path, _: matches(path_of(path), [pattern]), tree
+    )
+
+  return optax.masked(optax.scale_by_schedule(factor), mask)
+
+
+def _clipping(
+  config: OptimConfig, model: ModelConfig
+) -> optax.GradientTransformation:
+  """Clips gradients by the norm of all, of each group, or of each array."""
+  clip, groups = optax.clip_by_global_norm(config.clip_norm), config.clip_groups
+  if not groups:
+    return clip
+  if groups == (EACH,):
+
+    def clip_each(grads, _):
+      one = lambda g: clip.update(g, optax.EmptyState())[0]
+      return jax.tree.map(one, grads)
+
+    return _by_blocks(optax.stateless(clip_each), model)
+
+  def group(path, _):
+    names = (g for g in groups if matches(path_of(path), [g]))
+    return next(names, "")
+
+  return optax.partition(
+    dict.fromkeys(("", *groups), clip),
+    lambda tree: jax.tree_util.tree_map_with_path(group, tree),
+  )
 
 
 def _adamw(
@@ -245,7 +290,10 @@ MASKS = ("mask", "weight_decay_mask")  # optax's names of an argument
 
 
 def _imported(
-  config: OptimConfig, schedule: Schedule, model: ModelConfig
+  config: OptimConfig,
+  schedule: Schedule,
+  decay: float | Schedule,
+  model: ModelConfig,
 ) -> list[optax.GradientTransformation]:
   """Returns an imported optimizer, with decay and rate where it has none.
 
@@ -284,7 +332,7 @@ def _imported(
   mask = next((name for name in MASKS if name in parameters), None)
   has_decay = "weight_decay" in parameters and mask is not None
   if has_decay:
-    given |= {"weight_decay": config.weight_decay, mask: decay_mask}
+    given |= {"weight_decay": decay, mask: decay_mask}
   elif "weight_decay" in parameters:
     given["weight_decay"] = 0.0
   takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -309,10 +357,11 @@ def _imported(
       f"{got}, which returns {shown(tx)}, expected an"
       " optax.GradientTransformation."
     )
-  parts, decay = [_by_separate_blocks(tx, model)], config.weight_decay
+  parts = [_by_separate_blocks(tx, model)]
   if decay and not has_decay:
     # Behind an optimizer with a rate of its own, the rate is in the decay.
-    by_rate = lambda step: -decay * schedule(step)
+    at = decay if callable(decay) else lambda step: decay
+    by_rate = lambda step: -at(step) * schedule(step)
     rate = by_rate if has_rate else decay
     parts.append(optax.add_decayed_weights(rate, decay_mask))
   if not has_rate:

@@ -6,6 +6,7 @@ from jaxtyping import PyTree
 
 from vit_jax import names
 from vit_jax.config import OptimConfig
+from vit_jax.config.schema import EACH
 from vit_jax.families import ModelConfig
 from vit_jax.optim import make_optimizer
 from vit_jax.options import nearest, shown, unexpected
@@ -34,6 +35,8 @@ def errors(
   patterns = {
     "freeze": config.freeze,
     "lr_scale": tuple(pattern for pattern, _ in config.lr_scales()),
+    "lr_zero": tuple(pattern for pattern, _ in config.lr_zeros()),
+    "clip_groups": tuple(g for g in config.clip_groups if g != EACH),
   }
   errors = [
     f"config.optim.{key}: no parameter matches {pattern!r}, expected paths such"

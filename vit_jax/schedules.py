@@ -65,6 +65,41 @@ def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
   return lambda step: jnp.asarray(decay(step), jnp.float32)
 
 
+def weight_decay(config: OptimConfig, total_steps: int) -> float | Schedule:
+  """Returns the weight decay: a number, or a function of the updates applied.
+
+  With s updates applied, T = total_steps and p = s / T, clipped to 0..1:
+
+    weight_decay_end + (weight_decay - weight_decay_end) (1 + cos(pi p)) / 2
+
+  Source: facebookresearch/dino and dinov2. (Their learning rate differs from
+    `make_schedule`: it rises by lr / (w - 1) a step and has the peak in the
+    updates w and w + 1; the cosine after it is the same.)
+
+  Example:
+    >>> config = OptimConfig(weight_decay=0.04, weight_decay_end=0.4)
+    >>> decay = weight_decay(config, total_steps=100)
+    >>> [round(float(decay(s)), 4) for s in (0, 50, 100)]
+    [0.04, 0.22, 0.4]
+  """
+  start, end = config.weight_decay, config.weight_decay_end
+  return start if end is None else half_cosine(start, end, total_steps)
+
+
+def half_cosine(start: float, end: float, steps: int) -> Schedule:
+  """Returns a schedule along half a cosine; it is `end` from step `steps` on.
+
+  start + (end - start) (1 - cos(pi s / steps)) / 2 in step s.
+  """
+
+  def at(step):
+    share = jnp.minimum(step / steps, 1.0)
+    # 1 - cos x loses its digits for small x.
+    return start + (end - start) * jnp.square(jnp.sin(jnp.pi / 2 * share))
+
+  return at
+
+
 def _decay(config: OptimConfig, decay_steps: int) -> Schedule:
   """Returns the learning rate by steps since the end of the warm-up."""
   lr, end_lr = config.lr, config.end_lr

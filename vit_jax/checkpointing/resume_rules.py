@@ -110,7 +110,9 @@ def differences(old: dict[str, Any], config: Config) -> list[Change]:
       continue
     rule = rule_of(key)
     schedules = {was.get("optim.schedule"), now.get("optim.schedule")}
-    if key in LENGTH and schedules <= {*WITHOUT_LENGTH}:
+    decays = {was.get("optim.weight_decay_end"), now["optim.weight_decay_end"]}
+    is_constant = schedules <= {*WITHOUT_LENGTH} and decays == {None}
+    if key in LENGTH and is_constant:
       rule = Rule(False, "this schedule does not depend on the length")
     changes.append(Change(key, was.get(key), now.get(key), rule))
   return changes

@@ -7,7 +7,7 @@ Checks that need the machine or the disk (devices, data sets, weights) are in
 from collections.abc import Iterator
 
 from vit_jax.config import HELD_OUT, Config, OptimConfig
-from vit_jax.config.schema import READ_BY
+from vit_jax.config.schema import EACH, READ_BY
 from vit_jax.data.preprocessing import (
   for_channels,
   image_size,
@@ -145,6 +145,17 @@ def _optim_errors(optim: OptimConfig) -> Iterator[str]:
     optim.lr_scales()
   except ValueError as e:
     yield f"config.optim.lr_scale: {e}"
+  try:
+    optim.lr_zeros()
+  except ValueError as e:
+    yield f"config.optim.lr_zero: {e}"
+  groups = optim.clip_groups
+  if EACH in groups and len(groups) > 1:
+    expected = f"patterns of parameters, or {EACH} alone"
+    yield unexpected("config.optim.clip_groups", groups, expected)
+  if groups and optim.clip_norm is None:
+    expected = "a norm for config.optim.clip_groups"
+    yield unexpected("config.optim.clip_norm", None, expected)
   at = optim.decay_at
   if (optim.schedule == "step") != bool(at) or any(not 0 < s < 1 for s in at):
     expected = (

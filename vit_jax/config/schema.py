@@ -33,6 +33,8 @@ DEVICES = Limit(
 # jax draws from the last 32 bits, so that larger seeds repeat smaller ones.
 SEED = Limit(f"0 to {2**32 - 1:,}", lambda x: 0 <= x < 2**32)
 
+EACH = "each"  # in OptimConfig.clip_groups
+
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
@@ -88,6 +90,12 @@ class OptimConfig:
     "decay of kernels per step, multiplied by the learning rate",
     limit=AT_LEAST_0,
   )
+  weight_decay_end: float | None = option(
+    None,
+    "weight decay after the last step; it moves from weight_decay along half a"
+    " cosine over the whole run. DINO: 0.04 to 0.4. None: constant",
+    limit=AT_LEAST_0,
+  )
   beta1: float = option(
     0.9,
     "adamw, lamb, muon: decay of the first moment (optax's b1, the first of"
@@ -116,6 +124,13 @@ class OptimConfig:
     "largest global norm of the gradient; None: no clipping",
     limit=ABOVE_0,
   )
+  clip_groups: tuple[str, ...] = option(
+    (),
+    "groups of parameters whose gradients clip_norm clips by the norm of their"
+    " group: patterns as in freeze, each one group, which has the parameters"
+    " that no earlier pattern matches; all others are a group, too. each: every"
+    " array by its own norm (DINO). None: one norm of all",
+  )
   freeze: tuple[str, ...] = option(
     (),
     "parameters that are not trained: patterns of their paths, such as"
@@ -136,6 +151,11 @@ class OptimConfig:
     "factors of the learning rates of some parameters, such as"
     " head/*=10,embedding/*=0.2; patterns as in freeze. If several patterns"
     " match a parameter, their factors are multiplied",
+  )
+  lr_zero: tuple[str, ...] = option(
+    (),
+    "first steps in which some parameters have the learning rate 0, such as"
+    " dino/head/prototypes/*=1250; patterns as in freeze",
   )
   microbatch: int | None = option(
     None,
@@ -159,6 +179,14 @@ class OptimConfig:
     """
     return tuple(map(_pattern_and_factor, self.lr_scale))
 
+  def lr_zeros(self) -> tuple[tuple[str, int], ...]:
+    """Returns the (pattern, steps) pairs of lr_zero.
+
+    Raises:
+      ValueError: A text is not PATTERN=STEPS with a whole number above 0.
+    """
+    return tuple(map(_pattern_and_steps, self.lr_zero))
+
 
 # Options of OptimConfig that only some choices of another option read.
 READ_BY: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -179,6 +207,14 @@ def _pattern_and_factor(text: str) -> tuple[str, float]:
     if pattern and 0 < float(factor) < math.inf:
       return pattern, float(factor)
   expected = "PATTERN=FACTOR, above 0; see also config.optim.freeze"
+  raise ValueError(f"got {text!r}, expected {expected}.")
+
+
+def _pattern_and_steps(text: str) -> tuple[str, int]:
+  pattern, _, steps = text.rpartition("=")
+  if pattern and steps.isdecimal() and int(steps):
+    return pattern, int(steps)
+  expected = "PATTERN=STEPS, a whole number above 0; see config.optim.freeze"
   raise ValueError(f"got {text!r}, expected {expected}.")
 
 
