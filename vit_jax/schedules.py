@@ -83,21 +83,10 @@ def weight_decay(config: OptimConfig, total_steps: int) -> float | Schedule:
     [0.04, 0.22, 0.4]
   """
   start, end = config.weight_decay, config.weight_decay_end
-  return start if end is None else half_cosine(start, end, total_steps)
-
-
-def half_cosine(start: float, end: float, steps: int) -> Schedule:
-  """Returns a schedule along half a cosine; it is `end` from step `steps` on.
-
-  start + (end - start) (1 - cos(pi s / steps)) / 2 in step s.
-  """
-
-  def at(step):
-    share = jnp.minimum(step / steps, 1.0)
-    # 1 - cos x loses its digits for small x.
-    return start + (end - start) * jnp.square(jnp.sin(jnp.pi / 2 * share))
-
-  return at
+  if end is None:
+    return start
+  rest = optax.cosine_decay_schedule(start - end, total_steps)
+  return lambda step: end + rest(step)
 
 
 def _decay(config: OptimConfig, decay_steps: int) -> Schedule:

@@ -1,1 +1,1 @@
-"""Learning without labels: objectives and evaluators after the paper."""
+"""Learning without labels, and from a teacher."""

@@ -1,0 +1,235 @@
+"""DINO: the loss as the authors', a whole step, meshes, resumed runs."""
+
+import dataclasses
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import sharding, step
+from vit_jax.batch import normalise
+from vit_jax.self_supervised.dino import DINO
+
+FILE = np.load(pathlib.Path(__file__).parents[1] / "data" / "ssl_dino.npz")
+ONE, FOUR = jax.devices()[:1], jax.devices()[:4]
+SMALL = DINO(
+  prototypes=24,
+  hidden=16,
+  bottleneck=8,
+  local_crops=3,
+  local_ops="decode|resize(8)",
+  temperature_steps=3,
+  teacher_temperature_start=0.02,
+)
+
+
+def config(objective=SMALL, **changes):
+  changes = dict(model__variant="Ti/4", data__batch_size=8) | changes
+  made = tiny.config(**changes)
+  return dataclasses.replace(made, objective=objective)
+
+
+def batch(seed, cfg):
+  """Noise of several sizes; the last row is masked."""
+  rng, rows = np.random.default_rng(seed), cfg.data.batch_size
+  crops = {
+    name: rng.integers(0, 256, (rows, *shape), np.uint8)
+    for name, shape in cfg.view_shapes.items()
+  }
+  return {
+    **crops,
+    "label": np.arange(rows, dtype=np.int32) % 3 - 1,
+    "mask": np.arange(rows) < rows - 1,
+    "index": np.arange(rows, dtype=np.int64) + 5,
+  }
+
+
+class Parts(tiny.Parts):
+  def __init__(self, cfg, devices=ONE):
+    self.config = cfg
+    self.mesh = sharding.make_mesh(cfg.mesh, devices)
+    shape = step.RunShape(tiny.NUM_CLASSES, (16, 16), cfg.total_steps)
+    self.trainer = step.assemble(cfg, shape, self.mesh)
+    self.train_step = self.trainer.train_step
+
+  def run(self, num_steps, state=None):
+    state = self.state() if state is None else state
+    metrics = []
+    for i in range(int(state.step), int(state.step) + num_steps):
+      rows = sharding.to_global(batch(i, self.config), self.mesh)
+      state, values = self.train_step(state, rows)
+      metrics.append({k: float(v) for k, v in values.items()})
+    return state, metrics
+
+
+def _scores(parts, params, crops):
+  """Scores of crops [b, v, h, w, c] in evaluation, by a direct call."""
+  rows, number = crops.shape[:2]
+  images = jnp.asarray(normalise(crops.reshape(-1, *crops.shape[2:])))
+  got, vectors = parts.trainer.module.apply(
+    {"params": params}, images, None, method="scores"
+  )
+  return np.asarray(got, "d").reshape(rows, number, -1), np.asarray(
+    vectors, "d"
+  ).reshape(rows, number, -1)
+
+
+def _softmax(x):
+  e = np.exp(x - x.max(-1, keepdims=True))
+  return e / e.sum(-1, keepdims=True)
+
+
+@pytest.fixture(scope="module")
+def one():
+  parts = Parts(config())
+  start = jax.device_get(parts.state())
+  state, metrics = parts.run(3)
+  return parts, start, jax.device_get(state), metrics
+
+
+def test_a_step_is_the_formula(one):
+  """The second step: loss, metrics, centre, from scores of the first state."""
+  parts, _, _, metrics = one
+  state, _ = parts.run(1)
+  before = jax.device_get(state)
+  data = batch(1, parts.config)
+  large = np.stack([data["global_1"], data["global_2"]], 1)
+  valid = data["mask"]
+  teacher, vectors = _scores(parts, before.averages["ema"], large)
+  centre = before.memory["objective"]["centre"]
+  # The temperature rises from 0.02 to 0.04 in 3 steps: this is the second.
+  p = _softmax((teacher - centre) / 0.03)
+  student = [
+    _scores(parts, before.params, crops)[0] for crops in (large, data["local"])
+  ]
+  log_q = np.log(_softmax(np.concatenate(student, 1) / 0.1))
+  pairs = [(t, s) for t in range(2) for s in range(5) if s != t]
+  losses = [-(p[:, t] * log_q[:, s]).sum(-1) for t, s in pairs]
+  want = np.mean(losses, 0)[valid].mean()
+  assert metrics[1]["loss"] == pytest.approx(want, rel=1e-5)
+  entropies = -(p * np.log(np.maximum(p, 1e-300))).sum(-1).mean(1)
+  assert metrics[1]["teacher_entropy"] == pytest.approx(
+    entropies[valid].mean(), rel=1e-4
+  )
+  used = p[valid].mean((0, 1))
+  kl = np.log(24) + (used * np.log(np.maximum(used, 1e-300))).sum()
+  assert metrics[1]["teacher_kl"] == pytest.approx(kl, rel=1e-4)
+  unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+  counts = valid & (data["label"] >= 0)
+  near = unit[:, 0] @ unit[:, 1].T
+  near[:, ~counts] = -2
+  np.fill_diagonal(near, -2)
+  right = data["label"][near.argmax(1)] == data["label"]
+  assert metrics[1]["online_knn"] == pytest.approx(right[counts].mean())
+  state, _ = parts.run(1, state)
+  np.testing.assert_allclose(
+    state.memory["objective"]["centre"],
+    0.9 * centre + 0.1 * teacher[valid].mean((0, 1)),
+    atol=1e-6,
+  )
+
+
+def test_the_teacher_moves_along_a_cosine_and_is_evaluated(one):
+  parts, start, _, _ = one
+  mean = start.params
+  state = parts.state()
+  for s in range(2):
+    state, _ = parts.run(1, state)
+    momentum = 1 - 0.004 * (1 + np.cos(np.pi * s / 20)) / 2
+    mean = jax.tree.map(
+      lambda a, b, m=momentum: m * a + (1 - m) * b, mean, state.params
+    )
+  for got in (state.averages["ema"], state.eval_params):
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, mean
+    )
+
+
+def test_schedules_are_the_authors():
+  """Momentum and temperature of DINOv2's short recipe, at every position."""
+  stored = lambda name: FILE[f"schedule/vitl16_short/{name}"]
+  objective = DINO(
+    teacher_momentum=0.992,
+    teacher_temperature=0.07,
+    teacher_temperature_start=0.04,
+    temperature_steps=30 * 1250,
+  )
+  position = stored("position")
+  np.testing.assert_allclose(
+    objective.momentum(125_000)(position), stored("teacher_momentum"), atol=6e-8
+  )
+  np.testing.assert_allclose(
+    objective.temperature(position), stored("teacher_temp"), rtol=2e-7
+  )
+
+
+MESHES = {
+  "mesh": (FOUR, dict(mesh__data=2, mesh__fsdp=2)),
+  "microbatches": (FOUR, dict(mesh__data=2, optim__microbatch=2, mesh__fsdp=2)),
+  "eight": (jax.devices(), dict(mesh__data=4, mesh__fsdp=2)),
+  "tensor": (FOUR, dict(mesh__data=2, mesh__tensor=2)),
+}
+
+
+def _close(one, other):
+  (state, metrics), (others_state, others) = one, other
+  for a, b in zip(metrics, others, strict=True):
+    for key in a:
+      # float32, in another order of sums, in three steps
+      np.testing.assert_allclose(a[key], b[key], rtol=1e-4, err_msg=key)
+  for name in state.memory.get("objective", {}):
+    np.testing.assert_allclose(
+      state.memory["objective"][name],
+      others_state.memory["objective"][name],
+      atol=2e-6,
+    )
+
+
+@pytest.mark.parametrize(
+  "name",
+  ["microbatches"]
+  + [
+    pytest.param(n, marks=pytest.mark.slow)
+    for n in MESHES
+    if n != "microbatches"
+  ],
+)
+def test_other_devices_give_the_same(name, one):
+  devices, changes = MESHES[name]
+  state, metrics = Parts(config(**changes), devices).run(3)
+  _close(one[2:], (jax.device_get(state), metrics))
+
+
+OTHERS = {
+  "sinkhorn": (dict(centring="sinkhorn"), {}),
+  "scan": ({}, dict(model__scan=True, model__stochastic_depth=0.5)),
+  "gain": (dict(norm_last_layer=False, centring="none"), {}),
+  "modern": (
+    {},
+    dict(
+      model__name="modern",
+      model__rope="dinov3",
+      model__posemb="none",
+      model__registers=2,
+      model__layer_scale=0.1,
+    ),
+  ),
+  "lora": ({}, dict(lora__rank=2)),
+  "freeze": ({}, dict(optim__freeze=("embedding/*", "*/encoderblock_0/*"))),
+  "resnet": ({}, tiny.RESNET),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_and_targets_on_devices(name):
+  options, changes = OTHERS[name]
+  objective = dataclasses.replace(SMALL, **options)
+  runs = [
+    Parts(config(objective, **changes, **mesh), devices).run(3)
+    for devices, mesh in ((ONE, {}), MESHES["microbatches"])
+  ]
+  _close(*((jax.device_get(state), metrics) for state, metrics in runs))
