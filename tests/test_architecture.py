@@ -226,4 +226,5 @@ def test_what_a_run_from_scratch_loads():
     "vit_jax.finetune.regression",
     "vit_jax.finetune.regression_evaluator",
     "vit_jax.self_supervised.dino",
+    "vit_jax.self_supervised.dinov2",
   }

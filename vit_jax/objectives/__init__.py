@@ -10,10 +10,12 @@ from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.masked_patch import MaskedPatch
 from vit_jax.objectives.objective import Objective
 from vit_jax.self_supervised.dino import DINO
+from vit_jax.self_supervised.dinov2 import DINOv2
 
 OBJECTIVES: dict[str, type[Objective]] = {
   "classification": Classification,
   "dino": DINO,
+  "dinov2": DINOv2,
   "masked_patch": MaskedPatch,
   "regression": Regression,
 }
