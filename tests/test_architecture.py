@@ -227,4 +227,6 @@ def test_what_a_run_from_scratch_loads():
     "vit_jax.finetune.regression_evaluator",
     "vit_jax.self_supervised.dino",
     "vit_jax.self_supervised.dinov2",
+    "vit_jax.self_supervised.attentive_probe",
+    "vit_jax.self_supervised.rankme",
   }
