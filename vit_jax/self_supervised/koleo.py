@@ -8,15 +8,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from vit_jax.collectives import Over
-
 EPS = 1e-8
 
 
 def losses(
   features: Float[Array, "b d"],
   valid: Bool[Array, " b"],
-  over: Over,
+  over,
   group: int | None,
 ) -> Float[Array, " b"]:
   """Returns -log of each row's distance to its nearest neighbour.
@@ -29,7 +27,7 @@ def losses(
   Args:
     features: The rows of this device.
     valid: Whether a row counts; invalid rows have a loss of 0.
-    over: Operations over the rows of all devices.
+    over: Operations over the rows of all devices, see `collectives.Over`.
     group: Rows of a group; None: the whole batch is one group.
 
   Raises:
