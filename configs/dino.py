@@ -1,100 +1,110 @@
-"""k-NN, linear and few-shot scores of DINOv2 and DINOv3.
+"""DINO: a ViT pre-trained without labels, on crops of an image.
 
-Run: vit-jax evaluate --workdir=runs/dinov2 \
-  --config=dino:weights=dinov2_vits14_pretrain.pth \
-  --checkpoint=dinov2_vits14_pretrain.pth
-Arguments: weights (a file whose model is known), version (of LAYERS, which
-decides the linear heads), dataset (imagenet2012, another TFDS data set with the
-splits train and test, or folder:/path with train and val).
+The recipe of arXiv:2104.14294 on ImageNet: two crops of 224 px and eight of
+96 px, 65,536 prototypes, a running mean as teacher. It is the running mean that
+is scored and published.
+Run: vit-jax train --config=dino:model=S/16,dataset=imagenet2012,epochs=100
+Arguments: model (of MODELS), dataset (of DATASETS), epochs (of EPOCHS: 100; 300
+with a warm-up of the teacher's temperature to 0.07 and learned norms of the
+prototypes).
 
-The protocols are the authors', except for few-shot.
-- knn: the class token after the final norm; the vote of the 20 (also 10, 100
-  and 200) nearest images of `train`, weighted by exp(cosine / 0.07).
-- linear: heads on the class token of the last block or of the last four, with
-  and without the mean of the patches (version 2), or on class token and mean of
-  the patches (version 3). 13 learning rates, times 1024 / 256. 12,500 steps of
-  1,024 images, which are bicubic crops of 224 px, flipped at random. Momentum
-  0.9, no weight decay, a cosine.
-- fewshot: ridge regression on the class token.
+Differences to the authors' code:
+- Images are in [-1, 1] (there: ImageNet's mean and deviation).
+- Kernels of the backbone are Xavier uniform, the class token is zero (there:
+  truncated normal, 0.02). The head is theirs.
+- In the first epoch the last layer has the rate 0, and Adam's moments of it go
+  on (there: no gradient).
+- The warm-up begins at 0 and ends at step w (there: at w - 1).
+- Clipping divides by the norm (there: by the norm plus 1e-6).
+- Biases, norms, positions and class token have no weight decay (there: the last
+  two do).
+- The image of a row is drawn anew for each crop from the same decoded record,
+  as there; the random numbers follow from seed, epoch, record and crop.
+- The linear head is DINOv2's protocol, see configs/probes.py (there: 100 epochs
+  with one rate).
 
-For scoring, the shorter side becomes 256 px (bicubic), and the central 224 px
-are used.
-Differences to the authors' code: the head is chosen on a held-out tenth of
-`train` (there: on the scored images); TensorFlow draws the window of a crop;
-the heads begin at zero.
-
-Cost: linear needs 12.8 million forward passes, the others 1.3 million.
-Result: not yet run. The publishers' top-1 on ImageNet by k-NN and by linear
-heads (version 2; the last two columns are with registers):
-  S/14   79.0  81.1    79.1  80.9
-  B/14   82.1  84.5    82.0  84.6
-  L/14   83.5  86.3    83.8  86.7
-  g/14   83.5  86.5    83.7  87.1
-DINOv3 (version 3): 82.0 and 83.5 for L/16 trained only on ImageNet; for other
-weights see arXiv:2508.10104.
-Source: arXiv:2304.07193; facebookresearch/dinov2 and dinov3, eval/linear.py,
-eval/knn.py and README.
+Cost: 113.8 GFLOPs an image, teacher and crops included (a supervised step: 27.7);
+14.6 exaFLOPs for S/16 and 100 epochs, 167 for B/16 and 300.
+Result: not yet run. The authors' top-1 by k-NN and by linear heads, S/16:
+  100 epochs  69.3  74.0
+  300 epochs  73.3  76.0
+  800 epochs  74.5  77.0    (B/16, 400 epochs: 76.1  78.2)
 """
 
 from vit_jax.config import arguments, check_choices, defaults
 
-LAYERS = {  # version -> what linear heads read
-  "2": ("cls", "cls+patches", "cls*4", "cls*4+patches"),
-  "3": ("cls+patches",),
-}
-# Learning rates for 256 images.
-RATES = (
-  *(1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3),
-  *(1e-2, 2e-2, 5e-2, 0.1),
-)
-ARGUMENTS = {"weights": "", "version": "2", "dataset": "imagenet2012"}
+MODELS = ("S/16", "B/16")
+DATASETS = {"imagenet2012": 1_281_167}  # images
+EPOCHS = ("100", "300")
+ARGUMENTS = {"model": "S/16", "dataset": "imagenet2012", "epochs": "100"}
+BATCH = 1024
+COLOURS = "flip_lr|jitter(0.4, 0.4, 0.2, 0.1, 0.8)|random_grey(0.2)"
+LARGE = f"decode|random_resized_crop(224, 0.4, 1.0)|{COLOURS}"
+SMALL = f"decode|random_resized_crop(96, 0.05, 0.4)|{COLOURS}"
+# Learning rates of the linear heads, for 256 images.
+RATES = (1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
 
 
 def get_config(arg: str = ""):
   args = arguments(arg, ARGUMENTS)
-  check_choices(args, {"version": LAYERS})
-  if not args["weights"]:
-    raise ValueError("expected weights=FILE, the file that is scored.")
-  import dataclasses
-
-  from vit_jax import weights
-
-  try:
-    file = weights.read(args["weights"])
-  except FileNotFoundError as e:
-    raise ValueError(f"weights: {e}") from None
-  model = weights.identify(file.params, file.options).for_inference()
-  kind = args["dataset"].split(":")[0]
-  split = {"imagenet2012": "validation", "folder": "val"}.get(kind, "test")
+  choices = {"model": MODELS, "dataset": DATASETS, "epochs": EPOCHS}
+  check_choices(args, choices)
+  epochs, dataset = int(args["epochs"]), args["dataset"]
+  steps = DATASETS[dataset] // BATCH  # of an epoch
 
   c = defaults()
-  c.total_steps = 1  # nothing is trained
-  values = dataclasses.asdict(model)
-  c.model.update({k: v for k, v in values.items() if v is not None})
+  c.total_steps = epochs * steps
+  c.model.variant = args["model"]
   c.model.dtype = "bfloat16"
-  c.data.dataset, c.data.split = args["dataset"], "train"
-  c.data.batch_size = 1024
-  c.data.ops = (
-    "decode_inception_crop(224, 8, 100, method='bicubic', antialias=True)"
-    "|flip_lr"
-  )
+  c.model.gelu = "erf"
+  c.model.stochastic_depth = 0.1
+
+  c.objective.kind = "dino"
+  c.objective.second_ops = f"{LARGE}|gaussian_blur(0.1)|solarize(0.2)"
+  c.objective.local_ops = f"{SMALL}|gaussian_blur(0.5)"
+  if epochs == 300:
+    c.objective.teacher_temperature_start = 0.04
+    c.objective.teacher_temperature = 0.07
+    c.objective.temperature_steps = 30 * steps
+    c.objective.norm_last_layer = False
+
+  c.data.dataset, c.data.split = dataset, "train"
+  c.data.batch_size = BATCH
+  c.data.ops = f"{LARGE}|gaussian_blur(1.0)"
+  c.mesh.fsdp = -1  # the state is split over up to 16 chips
+  c.optim.microbatch = 32  # of each
+
+  c.optim.lr = 5e-4 * BATCH / 256
+  c.optim.warmup_steps = 10 * steps
+  c.optim.end_lr = 1e-6
+  c.optim.weight_decay, c.optim.weight_decay_end = 0.04, 0.4
+  c.optim.clip_norm, c.optim.clip_groups = 3.0, ("each",)
+  c.optim.lr_zero = (f"dino/prototypes/*={steps}",)
+  c.checkpoint.every_steps = 1000
+  c.checkpoint.keep_every_steps = 50 * steps
+
   features = {
     "train_split": "train",
-    "split": split,
+    "split": "validation",
     "ops": "decode|resize_small_torch(256)|central_crop_torch(224)",
   }
   c.evals = {
-    "knn": {**features, "kind": "knn", "layer": "cls"},
-    "fewshot": {**features, "kind": "fewshot", "layer": "cls"},
+    "knn": {
+      **features,
+      "kind": "knn",
+      "layer": "cls",
+      "every_steps": 10 * steps,
+    },
     "linear": {
       **features,
       "kind": "linear",
-      "layers": LAYERS[args["version"]],
+      "layers": ("cls", "cls*4"),
       "lrs": tuple(rate * 1024 / 256 for rate in RATES),
       "weight_decays": (0.0,),
       "steps": 12_500,
       "whiten": False,
-      "train_ops": c.data.ops,
+      "train_ops": "decode_inception_crop(224, 8, 100, method='bicubic',"
+      " antialias=True)|flip_lr",
     },
   }
   return c

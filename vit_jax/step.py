@@ -462,7 +462,8 @@ def make_train_step(
     if not whole:
       whole.append(joined(params, fixed))
     whole = whole[0] if len(whole) == 1 else tuple(whole)
-    return learner.targets(whole, batch, *args)
+    with trainable.applied(batch) as batch:  # adapters of a running mean
+      return learner.targets(whole, batch, *args)
 
   def summed(params, fixed, batch, *args):
     """Sums over rows, so that microbatches and devices add up."""

@@ -233,3 +233,21 @@ def test_other_models_and_targets_on_devices(name):
     for devices, mesh in ((ONE, {}), MESHES["microbatches"])
   ]
   _close(*((jax.device_get(state), metrics) for state, metrics in runs))
+
+
+@pytest.mark.slow
+def test_the_teacher_has_the_adapters():
+  """They are in its scores, not only those of its base."""
+  lora = dict(lora__rank=2, lora__targets=("query", "value", "Dense_0"))
+  parts = Parts(config(**lora))
+  state, _ = parts.run(1)
+  far = lambda x: jax.tree.map(lambda v: v + 0.3, x)
+  mean = {
+    k: v if k == "dino" else far(v) for k, v in state.averages["ema"].items()
+  }
+  changed = state.replace(averages={"ema": mean})
+  centres = [
+    parts.run(1, jax.tree.map(jnp.copy, s))[0].memory["objective"]["centre"]
+    for s in (state, changed)
+  ]
+  assert np.abs(centres[0] - centres[1]).max() > 1e-3

@@ -16,7 +16,7 @@ Source: DINOv2 (arXiv:2304.07193, appendix B.3; facebookresearch/dinov2,
 eval/linear.py): 12,500 steps of 1,024 images, the optimizer and the schedule.
 Three things differ. Features are whitened by default, so that one grid suits
 all models. Images are not augmented by default. The head is chosen on held-out
-training images, not on the validation split. configs/dino.py has the grids of
+training images, not on the validation split. configs/probes.py has the grids of
 DINOv2 and DINOv3.
 """
 
