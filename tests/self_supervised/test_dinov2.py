@@ -281,6 +281,17 @@ def test_sinkhorn_and_own_head_on_four_devices_and_in_parts(monkeypatch):
   assert_close(one, run(FOUR, objective=options, **MESHES["2x2"][1]))
 
 
+@pytest.mark.parametrize(
+  "options", [dict(koleo=0.0, centring="sinkhorn", patch_head=True), {}]
+)
+def test_rows_meet_others_only_over_the_whole_batch(options):
+  """By the check of a user's own objectives, which have import paths."""
+  made = config({**options, "kind": "a:B"})
+  shape = step.RunShape(tiny.NUM_CLASSES, (SIZE, SIZE), 4)
+  learner = made.objective.make(made.model, shape, {})
+  assert not step_checks.errors(made, shape, learner, ())
+
+
 @pytest.mark.slow
 def test_microbatches_without_koleo():
   options = dict(koleo=0.0)
