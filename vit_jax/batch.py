@@ -34,14 +34,18 @@ class View(NamedTuple):
   ops: Preprocessing, in the language of config.data.ops.
   count: Crops of a record, uint8 [b, count, h, w, c] in the batch. None: one
     crop, without this dimension, [b, h, w, c].
+  like: Name of another view with the same count. The operations then draw its
+    random numbers: if they are the same up to the size, and to what follows,
+    the crops are those of that view at another size. None: numbers of its own.
 
   Example:
-    >>> {"global": View("decode_inception_crop(224, 25)|flip_lr", 2)}
-    {'global': View(ops='decode_inception_crop(224, 25)|flip_lr', count=2)}
+    >>> View("decode_inception_crop(224, 25)|flip_lr", 2).count
+    2
   """
 
   ops: str
   count: int | None = None
+  like: str | None = None
 
 
 # Keys of a batch that no view can have; the step adds the last three.

@@ -92,6 +92,12 @@ ARGUMENTS = {
   ],
   "probes": ["weights=deep.npz", "weights=deep.npz,version=3,dataset=cifar10"],
   "dino": ["", "model=B/16,epochs=300"],
+  "dinov2": [
+    "",
+    "recipe=large",
+    "recipe=giant,dataset=folder:images",
+    "recipe=dinov3,init=runs/dinov3,gram=runs/dinov3",
+  ],
   "glyphs": [""],
   "masked_patch": [
     "imagenet21k",
@@ -120,7 +126,9 @@ ARGUMENTS = {
   ],
 }
 CASES = [(name, arg) for name, args in ARGUMENTS.items() for arg in args]
-LARGE = re.compile(r"_[lh]|[LH]/|R[0-9]+[+]|R152")  # whose shapes take seconds
+LARGE = re.compile(
+  r"_[lh]|[LH]/|R[0-9]+[+]|R152|dinov2"
+)  # whose shapes take seconds
 # Folders of images, and how many each class has there.
 IMAGES = {
   "images": 200,
@@ -274,6 +282,7 @@ def test_numbers_in_docstrings_of_table_3(size, dataset):
     for c in CASES
     if c[0]
     != "regression"  # whose data tests/evaluators/test_regression.py has
+    and "gram=" not in c[1]  # tests/self_supervised/test_dinov2.py
   ],
 )
 def test_passes_preflight(name, argument):
@@ -318,8 +327,8 @@ def test_all_that_is_advertised_passes_preflight(name, argument):
 
 @pytest.mark.parametrize(
   "name",
-  "ablation augreg comparison deit3 dino finetune folder mae_finetune probes study"
-  " vit_s16 vtab".split(),
+  "ablation augreg comparison deit3 dino dinov2 finetune folder mae_finetune"
+  " probes study vit_s16 vtab".split(),
 )
 def test_every_argument_is_explained(name):
   module = _module(name)

@@ -110,6 +110,22 @@ def test_copies_of_a_record_have_crops_of_their_own():
   assert len(same) == 8 and not any(same)
 
 
+def test_a_view_like_another_has_its_crops_at_another_size():
+  """The same offset and flip; the numbers of the others do not change."""
+  large = "decode|resize(8)|random_crop(6)|flip_lr"
+  views = {
+    "a": View(large, 2),
+    "again": View(large, 2, like="a"),
+    "b": View(large, 2),
+  }
+  (batch,) = global_batches(numbers(40), 1, ops=views)
+  np.testing.assert_array_equal(batch["a"], batch["again"])
+  assert (batch["a"] != batch["b"]).any()
+  del views["again"]
+  (without,) = global_batches(numbers(40), 1, ops=views)
+  np.testing.assert_array_equal(without["b"], batch["b"])
+
+
 def test_a_batch_of_the_users_own_is_checked():
   good = {k: np.zeros((4, *s), np.uint8) for k, s in SHAPES.items()}
   good["label"] = np.zeros(4, np.int32)
@@ -134,6 +150,7 @@ def test_a_batch_of_the_users_own_is_checked():
     ({"local": View("decode")}, ["'local'", "one size"]),
     ({"label": View("decode|resize(8)")}, ["'label'", "an identifier other"]),
     ({"a": View("decode|resize(8)", 0)}, ["'a'", "count=0"]),
+    ({"a": View("decode|resize(8)", like="b")}, ["'a'", "like", "'b'"]),
     (
       {
         "a": View("decode(exif=False)|resize(8)"),

@@ -8,10 +8,20 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import sharding, step
+import vit_jax
+from vit_jax import sharding, step, step_checks
 from vit_jax.batch import normalise
-from vit_jax.self_supervised import block_masks, patch_scores
+from vit_jax.callbacks import Callback, Stop
+from vit_jax.config import checks
+from vit_jax.models import build
+from vit_jax.self_supervised import (
+  block_masks,
+  gram,
+  masked_crops,
+  patch_scores,
+)
 from vit_jax.self_supervised.dinov2 import DINOv2
+from vit_jax.train import train_and_evaluate
 
 ONE, FOUR, EIGHT = (jax.devices()[:n] for n in (1, 4, 8))
 SIZE, SMALL, LOCAL = 32, 16, 3
@@ -57,10 +67,11 @@ def batch(seed, made):
     light = 10 * label.reshape(-1, *(1,) * len(shape))
     return (rng.integers(0, 150, (rows, *shape)) + light).astype(np.uint8)
 
+  local = {"local": crops(LOCAL, SMALL, SMALL, 3)}
   return {
     "global_1": crops(SIZE, SIZE, 3),
     "global_2": crops(SIZE, SIZE, 3),
-    "local": crops(LOCAL, SMALL, SMALL, 3),
+    **(local if made.objective.local_crops else {}),
     "label": label,
     "mask": ~np.isin(np.arange(rows), [3, rows - 1]),
     "index": rng.permutation(1000)[:rows].astype(np.int64),
@@ -70,11 +81,11 @@ def batch(seed, made):
 class Parts:
   """A run on some devices, with batches of `batch`."""
 
-  def __init__(self, made, devices):
+  def __init__(self, made, devices, models=None):
     self.config = made
     self.mesh = sharding.make_mesh(made.mesh, devices)
     shape = step.RunShape(tiny.NUM_CLASSES, (SIZE, SIZE), made.total_steps)
-    self.learner = made.objective.make(made.model, shape, {})
+    self.learner = made.objective.make(made.model, shape, models or {})
     self.trainer = step.assemble(made, shape, self.mesh, (), self.learner)
 
   def run(self, num_steps, state=None):
@@ -270,6 +281,17 @@ def test_sinkhorn_and_own_head_on_four_devices_and_in_parts(monkeypatch):
   assert_close(one, run(FOUR, objective=options, **MESHES["2x2"][1]))
 
 
+@pytest.mark.parametrize(
+  "options", [dict(koleo=0.0, centring="sinkhorn", patch_head=True), {}]
+)
+def test_rows_meet_others_only_over_the_whole_batch(options):
+  """By the check of a user's own objectives, which have import paths."""
+  made = config({**options, "kind": "a:B"})
+  shape = step.RunShape(tiny.NUM_CLASSES, (SIZE, SIZE), 4)
+  learner = made.objective.make(made.model, shape, {})
+  assert not step_checks.errors(made, shape, learner, ())
+
+
 @pytest.mark.slow
 def test_microbatches_without_koleo():
   options = dict(koleo=0.0)
@@ -283,3 +305,184 @@ def test_blocks_in_a_scan(one):
   scanned = run(FOUR, model__scan=True, mesh__fsdp=4)
   again = run(ONE, model__scan=True)
   assert_close(again, scanned)
+
+
+class Earlier:
+  """What `vit_jax.load` returns, as far as Gram anchoring needs it."""
+
+  def __init__(self):
+    self.config = tiny.config(
+      model__variant="Ti/4", model__width=16, model__depth=1
+    ).model
+    self.num_classes, self.image_size = 0, (SMALL, SMALL)
+    self.model = build(self.config, 0)
+    images = jnp.zeros((1, SMALL, SMALL, 3))
+    self.params = jax.jit(self.model.init)(jax.random.key(3), images)["params"]
+
+
+def gram_run(devices, **changes):
+  options = dict(
+    koleo=0.0, local_crops=0, gram=2.0, gram_model="a file", patches=0.5
+  )
+  earlier, made = Earlier(), config(options, **changes)
+  parts = Parts(made, devices, {"gram": earlier})
+  state = jax.jit(spread)(parts.trainer.init_state())
+  state = state.with_fixed("teacher", earlier.params, parts.trainer.state)
+  first = jax.device_get(state.params)
+  return parts, first, *parts.run(2, state)
+
+
+@pytest.mark.slow
+def test_gram_anchoring_to_a_model_with_smaller_patches():
+  """8 x 8 patches of another width, on the student's 4 x 4."""
+  parts, params, state, (metrics, *others) = gram_run(ONE)
+  given, earlier = batch(0, parts.config), Earlier()
+  valid, names = given["mask"], ("global_1", "global_2")
+  encode = masked_crops.features(
+    earlier.model, earlier.config, earlier.image_size
+  )
+
+  @jax.jit
+  def patches_of(crops):
+    return gram.resized(
+      encode(earlier.params, normalise(crops)), (8, 8), (4, 4)
+    )
+
+  def matrices(x):
+    x = np.asarray(x, np.float64)
+    x = x / np.linalg.norm(x, axis=-1, keepdims=True)
+    return x @ x.swapaxes(1, 2)
+
+  # The student sees masked crops: only rows without masks are compared here.
+  learner, rows = parts.learner, parts.config.data.batch_size
+  want = []
+  for name in names:
+    seen = learner.module.apply(
+      {"params": params},
+      jnp.asarray(normalise(given[name])),
+      None,
+      jnp.zeros((rows, 1), jnp.int32),
+      method="crops",
+    )
+    difference = matrices(seen.patches) - matrices(patches_of(given[name]))
+    want.append(np.square(difference).mean((1, 2)))
+  unmasked = np.mean(want, 0)[valid].mean()
+  # A mask changes some patches of half of the crops a little.
+  np.testing.assert_allclose(metrics["gram"], unmasked, rtol=0.1)
+  total = metrics["dino_loss"] + 0.5 * metrics["ibot_loss"]
+  np.testing.assert_allclose(
+    metrics["loss"], total + 2 * metrics["gram"], rtol=1e-5
+  )
+  assert others[0]["gram"] < metrics["gram"]
+  jax.tree.map(
+    np.testing.assert_array_equal, state.fixed["teacher"], earlier.params
+  )
+  _, _, state_4, metrics_4 = gram_run(FOUR, mesh__data=2, mesh__fsdp=2)
+  assert_close((state, [metrics, *others]), (state_4, metrics_4))
+
+
+class Data:
+  """Crops in memory, for `train_and_evaluate(..., data=...)`."""
+
+  num_examples, num_classes, class_names = 160, tiny.NUM_CLASSES, None
+
+  def __init__(self, made):
+    self.config = made
+
+  def batches(self, start_step, process_index, process_count):
+    step = start_step
+    while True:
+      step += 1
+      yield batch(step, self.config)
+
+
+@pytest.mark.slow
+def test_a_run_resumes_to_the_bit_and_publishes_the_teacher(tmp_path):
+  made = config(
+    total_steps=3,
+    checkpoint__every_steps=1,
+    log_steps=1,
+    model__stochastic_depth=0.2,
+    model__rope="dinov3",
+    model__rope_rescale=2.0,
+    model__posemb="none",
+  )
+  data = Data(made)
+  whole = train_and_evaluate(made, str(tmp_path / "a"), data)
+
+  class Ends(Callback):
+    def check_stop(self, step):
+      if step == 2:
+        raise Stop("a test")
+
+  with pytest.raises(Stop):
+    train_and_evaluate(made, str(tmp_path / "b"), data, callbacks=[Ends()])
+  state = train_and_evaluate(made, str(tmp_path / "b"), data)
+  jax.tree.map(np.testing.assert_array_equal, state, whole)
+  assert set(state.memory["objective"]) == {"centre", "patch_centre"}
+
+  loaded = vit_jax.load(str(tmp_path / "a"))
+  assert "dinov2" not in loaded.params
+  mean = whole.averages["ema"]
+  for name in loaded.params:
+    jax.tree.map(np.testing.assert_array_equal, loaded.params[name], mean[name])
+  assert not np.array_equal(mean["cls"], whole.params["cls"])
+
+
+def test_initial_values_are_the_authors():
+  made = config(model__posemb="learn", model__width=64)
+  shape = step.RunShape(tiny.NUM_CLASSES, (SIZE, SIZE), 4)
+  module = build(made.model, 0)
+  params = jax.jit(module.init)(
+    jax.random.key(0), jnp.zeros((1, SIZE, SIZE, 3))
+  )["params"]
+  learner = made.objective.make(made.model, shape, {})
+  head = {"kernel": jnp.full((3, 3), 7.0)}
+  made = learner.init({**params, "dinov2": head}, jax.random.key(1))
+  assert made["dinov2"]["kernel"] is head["kernel"]
+  encoder = made["Transformer"]
+  block = encoder["encoderblock_0"]
+  kernel = block["MultiHeadDotProductAttention_0"]["query"]["kernel"]
+  for x, deviation in (
+    (kernel, 0.02),
+    (block["MlpBlock_0"]["Dense_0"]["kernel"], 0.02),
+    (encoder["posembed_input"]["pos_embedding"], 0.02),
+    (made["cls"], 1e-6),
+    (made["registers"], 1e-6),
+  ):
+    # 64 to 4,096 numbers: 4 standard errors of the deviation.
+    assert abs(x.std() / deviation - 1) < 4 / (2 * x.size) ** 0.5
+  limit = (3 * 8 * 8) ** -0.5
+  for x in made["embedding"].values():
+    assert 0.8 * limit < np.abs(x).max() <= limit
+  assert not block["MlpBlock_0"]["Dense_0"]["bias"].any()
+  np.testing.assert_array_equal(block["LayerNorm_0"]["scale"], 1)
+  np.testing.assert_allclose(block["LayerScale_0"]["scale"], 0.1)
+
+
+@pytest.mark.parametrize(
+  "objective, changes, key",
+  [
+    (dict(gram=2.0), {}, "gram_model"),
+    (dict(gram_model="a file"), {}, "gram_model"),
+    (dict(gram_ops=OPS), {}, "gram_ops"),
+    (dict(koleo_group=1), {}, "koleo_group"),
+    ({}, dict(optim__microbatch=2), "optim.microbatch"),
+    ({}, dict(model__pool="gap", model__class_token=False), "config.model"),
+    (dict(local_ops="decode|resize(12)"), {}, "local_ops"),
+  ],
+)
+def test_wrong_options_are_one_error(objective, changes, key):
+  made = config(objective, **changes)
+  shape = step.RunShape(tiny.NUM_CLASSES, (SIZE, SIZE), 4)
+  errors = [
+    *checks.errors(made),
+    *(
+      step_checks.errors(
+        made, shape, made.objective.make(made.model, shape, {}), ()
+      )
+      if changes.get("optim__microbatch")
+      else ()
+    ),
+  ]
+  assert len(errors) == 1 and key in errors[0], errors

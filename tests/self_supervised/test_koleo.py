@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.collectives import Over
+from vit_jax.options import ConfigError
 from vit_jax.self_supervised import koleo
 from vit_jax.sharding import AXES
 
@@ -80,5 +81,5 @@ def test_equal_rows_have_finite_gradients():
 
 @pytest.mark.parametrize("rows, group", [(1, None), (4, 1), (5, 4)])
 def test_a_row_without_a_neighbour_is_an_error(rows, group):
-  with pytest.raises(ValueError, match="no neighbour"):
+  with pytest.raises(ConfigError, match="koleo_group"):
     value(np.ones((rows, 3), np.float32), group=group)

@@ -131,6 +131,11 @@ def view_errors(views: Mapping[str, View]) -> Iterator[str]:
       yield unexpected("view", repr(name), expected)
     if view.count is not None and view.count < 1:
       yield f"view {name!r}: got count={view.count}, expected 1 or more."
+    others = [k for k, v in views.items() if v.like is None]
+    others = [k for k in others if views[k].count == view.count]
+    if view.like not in (None, *others):
+      expected = f"a view with the same count, such as {', '.join(others)}"
+      yield unexpected(f"view {name!r}: like", repr(view.like), expected)
     try:
       image_size(view.ops)
       decoders.add(whole(view.ops))

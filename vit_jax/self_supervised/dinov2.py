@@ -26,7 +26,7 @@ from typing import ClassVar
 from vit_jax.batch import View, normalise
 from vit_jax.objectives.objective import Average, Frozen, Learner, Targets
 from vit_jax.options import AT_LEAST_0, AT_LEAST_1, Limit, option, unexpected
-from vit_jax.self_supervised.dino import GLOBAL, MOMENTUM, DINO, is_labelled
+from vit_jax.self_supervised.dino import DINO, GLOBAL, MOMENTUM, is_labelled
 
 MASKED = 0.5  # share of the large crops with masked patches
 RATIOS = (0.1, 0.5)  # smallest and largest share of a crop's masked patches

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from vit_jax.collectives import Over
+from vit_jax.options import ConfigError, unexpected
 
 EPS = 1e-8
 
@@ -16,7 +16,7 @@ EPS = 1e-8
 def losses(
   features: Float[Array, "b d"],
   valid: Bool[Array, " b"],
-  over: Over,
+  over,
   group: int | None,
 ) -> Float[Array, " b"]:
   """Returns -log of each row's distance to its nearest neighbour.
@@ -29,11 +29,11 @@ def losses(
   Args:
     features: The rows of this device.
     valid: Whether a row counts; invalid rows have a loss of 0.
-    over: Operations over the rows of all devices.
+    over: Operations over the rows of all devices, see `collectives.Over`.
     group: Rows of a group; None: the whole batch is one group.
 
   Raises:
-    ValueError: A group has no second row.
+    ConfigError: A group has no second row.
   """
   norm = jnp.sqrt(jnp.square(features).sum(-1, keepdims=True))
   features = features / jnp.maximum(norm, EPS)
@@ -41,12 +41,12 @@ def losses(
   total = len(everything)
   group = group or total
   if group < 2 or total % group == 1:
-    raise ValueError(
-      f"KoLeo: got a batch of {total} in groups of {group}, so that a row has"
-      " no neighbour; expected groups of 2 or more rows. Change"
-      " config.data.batch_size or config.objective.koleo_group, or set"
-      " config.objective.koleo=0."
+    where, got = "config.data.batch_size", f"{total} in groups of {group}"
+    expected = (
+      "groups of 2 or more rows, for KoLeo's neighbours; see also"
+      " config.objective.koleo_group, and koleo=0"
     )
+    raise ConfigError([unexpected(where, got, expected)])
   rows, others = over.rows(len(features)), jnp.arange(total)
   fits = (rows[:, None] // group == others[None] // group) & counts[None]
   fits &= rows[:, None] != others[None]

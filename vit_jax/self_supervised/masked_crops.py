@@ -9,13 +9,13 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Bool, Float, Int
 
 from vit_jax.families import ModelConfig
 from vit_jax.models.layers import chosen
 from vit_jax.models.noise import RECORDS
 from vit_jax.models.posemb import LearnedOn
-from vit_jax.param_groups import path_of
 from vit_jax.self_supervised.heads import (
   METHOD,
   DINOHead,
@@ -129,11 +129,9 @@ def initial(params: dict, rng: jax.Array, own: str, patch: int) -> dict:
 
   Source: dinov2, models/vision_transformer.py.
   """
-  leaves, form = jax.tree_util.tree_flatten_with_path(params)
 
-  def value(number, path, x):
-    name, key = path_of(path), jax.random.fold_in(rng, number)
-    last = name.split("/")[-1]
+  def value(number, name, x):
+    key, last = jax.random.fold_in(rng, number), name.split("/")[-1]
     if name.startswith(own):
       return x
     if name.startswith("embedding/"):
@@ -145,9 +143,9 @@ def initial(params: dict, rng: jax.Array, own: str, patch: int) -> dict:
       return 0.02 * jax.random.normal(key, x.shape)
     return jnp.zeros(x.shape) if last == "bias" else x
 
-  return jax.tree.unflatten(
-    form, [value(i, path, x) for i, (path, x) in enumerate(leaves)]
-  )
+  leaves = sorted(flatten_dict(params, sep="/").items())
+  new = {name: value(i, name, x) for i, (name, x) in enumerate(leaves)}
+  return unflatten_dict(new, sep="/")
 
 
 def features(

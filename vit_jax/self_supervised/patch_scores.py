@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from vit_jax.collectives import Over
 from vit_jax.self_supervised.targets import ITERATIONS
 
 MOST_SCORES = 2**26  # of a part: 256 MiB in float32
@@ -71,7 +70,7 @@ def mean_scores(
   vectors: Float[Array, "b n d"],
   prototypes: Float[Array, "d k"],
   counts: Float[Array, "b n"],
-  over: Over,
+  over,
 ) -> Float[Array, " k"]:
   """Returns the mean of the scores over the patches of the whole batch.
 
@@ -79,7 +78,7 @@ def mean_scores(
     vectors: The teacher's, of the patches of this device.
     prototypes: The teacher's.
     counts: 1 for patches that count, 0 for others.
-    over: Sums over all devices.
+    over: Sums over all devices, see `collectives.Over`.
   """
   flat = vectors.reshape(-1, vectors.shape[-1])
   mean = over.mean(flat, counts.reshape(-1))
@@ -91,7 +90,7 @@ def sinkhorn_offsets(
   prototypes: Float[Array, "d k"],
   temperature: Float[Array, ""] | float,
   counts: Float[Array, "b n"],
-  over: Over,
+  over,
 ) -> Float[Array, " k"]:
   """Returns offsets with which targets use all prototypes alike.
 
@@ -103,7 +102,7 @@ def sinkhorn_offsets(
     prototypes: The teacher's.
     temperature: More than 0.
     counts: 1 for patches that count, 0 for others.
-    over: Sums over all devices.
+    over: Sums over all devices, see `collectives.Over`.
   """
   parts = _parts((vectors, counts), prototypes.shape[1])
 
