@@ -135,6 +135,17 @@ def test_tokens_are_computed_anew_in_each_epoch():
   assert _options().num_images(sources) == (200, 200)
 
 
+def test_the_planner_compiles_what_runs():
+  _, y = _found(200)
+  source = handmade.records(y, 3)
+  sources = {"train_split": source, "split": source}
+  probe = _options().make(handmade.context(_options(), sources))
+  (program,) = probe.single_device_programs(8 * 32).values()
+  fn, (state, batches, *whitening) = program
+  assert batches[0].shape == (120, 180, 8 * 32)
+  assert jax.eval_shape(fn, state, batches, *whitening) == state
+
+
 def test_errors():
   def check(options, tokens=(1, 5, 32), num_images=10):
     source = handmade.records(np.arange(num_images) % 2)
