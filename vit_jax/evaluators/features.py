@@ -145,7 +145,7 @@ def features_fn(context: Context, layers: tuple[str, ...]) -> Callable:
   return context.once(("features", *layers), lambda: context.jit(features))
 
 
-def learns_from(options: FeaturesConfig, train: Split, test: Split) -> str:
+def learns_from(options: EvaluatorConfig, train: Split, test: Split) -> str:
   """Returns a line about the split to learn from and the split to score."""
   return (
     f"{options.dataset}, learns from [{options.train_split}]"

@@ -273,7 +273,7 @@ class AttentiveProbe(Evaluator):
     programs = {}
     for steps in {*chunks(self._steps, rows, width)}:
       batches = (
-        array((steps, rows, width), np.float32),
+        array((steps, rows, width), np.float16),
         array((steps, rows), np.int32),
       )
       programs[f"probes of {steps} steps"] = (
@@ -337,8 +337,10 @@ class AttentiveProbe(Evaluator):
       self._tokens, params, itertools.islice(batches, needed)
     )
     first = next(features)
-    width = first["x"].shape[1]
-    yield from steps_of(itertools.chain([first], features), steps, rows, width)
+    width, dtype = first["x"].shape[1], first["x"].dtype
+    features = itertools.chain([first], features)
+    for x, labels in steps_of(features, steps, rows, width):
+      yield x.astype(dtype), labels
 
 
 def fitted(
