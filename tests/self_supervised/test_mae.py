@@ -11,13 +11,17 @@ import pytest
 import tiny
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from vit_jax import weights
 from vit_jax.batch import normalise
-from vit_jax.config import checks, model_config
+from vit_jax.checkpointing import checkpointer
+from vit_jax.config import checks, model_config, to_dict
 from vit_jax.models import build
+from vit_jax.models.posemb import sincos2d
 from vit_jax.models.stacking import stack_blocks
 from vit_jax.self_supervised import mae_model as lib
 from vit_jax.self_supervised.mae import MAE
 from vit_jax.step import RunShape
+from vit_jax.tools.reporting import visualize
 
 ONE = jax.devices()[:1]
 SMALL = dict(decoder_width=16, decoder_depth=1, decoder_heads=2)
@@ -372,6 +376,77 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path):
   with pytest.raises(Stop):
     run(callbacks=[Ends()])
   jax.tree.map(np.testing.assert_array_equal, run(), whole)
+
+
+# What it leaves to others.
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+  """The checkpoint of a run with fixed positions."""
+  made = config({}, model__posemb="sincos2d", model__gelu="erf")
+  learner = made.objective.make(made.model, RunShape(0, (16, 16)), {})
+  init = jax.jit(learner.module.init)
+  params = init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))["params"]
+  params = jax.device_get(params)
+  about = dict(
+    config=to_dict(made),
+    image_size=[16, 16],
+    grid=[2, 2],
+    num_classes=0,
+    objective_parameters="mae/",
+  )
+  path = str(tmp_path_factory.mktemp("mae") / "run")
+  checkpointer.write_params(path, params, about)
+  return path, made, learner.module, params
+
+
+def test_its_checkpoint_is_fine_tuned_as_the_authors_do(checkpoint):
+  """With a learned table, and a new norm behind the mean of the patches."""
+  path, made, _, params = checkpoint
+  changes = dict(name="modern", pool="gap", final_norm="pooled", posemb="learn")
+  fields = {f.name for f in dataclasses.fields(type(made.model))} - {"name"}
+  kept = {k: getattr(made.model, k) for k in fields} | changes
+  model = model_config(**kept)
+  images = jnp.zeros((1, 24, 16, 3))
+  target = jax.eval_shape(build(model, 3).init, jax.random.key(0), images)
+  got, report = weights.adapt(
+    weights.read(path), target["params"], model, (24, 16)
+  )
+  own = {f"mae/{k}" for k in flatten_dict(params["mae"], sep="/")}
+  norm = {f"Transformer/encoder_norm/{k}" for k in ("bias", "scale")}
+  assert {*report.ignored} == own | norm
+  fresh = {"head/bias", "head/kernel", "pooled_norm/bias", "pooled_norm/scale"}
+  assert {*report.reinitialised} == fresh
+  table = got["Transformer"]["posembed_input"]["pos_embedding"]
+  np.testing.assert_array_equal(table[0, 1:], sincos2d(3, 2, 32))
+
+
+def test_what_visualize_shows_of_its_checkpoint(checkpoint):
+  path, made, module, params = checkpoint
+  images = tiny.batch(0, made)["image"][:2]
+  shown = visualize.pictures_of(path, [*images])
+  assert shown.rows.shape == (2, 3, 16, 16, 3)
+  image, masked, predicted = shown.rows.swapaxes(0, 1)
+  np.testing.assert_array_equal(image, images)
+  grey = (masked == 128).all(-1)
+  assert grey.reshape(2, 2, 8, 2, 8).mean((2, 4)).sum() == 2 * 3  # of 4
+  np.testing.assert_array_equal(masked[~grey], image[~grey])
+  np.testing.assert_array_equal(predicted[~grey], image[~grey])
+  # The first masked patch, from the network's own prediction.
+  order = lib.draw(jax.random.key(0), jnp.arange(2), 4)
+  outputs = module.apply(
+    {"params": params}, normalise(jnp.asarray(images)), order, 1, None,
+    method="predict_patches",
+  )  # fmt: skip
+  patch = int(order[0, 1])
+  y, x = 8 * (patch // 2), 8 * (patch % 2)
+  mean, std = lib.COLOURS
+  pixels = (images[0, y : y + 8, x : x + 8] / 255 - mean) / std
+  want = outputs[0, patch].reshape(8, 8, 3) * pixels.std(ddof=1)
+  want = np.clip((want + pixels.mean()) * std + mean, 0, 1) * 255
+  got = predicted[0, y : y + 8, x : x + 8]
+  np.testing.assert_allclose(got, want, atol=0.51)
 
 
 # What is counted.

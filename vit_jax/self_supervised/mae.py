@@ -21,9 +21,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar
 
-from vit_jax.batch import normalise
+from vit_jax.batch import RunShape, normalise
 from vit_jax.families.vit import ViTConfig
-from vit_jax.objectives.objective import Learner, Objective
+from vit_jax.objectives.objective import Learner, Objective, Pictures
 from vit_jax.options import AT_LEAST_1, Limit, option, unexpected
 
 INSIDE = Limit("a share above 0 and below 1", lambda x: 0 < x < 1)
@@ -178,3 +178,43 @@ class MAE(Objective):
     ends = (num_kept + num_others) * d * width
     ends += num_patches * width * side * side * 3
     return encoder + self.decoder_depth * block + ends
+
+  def pictures(self, model, params, images):
+    """Returns images, masked images and reconstructions; see `Objective`."""
+    import jax
+    import jax.numpy as jnp
+
+    from vit_jax.self_supervised import mae_model as lib
+
+    size, side = images.shape[1:3], model.pixel_patch
+    module = self.make(model, RunShape(0, size), {}).module
+    rows, columns = model.grid(size)
+    num_kept = lib.num_visible(rows * columns, self.mask_ratio)
+    records = jnp.arange(len(images))
+    order = lib.draw(jax.random.key(0), records, rows * columns)
+
+    @jax.jit
+    def predict(params, images):
+      outputs = module.apply(
+        {"params": params},
+        normalise(images),
+        order,
+        num_kept,
+        None,
+        method="predict_patches",
+      )
+      pixels = lib.pixels_of(images, side)
+      grey = lib.pixels_of(jnp.full_like(images, 128), side)
+      if self.target == "norm_pixels":
+        mean, deviation = lib.moments(pixels)
+        outputs = outputs * deviation + mean
+      masked = lib.is_masked(order, num_kept)[..., None] > 0
+      parts = pixels, *(jnp.where(masked, x, pixels) for x in (grey, outputs))
+      shown = [lib.images_of(x, (rows, columns)) for x in parts]
+      return jnp.stack(shown, axis=1)
+
+    text = "Each image, its visible patches, and the other patches as predicted"
+    if self.target == "norm_pixels":
+      text += " from them, with the mean and the contrast of the true patches"
+    found = jax.device_get(predict(params, jnp.asarray(images)))
+    return Pictures("Reconstructions", f"{text}.", found)

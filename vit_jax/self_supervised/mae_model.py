@@ -6,6 +6,7 @@ another objective can load them. Mask token and decoder are under `mae`.
 Source: arXiv:2111.06377; facebookresearch/mae, models_mae.py.
 """
 
+import math
 import re
 from typing import Any
 
@@ -87,14 +88,37 @@ def pixels_of(
   )
 
 
-def standardised(pixels: Float[Array, "b n v"]) -> Float[Array, "b n v"]:
-  """Returns (x - mean) / sqrt(var + 1e-6) of the values of each patch.
+def images_of(
+  pixels: Float[Array, "b n ppc"], grid: tuple[int, int]
+) -> UInt8[Array, "b h w c"]:
+  """Returns the images of pixels as those of `pixels_of`, clipped to 0..255."""
+  side = math.isqrt(pixels.shape[-1] // 3)
+  x = einops.rearrange(
+    pixels,
+    "b (gh gw) (ph pw c) -> b (gh ph) (gw pw) c",
+    gh=grid[0],
+    ph=side,
+    pw=side,
+  )
+  mean, std = (np.float32(x)[None, None, None] for x in COLOURS)
+  return jnp.round(jnp.clip(x * std + mean, 0, 1) * 255).astype(jnp.uint8)
+
+
+def moments(
+  pixels: Float[Array, "b n v"],
+) -> tuple[Float[Array, "b n 1"], Float[Array, "b n 1"]]:
+  """Returns mean and sqrt(var + 1e-6) of the values of each patch.
 
   The variance is the unbiased one: the sum is divided by v - 1.
   """
-  mean = pixels.mean(-1, keepdims=True)
   var = pixels.var(-1, keepdims=True, ddof=1)
-  return (pixels - mean) / jnp.sqrt(var + 1e-6)
+  return pixels.mean(-1, keepdims=True), jnp.sqrt(var + 1e-6)
+
+
+def standardised(pixels: Float[Array, "b n v"]) -> Float[Array, "b n v"]:
+  """Returns the values of each patch, minus the mean, by the deviation."""
+  mean, deviation = moments(pixels)
+  return (pixels - mean) / deviation
 
 
 def sincos(grid: tuple[int, int], width: int) -> Float[np.ndarray, "n d"]:
