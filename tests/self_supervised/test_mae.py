@@ -441,9 +441,9 @@ def test_what_visualize_shows_of_its_checkpoint(checkpoint):
   )  # fmt: skip
   patch = int(order[0, 1])
   y, x = 8 * (patch // 2), 8 * (patch % 2)
-  mean, std = lib.COLOURS
+  mean, std = map(np.array, lib.COLOURS)
   pixels = (images[0, y : y + 8, x : x + 8] / 255 - mean) / std
-  want = outputs[0, patch].reshape(8, 8, 3) * pixels.std(ddof=1)
+  want = np.asarray(outputs[0, patch]).reshape(8, 8, 3) * pixels.std(ddof=1)
   want = np.clip((want + pixels.mean()) * std + mean, 0, 1) * 255
   got = predicted[0, y : y + 8, x : x + 8]
   np.testing.assert_allclose(got, want, atol=0.51)

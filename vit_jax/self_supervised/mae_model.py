@@ -24,9 +24,9 @@ from vit_jax.models.encoder import Encoder
 from vit_jax.models.layers import Dense, chosen
 from vit_jax.models.noise import RECORDS
 from vit_jax.models.precision import at_least_float32
-from vit_jax.weights.normalisation import NAMED
 
-COLOURS = NAMED["imagenet"]
+# Mean and deviation of ImageNet's colours, for pixels in [0, 1].
+COLOURS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def num_visible(num_patches: int, mask_ratio: float) -> int:
