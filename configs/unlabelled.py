@@ -73,7 +73,9 @@ def get_config(arg: str = ""):
     blur, other, rarely = (f"|gaussian_blur({p})" for p in (1.0, 0.1, 0.5))
   crop = "decode|random_resized_crop({}, {}, {})" + COLOURS
   c.data.ops = crop.format(res, 0.32, 1.0) + blur
-  c.objective.second_ops = c.data.ops.removesuffix(blur) + f"{other}|solarize(0.2)"
+  c.objective.second_ops = (
+    c.data.ops.removesuffix(blur) + f"{other}|solarize(0.2)"
+  )
   c.objective.local_ops = crop.format(local, 0.05, 0.32) + rarely
   c.objective.local_crops = 6
   # About two images for each prototype.

@@ -81,6 +81,13 @@ ARGUMENTS = {
     "model=R26+S/32,aug=strong2,reg=0.1,dataset=imagenet2012",
   ],
   "vit_s16": ["", "epochs=300,head=linear"],
+  "mae": [
+    "",
+    "model=L/16,epochs=1600",
+    "model=H/14",
+    "dataset=folder:images,steps=1000",
+    "dataset=glyphs",
+  ],
   "mae_finetune": ["init=weights.npz", "model=L/16", "model=H/14"],
   "deit3": [
     "model=S/16",
@@ -223,7 +230,7 @@ def _advertised():
     yield "vit_s16", f"head={head},epochs={epochs}"
   yield from (("folder", argument) for argument in ARGUMENTS["folder"])
   yield from (("glyphs", ""), ("digits_finetune", ""))
-  for name in ("dino", "probes", "masked_patch", "ablation", "study"):
+  for name in ("dino", "mae", "masked_patch", "probes", "ablation", "study"):
     yield from ((name, argument) for argument in ARGUMENTS[name])
 
 

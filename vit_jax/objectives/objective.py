@@ -87,6 +87,19 @@ class Targets(NamedTuple):
   memory: Any = None
 
 
+class Pictures(NamedTuple):
+  """What `vit-jax visualize` shows of an objective's own parameters.
+
+  title: Heading.
+  text: What the parts of a row are.
+  rows: A row of pictures for each image, uint8 [b, parts, h, w, 3].
+  """
+
+  title: str
+  text: str
+  rows: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class Learner:
   """What an objective makes of a model: everything that a step needs.
@@ -268,3 +281,16 @@ class Objective:
       models: The opened models of `models`, by their names.
     """
     raise NotImplementedError(type(self).__name__)
+
+  def pictures(
+    self, model: ModelConfig, params: dict[str, Any], images: Any
+  ) -> Pictures | None:
+    """Returns what a checkpoint makes of images; None for nothing to see.
+
+    Args:
+      model: `config.model`, for inference.
+      params: All parameters of the checkpoint, the objective's own included;
+        blocks are not stacked.
+      images: Preprocessed images, uint8 [b, h, w, c].
+    """
+    return None
