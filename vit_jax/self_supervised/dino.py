@@ -91,6 +91,8 @@ class DINO(Objective):
 
   trains_head: ClassVar[bool] = False
   own: ClassVar[str] = "dino/"
+  compares_images: ClassVar[bool] = True
+  follows_length: ClassVar[bool] = True
   SHARDING: ClassVar[tuple] = (
     (r"dino/Dense_\d+/kernel", ("fsdp", None)),
     (r"dino/prototypes/kernel", ("fsdp", "tensor")),
