@@ -212,6 +212,17 @@ def test_other_devices_give_the_same(name, one):
   _close(one[2:], (jax.device_get(state), metrics))
 
 
+def test_the_head_is_split_where_its_sizes_allow():
+  """An odd number of prototypes is left whole along `tensor`."""
+  mesh = dict(mesh__fsdp=2, mesh__tensor=2)
+  for number, part in ((24, (4, 12)), (25, (4, 25))):
+    objective = dataclasses.replace(SMALL, prototypes=number)
+    parts = Parts(config(objective, **mesh), FOUR)
+    for tree in (parts.shapes.params, parts.shapes.averages["ema"]):
+      kernel = tree["dino"]["prototypes"]["kernel"]
+      assert kernel.sharding.shard_shape(kernel.shape) == part
+
+
 OTHERS = {
   "sinkhorn": (dict(centring="sinkhorn"), {}),
   "scan": ({}, dict(model__scan=True, model__stochastic_depth=0.5)),
@@ -437,3 +448,20 @@ class Outside(DINO):
   """DINO by its import path."""
 
   kind: str = OUTSIDE
+
+
+def test_images_without_classes_have_no_online_score():
+  cfg = config()
+  shape = step.RunShape(0, (16, 16), 20)
+  learner = cfg.objective.make(cfg.model, shape, {})
+  rows = batch(0, cfg)
+  k = SMALL.prototypes
+  rows["targets"] = {"p": jnp.full((8, 2, k), 1 / k)}
+  rows["shared"] = {"kl": jnp.zeros(())}
+  params = jax.eval_shape(
+    learner.module.init, jax.random.key(0), jnp.zeros((1, 16, 16, 3))
+  )["params"]
+  _, _, named = jax.eval_shape(
+    learner.loss, params, rows, jax.random.key(0), jnp.int32(0)
+  )
+  assert named.keys() == {"teacher_entropy", "teacher_kl"}
