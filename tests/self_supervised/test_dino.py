@@ -218,7 +218,8 @@ def test_the_head_is_split_where_its_sizes_allow():
   for number, part in ((24, (4, 12)), (25, (4, 25))):
     objective = dataclasses.replace(SMALL, prototypes=number)
     parts = Parts(config(objective, **mesh), FOUR)
-    for tree in (parts.shapes.params, parts.shapes.averages["ema"]):
+    state = parts.trainer.state
+    for tree in (state.params, state.averages["ema"]):
       kernel = tree["dino"]["prototypes"]["kernel"]
       assert kernel.sharding.shard_shape(kernel.shape) == part
 
