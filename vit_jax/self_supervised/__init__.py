@@ -1,0 +1,1 @@
+"""Learning without labels, and from a teacher."""
