@@ -9,9 +9,11 @@ from vit_jax.finetune.regression import Regression
 from vit_jax.objectives.classification import Classification
 from vit_jax.objectives.masked_patch import MaskedPatch
 from vit_jax.objectives.objective import Objective
+from vit_jax.self_supervised.distillation import Distillation
 
 OBJECTIVES: dict[str, type[Objective]] = {
   "classification": Classification,
+  "distillation": Distillation,
   "masked_patch": MaskedPatch,
   "regression": Regression,
 }

@@ -246,7 +246,6 @@ class Distillation(Objective):
     import jax.numpy as jnp
 
     from vit_jax.losses import smooth, softmax_xent, targets_of
-    from vit_jax.microbatch import num_microbatches
     from vit_jax.models import build
     from vit_jax.models.resample import METHODS
 
@@ -311,7 +310,10 @@ class Distillation(Objective):
         }
 
       num_rows = len(batch["mask"])
-      number = num_microbatches(num_rows, ROWS)
+      at_least = -(-num_rows // ROWS)
+      number = next(
+        n for n in range(at_least, num_rows + 1) if num_rows % n == 0
+      )
       parts = jax.tree.map(
         lambda x: x.reshape(number, num_rows // number, *x.shape[1:]), batch
       )
@@ -433,19 +435,20 @@ def frozen(given: LoadedModel, dtype: str) -> Teacher:
   import re
 
   import jax
+  from flax.traverse_util import flatten_dict, unflatten_dict
 
   from vit_jax.models.stacking import stack_blocks
-  from vit_jax.param_groups import path_of
 
   config = dataclasses.replace(given.config, dtype=dtype)
   config = config.stacked() or config
 
   def stored(path, x):
-    is_cast = config.CAST is not None and re.search(config.CAST, path_of(path))
+    is_cast = config.CAST is not None and re.search(config.CAST, path)
     return x.astype(jax.numpy.dtype(dtype)) if is_cast else x
 
   def prepared(params):
-    params = jax.tree_util.tree_map_with_path(stored, params)
+    flat = flatten_dict(params, sep="/")
+    params = unflatten_dict({k: stored(k, x) for k, x in flat.items()}, sep="/")
     return stack_blocks(params, config) if config.scan else params
 
   are_shapes = isinstance(
