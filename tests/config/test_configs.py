@@ -91,6 +91,12 @@ ARGUMENTS = {
     "stage=i21k_i1k,model=L/16",
   ],
   "dino": ["weights=deep.npz", "weights=deep.npz,version=3,dataset=cifar10"],
+  "distill": [
+    "teacher=weights.npz,model=R50x1,dataset=cifar10",
+    "teacher=weights.npz,loss=hard,dataset=cifar10",
+    "teacher=weights.npz,loss=soft,dataset=cifar10,model=Ti/16,epochs=1000",
+    "teacher=weights.npz,loss=features",
+  ],
   "glyphs": [""],
   "masked_patch": [
     "imagenet21k",
@@ -214,7 +220,7 @@ def _advertised():
     yield "vit_s16", f"head={head},epochs={epochs}"
   yield from (("folder", argument) for argument in ARGUMENTS["folder"])
   yield from (("glyphs", ""), ("digits_finetune", ""))
-  for name in ("dino", "masked_patch", "ablation", "study"):
+  for name in ("dino", "distill", "masked_patch", "ablation", "study"):
     yield from ((name, argument) for argument in ARGUMENTS[name])
 
 
@@ -317,7 +323,7 @@ def test_all_that_is_advertised_passes_preflight(name, argument):
 
 @pytest.mark.parametrize(
   "name",
-  "ablation augreg comparison deit3 dino finetune folder mae_finetune study"
+  "ablation augreg comparison deit3 dino distill finetune folder mae_finetune study"
   " vit_s16 vtab".split(),
 )
 def test_every_argument_is_explained(name):
@@ -515,6 +521,7 @@ def test_images_of_a_hybrid_fit_its_patches(name):
     ("deit3.py:stage=i1k_224,model=S/16", "expected one of B/16, L/16, H/14"),
     ("dino.py:version=3", "expected weights=FILE"),
     ("dino.py:weights=none.npz", "weights: got 'none.npz', which does"),
+    ("distill.py:model=S/16", "expected teacher=WEIGHTS"),
     ("deit3.py:init=x", "init: got x for i1k, expected none."),
     ("mae_finetune.py:model=S/16", "model: got 'S/16', expected one of B/16"),
     ("vit_s16.py:head=mlp", "head: got 'mlp', expected one of linear, tanh"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from vit_jax.callbacks import Callback, Stop
 from vit_jax.checkpointing.checkpointer import load_metadata, write_params
 from vit_jax.config import ConfigError, checks, to_dict
 from vit_jax.models.resample import METHODS
+from vit_jax.models.stacking import stack_blocks
 from vit_jax.objectives import mixing
 from vit_jax.self_supervised.distillation import Distillation, Teacher, frozen
 from vit_jax.step import RunShape
@@ -83,16 +85,55 @@ class Parts:
       metrics.append({k: float(v) for k, v in values.items()})
     return state, metrics
 
-  def outputs(self, images=None):
-    """Logits and intermediates of student and teacher for the first batch."""
-    if images is None:
-      images = normalise(tiny.batch(0, self.config)["image"])
-    params = jax.device_get(self.state().params)
-    ours = jax.jit(self.learner.module.apply)({"params": params}, images)
-    theirs = jax.jit(self.teacher.model.apply)(
-      {"params": self.teacher.params}, images
+
+class Value(NamedTuple):
+  """The loss of a batch, without its gradient.
+
+  metrics: The mean of every sum.
+  ours, theirs: (logits, intermediates) of student and teacher.
+  params: Parameters of the student.
+  """
+
+  metrics: dict[str, float]
+  ours: tuple
+  theirs: tuple
+  params: dict
+
+
+RNG = jax.random.key(7)
+
+
+def value(objective, teacher, images=None, **changes):
+  """Computes the loss of the first batch, and the outputs that it is of.
+
+  Args:
+    images: What both see, floats; None: the images of the batch.
+  """
+  config = tiny.config(**changes)
+  shape = RunShape(tiny.NUM_CLASSES, (16, 16), 4)
+  learner = objective.make(config.model, shape, {"teacher": teacher})
+  batch = objective.paired(tiny.batch(0, config))
+  if images is None:
+    images = normalise(batch["image"])
+
+  @jax.jit
+  def both(batch, images, theirs):
+    params = learner.module.init(jax.random.key(0), images[:1])["params"]
+    params = jax.tree.map(  # the head begins with zeros
+      lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), params
     )
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), (ours, theirs))
+    frozen_params = learner.frozen.model.params
+    rows = learner.targets(frozen_params, batch, RNG, 0, None, None).rows
+    total, count, named = learner.loss(
+      params, batch | {"targets": rows}, RNG, 0
+    )
+    named = {"loss": (total, count), **named}
+    ours = learner.module.apply({"params": params}, images)
+    theirs = teacher.model.apply({"params": theirs}, images)
+    return {k: a / b for k, (a, b) in named.items()}, ours, theirs, params
+
+  result = both(batch, images, teacher.params)
+  return Value(*jax.tree.map(lambda x: np.asarray(x, np.float64), result))
 
 
 def log_softmax(x):
@@ -125,9 +166,7 @@ def mean(losses):
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_logits(temperature):
   objective = Distillation(teacher="x", temperature=temperature)
-  parts = Parts(objective, teacher_of())
-  (ours, _), (theirs, _) = parts.outputs()
-  _, (metrics,) = parts.run(1)
+  metrics, (ours, _), (theirs, _), _ = value(objective, teacher_of())
   want = mean(kl(theirs, ours, temperature))
   assert want > 0.1
   np.testing.assert_allclose(metrics["loss"], want, rtol=1e-5)
@@ -142,17 +181,18 @@ def test_beside_labels(loss, token):
   objective = Distillation(
     teacher="x", loss=loss, token=token, label_smoothing=0.1, **options
   )
-  parts = Parts(objective, teacher_of(), **(DISTILLED if token else {}))
-  (logits, out), (theirs, _) = parts.outputs()
+  changes = DISTILLED if token else {}
+  metrics, (logits, out), (theirs, _), params = value(
+    objective, teacher_of(), **changes
+  )
   of_labels = of_teacher = logits
   if token:
-    params = jax.device_get(parts.state().params)
     of_labels, of_teacher = (
       out["encoded"][:, i] @ params[k]["kernel"] + params[k]["bias"]
       for i, k in enumerate(("head", "head_dist"))
     )
     np.testing.assert_allclose((of_labels + of_teacher) / 2, logits, atol=1e-5)
-  labels = 0.9 * one_hot(tiny.batch(0, parts.config)["label"]) + 0.01
+  labels = 0.9 * one_hot(tiny.batch(0, tiny.config())["label"]) + 0.01
   terms = dict(labels=cross_entropy(of_labels, labels))
   if loss == "soft":
     terms["teacher"] = kl(theirs, of_teacher, 3.0)
@@ -160,7 +200,6 @@ def test_beside_labels(loss, token):
   else:
     terms["teacher"] = cross_entropy(of_teacher, one_hot(theirs.argmax(-1)))
     want = (terms["labels"] + terms["teacher"]) / 2
-  _, (metrics,) = parts.run(1)
   for name, values in {"loss": want, **terms}.items():
     np.testing.assert_allclose(metrics[name], mean(values), rtol=1e-5)
 
@@ -173,19 +212,19 @@ def distance(a, b, kind):
   return np.where(d < 1, d**2 / 2, d - 0.5).mean(-1)
 
 
-@pytest.mark.parametrize("kind", ["cosine", "smooth_l1"])
-@pytest.mark.parametrize("patch", [4, 8, 16])
+@pytest.mark.parametrize(
+  "kind, patch", [("cosine", 4), ("smooth_l1", 8), ("cosine", 16)]
+)
 def test_features(kind, patch):
   """The teacher's patches are resampled to the 2 x 2 of the student."""
   teacher = teacher_of(0, model__variant=f"Ti/{patch}")
   objective = Distillation(teacher="x", loss="features", distance=kind)
-  parts = Parts(objective, teacher)
-  (_, ours), (_, theirs) = parts.outputs()
+  metrics, (_, ours), (_, theirs), params = value(objective, teacher)
   side = 16 // patch
   to = METHODS["bilinear"](side, 2)
   wanted = theirs["encoded"][:, 1:].reshape(-1, side, side, 16)
   wanted = np.einsum("yh,xw,bhwd->byxd", to, to, wanted).reshape(-1, 4, 16)
-  own = jax.device_get(parts.state().params)["distillation"]
+  own = params["distillation"]
 
   def mapped(x, name):
     return x @ own[name]["kernel"] + own[name]["bias"]
@@ -194,7 +233,6 @@ def test_features(kind, patch):
   patches = mapped(ours["encoded"][:, 1:], "patches")
   vector = distance(vector, theirs["encoded"][:, 0], kind)
   patches = distance(patches, wanted, kind).mean(-1)
-  _, (metrics,) = parts.run(1)
   np.testing.assert_allclose(metrics["vector"], mean(vector), rtol=1e-5)
   np.testing.assert_allclose(metrics["patches"], mean(patches), rtol=1e-5)
   np.testing.assert_allclose(metrics["loss"], mean(vector + patches), rtol=1e-5)
@@ -204,21 +242,17 @@ def test_features(kind, patch):
 def test_teacher_and_student_see_the_same_mixed_pixels(how):
   """And the labels are mixed alike."""
   objective = Distillation(teacher="x", loss="hard", **{how: 1.0})
-  parts = Parts(objective, teacher_of())
-  batch = tiny.batch(0, parts.config)
-  root = jax.random.fold_in(jax.random.key(parts.config.seed), 1)
-  rng, alphas = jax.random.fold_in(root, 0), {"mixup": 0.0, "cutmix": 0.0}
+  batch = tiny.batch(0, tiny.config())
   examples = normalise(batch["image"]), one_hot(batch["label"])
   others = [np.roll(x, 1, 0) for x in examples]
   images, labels = mixing.mix(
     *(*examples, others, np.roll(batch["mask"], 1)),
-    *(rng, *(alphas | {how: 1.0}).values()),
+    *(RNG, objective.mixup, objective.cutmix),
   )
   assert np.abs(images - examples[0]).max() > 0.1
-  (ours, _), (theirs, _) = parts.outputs(images)
+  metrics, (ours, _), (theirs, _), _ = value(objective, teacher_of(), images)
   want = cross_entropy(ours, np.asarray(labels))
   want += cross_entropy(ours, one_hot(theirs.argmax(-1)))
-  _, (metrics,) = parts.run(1)
   np.testing.assert_allclose(metrics["loss"], mean(want) / 2, rtol=1e-5)
 
 
@@ -246,15 +280,23 @@ def test_columns_are_those_of_the_names():
 
 
 def test_the_teacher_does_not_move_and_is_in_no_optimizer():
-  parts = Parts(Distillation(teacher="x"), teacher_of(), mesh__fsdp=1)
+  objective = Distillation(teacher="x", mixup=1.0)
+  parts = Parts(objective, teacher_of(model__width=32, model__depth=2))
   state, _ = parts.run(3)
   jax.tree.map(
     np.testing.assert_array_equal,
     state.fixed["teacher"],
     parts.learner.frozen.model.params,
   )
-  widths = {d for x in jax.tree.leaves(state.opt_state) for d in x.shape}
-  assert 16 not in widths and 32 in widths
+  size = lambda tree: sum(x.size for x in jax.tree.leaves(tree) if x.ndim)
+  assert size(state.opt_state) == 2 * size(state.params)
+
+  # One's own teacher: both see the same mixed pixels in a step.
+  state = parts.state()
+  params = stack_blocks(jax.device_get(state.params), parts.config.model)
+  state = state.with_fixed("teacher", params, parts.trainer.state)
+  _, (metrics,) = parts.run(1, state)
+  assert abs(metrics["loss"]) < 1e-6 and metrics["agreement"] == 1
 
 
 def test_bfloat16_halves_its_kernels_and_changes_no_result():
