@@ -124,6 +124,7 @@ class RunShape:
   num_classes: Width of the head, at least the number of the data's classes.
   image_size: (height, width) after preprocessing, pixels.
   total_steps: Length of the run in updates; None without training.
+  class_names: Names of the data's classes; None if they are unknown.
   labels: Returns the statistics of the training labels. Those of a run are read
     when they are first used, so call it only while the step is traced.
   """
@@ -131,6 +132,7 @@ class RunShape:
   num_classes: int
   image_size: tuple[int, int]
   total_steps: int | None = None
+  class_names: tuple[str, ...] | None = None
   labels: Callable[[], LabelStatistics] = LabelStatistics
 
 

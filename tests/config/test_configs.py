@@ -105,6 +105,12 @@ ARGUMENTS = {
     "recipe=giant,dataset=folder:images",
     "recipe=dinov3,init=runs/dinov3,gram=runs/dinov3",
   ],
+  "distill": [
+    "teacher=weights.npz,model=R50x1,dataset=cifar10",
+    "teacher=weights.npz,loss=hard,dataset=cifar10",
+    "teacher=weights.npz,loss=soft,dataset=cifar10,model=Ti/16,epochs=1000",
+    "teacher=weights.npz,loss=features",
+  ],
   "glyphs": [""],
   "masked_patch": [
     "imagenet21k",
@@ -230,7 +236,15 @@ def _advertised():
     yield "vit_s16", f"head={head},epochs={epochs}"
   yield from (("folder", argument) for argument in ARGUMENTS["folder"])
   yield from (("glyphs", ""), ("digits_finetune", ""))
-  for name in ("dino", "mae", "masked_patch", "probes", "ablation", "study"):
+  for name in (
+    "dino",
+    "distill",
+    "mae",
+    "masked_patch",
+    "probes",
+    "ablation",
+    "study",
+  ):
     yield from ((name, argument) for argument in ARGUMENTS[name])
 
 
@@ -334,8 +348,8 @@ def test_all_that_is_advertised_passes_preflight(name, argument):
 
 @pytest.mark.parametrize(
   "name",
-  "ablation augreg comparison deit3 dino dinov2 finetune folder mae_finetune"
-  " probes study vit_s16 vtab".split(),
+  "ablation augreg comparison deit3 dino dinov2 distill finetune folder"
+  " mae_finetune probes study vit_s16 vtab".split(),
 )
 def test_every_argument_is_explained(name):
   module = _module(name)
@@ -532,6 +546,7 @@ def test_images_of_a_hybrid_fit_its_patches(name):
     ("deit3.py:stage=i1k_224,model=S/16", "expected one of B/16, L/16, H/14"),
     ("probes.py:version=3", "expected weights=FILE"),
     ("probes.py:weights=none.npz", "weights: got 'none.npz', which does"),
+    ("distill.py:model=S/16", "expected teacher=WEIGHTS"),
     ("deit3.py:init=x", "init: got x for i1k, expected none."),
     ("mae_finetune.py:model=S/16", "model: got 'S/16', expected one of B/16"),
     ("vit_s16.py:head=mlp", "head: got 'mlp', expected one of linear, tanh"),

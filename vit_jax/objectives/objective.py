@@ -25,7 +25,8 @@ class LoadedModel(Protocol):
 
   Attributes:
     config: Options of the model.
-    params: Parameters, a nested dict of float32 arrays.
+    params: Parameters, a nested dict of float32 arrays. `Objective.make` gets
+      numpy arrays; the planner may pass `jax.ShapeDtypeStruct`.
     num_classes: Number of outputs of the head; 0: there is no head.
     image_size: (height, width) of the images, pixels.
     model: The linen module; it maps images in [-1, 1] to (logits, out).
@@ -244,6 +245,17 @@ class Objective:
     The weights are anything that `vit_jax.load` reads. Each is read once.
     """
     return {}
+
+  def models_size(self, image_size: tuple[int, int]) -> tuple[int, int] | None:
+    """Returns (height, width) of the images of `models`, to resize positions.
+
+    Args:
+      image_size: (height, width) of the images of config.data.ops, pixels.
+
+    Returns:
+      The size; None: that of their training.
+    """
+    return None
 
   def make_errors(
     self,

@@ -386,7 +386,8 @@ class Modern(ViT):
     """Applies the network; see `ViT.__call__`.
 
     With `distilled`, each class token has its own head: the logits are the mean
-    of both heads' logits, and pre_logits is the mean of both tokens.
+    of both heads' logits, and pre_logits is the mean of both tokens; the
+    intermediates class_logits and distillation_logits are those of each head.
     """
     x, out = super().__call__(images, is_training=is_training, records=records)
     if self.options.distilled:
@@ -394,6 +395,7 @@ class Modern(ViT):
       out["pre_logits"] = (out["pre_logits"] + second) / 2
       if self.num_classes:
         second = self.head_dist(second)
+        out["class_logits"], out["distillation_logits"] = x, second
       out["logits"] = x = (x + second) / 2
     return x, out
 
