@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import sharding, step
+from vit_jax import sharding, step, step_checks
 from vit_jax.batch import normalise
 from vit_jax.models import build
 from vit_jax.objectives.objective import (
@@ -240,6 +240,88 @@ def test_a_frozen_teacher_is_an_argument_of_the_step():
   jax.tree.map(
     np.testing.assert_array_equal, state.fixed["teacher"], teacher.params
   )
+
+
+class Both(Contrast):
+  """A frozen teacher beside a running mean, which is evaluated."""
+
+  SHARDING = ((r"head/bias", ("fsdp",)),)
+
+  def make(self, model, run_shape, models):
+    learner, teacher = super().make(model, run_shape, models), _Teacher()
+
+    def targets(params, batch, *args):
+      mean, frozen = params
+      made = learner.targets(mean, batch, *args)
+      _, out = teacher.model.apply(
+        {"params": frozen}, normalise(batch["image"])
+      )
+      return made._replace(rows=made.rows | {"place": out["logits"].sum(-1)})
+
+    def loss(params, batch, rng, step):
+      _, out = learner.module.apply(
+        {"params": params}, normalise(batch["image"])
+      )
+      mask = batch["mask"].astype(jnp.float32)
+      total = jnp.sum(jnp.square(out["logits"] - 1.0).sum(-1) * mask)
+      seen = jnp.sum(batch["targets"]["place"] * mask)
+      return total, jnp.sum(mask), {"frozen": (seen, jnp.sum(mask))}
+
+    average = Average(self.momentum, is_published=True)
+    return dataclasses.replace(
+      learner,
+      module=build(model, run_shape.num_classes),
+      teacher=(average, Frozen(teacher)),
+      targets=targets,
+      loss=loss,
+    )
+
+
+def test_a_running_mean_beside_a_frozen_teacher(tmp_path):
+  """The mean is what is evaluated and published; both reach the targets."""
+  runs = {}
+  for devices, mesh in ((ONE, {}), (FOUR, dict(mesh__fsdp=4))):
+    # Adam would divide gradients that are only rounding by their own size.
+    config, teacher = tiny.config(optim__name="sgd", **mesh), _Teacher()
+    parts = _Parts(config, devices, Both())
+    like = parts.trainer.state
+    if mesh:  # by a rule of the objective
+      spec = like.averages["ema"]["head"]["bias"].sharding.spec
+      assert spec == like.params["head"]["bias"].sharding.spec != ()
+    state = parts.state().with_fixed("teacher", teacher.params, like)
+    first = jax.device_get(state.params)
+    runs[len(devices)] = parts.run(2, state)
+  (state, metrics), (others, others_metrics) = runs.values()
+  for a, b in zip(metrics, others_metrics, strict=True):
+    for key in a:
+      np.testing.assert_allclose(a[key], b[key], rtol=2e-5, err_msg=key)
+  batch = tiny.batch(0, parts.config)
+  _, out = teacher.model.apply(
+    {"params": teacher.params}, jnp.asarray(normalise(batch["image"]))
+  )
+  want = out["logits"].sum(-1)[batch["mask"]].mean()
+  np.testing.assert_allclose(metrics[0]["frozen"], want, rtol=1e-5)
+  assert state.eval_params is state.averages["ema"]
+  assert not np.array_equal(first["cls"], state.params["cls"])
+  _close_trees(state.averages["ema"], others.averages["ema"])
+
+
+def _close_trees(one, other):
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+    jax.device_get(one),
+    jax.device_get(other),
+  )
+
+
+def test_a_published_teacher_takes_the_place_of_the_average():
+  config = dataclasses.replace(
+    tiny.config(optim__ema_decay=0.9), objective=Both()
+  )
+  shape = step.RunShape(tiny.NUM_CLASSES, (16, 16), 4)
+  learner = config.objective.make(config.model, shape, {})
+  (error,) = step_checks.errors(config, shape, learner, ())
+  assert "config.optim.ema_decay" in error
 
 
 @dataclasses.dataclass(frozen=True)

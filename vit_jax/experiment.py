@@ -39,7 +39,7 @@ from vit_jax.inference import pretrained
 from vit_jax.inference.pretrained import Pretrained
 from vit_jax.models import build
 from vit_jax.models.variables import only_params
-from vit_jax.objectives.objective import Frozen, Learner
+from vit_jax.objectives.objective import Learner
 from vit_jax.paths import run_path
 from vit_jax.step import (
   Params,
@@ -435,8 +435,8 @@ class Experiment:
       state = state.with_params(params)
     elif params is not None:  # a checkpoint has the adapters and the head alone
       state = state.with_fixed(BASE, params, like)
-    if isinstance(self.learner.teacher, Frozen):
-      params = self.learner.teacher.model.params
+    if self.learner.frozen is not None:
+      params = self.learner.frozen.model.params
       state = state.with_fixed(TEACHER, params, like)
     return state
 

@@ -28,6 +28,7 @@ from vit_jax.microbatch import fast_microbatch, microbatches_of, rows_of
 from vit_jax.param_groups import path_of
 
 Device = Any  # a jax.Device, or a description with its attributes
+Rules = tuple[tuple[str, tuple], ...]
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")
@@ -47,7 +48,7 @@ _FACTORS = ((r"lora_a", ("fsdp", None)), (r"lora_b", (None, "fsdp")))
 
 
 def param_rules(
-  model: ModelConfig, is_by_heads: bool = False
+  model: ModelConfig, is_by_heads: bool = False, own: Rules = ()
 ) -> tuple[tuple[str, tuple], ...]:
   """Returns the sharding rules of a model: the first that matches counts.
 
@@ -57,9 +58,10 @@ def param_rules(
   Args:
     model: The model, with the rules of its family.
     is_by_heads: Whether the chip is one of `SPLIT_BY_HEADS`.
+    own: Rules of the objective, which come first.
   """
   first = model.BY_HEADS if is_by_heads else ()
-  return (*first, _MEANS, *model.SHARDING, *_FACTORS, (r".*", ()))
+  return (*first, _MEANS, *own, *model.SHARDING, *_FACTORS, (r".*", ()))
 
 
 def slices(devices: list[Device] | None = None) -> list[list[Device]]:
@@ -243,7 +245,7 @@ def batch_errors(key: str, batch_size: int, shape: dict[str, int]) -> list[str]:
   ]
 
 
-def infer(tree, mesh: Mesh | AbstractMesh, model: ModelConfig):
+def infer(tree, mesh: Mesh | AbstractMesh, model: ModelConfig, own: Rules = ()):
   """Returns a NamedSharding for every leaf, by its path and the kind of chip.
 
   The rules are `param_rules`.
@@ -257,17 +259,18 @@ def infer(tree, mesh: Mesh | AbstractMesh, model: ModelConfig):
     tree: Parameters, or a state that has them; arrays or shapes.
     mesh: A mesh with the axes `AXES`.
     model: The model of the parameters.
+    own: Rules of the objective, see `Objective.SHARDING`.
   """
   return jax.tree_util.tree_map_with_path(
     lambda path, leaf: NamedSharding(
-      mesh, _spec(path_of(path), leaf.shape, mesh, model)
+      mesh, _spec(path_of(path), leaf.shape, mesh, model, own)
     ),
     tree,
   )
 
 
 def left_whole(
-  tree, mesh: Mesh | AbstractMesh, model: ModelConfig
+  tree, mesh: Mesh | AbstractMesh, model: ModelConfig, own: Rules = ()
 ) -> tuple[float, dict[str, list[str]]]:
   """Returns what the mesh does not split.
 
@@ -281,10 +284,10 @@ def left_whole(
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     name = path_of(path)
     size = math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
-    got = _names(_spec(name, leaf.shape, mesh, model))
+    got = _names(_spec(name, leaf.shape, mesh, model, own))
     total += size
     whole += size * ("fsdp" not in got)
-    for axis in _names(_rule(name, len(leaf.shape), mesh, model)):
+    for axis in _names(_rule(name, len(leaf.shape), mesh, model, own)):
       if axis not in got and mesh.shape[axis] > 1:
         indivisible[axis].append(name)
   return whole / max(total, 1), {k: v for k, v in indivisible.items() if v}
@@ -302,7 +305,9 @@ def describe(config: Config, params, mesh: Mesh) -> str:
       f" have no divisor nearer to {fast} and within config.optim.microbatch ="
       f" {config.optim.microbatch}; choose another config.data.batch_size"
     )
-  share, indivisible = left_whole(params, mesh, config.model)
+  share, indivisible = left_whole(
+    params, mesh, config.model, config.objective.SHARDING
+  )
   if mesh.shape["fsdp"] > 1:
     text += f"; every device holds {100 * share:.2f} % of the parameters whole"
   for axis, names in indivisible.items():
@@ -369,11 +374,15 @@ def abstract_batch(
 
 
 def _rule(
-  name: str, num_dims: int, mesh: Mesh | AbstractMesh, model: ModelConfig
+  name: str,
+  num_dims: int,
+  mesh: Mesh | AbstractMesh,
+  model: ModelConfig,
+  own: Rules,
 ) -> P:
   device = mesh.abstract_mesh.abstract_device
   kind = device and generation(device.device_kind)
-  rules = param_rules(model, is_by_heads=kind in SPLIT_BY_HEADS)
+  rules = param_rules(model, kind in SPLIT_BY_HEADS, own)
   spec = next(spec for rule, spec in rules if re.search(rf"(^|/){rule}$", name))
   if num_dims < len(spec):  # e.g. a placeholder of the optimizer
     return P()
@@ -385,8 +394,9 @@ def _spec(
   shape: tuple[int, ...],
   mesh: Mesh | AbstractMesh,
   model: ModelConfig,
+  own: Rules,
 ) -> P:
-  rule = _rule(name, len(shape), mesh, model)
+  rule = _rule(name, len(shape), mesh, model, own)
   axes = [
     _dividing(axes, size, mesh)
     for axes, size in zip(rule, shape[: len(rule)], strict=True)

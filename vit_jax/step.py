@@ -28,7 +28,7 @@ from vit_jax.data.preprocessing import image_size
 from vit_jax.devices import compiler_options
 from vit_jax.models.stacking import unstack_blocks
 from vit_jax.models.variables import only_params
-from vit_jax.objectives.objective import Average, Frozen, Learner
+from vit_jax.objectives.objective import Learner
 from vit_jax.param_groups import path_of
 from vit_jax.trainable import (
   TEACHER,
@@ -71,7 +71,8 @@ class TrainState:
   opt_state: State of the optimizer, for `params`.
   fixed: Parameters that do not change, by their kind: "frozen" layers, the
     "base" of adapters, a frozen "teacher".
-  averages: Running means of `params`: "ema" for evaluation, and a "teacher".
+  averages: Running means of `params`: "ema" for evaluation, which may be that
+    of a teacher, and a "teacher" that is not evaluated.
   memory: Arrays that each step reads and changes, by their owner: "objective",
     or the name of a callback.
   """
@@ -305,13 +306,12 @@ def assemble(
     params, fixed, averages, memory = model_params(rng), {}, {}, {}
     if is_training:
       params, fixed = trainable.split(params, jax.random.fold_in(rng, 1))
-      if isinstance(learner.teacher, Frozen):
-        teacher = learner.teacher.model.params
+      if learner.frozen is not None:
         fixed[TEACHER] = jax.tree.map(
-          lambda x: jnp.zeros(x.shape, x.dtype), teacher
+          lambda x: jnp.zeros(x.shape, x.dtype), learner.frozen.model.params
         )
-      if isinstance(learner.teacher, Average):
-        averages[TEACHER] = params
+      if learner.average is not None:
+        averages[_average_of(learner)] = params
       if learner.memory:
         memory[OBJECTIVE] = jax.tree.map(jnp.asarray, learner.memory)
       for observer in observers:
@@ -330,10 +330,11 @@ def assemble(
     )
 
   shapes = jax.eval_shape(init, key)
-  shardings = sharding.infer(shapes, mesh, config.model)
+  own = config.objective.SHARDING
+  shardings = sharding.infer(shapes, mesh, config.model, own)
   if TEACHER in shapes.fixed:
     shardings.fixed[TEACHER] = sharding.infer(
-      shapes.fixed[TEACHER], mesh, learner.teacher.model.config
+      shapes.fixed[TEACHER], mesh, learner.frozen.model.config
     )
   if OBJECTIVE in shapes.memory:  # each device reads and changes all of it
     shardings.memory[OBJECTIVE] = jax.tree.map(
@@ -444,20 +445,23 @@ def make_train_step(
   """
   shardings = sharding.shardings_of(state)
   specs = collectives.manual_specs(shardings)
-  fixed_specs, teacher_specs = _fixed_and_teacher(specs)
+  fixed_specs, teacher_specs = _fixed_and_teachers(specs, learner)
   model = config.model
   most, fast = config.optim.microbatch, microbatch.fast_microbatch(config, mesh)
 
-  def targets_of(params, fixed, teacher, batch, *args):
+  def targets_of(params, fixed, teachers, batch, *args):
     """Returns the objective's targets of all rows of a device."""
-    if isinstance(learner.teacher, Frozen):
-      whose = learner.teacher.model.config
-      whole = collectives.gather(teacher, teacher_specs, whose)
-    elif teacher is not None:
-      mean = collectives.gather(teacher, teacher_specs, model)
-      whole = joined(mean, fixed)
-    else:
-      whole = joined(params, fixed)
+    (average, frozen), (of_average, of_frozen) = teachers, teacher_specs
+    whole = []
+    if average is not None:
+      mean = collectives.gather(average, of_average, model)
+      whole.append(joined(mean, fixed))
+    if frozen is not None:
+      whose = learner.frozen.model.config
+      whole.append(collectives.gather(frozen, of_frozen, whose))
+    if not whole:
+      whole.append(joined(params, fixed))
+    whole = whole[0] if len(whole) == 1 else tuple(whole)
     return learner.targets(whole, batch, *args)
 
   def summed(params, fixed, batch, *args):
@@ -466,7 +470,7 @@ def make_train_step(
       loss, count, named = learner.loss(joined(params, fixed), batch, *args)
     return loss, (count, named)
 
-  def sums_and_grads(params, fixed, teacher, memory, batch, rng, step):
+  def sums_and_grads(params, fixed, teachers, memory, batch, rng, step):
     """Returns sums, gradients and memory of a device's rows.
 
     Args: the device's parts of parameters, and its rows.
@@ -477,7 +481,7 @@ def make_train_step(
     over, shared = collectives.Over(), {}
     if learner.targets is not None:
       targets = targets_of(
-        params, fixed, teacher, batch, rng, step, memory, over
+        params, fixed, teachers, batch, rng, step, memory, over
       )
       if targets.rows is not None:
         batch = {**batch, "targets": targets.rows}
@@ -520,7 +524,7 @@ def make_train_step(
     return sums, collectives.reduce(grads, specs.params), memory
 
   def on_devices(state: TrainState, batch: dict, rng: jax.Array):
-    fixed, teacher = _fixed_and_teacher(state)
+    fixed, teachers = _fixed_and_teachers(state, learner)
     memory = state.memory.get(OBJECTIVE)
     fn = jax.shard_map(
       # The step is an operand of the program only if the objective reads it.
@@ -538,7 +542,7 @@ def make_train_step(
       axis_names=collectives.manual_axes(mesh),
       check_vma=False,
     )
-    return fn(state.params, fixed, teacher, memory, batch, rng)
+    return fn(state.params, fixed, teachers, memory, batch, rng)
 
   def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
     root = jax.random.fold_in(jax.random.key(config.seed), 1)
@@ -557,10 +561,10 @@ def make_train_step(
     params = optax.apply_updates(state.params, updates)
     averages, more = {}, {}
     for name, average in state.averages.items():
-      if name == EMA:
-        weight = optim.ema_weight(config.optim.ema_decay, state.step)
+      if learner.average is not None and name == _average_of(learner):
+        weight = 1.0 - learner.average.at(state.step)
       else:
-        weight = 1.0 - learner.teacher.at(state.step)
+        weight = optim.ema_weight(config.optim.ema_decay, state.step)
       averages[name] = optim.moved(average, params, weight)
     memory = {}
     if OBJECTIVE in state.memory:
@@ -612,12 +616,26 @@ def make_train_step(
   )
 
 
-def _fixed_and_teacher(state: TrainState) -> tuple[dict[str, Params], Params]:
-  """Returns the model's fixed parameters, and a teacher's parameters or None.
+def _average_of(learner: Learner) -> str:
+  """Returns the key of a teacher's running mean in `TrainState.averages`."""
+  return EMA if learner.average.is_published else TEACHER
+
+
+def _fixed_and_teachers(
+  state: TrainState, learner: Learner
+) -> tuple[dict[str, Params], tuple[Params | None, Params | None]]:
+  """Returns the model's fixed parameters, and the teachers' parameters.
 
   Args:
     state: A state, or a tree of its form.
+    learner: What the objective has made.
+
+  Returns:
+    The fixed parameters; a running mean and a frozen teacher, each None if
+    there is none.
   """
   fixed = {k: v for k, v in state.fixed.items() if k != TEACHER}
-  teacher = state.fixed.get(TEACHER, state.averages.get(TEACHER))
-  return fixed, teacher
+  average = None
+  if learner.average is not None:
+    average = state.averages[_average_of(learner)]
+  return fixed, (average, state.fixed.get(TEACHER))

@@ -15,9 +15,9 @@ from vit_jax.batch import RunShape
 from vit_jax.config import Config
 from vit_jax.models import build
 from vit_jax.models.variables import only_params
-from vit_jax.objectives.objective import Frozen, Learner
+from vit_jax.objectives.objective import Learner
 from vit_jax.objectives.row_check import mixed_rows
-from vit_jax.options import shown
+from vit_jax.options import shown, unexpected
 
 ROWS = 2  # of the abstract batch
 
@@ -45,6 +45,10 @@ def errors(
       f" the loss of config.objective.kind={config.objective.kind!r} needs all"
       " rows of a batch at once."
     ]
+  average, decay = learner.average, config.optim.ema_decay
+  if average is not None and average.is_published and decay is not None:
+    expected = "None: the objective's running mean is what is evaluated"
+    return [unexpected("config.optim.ema_decay", decay, expected)]
   kinds = config.objective.kind, config.model.name
   if not any(map(names.is_path, kinds)):
     return []
@@ -156,9 +160,10 @@ def _batch(
 
 def _teacher(learner, params):
   """Returns the shapes of the parameters that `targets` gets."""
-  if isinstance(learner.teacher, Frozen):
-    return jax.eval_shape(lambda: learner.teacher.model.params)
-  return params
+  teachers = [params] * (learner.average is not None)
+  if learner.frozen is not None:
+    teachers.append(jax.eval_shape(lambda: learner.frozen.model.params))
+  return tuple(teachers) if len(teachers) > 1 else (teachers or [params])[0]
 
 
 class _NoRows(collectives.Over):

@@ -7,6 +7,8 @@ import pytest
 from tiny import ViT
 
 from vit_jax.models.attention import dot_product_attention
+from vit_jax.models.posemb import LearnedOn
+from vit_jax.models.resample import resample_posemb
 
 TINY = dict(num_classes=5, patch=4, width=16, depth=2, mlp_dim=32, num_heads=2)
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)).astype("f")
@@ -52,6 +54,34 @@ def test_a_table_without_a_row_is_one_with_a_row_of_zeros():
     "pos_embedding": np.pad(table, ((0, 0), (1, 0), (0, 0)))
   }
   np.testing.assert_array_equal(run(ViT(**TINY), params)[0], expected)
+
+
+@pytest.mark.parametrize("posemb", ["learn", "learn2d"])
+def test_images_of_another_size_get_the_resized_table(posemb):
+  """One module serves crops of two sizes, with one table."""
+  model = ViT(**TINY, posemb=posemb)
+  params = random_params(model)
+  crops = np.random.default_rng(2).uniform(-1, 1, (2, 12, 8, 3)).astype("f")
+  of_images = LearnedOn((2, 3), "dinov2")
+
+  def encode(model, images):
+    tokens, _ = model.embed(images)
+    return tokens, model.encode(tokens, None, table=of_images)[1]
+
+  apply = jax.jit(lambda x: model.apply({"params": params}, x, method=encode))
+  of_table = run(model, params)[1]["encoded"]
+  np.testing.assert_array_equal(apply(IMAGES)[1]["encoded"], of_table)
+  tables = params["Transformer"]["posembed_input"]
+  if posemb == "learn":
+    table = tables["pos_embedding"]
+  else:
+    x, y = tables["pos_embedding_x"][0], tables["pos_embedding_y"][0]
+    halves = [np.concatenate([x[j], y[i]]) for i in range(2) for j in range(3)]
+    table = np.pad(np.stack(halves)[None], ((0, 0), (1, 0), (0, 0)))
+  want = resample_posemb(np.float64(table), (2, 3), (3, 2), 1, "dinov2")
+  tokens, out = apply(crops)
+  added = out["with_posemb"][:, 1:] - tokens.reshape(2, 6, 16)
+  np.testing.assert_allclose(added, want[:, 1:].repeat(2, 0), atol=1e-6)
 
 
 def test_offsets_are_keys_of_their_own():

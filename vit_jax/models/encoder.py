@@ -22,7 +22,7 @@ from vit_jax.models.efficient_attention import attention, in_chunks
 from vit_jax.models.gelu_dropout import gelu_dropout
 from vit_jax.models.layers import Dense, DenseGeneral, chosen
 from vit_jax.models.noise import DRAWS, RECORDS, Dropout, draw_all, drop_at
-from vit_jax.models.posemb import learned_positions
+from vit_jax.models.posemb import LearnedOn, learned_positions
 from vit_jax.models.precision import at_least_float32
 from vit_jax.models.stacking import gather_parts
 
@@ -231,6 +231,7 @@ class Encoder(nn.Module):
     grid: tuple[int, int],
     records: RECORDS,
     places: PLACES_OF_TOKENS = None,
+    table: LearnedOn | None = None,
   ) -> tuple[Float[Array, "b m d"], dict[str, Any]]:
     """Returns the encoded tokens and the intermediates.
 
@@ -240,10 +241,11 @@ class Encoder(nn.Module):
       records: A number for each image; None for no dropout.
       places: Numbers of the m tokens that enter the blocks, after positions are
         added; None for all.
+      table: See `ViT.encode`.
     """
     options, positions = self.options, None
     if options.posemb_at != "blocks":
-      positions = learned_positions(options, grid)
+      positions = learned_positions(options, grid, table)
     if options.posemb_at == "stem" and positions is not None:
       x, positions = (x + positions).astype(x.dtype), None
     if places is not None:

@@ -1,15 +1,30 @@
 """Position embeddings: learned tables and fixed sines and cosines."""
 
+from typing import NamedTuple
+
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from vit_jax.families.vit import ViTConfig
+from vit_jax.models.resample import METHODS
+
+
+class LearnedOn(NamedTuple):
+  """The grid of a learned table, for images of another size.
+
+  grid: Rows and columns of patches of the table.
+  method: How the forward pass resizes the table to the images' grid, a name of
+    `resample.METHODS`.
+  """
+
+  grid: tuple[int, int]
+  method: str
 
 
 def learned_positions(
-  options: ViTConfig, grid: tuple[int, int]
+  options: ViTConfig, grid: tuple[int, int], table_of: LearnedOn | None = None
 ) -> Float[Array, "1 n d"] | None:
   """Returns the calling module's table of positions, a row for each token.
 
@@ -19,10 +34,14 @@ def learned_positions(
   Args:
     options: The model's options.
     grid: Rows and columns of patches.
+    table_of: The grid on which the table is learned; None: `grid`.
 
   Returns:
     The table; None if the model learns none.
   """
+  if table_of is not None and table_of.grid != grid:
+    table = learned_positions(options, table_of.grid)
+    return table if table is None else _resized(options, table, table_of, grid)
   width = options.size.width
   if options.posemb == "learn":
     num_rows = grid[0] * grid[1] + options.num_class_rows
@@ -33,6 +52,27 @@ def learned_positions(
     return None
   num_zeros = options.num_class_tokens - options.num_class_rows
   return jnp.pad(table, ((0, 0), (num_zeros, 0), (0, 0)))
+
+
+def _resized(
+  options: ViTConfig,
+  table: Float[Array, "1 n d"],
+  table_of: LearnedOn,
+  grid: tuple[int, int],
+) -> Float[Array, "1 m d"]:
+  """Returns a table resized to another grid, as `resample.resample_posemb`."""
+  extra, patches = jnp.split(table[0], [options.num_class_tokens])
+  matrix = METHODS[table_of.method]
+  patches = jnp.einsum(
+    "yh,xw,hwd->yxd",
+    *(
+      jnp.asarray(matrix(old, new), table.dtype)
+      for old, new in zip(table_of.grid, grid, strict=True)
+    ),
+    patches.reshape(*table_of.grid, -1),
+    precision="highest",
+  ).reshape(-1, table.shape[2])
+  return jnp.concatenate([extra, patches])[None]
 
 
 class PositionEmbedding(nn.Module):

@@ -17,7 +17,7 @@ from vit_jax.families.vit import ViTConfig
 from vit_jax.models.encoder import Encoder, MAPHead
 from vit_jax.models.layers import head, product_of_patches
 from vit_jax.models.noise import RECORDS
-from vit_jax.models.posemb import sincos2d
+from vit_jax.models.posemb import LearnedOn, sincos2d
 from vit_jax.models.precision import at_least_float32, bias_in_float32
 from vit_jax.models.resnet import trunk
 
@@ -161,6 +161,7 @@ class ViT(nn.Module):
     tokens: Float[Array, "b gh gw d"],
     records: RECORDS,
     keep: Int[Array, "b k"] | None = None,
+    table: LearnedOn | None = None,
   ) -> tuple[Float[Array, "b n d"], dict[str, Any]]:
     """Applies class token, positions, blocks and the last norm.
 
@@ -170,6 +171,9 @@ class ViT(nn.Module):
       keep: Numbers of the patches that enter the blocks, counted row by row;
         None for all. They have the positions that they have on the whole grid.
         The class token always enters.
+      table: The grid of the learned positions, for images of several sizes.
+        None: that of the tokens. Positions of blocks (`posemb_at`) and offsets
+        (`posemb` "relative") serve only one size.
 
     Returns:
       The encoded tokens, in the order of `keep`: n = gh gw, or k with `keep`,
@@ -187,7 +191,7 @@ class ViT(nn.Module):
       cls = jnp.broadcast_to(self.cls, (num_images, 1, width)).astype(x.dtype)
       x = jnp.concatenate([cls, x], axis=1)
     places = places_of(keep, self.options.num_class_tokens)
-    return self.Transformer(x, (grid_h, grid_w), records, places)
+    return self.Transformer(x, (grid_h, grid_w), records, places, table=table)
 
   def pool(self, encoded: Float[Array, "b n d"]) -> Float[Array, "b d"]:
     """Returns one vector per image: class token, mean, or attention pooling."""

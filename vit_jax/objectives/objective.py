@@ -47,9 +47,13 @@ class Average(NamedTuple):
   It starts as the initial parameters.
 
   momentum: 0 to 1; or a function of the number of updates applied, int32.
+  is_published: Whether the running mean is what evaluators score, what a
+    checkpoint has as `params` and what `vit_jax.load` reads. It then takes the
+    place of config.optim.ema_decay.
   """
 
   momentum: "float | Callable[[jax.Array], jax.Array]"
+  is_published: bool = False
 
   def at(self, step: "jax.Array") -> "float | jax.Array":
     """Returns the momentum of an update, given the updates before it."""
@@ -102,9 +106,10 @@ class Learner:
       updates applied, int32. Only the module may read `params`: those of
       scanned blocks are one device's parts (`models.stacking.Part`), which the
       scan's body gathers.
-    teacher: Whose parameters `targets` gets: a running mean, or a frozen model.
-      None: those of the trained model.
+    teacher: Whose parameters `targets` gets: a running mean, or a frozen model;
+      or both, as a pair. None: those of the trained model.
     targets: (teacher's params, batch, rng, step, memory, over) -> `Targets`.
+      A pair of teachers gives a pair of params.
       Called once a step, without a gradient, with all rows of a device. `over`
       computes over the rows of all devices, see `collectives.Over`.
     memory: First values of the arrays that `targets` keeps from step to step:
@@ -119,12 +124,27 @@ class Learner:
 
   module: "flax.linen.Module"
   loss: Callable[..., tuple[Any, Any, dict[str, tuple[Any, Any]]]] | None
-  teacher: Average | Frozen | None = None
+  teacher: Average | Frozen | tuple[Average, Frozen] | None = None
   targets: Callable[..., Targets] | None = None
   memory: Mapping[str, Any] | None = None
   init: Callable[[Any, Any], Any] | None = None
   train_flops: float | None = None
   whole_batch: bool = False
+
+  @property
+  def average(self) -> Average | None:
+    """The teacher that is a running mean."""
+    return self._teacher(Average)
+
+  @property
+  def frozen(self) -> Frozen | None:
+    """The teacher that does not change."""
+    return self._teacher(Frozen)
+
+  def _teacher(self, kind: type):
+    is_pair = type(self.teacher) is tuple
+    teachers = self.teacher if is_pair else (self.teacher,)
+    return next((t for t in teachers if isinstance(t, kind)), None)
 
   def flops(self, model: ModelConfig, run_shape: RunShape) -> int | float:
     """Returns `train_flops`, those of the model if the objective has none."""
@@ -144,6 +164,8 @@ class Objective:
     own: Start of the paths of the objective's own parameters, such as
       "masked_patch/", or None. `config.init` and `vit_jax.load` leave them out
       for models without this objective.
+    SHARDING: Rules for the objective's own parameters, in the form of
+      `ModelConfig.SHARDING`.
   """
 
   kind: str = ""  # the key of OBJECTIVES, or the import path
@@ -151,6 +173,7 @@ class Objective:
   trains_head: ClassVar[bool] = True
   standardises: ClassVar[bool] = False
   own: ClassVar[str | None] = None
+  SHARDING: ClassVar[tuple[tuple[str, tuple], ...]] = ()
 
   @property
   def head_loss(self) -> str | None:

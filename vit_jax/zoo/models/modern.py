@@ -25,7 +25,7 @@ from vit_jax.models.encoder import PLACES_OF_TOKENS, Encoder, MAPHead
 from vit_jax.models.gelu_dropout import gelu_dropout
 from vit_jax.models.layers import Dense, DenseGeneral, chosen, head
 from vit_jax.models.noise import DRAWS, RECORDS, Dropout, drop_at
-from vit_jax.models.posemb import learned_positions, sincos2d
+from vit_jax.models.posemb import LearnedOn, learned_positions, sincos2d
 from vit_jax.models.precision import at_least_float32
 from vit_jax.models.resample import num_bias_rows
 from vit_jax.models.vit import ViT, places_of
@@ -234,6 +234,7 @@ class ModernEncoder(Encoder):
     records: RECORDS,
     places: PLACES_OF_TOKENS = None,
     registers: TOKENS | None = None,
+    table: LearnedOn | None = None,
   ) -> tuple[Float[Array, "b m d"], dict[str, Array]]:
     """Returns the encoded tokens and the intermediates; see `Encoder`.
 
@@ -241,9 +242,10 @@ class ModernEncoder(Encoder):
       x, grid, records: See `Encoder`; x is without registers.
       places: Numbers of the tokens that enter the blocks, registers included.
       registers: k tokens to insert before the patches, or None.
+      table: See `ViT.encode`.
     """
     options = self.options
-    positions = learned_positions(options, grid)
+    positions = learned_positions(options, grid, table)
     if positions is not None:
       x = (x + positions).astype(x.dtype)
     if registers is not None:
@@ -359,7 +361,7 @@ class Modern(ViT):
       out["logits"] = x = (x + second) / 2
     return x, out
 
-  def encode(self, tokens, records, keep=None):
+  def encode(self, tokens, records, keep=None, table=None):
     """Applies class tokens, positions, registers, blocks and the last norm.
 
     See `ViT.encode`; n is the number of all tokens. Class token, distillation
@@ -376,7 +378,9 @@ class Modern(ViT):
       x = insert(self.cls, x)
     registers = self.registers if options.registers else None
     places = places_of(keep, options.num_class_tokens + options.registers)
-    return self.Transformer(x, (grid_h, grid_w), records, places, registers)
+    return self.Transformer(
+      x, (grid_h, grid_w), records, places, registers, table
+    )
 
   def pool(self, encoded: Float[Array, "b n d"]) -> Float[Array, "b e"]:
     """Returns one vector per image, after its norm and projection."""
