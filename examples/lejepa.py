@@ -28,6 +28,7 @@ from vit_jax.batch import View, normalise
 from vit_jax.config import defaults
 from vit_jax.data.preprocessing import image_size
 from vit_jax.models import build
+from vit_jax.models.posemb import LearnedOn
 from vit_jax.objectives.objective import Learner, Objective
 from vit_jax.options import AT_LEAST_0, AT_LEAST_1, SHARE, option
 
@@ -58,20 +59,22 @@ class LeJEPA(Objective):
     return views
 
   def make(self, model, run_shape, models):
-    module = Network(build(model, 0), (self.hidden, self.hidden, self.width))
+    widths = self.hidden, self.hidden, self.width
+    # Small crops have fewer patches than a learned table of positions.
+    table = LearnedOn(model.grid(run_shape.image_size), "bicubic")
+    module = Network(build(model, 0), widths, table)
 
     def vectors(params, crops, records, key):
       """Returns the vectors of crops [b, v, h, w, c], float32 [b, v, d]."""
       num = crops.shape[1]
-      _, out = module.apply(
+      x = module.apply(
         {"params": params},
         normalise(crops.reshape(-1, *crops.shape[2:])),
-        is_training=True,
-        records=(records[:, None] * num + jnp.arange(num)[None]).ravel(),
+        (records[:, None] * num + jnp.arange(num)[None]).ravel(),
         rngs={"dropout": key},
+        method="vectors",
       )
-      x = out["pre_logits"].astype(jnp.float32)
-      return x.reshape(len(crops), num, -1)
+      return x.astype(jnp.float32).reshape(len(crops), num, -1)
 
     def loss(params, batch, rng, step, over):
       mask = batch["mask"].astype(jnp.float32)
@@ -146,6 +149,7 @@ class Network(nn.Module):
 
   network: nn.Module
   widths: tuple
+  table: LearnedOn
 
   def setup(self):
     nn.share_scope(self, self.network)
@@ -156,6 +160,11 @@ class Network(nn.Module):
     if self.is_initializing():
       self.project(out["pre_logits"][:, None], lambda x: x.mean(0))
     return logits, out
+
+  def vectors(self, images, records):
+    tokens, _ = self.network.embed(images)
+    encoded, _ = self.network.encode(tokens, records, table=self.table)
+    return self.network.pool(encoded)
 
   def project(self, x, mean):
     """Returns the projections of vectors [b, v, d]."""

@@ -111,7 +111,7 @@ def test_the_loss_is_that_of_the_authors(devices, lejepa, monkeypatch):
   np.testing.assert_allclose(grad, want, rtol=1e-4, atol=3e-7)
 
 
-MODEL = dict(model__posemb="sincos2d", model__pool="gap", model__depth=1)
+MODEL = dict(model__depth=1)
 
 
 def _run(objective, devices, num_steps=3, **changes):
@@ -186,8 +186,8 @@ def test_the_batch_norm_is_over_the_whole_batch_without_broken_rows(
 
   def vectors(crops):
     x = jnp.asarray(normalise(crops[:3].reshape(-1, *crops.shape[2:])))
-    _, out = learner.module.apply({"params": params}, x)
-    return np.asarray(out["pre_logits"]).reshape(3, crops.shape[1], -1)
+    x = learner.module.apply({"params": params}, x, None, method="vectors")
+    return np.asarray(x).reshape(3, crops.shape[1], -1)
 
   x = np.concatenate([vectors(batch["global"]), vectors(batch["local"])], 1)
   own = jax.tree.map(np.asarray, params["lejepa"])
