@@ -113,7 +113,7 @@ class Evaluators(list[Evaluator]):
 
     def is_due(config: EvaluatorConfig) -> bool:
       if not step:
-        return config.name == self._at_start
+        return config.at_start or config.name == self._at_start
       every = config.every_steps
       return (every > 0 and step % every == 0) or step == self._total_steps
 

@@ -24,6 +24,8 @@ _BY_PROGRAMS = {
   "__pycache__",
 }
 
+FOLDERS = ("folder:", "images:")  # prefixes of data sets that are folders
+
 
 def file_in(folder: epath.Path, name: str) -> epath.Path:
   """Returns the path of a file in a folder; the file need not exist.
@@ -159,7 +161,7 @@ def file_size(path: epath.Path) -> int:
 
 
 def with_absolute_folder(value: object) -> object:
-  """Returns the name of a data set; a folder:PATH gets an absolute path.
+  """Returns the name of a data set; the path of a folder becomes absolute.
 
   Args:
     value: The name; anything else is returned as it is.
@@ -168,11 +170,11 @@ def with_absolute_folder(value: object) -> object:
     >>> with_absolute_folder("folder:/a/../b/"), with_absolute_folder("cifar10")
     ('folder:/b', 'cifar10')
   """
-  if not isinstance(value, str) or not value.startswith("folder:"):
+  if not isinstance(value, str) or not value.startswith(FOLDERS):
     return value
-  path = value.removeprefix("folder:")
+  kind, _, path = value.partition(":")
   path = os.path.expanduser(path)
-  return value if is_remote(path) else f"folder:{os.path.abspath(path)}"
+  return value if is_remote(path) else f"{kind}:{os.path.abspath(path)}"
 
 
 def cache_folder(name: str) -> pathlib.Path:

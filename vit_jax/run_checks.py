@@ -208,6 +208,10 @@ def length_and_head_errors(run: Experiment) -> list[str]:
   if got < needed or (batch.has_vectors(info) and got > needed):
     expected = f"the {needed} of {name!r}, or None"
     errors.append(unexpected("config.num_classes", got, expected))
+  kind = run.config.objective.kind
+  if not needed and run.config.objective.trains_head:
+    expected = f"one that needs no classes, because {name!r} has none"
+    return [*errors, unexpected("config.objective.kind", repr(kind), expected)]
   is_multilabel = getattr(info, "is_multilabel", False)
   if run.config.init_head == "linear_probe" and is_multilabel:
     expected = f"'zeros', because an image of {name!r} can have several classes"

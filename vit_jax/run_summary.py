@@ -179,11 +179,11 @@ def _absent_lines(experiment: Experiment) -> Iterator[str]:
 
 
 def _outputs(experiment: Experiment) -> str:
-  """Returns what `num_classes` counts: classes, or numbers to predict."""
+  """Returns the number of classes, or of numbers to predict."""
+  number = experiment.data.num_classes
   if experiment.standardisation is None:
-    return "classes"
-  plural = "s" * (experiment.data.num_classes > 1)
-  return f"number{plural} to predict"
+    return f"{number:,} classes" if number else "no classes"
+  return f"{number:,} number{'s' * (number > 1)} to predict"
 
 
 def _numbers_lines(experiment: Experiment) -> list[str]:
@@ -244,7 +244,7 @@ def text(experiment: Experiment, mesh: Mesh, state: TrainState) -> str:
     lines.append(f"attention   {choice}")
   lines += [
     f"data        {experiment.data_name}: {data.num_examples:,} images,"
-    f" {data.num_classes:,} {_outputs(experiment)}",
+    f" {_outputs(experiment)}",
     *classes_lines(experiment.class_counts, experiment.head.class_names),
     *_absent_lines(experiment),
     *_numbers_lines(experiment),

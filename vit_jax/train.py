@@ -164,6 +164,7 @@ def train_and_evaluate(
       check_owner=lock.check,
       has_row=checkpointer.is_periodic,
       until=hooks.stop_requested,
+      on_scores=hooks.on_scores,
     )
     stack.enter_context(log)
 

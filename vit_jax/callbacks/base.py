@@ -167,6 +167,14 @@ class Callback:
     """
     return values
 
+  def on_scores(self, step: int, scores: dict[str, float]) -> None:
+    """Called when an evaluator's scores are known, only in process 0.
+
+    Args:
+      step: Updates in the parameters that were scored, perhaps not the newest.
+      scores: Metrics by their names, such as "test/top1".
+    """
+
   def on_eval_batch(self) -> None:
     """Called before each batch of an evaluation; may raise `Stop`."""
 
@@ -281,6 +289,10 @@ class CallbackList:
     for callback in self._callbacks:
       values = callback.on_log(step, values)
     return values
+
+  def on_scores(self, step: int, scores: dict[str, float]) -> None:
+    for callback in self._callbacks:
+      callback.on_scores(step, scores)
 
   def on_eval_batch(self) -> None:
     for callback in self._callbacks:

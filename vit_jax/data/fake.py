@@ -40,7 +40,8 @@ class FakeSource(Source):
   def load(self, raw: Record) -> Record:
     """See `Source`."""
     base = self._base_index(raw["index"])
-    images = _images(self.num_classes, self.info.image, self.info.size)
+    num_kinds = self.num_classes or _NUM_IMAGES
+    images = _images(num_kinds, self.info.image, self.info.size)
     return {
       "image": tf.gather(images, base % len(images)),
       "label": tf.cast(self._label(base), self.label_spec.dtype),
@@ -59,6 +60,8 @@ class FakeSource(Source):
     base = np.concatenate([np.arange(s.start, s.stop) for s in self.spans])
     if self.is_multilabel or self.is_regression:
       return self._label(base).numpy()
+    if not self.num_classes:
+      return np.full(len(base), -1, np.int32)
     return (base % self.num_classes).astype(np.int32)
 
 
@@ -90,7 +93,7 @@ def dataset_info(dataset: str, data_dir: str | None = None) -> Info:
     ValueError: Unknown data set.
   """
   info = lookup(dataset)
-  if info and info.num_classes:
+  if info and info.splits:
     return info
   builder = tfds_source.find_builder(dataset, data_dir, known=DATASETS)
   tfds_source.check_features(dataset, builder)
@@ -121,6 +124,8 @@ def _label(base, source: FakeSource):
   In multi-label data, every third record also has the next class, and every
   sixteenth none.
   """
+  if not source.num_classes:
+    return base * 0 - 1
   label = base % source.num_classes
   if not source.is_multilabel:
     return label

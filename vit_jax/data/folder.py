@@ -410,7 +410,7 @@ def _class_files(
   """Returns the images of each class folder; appends others to `left_out`."""
   files = {}  # paths relative to the folder of the class
   for name in names:
-    files[name], others = _images_in(root / name)
+    files[name], others = images_in(root / name)
     left_out += [os.path.join(name, path) for path in others]
   if len(names) < 2:
     got = f"the class folders {names}" if names else "no class folders"
@@ -441,7 +441,7 @@ def _subfolders(root: pathlib.Path, by_programs: bool = False) -> list[str]:
   return sorted(name for name in names if is_by_program(name) == by_programs)
 
 
-def _images_in(root: pathlib.Path) -> tuple[list[str], list[str]]:
+def images_in(root: pathlib.Path) -> tuple[list[str], list[str]]:
   """Returns the images in a folder, at any depth, and the other files.
 
   A broken link is among the images, so that it is named and counted. Hidden

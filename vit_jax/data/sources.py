@@ -18,6 +18,7 @@ from vit_jax.data import (
   splits,
   subsets,
   tfds_source,
+  unlabelled_folder,
   vtab,
   vtab_source,
 )
@@ -31,6 +32,7 @@ from vit_jax.data.tf_cpu import tf
 # names without a prefix.
 OPENERS = {
   folder.PREFIX: folder.open_folder,
+  unlabelled_folder.PREFIX: unlabelled_folder.open_images,
   vtab.PREFIX: vtab_source.open_vtab,
 }
 
@@ -52,8 +54,9 @@ def open_source(
 
   Args:
     dataset: Name in TFDS, with a config if it has several; "folder:/path" for
-      images in one folder per class; "vtab:TASK", see `vtab`; a key of `given`;
-      or an import path, see `records`.
+      images in one folder per class; "images:/path" for images without
+      classes; "vtab:TASK", see `vtab`; a key of `given`; or an import path, see
+      `records`.
     split: A split such as "train", "train[:99%]" or "train[100:200]+test", or a
       subset of one, such as "train@2000" or "train[:99%]@10%/seed=1".
     data_dir: Folder of TFDS's data; None for $TFDS_DATA_DIR, or

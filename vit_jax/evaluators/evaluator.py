@@ -89,6 +89,9 @@ class EvaluatorConfig:
     None, "images per batch, over all devices; None: data.batch_size"
   )
   every_steps: int = option(0, "steps between evaluations; 0: only at the end")
+  at_start: bool = option(
+    False, "whether the parameters before the first step are scored, too"
+  )
   group: str | None = option(
     None,
     "group of this evaluator; the mean of a group is written as"

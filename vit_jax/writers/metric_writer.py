@@ -74,6 +74,8 @@ class MetricLog:
     has_row: Whether a step has a row of training, beside the first step and
       every config.log_steps.
     until: Returns whether to stop waiting for scores, such as after SIGTERM.
+    on_scores: Called in process 0 with the step and the scores of an evaluator,
+      in the order of the rows.
 
   Raises:
     WriteError: metrics.jsonl cannot be read or written now. Later its rows wait
@@ -93,10 +95,12 @@ class MetricLog:
     check_owner: Callable[[], None] = lambda: None,
     has_row: Callable[[int], bool] = lambda step: False,
     until: Callable[[], bool] = lambda: False,
+    on_scores: Callable[[int, dict[str, float]], None] = lambda *_: None,
   ):
     self._start, self._has_row, self._until = start, has_row, until
     self._every = config.log_steps if config else 1
     self._note, self._check_owner = note, check_owner
+    self._on_scores = on_scores
     self._is_local = not is_remote(workdir)
     self._pool = concurrent.futures.ThreadPoolExecutor(1, "scores")
     # For each row its step, and its values or a future of scores.
@@ -274,6 +278,7 @@ class MetricLog:
       self._note(message)
     scores = self._means.add(step, scores)
     self._note(format_scores(step, scores))
+    self._on_scores(step, scores)
     return scores
 
   def _write_row(self, step: int, values: Mapping[str, float]) -> None:
