@@ -36,6 +36,7 @@ LAYERS = (
   "__init__",
   "train evaluate",
   "finetune",
+  "self_supervised",
   "zoo",
   "tools",
   "commands",
@@ -45,7 +46,7 @@ LAYER = {room: i for i, layer in enumerate(LAYERS) for room in layer.split()}
 
 # The wings, which a reader of the paper's codebase can skip; and the tables of
 # that codebase that name what is in them.
-WINGS = ("finetune", "zoo", "tools")
+WINGS = ("finetune", "self_supervised", "zoo", "tools")
 TABLES = (
   "callbacks/defaults",
   "data/download_and_prepare",
@@ -224,4 +225,5 @@ def test_what_a_run_from_scratch_loads():
     "vit_jax.zoo.families.modern",
     "vit_jax.finetune.regression",
     "vit_jax.finetune.regression_evaluator",
+    "vit_jax.self_supervised.segmentation",
   }

@@ -16,6 +16,7 @@ from vit_jax.evaluators.multilabel import MultilabelConfig
 from vit_jax.evaluators.per_class import PerClassConfig
 from vit_jax.evaluators.subset import SubsetConfig
 from vit_jax.finetune.regression_evaluator import RegressionConfig
+from vit_jax.self_supervised.segmentation import SegmentationConfig
 
 EVALUATORS: dict[str, type[EvaluatorConfig]] = {
   "classification": ClassificationConfig,
@@ -25,6 +26,7 @@ EVALUATORS: dict[str, type[EvaluatorConfig]] = {
   "multilabel": MultilabelConfig,
   "per_class": PerClassConfig,
   "regression": RegressionConfig,
+  "segmentation": SegmentationConfig,
   "subset": SubsetConfig,
 }
 

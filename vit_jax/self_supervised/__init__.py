@@ -1,0 +1,1 @@
+"""Learning without labels: objectives and evaluators after the paper."""
