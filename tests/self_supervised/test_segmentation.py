@@ -6,10 +6,12 @@ import pathlib
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
 import torch
+from jax.experimental import multihost_utils
 from PIL import Image
 
 from vit_jax import class_names, sharding, step
@@ -61,6 +63,19 @@ def test_scores_are_those_of_torchmetrics():
     assert segmentation.miou(matrix) == pytest.approx(want_miou, rel=1e-6)
     accuracy = matrix.trace() / matrix.sum()
     assert accuracy == pytest.approx(want_accuracy, rel=1e-6)
+
+
+def test_counts_of_processes_are_added(monkeypatch):
+  """In 64 bits: 2,000 masks of Cityscapes have 4 billion pixels."""
+  counts = np.array([[2**40, 3], [2**31, 0]])
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  monkeypatch.setattr(
+    multihost_utils,
+    "process_allgather",
+    lambda x: np.stack([np.asarray(jnp.asarray(x))] * 2),
+  )
+  total = segmentation.of_all_processes(counts)
+  np.testing.assert_array_equal(total, 2 * counts)
 
 
 def test_pixels_are_resized_as_in_torch(monkeypatch):
@@ -202,7 +217,7 @@ def _options(root, **changes):
     batch_size=8,
     classes=3,
     lr=0.03,
-    steps=150,
+    steps=80,
   )
   return dataclasses.replace(options, **changes)
 

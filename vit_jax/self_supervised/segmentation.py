@@ -72,7 +72,7 @@ STEP_IMAGES = 16  # images of a step of the head
 WARMUP = 1500 / 40_000  # share of the steps
 IGNORED = 255  # a pixel that does not count
 BN_MOMENTUM, BN_EPS = 0.1, 1e-5
-STORED = 2**33  # bytes of patches and masks that are kept; more are recomputed
+STORED = 2**32  # bytes of patches and masks that are kept; more are recomputed
 BAND = 2**24  # logits of pixels computed at a time
 PREFIX = "images:"
 _PART_OF = {
@@ -403,7 +403,6 @@ class Segmentation(Evaluator):
   ) -> np.ndarray:
     """Returns the confusion matrix of the validation images."""
     import jax
-    from jax.experimental import multihost_utils
 
     def of_image(x, number):
       mask = self._mask(number)
@@ -419,10 +418,19 @@ class Segmentation(Evaluator):
       if len(waiting) > 2 * STEP_IMAGES:
         total += waiting.popleft().result()
     total += sum(future.result() for future in waiting)
-    if jax.process_count() > 1:  # as uint32, because jax has no int64
-      parts = multihost_utils.process_allgather(total.view(np.uint32))
-      total = np.asarray(parts).view(np.int64).sum(0)
-    return total
+    return of_all_processes(total)
+
+
+def of_all_processes(counts: np.ndarray) -> np.ndarray:
+  """Returns the sum of the processes' counts, int64 [..., n]. Collective."""
+  import jax
+  from jax.experimental import multihost_utils
+
+  if jax.process_count() == 1:
+    return counts
+  # As uint32, because jax has no int64 by default.
+  parts = multihost_utils.process_allgather(counts.view(np.uint32))
+  return np.asarray(parts).view(np.int64).sum(0)
 
 
 def patches_of(
@@ -546,12 +554,7 @@ def training(
       logits = jnp.matmul(x, params["kernel"], precision="highest")
       logits += params["offset"][wide]
       logits = jnp.einsum(
-        "hy,byxc,wx->bhwc",
-        resize[0],
-        logits,
-        resize[1],
-        precision="highest",
-        optimize="optimal",
+        "hy,byxc,wx->bhwc", resize[0], logits, resize[1], precision="highest"
       )
       counts = masks != IGNORED
       losses = optax.softmax_cross_entropy_with_integer_labels(
