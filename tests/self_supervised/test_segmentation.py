@@ -255,16 +255,16 @@ def _evaluator(model, options):
 
 
 def test_coloured_shapes_are_found(shapes, model, monkeypatch):
-  """By a network with random parameters; chance is about 0.3."""
+  """By a network with random parameters; all background has 0.3."""
   evaluator = _evaluator(model, _options(shapes))
   assert "24 images, scored on 6" in evaluator.note
   scores = evaluator.run(model[3])
-  assert scores["segmentation/miou"] > 0.85
+  assert scores["segmentation/miou"] > 0.8
   assert scores["segmentation/pixel_accuracy"] > 0.93
   # Patches that do not fit into memory are computed anew.
   monkeypatch.setattr(segmentation, "STORED", 1000)
   again = _evaluator(model, _options(shapes)).run(model[3])
-  assert again["segmentation/miou"] > 0.85
+  assert again["segmentation/miou"] > 0.8
   assert again != scores
 
 
