@@ -15,7 +15,8 @@ Run: vit-jax train --config=lejepa.py --workdir=runs/lejepa
 The argument is a folder of images; without it the letters of `glyphs`.
 
 Source: arXiv:2511.08544; rbalestr-lab/lejepa, MINIMAL.md: 17 points t in [0, 3]
-  count twice, share 0.02, projector 2048, 2048, 16.
+  count twice, share 0.02, projector 2048, 2048, 16. Crops and colours are those
+  of the paper's code: 2 of 224 px, 6 of 98 px.
 """
 
 import dataclasses
@@ -32,6 +33,10 @@ from vit_jax.models.posemb import LearnedOn
 from vit_jax.objectives.objective import Learner, Objective
 from vit_jax.options import AT_LEAST_0, AT_LEAST_1, SHARE, option
 
+COLOURS = (
+  "jitter(0.4, 0.4, 0.2, 0.1, 0.8)|random_grey(0.2)|gaussian_blur(0.5)"
+  "|solarize(0.2)"
+)
 GLOBAL = 2  # large crops of an image
 POINTS, END = 17, 3.0  # of the integral, from 0; the other half is equal
 
@@ -46,7 +51,8 @@ class LeJEPA(Objective):
   width: int = option(16, "width of a projection", limit=AT_LEAST_1)
   local_crops: int = option(6, "small crops of an image", limit=AT_LEAST_0)
   local_ops: str = option(
-    "decode_inception_crop(96, 5, 30)|flip_lr", "preprocessing of small crops"
+    f"decode|random_resized_crop(98, 0.05, 0.3)|flip_lr|{COLOURS}",
+    "preprocessing of small crops",
   )
 
   trains_head = False  # no logits of the data's classes
@@ -179,13 +185,14 @@ def get_config(folder=""):
   c.model.mlp_dim, c.model.num_heads = 512, 4
   c.objective.hidden, c.objective.directions = 512, 256
   if folder:
-    size, small, flip = 96, 48, "|flip_lr"
+    size, small, flip = 96, 48, "|flip_lr|"
     c.data.dataset, c.data.split = f"folder:{folder}", "train"
   else:
-    size, small, flip = 32, 16, ""  # a letter's mirror image is no letter
+    size, small, flip = 32, 16, "|"  # a letter's mirror image is no letter
     c.data.dataset, c.data.split = "glyphs/size=32,count=20000,seed=0", "train"
-  c.data.ops = f"decode_inception_crop({size}, 30)" + flip
-  c.objective.local_ops = f"decode_inception_crop({small}, 5, 30)" + flip
+  crop = "decode|random_resized_crop"
+  c.data.ops = f"{crop}({size}, 0.3, 1.0){flip}{COLOURS}"
+  c.objective.local_ops = f"{crop}({small}, 0.05, 0.3){flip}{COLOURS}"
   c.data.batch_size, c.total_steps = 128, 1500
   c.optim.lr, c.optim.warmup_steps, c.optim.weight_decay = 2e-3, 100, 0.05
   c.checkpoint.every_steps = 500

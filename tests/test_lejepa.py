@@ -12,9 +12,12 @@ import several
 import tiny
 from jax.sharding import PartitionSpec as P
 
+import vit_jax
 from vit_jax import collectives, sharding, step
 from vit_jax.batch import normalise
 from vit_jax.config import cli
+from vit_jax.train import train_and_evaluate
+from vit_jax.writers.metric_writer import read_metrics
 
 DATA = np.load(several.ROOT / "tests/data/ssl_lejepa.npz")
 LOCAL = "decode_inception_crop(8, 5, 30)"
@@ -207,3 +210,26 @@ def test_its_config_is_that_of_a_run(monkeypatch):
     parsed = cli.parse("train", {}, [f"--config=lejepa.py{argument}"])
     assert parsed.config.objective.share == 0.02
     assert {*parsed.config.view_shapes} == {"global", "local"}
+
+
+@pytest.mark.slow
+def test_a_run_by_import_path(lejepa, monkeypatch, tmp_path):
+  """Its checkpoint is that of the network; the projector stays behind."""
+  monkeypatch.chdir(several.ROOT / "examples")
+  config = cli.parse(
+    "train",
+    {},
+    [
+      "--config=lejepa.py",
+      "--fake_data",
+      *("--config.total_steps=2", "--config.data.batch_size=8"),
+      *("--config.model.depth=1", "--config.model.posemb=learn"),
+      *("--config.log_steps=1", "--config.optim.warmup_steps=1"),
+    ],
+  ).config
+  state = train_and_evaluate(config, str(tmp_path))
+  assert "lejepa" in state.params
+  (*_, row) = read_metrics(str(tmp_path))
+  assert 0 <= row["knn/20nn"] <= 1
+  vit = vit_jax.load(tmp_path, verbose=False)
+  assert "lejepa" not in vit.params and vit.image_size == (32, 32)
