@@ -225,5 +225,7 @@ def test_what_a_run_from_scratch_loads():
     "vit_jax.zoo.families.modern",
     "vit_jax.finetune.regression",
     "vit_jax.finetune.regression_evaluator",
+    "vit_jax.self_supervised.attentive_probe",
+    "vit_jax.self_supervised.rankme",
     "vit_jax.self_supervised.segmentation",
   }

@@ -16,15 +16,19 @@ from vit_jax.evaluators.multilabel import MultilabelConfig
 from vit_jax.evaluators.per_class import PerClassConfig
 from vit_jax.evaluators.subset import SubsetConfig
 from vit_jax.finetune.regression_evaluator import RegressionConfig
+from vit_jax.self_supervised.attentive_probe import AttentiveConfig
+from vit_jax.self_supervised.rankme import RankMeConfig
 from vit_jax.self_supervised.segmentation import SegmentationConfig
 
 EVALUATORS: dict[str, type[EvaluatorConfig]] = {
+  "attentive": AttentiveConfig,
   "classification": ClassificationConfig,
   "fewshot": FewshotConfig,
   "knn": KnnConfig,
   "linear": LinearConfig,
   "multilabel": MultilabelConfig,
   "per_class": PerClassConfig,
+  "rankme": RankMeConfig,
   "regression": RegressionConfig,
   "segmentation": SegmentationConfig,
   "subset": SubsetConfig,
