@@ -18,7 +18,7 @@ from vit_jax.writers import console
 if TYPE_CHECKING:
   from vit_jax.step import TrainState
 
-LEAST_TARGETS = 1.1
+LEAST_TARGETS = 1.05
 IN_A_ROW = 3
 LEAST_RANK = 2.0
 RANK_SHARE = 0.5
@@ -31,18 +31,20 @@ class CollapseAlarm(Callback):
   Each warning is printed once, and again only after what it is about has
   recovered, also after a resume.
 
-  - Targets: fewer than 1.1 different ones, in 3 logged steps in a row. Their
+  - Targets: fewer than 1.05 different ones, in 3 logged steps in a row. Their
     number is exp(I), where I is what a target says about its image, in nats:
 
       I = H(mean target) - mean H(target) = log K - teacher_kl - teacher_entropy
 
     It is 1 in both collapses, to the uniform distribution (entropy log K) and
     to one prototype (divergence of the mean log K), and at most the number of
-    images in a batch. The first steps of a run may have fewer.
+    images in a batch. DINO of 213,000 parameters on digits, K = 256, had 1.16
+    or more in each logged step; without centring it had 1.001 from step 60.
   - Features, by each evaluator of kind `rankme`: an effective rank below 2, as
     of one direction; or below half of the highest of this run; or a distance to
-    the nearest other image below a tenth of the largest of this run. An
-    untrained model has low values, so only their fall is a sign.
+    the nearest other image below a tenth of the largest of this run. Set the
+    evaluator's `at_start`: the same model had 17.9 and 0.0142 untrained, 15.3
+    and 0.0112 after 400 steps, and 4.9 and 0.0011 without centring.
 
   Args:
     prototypes: Length K of a target, for an objective that logs
