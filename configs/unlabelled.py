@@ -124,7 +124,8 @@ def get_config(arg: str = ""):
   c.evals = {
     "rankme": {**score, "kind": "rankme", "split": "train", "max_images": 5000}
   }
-  c.callbacks = ("vit_jax.self_supervised.collapse:CollapseAlarm()",)
+  alarm = f"CollapseAlarm(prototypes={c.objective.prototypes})"
+  c.callbacks = (f"vit_jax.self_supervised.collapse:{alarm}",)
   if args["labels"]:
     labels = f"folder:{args['labels']}"
     train = Sources().inspect(labels, "train")
