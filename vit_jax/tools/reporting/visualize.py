@@ -87,7 +87,8 @@ def run(args: argparse.Namespace) -> list[pathlib.Path]:
       model_figures.inspect_model(name, label, vit, arrays, captions)
     )
     if pictures := pictures_of(path, arrays[:NUM_SHOWN]):
-      own["_".join(filter(None, ["objective", name]))] = pictures
+      title = file_stem(pictures.title.lower())
+      own["_".join(filter(None, [title, name]))] = pictures
   return _write(
     out, inspected, list(models.values()), names, args.patch, left_out, own
   )
