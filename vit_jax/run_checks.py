@@ -208,7 +208,13 @@ def length_and_head_errors(run: Experiment) -> list[str]:
   if got < needed or (batch.has_vectors(info) and got > needed):
     expected = f"the {needed} of {name!r}, or None"
     errors.append(unexpected("config.num_classes", got, expected))
-  kind = run.config.objective.kind
+  kind, rows = run.config.objective.kind, run.config.data.batch_size
+  if run.config.objective.compares_images and info.num_examples < rows:
+    expected = (
+      f"at most the {info.num_examples:,} images of {name!r}, because"
+      f" config.objective.kind={kind!r} compares the images of a batch"
+    )
+    errors.append(unexpected("config.data.batch_size", rows, expected))
   if not needed and run.config.objective.trains_head:
     expected = f"one that needs no classes, because {name!r} has none"
     return [*errors, unexpected("config.objective.kind", repr(kind), expected)]

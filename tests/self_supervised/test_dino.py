@@ -1,7 +1,10 @@
 """DINO: the loss as the authors', a whole step, meshes, resumed runs."""
 
 import dataclasses
+import functools
 import pathlib
+import random
+import time
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +12,16 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import sharding, step
+import vit_jax
+from vit_jax import run_checks, sharding, step, step_checks, train
 from vit_jax.batch import normalise
+from vit_jax.callbacks import Callback
+from vit_jax.checkpointing import resume_rules
+from vit_jax.commands import convert as convert_command
+from vit_jax.config import ConfigError, checks, to_dict
+from vit_jax.objectives import Classification
 from vit_jax.self_supervised.dino import DINO
+from vit_jax.writers.metric_writer import read_metrics
 
 FILE = np.load(pathlib.Path(__file__).parents[1] / "data" / "ssl_dino.npz")
 ONE, FOUR = jax.devices()[:1], jax.devices()[:4]
@@ -27,7 +37,10 @@ SMALL = DINO(
 
 
 def config(objective=SMALL, **changes):
-  changes = dict(model__variant="Ti/4", data__batch_size=8) | changes
+  changes = {
+    **dict(model__variant="Ti/4", model__depth=1, data__batch_size=8),
+    **changes,
+  }
   made = tiny.config(**changes)
   return dataclasses.replace(made, objective=objective)
 
@@ -65,16 +78,18 @@ class Parts(tiny.Parts):
     return state, metrics
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _apply(module, params, images):
+  return module.apply({"params": params}, images, None, method="scores")
+
+
 def _scores(parts, params, crops):
-  """Scores of crops [b, v, h, w, c] in evaluation, by a direct call."""
-  rows, number = crops.shape[:2]
+  """Scores and vectors of crops [b, v, h, w, c], by a direct call."""
   images = jnp.asarray(normalise(crops.reshape(-1, *crops.shape[2:])))
-  got, vectors = parts.trainer.module.apply(
-    {"params": params}, images, None, method="scores"
+  results = _apply(parts.trainer.module, params, images)
+  return tuple(
+    np.asarray(x, "d").reshape(*crops.shape[:2], -1) for x in results
   )
-  return np.asarray(got, "d").reshape(rows, number, -1), np.asarray(
-    vectors, "d"
-  ).reshape(rows, number, -1)
 
 
 def _softmax(x):
@@ -203,9 +218,24 @@ def test_other_devices_give_the_same(name, one):
   _close(one[2:], (jax.device_get(state), metrics))
 
 
+def test_the_head_is_split_where_its_sizes_allow():
+  """An odd number of prototypes is left whole along `tensor`."""
+  mesh = dict(mesh__fsdp=2, mesh__tensor=2)
+  for number, part in ((24, (4, 12)), (25, (4, 25))):
+    objective = dataclasses.replace(SMALL, prototypes=number)
+    parts = Parts(config(objective, **mesh), FOUR)
+    state = parts.trainer.state
+    for tree in (state.params, state.averages["ema"]):
+      kernel = tree["dino"]["prototypes"]["kernel"]
+      assert kernel.sharding.shard_shape(kernel.shape) == part
+
+
 OTHERS = {
   "sinkhorn": (dict(centring="sinkhorn"), {}),
-  "scan": ({}, dict(model__scan=True, model__stochastic_depth=0.5)),
+  "scan": (
+    {},
+    dict(model__depth=2, model__scan=True, model__stochastic_depth=0.5),
+  ),
   "gain": (dict(norm_last_layer=False, centring="none"), {}),
   "modern": (
     {},
@@ -218,8 +248,11 @@ OTHERS = {
     ),
   ),
   "lora": ({}, dict(lora__rank=2)),
-  "freeze": ({}, dict(optim__freeze=("embedding/*", "*/encoderblock_0/*"))),
-  "resnet": ({}, tiny.RESNET),
+  "freeze": (
+    {},
+    dict(model__depth=2, optim__freeze=("embedding/*", "*/encoderblock_0/*")),
+  ),
+  "resnet": ({}, dict(model__depth=None) | tiny.RESNET),
 }
 
 
@@ -251,3 +284,198 @@ def test_the_teacher_has_the_adapters():
     for s in (state, changed)
   ]
   assert np.abs(centres[0] - centres[1]).max() > 1e-3
+
+
+class Data:
+  """Batches of crops in memory, for `train_and_evaluate`."""
+
+  num_examples, num_classes, class_names = 160, 3, None
+
+  def __init__(self, cfg):
+    self.config = cfg
+
+  def batches(self, start_step, process_index, process_count):
+    step = start_step
+    while True:
+      yield batch(step, self.config)
+      step += 1
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """Returns config, folder and state of a run of six steps."""
+  folder = tmp_path_factory.mktemp("dino")
+  cfg = config(
+    total_steps=6,
+    checkpoint__every_steps=2,
+    log_steps=1,
+    model__depth=2,
+    model__stochastic_depth=0.2,
+    optim__weight_decay=0.04,
+    optim__weight_decay_end=0.4,
+    optim__clip_groups=("each",),
+    optim__lr_zero=("dino/prototypes/*=2",),
+  )
+  state = train.train_and_evaluate(cfg, str(folder), Data(cfg))
+  return cfg, folder, jax.device_get(state)
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_anywhere_resumes_to_the_bit(run, tmp_path):
+  """Parameters, optimizer, teacher, centre, and metrics."""
+  cfg, folder, want = run
+  place = random.Random(time.time_ns()).randrange(1, 6)
+  print(f"ends at {place}")
+
+  class Ends(Callback):
+    def on_step(self, step, batch, metrics):
+      if step == place:
+        raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    train.train_and_evaluate(cfg, str(tmp_path), Data(cfg), callbacks=[Ends()])
+  state = train.train_and_evaluate(cfg, str(tmp_path), Data(cfg))
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), want)
+  rows = [
+    {
+      r["step"]: {k: v for k, v in r.items() if k in KEYS}
+      for r in read_metrics(str(path))
+    }
+    for path in (folder, tmp_path)
+  ]
+  assert rows[0] == rows[1] and len(rows[0]) == 6
+  assert set(rows[0][3]) == KEYS
+
+
+KEYS = {
+  *("train/loss", "train/teacher_entropy", "train/teacher_kl"),
+  *("train/online_knn", "train/grad_norm"),
+}
+
+
+@pytest.mark.slow
+def test_the_published_model_is_the_teacher(run, tmp_path):
+  """`load` and `convert` read it, without the head."""
+  _, folder, state = run
+  model = vit_jax.load(str(folder), verbose=False)
+  want = {k: v for k, v in state.averages["ema"].items() if k != "dino"}
+  jax.tree.map(np.testing.assert_array_equal, model.params, want)
+  assert all(name.startswith("dino/") for name in model.report.ignored)
+  assert np.any(
+    state.params["embedding"]["kernel"] != want["embedding"]["kernel"]
+  )
+  out = str(tmp_path / "model.npz")
+  convert_command.main([str(folder), out, "--to=npz"])
+  again = vit_jax.load(out, verbose=False)
+  jax.tree.map(np.testing.assert_array_equal, again.params, want)
+
+
+@pytest.mark.parametrize(
+  "options, changes, text",
+  [
+    (
+      dict(local_ops="decode|resize(10)"),
+      {},
+      "local_ops: got 'crops of 10x10 pixels', expected multiples of 4",
+    ),
+    (
+      dict(second_ops="decode|resize(8)"),
+      {},
+      "second_ops: got 'crops of 8x8 pixels', expected crops of 16x16",
+    ),
+    (
+      {},
+      dict(model__posemb="learn2d"),
+      "local_ops: got 'crops of 8x8 pixels', expected 16x16",
+    ),
+    (dict(teacher_temperature=0.0), {}, "teacher_temperature: got 0.0"),
+    (
+      dict(temperature_steps=0),
+      {},
+      "teacher_temperature_start: got '0.02 with temperature_steps=0'",
+    ),
+  ],
+  ids=lambda v: None if isinstance(v, str) else next(iter(v), None),
+)
+def test_what_does_not_fit_is_an_error(options, changes, text):
+  objective = dataclasses.replace(SMALL, **options)
+  (error,) = checks.errors(config(objective, **changes))
+  assert text.replace("'", "") in error.replace("'", "")
+
+
+def test_fewer_images_than_a_batch_are_an_error(tmp_path):
+  cfg = config(data__batch_size=16)
+  data = Data(cfg)
+  data.num_examples = 15
+  with pytest.raises(ConfigError, match="at most the 15 images of 'Data'"):
+    run_checks.setup(cfg, str(tmp_path), data)
+
+
+def test_another_length_is_another_run():
+  """Also with a constant rate, because the momentum follows the length."""
+  for changes, objective in (
+    ({}, SMALL),
+    (dict(optim__weight_decay_end=0.4), Classification()),
+  ):
+    old = config(objective, optim__schedule="constant", **changes)
+    new = dataclasses.replace(old, total_steps=50)
+    (change,) = resume_rules.differences(to_dict(old), new)
+    assert change.key == "total_steps" and change.rule.makes_another_run
+
+
+def test_layers_that_it_does_not_train_are_errors():
+  model = tiny.config(model__pre_logits=True).model
+  (error,) = SMALL.start_errors(model)
+  assert "config.model.pre_logits: got True" in error
+  model = tiny.config(
+    model__name="modern", model__class_token=True, model__pool="map"
+  ).model
+  (error,) = SMALL.start_errors(model)
+  assert "config.model.pool" in error
+  assert not [*SMALL.start_errors(tiny.config(model__pool="map").model)]
+
+
+def test_flops_count_all_crops_and_the_teacher():
+  cfg = config()
+  head = SMALL.head(cfg.model)
+  one, small = (cfg.model.forward_macs((n, n), 0) for n in (16, 8))
+  macs = 32 * 16 + 16 * 16 + 16 * 8 + 8 * 24
+  want = 6 * (2 * (one + macs) + 3 * (small + macs)) + 2 * 2 * (one + macs)
+  assert SMALL.flops(cfg.model, (16, 16), head) == want
+
+
+def test_rows_are_mixed_only_over_the_whole_batch():
+  """The checks of objectives from outside find nothing."""
+  for centring in ("mean", "sinkhorn"):
+    objective = Outside(**{**dataclasses.asdict(SMALL), "kind": OUTSIDE})
+    cfg = config(dataclasses.replace(objective, centring=centring))
+    shape = step.RunShape(tiny.NUM_CLASSES, (16, 16), 20)
+    learner = cfg.objective.make(cfg.model, shape, {})
+    assert not step_checks.errors(cfg, shape, learner, ())
+
+
+OUTSIDE = "test_dino:Outside"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outside(DINO):
+  """DINO by its import path."""
+
+  kind: str = OUTSIDE
+
+
+def test_images_without_classes_have_no_online_score():
+  cfg = config()
+  shape = step.RunShape(0, (16, 16), 20)
+  learner = cfg.objective.make(cfg.model, shape, {})
+  rows = batch(0, cfg)
+  k = SMALL.prototypes
+  rows["targets"] = {"p": jnp.full((8, 2, k), 1 / k)}
+  rows["shared"] = {"kl": jnp.zeros(())}
+  params = jax.eval_shape(
+    learner.module.init, jax.random.key(0), jnp.zeros((1, 16, 16, 3))
+  )["params"]
+  _, _, named = jax.eval_shape(
+    learner.loss, params, rows, jax.random.key(0), jnp.int32(0)
+  )
+  assert named.keys() == {"teacher_entropy", "teacher_kl"}

@@ -111,8 +111,8 @@ def differences(old: dict[str, Any], config: Config) -> list[Change]:
     rule = rule_of(key)
     schedules = {was.get("optim.schedule"), now.get("optim.schedule")}
     decays = {was.get("optim.weight_decay_end"), now["optim.weight_decay_end"]}
-    is_constant = schedules <= {*WITHOUT_LENGTH} and decays == {None}
-    if key in LENGTH and is_constant:
+    has_length = config.objective.follows_length or decays != {None}
+    if key in LENGTH and schedules <= {*WITHOUT_LENGTH} and not has_length:
       rule = Rule(False, "this schedule does not depend on the length")
     changes.append(Change(key, was.get(key), now.get(key), rule))
   return changes

@@ -164,6 +164,10 @@ class Objective:
     own: Start of the paths of the objective's own parameters, such as
       "masked_patch/", or None. `config.init` and `vit_jax.load` leave them out
       for models without this objective.
+    compares_images: Whether an image is compared with the others of its batch.
+      Fewer images than a batch, whose copies would be compared, are an error.
+    follows_length: Whether the objective reads `run_shape.total_steps`. Another
+      length is then another run.
     SHARDING: Rules for the objective's own parameters, in the form of
       `ModelConfig.SHARDING`.
   """
@@ -173,6 +177,8 @@ class Objective:
   trains_head: ClassVar[bool] = True
   standardises: ClassVar[bool] = False
   own: ClassVar[str | None] = None
+  compares_images: ClassVar[bool] = False
+  follows_length: ClassVar[bool] = False
   SHARDING: ClassVar[tuple[tuple[str, tuple], ...]] = ()
 
   @property

@@ -91,6 +91,8 @@ class DINO(Objective):
 
   trains_head: ClassVar[bool] = False
   own: ClassVar[str] = "dino/"
+  compares_images: ClassVar[bool] = True
+  follows_length: ClassVar[bool] = True
   SHARDING: ClassVar[tuple] = (
     (r"dino/Dense_\d+/kernel", ("fsdp", None)),
     (r"dino/prototypes/kernel", ("fsdp", "tensor")),
@@ -183,7 +185,7 @@ class DINO(Objective):
     share = jnp.minimum(step / max(steps - 1, 1), 1.0)
     return start + (self.teacher_temperature - start) * share
 
-  def head(self, model, **options):
+  def head(self, model):
     """Returns the head, a linen module with the name of its parameters."""
     from vit_jax.self_supervised.heads import DINOHead
 
@@ -219,6 +221,7 @@ class DINO(Objective):
     head = self.head(model)
     module = MultiCrop(build(model, 0), head, model, run_shape.image_size)
     num_crops = len(GLOBAL) + self.local_crops
+    has_classes = run_shape.num_classes > 0
 
     def large(batch):
       return jnp.stack([batch[name] for name in GLOBAL], 1)
@@ -252,7 +255,7 @@ class DINO(Objective):
         p = lib.sharpened(flat, temperature)
       used = lib.entropy(over.mean(p, weights))
       rows = {"p": p.reshape(z.shape)}
-      if is_labelled(batch):
+      if has_classes and is_labelled(batch):
         rows["is_right"], rows["counts"] = right_neighbours(
           vectors[:, 0], vectors[:, 1], batch["label"], batch["mask"], over
         )
@@ -271,7 +274,7 @@ class DINO(Objective):
         "teacher_entropy": (jnp.sum(entropies * mask), count),
         "teacher_kl": (batch["shared"]["kl"] * count, count),
       }
-      if is_labelled(batch):
+      if has_classes and is_labelled(batch):
         counts = batch["targets"]["counts"]
         right = jnp.sum(batch["targets"]["is_right"] * counts)
         named["online_knn"] = right, jnp.sum(counts)
