@@ -34,13 +34,13 @@ class View(NamedTuple):
   ops: Preprocessing, in the language of config.data.ops.
   count: Crops of a record, uint8 [b, count, h, w, c] in the batch. None: one
     crop, without this dimension, [b, h, w, c].
-  like: Name of another view with the same count. The operations then draw its
-    random numbers: if they are the same up to the size, and to what follows,
-    the crops are those of that view at another size. None: numbers of its own.
+  like: Name of a view of the same count whose random numbers this one has, crop
+    by crop: the same boxes and flips at another size, for example. Its random
+    operations stand at the same positions, with the same arguments except
+    `size`; those at the end may be left out.
 
   Example:
-    >>> View("decode_inception_crop(224, 25)|flip_lr", 2).count
-    2
+    >>> views = {"global": View("decode_inception_crop(224, 25)|flip_lr", 2)}
   """
 
   ops: str

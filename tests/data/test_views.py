@@ -76,6 +76,25 @@ def test_the_first_crop_is_that_of_one_view():
     assert (a["image"] != b["global_crops"][:, 1]).any()
 
 
+def test_a_view_like_another_has_its_crops():
+  """At another size, in any order; other views keep their random numbers."""
+  ops = "decode|random_resized_crop({}, 0.2, 0.5)|flip_lr|random_grey(0.3)"
+  small, large = View(ops.format(8), 2), View(ops.format(16), 2, like="small")
+  other = View("decode|random_crop(8)|flip_lr", 2)
+  source = numbers(40, Files)
+  (alone,) = global_batches(source, 1, ops={"small": small, "other": other})
+  views = {"large": large, "small": small, "other": other}
+  (batch,) = global_batches(source, 1, ops=views)
+  for name in ("small", "other"):
+    np.testing.assert_array_equal(batch[name], alone[name])
+  halves = batch["large"].reshape(-1, 2, 8, 2, 8, 2, 3).mean((3, 5))
+  apart = np.abs(halves - batch["small"]).mean((0, 2, 3, 4))
+  # Two filters; two crops of an image are 5 and more levels apart.
+  assert (apart < 2).all(), apart
+  swapped = np.abs(halves[:, ::-1] - batch["small"]).mean()
+  assert swapped > 5
+
+
 def test_a_record_that_cannot_be_decoded_is_masked_in_all_views():
   batches = global_batches(numbers(40, Files), 3, ops=VIEWS)
   masked = {i for b in batches for i in b["index"][~b["mask"]]}
@@ -110,22 +129,6 @@ def test_copies_of_a_record_have_crops_of_their_own():
   assert len(same) == 8 and not any(same)
 
 
-def test_a_view_like_another_has_its_crops_at_another_size():
-  """The same offset and flip; the numbers of the others do not change."""
-  large = "decode|resize(8)|random_crop(6)|flip_lr"
-  views = {
-    "a": View(large, 2),
-    "again": View(large, 2, like="a"),
-    "b": View(large, 2),
-  }
-  (batch,) = global_batches(numbers(40), 1, ops=views)
-  np.testing.assert_array_equal(batch["a"], batch["again"])
-  assert (batch["a"] != batch["b"]).any()
-  del views["again"]
-  (without,) = global_batches(numbers(40), 1, ops=views)
-  np.testing.assert_array_equal(without["b"], batch["b"])
-
-
 def test_a_batch_of_the_users_own_is_checked():
   good = {k: np.zeros((4, *s), np.uint8) for k, s in SHAPES.items()}
   good["label"] = np.zeros(4, np.int32)
@@ -150,7 +153,6 @@ def test_a_batch_of_the_users_own_is_checked():
     ({"local": View("decode")}, ["'local'", "one size"]),
     ({"label": View("decode|resize(8)")}, ["'label'", "an identifier other"]),
     ({"a": View("decode|resize(8)", 0)}, ["'a'", "count=0"]),
-    ({"a": View("decode|resize(8)", like="b")}, ["'a'", "like", "'b'"]),
     (
       {
         "a": View("decode(exif=False)|resize(8)"),
@@ -159,6 +161,24 @@ def test_a_batch_of_the_users_own_is_checked():
       ["decode differently", "exif=False"],
     ),
     ({}, ["no view"]),
+    (
+      {"a": View("decode|resize(8)"), "b": View("decode|resize(9)", like="c")},
+      ["'b'", "expected one of a"],
+    ),
+    (
+      {
+        "a": View("decode|random_crop(8)", 2),
+        "b": View("decode|random_crop(9)", 3, like="a"),
+      },
+      ["'b'", "count=2", "count=3"],
+    ),
+    (
+      {
+        "a": View("decode|random_resized_crop(8, 0.2, 1)|flip_lr"),
+        "b": View("decode|random_resized_crop(9, 0.3, 1)|flip_lr", like="a"),
+      },
+      ["'b'", "same arguments"],
+    ),
   ],
 )
 def test_wrong_views_are_errors_of_the_config(views, words, monkeypatch):

@@ -79,7 +79,7 @@ def row_fns(
     views: What a row has of the record, by its key in the row.
     root: Root of all keys. The key of a record is (root + epoch, index), that
       of crop c (root + epoch, index + 2^40 c), where the crops of all views are
-      numbered from 0, without those of a view that is `like` another.
+      numbered from 0, except views `like` another, which have its numbers.
 
   Raises:
     ValueError: Malformed operations; or views that decode differently.
@@ -178,11 +178,12 @@ def _crops_of(
     is_decoded: Whether the first operation of the only crop is already done.
   """
   ops = {name: ops_lib.bind(view.ops) for name, view in views.items()}
-  firsts, number = {}, 0  # numbers of the views' first crops
+  numbers: dict[str, int] = {}  # of the first crop of each view
+  count = 0
   for name, view in views.items():
     if view.like is None:
-      firsts[name] = number
-      number += view.count or 1
+      numbers[name] = count
+      count += view.count or 1
 
   def crop(name: str, image, key):
     for op in ops[name][is_decoded:]:
@@ -192,7 +193,7 @@ def _crops_of(
   def crops(image, key) -> Record:
     made = {}
     for name, view in views.items():
-      first = firsts[view.like or name]
+      first = numbers[view.like or name]
       keys = [key + [0, _CROP * (first + i)] for i in range(view.count or 1)]
       images = [crop(name, image, key) for key in keys]
       made[name] = images[0] if view.count is None else tf.stack(images)
