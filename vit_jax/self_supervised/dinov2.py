@@ -198,10 +198,8 @@ class DINOv2(DINO):
     module = masked_crops.MaskedCrops(
       build(model, 0), head, model, run_shape.image_size
     )
-    num_crops, grid = (
-      number + self.local_crops,
-      model.grid(run_shape.image_size),
-    )
+    num_crops = number + self.local_crops
+    grid = model.grid(run_shape.image_size)
     has_classes = run_shape.num_classes > 0
     earlier = models.get("gram")
     if earlier is not None:
