@@ -112,7 +112,10 @@ def spread(state):
 
 def run(devices, num_steps=3, objective=None, **changes):
   """Returns state and metrics after some steps."""
-  parts = Parts(config(objective, **changes), devices)
+  return steps_of(Parts(config(objective, **changes), devices), num_steps)
+
+
+def steps_of(parts, num_steps=3):
   state = jax.jit(spread)(parts.trainer.init_state())
   state, metrics = parts.run(num_steps, state)
   return jax.device_get(state), metrics
@@ -163,15 +166,19 @@ def masks_of(made, given):
 
 
 @pytest.fixture(scope="module")
-def one():
-  return run(ONE)
+def parts_of_one():
+  return Parts(config(), ONE)
 
 
-def test_a_step_is_the_formula(one):
+@pytest.fixture(scope="module")
+def one(parts_of_one):
+  return steps_of(parts_of_one)
+
+
+def test_a_step_is_the_formula(one, parts_of_one):
   """Loss, its parts and the centres, computed in float64 by loops."""
   _, (metrics, *_) = one
-  made = config()
-  parts = Parts(made, ONE)
+  parts, made = parts_of_one, parts_of_one.config
   state = jax.jit(spread)(parts.trainer.init_state())
   given, options = batch(0, made), made.objective
   rows = made.data.batch_size
