@@ -1,6 +1,7 @@
 """DINO: the loss as the authors', a whole step, meshes, resumed runs."""
 
 import dataclasses
+import functools
 import pathlib
 import random
 import time
@@ -36,7 +37,10 @@ SMALL = DINO(
 
 
 def config(objective=SMALL, **changes):
-  changes = dict(model__variant="Ti/4", data__batch_size=8) | changes
+  changes = {
+    **dict(model__variant="Ti/4", model__depth=1, data__batch_size=8),
+    **changes,
+  }
   made = tiny.config(**changes)
   return dataclasses.replace(made, objective=objective)
 
@@ -74,16 +78,18 @@ class Parts(tiny.Parts):
     return state, metrics
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _apply(module, params, images):
+  return module.apply({"params": params}, images, None, method="scores")
+
+
 def _scores(parts, params, crops):
-  """Scores of crops [b, v, h, w, c] in evaluation, by a direct call."""
-  rows, number = crops.shape[:2]
+  """Scores and vectors of crops [b, v, h, w, c], by a direct call."""
   images = jnp.asarray(normalise(crops.reshape(-1, *crops.shape[2:])))
-  got, vectors = parts.trainer.module.apply(
-    {"params": params}, images, None, method="scores"
+  results = _apply(parts.trainer.module, params, images)
+  return tuple(
+    np.asarray(x, "d").reshape(*crops.shape[:2], -1) for x in results
   )
-  return np.asarray(got, "d").reshape(rows, number, -1), np.asarray(
-    vectors, "d"
-  ).reshape(rows, number, -1)
 
 
 def _softmax(x):
@@ -226,7 +232,10 @@ def test_the_head_is_split_where_its_sizes_allow():
 
 OTHERS = {
   "sinkhorn": (dict(centring="sinkhorn"), {}),
-  "scan": ({}, dict(model__scan=True, model__stochastic_depth=0.5)),
+  "scan": (
+    {},
+    dict(model__depth=2, model__scan=True, model__stochastic_depth=0.5),
+  ),
   "gain": (dict(norm_last_layer=False, centring="none"), {}),
   "modern": (
     {},
@@ -239,8 +248,11 @@ OTHERS = {
     ),
   ),
   "lora": ({}, dict(lora__rank=2)),
-  "freeze": ({}, dict(optim__freeze=("embedding/*", "*/encoderblock_0/*"))),
-  "resnet": ({}, tiny.RESNET),
+  "freeze": (
+    {},
+    dict(model__depth=2, optim__freeze=("embedding/*", "*/encoderblock_0/*")),
+  ),
+  "resnet": ({}, dict(model__depth=None) | tiny.RESNET),
 }
 
 
@@ -297,6 +309,7 @@ def run(tmp_path_factory):
     total_steps=6,
     checkpoint__every_steps=2,
     log_steps=1,
+    model__depth=2,
     model__stochastic_depth=0.2,
     optim__weight_decay=0.04,
     optim__weight_decay_end=0.4,

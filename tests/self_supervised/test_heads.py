@@ -50,10 +50,15 @@ def test_it_is_the_authors_head(head):
     jnp.float32(FILE[f"{head}/{name}"]) for name in ("x", "cotangent")
   )
   params = _params(head, "param", True)
-  apply = lambda p, x: _module(head, True).apply({"params": p}, x)
-  y, back = jax.vjp(apply, params, x)
+
+  @jax.jit
+  def value_and_grads(params, x):
+    apply = lambda p, x: _module(head, True).apply({"params": p}, x)
+    y, back = jax.vjp(apply, params, x)
+    return y, back(cotangent)
+
+  y, (of_params, of_x) = value_and_grads(params, x)
   np.testing.assert_allclose(y, FILE[f"{head}/y"], rtol=1e-5, atol=1e-5)
-  of_params, of_x = back(cotangent)
   wanted = (_params(head, "grad", True), np.float32(FILE[f"{head}/grad_x"]))
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5),
@@ -68,7 +73,8 @@ def test_it_is_the_authors_head(head):
 
 def test_it_starts_as_the_authors():
   module = heads.DINOHead(512, 256, 64, has_gain=True)
-  params = module.init(jax.random.key(0), jnp.zeros((1, 128)))["params"]
+  init = jax.jit(module.init)
+  params = init(jax.random.key(0), jnp.zeros((1, 128)))["params"]
   for i in range(3):
     # 16,384 numbers or more.
     assert np.std(params[f"Dense_{i}"]["kernel"]) == pytest.approx(
@@ -83,7 +89,7 @@ def test_it_starts_as_the_authors():
 
 
 def test_a_vector_of_zeros_has_finite_gradients():
-  grad = jax.grad(lambda x: heads.unit(x).sum())(jnp.zeros(3))
+  grad = jax.jit(jax.grad(lambda x: heads.unit(x).sum()))(jnp.zeros(3))
   assert np.isfinite(heads.unit(jnp.zeros(3))).all() and np.isfinite(grad).all()
   np.testing.assert_allclose(heads.unit(jnp.array([3.0, 4.0])), [0.6, 0.8])
 
@@ -115,7 +121,10 @@ def _network(**changes):
   return model, module, params
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+  "name",
+  ["vit", *(pytest.param(n, marks=pytest.mark.slow) for n in [*MODELS][1:])],
+)
 def test_crops_of_two_sizes_pass_one_network(name):
   """The network's parameters are at the root; the vector is what it pools."""
   model, module, params = _network(**MODELS[name])

@@ -148,7 +148,7 @@ class DINOv2(DINO):
       return run_shape.image_size
     return image_size(self.gram_ops)
 
-  def head(self, model, **options):
+  def head(self, model):
     """Returns mask token and heads, a module named as their parameters."""
     from vit_jax.self_supervised.heads import DINOHead
     from vit_jax.self_supervised.masked_crops import Heads
@@ -198,10 +198,9 @@ class DINOv2(DINO):
     module = masked_crops.MaskedCrops(
       build(model, 0), head, model, run_shape.image_size
     )
-    num_crops, grid = (
-      number + self.local_crops,
-      model.grid(run_shape.image_size),
-    )
+    num_crops = number + self.local_crops
+    grid = model.grid(run_shape.image_size)
+    has_classes = run_shape.num_classes > 0
     earlier = models.get("gram")
     if earlier is not None:
       gram_grid = earlier.config.grid(self._gram_size(run_shape))
@@ -279,7 +278,7 @@ class DINOv2(DINO):
         "offsets": offsets,
         "prototypes": seen.prototypes,
       }
-      if is_labelled(batch):
+      if has_classes and is_labelled(batch):
         vectors = by_crop(seen.vectors)
         rows["is_right"], rows["counts"] = right_neighbours(
           vectors[:, 0], vectors[:, 1], batch["label"], valid, over
@@ -350,7 +349,7 @@ class DINOv2(DINO):
         jnp.sum(has_masks),
       )
       named["teacher_kl"] = batch["shared"]["kl"] * count, count
-      if is_labelled(batch):
+      if has_classes and is_labelled(batch):
         right = jnp.sum(given["is_right"] * given["counts"])
         named["online_knn"] = right, jnp.sum(given["counts"])
       return jnp.sum(total * mask), count, named
