@@ -14,6 +14,7 @@ import vit_jax
 from vit_jax import run_checks, sharding, step
 from vit_jax.batch import normalise
 from vit_jax.callbacks import Callback, Stop
+from vit_jax.checkpointing import resume_rules
 from vit_jax.checkpointing.checkpointer import load_metadata, write_params
 from vit_jax.config import ConfigError, checks, to_dict
 from vit_jax.models.resample import METHODS
@@ -21,6 +22,7 @@ from vit_jax.models.stacking import stack_blocks
 from vit_jax.objectives import mixing
 from vit_jax.self_supervised.distillation import Distillation, Teacher, frozen
 from vit_jax.step import RunShape
+from vit_jax.tools.planning import planner
 from vit_jax.train import train_and_evaluate
 
 ONE = jax.devices()[:1]
@@ -271,7 +273,8 @@ def test_columns_are_those_of_the_names():
   targets = jax.jit(lambda p, b: learner.targets(p, b, *arguments).rows)
   got = targets(learner.frozen.model.params, batch)
   images = normalise(batch["image"])
-  logits, _ = teacher.model.apply({"params": teacher.params}, images)
+  apply = jax.jit(teacher.model.apply)
+  logits, _ = apply({"params": teacher.params}, images)
   columns = [int(np.argwhere(order == i)[0, 0]) for i in range(len(NAMES))]
   np.testing.assert_allclose(got, logits[:, columns], rtol=1e-4, atol=1e-5)
 
@@ -425,6 +428,18 @@ class Ends(Callback):
       raise Stop("a test")
 
 
+def test_only_the_address_of_the_teacher_may_change():
+  old = Distillation(teacher="/a/teacher", mixup=0.8)
+  new = dataclasses.replace(old, teacher="/b/teacher", mixup=0.7)
+  configs = (
+    dataclasses.replace(tiny.config(), objective=o) for o in (old, new)
+  )
+  changes = resume_rules.differences(to_dict(next(configs)), next(configs))
+  found = {c.key: c.rule.makes_another_run for c in changes}
+  assert found == {"objective.teacher": False, "objective.mixup": True}
+
+
+@pytest.mark.slow
 def test_a_run_that_is_stopped_ends_in_the_same_bits(tmp_path):
   """A moved teacher is the same; a changed one is refused."""
   teacher = teacher_of()
@@ -537,3 +552,31 @@ def test_a_size_that_the_teachers_patch_does_not_divide(tmp_path):
   )
   with pytest.raises(ConfigError, match="multiples of the patch's side 6"):
     run_checks.setup(config, None, tiny.Data())
+
+
+# Planning.
+
+
+def test_a_published_teacher_is_planned_without_its_file():
+  """Its table has the shapes."""
+  objective = Distillation(
+    teacher="hf-hub:facebook/dinov3-vits16-pretrain-lvd1689m",
+    loss="features",
+    teacher_dtype="bfloat16",
+  )
+  config = tiny.config(num_classes=10, mesh__fsdp=8)
+  config = dataclasses.replace(config, objective=objective)
+  _, (state, _) = planner.lower(config, sharding.make_mesh(config.mesh))
+  teacher = state.fixed["teacher"]
+  kernel = teacher["Transformer"]["encoderblock"]["MlpBlock_0"]["Dense_0"]
+  assert kernel["kernel"].shape == (12, 384, 1536)
+  assert kernel["kernel"].dtype == jnp.bfloat16
+  assert kernel["kernel"].sharding.shard_shape((12, 384, 1536)) == (
+    12,
+    48,
+    1536,
+  )
+  objective = dataclasses.replace(objective, loss="logits")
+  config = dataclasses.replace(config, objective=objective)
+  with pytest.raises(ConfigError, match="without a head"):
+    planner.lower(config, sharding.make_mesh(config.mesh))

@@ -265,7 +265,9 @@ class Distillation(Objective):
       resizing = [*map(METHODS["bilinear"], old_grid, grid)]
       out = _shapes_of(teacher.model, teacher.image_size, model.channels)
       widths = {k: out[k].shape[-1] for k in ("pre_logits", "encoded")}
-      module = student(build(model, 0), *widths.values(), math.prod(grid))
+      module = student(
+        build(model, 0), *widths.values(), math.prod(grid), model.dtype
+      )
       out = _shapes_of(module, run_shape.image_size, model.channels)
       macs = out["pre_logits"].shape[-1] * widths["pre_logits"]
       macs += math.prod(grid) * out["encoded"].shape[-1] * widths["encoded"]
@@ -461,7 +463,11 @@ def frozen(given: LoadedModel, dtype: str) -> Teacher:
 
 
 def student(
-  network: "nn.Module", vector: int, patches: int, num_patches: int
+  network: "nn.Module",
+  vector: int,
+  patches: int,
+  num_patches: int,
+  dtype: str,
 ) -> "nn.Module":
   """Returns a network whose intermediates have `projected`.
 
@@ -472,6 +478,7 @@ def student(
     network: A Transformer without a head.
     vector, patches: Widths of the teacher.
     num_patches: Number of patches, which are the last tokens.
+    dtype: Type of the patches' product.
   """
   import flax.linen as nn
 
@@ -480,7 +487,7 @@ def student(
 
     def setup(self):
       self.vector = nn.Dense(vector)
-      self.patches = nn.Dense(patches, dtype=network.options.dtype)
+      self.patches = nn.Dense(patches, dtype=dtype)
 
     def __call__(self, out):
       tokens = out["encoded"][:, -num_patches:]
