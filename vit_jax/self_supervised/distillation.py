@@ -298,18 +298,14 @@ class Distillation(Objective):
         if self.trains_head:
           logits = logits.astype(jnp.float32)[:, columns]
           return logits.argmax(-1) if self.loss == "hard" else logits
+        out = {k: out[k].astype(jnp.float32) for k in ("pre_logits", "encoded")}
         patches = out["encoded"][:, -math.prod(old_grid) :]
-        patches = patches.astype(jnp.float32).reshape(
-          -1, *old_grid, widths["encoded"]
-        )
         if grid != old_grid:
           to = [jnp.asarray(m, jnp.float32) for m in resizing]
-          patches = jnp.einsum("yh,xw,bhwd->byxd", *to, patches)
-        patches = patches.reshape(len(images), -1, widths["encoded"])
-        return {
-          "vector": out["pre_logits"].astype(jnp.float32),
-          "patches": patches,
-        }
+          x = patches.reshape(len(images), *old_grid, -1)
+          x = jnp.einsum("yh,xw,bhwd->byxd", *to, x)
+          patches = x.reshape(len(images), math.prod(grid), -1)
+        return {"vector": out["pre_logits"], "patches": patches}
 
       num_rows = len(batch["mask"])
       at_least = -(-num_rows // ROWS)
@@ -335,15 +331,11 @@ class Distillation(Objective):
       )
       wanted, terms = batch["targets"], {}
       if not self.trains_head:
-        vector, patches = (
-          _distance(out["projected"][k].astype(jnp.float32), v, self.distance)
-          for k, v in (
-            ("vector", wanted["vector"]),
-            ("patches", wanted["patches"]),
-          )
-        )
-        terms = {"vector": vector, "patches": patches.mean(-1)}
-        losses = sum(terms.values())
+        for name, x in out["projected"].items():
+          x = x.astype(jnp.float32)
+          terms[name] = _distance(x, wanted[name], self.distance)
+        terms["patches"] = terms["patches"].mean(-1)
+        losses = terms["vector"] + terms["patches"]
       else:
         of_labels = of_teacher = logits.astype(jnp.float32)
         if self.token:
