@@ -10,7 +10,8 @@ Arguments: teacher (anything that vit_jax.load reads; for logits, soft and hard
 a classifier of the same classes), loss (of RECIPES: logits, soft, hard or
 features, see vit_jax/self_supervised/distillation.py), model (the student, any
 that vit-jax models prints), dataset (imagenet2012, another TFDS data set with
-the splits train and test, or folder:/path with train and val), res (pixels),
+the splits train and test, folder:/path with train and val; for features also
+images:/path, images without classes, which nothing scores), res (pixels),
 teacher_res (pixels of the teacher's images; by default res), epochs (of
 RECIPES by default).
 
@@ -134,7 +135,9 @@ def get_config(arg: str = ""):
     "split": {"imagenet2012": "validation", "folder": "val"}.get(kind, "test"),
     "ops": f"decode|resize_small({res * 256 // 224})|central_crop({res})",
   }
-  if loss == "features":
+  if kind == "images":
+    c.evals = {}
+  elif loss == "features":
     c.evals = {
       "knn": {**score, "kind": "knn", "train_split": "train", "layer": "cls"}
     }

@@ -12,8 +12,9 @@ import tiny
 
 import vit_jax
 from vit_jax import run_checks, sharding, step
-from vit_jax.batch import normalise
+from vit_jax.batch import View, normalise
 from vit_jax.callbacks import Callback, Stop
+from vit_jax.checkpointing import resume_rules
 from vit_jax.checkpointing.checkpointer import load_metadata, write_params
 from vit_jax.config import ConfigError, checks, to_dict
 from vit_jax.models.resample import METHODS
@@ -21,7 +22,9 @@ from vit_jax.models.stacking import stack_blocks
 from vit_jax.objectives import mixing
 from vit_jax.self_supervised.distillation import Distillation, Teacher, frozen
 from vit_jax.step import RunShape
+from vit_jax.tools.planning import planner
 from vit_jax.train import train_and_evaluate
+from vit_jax.writers.metric_writer import read_metrics
 
 ONE = jax.devices()[:1]
 NAMES = tuple(f"class {i}" for i in range(tiny.NUM_CLASSES))
@@ -256,6 +259,35 @@ def test_teacher_and_student_see_the_same_mixed_pixels(how):
   np.testing.assert_allclose(metrics["loss"], mean(want) / 2, rtol=1e-5)
 
 
+def test_the_teacher_has_its_own_pixels():
+  """The same crop at another size; its 3 x 3 patches become 2 x 2."""
+  ops = "decode|resize(24)"
+  objective = Distillation(teacher="x", loss="features", teacher_ops=ops)
+  views = objective.views("decode|resize(16)")
+  assert views["image"] == View("decode|resize(16)")
+  assert views["teacher"] == View(ops, like="image")
+  assert objective.models_size((16, 16)) == (24, 24)
+  teacher = teacher_of(0, side=24)
+  shape = RunShape(tiny.NUM_CLASSES, (16, 16), 4)
+  learner = objective.make(tiny.config().model, shape, {"teacher": teacher})
+  batch, rng = tiny.batch(0, tiny.config()), np.random.default_rng(0)
+  batch["teacher"] = rng.integers(0, 256, (16, 24, 24, 3), np.uint8)
+
+  @jax.jit
+  def both(params, theirs, batch):
+    rows = learner.targets(params, batch, RNG, 0, None, None).rows
+    images = normalise(batch["teacher"])
+    return rows, teacher.model.apply({"params": theirs}, images)[1]["encoded"]
+
+  params = learner.frozen.model.params
+  rows, tokens = jax.device_get(both(params, teacher.params, batch))
+  np.testing.assert_allclose(rows["vector"], tokens[:, 0], atol=1e-5)
+  to = METHODS["bilinear"](3, 2)
+  want = tokens[:, 1:].reshape(16, 3, 3, 16)
+  want = np.einsum("yh,xw,bhwd->byxd", to, to, want).reshape(16, 4, 16)
+  np.testing.assert_allclose(rows["patches"], want, atol=1e-5)
+
+
 def test_columns_are_those_of_the_names():
   """A teacher with more classes in another order."""
   order = np.random.default_rng(0).permutation(tiny.NUM_CLASSES + 2)
@@ -271,7 +303,8 @@ def test_columns_are_those_of_the_names():
   targets = jax.jit(lambda p, b: learner.targets(p, b, *arguments).rows)
   got = targets(learner.frozen.model.params, batch)
   images = normalise(batch["image"])
-  logits, _ = teacher.model.apply({"params": teacher.params}, images)
+  apply = jax.jit(teacher.model.apply)
+  logits, _ = apply({"params": teacher.params}, images)
   columns = [int(np.argwhere(order == i)[0, 0]) for i in range(len(NAMES))]
   np.testing.assert_allclose(got, logits[:, columns], rtol=1e-4, atol=1e-5)
 
@@ -425,6 +458,18 @@ class Ends(Callback):
       raise Stop("a test")
 
 
+def test_only_the_address_of_the_teacher_may_change():
+  old = Distillation(teacher="/a/teacher", mixup=0.8)
+  new = dataclasses.replace(old, teacher="/b/teacher", mixup=0.7)
+  configs = (
+    dataclasses.replace(tiny.config(), objective=o) for o in (old, new)
+  )
+  changes = resume_rules.differences(to_dict(next(configs)), next(configs))
+  found = {c.key: c.rule.makes_another_run for c in changes}
+  assert found == {"objective.teacher": False, "objective.mixup": True}
+
+
+@pytest.mark.slow
 def test_a_run_that_is_stopped_ends_in_the_same_bits(tmp_path):
   """A moved teacher is the same; a changed one is refused."""
   teacher = teacher_of()
@@ -471,6 +516,20 @@ def test_a_student_of_features_leaves_its_maps_behind(tmp_path):
   assert vit.num_classes == 0 and len(vit.report.ignored) == 4
   want = {k: v for k, v in state.params.items() if k != "distillation"}
   jax.tree.map(np.testing.assert_array_equal, vit.params, want)
+
+
+@pytest.mark.slow
+def test_a_run_with_pixels_of_its_own_for_the_teacher(tmp_path):
+  """Its positions are resized, too."""
+  path = write_teacher(tmp_path / "teacher", teacher_of(0))
+  objective = Distillation(
+    teacher=path, loss="features", teacher_ops="decode|resize(24)"
+  )
+  config = tiny.config(total_steps=1, log_steps=1, data__dataset="digits")
+  config = dataclasses.replace(config, objective=objective)
+  train_and_evaluate(config, str(tmp_path / "a"))
+  (row,) = (r for r in read_metrics(str(tmp_path / "a")) if "train/loss" in r)
+  assert 0 < row["train/vector"] < 2 and 0 < row["train/patches"] < 2
 
 
 # Words.
@@ -537,3 +596,31 @@ def test_a_size_that_the_teachers_patch_does_not_divide(tmp_path):
   )
   with pytest.raises(ConfigError, match="multiples of the patch's side 6"):
     run_checks.setup(config, None, tiny.Data())
+
+
+# Planning.
+
+
+def test_a_published_teacher_is_planned_without_its_file():
+  """Its table has the shapes."""
+  objective = Distillation(
+    teacher="hf-hub:facebook/dinov3-vits16-pretrain-lvd1689m",
+    loss="features",
+    teacher_dtype="bfloat16",
+  )
+  config = tiny.config(num_classes=10, mesh__fsdp=8)
+  config = dataclasses.replace(config, objective=objective)
+  _, (state, _) = planner.lower(config, sharding.make_mesh(config.mesh))
+  teacher = state.fixed["teacher"]
+  kernel = teacher["Transformer"]["encoderblock"]["MlpBlock_0"]["Dense_0"]
+  assert kernel["kernel"].shape == (12, 384, 1536)
+  assert kernel["kernel"].dtype == jnp.bfloat16
+  assert kernel["kernel"].sharding.shard_shape((12, 384, 1536)) == (
+    12,
+    48,
+    1536,
+  )
+  objective = dataclasses.replace(objective, loss="logits")
+  config = dataclasses.replace(config, objective=objective)
+  with pytest.raises(ConfigError, match="without a head"):
+    planner.lower(config, sharding.make_mesh(config.mesh))

@@ -265,7 +265,9 @@ class Distillation(Objective):
       resizing = [*map(METHODS["bilinear"], old_grid, grid)]
       out = _shapes_of(teacher.model, teacher.image_size, model.channels)
       widths = {k: out[k].shape[-1] for k in ("pre_logits", "encoded")}
-      module = student(build(model, 0), *widths.values(), math.prod(grid))
+      module = student(
+        build(model, 0), *widths.values(), math.prod(grid), model.dtype
+      )
       out = _shapes_of(module, run_shape.image_size, model.channels)
       macs = out["pre_logits"].shape[-1] * widths["pre_logits"]
       macs += math.prod(grid) * out["encoded"].shape[-1] * widths["encoded"]
@@ -296,18 +298,14 @@ class Distillation(Objective):
         if self.trains_head:
           logits = logits.astype(jnp.float32)[:, columns]
           return logits.argmax(-1) if self.loss == "hard" else logits
+        out = {k: out[k].astype(jnp.float32) for k in ("pre_logits", "encoded")}
         patches = out["encoded"][:, -math.prod(old_grid) :]
-        patches = patches.astype(jnp.float32).reshape(
-          -1, *old_grid, widths["encoded"]
-        )
         if grid != old_grid:
           to = [jnp.asarray(m, jnp.float32) for m in resizing]
-          patches = jnp.einsum("yh,xw,bhwd->byxd", *to, patches)
-        patches = patches.reshape(len(images), -1, widths["encoded"])
-        return {
-          "vector": out["pre_logits"].astype(jnp.float32),
-          "patches": patches,
-        }
+          x = patches.reshape(len(images), *old_grid, -1)
+          x = jnp.einsum("yh,xw,bhwd->byxd", *to, x)
+          patches = x.reshape(len(images), math.prod(grid), -1)
+        return {"vector": out["pre_logits"], "patches": patches}
 
       num_rows = len(batch["mask"])
       at_least = -(-num_rows // ROWS)
@@ -333,15 +331,11 @@ class Distillation(Objective):
       )
       wanted, terms = batch["targets"], {}
       if not self.trains_head:
-        vector, patches = (
-          _distance(out["projected"][k].astype(jnp.float32), v, self.distance)
-          for k, v in (
-            ("vector", wanted["vector"]),
-            ("patches", wanted["patches"]),
-          )
-        )
-        terms = {"vector": vector, "patches": patches.mean(-1)}
-        losses = sum(terms.values())
+        for name, x in out["projected"].items():
+          x = x.astype(jnp.float32)
+          terms[name] = _distance(x, wanted[name], self.distance)
+        terms["patches"] = terms["patches"].mean(-1)
+        losses = terms["vector"] + terms["patches"]
       else:
         of_labels = of_teacher = logits.astype(jnp.float32)
         if self.token:
@@ -461,7 +455,11 @@ def frozen(given: LoadedModel, dtype: str) -> Teacher:
 
 
 def student(
-  network: "nn.Module", vector: int, patches: int, num_patches: int
+  network: "nn.Module",
+  vector: int,
+  patches: int,
+  num_patches: int,
+  dtype: str,
 ) -> "nn.Module":
   """Returns a network whose intermediates have `projected`.
 
@@ -472,6 +470,7 @@ def student(
     network: A Transformer without a head.
     vector, patches: Widths of the teacher.
     num_patches: Number of patches, which are the last tokens.
+    dtype: Type of the patches' product.
   """
   import flax.linen as nn
 
@@ -480,7 +479,7 @@ def student(
 
     def setup(self):
       self.vector = nn.Dense(vector)
-      self.patches = nn.Dense(patches, dtype=network.options.dtype)
+      self.patches = nn.Dense(patches, dtype=dtype)
 
     def __call__(self, out):
       tokens = out["encoded"][:, -num_patches:]
