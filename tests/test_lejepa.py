@@ -149,6 +149,7 @@ def objective(lejepa):
   )
 
 
+@pytest.mark.slow
 def test_four_devices_give_the_same(objective):
   one_state, one = _run(objective, jax.devices()[:1])
   state, four = _run(objective, jax.devices()[:4], mesh__data=2, mesh__fsdp=2)
