@@ -100,17 +100,15 @@ def get_config(arg: str = ""):
   c.optim.weight_decay = 0.04
   c.optim.clip_norm = 3.0
   c.optim.microbatch = 16
-  heads_alone = min(epoch, steps // 10)
-  names = [
-    f"{name}/*" if isinstance(value, dict) else name
-    for name, value in init.params.items()
-    if not model.is_head(f"{name}/")
-  ]
-  c.optim.lr_zero = tuple(f"{name}={heads_alone}" for name in names)
-  num_params = sum(map(_size, init.params.values()))
   memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  num_params = sum(math.prod(x.shape) for x in init.params.values())
+  # The backbone waits until the new heads have learned for an epoch.
+  backbone = {_top(name) for name in init.params if not model.is_head(name)}
   if num_images < FEW or num_params * BYTES > memory / 4:
     c.lora.rank = 16
+    backbone = {"*/lora_a", "*/lora_b"}
+  waits = min(epoch, steps // 10)
+  c.optim.lr_zero = tuple(f"{name}={waits}" for name in sorted(backbone))
 
   c.log_steps = max(1, steps // 100)
   every_steps = max(1, steps // 10)
@@ -145,8 +143,7 @@ def _power_of_2(number: float, least: int, most: int) -> int:
   return min(most, max(least, 2 ** int(math.log2(max(1, number)))))
 
 
-def _size(value) -> int:
-  """Returns the number of parameters in a nested dict of arrays."""
-  if isinstance(value, dict):
-    return sum(map(_size, value.values()))
-  return math.prod(value.shape)
+def _top(name: str) -> str:
+  """Returns the pattern of all parameters with the first part of a path."""
+  top, slash, _ = name.partition("/")
+  return f"{top}/*" if slash else top

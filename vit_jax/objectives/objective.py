@@ -142,7 +142,7 @@ class Learner:
   targets: Callable[..., Targets] | None = None
   memory: Mapping[str, Any] | None = None
   init: Callable[[Any, Any], Any] | None = None
-  train_flops: float | None = None
+  train_flops: int | float | None = None
   whole_batch: bool = False
 
   @property
