@@ -107,7 +107,7 @@ def get_config(arg: str = ""):
   if num_images < FEW or num_params * BYTES > memory / 4:
     c.lora.rank = 16
     backbone = {"*/lora_a", "*/lora_b"}
-  waits = min(epoch, steps // 10)
+  waits = max(1, min(epoch, steps // 10))
   c.optim.lr_zero = tuple(f"{name}={waits}" for name in sorted(backbone))
 
   c.log_steps = max(1, steps // 100)
