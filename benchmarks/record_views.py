@@ -1,4 +1,4 @@
-"""Processor time of views, beside torchvision: `python benchmarks/views.py`.
+"""Processor time of a record's views beside torchvision: `record_views.py`.
 
 The JPEGs are those of `input.py`. Every round measures each variant once, in a
 random order, on one core; the numbers are medians over the rounds. DINOv2's
