@@ -191,10 +191,12 @@ MESHES = {
 
 def _close(one, other):
   (state, metrics), (others_state, others) = one, other
-  for a, b in zip(metrics, others, strict=True):
+  for i, (a, b) in enumerate(zip(metrics, others, strict=True)):
     for key in a:
-      # float32, in another order of sums, in three steps
-      np.testing.assert_allclose(a[key], b[key], rtol=1e-4, err_msg=key)
+      # float32, in another order of sums; where a gradient is near zero, Adam
+      # makes a step of full size, 1e-2, of its rounding.
+      rtol = (1e-4, 2e-4, 5e-4)[i]
+      np.testing.assert_allclose(a[key], b[key], rtol=rtol, err_msg=key)
   for name in state.memory.get("objective", {}):
     np.testing.assert_allclose(
       state.memory["objective"][name],
