@@ -23,8 +23,8 @@ Differences to the authors' code:
 - The linear head is DINOv2's protocol, see configs/probes.py (there: 100 epochs
   with one rate).
 
-Cost: 113.8 GFLOPs an image, teacher and crops included (a supervised step: 27.6);
-14.6 exaFLOPs for S/16 and 100 epochs, 167 for B/16 and 300.
+Cost: 113.8 GFLOPs an image of S/16, all crops and the teacher included (a
+supervised step: 27.6); 14.6 exaFLOPs for 100 epochs, B/16 167 for 300.
 Result: not yet run. The authors' top-1 by k-NN and by linear heads, S/16:
   100 epochs  69.3  74.0
   300 epochs  73.3  76.0

@@ -19,6 +19,7 @@ from vit_jax.data.preprocessing import view_errors, view_shapes
 from vit_jax.data.tf_cpu import tf
 from vit_jax.inputs import Inputs
 from vit_jax.sharding import make_mesh
+from vit_jax.tools import benchmark
 from vit_jax.tools.planning import host_requirements, planner
 from vit_jax.writers.metric_writer import read_metrics
 
@@ -204,6 +205,15 @@ def test_what_the_planner_knows_of_views():
   one = tiny.config(data__dataset="imagenet2012")
   rate, text = host_requirements.rate(made)
   assert rate == host_requirements.rate(one)[0] / 5 and "5 crops" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["real", "synthetic"])
+def test_the_benchmark_measures_a_step_with_views(kind, monkeypatch):
+  monkeypatch.setitem(benchmark.MATMULS, "cpu", ((32, 64), 2))
+  result = benchmark.measure(config(model__depth=1), kind, steps=2)
+  assert np.isfinite(result["loss"])
+  assert (result["input_wait"] is None) == (kind == "synthetic")
 
 
 def test_a_run_with_views(tmp_path):

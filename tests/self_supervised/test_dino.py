@@ -163,6 +163,21 @@ def test_the_teacher_moves_along_a_cosine_and_is_evaluated(one):
     )
 
 
+@pytest.mark.slow
+def test_without_centring_it_collapses():
+  """All targets become the same prototype, and the metrics show it."""
+  objective = dataclasses.replace(
+    SMALL,
+    centring="none",
+    temperature_steps=0,
+    teacher_temperature_start=None,
+    teacher_momentum=0.9,
+  )
+  _, metrics = Parts(config(objective, optim__lr=3e-3)).run(20)
+  assert metrics[-1]["loss"] < 0.05 and metrics[-1]["teacher_entropy"] < 0.05
+  assert metrics[-1]["teacher_kl"] == pytest.approx(np.log(24), rel=0.02)
+
+
 def test_schedules_are_the_authors():
   """Momentum and temperature of DINOv2's short recipe, at every position."""
   stored = lambda name: FILE[f"schedule/vitl16_short/{name}"]
@@ -189,12 +204,14 @@ MESHES = {
 }
 
 
-def _close(one, other):
+def _close(one, other, factor=1.0):
   (state, metrics), (others_state, others) = one, other
-  for a, b in zip(metrics, others, strict=True):
+  for i, (a, b) in enumerate(zip(metrics, others, strict=True)):
     for key in a:
-      # float32, in another order of sums, in three steps
-      np.testing.assert_allclose(a[key], b[key], rtol=1e-4, err_msg=key)
+      # float32, in another order of sums; where a gradient is near zero, Adam
+      # makes a step of full size, 1e-2, of its rounding.
+      rtol = factor * (2e-5, 1e-4, 5e-4)[i]
+      np.testing.assert_allclose(a[key], b[key], rtol=rtol, err_msg=key)
   for name in state.memory.get("objective", {}):
     np.testing.assert_allclose(
       state.memory["objective"][name],
@@ -265,7 +282,10 @@ def test_other_models_and_targets_on_devices(name):
     Parts(config(objective, **changes, **mesh), devices).run(3)
     for devices, mesh in ((ONE, {}), MESHES["microbatches"])
   ]
-  _close(*((jax.device_get(state), metrics) for state, metrics in runs))
+  # The ResNet's gradient has a norm of 5,000: the loss moves by that many times
+  # the rounding of its features.
+  factor = 20.0 if name == "resnet" else 1.0
+  _close(*((jax.device_get(s), metrics) for s, metrics in runs), factor)
 
 
 @pytest.mark.slow

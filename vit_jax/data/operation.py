@@ -1,7 +1,7 @@
 """The interface of an image operation, and checks of common arguments."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 from vit_jax.options import unexpected
 
@@ -67,39 +67,6 @@ class Operation:
   def is_random(self) -> bool:
     """Whether it has no `numpy`: `predict` then refuses it."""
     return type(self).numpy is Operation.numpy
-
-
-@dataclasses.dataclass(frozen=True)
-class PillowOperation(Operation):
-  """A random operation that numpy and Pillow compute.
-
-  Where several stand side by side, an image passes all of them outside of
-  TensorFlow, see `vit_jax.data.ops`.
-  """
-
-  num_draws: ClassVar[int]  # uniform numbers in [0, 1) that it needs
-
-  def draws(self, key: Any) -> Any:
-    """Returns the random numbers of a key, a tensor float32 [n]."""
-    from vit_jax.data.tf_cpu import tf
-
-    return tf.random.stateless_uniform([self.num_draws], key)
-
-  def pillow(self, image: Any, draws: Any) -> Any:
-    """Returns an image: a picture of Pillow, or an array uint8 [h, w, 3].
-
-    Args:
-      image: A picture of Pillow, or an array uint8 [h, w, 3].
-      draws: The numbers of `draws`, an array.
-    """
-    raise NotImplementedError
-
-  def tensorflow(self, image, key):
-    from vit_jax.data import tf_pixels
-
-    sides = tuple(image.shape[:2])
-    after = self.shape(None if None in sides else sides)
-    return tf_pixels.by_pillow([self], image, [key], after)
 
 
 def pair(size: Side) -> tuple[int, int]:

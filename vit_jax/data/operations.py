@@ -33,12 +33,12 @@ from vit_jax.data.operation import (
   MAX_PIXELS,
   Number,
   Operation,
-  PillowOperation,
   Shape,
   Side,
   check_decoding,
   pair,
 )
+from vit_jax.data.pillow_operation import PillowOperation
 from vit_jax.options import check_choice, unexpected
 
 PAD_MODES = ("black", "reflect")

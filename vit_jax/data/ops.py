@@ -6,8 +6,8 @@ A key is int64 [2], as for TensorFlow's stateless functions.
 import itertools
 from collections.abc import Callable
 
-from vit_jax.data import preprocessing, tf_pixels
-from vit_jax.data.operation import PillowOperation, Shape
+from vit_jax.data import pillow_operation, preprocessing
+from vit_jax.data.operation import Shape
 from vit_jax.data.operations import FlipLR
 from vit_jax.data.tf_cpu import tf
 from vit_jax.options import unexpected
@@ -91,7 +91,7 @@ def _bound(
 
 
 def _is_pillow(numbered: tuple[int, preprocessing.Op]) -> bool:
-  return isinstance(numbered[1].operation, PillowOperation)
+  return isinstance(numbered[1].operation, pillow_operation.PillowOperation)
 
 
 def _bound_together(ops: dict[int, preprocessing.Op], after: Shape) -> BoundOp:
@@ -100,7 +100,7 @@ def _bound_together(ops: dict[int, preprocessing.Op], after: Shape) -> BoundOp:
 
   def fn(image, seed_pair):
     keys = [_key_at(position, seed_pair) for position in ops]
-    return tf_pixels.by_pillow(operations, image, keys, after)
+    return pillow_operation.apply(operations, image, keys, after)
 
   return fn
 

@@ -4,17 +4,8 @@ Images are uint8 [h, w, 3].
 """
 
 import functools
-from collections.abc import Sequence
 
-import numpy as np
-
-from vit_jax.data.operation import (
-  Operation,
-  PillowOperation,
-  Shape,
-  Side,
-  pair,
-)
+from vit_jax.data.operation import Operation, Side, pair
 from vit_jax.data.tf_cpu import tf
 
 # Parameters of an inception crop: TensorFlow's defaults, and so big_vision's.
@@ -31,26 +22,6 @@ def as_rgb(image):
   if image.shape.rank == 2:
     image = image[..., None]
   return tf.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else image
-
-
-def by_pillow(operations: Sequence[PillowOperation], image, keys, shape: Shape):
-  """Returns the image after operations of Pillow.
-
-  Args:
-    operations: The operations.
-    image: uint8 [h, w, 3].
-    keys: A key for each operation.
-    shape: (height, width) afterwards; None: not known.
-  """
-
-  def changed(image, *draws):
-    for operation, numbers in zip(operations, draws, strict=True):
-      image = operation.pillow(image, numbers)
-    return np.asarray(image)
-
-  draws = [op.draws(key) for op, key in zip(operations, keys, strict=True)]
-  made = tf.numpy_function(changed, [image, *draws], tf.uint8, stateful=False)
-  return tf.ensure_shape(made, [*(shape or (None, None)), 3])
 
 
 def by_numpy(fn, image, sides: tuple[int | None, int | None]):
