@@ -23,8 +23,8 @@ from jaxtyping import Array, Bool, Float, Int
 MIN_PATCHES = 4  # least area of a block
 ASPECT = 0.3  # smallest ratio of a block's height to its width
 TRIES = 10  # attempts for a block
-# All attempts for a crop, a static number. Of 10,000 crops of 16 x 16 patches,
-# none needed more than 32.
+# All attempts for a crop, a static number. Of 10,000 crops of 16 x 16 patches
+# none needed more than 32, of 6,000 crops of 37 x 37 patches none more than 41.
 ATTEMPTS = 64
 
 

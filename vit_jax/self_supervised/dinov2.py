@@ -252,7 +252,7 @@ class DINOv2(DINO):
       if self.centring == "sinkhorn":
         p = lib.sinkhorn(seen.scores, temperature, weights, over)
         offsets = patch_scores.sinkhorn_offsets(
-          *of_patches, temperature, counts, over
+          *of_patches, temperature, counts, over, model.dtype
         )
       elif self.centring == "mean":
         p = lib.sharpened(seen.scores, temperature, memory["centre"])
@@ -325,6 +325,7 @@ class DINOv2(DINO):
         ),
         batch["shared"]["offsets"],
         flat(given["weights"]),
+        model.dtype,
       )
       ibot = by_crop(ibot).mean(1)
       total, parts = dino + self.patches * ibot, {}

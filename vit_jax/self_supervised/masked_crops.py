@@ -64,7 +64,7 @@ class Crops(NamedTuple):
   vectors: The class tokens, after the last norm.
   patches: The patches, after the last norm.
   chosen: The head's vectors of the chosen patches, of length 1.
-  prototypes: Those of the chosen patches.
+  prototypes: Those of the chosen patches, float32.
   """
 
   scores: Float[Array, "b k"]
@@ -106,9 +106,7 @@ class MaskedCrops(MultiCrop):
     patches = encoded[:, -grid[0] * grid[1] :]
     head = self.head.of_patches
     vectors = head(chosen(patches, places), is_scored=False)
-    prototypes = prototype_vectors(
-      head.variables["params"]["prototypes"]
-    ).astype(self.model.dtype)
+    prototypes = prototype_vectors(head.variables["params"]["prototypes"])
     token = encoded[:, 0]
     return Crops(self.head(token), token, patches, vectors, prototypes)
 

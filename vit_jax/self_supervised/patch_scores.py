@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from vit_jax.self_supervised.targets import ITERATIONS
@@ -22,12 +23,14 @@ MOST_SCORES = 2**26  # of a part: 256 MiB in float32
 
 
 def scores(
-  vectors: Float[Array, "*b d"], prototypes: Float[Array, "d k"]
+  vectors: Float[Array, "*b d"],
+  prototypes: Float[Array, "d k"],
+  dtype: DTypeLike,
 ) -> Float[Array, "*b k"]:
-  """Returns inner products, float32; the factors have the prototypes' type."""
+  """Returns inner products, float32, of factors of a type."""
   return jnp.matmul(
-    vectors.astype(prototypes.dtype),
-    prototypes,
+    vectors.astype(dtype),
+    prototypes.astype(dtype),
     preferred_element_type=jnp.float32,
   )
 
@@ -37,21 +40,27 @@ def cross_entropies(
   teacher: tuple[Float[Array, "b n e"], Float[Array, "e k"], Any],
   offsets: Float[Array, " k"],
   weights: Float[Array, "b n"],
+  dtype: DTypeLike = "float32",
 ) -> tuple[Float[Array, " b"], Float[Array, " b"]]:
   """Returns weighted sums over patches: cross-entropies, entropies of targets.
 
   Args:
     student, teacher: Vectors of the same patches, prototypes, temperature.
+      Prototypes are float32, as is the sum of their gradients over the parts.
     offsets: See `sinkhorn_offsets`.
     weights: Weights of the patches.
+    dtype: Type of the factors of scores.
   """
 
   @jax.checkpoint
   def of_part(student_vectors, prototypes, teacher_vectors, part):
-    z = scores(teacher_vectors, teacher[1]) / teacher[2] + offsets[None, None]
+    z = scores(teacher_vectors, teacher[1], dtype) / teacher[2]
+    z = z + offsets[None, None]
     log_p = jax.nn.log_softmax(z)
     p = jnp.exp(log_p)
-    log_q = jax.nn.log_softmax(scores(student_vectors, prototypes) / student[2])
+    log_q = jax.nn.log_softmax(
+      scores(student_vectors, prototypes, dtype) / student[2]
+    )
     both = -jnp.sum(p * log_q, -1), -jnp.sum(p * log_p, -1)
     return [jnp.sum(x * part, 1) for x in both]
 
@@ -82,7 +91,7 @@ def mean_scores(
   """
   flat = vectors.reshape(-1, vectors.shape[-1])
   mean = over.mean(flat, counts.reshape(-1))
-  return jnp.matmul(mean, prototypes.astype(jnp.float32), precision="highest")
+  return jnp.matmul(mean, prototypes, precision="highest")
 
 
 def sinkhorn_offsets(
@@ -91,6 +100,7 @@ def sinkhorn_offsets(
   temperature: Float[Array, ""] | float,
   counts: Float[Array, "b n"],
   over,
+  dtype: DTypeLike = "float32",
 ) -> Float[Array, " k"]:
   """Returns offsets with which targets use all prototypes alike.
 
@@ -103,6 +113,7 @@ def sinkhorn_offsets(
     temperature: More than 0.
     counts: 1 for patches that count, 0 for others.
     over: Sums over all devices, see `collectives.Over`.
+    dtype: Type of the factors of scores.
   """
   parts = _parts((vectors, counts), prototypes.shape[1])
 
@@ -110,7 +121,7 @@ def sinkhorn_offsets(
     """Logs of the prototypes' sums over all patches, of exp(log_q) <= 1."""
 
     def add(sums, part):
-      q = jnp.exp(log_q(scores(part[0], prototypes) / temperature))
+      q = jnp.exp(log_q(scores(part[0], prototypes, dtype) / temperature))
       return sums + jnp.sum(q * part[1][..., None], (0, 1)), None
 
     sums, _ = jax.lax.scan(add, jnp.zeros(prototypes.shape[1]), parts)
@@ -119,7 +130,7 @@ def sinkhorn_offsets(
 
   # Vectors have the norm 1, so that scores are at most a prototype's norm. (A
   # little more, as the factors of the products can be bfloat16.)
-  norms = jnp.linalg.norm(prototypes.astype(jnp.float32), axis=0)
+  norms = jnp.linalg.norm(prototypes, axis=0)
   largest = 1.01 * norms / temperature
   offsets = -largest - log_sums(lambda z: z - largest[None, None])
   for _ in range(ITERATIONS - 1):
