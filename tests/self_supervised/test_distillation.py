@@ -47,7 +47,7 @@ def teacher_of(num_classes=tiny.NUM_CLASSES, side=16, names=None, **changes):
   leaves, tree = jax.tree.flatten(params)
   keys = jax.random.split(jax.random.key(4), len(leaves))
   leaves = [  # also of what begins as zeros
-    np.asarray(x + 0.2 * jax.random.normal(k, x.shape))
+    np.array(x + 0.2 * jax.random.normal(k, x.shape))
     for x, k in zip(leaves, keys, strict=True)
   ]
   return dataclasses.replace(made, params=jax.tree.unflatten(tree, leaves))
