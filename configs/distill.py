@@ -36,6 +36,9 @@ parameter on the host, and 2 more for the cast copy (DINOv3 7B: 40 GB).
 Cost: each step has a forward pass of the teacher on the student's images
 (R152x2 at 224 px: 3.7 times the training step of R50x1; 1,200 epochs of both
 are 179 exaFLOPs).
+By the planner's estimate (jax 0.12.0.1, libtpu 0.0.50.1), features of DINOv3 7B
+for L/16 with --config.model.scan=true: 1.6 GiB a chip and 189.6 ms a step of
+1,024 images on v5e:16x16; 2.4 GiB and 89.5 ms on v5p:4x4x8.
 Result: not yet run. Published top-1 on ImageNet: R50x1 from R152x2 82.8 at 224
 px (80.5 at 160 px); DeiT with the token, hard labels, 300 epochs: Ti/16 74.5,
 S/16 81.2, B/16 83.4.
