@@ -2,8 +2,9 @@
 
 Run: vit-jax train --workdir=runs/mae_b16 \
   --config=mae_finetune:model=B/16,init=mae_pretrain_vit_base.pth
-Arguments: model (of MODELS), init (weights of MAE's pre-training; the encoder
-is read).
+Arguments: model (of MODELS), init (weights of MAE's pre-training, or a run of
+--config=mae; the encoder is read, and its fixed positions are learned from
+there on).
 The official validation images are scored once, at the end, as `val`; nothing is
 chosen by them.
 

@@ -51,11 +51,9 @@ TABLES = (
   "callbacks/defaults",
   "data/download_and_prepare",
   "data/sources",
-  "evaluators/__init__",
   "families/__init__",
   "inputs",
   "models/__init__",
-  "objectives/__init__",
   "trainable",
   "weights/reading",
 )
@@ -223,7 +221,4 @@ def test_what_a_run_from_scratch_loads():
   assert loaded == {
     "vit_jax.zoo.families",
     "vit_jax.zoo.families.modern",
-    "vit_jax.finetune.regression",
-    "vit_jax.finetune.regression_evaluator",
-    "vit_jax.self_supervised.dino",
   }

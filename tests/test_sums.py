@@ -11,6 +11,7 @@ import tiny
 from vit_jax import sharding
 from vit_jax.models.encoder import MlpBlock
 from vit_jax.objectives import MaskedPatch
+from vit_jax.self_supervised.mae import MAE
 
 LONGEST = 16  # addends of a sum in bfloat16
 
@@ -50,9 +51,12 @@ def test_no_long_sum_in_bfloat16(changes):
 
 
 @pytest.mark.slow
-def test_nor_where_masked_patches_are_predicted():
+@pytest.mark.parametrize(
+  "objective", [MaskedPatch(), MAE(decoder_width=32, decoder_depth=1)], ids=str
+)
+def test_nor_where_masked_patches_are_predicted(objective):
   config = tiny.config(model__dtype="bfloat16", model__pool="gap")
-  config = dataclasses.replace(config, objective=MaskedPatch())
+  config = dataclasses.replace(config, objective=objective)
   assert {kind for kind, n in sums(config) if n > LONGEST} >= {"float32"}
   assert all(n <= LONGEST for kind, n in sums(config) if kind == "bfloat16")
 

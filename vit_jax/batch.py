@@ -34,14 +34,18 @@ class View(NamedTuple):
   ops: Preprocessing, in the language of config.data.ops.
   count: Crops of a record, uint8 [b, count, h, w, c] in the batch. None: one
     crop, without this dimension, [b, h, w, c].
+  like: Name of a view of the same count whose random numbers this one has, crop
+    by crop: the same boxes and flips at another size, for example. Its random
+    operations stand at the same positions, with the same arguments except
+    `size`; those at the end may be left out.
 
   Example:
-    >>> {"global": View("decode_inception_crop(224, 25)|flip_lr", 2)}
-    {'global': View(ops='decode_inception_crop(224, 25)|flip_lr', count=2)}
+    >>> views = {"global": View("decode_inception_crop(224, 25)|flip_lr", 2)}
   """
 
   ops: str
   count: int | None = None
+  like: str | None = None
 
 
 # Keys of a batch that no view can have; the step adds the last three.
@@ -120,6 +124,7 @@ class RunShape:
   num_classes: Width of the head, at least the number of the data's classes.
   image_size: (height, width) after preprocessing, pixels.
   total_steps: Length of the run in updates; None without training.
+  class_names: Names of the data's classes; None if they are unknown.
   labels: Returns the statistics of the training labels. Those of a run are read
     when they are first used, so call it only while the step is traced.
   """
@@ -127,6 +132,7 @@ class RunShape:
   num_classes: int
   image_size: tuple[int, int]
   total_steps: int | None = None
+  class_names: tuple[str, ...] | None = None
   labels: Callable[[], LabelStatistics] = LabelStatistics
 
 

@@ -156,7 +156,12 @@ class Experiment:
       return RunShape(num_classes, image_size(self.config.data.ops))
     data = self.data_info
     shape = run_shape_of(self.config, data.num_classes, data.num_examples)
-    return dataclasses.replace(shape, labels=self.read_labels)
+    names = data.class_names
+    return dataclasses.replace(
+      shape,
+      class_names=tuple(names) if names else None,
+      labels=self.read_labels,
+    )
 
   def open_models(
     self, names: Mapping[str, str], size: tuple[int, int] | None = None
@@ -172,10 +177,17 @@ class Experiment:
     """
     for path in names.values():
       if (path, size) not in self._models:
-        self._models[path, size] = pretrained.load(
-          path, image_size=size, verbose=False
+        self._models[path, size] = pretrained.load_on_host(
+          path, image_size=size
         )
     return {name: self._models[path, size] for name, path in names.items()}
+
+  @property
+  def objective_models(self) -> dict[str, Pretrained]:
+    """The further models of the objective, by name; see `open_models`."""
+    objective = self.config.objective
+    size = objective.models_size(self.run_shape.image_size)
+    return self.open_models(objective.models(), size)
 
   @functools.cached_property
   def learner(self) -> Learner:
@@ -188,9 +200,7 @@ class Experiment:
     if not self.is_training:
       num_classes = shape.num_classes * config.objective.trains_head
       return Learner(build(config.model, num_classes), loss=None)
-    return config.objective.make(
-      config.model, shape, self.open_models(config.objective.models())
-    )
+    return config.objective.make(config.model, shape, self.objective_models)
 
   def trainer(
     self,
@@ -209,8 +219,9 @@ class Experiment:
     config = config or self.config
     learner = self.learner
     if config.model != self.config.model:
-      models = self.open_models(config.objective.models())
-      learner = config.objective.make(config.model, self.run_shape, models)
+      learner = config.objective.make(
+        config.model, self.run_shape, self.objective_models
+      )
     return assemble(config, self.run_shape, mesh, observers, learner)
 
   def _labels(self, whatever_the_cost: bool) -> np.ndarray | None:

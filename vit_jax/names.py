@@ -6,6 +6,7 @@ arguments, too: `my_lab.monitor:Cosine(decay=0.9)`.
 """
 
 import ast
+import collections
 import dataclasses
 import importlib
 import inspect
@@ -65,6 +66,25 @@ def keywords(text: str, where: str) -> dict[str, Any]:
     pass
   expected = "arguments as Python writes them, such as decay=0.9, name='a'"
   raise ValueError(unexpected(where, f"({text})", expected))
+
+
+class Table(collections.UserDict):
+  """Short name -> class or function; a text is imported when it is read.
+
+  So a run imports only the kinds that it has.
+
+  Example:
+    >>> table = Table({"counter": "collections:Counter"})
+    >>> table["counter"]
+    <class 'collections.Counter'>
+  """
+
+  def __getitem__(self, name):
+    value = super().__getitem__(name)
+    if isinstance(value, str):
+      module, _, attribute = value.partition(":")
+      value = getattr(importlib.import_module(module), attribute)
+    return value
 
 
 def is_path(name: str) -> bool:

@@ -249,7 +249,7 @@ def _learner_errors(run: Experiment, is_first: bool) -> list[str]:
   where = "config.objective"
   try:
     if run.is_training:
-      models = run.open_models(objective.models())
+      models = run.objective_models
       shape = run.run_shape
       if errors := list(objective.make_errors(model, shape, models)):
         return errors

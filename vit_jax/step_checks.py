@@ -162,7 +162,8 @@ def _teacher(learner, params):
   """Returns the shapes of the parameters that `targets` gets."""
   teachers = [params] * (learner.average is not None)
   if learner.frozen is not None:
-    teachers.append(jax.eval_shape(lambda: learner.frozen.model.params))
+    shape_of = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
+    teachers.append(jax.tree.map(shape_of, learner.frozen.model.params))
   return tuple(teachers) if len(teachers) > 1 else (teachers or [params])[0]
 
 

@@ -81,6 +81,13 @@ ARGUMENTS = {
     "model=R26+S/32,aug=strong2,reg=0.1,dataset=imagenet2012",
   ],
   "vit_s16": ["", "epochs=300,head=linear"],
+  "mae": [
+    "",
+    "model=L/16,epochs=1600",
+    "model=H/14",
+    "dataset=folder:images,steps=1000",
+    "dataset=glyphs",
+  ],
   "mae_finetune": ["init=weights.npz", "model=L/16", "model=H/14"],
   "deit3": [
     "model=S/16",
@@ -92,6 +99,18 @@ ARGUMENTS = {
   ],
   "probes": ["weights=deep.npz", "weights=deep.npz,version=3,dataset=cifar10"],
   "dino": ["", "model=B/16,epochs=300"],
+  "dinov2": [
+    "",
+    "recipe=large",
+    "recipe=giant,dataset=folder:images",
+    "recipe=dinov3,init=runs/dinov3,gram=runs/dinov3",
+  ],
+  "distill": [
+    "teacher=weights.npz,model=R50x1,dataset=cifar10",
+    "teacher=weights.npz,loss=hard,dataset=cifar10",
+    "teacher=weights.npz,loss=soft,dataset=cifar10,model=Ti/16,epochs=1000",
+    "teacher=weights.npz,loss=features",
+  ],
   "glyphs": [""],
   "masked_patch": [
     "imagenet21k",
@@ -120,7 +139,9 @@ ARGUMENTS = {
   ],
 }
 CASES = [(name, arg) for name, args in ARGUMENTS.items() for arg in args]
-LARGE = re.compile(r"_[lh]|[LH]/|R[0-9]+[+]|R152")  # whose shapes take seconds
+LARGE = re.compile(
+  r"_[lh]|[LH]/|R[0-9]+[+]|R152|dinov2"
+)  # whose shapes take seconds
 # Folders of images, and how many each class has there.
 IMAGES = {
   "images": 200,
@@ -215,7 +236,15 @@ def _advertised():
     yield "vit_s16", f"head={head},epochs={epochs}"
   yield from (("folder", argument) for argument in ARGUMENTS["folder"])
   yield from (("glyphs", ""), ("digits_finetune", ""))
-  for name in ("dino", "probes", "masked_patch", "ablation", "study"):
+  for name in (
+    "dino",
+    "distill",
+    "mae",
+    "masked_patch",
+    "probes",
+    "ablation",
+    "study",
+  ):
     yield from ((name, argument) for argument in ARGUMENTS[name])
 
 
@@ -274,6 +303,7 @@ def test_numbers_in_docstrings_of_table_3(size, dataset):
     for c in CASES
     if c[0]
     != "regression"  # whose data tests/evaluators/test_regression.py has
+    and "gram=" not in c[1]  # tests/self_supervised/test_dinov2.py
   ],
 )
 def test_passes_preflight(name, argument):
@@ -318,8 +348,8 @@ def test_all_that_is_advertised_passes_preflight(name, argument):
 
 @pytest.mark.parametrize(
   "name",
-  "ablation augreg comparison deit3 dino finetune folder mae_finetune probes"
-  " study vit_s16 vtab".split(),
+  "ablation augreg comparison deit3 dino dinov2 distill finetune folder"
+  " mae_finetune probes study vit_s16 vtab".split(),
 )
 def test_every_argument_is_explained(name):
   module = _module(name)
@@ -516,6 +546,7 @@ def test_images_of_a_hybrid_fit_its_patches(name):
     ("deit3.py:stage=i1k_224,model=S/16", "expected one of B/16, L/16, H/14"),
     ("probes.py:version=3", "expected weights=FILE"),
     ("probes.py:weights=none.npz", "weights: got 'none.npz', which does"),
+    ("distill.py:model=S/16", "expected teacher=WEIGHTS"),
     ("deit3.py:init=x", "init: got x for i1k, expected none."),
     ("mae_finetune.py:model=S/16", "model: got 'S/16', expected one of B/16"),
     ("vit_s16.py:head=mlp", "head: got 'mlp', expected one of linear, tanh"),

@@ -108,10 +108,8 @@ def test_all_unknown_and_ill_typed_options_in_one_error():
     " mean 'gap'?",
     "config.model.scan: got 'maybe', expected a value of type true/false.",
     "config.data: got 3, expected options by name.",
-    "config.evals.val.kind: got 'clasification', expected one of"
-    " classification, fewshot, knn, linear, multilabel, per_class, regression,"
-    " subset."
-    " Did you mean 'classification'?",
+    "config.evals.val.kind: got 'clasification', expected one of "
+    f"{', '.join(EVALUATORS)}. Did you mean 'classification'?",
     "config.evals.few.shot: no such option. Did you mean 'shots'?",
     "config.evals.few.shots: got 'x', expected a value of type whole number.",
     "config.evals.vall: no such evaluator. Did you mean 'val'?",

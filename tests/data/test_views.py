@@ -19,6 +19,7 @@ from vit_jax.data.preprocessing import view_errors, view_shapes
 from vit_jax.data.tf_cpu import tf
 from vit_jax.inputs import Inputs
 from vit_jax.sharding import make_mesh
+from vit_jax.tools import benchmark
 from vit_jax.tools.planning import host_requirements, planner
 from vit_jax.writers.metric_writer import read_metrics
 
@@ -74,6 +75,25 @@ def test_the_first_crop_is_that_of_one_view():
   for a, b in zip(one, two, strict=True):
     np.testing.assert_array_equal(a["image"], b["global_crops"][:, 0])
     assert (a["image"] != b["global_crops"][:, 1]).any()
+
+
+def test_a_view_like_another_has_its_crops():
+  """At another size, in any order; other views keep their random numbers."""
+  ops = "decode|random_resized_crop({}, 0.2, 0.5)|flip_lr|random_grey(0.3)"
+  small, large = View(ops.format(8), 2), View(ops.format(16), 2, like="small")
+  other = View("decode|random_crop(8)|flip_lr", 2)
+  source = numbers(40, Files)
+  (alone,) = global_batches(source, 1, ops={"small": small, "other": other})
+  views = {"large": large, "small": small, "other": other}
+  (batch,) = global_batches(source, 1, ops=views)
+  for name in ("small", "other"):
+    np.testing.assert_array_equal(batch[name], alone[name])
+  halves = batch["large"].reshape(-1, 2, 8, 2, 8, 2, 3).mean((3, 5))
+  apart = np.abs(halves - batch["small"]).mean((0, 2, 3, 4))
+  # Two filters; two crops of an image are 5 and more levels apart.
+  assert (apart < 2).all(), apart
+  swapped = np.abs(halves[:, ::-1] - batch["small"]).mean()
+  assert swapped > 5
 
 
 def test_a_record_that_cannot_be_decoded_is_masked_in_all_views():
@@ -142,6 +162,24 @@ def test_a_batch_of_the_users_own_is_checked():
       ["decode differently", "exif=False"],
     ),
     ({}, ["no view"]),
+    (
+      {"a": View("decode|resize(8)"), "b": View("decode|resize(9)", like="c")},
+      ["'b'", "expected one of a"],
+    ),
+    (
+      {
+        "a": View("decode|random_crop(8)", 2),
+        "b": View("decode|random_crop(9)", 3, like="a"),
+      },
+      ["'b'", "count=2", "count=3"],
+    ),
+    (
+      {
+        "a": View("decode|random_resized_crop(8, 0.2, 1)|flip_lr"),
+        "b": View("decode|random_resized_crop(9, 0.3, 1)|flip_lr", like="a"),
+      },
+      ["'b'", "same arguments"],
+    ),
   ],
 )
 def test_wrong_views_are_errors_of_the_config(views, words, monkeypatch):
@@ -167,6 +205,15 @@ def test_what_the_planner_knows_of_views():
   one = tiny.config(data__dataset="imagenet2012")
   rate, text = host_requirements.rate(made)
   assert rate == host_requirements.rate(one)[0] / 5 and "5 crops" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["real", "synthetic"])
+def test_the_benchmark_measures_a_step_with_views(kind, monkeypatch):
+  monkeypatch.setitem(benchmark.MATMULS, "cpu", ((32, 64), 2))
+  result = benchmark.measure(config(model__depth=1), kind, steps=2)
+  assert np.isfinite(result["loss"])
+  assert (result["input_wait"] is None) == (kind == "synthetic")
 
 
 def test_a_run_with_views(tmp_path):

@@ -59,8 +59,14 @@ OF_KIND = {
     ["dataset=imagenet2012_real", "split=validation"],
     {"map", "classes", "count"},
   ),
+  "attentive": ([], {"top1", "held_out", "lr", "count"}),
+  "rankme": ([], {"rankme", "nearest", "count"}),
   "knn": (["ks=5,1"], {"5nn", "1nn"}),
   "linear": ([], {"top1", "held_out", "lr", "weight_decay", "count"}),
+  "segmentation": (
+    ["dataset=images:/none", "split=train", "masks=/none", "classes=3"],
+    {"miou", "pixel_accuracy"},
+  ),
   "fewshot": ([], {"1shot", "5shot", "10shot", "25shot"}),
 }
 

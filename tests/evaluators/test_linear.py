@@ -284,7 +284,7 @@ def test_steps_are_cut_from_batches():
     }
     for i in (0, 8, 16)
   ]
-  steps = list(linear._steps_of(batches, steps=6, rows=3, width=2))
+  steps = list(linear.steps_of(batches, steps=6, rows=3, width=2))
   np.testing.assert_array_equal(
     np.concatenate([s for s, _ in steps]).reshape(18, 2), x[:18]
   )

@@ -30,11 +30,11 @@ from vit_jax.evaluate import evaluate
 from vit_jax.finetune import probes
 from vit_jax.finetune import regression_evaluator as regression
 from vit_jax.finetune.data.imports import KINDS, Options
+from vit_jax.finetune.regression import Regression
 from vit_jax.finetune.regression_evaluator import RegressionConfig
 from vit_jax.inference import output_formats as formats
 from vit_jax.inference.pretrained import Answer, Value
 from vit_jax.models import build
-from vit_jax.objectives import Regression
 from vit_jax.train import train_and_evaluate
 
 STANDARDISATION = batch.Standardisation((10.0, -3.0), (2.0, 0.5))

@@ -553,3 +553,68 @@ def test_initial_values_of_the_parts():
   assert np.std(params["dist"]) == pytest.approx(0.02, rel=0.25)
   for name in ("head", "head_dist"):
     assert not params[name]["kernel"].any()
+
+
+# RoPE with rescaled coordinates, as in DINOv3's training.
+
+
+def rescaled_run(seed=0, records=(0, 1), **options):
+  options = modern(posemb="none", rope="dinov3", rope_rescale=2.0, **options)
+  rngs = {"dropout": jax.random.key(seed)}
+  params = random_params(modern(posemb="none", rope="dinov3"))
+  if options.scan:
+    params = stack_blocks(params, options)
+  kwargs = dict(is_training=True, records=jnp.array(records), rngs=rngs)
+  return run(options, params, **kwargs)[0]
+
+
+def test_rope_is_rescaled_by_a_factor_for_each_block(monkeypatch):
+  """In training only; the factors are the same for all records."""
+  factors, rescaled = [], rope.Angles.rescaled
+
+  def observed(self, factor):
+    factors.append(factor)
+    return rescaled(self, factor)
+
+  monkeypatch.setattr(rope.Angles, "rescaled", observed)
+  options = modern(posemb="none", rope="dinov3", rope_rescale=2.0)
+  params = random_params(options)
+  _, out = run(options, params)
+  assert not factors
+  plain = run(dataclasses.replace(options, rope_rescale=None), params)[1]
+  np.testing.assert_array_equal(out["logits"], plain["logits"])
+
+  model, key = build(options, 5), jax.random.key(0)
+  kwargs = dict(is_training=True, rngs={"dropout": key})
+  for records in ((0, 1), (7, 3)):
+    model.apply(
+      {"params": params}, IMAGES, records=jnp.array(records), **kwargs
+    )
+  first, second, *others = map(float, factors)
+  assert [first, second] == others and first != second
+  assert all(0.5 <= x <= 2.0 for x in factors)
+
+
+def test_rescaled_rope_is_that_of_rescaled_coordinates():
+  options = modern(posemb="none", rope="dinov3", depth=1)
+  table = rope.unscaled(options, (4, 6), 25)
+  got, want = table.rescaled(jnp.float32(1)), rope.rotation(options, (4, 6), 25)
+  np.testing.assert_allclose(got.cos, want.cos, atol=2e-6)
+  np.testing.assert_allclose(got.sin, want.sin, atol=2e-6)
+  half = table.rescaled(jnp.float32(0.5))
+  # cos(x) = 2 cos(x / 2)^2 - 1
+  np.testing.assert_allclose(2 * half.cos**2 - 1, want.cos, atol=4e-6)
+
+
+def test_rescaled_rope_in_a_scan_and_for_parts_of_a_batch():
+  logits = rescaled_run()
+  np.testing.assert_allclose(rescaled_run(scan=True), logits, atol=1e-5)
+  assert np.abs(rescaled_run(seed=1) - logits).max() > 1e-3
+
+
+def test_rescaling_needs_rope():
+  (error,) = modern(rope_rescale=2.0).errors()
+  assert "rope_rescale" in error
+  assert modern(rope="dinov3", rope_rescale=2.0).for_inference() == modern(
+    rope="dinov3"
+  )

@@ -273,6 +273,11 @@ def objective_fault(run_shape=None, rows=None, **changes):
       dict(objective__kind="masked_patch", objective__target=target)
       for target in ("mean_color", "small", "pixels")
     ),
+    dict(
+      objective__kind="mae",
+      objective__decoder_width=16,
+      objective__decoder_depth=1,
+    ),
   ],
   ids=str,
 )

@@ -1,10 +1,14 @@
 """Cores that a host needs for its images."""
 
+import dataclasses
 import json
 import pathlib
 
+import pytest
 import tiny
 
+from vit_jax.batch import View
+from vit_jax.objectives.objective import Objective
 from vit_jax.tools.planning import host_requirements
 
 RECEIPTS = pathlib.Path(__file__).parents[2] / "docs" / "receipts.jsonl"
@@ -43,6 +47,47 @@ def test_augmentation_takes_more():
   needs = _needs(ops)
   assert needs["input_rate"] == 807.0 and needs["input_cores"] == 4
   assert "randaug" in needs["input_rate_of"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ten(Objective):
+  """DINOv2's views: two of 224 px and eight of 96 px."""
+
+  kind: str = "ten"
+
+  trains_head = False
+
+  def views(self, ops):
+    crop = "decode|random_resized_crop({})|flip_lr"
+    crop += "|jitter(0.4, 0.4, 0.2, 0.1, 0.8)|random_grey(0.2)"
+    large, small = crop.format("224, 0.32, 1.0"), crop.format("96, 0.05, 0.32")
+    return {
+      "global_1": View(f"{large}|gaussian_blur(1.0)"),
+      "global_2": View(f"{large}|gaussian_blur(0.1)|solarize(0.2)"),
+      "local": View(f"{small}|gaussian_blur(0.5)", 8),
+    }
+
+
+def test_a_record_costs_what_its_views_cost():
+  """The sum of the operations is near what DINOv2's views took as a whole."""
+  lines = map(json.loads, RECEIPTS.read_text().splitlines())
+  (receipt,) = (line for line in lines if line["name"] == "input_views")
+  config = tiny.config(data__dataset="imagenet2012")
+  config = dataclasses.replace(config, objective=Ten())
+  rate, text = host_requirements.rate(config)
+  plain = host_requirements.RATES["decode_inception_crop(224)|flip_lr"]
+  whole = receipt["values"]["DINOv2's views: images"]
+  assert plain / rate == pytest.approx(whole, rel=0.25) and "times" in text
+  needs = host_requirements.needs(config, 10104.0, 4, "v5e")
+  assert needs["input_cores"] == -(-2526 // rate)
+  larger = tiny.config(
+    data__dataset="imagenet2012",
+    data__ops="decode|random_resized_crop(448, 0.2, 1)|flip_lr",
+  )
+  smaller = "decode|random_resized_crop(32, 0.2, 1)|flip_lr"
+  smaller = tiny.config(data__dataset="imagenet2012", data__ops=smaller)
+  rates = [host_requirements.rate(c)[0] for c in (larger, smaller)]
+  assert rates[0] < plain / 2 < rates[1] < plain
 
 
 def test_operations_of_pillow_have_no_rate():

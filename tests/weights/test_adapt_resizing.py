@@ -20,6 +20,7 @@ import vit_jax
 from vit_jax import models, weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import model_config, to_dict
+from vit_jax.models.posemb import sincos2d
 from vit_jax.models.resample import (
   METHODS,
   resample_patch_kernel,
@@ -124,6 +125,22 @@ def test_a_row_for_the_class_token_comes_and_goes(name, cls_row, note):
   assert report.resized == {POS_EMBEDDING: ((4, 4), (6, 8))}
   assert resized[POS_EMBEDDING].shape == (1, 48 + cls_row, 48)
   np.testing.assert_array_equal(resized["cls"], params["cls"])
+
+
+@pytest.mark.parametrize("pool, num_zeros", [("token", 1), ("gap", 0)])
+def test_a_learned_table_begins_with_fixed_sines(pool, num_zeros):
+  """Those of the model's grid: nothing is resized."""
+  options = {"posemb": "sincos2d", "pool": pool}
+  model = model_config(**SIZE | options)
+  file = random_weights(model, (32, 32), options=options, grid=(4, 4))
+  params, report = adapt(file, (48, 32), pool=pool)
+  table = params["Transformer/posembed_input/pos_embedding"][0]
+  assert not table[:num_zeros].any()
+  np.testing.assert_array_equal(table[num_zeros:], sincos2d(6, 4, 48))
+  assert not report.resized and not report.reinitialised
+  assert any("fixed sines" in note for note in report.notes)
+  with pytest.raises(ValueError, match="pos_embedding: missing"):
+    adapt(dataclasses.replace(file, options={}), pool=pool)
 
 
 @pytest.mark.parametrize("at", ["stem", "blocks"])

@@ -110,12 +110,19 @@ def differences(old: dict[str, Any], config: Config) -> list[Change]:
       continue
     rule = rule_of(key)
     schedules = {was.get("optim.schedule"), now.get("optim.schedule")}
+    if key.startswith("objective.") and is_model_of(config, now.get(key)):
+      rule = Rule(False, "the digest of the file is checked")
     decays = {was.get("optim.weight_decay_end"), now["optim.weight_decay_end"]}
     has_length = config.objective.follows_length or decays != {None}
     if key in LENGTH and schedules <= {*WITHOUT_LENGTH} and not has_length:
       rule = Rule(False, "this schedule does not depend on the length")
     changes.append(Change(key, was.get(key), now.get(key), rule))
   return changes
+
+
+def is_model_of(config: Config, value: Any) -> bool:
+  """Whether a value is the address of a further model of the objective."""
+  return isinstance(value, str) and value in config.objective.models().values()
 
 
 def unknown_options(old: dict[str, Any]) -> list[str]:

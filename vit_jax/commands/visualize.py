@@ -11,7 +11,8 @@ from vit_jax.config import cli
 DESCRIPTION = """\
 Draws the filters of a model's first layer, the similarity of its positions, how
 far each head looks, where one patch looks, and which patches of an image the
-answer uses. Writes a page, index.html, and every picture to DIR.
+answer uses; of a run of --config=mae also what it predicts of masked images.
+Writes a page, index.html, and every picture to DIR.
 
 IMAGE is a file, a folder, a glob in quotes, or - for a list of these on the
 standard input, one a line. The first 128 images are used. Images of a folder

@@ -79,7 +79,7 @@ def row_fns(
     views: What a row has of the record, by its key in the row.
     root: Root of all keys. The key of a record is (root + epoch, index), that
       of crop c (root + epoch, index + 2^40 c), where the crops of all views are
-      numbered from 0.
+      numbered from 0, except views `like` another, which have its numbers.
 
   Raises:
     ValueError: Malformed operations; or views that decode differently.
@@ -178,6 +178,12 @@ def _crops_of(
     is_decoded: Whether the first operation of the only crop is already done.
   """
   ops = {name: ops_lib.bind(view.ops) for name, view in views.items()}
+  numbers: dict[str, int] = {}  # of the first crop of each view
+  count = 0
+  for name, view in views.items():
+    if view.like is None:
+      numbers[name] = count
+      count += view.count or 1
 
   def crop(name: str, image, key):
     for op in ops[name][is_decoded:]:
@@ -185,12 +191,12 @@ def _crops_of(
     return image
 
   def crops(image, key) -> Record:
-    made, number = {}, 0
+    made = {}
     for name, view in views.items():
-      keys = [key + [0, _CROP * (number + i)] for i in range(view.count or 1)]
+      first = numbers[view.like or name]
+      keys = [key + [0, _CROP * (first + i)] for i in range(view.count or 1)]
       images = [crop(name, image, key) for key in keys]
       made[name] = images[0] if view.count is None else tf.stack(images)
-      number += len(keys)
     return made
 
   return crops

@@ -25,6 +25,7 @@ the language loads neither.
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from vit_jax.data.operation import (
   check_decoding,
   pair,
 )
+from vit_jax.data.pillow_operation import PillowOperation
 from vit_jax.options import check_choice, unexpected
 
 PAD_MODES = ("black", "reflect")
@@ -44,6 +46,7 @@ RESIZE_METHODS = ("bilinear", "bicubic", "area", "nearest")
 TORCH_FILTERS = ("bicubic", "bilinear")
 
 ERASE_ATTEMPTS = 10
+CROP_ATTEMPTS = 10
 # Red, green and blue of pixels in [0, 1].
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -410,7 +413,7 @@ class RandomCrop(Crop):
 
 
 @operation
-class FlipLR(Operation):
+class FlipLR(PillowOperation):
   """Mirrors left and right with probability 1/2."""
 
   def tensorflow(self, image, key):
@@ -420,6 +423,14 @@ class FlipLR(Operation):
     return tf.cond(
       self.is_flipped(key), lambda: tf.reverse(image, [1]), lambda: image
     )
+
+  def draws(self, key):
+    return self.is_flipped(key)
+
+  def pillow(self, image, draws):
+    from vit_jax.data import torch_pixels
+
+    return torch_pixels.flip(image) if draws else image
 
   @staticmethod
   def is_flipped(key):
@@ -495,44 +506,41 @@ class RandAug(Operation):
 
 
 @operation
-class ThreeAugment(Operation):
+class ThreeAugment(PillowOperation):
   """Applies one of DeiT III's three augmentations; see `pillow_augment`."""
 
-  def tensorflow(self, image, key):
-    from vit_jax.data import pillow_augment, tf_pixels
-    from vit_jax.data.tf_cpu import tf
+  num_draws: ClassVar = 2
 
-    draws = tf.random.stateless_uniform([2], key)
-    return tf_pixels.by_pillow(pillow_augment.three_augment, image, draws)
+  def pillow(self, image, draws):
+    from vit_jax.data import pillow_augment
+
+    return pillow_augment.three_augment(image, draws)
 
 
 @operation
-class ColorJitter(Operation):
+class ColorJitter(PillowOperation):
   """Changes brightness, contrast and saturation by up to `strength`, 0 to 1.
 
-  See `pillow_augment.color_jitter`.
+  In distribution it is jitter(strength, strength, strength, 0, 1). See
+  `pillow_augment.color_jitter`.
   """
 
   strength: Number
 
+  num_draws: ClassVar = 6
+
   def shape(self, shape: Shape) -> Shape:
-    is_share = 0 <= self.strength <= 1
-    _require(is_share, "strength", self.strength, "0 to 1")
+    _check_share(self.strength, "strength")
     return shape
 
-  def tensorflow(self, image, key):
-    from vit_jax.data import pillow_augment, tf_pixels
-    from vit_jax.data.tf_cpu import tf
+  def pillow(self, image, draws):
+    from vit_jax.data import pillow_augment
 
-    draws = tf.random.stateless_uniform([6], key)
-    jitter = functools.partial(
-      pillow_augment.color_jitter, strength=float(self.strength)
-    )
-    return tf_pixels.by_pillow(jitter, image, draws)
+    return pillow_augment.color_jitter(image, draws, float(self.strength))
 
 
 @operation
-class RandAugTimm(Operation):
+class RandAugTimm(PillowOperation):
   """Applies timm's `rand-m<magnitude>-mstd0.5-inc1`; see `pillow_augment`."""
 
   magnitude: Number
@@ -542,18 +550,190 @@ class RandAugTimm(Operation):
     _require(is_known, "magnitude", self.magnitude, "0 to 10")
     return shape
 
-  def tensorflow(self, image, key):
-    from vit_jax.data import pillow_augment, tf_pixels
+  def draws(self, key):
+    from vit_jax.data import pillow_augment
     from vit_jax.data.tf_cpu import tf
 
     layers = pillow_augment.LAYERS
     draws = tf.random.stateless_uniform([3 * layers], key)
     # Another key: the two functions turn the same bits into their numbers.
     normals = tf.random.stateless_normal([layers], key + [_NORMAL, 0])
-    distort = functools.partial(
-      pillow_augment.randaug_timm, magnitude=float(self.magnitude)
+    return tf.concat([draws, normals], 0)
+
+  def pillow(self, image, draws):
+    from vit_jax.data import pillow_augment
+
+    count = 3 * pillow_augment.LAYERS
+    return pillow_augment.randaug_timm(
+      image, draws[:count], draws[count:], float(self.magnitude)
     )
-    return tf_pixels.by_pillow(distort, image, draws, normals)
+
+
+@operation
+class RandomResizedCrop(PillowOperation):
+  """Crops a random box and resizes it, as torchvision's RandomResizedCrop.
+
+  The width of the box is 3/4 to 4/3 of its height; the filter is Pillow's
+  bicubic. See `torch_pixels.box`.
+
+  Args:
+    size: New size.
+    scale_min: Smallest area of the box, a share of the image.
+    scale_max: Largest area of the box.
+  """
+
+  size: Side
+  scale_min: Number
+  scale_max: Number
+
+  num_draws: ClassVar = 4 * CROP_ATTEMPTS
+
+  def shape(self, shape: Shape) -> Shape:
+    scales = self.scale_min, self.scale_max
+    is_good = 0 < self.scale_min <= self.scale_max <= 1
+    expected = "0 < scale_min <= scale_max <= 1, shares of the image"
+    _require(is_good, "scale_min, scale_max", scales, expected)
+    return pair(self.size)
+
+  def pillow(self, image, draws):
+    from vit_jax.data import torch_pixels
+
+    sides = torch_pixels.sides(image)
+    place = torch_pixels.box(*sides, self.scale_min, self.scale_max, draws)
+    return torch_pixels.resized_crop(image, place, pair(self.size))
+
+
+@operation
+class Jitter(PillowOperation):
+  """Changes the colours of a share of the images, as torchvision's ColorJitter.
+
+  The factor of brightness is uniform in [max(0, 1 - x), 1 + x], where x is its
+  argument; so are those of contrast and saturation. The hue is shifted by up to
+  `hue` turns, at most 1/2. The changes have a random order.
+
+  Args:
+    brightness: 0: it does not change.
+    contrast: As `brightness`.
+    saturation: As `brightness`.
+    hue: As `brightness`.
+    p: The share of the images.
+  """
+
+  brightness: Number
+  contrast: Number
+  saturation: Number
+  hue: Number
+  p: Number
+
+  num_draws: ClassVar = 9
+
+  def shape(self, shape: Shape) -> Shape:
+    for name in ("brightness", "contrast", "saturation"):
+      value = getattr(self, name)
+      _require(value >= 0, name, value, "0 or more")
+    _require(0 <= self.hue <= 0.5, "hue", self.hue, "0 to 0.5, in turns")
+    _check_share(self.p, "p")
+    return shape
+
+  def pillow(self, image, draws):
+    from vit_jax.data import torch_pixels
+
+    if draws[0] >= self.p:
+      return image
+    ranges = [
+      (max(0, 1 - x), 1 + x) if x else None
+      for x in (self.brightness, self.contrast, self.saturation)
+    ]
+    ranges.append((-self.hue, self.hue) if self.hue else None)
+    factors = [
+      ends and ends[0] + (ends[1] - ends[0]) * u
+      for ends, u in zip(ranges, draws[1:5].tolist(), strict=True)
+    ]
+    return torch_pixels.jitter(image, factors, np.argsort(draws[5:]).tolist())
+
+
+@operation
+class RandomGrey(PillowOperation):
+  """Removes the colours of a share `p` of the images; three channels remain."""
+
+  p: Number
+
+  num_draws: ClassVar = 1
+
+  def shape(self, shape: Shape) -> Shape:
+    _check_share(self.p, "p")
+    return shape
+
+  def pillow(self, image, draws):
+    from vit_jax.data import torch_pixels
+
+    return torch_pixels.grey(image) if draws[0] < self.p else image
+
+
+@operation
+class GaussianBlur(PillowOperation):
+  """Blurs a share `p` of the images, as torchvision's GaussianBlur.
+
+  Args:
+    p: The share of the images.
+    kernel: Side of the kernel in pixels, an odd number.
+    sigma_min: Smallest standard deviation in pixels; it is uniform.
+    sigma_max: Largest standard deviation.
+  """
+
+  p: Number
+  kernel: int = 9
+  sigma_min: Number = 0.1
+  sigma_max: Number = 2.0
+
+  num_draws: ClassVar = 2
+
+  def shape(self, shape: Shape) -> Shape:
+    _check_share(self.p, "p")
+    kernel, sigmas = self.kernel, (self.sigma_min, self.sigma_max)
+    is_odd = isinstance(kernel, int) and kernel > 0 and kernel % 2 == 1
+    _require(is_odd, "kernel", kernel, "an odd number of pixels")
+    is_good = 0 < sigmas[0] <= sigmas[1]
+    _require(
+      is_good, "sigma_min, sigma_max", sigmas, "0 < sigma_min <= sigma_max"
+    )
+    # The image is mirrored at its outermost pixels.
+    fits = shape is not None and min(shape) > kernel // 2
+    least = kernel // 2 + 1
+    _require(fits, "size of images", shape, f"one size, at least {least}")
+    return shape
+
+  def pillow(self, image, draws):
+    from vit_jax.data import torch_pixels
+
+    share, sigma = draws.tolist()
+    if share >= self.p:
+      return image
+    sigma = self.sigma_min + (self.sigma_max - self.sigma_min) * sigma
+    return torch_pixels.gaussian_blur(image, self.kernel, sigma)
+
+
+@operation
+class Solarize(PillowOperation):
+  """Inverts the levels from `threshold` on, in a share `p` of the images."""
+
+  p: Number
+  threshold: int = 128
+
+  num_draws: ClassVar = 1
+
+  def shape(self, shape: Shape) -> Shape:
+    _check_share(self.p, "p")
+    is_level = isinstance(self.threshold, int) and 0 <= self.threshold <= 256
+    _require(is_level, "threshold", self.threshold, "a level from 0 to 256")
+    return shape
+
+  def pillow(self, image, draws):
+    from vit_jax.data import torch_pixels
+
+    if draws[0] >= self.p:
+      return image
+    return torch_pixels.solarize(image, self.threshold)
 
 
 @operation
@@ -573,8 +753,7 @@ class RandomErase(Operation):
 
   def shape(self, shape: Shape) -> Shape:
     _require(shape is not None, "size of images", shape, "one size")
-    is_share = 0 <= self.share <= 1
-    _require(is_share, "share", self.share, "0 to 1, a share of the images")
+    _check_share(self.share, "share")
     return shape
 
   def tensorflow(self, image, key):
@@ -644,6 +823,11 @@ OPERATIONS: dict[str, type[Operation]] = {
   "color_jitter": ColorJitter,
   "randaug_timm": RandAugTimm,
   "random_erase": RandomErase,
+  "random_resized_crop": RandomResizedCrop,
+  "jitter": Jitter,
+  "random_grey": RandomGrey,
+  "gaussian_blur": GaussianBlur,
+  "solarize": Solarize,
   "grey": Grey,
 }
 
@@ -651,6 +835,11 @@ OPERATIONS: dict[str, type[Operation]] = {
 def _require(is_good: bool, name: str, value: object, expected: str) -> None:
   if not is_good:
     raise ValueError(unexpected(name, repr(value), expected))
+
+
+def _check_share(value: Number, name: str) -> None:
+  is_share = 0 <= value <= 1
+  _require(is_share, name, value, "0 to 1")
 
 
 def _check_shorter_side(size: Side) -> None:

@@ -3,9 +3,10 @@
 A key is int64 [2], as for TensorFlow's stateless functions.
 """
 
+import itertools
 from collections.abc import Callable
 
-from vit_jax.data import preprocessing
+from vit_jax.data import pillow_operation, preprocessing
 from vit_jax.data.operation import Shape
 from vit_jax.data.operations import FlipLR
 from vit_jax.data.tf_cpu import tf
@@ -15,7 +16,10 @@ BoundOp = Callable[..., tf.Tensor]
 
 
 def bind(text: str) -> tuple[BoundOp, ...]:
-  """Returns one function (image, seed_pair) -> image for each operation.
+  """Returns functions (image, seed_pair) -> image, the first for decoding.
+
+  There is one for each operation, but only one for Pillow's operations side by
+  side: between TensorFlow and numpy an image is copied.
 
   The key of an operation is derived from the pair and the operation's position
   in the string. So two random operations, or the same one twice, draw
@@ -25,10 +29,16 @@ def bind(text: str) -> tuple[BoundOp, ...]:
     ValueError: See `preprocessing.shapes`.
   """
   shapes = [None, *preprocessing.shapes(text)]
-  return tuple(
-    _bound(op, i, shapes[i], shapes[i + 1])
-    for i, op in enumerate(preprocessing.parse_ops(text))
-  )
+  numbered = enumerate(preprocessing.parse_ops(text))
+  bound: list[BoundOp] = []
+  for is_pillow, group in itertools.groupby(numbered, _is_pillow):
+    ops = list(group)
+    if is_pillow and len(ops) > 1:
+      last = ops[-1][0]
+      bound.append(_bound_together(dict(ops), shapes[last + 1]))
+    else:
+      bound += [_bound(op, i, shapes[i], shapes[i + 1]) for i, op in ops]
+  return tuple(bound)
 
 
 @tf.function(reduce_retracing=True)
@@ -76,6 +86,21 @@ def _bound(
       image = tf.ensure_shape(image, [*before, 3])
     image = op.operation.tensorflow(image, _key_at(position, seed_pair))
     return _checked(image, op.name, after) if op.is_own else image
+
+  return fn
+
+
+def _is_pillow(numbered: tuple[int, preprocessing.Op]) -> bool:
+  return isinstance(numbered[1].operation, pillow_operation.PillowOperation)
+
+
+def _bound_together(ops: dict[int, preprocessing.Op], after: Shape) -> BoundOp:
+  """Returns several operations of Pillow, by position, as one function."""
+  operations = [op.operation for op in ops.values()]
+
+  def fn(image, seed_pair):
+    keys = [_key_at(position, seed_pair) for position in ops]
+    return pillow_operation.apply(operations, image, keys, after)
 
   return fn
 

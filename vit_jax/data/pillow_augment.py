@@ -1,7 +1,7 @@
 """Augmentations of DeiT III's and timm's recipes, computed by Pillow.
 
-Every function has as arguments an image uint8 [h, w, 3] and uniform draws in
-[0, 1), and returns an image of the same shape; it draws nothing itself. The
+Every function has as arguments an image (see `torch_pixels`) and uniform draws
+in [0, 1), and returns an image of the same shape; it draws nothing itself. The
 operations are those that PyTorch's transforms call, so the pixels are the same
 bit for bit. The sequence of random numbers is not the same.
 
@@ -14,6 +14,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
+from vit_jax.data import torch_pixels
+from vit_jax.data.torch_pixels import Picture, as_picture
+
 Draws = Sequence[float] | np.ndarray
 
 RADIUS = (0.1, 2.0)  # radius of the blur, pixels
@@ -24,29 +27,24 @@ DEVIATION = 0.5  # deviation of the magnitudes in `randaug_timm`
 LAYERS = 2  # layers of RandAugment
 
 
-def three_augment(image: np.ndarray, draws: Draws) -> np.ndarray:
+def three_augment(image: Picture, draws: Draws) -> Picture:
   """Applies one of three operations: grey, solarize, or a Gaussian blur.
 
   Args:
     image: See this file.
     draws: Which operation; the radius, between the ends of `RADIUS`.
   """
-  picture = Image.fromarray(image)
   which = int(draws[0] * 3)
   if which == 0:
-    picture = picture.convert("L").convert("RGB")
-  elif which == 1:
-    picture = ImageOps.solarize(picture, SOLARIZED)
-  else:
-    low, high = RADIUS
-    radius = low + (high - low) * float(draws[1])
-    picture = picture.filter(ImageFilter.GaussianBlur(radius))
-  return np.asarray(picture)
+    return torch_pixels.grey(image)
+  if which == 1:
+    return torch_pixels.solarize(image, SOLARIZED)
+  low, high = RADIUS
+  radius = low + (high - low) * float(draws[1])
+  return as_picture(image).filter(ImageFilter.GaussianBlur(radius))
 
 
-def color_jitter(
-  image: np.ndarray, draws: Draws, strength: float
-) -> np.ndarray:
+def color_jitter(image: Picture, draws: Draws, strength: float) -> Picture:
   """Changes brightness, contrast and saturation, in a random order.
 
   The factor of each is between 1 - strength and 1 + strength.
@@ -56,24 +54,16 @@ def color_jitter(
     draws: Three for the factors, three whose order is that of the changes.
     strength: 0 to 1.
   """
-  picture = Image.fromarray(image)
-  enhancers = (
-    ImageEnhance.Brightness,
-    ImageEnhance.Contrast,
-    ImageEnhance.Color,
-  )
-  for i in np.argsort(draws[3:6]):
-    factor = 1 - strength + 2 * strength * float(draws[i])
-    picture = enhancers[i](picture).enhance(factor)
-  return np.asarray(picture)
+  factors = [1 - strength + 2 * strength * float(u) for u in draws[:3]]
+  return torch_pixels.jitter(image, factors, np.argsort(draws[3:6]).tolist())
 
 
 def randaug_timm(
-  image: np.ndarray,
+  image: Picture,
   draws: Draws,
   normals: Draws,
   magnitude: float,
-) -> np.ndarray:
+) -> Image.Image:
   """Applies timm's `rand-m<magnitude>-mstd0.5-inc1`.
 
   It has two layers. Each applies, with probability 1/2, one operation of
@@ -86,7 +76,7 @@ def randaug_timm(
     normals: For each layer a number of the standard normal distribution.
     magnitude: Mean of the magnitudes; their deviation is `DEVIATION`.
   """
-  picture = Image.fromarray(image)
+  picture = as_picture(image)
   for layer in range(LAYERS):
     which, applied, sign = draws[3 * layer : 3 * layer + 3]
     if applied >= 0.5:
@@ -95,7 +85,7 @@ def randaug_timm(
     level = min(max(level, 0.0), MOST) / MOST
     distort = DISTORTIONS[int(which * len(DISTORTIONS))]
     picture = distort(picture, level, 1 if sign < 0.5 else -1)
-  return np.asarray(picture)
+  return picture
 
 
 # Each takes a picture, a level from 0 to 1, and a sign, 1 or -1.

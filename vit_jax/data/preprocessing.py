@@ -124,7 +124,7 @@ def view_errors(views: Mapping[str, View]) -> Iterator[str]:
   """Yields the errors of views, each with the name of the view."""
   if not views:
     yield "got no view, expected one or more."
-  decoders = set()
+  decoders, has_error = set(), False
   for name, view in views.items():
     if name in RESERVED or not name.isidentifier():
       expected = f"an identifier other than {', '.join(RESERVED)}"
@@ -135,9 +135,41 @@ def view_errors(views: Mapping[str, View]) -> Iterator[str]:
       image_size(view.ops)
       decoders.add(whole(view.ops))
     except ValueError as e:
+      has_error = True
       yield f"view {name!r}: {e}"
   if len(decoders) > 1:
     yield f"got views that decode differently: {', '.join(sorted(decoders))}."
+  for name, view in views.items():
+    if view.like is not None and not has_error:
+      yield from _likeness_errors(name, view, views)
+
+
+def _likeness_errors(
+  name: str, view: View, views: Mapping[str, View]
+) -> Iterator[str]:
+  other, got = views.get(view.like), f"view {name!r}: got like={view.like!r}"
+  if other is None or other.like is not None:
+    names = [k for k, v in views.items() if v.like is None and k != name]
+    yield f"{got}, expected one of {', '.join(names)}."
+  elif other.count != view.count:
+    yield f"{got} with count={other.count}, expected count={view.count}."
+  else:
+    draws, others = _draws(view.ops), _draws(other.ops)
+    if any(others.get(position) != op for position, op in draws.items()):
+      yield (
+        f"{got} with {other.ops!r}, expected the random operations of"
+        f" {view.ops!r} at the same positions, with the same arguments except"
+        " size."
+      )
+
+
+def _draws(text: str) -> dict[int, tuple[str, dict[str, Any]]]:
+  """Returns name and arguments, but sizes, of random operations by position."""
+  return {
+    position: (op.name, {k: v for k, v in op.arguments.items() if k != "size"})
+    for position, op in enumerate(parse_ops(text))
+    if op.operation.is_random
+  }
 
 
 def with_decoding(text: str, **changes: Any) -> str:

@@ -24,12 +24,6 @@ def as_rgb(image):
   return tf.repeat(image, 3, axis=-1) if image.shape[-1] == 1 else image
 
 
-def by_pillow(fn, image, *draws):
-  """Returns the result of a function of the image and of random numbers."""
-  distorted = tf.numpy_function(fn, [image, *draws], tf.uint8, stateful=False)
-  return tf.ensure_shape(distorted, image.shape)
-
-
 def by_numpy(fn, image, sides: tuple[int | None, int | None]):
   """Returns the result of a function of the image, which has these sides."""
   return tf.ensure_shape(tf.numpy_function(fn, [image], tf.uint8), [*sides, 3])

@@ -15,18 +15,25 @@ from vit_jax.evaluators.linear import LinearConfig
 from vit_jax.evaluators.multilabel import MultilabelConfig
 from vit_jax.evaluators.per_class import PerClassConfig
 from vit_jax.evaluators.subset import SubsetConfig
-from vit_jax.finetune.regression_evaluator import RegressionConfig
+from vit_jax.names import Table
 
-EVALUATORS: dict[str, type[EvaluatorConfig]] = {
-  "classification": ClassificationConfig,
-  "fewshot": FewshotConfig,
-  "knn": KnnConfig,
-  "linear": LinearConfig,
-  "multilabel": MultilabelConfig,
-  "per_class": PerClassConfig,
-  "regression": RegressionConfig,
-  "subset": SubsetConfig,
-}
+WITHOUT_LABELS = "vit_jax.self_supervised"
+
+EVALUATORS: Table[str, type[EvaluatorConfig]] = Table(
+  {
+    "attentive": f"{WITHOUT_LABELS}.attentive_probe:AttentiveConfig",
+    "classification": ClassificationConfig,
+    "fewshot": FewshotConfig,
+    "knn": KnnConfig,
+    "linear": LinearConfig,
+    "multilabel": MultilabelConfig,
+    "per_class": PerClassConfig,
+    "rankme": f"{WITHOUT_LABELS}.rankme:RankMeConfig",
+    "regression": "vit_jax.finetune.regression_evaluator:RegressionConfig",
+    "segmentation": f"{WITHOUT_LABELS}.segmentation:SegmentationConfig",
+    "subset": SubsetConfig,
+  }
+)
 
 
 def groups(

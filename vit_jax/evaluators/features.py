@@ -145,7 +145,7 @@ def features_fn(context: Context, layers: tuple[str, ...]) -> Callable:
   return context.once(("features", *layers), lambda: context.jit(features))
 
 
-def learns_from(options: FeaturesConfig, train: Split, test: Split) -> str:
+def learns_from(options: EvaluatorConfig, train: Split, test: Split) -> str:
   """Returns a line about the split to learn from and the split to score."""
   return (
     f"{options.dataset}, learns from [{options.train_split}]"
@@ -160,10 +160,11 @@ def extract(
   fn: Callable,
   params: Params,
   indices: np.ndarray | None = None,
+  needs_labels: bool = True,
 ) -> Rows:
   """Returns features, labels and indices, in the order of the records.
 
-  Images that could not be decoded, or have no label (-1), are left out.
+  Images that could not be decoded are left out.
 
   Args:
     context: Context of the evaluator.
@@ -172,6 +173,7 @@ def extract(
       `Context.jit`.
     params: First argument of `fn`.
     indices: Records to read; None: all.
+    needs_labels: Whether images without a label (-1) are left out, too.
 
   Raises:
     DataError: No image is left, or a feature is not finite. All processes raise
@@ -182,10 +184,13 @@ def extract(
   # Arrays of a batch are freed when they are copied: ImageNet's features have
   # 4 GB.
   rows = {k: np.concatenate([p.pop(k) for p in parts]) for k in [*parts[0]]}
-  order = np.flatnonzero(rows["mask"] & (rows["label"] >= 0))
-  options = context.options
+  is_used = rows["mask"]
+  if needs_labels:
+    is_used = is_used & (rows["label"] >= 0)
+  order, options = np.flatnonzero(is_used), context.options
   if not len(order):
-    raise DataError(no_images_error(options.name, source, "has a label"))
+    what = "has a label" if needs_labels else "can be decoded"
+    raise DataError(no_images_error(options.name, source, what))
   order = order[np.argsort(rows["index"][order])]
   rows = {k: rows.pop(k)[order] for k in [*rows]}
   with np.errstate(invalid="ignore"):  # inf - inf is reported below

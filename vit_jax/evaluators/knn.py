@@ -105,26 +105,33 @@ class Knn(Features):
     self, width: int
   ) -> dict[str, tuple[Callable, tuple]]:
     """See `Evaluator`."""
-    import jax
-
-    num_keys, num_queries = (
+    num_train, num_test = (
       source.num_examples for source in (self._train, self._test)
     )
-    k, chunk = max(self.config.ks), min(CHUNK, num_keys)
-    block = min(QUERIES, num_queries)
-    num_blocks = -(-num_queries // block)
-    array = jax.ShapeDtypeStruct
-    arguments = (
-      (
-        array((num_blocks, block, k), np.float32),
-        array((num_blocks, block, k), np.int32),
-      ),
-      array((num_blocks, block, width), np.float32),
-      array((chunk, width), np.float32),
-      array((chunk,), np.int32),
-      array((), np.int32),
-    )
-    return {"nearer": (nearer(k, chunk), arguments)}
+    return search_program(num_train, num_test, max(self.config.ks), width)
+
+
+def search_program(
+  num_train: int, num_queries: int, k: int, width: int
+) -> dict[str, tuple[Callable, tuple]]:
+  """Returns the program of `neighbours`; see `single_device_programs`."""
+  import jax
+
+  chunk = min(CHUNK, num_train)
+  block = min(QUERIES, num_queries)
+  num_blocks = -(-num_queries // block)
+  array = jax.ShapeDtypeStruct
+  arguments = (
+    (
+      array((num_blocks, block, k), np.float32),
+      array((num_blocks, block, k), np.int32),
+    ),
+    array((num_blocks, block, width), np.float32),
+    array((chunk, width), np.float32),
+    array((chunk,), np.int32),
+    array((), np.int32),
+  )
+  return {"nearer": (nearer(k, chunk), arguments)}
 
 
 def neighbours(

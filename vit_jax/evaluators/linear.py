@@ -238,7 +238,7 @@ class LinearProbe(Features):
     )
     width = test["x"].shape[1]
     heads = _fitted(
-      _steps_of(features, self._steps, rows, width),
+      steps_of(features, self._steps, rows, width),
       (np.zeros(width, np.float32), np.ones(width, np.float32)),
       self.num_classes,
       self._rates,
@@ -396,7 +396,7 @@ def train_heads(
     std = x.std(axis=0, dtype=np.float64).astype(np.float32) + STD_FLOOR
   if layers is None:
     layers = np.ones((len(grid), width), np.float32)
-  rows, order = min(step_images, len(x)), _order(len(x), seed)
+  rows, order = min(step_images, len(x)), order_of(len(x), seed)
 
   def batches():
     for count in chunks(steps, rows, width):
@@ -407,7 +407,7 @@ def train_heads(
   return _fitted(batches(), (mean, std), num_classes, grid, steps, layers)
 
 
-def _steps_of(
+def steps_of(
   features: Iterable[Rows], steps: int, rows: int, width: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   """Yields features and labels of the steps, in the parts of `chunks`.
@@ -543,7 +543,7 @@ def training(grid: tuple[tuple[float, float], ...], steps: int) -> Callable:
   return trained
 
 
-def _order(num: int, seed: int) -> Iterator[int]:
+def order_of(num: int, seed: int) -> Iterator[int]:
   """Yields indices of rows without end, a permutation in each epoch."""
   for epoch in itertools.count():
     yield from np.random.default_rng((seed, epoch)).permutation(num).tolist()

@@ -32,6 +32,11 @@ def beside(
   return _joined([image, lit(image, map), _squares(map, image.shape[:2])])
 
 
+def row(images: UInt8[np.ndarray, "parts h w 3"]) -> Image.Image:
+  """Returns images of one size side by side, enlarged as by `enlarged`."""
+  return _joined([enlarged(image) for image in images])
+
+
 def compared(
   pairs: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> Image.Image:

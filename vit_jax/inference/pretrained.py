@@ -626,6 +626,41 @@ def load(
     >>> features = vit.features("photos/*.jpg")  # doctest: +SKIP
     >>> logits, out = vit(images)  # floats in [-1, 1]  # doctest: +SKIP
   """
+  vit = load_on_host(
+    path,
+    image_size=image_size,
+    patch=patch,
+    grid=grid,
+    posemb_filter=posemb_filter,
+    loss=loss,
+    mean=mean,
+    std=std,
+    background=background,
+    verbose=verbose,
+    **options,
+  )
+  return dataclasses.replace(vit, params=_to_device(vit.params))
+
+
+def load_on_host(
+  path: str | os.PathLike,
+  *,
+  image_size: int | tuple[int, int] | None = None,
+  patch: int | None = None,
+  grid: int | tuple[int, int] | None = None,
+  posemb_filter: str | None = None,
+  loss: str | None = None,
+  mean: normalisation.Statement = None,
+  std: normalisation.Statement = None,
+  background: str | None = None,
+  verbose: bool = False,
+  **options,
+) -> Pretrained:
+  """Loads a model as `load`, with numpy arrays as parameters.
+
+  A model may be larger than the memory of a device: a run splits the further
+  models of its objective over all devices.
+  """
   if loss not in (None, *HEADS):
     raise ValueError(f"loss: got {loss!r}, expected one of {', '.join(HEADS)}.")
   if background is not None:
@@ -669,7 +704,7 @@ def load(
     raise ValueError(f"{path}: parts of the head do not fit together: {parts}.")
   return Pretrained(
     config=config,
-    params=_to_device(params),
+    params=params,
     num_classes=num_classes,
     image_size=(height, width),
     class_names=file.class_names,

@@ -9,19 +9,24 @@ device, so that its results depend on the number of devices. timm's partner of
 row r of b is b - 1 - r, the reversed batch.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 PARTNER = "partner"  # key of a batch: the rows that its rows are mixed with
 
 
-def paired(batch: dict) -> dict:
+def paired(batch: dict, views: Iterable[str] = ("image",)) -> dict:
   """Returns the global batch with the partner of every row.
 
   One row of each device moves to another, as uint8.
+
+  Args:
+    batch: A batch.
+    views: Keys of its images.
   """
   import jax.numpy as jnp
 
-  keys = ("image", "label", "mask")
+  keys = (*views, "label", "mask")
   return {**batch, PARTNER: {k: jnp.roll(batch[k], 1, 0) for k in keys}}
 
 

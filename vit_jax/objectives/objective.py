@@ -25,7 +25,8 @@ class LoadedModel(Protocol):
 
   Attributes:
     config: Options of the model.
-    params: Parameters, a nested dict of float32 arrays.
+    params: Parameters, a nested dict of float32 arrays. `Objective.make` gets
+      numpy arrays; the planner may pass `jax.ShapeDtypeStruct`.
     num_classes: Number of outputs of the head; 0: there is no head.
     image_size: (height, width) of the images, pixels.
     model: The linen module; it maps images in [-1, 1] to (logits, out).
@@ -87,6 +88,19 @@ class Targets(NamedTuple):
   memory: Any = None
 
 
+class Pictures(NamedTuple):
+  """What `vit-jax visualize` shows of an objective's own parameters.
+
+  title: Heading.
+  text: What the parts of a row are.
+  rows: A row of pictures for each image, uint8 [b, parts, h, w, 3].
+  """
+
+  title: str
+  text: str
+  rows: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class Learner:
   """What an objective makes of a model: everything that a step needs.
@@ -128,7 +142,7 @@ class Learner:
   targets: Callable[..., Targets] | None = None
   memory: Mapping[str, Any] | None = None
   init: Callable[[Any, Any], Any] | None = None
-  train_flops: float | None = None
+  train_flops: int | float | None = None
   whole_batch: bool = False
 
   @property
@@ -232,6 +246,17 @@ class Objective:
     """
     return {}
 
+  def models_size(self, image_size: tuple[int, int]) -> tuple[int, int] | None:
+    """Returns (height, width) of the images of `models`, to resize positions.
+
+    Args:
+      image_size: (height, width) of the images of config.data.ops, pixels.
+
+    Returns:
+      The size; None: that of their training.
+    """
+    return None
+
   def make_errors(
     self,
     model: ModelConfig,
@@ -274,3 +299,16 @@ class Objective:
       models: The opened models of `models`, by their names.
     """
     raise NotImplementedError(type(self).__name__)
+
+  def pictures(
+    self, model: ModelConfig, params: dict[str, Any], images: Any
+  ) -> Pictures | None:
+    """Returns what a checkpoint makes of images; None for nothing to see.
+
+    Args:
+      model: `config.model`, for inference.
+      params: All parameters of the checkpoint, the objective's own included;
+        blocks are not stacked.
+      images: Preprocessed images, uint8 [b, h, w, c].
+    """
+    return None

@@ -77,6 +77,13 @@ class Prototypes(nn.Module):
     return Gain(name="gain")(y) if self.has_gain else y
 
 
+def prototype_vectors(params: dict[str, Any]) -> Float[Array, "d k"]:
+  """Returns the vectors of `Prototypes`, from its parameters."""
+  kernel = jnp.asarray(params["kernel"])
+  kernel = kernel / jnp.linalg.norm(kernel, axis=0, keepdims=True)
+  return kernel * params["gain"]["kernel"][None] if "gain" in params else kernel
+
+
 class DINOHead(nn.Module):
   """Maps vectors to scores of prototypes.
 
@@ -104,7 +111,10 @@ class DINOHead(nn.Module):
   dtype: DTypeLike = "float32"
 
   @nn.compact
-  def __call__(self, x: Float[Array, "*b d"]) -> Float[Array, "*b k"]:
+  def __call__(
+    self, x: Float[Array, "*b d"], is_scored: bool = True
+  ) -> Float[Array, "*b k"]:
+    """Returns the scores; without `is_scored` the vectors before them."""
     # The authors' code cuts it at +-2: at 100 deviations.
     init = nn.initializers.normal(0.02)
     for i in range(self.layers):
@@ -120,7 +130,7 @@ class DINOHead(nn.Module):
     prototypes = Prototypes(
       self.prototypes, self.has_gain, self.dtype, name="prototypes"
     )
-    return prototypes(unit(x))
+    return prototypes(unit(x)) if is_scored else unit(x)
 
   def macs(self, width: int) -> int:
     """Returns the multiply-adds for a vector of this width."""

@@ -14,6 +14,7 @@ from vit_jax.class_names import by_name, by_number, shortened
 from vit_jax.config import ModelConfig
 from vit_jax.families.resnet import BiTConfig
 from vit_jax.families.vit import ViTConfig
+from vit_jax.models.posemb import sincos2d
 from vit_jax.models.resample import (
   METHODS,
   num_bias_rows,
@@ -37,7 +38,7 @@ PUBLISHED = ("google", "bit")  # formats whose grids are square
 NUMERICS = ("gelu", "ln_eps", "gn_eps", "ws_eps", "ws_eps_on", "root_pad")
 TRAINING = (
   "dropout", "stochastic_depth", "stochastic_depth_rule", "head_bias", "dtype",
-  "scan", "remat",
+  "scan", "remat", "rope_rescale",
 )  # fmt: skip
 
 Shape = tuple[int, ...]
@@ -87,6 +88,9 @@ def adapt(
     model's classes. Otherwise both keep their initial values.
   - The parameters that an objective adds to the network are loaded together, if
     all their shapes agree.
+  - If the model learns a table of positions, and the weights were trained with
+    fixed sines, the sines are the table's first values, as in MAE's
+    fine-tuning.
   - If the model has a norm of the pooled vector, the file's norm of the tokens
     is not loaded, and the model's norm keeps its initial values, as in MAE's
     fine-tuning.
@@ -126,6 +130,7 @@ def adapt(
   fit.choose_parameters_of_objectives(own)
   fit.choose_last_norm()
   fit.resample_positions(image_size, posemb_filter)
+  fit.tabulate_sines(image_size)
   fit.fold_channels()
   if resize_patch:
     fit.resize_patch_kernel()
@@ -228,6 +233,19 @@ class _Fit:
     if tokens and expected and not pooled and not is_left:
       self._reinitialise(tokens, expected)
       self.notes.append("the norm of the pooled vector has initial values.")
+
+  def tabulate_sines(self, image_size: tuple[int, int]) -> None:
+    """Gives a learned table the fixed sines of the weights as first values."""
+    is_fixed = self.weights.options.get("posemb") == "sincos2d"
+    at_stem = getattr(self.model, "posemb_at", "stem") == "stem"
+    for path in self.expected.keys() - self.params.keys():
+      if is_fixed and at_stem and self.model.positions(path) == "grid":
+        _, num_rows, width = self.expected[path]
+        sines = sincos2d(*self.model.grid(image_size), width)
+        num_zeros = num_rows - len(sines)  # the rows of class tokens
+        self.params[path] = np.pad(sines, ((num_zeros, 0), (0, 0)))[None]
+        note = "the table of positions got the fixed sines of the weights."
+        self.notes.append(note)
 
   def _shapes_under(
     self, prefix: str | tuple[str, ...]

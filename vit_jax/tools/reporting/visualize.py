@@ -1,6 +1,7 @@
 """Draws what checkpoints learned, and where they look: `vit-jax visualize`."""
 
 import argparse
+import html
 import io
 import os
 import pathlib
@@ -15,16 +16,25 @@ from PIL import Image
 import vit_jax
 from vit_jax import class_names
 from vit_jax.callbacks import startup
-from vit_jax.config import config_files
+from vit_jax.checkpointing import checkpointer
+from vit_jax.config import build, config_files
 from vit_jax.distributed import processes
 from vit_jax.inference import overlay, streaming
 from vit_jax.inference.pretrained import Pretrained
+from vit_jax.models.stacking import unstack_blocks
+from vit_jax.objectives.objective import Pictures
 from vit_jax.options import unexpected
 from vit_jax.paths import is_remote, printable
 from vit_jax.tools.reporting import model_figures
 from vit_jax.tools.reporting import runs as runs_lib
 from vit_jax.tools.reporting.charts import ChartFiles, file_stem
-from vit_jax.tools.reporting.page import breakable, missing, page, table
+from vit_jax.tools.reporting.page import (
+  breakable,
+  gallery,
+  missing,
+  page,
+  table,
+)
 from vit_jax.tools.scoring import published_scores
 from vit_jax.writers import run_info
 from vit_jax.writers.atomic_files import replace_text
@@ -67,7 +77,7 @@ def run(args: argparse.Namespace) -> list[pathlib.Path]:
       errors.append(f"--out: got {args.out!r}: {e.strerror or e}.")
   if errors:
     raise ValueError("\n".join(dict.fromkeys(errors)))
-  inspected = []
+  inspected, own = [], {}
   for label, (path, vit) in models.items():
     arrays = [row.pixels for row in rows[label] if row.name not in unread]
     print(f"{path}: {vit.config.variant}, {_counted(arrays)}", flush=True)
@@ -76,8 +86,36 @@ def run(args: argparse.Namespace) -> list[pathlib.Path]:
     inspected.append(
       model_figures.inspect_model(name, label, vit, arrays, captions)
     )
+    if pictures := pictures_of(path, arrays[:NUM_SHOWN]):
+      title = file_stem(pictures.title.lower())
+      own["_".join(filter(None, [title, name]))] = pictures
   return _write(
-    out, inspected, list(models.values()), names, args.patch, left_out
+    out, inspected, list(models.values()), names, args.patch, left_out, own
+  )
+
+
+def pictures_of(path: str, images: Sequence[np.ndarray]) -> Pictures | None:
+  """Returns what the objective of a run shows of images, or None.
+
+  `vit_jax.load` leaves the objective's own parameters behind, so the checkpoint
+  is read once more.
+
+  Args:
+    path: A run, a checkpoint, or other weights, which show nothing.
+    images: Preprocessed images, uint8 [h, w, c].
+  """
+  try:
+    metadata = checkpointer.load_metadata(path)
+  except (OSError, ValueError):  # weights of another form
+    return None
+  if not images or not metadata.get("objective_parameters"):
+    return None
+  config, _ = build(metadata["config"])
+  params, _ = checkpointer.load_params(path)
+  return config.objective.pictures(
+    config.model.for_inference(),
+    unstack_blocks(params, config.model),
+    np.stack(images),
   )
 
 
@@ -201,12 +239,22 @@ def _write(
   names: Sequence[str],
   patch: tuple[int, int] | None,
   left_out: list[str],
+  own: dict[str, Pictures],
 ) -> list[pathlib.Path]:
-  """Writes all files, prints their paths and returns them."""
+  """Writes all files, prints their paths and returns them.
+
+  `own` has the pictures of the models' objectives, by the name of their file.
+  """
   chart_files = ChartFiles()
   sections = model_figures.all_sections(
     inspected, chart_files, patch, NUM_SHOWN
   )
+  captions = inspected[0].captions
+  rows = {name: [*map(overlay.row, p.rows)] for name, p in own.items()}
+  for name, shown in own.items():
+    body = gallery(zip(rows[name], captions, strict=False))
+    text = html.escape(shown.text)
+    sections.append(model_figures.Section(shown.title, text, body, []))
   title = f"Inside {', '.join(i.label for i in inspected)}"
   body = "\n".join(
     [
@@ -221,6 +269,9 @@ def _write(
   if pictures:
     shown = [image for image, _ in pictures[:NUM_SHOWN]]
     files["rollout.png"] = _png(overlay.sheet(shown, 3))
+  files |= {
+    f"{name}.png": _png(overlay.sheet(r, 2)) for name, r in rows.items()
+  }
   files |= {
     name: _png(image) for name, (image, _) in zip(names, pictures, strict=False)
   }

@@ -19,6 +19,7 @@ class Later(NamedTuple):
   options: Options that all of them have.
   files: Variant -> published files.
   of_one: Variant -> its additional options.
+  num_classes: Outputs of the heads of the files; 0: they have none.
   licence: Terms that a user has to accept; "" for the usual open licences.
   """
 
@@ -26,6 +27,7 @@ class Later(NamedTuple):
   options: dict[str, Any]
   files: dict[str, tuple[str, ...]]
   of_one: dict[str, dict[str, Any]] = {}
+  num_classes: int = 0
   licence: str = ""
 
   def model(self, variant: str) -> ModelConfig:
@@ -125,7 +127,7 @@ LATER = {
       """
     ),
     {"H+/16": _SWIGLU, "7B/16": _SWIGLU | dict(qkv_bias="none")},
-    _LICENCE,
+    licence=_LICENCE,
   ),
   "DINOv3 SwiGLU": Later(  # S+
     256,
@@ -209,6 +211,7 @@ LATER = {
         hub:facebook/deit-base-patch16-224
       """
     ),
+    num_classes=1000,
   ),
   "DeiT distilled": Later(
     224,
@@ -223,6 +226,7 @@ LATER = {
         hub:facebook/deit-base-distilled-patch16-224
       """
     ),
+    num_classes=1000,
   ),
   "DeiT III": Later(
     224,
@@ -236,6 +240,7 @@ LATER = {
       H/14 timm:deit3_huge_patch14_224.fb_in22k_ft_in1k
       """
     ),
+    num_classes=1000,
   ),
   "BEiT": Later(
     224,
@@ -250,6 +255,7 @@ LATER = {
         hub:microsoft/beit-large-patch16-224-pt22k-ft22k
       """
     ),
+    num_classes=21_841,
   ),
   "EVA-02": Later(
     224,
@@ -270,3 +276,30 @@ LATER = {
     },
   ),
 }
+
+
+class Published(NamedTuple):
+  """A file of `LATER`: its series, and the options of its model."""
+
+  series: Later
+  model: ModelConfig
+
+
+def published(address: str) -> Published | None:
+  """Returns what `LATER` says of the address of a file; None for others.
+
+  Args:
+    address: hf-hub:OWNER/NAME[@REVISION] or https://...; timm's models are
+      hf-hub:timm/NAME.
+
+  Example:
+    >>> published("hf-hub:facebook/dinov2-small").model.variant
+    'S/14'
+  """
+  name = address.removeprefix("hf-hub:").partition("@")[0]
+  text = f"timm {name[5:]}" if name.startswith("timm/") else f"hf {name}"
+  for series in LATER.values():
+    for variant, files in series.files.items():
+      if address in files or (name != address and text in files):
+        return Published(series, series.model(variant))
+  return None

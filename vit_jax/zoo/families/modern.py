@@ -30,7 +30,7 @@ from typing import ClassVar
 from vit_jax.families.base import Heads
 from vit_jax.families.vit import SIZES as SIZES_OF_VIT
 from vit_jax.families.vit import Size, Variant, ViTConfig, parse_variant
-from vit_jax.options import option
+from vit_jax.options import AT_LEAST_1, option
 
 SIZES = SIZES_OF_VIT | {
   "M": Size(512, 12, 2048, 8),  # DeiT III
@@ -78,7 +78,7 @@ class ModernConfig(ViTConfig):
   rope: str | None = option(
     None,
     "rotary positions of the patches' queries and keys, in addition to posemb;"
-    " without the random augmentation of DINOv3's training; None: no rotation",
+    " None: no rotation",
     {
       "dinov3": "centres in [-1, 1]; channel j is paired with j + half a head",
       "eva02": "positions on a 16 x 16 grid; neighbouring channels are paired",
@@ -92,6 +92,12 @@ class ModernConfig(ViTConfig):
       "bfloat16": "as Meta's files store them",
     },
     is_rare=True,
+  )
+  rope_rescale: float | None = option(
+    None,
+    "largest factor r of the patches' coordinates in training: each block of a"
+    " step draws one, exp(uniform(-log r, log r)). DINOv3: 2. None: 1",
+    limit=AT_LEAST_1,
   )
   registers: int = option(
     0, "number of register tokens: learned, without position, not pooled"
@@ -205,6 +211,9 @@ class ModernConfig(ViTConfig):
       macs += size.width * num_classes
     return macs
 
+  def for_inference(self) -> "ModernConfig":
+    return dataclasses.replace(super().for_inference(), rope_rescale=None)
+
   def errors(self) -> Iterator[str]:
     yield from super().errors()
     for key, value, wanted in self._mistakes():
@@ -225,6 +234,8 @@ class ModernConfig(ViTConfig):
         if getattr(self, key) != wanted:
           text = f"{wanted!r} for config.model.posemb='relative_bias'"
           yield key, getattr(self, key), text
+    if self.rope_rescale and not self.rope:
+      yield "rope_rescale", self.rope_rescale, "None for config.model.rope=None"
     if self.registers < 0:
       yield "registers", self.registers, "0 or more"
     if self.projection is not None and self.projection < 1:

@@ -15,6 +15,7 @@ from typing import Any
 
 import einops
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
@@ -24,14 +25,20 @@ from vit_jax.models.efficient_attention import attention, in_chunks
 from vit_jax.models.encoder import PLACES_OF_TOKENS, Encoder, MAPHead
 from vit_jax.models.gelu_dropout import gelu_dropout
 from vit_jax.models.layers import Dense, DenseGeneral, chosen, head
-from vit_jax.models.noise import DRAWS, RECORDS, Dropout, drop_at
+from vit_jax.models.noise import DRAWS, RECORDS, Draw, Dropout, drop_at
 from vit_jax.models.posemb import LearnedOn, learned_positions, sincos2d
 from vit_jax.models.precision import at_least_float32
 from vit_jax.models.resample import num_bias_rows
 from vit_jax.models.vit import ViT, places_of
 from vit_jax.zoo.families.modern import ModernConfig
 from vit_jax.zoo.models import relative_bias
-from vit_jax.zoo.models.rope import Rotation, rotate, rotation
+from vit_jax.zoo.models.rope import (
+  Angles,
+  Rotation,
+  rotate,
+  rotation,
+  unscaled,
+)
 
 TOKENS = Float[Array, "1 k d"] | Float[np.ndarray, "1 k d"]
 
@@ -50,9 +57,12 @@ class LayerScale(nn.Module):
     return x * self.param("scale", init, (x.shape[-1],))[None, None]
 
 
-# What all blocks need for positions: a rotation, rows of `relative_bias`.
-POSITIONS = Rotation | Int[Array, "n n"] | None
-OF_IMAGES = Rotation | Int[Array, "b n n"] | None  # where images differ
+# What all blocks need for positions: a rotation, or angles that each block
+# rescales; rows of `relative_bias`.
+POSITIONS = Rotation | Angles | Int[Array, "n n"] | None
+OF_IMAGES = Rotation | Angles | Int[Array, "b n n"] | None  # images differ
+FACTOR = "rope_rescale"  # of angles: key in the draws of a block
+BLOCK_DRAWS = dict[str, Draw | Float[Array, ""]]
 
 
 class Attention(nn.Module):
@@ -178,18 +188,25 @@ class Block(nn.Module):
     self,
     x: Float[Array, "b n d"],
     drop_rate: Float[Array, ""] | None,
-    draws: DRAWS,
+    draws: BLOCK_DRAWS,
     positions: POSITIONS,
     of_images: OF_IMAGES = None,
   ) -> tuple[Float[Array, "b n d"], dict[str, Array]]:
     """Returns the tokens and the intermediates by name.
 
     Args:
-      x, drop_rate, draws: See `EncoderBlock`.
+      x, drop_rate, draws: See `EncoderBlock`; `draws` may have a `FACTOR`.
       positions: Positions that attention adds or rotates by, or None.
       of_images: The same where each image has its own, or None.
     """
     out, options = {}, self.options
+    if FACTOR in draws:
+      draws, factor = dict(draws), draws[FACTOR]
+      del draws[FACTOR]
+      positions, of_images = (
+        x.rescaled(factor) if isinstance(x, Angles) else x
+        for x in (positions, of_images)
+      )
 
     def norm(name):
       return nn.LayerNorm(options.ln_eps, dtype=options.dtype, name=name)
@@ -258,6 +275,8 @@ class ModernEncoder(Encoder):
     out = {"with_posemb": x}
     x = Dropout(options.dropout)(x, records)
     of_blocks, of_images = rotation(options, grid, num_tokens), None
+    if self._rescales(records):
+      of_blocks = unscaled(options, grid, num_tokens)
     if options.posemb == "relative_bias":
       of_blocks = jnp.asarray(relative_bias.rows(grid))
     if places is not None:
@@ -269,6 +288,23 @@ class ModernEncoder(Encoder):
     out["encoded"] = x = x.astype(precise)
     return x, out | blocks
 
+  def _rescales(self, records: RECORDS) -> bool:
+    return records is not None and self.options.rope_rescale is not None
+
+  def _draw(self, shape, records):
+    """See `Encoder._draw`; also draws the factors of the coordinates."""
+    rates, draws = super()._draw(shape, records)
+    if self._rescales(records):
+      limit = np.log(self.options.rope_rescale)
+      exponents = jax.random.uniform(
+        self.make_rng("dropout"),
+        (self.options.size.depth,),
+        minval=-limit,
+        maxval=limit,
+      )
+      draws = {**draws, FACTOR: jnp.exp(exponents)}
+    return rates, draws
+
   def _rates(self) -> Float[Array, " depth"]:
     options = self.options
     if options.stochastic_depth_rule == "linear":
@@ -278,10 +314,10 @@ class ModernEncoder(Encoder):
 
 def _chosen_positions(
   positions: POSITIONS, places: Int[Array, "b m"]
-) -> Rotation | Int[Array, "b m m"] | None:
+) -> Rotation | Angles | Int[Array, "b m m"] | None:
   """Returns the positions of the tokens of each image."""
-  if isinstance(positions, Rotation):
-    return Rotation(*(chosen(table, places) for table in positions))
+  if isinstance(positions, Rotation | Angles):
+    return type(positions)(*(chosen(table, places) for table in positions))
   if positions is None:
     return None
   return positions[places[:, :, None], places[:, None, :]]
@@ -350,7 +386,8 @@ class Modern(ViT):
     """Applies the network; see `ViT.__call__`.
 
     With `distilled`, each class token has its own head: the logits are the mean
-    of both heads' logits, and pre_logits is the mean of both tokens.
+    of both heads' logits, and pre_logits is the mean of both tokens; the
+    intermediates class_logits and distillation_logits are those of each head.
     """
     x, out = super().__call__(images, is_training=is_training, records=records)
     if self.options.distilled:
@@ -358,6 +395,7 @@ class Modern(ViT):
       out["pre_logits"] = (out["pre_logits"] + second) / 2
       if self.num_classes:
         second = self.head_dist(second)
+        out["class_logits"], out["distillation_logits"] = x, second
       out["logits"] = x = (x + second) / 2
     return x, out
 

@@ -39,6 +39,17 @@ class Rotation(NamedTuple):
   sin: Float[Array, "#b n 1 d"]
 
 
+class Angles(NamedTuple):
+  """Angles for every token and channel, float32, which a block rescales."""
+
+  angles: Float[Array, "#b n 1 d"]
+
+  def rescaled(self, factor: Float[Array, ""]) -> Rotation:
+    """Returns the rotation for coordinates times a factor."""
+    angles = self.angles * factor
+    return Rotation(jnp.cos(angles), jnp.sin(angles))
+
+
 def rotation(
   options: ViTConfig, grid: tuple[int, int], num_tokens: int
 ) -> Rotation | None:
@@ -51,12 +62,25 @@ def rotation(
   """
   if options.rope is None:
     return None
-  head_dim = options.size.width // options.size.num_heads
-  table = angles(options.rope, grid, head_dim, options.rope_periods)
-  table = np.pad(table, ((num_tokens - len(table), 0), (0, 0)))[None, :, None]
+  table = _table(options, grid, num_tokens)
   return Rotation(
     jnp.asarray(np.cos(table), "float32"), jnp.asarray(np.sin(table), "float32")
   )
+
+
+def unscaled(
+  options: ViTConfig, grid: tuple[int, int], num_tokens: int
+) -> Angles:
+  """Returns the angles of `rotation`."""
+  return Angles(jnp.asarray(_table(options, grid, num_tokens), "float32"))
+
+
+def _table(
+  options: ViTConfig, grid: tuple[int, int], num_tokens: int
+) -> Float[np.ndarray, "1 n 1 d"]:
+  head_dim = options.size.width // options.size.num_heads
+  table = angles(options.rope, grid, head_dim, options.rope_periods)
+  return np.pad(table, ((num_tokens - len(table), 0), (0, 0)))[None, :, None]
 
 
 def angles(

@@ -65,13 +65,17 @@ def context(
   """Returns the context of a model that looks its answers up.
 
   Its parameters have the answers by the number of the record: "logits" [n,
-  head], "features" [n, d], or both.
+  head], "features" [n, d], "tokens" [n, tokens, d], or several.
   """
 
   def predict(params, images):
     rows = numbers(images)
     answers = {k: jnp.take(v, rows, 0, mode="wrap") for k, v in params.items()}
-    return answers.get("logits"), {"pre_logits": answers.get("features")}
+    out = {
+      "pre_logits": answers.get("features"),
+      "encoded": answers.get("tokens"),
+    }
+    return answers.get("logits"), out
 
   config = tiny.config(**changes)
   if not isinstance(sources, dict):

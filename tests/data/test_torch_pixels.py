@@ -1,0 +1,178 @@
+"""Augmentations of views: torchvision's pixels, distributions, and keys.
+
+torchvision_pixels.npz has outputs of torchvision 0.28's transforms.v2 on
+pictures of Pillow 13, and statistics of 40,000 boxes of its RandomResizedCrop.
+"""
+
+import pathlib
+
+import numpy as np
+import pytest
+from by_name import run
+from PIL import Image
+
+from vit_jax.data import ops, preprocessing, torch_pixels
+from vit_jax.data.operations import OPERATIONS
+from vit_jax.data.tf_cpu import tf
+
+STORED = np.load(pathlib.Path(__file__).parent / "torchvision_pixels.npz")
+IMAGE = STORED["image"]
+COLOURS = "jitter(0.4, 0.4, 0.2, 0.1, 0.8)|random_grey(0.2)"
+
+
+def keys(num):
+  return [tf.constant([7, i], tf.int64) for i in range(num)]
+
+
+def most(a, b):
+  """The largest difference in levels of 255."""
+  return np.abs(np.asarray(a).astype(int) - np.asarray(b)).max()
+
+
+@pytest.mark.parametrize("image", [IMAGE, Image.fromarray(IMAGE)])
+def test_pixels_are_torchvisions(image):
+  for i, (*place, height, width) in enumerate(STORED["crop_boxes"].tolist()):
+    crop = torch_pixels.resized_crop(image, tuple(place), (height, width))
+    assert most(crop, STORED[f"crop_{i}"]) == 0
+  for i, (factors, order) in enumerate(
+    zip(STORED["factors"].tolist(), STORED["orders"].tolist(), strict=True)
+  ):
+    changed = torch_pixels.jitter(image, factors, order)
+    assert most(changed, STORED[f"jitter_{i}"]) == 0
+  for i, name in enumerate(("brightness", "contrast", "saturation", "hue")):
+    factors = STORED["factors"][2].tolist()
+    changed = torch_pixels.jitter(image, factors, [i])
+    assert most(changed, STORED[name]) == 0
+  assert most(torch_pixels.grey(image), STORED["grey"]) == 0
+  assert most(torch_pixels.solarize(image, 128), STORED["solarize"]) == 0
+  for i, (kernel, sigma) in enumerate(STORED["blurs"].tolist()):
+    blurred = torch_pixels.gaussian_blur(image, int(kernel), sigma)
+    assert most(blurred, STORED[f"blur_{i}"]) <= 1
+
+
+def test_the_hue_has_pillows_rounding():
+  """Whatever the order of the channels, also where two or three are equal."""
+  rng = np.random.default_rng(0)
+  image = rng.integers(0, 256, (256, 256, 3), np.uint8)
+  image[:64, :, 1] = image[:64, :, 0]
+  image[32:96, :, 2] = image[32:96, :, 1]
+  image[128:] //= 16  # dark colours, whose steps are large
+  hue, *others = Image.fromarray(image).convert("HSV").split()
+  for turns in (0.0, 0.03, -0.1, 0.25, 0.5, -0.5):
+    shifted = np.asarray(hue) + np.uint8(int(turns * 255) % 256)
+    bands = [Image.fromarray(shifted), *others]
+    expected = Image.merge("HSV", bands).convert("RGB")
+    got = torch_pixels.jitter(image, [None, None, None, turns], [3])
+    difference = np.abs(np.asarray(got).astype(int) - np.asarray(expected))
+    # Halves that float32 rounds down, one in a million.
+    assert difference.max() <= 1 and difference.sum() <= 2
+
+
+def test_the_blur_of_a_point():
+  point = np.zeros((15, 15, 3), np.uint8)
+  point[7, 7] = 255
+  weights = np.exp(-0.5 * (np.arange(-4, 5) / 1.2) ** 2)
+  weights /= weights.sum()
+  expected = np.zeros((15, 15))
+  expected[3:12, 3:12] = 255 * weights[:, None] * weights
+  blurred = np.asarray(torch_pixels.gaussian_blur(point, 9, 1.2))
+  np.testing.assert_allclose(blurred[..., 1], expected, rtol=0, atol=0.501)
+  flat = np.full((6, 7, 3), 201, np.uint8)
+  assert most(torch_pixels.gaussian_blur(flat, 9, 2.0), flat) == 0
+
+
+def test_boxes_are_torchvisions_in_distribution():
+  draws = np.random.default_rng(0).random((10_000, 40))
+  for (*sides, low, high), expected in zip(
+    STORED["box_images"].tolist(), STORED["box_statistics"], strict=True
+  ):
+    height, width = map(int, sides)
+    boxes = np.array(
+      [torch_pixels.box(height, width, low, high, d) for d in draws]
+    )
+    top, left, h, w = boxes.T
+    assert (top >= 0).all() and (top + h <= height).all()
+    assert (left >= 0).all() and (left + w <= width).all()
+    share = h * w / (height * width)
+    columns = top / height, left / width, h / height, w / width, share
+    values = np.stack([*columns, np.log(w / h)], 1)
+    # Five deviations of a mean of 10,000 numbers whose deviation is 0.25.
+    moments = values.mean(0), values.std(0)
+    np.testing.assert_allclose(moments, expected[:2], rtol=0, atol=0.0125)
+    # A quantile can be a pixel beside.
+    quantiles = np.quantile(values, [0.1, 0.5, 0.9], axis=0)
+    limit = 0.0125 + 1 / min(height, width)
+    np.testing.assert_allclose(quantiles, expected[2:], rtol=0, atol=limit)
+
+
+def test_factors_and_order_of_the_jitter():
+  jitter = OPERATIONS["jitter"](0.4, 1.5, 0.0, 0.1, 0.8)
+  draws = np.array([0.79, 0.25, 0.5, 0.9, 0.75, 0.3, 0.1, 0.2, 0.4])
+  # Contrast is between 0 and 2.5; the saturation does not change.
+  expected = torch_pixels.jitter(IMAGE, [0.8, 1.25, None, 0.05], [1, 0, 3])
+  assert most(jitter.pillow(IMAGE, draws), expected) == 0
+  assert jitter.pillow(IMAGE, np.append(0.8, draws[1:])) is IMAGE
+
+
+@pytest.mark.parametrize(
+  "name, args",
+  [
+    ("jitter", (0.4, 0.4, 0.2, 0.1)),
+    ("random_grey", ()),
+    ("gaussian_blur", ()),
+    ("solarize", ()),
+  ],
+)
+def test_the_share_of_images_that_change(name, args):
+  def changed(p, num):
+    options = {"p": p} if name != "jitter" else {}
+    extra = (p,) if name == "jitter" else ()
+    return [
+      most(run(name, IMAGE, key, *args, *extra, **options), IMAGE) > 0
+      for key in keys(num)
+    ]
+
+  assert not any(changed(0, 5)) and all(changed(1.0, 5))
+  # Standard deviation 4.9.
+  assert 20 < sum(changed(0.4, 100)) < 60
+
+
+def test_side_by_side_they_are_what_they_are_alone():
+  text = f"decode|random_resized_crop((20, 24), 0.3, 1.0)|flip_lr|{COLOURS}"
+  text += "|gaussian_blur(0.5)|solarize(0.2)"
+  parsed = preprocessing.parse_ops(text)
+  assert len(ops.bind(text)) == 2
+  results = set()
+  for number in range(20):
+    seeds = tf.constant([3, number], tf.int64)
+    image = tf.constant(IMAGE)
+    for position, op in enumerate(parsed):
+      key = tf.constant([3, 64 * number + position], tf.int64)
+      image = op.operation.tensorflow(image, key)
+    together = ops.apply(tf.constant(IMAGE), text, seeds)
+    assert together.shape == (20, 24, 3)
+    np.testing.assert_array_equal(together, image)
+    results.add(together.numpy().tobytes())
+  assert len(results) == 20
+
+
+@pytest.mark.parametrize(
+  "op, word",
+  [
+    ("random_resized_crop(8, 0.5, 0.2)", "scale_min"),
+    ("random_resized_crop(8, 32, 100)", "scale_min"),
+    ("random_resized_crop(0, 0.5, 1)", "size"),
+    ("jitter(-0.1, 0, 0, 0, 1)", "brightness"),
+    ("jitter(0, 0, 0, 0.6, 1)", "hue"),
+    ("jitter(0, 0, 0, 0, 1.1)", "p: got"),
+    ("random_grey(-0.1)", "p: got"),
+    ("gaussian_blur(2)", "p: got"),
+    ("gaussian_blur(1, 8)", "kernel"),
+    ("gaussian_blur(1, sigma_min=0)", "sigma_min"),
+    ("gaussian_blur(1, 33)", "size of images"),
+    ("solarize(0.2, 300)", "threshold"),
+  ],
+)
+def test_wrong_arguments(op, word):
+  with pytest.raises(ValueError, match=word):
+    preprocessing.image_size(f"decode|resize(16)|{op}")

@@ -1,0 +1,171 @@
+"""The attentive probe: its formula, what it learns from, what is scored."""
+
+import doctest
+
+import handmade
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from vit_jax.evaluators.linear import LinearConfig, is_held_out
+from vit_jax.self_supervised import attentive_probe as lib
+from vit_jax.self_supervised.attentive_probe import AttentiveConfig
+
+# The width and the heads of the tiny model.
+SIZES = lib.Sizes(width=32, num_heads=4, num_classes=3)
+
+
+def _options(**changes):
+  # One that diverges, one that does not learn, and one that does.
+  own = {"steps": 120, "lrs": (3e38, 1e-9, 0.01), "weight_decay": 0.01}
+  return AttentiveConfig(**{"name": "a", **own, **changes})
+
+
+def _found(num, seed=0):
+  """Tokens of which one, at any place, says the class; the others are noise."""
+  rng = np.random.default_rng(seed)
+  y = rng.integers(0, 3, num).astype(np.int32)
+  x = rng.normal(size=(num, 8, 32))
+  # Only channel 0 says which token it is; its noise would hide the mean.
+  x[..., 0] = 0
+  place = rng.integers(0, 8, num)
+  x[np.arange(num), place] = 0.1 * rng.normal(size=(num, 32))
+  x[np.arange(num), place, 0] = 8
+  x[np.arange(num), place, 1 + y] = 3
+  return x.astype(np.float32), y
+
+
+def _plain(probe, x):
+  """Multi-head attention as it is written in papers, all keys and values."""
+  keys = jnp.einsum("bnd,dhe->bnhe", x, probe["key"])
+  values = jnp.einsum("bnd,dhe->bnhe", x, probe["value"])
+  products = jnp.einsum("he,bnhe->bhn", probe["query"], keys)
+  weights = jax.nn.softmax(products / np.sqrt(8), axis=-1)
+  pooled = jnp.einsum("bhn,bnhe->bhe", weights, values).reshape(len(x), -1)
+  return pooled @ probe["kernel"] + probe["bias"][None]
+
+
+def test_steps_are_those_of_plain_attention():
+  """Three steps of two probes, whitened, with rows that do not count."""
+  assert doctest.testmod(lib).failed == 0
+  x, y = _found(48)
+  labels = np.where(np.arange(48) % 5, y, -1).reshape(3, 16)
+  steps = x.reshape(3, 16, -1)
+  options = _options(lrs=(0.01, 0.03), weight_decay=0.1)
+  batches = [(steps[:2], labels[:2]), (steps[2:], labels[2:])]
+  probes = lib.fitted(batches, SIZES, options, 3)
+  first = steps[:2][labels[:2] >= 0].reshape(-1, 32)
+  white = (x - first.mean(0)) / (first.std(0) + 1e-5)
+
+  @jax.jit
+  def step(probe, state, x, labels, rate):
+    def loss(probe):
+      y, counts = _plain(probe, x), labels >= 0
+      losses = optax.softmax_cross_entropy_with_integer_labels(y, labels)
+      return (losses * counts).sum() / counts.sum()
+
+    optimizer = optax.adamw(rate, weight_decay=0.1)
+    grads = jax.grad(loss)(probe)
+    updates, state = optimizer.update(grads, state, probe)
+    return optax.apply_updates(probe, updates), state
+
+  for i, lr in enumerate(options.lrs):
+    start, _ = lib.initial(SIZES, 0, 1)
+    probe = jax.tree.map(lambda v: v[0], start)
+    state = optax.adamw(0.0).init(probe)
+    for t in range(3):
+      rate = lr * (1 + np.cos(np.pi * t / 3)) / 2
+      tokens = white.reshape(3, 16, 8, 32)[t]
+      probe, state = step(probe, state, tokens, labels[t], rate)
+    y = lib.logits(SIZES)(probes, x.reshape(48, -1))[i]
+    np.testing.assert_allclose(y, _plain(probe, white), atol=2e-4)
+
+
+def _run(options, x, train_labels, test_labels):
+  """Scores tokens whose first rows are those of both splits."""
+  sources = {
+    "train_split": handmade.records(train_labels, 3),
+    "split": handmade.records(test_labels, 3),
+  }
+  context = handmade.context(options, sources)
+  evaluator = options.make(context)
+  return evaluator, evaluator.run({"tokens": x, "features": x.mean(1)})
+
+
+def test_the_best_on_what_is_held_out_is_scored():
+  x, y = _found(200)
+  hidden = np.where(np.arange(200) % 7, y, -1)
+  probe, scores = _run(_options(), x, y, hidden[:50])
+  assert scores.pop("a/held_out") > 0.8
+  assert scores == {"a/top1": 1, "a/lr": 0.01, "a/count": 50 - 8}
+  labelled = np.flatnonzero(hidden[:50] >= 0)
+  assert probe.answers.index.tolist() == labelled.tolist()
+  assert (probe.answers.prediction == y[labelled]).all()
+  assert (probe.answers.score > 0.5).all()
+  # The mean of the tokens says little.
+  linear = LinearConfig(name="l", steps=60, lrs=(0.01, 0.1))
+  assert _run(linear, x, y, y[:50])[1]["l/top1"] < 0.95
+
+
+def test_what_is_held_out_is_not_learned_from():
+  """Its labels are wrong: the one that learned nothing is right more often."""
+  x, y = _found(200)
+  wrong = np.where(is_held_out(200, 0), (y + 1) % 3, y)
+  _, scores = _run(_options(), x, wrong, y[:50])
+  assert scores["a/lr"] == pytest.approx(1e-9) and scores["a/top1"] < 0.8
+
+
+def test_probes_that_all_diverged_give_no_score():
+  x, y = _found(20)
+  probe, scores = _run(_options(lrs=(3e38,), steps=3), x, y, y)
+  assert all(np.isnan(scores[f"a/{k}"]) for k in ("top1", "held_out", "lr"))
+  assert scores["a/count"] == 20 and probe.answers is None
+
+
+def test_tokens_are_computed_anew_in_each_epoch():
+  x, y = _found(200)
+  options = _options(train_ops=handmade.OPS + "|flip_lr")
+  _, scores = _run(options, x, y, y[:50])
+  assert scores["a/top1"] > 0.95
+  source = handmade.records(y, 3)
+  sources = {"train_split": source, "split": source}
+  assert options.num_images(sources) == (20 + 120 * 180, 200)
+  assert _options().num_images(sources) == (200, 200)
+
+
+def test_the_planner_compiles_what_runs():
+  _, y = _found(200)
+  source = handmade.records(y, 3)
+  sources = {"train_split": source, "split": source}
+  probe = _options().make(handmade.context(_options(), sources))
+  (program,) = probe.single_device_programs(8 * 32).values()
+  fn, (state, batches, *whitening) = program
+  assert batches[0].shape == (120, 180, 8 * 32)
+  assert jax.eval_shape(fn, state, batches, *whitening) == state
+
+
+def test_errors():
+  def check(options, tokens=(1, 5, 32), num_images=10):
+    source = handmade.records(np.arange(num_images) % 2)
+    sources = {"train_split": source, "split": source}
+    out = {"encoded": np.broadcast_to(np.float32(0), tokens)} if tokens else {}
+    return [
+      *options.errors("config.evals.a"),
+      *options.check("config.evals.a", sources, handmade.NO_HEAD, out),
+    ]
+
+  assert not check(_options())
+  wrong = {"lrs": (0.1, 0.0), "weight_decay": -1.0, "steps": 0, "seed": -1}
+  errors = check(_options(**wrong))
+  for key in wrong:
+    assert any(e.startswith(f"config.evals.a.{key}: got ") for e in errors), key
+  (error,) = check(_options(), num_images=9)
+  assert "train_split: got 9 images" in error
+  (error,) = check(_options(), tokens=None)
+  assert "the model has no tokens" in error
+  large = (1, 10**4, 10**5)
+  (error,) = check(_options(), large)
+  assert "train_ops: got None" in error and "19 GiB" in error
+  assert not check(_options(train_ops="decode|resize(4)"), large)

@@ -1,0 +1,496 @@
+"""MAE: the authors' values, masks, the step on meshes, weights, words."""
+
+import dataclasses
+import functools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from vit_jax import weights
+from vit_jax.batch import normalise
+from vit_jax.checkpointing import checkpointer
+from vit_jax.config import checks, model_config, to_dict
+from vit_jax.models import build
+from vit_jax.models.posemb import sincos2d
+from vit_jax.models.stacking import stack_blocks
+from vit_jax.self_supervised import mae_model as lib
+from vit_jax.self_supervised.mae import MAE
+from vit_jax.step import RunShape
+from vit_jax.tools.reporting import visualize
+
+ONE = jax.devices()[:1]
+SMALL = dict(decoder_width=16, decoder_depth=1, decoder_heads=2)
+AUTHORS = pathlib.Path(__file__).parents[1] / "data" / "ssl_mae.npz"
+
+
+def config(objective=(), **changes):
+  made = tiny.config(**changes)
+  return dataclasses.replace(made, objective=MAE(**SMALL | dict(objective)))
+
+
+# The authors' own network, in float64, on the same noise.
+
+
+def _block(name, theirs, ours, num_heads):
+  """Yields our path and the function of each of their arrays of a block."""
+  d = theirs[f"{name}.norm1.weight"].size
+  heads = (num_heads, d // num_heads)
+  for i, norm in enumerate(("norm1", "norm2")):
+    yield f"{ours}/LayerNorm_{i}/scale", theirs[f"{name}.{norm}.weight"]
+    yield f"{ours}/LayerNorm_{i}/bias", theirs[f"{name}.{norm}.bias"]
+  attention = f"{ours}/MultiHeadDotProductAttention_0"
+  for part, kernel, bias in zip(
+    ("query", "key", "value"),
+    np.split(theirs[f"{name}.attn.qkv.weight"], 3),
+    np.split(theirs[f"{name}.attn.qkv.bias"], 3),
+    strict=True,
+  ):
+    yield f"{attention}/{part}/kernel", kernel.T.reshape(d, *heads)
+    yield f"{attention}/{part}/bias", bias.reshape(heads)
+  out = theirs[f"{name}.attn.proj.weight"]
+  yield f"{attention}/out/kernel", out.T.reshape(*heads, d)
+  yield f"{attention}/out/bias", theirs[f"{name}.attn.proj.bias"]
+  for i, layer in enumerate(("fc1", "fc2")):
+    dense = f"{ours}/MlpBlock_0/Dense_{i}"
+    yield f"{dense}/kernel", theirs[f"{name}.mlp.{layer}.weight"].T
+    yield f"{dense}/bias", theirs[f"{name}.mlp.{layer}.bias"]
+
+
+def _ours(theirs, positions=True):
+  """Returns parameters, or gradients, of the authors under our paths.
+
+  Their fixed positions, which are ours but for the frequencies, are a table.
+  """
+  stem = theirs["patch_embed.proj.weight"]
+  flat = {
+    "cls": theirs["cls_token"],
+    "embedding/kernel": stem.transpose(2, 3, 1, 0),
+    "embedding/bias": theirs["patch_embed.proj.bias"],
+    "Transformer/encoder_norm/scale": theirs["norm.weight"],
+    "Transformer/encoder_norm/bias": theirs["norm.bias"],
+    "mae/mask_token": theirs["mask_token"],
+    "mae/embed/kernel": theirs["decoder_embed.weight"].T,
+    "mae/embed/bias": theirs["decoder_embed.bias"],
+    "mae/Transformer/encoder_norm/scale": theirs["decoder_norm.weight"],
+    "mae/Transformer/encoder_norm/bias": theirs["decoder_norm.bias"],
+    "mae/pixels/kernel": theirs["decoder_pred.weight"].T,
+    "mae/pixels/bias": theirs["decoder_pred.bias"],
+  }
+  if positions:
+    table = "Transformer/posembed_input/pos_embedding"
+    flat[table] = theirs["pos_embed"]
+  for i in range(2):
+    name = f"Transformer/encoderblock_{i}"
+    flat |= _block(f"blocks.{i}", theirs, name, 4)
+    flat |= _block(f"decoder_blocks.{i}", theirs, f"mae/{name}", 2)
+  return flat
+
+
+@pytest.fixture(scope="module")
+def authors():
+  with np.load(AUTHORS) as file:
+    return dict(file)
+
+
+def _part(arrays, prefix):
+  start = f"{prefix}/"
+  return {
+    k.removeprefix(start): v for k, v in arrays.items() if k.startswith(start)
+  }
+
+
+@pytest.mark.parametrize("family", ["vit", "modern"])
+def test_values_and_gradients_of_the_authors(family, authors):
+  """float64; only the positions are rounded to float32, as in their file."""
+  model = dataclasses.replace(
+    model_config(name=family, variant="B/4", width=32, depth=2),
+    **dict(mlp_dim=128, num_heads=4, gelu="erf", dtype="float64"),
+  )
+  objective = MAE(decoder_width=16, decoder_depth=2, decoder_heads=2)
+  shape = RunShape(0, (24, 24))
+  with jax.enable_x64(True):
+    module = objective.make(model, shape, {}).module
+    params = {
+      k: jnp.float64(v) for k, v in _ours(_part(authors, "param")).items()
+    }
+    order = jnp.int32(authors["ids_shuffle"])
+    images = jnp.asarray(authors["images"] / 127.5 - 1)
+    patches = images.reshape(3, 6, 4, 6, 4, 3).transpose(0, 1, 3, 2, 4, 5)
+    pixels = jnp.asarray(patches.reshape(3, 36, 48))
+    masked = lib.is_masked(order, 9)
+    np.testing.assert_array_equal(masked, authors["mask"])
+
+    @jax.jit
+    def losses(flat):
+      outputs = module.apply(
+        {"params": unflatten_dict(flat, sep="/")},
+        *(images, order, 9, None),
+        method="predict_patches",
+      )
+      targets = {"pixels": pixels, "norm_pixels": lib.standardised(pixels)}
+      found = {
+        k: jnp.sum(jnp.square(outputs - v).mean(-1) * masked) / masked.sum()
+        for k, v in targets.items()
+      }
+      return found, outputs
+
+    found, outputs = losses(params)
+    np.testing.assert_allclose(outputs, authors["pred"], atol=1e-12)
+    grads, _ = jax.jit(jax.jacrev(losses, has_aux=True))(params)
+    for name, loss in found.items():
+      np.testing.assert_allclose(loss, authors[f"{name}/loss"], rtol=1e-12)
+      theirs = _ours(_part(authors, f"{name}/grad"), positions=False)
+      for path, want in theirs.items():
+        np.testing.assert_allclose(
+          grads[name][path], want, atol=1e-12, err_msg=path
+        )
+
+
+def test_the_first_values_are_the_authors(authors):
+  """Bounds of the uniform ones, deviations of the normal ones."""
+  config = model_config(variant="B/4", width=32, depth=2, mlp_dim=128)
+  model = dataclasses.replace(config, num_heads=4, posemb="sincos2d")
+  objective = MAE(decoder_width=16, decoder_depth=2, decoder_heads=2)
+  learner = objective.make(model, RunShape(0, (24, 24)), {})
+
+  @jax.jit
+  def init(rng):
+    params = learner.module.init(rng, jnp.zeros((1, 24, 24, 3)))["params"]
+    return learner.init(params, jax.random.fold_in(rng, 2))
+
+  got = flatten_dict(jax.device_get(init(jax.random.key(0))), sep="/")
+  zeros = dict.fromkeys(_part(authors, "param"), 0)
+  params = _part(authors, "param")
+  for kind in ("init_absmax", "init_std"):
+    # The paths of one number for each array of theirs.
+    filled = {
+      k: np.broadcast_to(v, params[k].shape)
+      for k, v in _part(authors, kind).items()
+    }
+    theirs = {k: v.flat[0] for k, v in _ours(filled, positions=False).items()}
+    assert theirs.keys() == got.keys() and zeros.keys() == params.keys()
+    for path, want in theirs.items():
+      x = got[path]
+      if path.startswith("embedding/"):
+        continue  # of other images, see below
+      value = np.abs(x).max() if kind == "init_absmax" else x.std(ddof=1)
+      # A sample of a few hundred numbers; 32 for the tokens.
+      few = 0.5 if x.size < 100 else 0.12
+      np.testing.assert_allclose(value, want, rtol=few, err_msg=path)
+  # The same function of the pixels.
+  images = np.arange(256, dtype=np.uint8)[:, None].repeat(48, 1)
+  mean, std = np.tile(lib.COLOURS, 16)
+  kernel = got["embedding/kernel"].reshape(48, 32)
+  slope = kernel * 2 * std[:, None]  # for the authors' images
+  bound = (6 / (48 + 32)) ** 0.5
+  assert 0.95 * bound < np.abs(slope).max() <= bound
+  ours = normalise(images) @ kernel + got["embedding/bias"]
+  theirs = (images / 255 - mean) / std @ slope
+  bias = ours - theirs
+  np.testing.assert_allclose(bias, bias[:1].repeat(256, 0), atol=1e-5)
+  assert 0.8 * 48**-0.5 < np.abs(bias).max() < 1.0001 * 48**-0.5
+
+
+# Masks.
+
+
+def test_each_record_has_a_permutation_of_its_own():
+  key, records = jax.random.key(0), jnp.arange(500)
+  draw = jax.jit(lib.draw, static_argnums=2)
+  order = np.asarray(draw(key, records, 16))
+  assert (np.sort(order) == np.arange(16)).all()
+  again = np.asarray(draw(key, records[::-1], 16))[::-1]
+  np.testing.assert_array_equal(order, again)
+  assert len({tuple(row) for row in order}) == 500
+  seen = np.bincount(order[:, :4].ravel(), minlength=16)
+  # 500 * 4 / 16 = 125 times each; four deviations of a binomial.
+  assert (np.abs(seen - 125) < 4 * (500 * 0.25 * 0.75) ** 0.5).all()
+  other = np.asarray(draw(jax.random.key(1), records, 16))
+  assert (order != other).any(1).all()
+
+
+@pytest.mark.parametrize(
+  "patches, ratio, want", [(196, 0.75, 49), (256, 0.75, 64), (3, 0.75, 1)]
+)
+def test_number_of_visible_patches(patches, ratio, want):
+  assert lib.num_visible(patches, ratio) == want
+
+
+# The network: any positions, tokens and sizes.
+
+MODELS = {
+  "token": dict(posemb="sincos2d"),
+  "gap": dict(pool="gap"),
+  "blocks": dict(posemb_at="blocks"),
+  "no row": dict(cls_row=False),
+  "relative": dict(posemb="relative"),
+  "modern": dict(
+    name="modern", registers=2, rope="dinov3", posemb="none", pool="gap"
+  ),
+  "no class token": dict(name="modern", pool="gap", class_token=False),
+}
+
+
+@functools.cache
+def made(name, size=(16, 24)):
+  changes = dict(variant="Ti/8", width=32, depth=1, mlp_dim=64, num_heads=2)
+  model = model_config(**changes | MODELS[name])
+  assert not [*model.errors(), *MAE().start_errors(model)]
+  learner = MAE(**SMALL).make(model, RunShape(0, size), {})
+  init = jax.jit(learner.module.init)
+  params = init(jax.random.key(0), jnp.zeros((1, *size, 3)))["params"]
+  return model, learner, params
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_only_visible_patches_are_seen_in_any_order(name):
+  """A masked pixel changes nothing, a visible one every prediction."""
+  _, learner, params = made(name)
+  images = np.random.default_rng(0).normal(size=(1, 16, 24, 3))
+  images = images.astype(np.float32)
+
+  @jax.jit
+  def predict(images, order):
+    args = {"params": params}, images, order, 2, None
+    return learner.module.apply(*args, method="predict_patches")
+
+  order = jnp.array([[4, 1, 0, 2, 3, 5]])
+  want = predict(images, order)
+  assert want.shape == (1, 6, 192) and want.dtype == jnp.float32
+  changed = images.copy()
+  changed[:, :8, :8] = changed[:, 8:, 16:] = 5.0  # patches 0 and 5
+  np.testing.assert_array_equal(predict(changed, order), want)
+  changed[:, 8:, 8:16] = 5.0  # patch 4
+  assert (np.abs(predict(changed, order) - want).max(-1) > 1e-4).all()
+  other = predict(images, jnp.array([[1, 4, 5, 3, 0, 2]]))
+  np.testing.assert_allclose(other, want, atol=2e-5)
+
+
+def test_the_network_keeps_its_paths():
+  model, _, params = made("token")
+  network = build(model, 0)
+  images = jnp.zeros((1, 16, 24, 3))
+  want = jax.eval_shape(network.init, jax.random.key(0), images)["params"]
+  got = {k: v for k, v in params.items() if k != "mae"}
+  assert jax.tree.structure(got) == jax.tree.structure(want)
+  assert {*params} - {*want} == {"mae"}
+
+
+# The loss and the step.
+
+
+@pytest.mark.parametrize("target", ["pixels", "norm_pixels"])
+def test_the_loss_written_out(target):
+  made = config({"target": target})
+  learner = made.objective.make(made.model, RunShape(0, (16, 16)), {})
+  batch = tiny.batch(0, made)
+  init = jax.jit(learner.module.init)
+  params = init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))["params"]
+  rng = jax.random.key(7)
+  total, count, _ = jax.jit(learner.loss)(params, batch, rng, 0)
+  assert count == 15 * 3  # a row does not count, and one patch is visible
+  order = lib.draw(jax.random.fold_in(rng, 1), jnp.arange(16), 4)
+  outputs = jax.jit(
+    functools.partial(learner.module.apply, method="predict_patches"),
+    static_argnums=3,
+  )({"params": params}, normalise(batch["image"]), order, 1, None)
+  want, mean, std = 0.0, *lib.COLOURS
+  for row in range(15):
+    for patch in order[row, 1:]:
+      y, x = 8 * (patch // 2), 8 * (patch % 2)
+      pixels = batch["image"][row, y : y + 8, x : x + 8] / 255
+      pixels = (pixels - mean) / std
+      if target == "norm_pixels":
+        variance = np.square(pixels - pixels.mean()).sum() / 191
+        pixels = (pixels - pixels.mean()) / np.sqrt(variance + 1e-6)
+      want += np.square(outputs[row, patch] - pixels.ravel()).mean()
+  np.testing.assert_allclose(total, want, rtol=1e-5)
+
+
+# SGD: Adam divides by gradients that are nothing but rounding.
+SGD = dict(optim__name="sgd", optim__lr=0.1, model__dropout=0.1)
+
+
+@functools.cache
+def trained():
+  """Three steps on one device."""
+  parts = tiny.Parts(config(**SGD), ONE)
+  return parts, *parts.run(3)
+
+
+MESHES = {
+  "2 x 2": dict(mesh__fsdp=2, mesh__data=2, optim__microbatch=2),
+  "8": dict(mesh__fsdp=8, mesh__data=1),
+  "tensor": dict(mesh__tensor=2, mesh__data=2),
+  "scan": dict(mesh__fsdp=4, model__scan=True, model__remat="full"),
+}
+SLOW = {"8", "tensor", "scan"}
+
+
+@pytest.mark.parametrize(
+  "mesh",
+  [pytest.param(m, marks=[pytest.mark.slow] * (m in SLOW)) for m in MESHES],
+)
+def test_equal_on_any_mesh_and_in_microbatches(mesh):
+  one, _, want = trained()
+  changes = {**SGD, **MESHES[mesh]}
+  num_devices = 8 if mesh == "8" else 4
+  parts = tiny.Parts(config(**changes), jax.devices()[:num_devices])
+  params = jax.device_get(one.state().params)
+  if parts.config.model.scan:
+    params = stack_blocks(params, type(parts.config.model))
+  state = parts.state()
+  put = lambda new, old: jax.device_put(new, old.sharding)
+  state = state.replace(params=jax.tree.map(put, params, state.params))
+  _, got = parts.run(3, state)
+  for a, b in zip(got, want, strict=True):
+    assert a == pytest.approx(b, rel=1e-5)
+
+
+def test_it_learns():
+  _, _, metrics = trained()
+  assert metrics[2]["loss"] < metrics[0]["loss"] - 0.01
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_in_the_same_bits(tmp_path):
+  from vit_jax.callbacks import Callback, Stop
+  from vit_jax.train import train_and_evaluate
+
+  made = config(total_steps=4, checkpoint__every_steps=2, model__dropout=0.1)
+  whole = train_and_evaluate(made, str(tmp_path / "a"), tiny.Data())
+
+  class Ends(Callback):
+    def check_stop(self, step):
+      if step == 3:
+        raise Stop("a test")
+
+  run = functools.partial(
+    train_and_evaluate, made, str(tmp_path / "b"), tiny.Data()
+  )
+  with pytest.raises(Stop):
+    run(callbacks=[Ends()])
+  jax.tree.map(np.testing.assert_array_equal, run(), whole)
+
+
+# What it leaves to others.
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+  """The checkpoint of a run with fixed positions."""
+  made = config({}, model__posemb="sincos2d", model__gelu="erf")
+  learner = made.objective.make(made.model, RunShape(0, (16, 16)), {})
+  init = jax.jit(learner.module.init)
+  params = init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))["params"]
+  params = jax.device_get(params)
+  about = dict(
+    config=to_dict(made),
+    image_size=[16, 16],
+    grid=[2, 2],
+    num_classes=0,
+    objective_parameters="mae/",
+  )
+  path = str(tmp_path_factory.mktemp("mae") / "run")
+  checkpointer.write_params(path, params, about)
+  return path, made, learner.module, params
+
+
+def test_its_checkpoint_is_fine_tuned_as_the_authors_do(checkpoint):
+  """With a learned table, and a new norm behind the mean of the patches."""
+  path, made, _, params = checkpoint
+  changes = dict(name="modern", pool="gap", final_norm="pooled", posemb="learn")
+  fields = {f.name for f in dataclasses.fields(type(made.model))} - {"name"}
+  kept = {k: getattr(made.model, k) for k in fields} | changes
+  model = model_config(**kept)
+  images = jnp.zeros((1, 24, 16, 3))
+  target = jax.eval_shape(build(model, 3).init, jax.random.key(0), images)
+  got, report = weights.adapt(
+    weights.read(path), target["params"], model, (24, 16)
+  )
+  own = {f"mae/{k}" for k in flatten_dict(params["mae"], sep="/")}
+  norm = {f"Transformer/encoder_norm/{k}" for k in ("bias", "scale")}
+  assert {*report.ignored} == own | norm
+  fresh = {"head/bias", "head/kernel", "pooled_norm/bias", "pooled_norm/scale"}
+  assert {*report.reinitialised} == fresh
+  table = got["Transformer"]["posembed_input"]["pos_embedding"]
+  np.testing.assert_array_equal(table[0, 1:], sincos2d(3, 2, 32))
+
+
+def test_what_visualize_shows_of_its_checkpoint(checkpoint):
+  path, made, module, params = checkpoint
+  images = tiny.batch(0, made)["image"][:2]
+  shown = visualize.pictures_of(path, [*images])
+  assert shown.rows.shape == (2, 3, 16, 16, 3)
+  image, masked, predicted = shown.rows.swapaxes(0, 1)
+  np.testing.assert_array_equal(image, images)
+  grey = (masked == 128).all(-1)
+  assert grey.reshape(2, 2, 8, 2, 8).mean((2, 4)).sum() == 2 * 3  # of 4
+  np.testing.assert_array_equal(masked[~grey], image[~grey])
+  np.testing.assert_array_equal(predicted[~grey], image[~grey])
+  # The first masked patch, from the network's own prediction.
+  order = lib.draw(jax.random.key(0), jnp.arange(2), 4)
+  outputs = module.apply(
+    {"params": params}, normalise(jnp.asarray(images)), order, 1, None,
+    method="predict_patches",
+  )  # fmt: skip
+  patch = int(order[0, 1])
+  y, x = 8 * (patch // 2), 8 * (patch % 2)
+  mean, std = map(np.array, lib.COLOURS)
+  pixels = (images[0, y : y + 8, x : x + 8] / 255 - mean) / std
+  want = np.asarray(outputs[0, patch]).reshape(8, 8, 3) * pixels.std(ddof=1)
+  want = np.clip((want + pixels.mean()) * std + mean, 0, 1) * 255
+  got = predicted[0, y : y + 8, x : x + 8]
+  np.testing.assert_allclose(got, want, atol=0.51)
+
+
+# What is counted.
+
+
+def test_flops_are_those_of_visible_patches_and_decoder():
+  """L/16: products written out, layer by layer."""
+  model = model_config(variant="L/16")
+  flops = MAE().make(model, RunShape(0, (224, 224)), {}).train_flops
+
+  def blocks(depth, n, d):
+    return depth * (n * (4 * d * d + 2 * d * 4 * d) + 2 * n * n * d)
+
+  want = 196 * 768 * 1024 + blocks(24, 50, 1024)
+  want += 50 * 1024 * 512 + blocks(8, 197, 512) + 196 * 512 * 768
+  assert flops == 6 * want
+  assert 2.9 < model.train_flops((224, 224), 0) / flops < 3.0
+
+
+# Words.
+
+
+@pytest.mark.parametrize(
+  "changes, text",
+  [
+    (tiny.RESNET, "config.model.variant: got 'R26x0.5', expected a model"),
+    (tiny.HYBRID, "config.model.variant"),
+    (dict(data__ops="decode|resize(8)"), "expected 2 patches of 8 pixels"),
+    (dict(data__ops="decode|resize(20)"), "expected multiples of the patch"),
+    (dict(model__pool="map"), "config.model.pool: got 'map', expected no"),
+    (dict(model__channels=1), "config.model.channels: got 1, expected 3"),
+    (
+      dict(model__name="modern", model__final_norm="pooled"),
+      "config.model.final_norm: got 'pooled', expected no layer",
+    ),
+    (dict(mask_ratio=1.0), "config.objective.mask_ratio: got 1.0"),
+    (dict(mask_ratio=0.0), "config.objective.mask_ratio: got 0.0"),
+    (dict(decoder_width=18), "config.objective.decoder_width: got 18"),
+    (dict(decoder_heads=3), "config.objective.decoder_width: got 16"),
+  ],
+  ids=lambda v: None if isinstance(v, str) else next(iter(v)),
+)
+def test_what_it_cannot_train(changes, text):
+  own = {k: v for k, v in changes.items() if "__" not in k}
+  others = {k: v for k, v in changes.items() if "__" in k}
+  (error,) = checks.errors(config(own, **others))
+  assert text in error

@@ -1,0 +1,372 @@
+"""Linear segmentation: mIoU, the head's steps, and coloured shapes."""
+
+import dataclasses
+import doctest
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+import torch
+from jax.experimental import multihost_utils
+from PIL import Image
+
+from vit_jax import class_names, sharding, step
+from vit_jax.batch import DataError, RunShape
+from vit_jax.config import cli
+from vit_jax.data.sources import open_source
+from vit_jax.eval_context import RunContext
+from vit_jax.families.vit import ViTConfig
+from vit_jax.models import build
+from vit_jax.self_supervised import segmentation
+from vit_jax.self_supervised.segmentation import SegmentationConfig
+from vit_jax.train import train_and_evaluate
+from vit_jax.writers.metric_writer import read_metrics
+
+ROOT = pathlib.Path(__file__).parents[2]
+SIDE = 32  # pixels of an image, in `ops`
+
+
+def test_examples():
+  assert not doctest.testmod(segmentation).failed
+
+
+# torchmetrics 1.9.0: MulticlassJaccardIndex(classes, average="macro",
+# ignore_index=255) and MulticlassAccuracy(..., average="micro"). In b, two
+# classes do not occur; in c, one is predicted but in no mask.
+TORCHMETRICS = {
+  "a": (4, (), 0.5513052940368652, 0.7106382846832275),
+  "b": (6, (2, 5), 0.36848872900009155, 0.4950926899909973),
+  "c": (5, (4,), 0.3365662693977356, 0.5631579160690308),
+}
+
+
+def test_scores_are_those_of_torchmetrics():
+  rng = np.random.default_rng(0)
+  for name, (classes, absent, want_miou, want_accuracy) in TORCHMETRICS.items():
+    target = rng.integers(0, classes, (3, 17, 23))
+    is_right = rng.random(target.shape) < 0.6
+    other = rng.integers(0, classes, target.shape)
+    predicted = np.where(is_right, target, other)
+    for k in absent:
+      target[target == k], predicted[predicted == k] = 0, 1
+    if name == "c":
+      predicted[0, :2] = 4
+    target[rng.random(target.shape) < 0.2] = 255
+    matrix = sum(
+      segmentation.confusion(p, t, classes)
+      for p, t in zip(predicted, target, strict=True)
+    )
+    assert segmentation.miou(matrix) == pytest.approx(want_miou, rel=1e-6)
+    accuracy = matrix.trace() / matrix.sum()
+    assert accuracy == pytest.approx(want_accuracy, rel=1e-6)
+
+
+def test_counts_of_processes_are_added(monkeypatch):
+  """In 64 bits: 2,000 masks of Cityscapes have 4 billion pixels."""
+  counts = np.array([[2**40, 3], [2**31, 0]])
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  monkeypatch.setattr(
+    multihost_utils,
+    "process_allgather",
+    lambda x: np.stack([np.asarray(jnp.asarray(x))] * 2),
+  )
+  total = segmentation.of_all_processes(counts)
+  np.testing.assert_array_equal(total, 2 * counts)
+
+
+def test_pixels_are_resized_as_in_torch(monkeypatch):
+  logits = np.random.default_rng(0).standard_normal((4, 5, 3))
+  for size in ((9, 7), (64, 33), (3, 5)):
+    resized = torch.nn.functional.interpolate(
+      torch.tensor(logits.transpose(2, 0, 1)[None]),
+      size=size,
+      mode="bilinear",
+      align_corners=False,
+    )
+    want = resized[0].argmax(0).numpy()
+    np.testing.assert_array_equal(segmentation.predictions(logits, size), want)
+  monkeypatch.setattr(segmentation, "BAND", 100)  # rows one by one
+  np.testing.assert_array_equal(segmentation.predictions(logits, size), want)
+
+
+def test_steps_of_the_head_are_those_of_torch():
+  """Batch norm, 1 x 1 convolution, resized logits, AdamW."""
+  rng = np.random.default_rng(0)
+  steps, classes, width = 60, 3, 6
+  x = rng.normal(2, 3, (steps, 2, 3, 4, width)).astype(np.float32)
+  masks = rng.integers(0, classes, (steps, 2, 12, 16)).astype(np.uint8)
+  masks[rng.random(masks.shape) < 0.1] = 255
+  options = SegmentationConfig(
+    classes=classes, lr=0.01, weight_decay=0.1, steps=steps
+  )
+  head = segmentation.train_head(
+    zip(x, masks, strict=True), (3, 4), (12, 16), options, steps
+  )
+
+  norm = torch.nn.BatchNorm2d(width)
+  conv = torch.nn.Conv2d(width, classes, 1)
+  kernel = 0.01 * jax.random.normal(jax.random.key(0), (width, classes))
+  with torch.no_grad():
+    conv.weight.copy_(torch.tensor(np.array(kernel).T[..., None, None]))
+    conv.bias.zero_()
+  both = torch.nn.Sequential(norm, conv)
+  optimizer = torch.optim.AdamW(both.parameters(), lr=0.01, weight_decay=0.1)
+  warmup = 2  # 1,500 of 40,000
+  schedule = torch.optim.lr_scheduler.LambdaLR(
+    optimizer, lambda k: min(1, k / warmup) * (1 - k / steps)
+  )
+  for patches, mask in zip(x, masks, strict=True):
+    logits = both(torch.tensor(patches.transpose(0, 3, 1, 2)))
+    logits = torch.nn.functional.interpolate(
+      logits, size=(12, 16), mode="bilinear", align_corners=False
+    )
+    loss = torch.nn.functional.cross_entropy(
+      logits, torch.tensor(mask).long(), ignore_index=255
+    )
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    schedule.step()
+  want = segmentation.Head(
+    norm.running_mean,
+    norm.running_var,
+    norm.weight,
+    norm.bias,
+    conv.weight[..., 0, 0].T,
+    conv.bias,
+  )
+  for name, value in want._asdict().items():
+    np.testing.assert_allclose(
+      getattr(head, name),
+      value.detach().numpy(),
+      rtol=1e-3,
+      atol=2e-5,  # 60 steps of float32
+      err_msg=name,
+    )
+  both.eval()
+  logits = both(torch.tensor(x[0, :1].transpose(0, 3, 1, 2)))[0]
+  np.testing.assert_allclose(
+    head.logits(x[0, 0]).transpose(2, 0, 1),
+    logits.detach().numpy(),
+    rtol=1e-3,
+    atol=1e-4,
+  )
+
+
+def test_patches_of_several_blocks_have_the_final_norm():
+  config = ViTConfig(
+    variant="B/8", width=24, depth=2, mlp_dim=40, num_heads=3, ln_eps=1e-5
+  )
+  model, images = (
+    build(config, 0),
+    jax.random.normal(jax.random.key(1), (2, 16, 24, 3)),
+  )
+  params = jax.jit(model.init)(jax.random.key(0), images)["params"]
+  _, out = jax.jit(model.apply)({"params": params}, images)
+  x = segmentation.patches_of(out, params, config, (2, 3), 2)
+  assert x.shape == (2, 2, 3, 48)
+  inner = np.asarray(out["encoderblock_0"]["after_mlp"], np.float64)[:, 1:]
+  inner = inner - inner.mean(-1, keepdims=True)
+  inner /= np.sqrt(np.square(inner).mean(-1, keepdims=True) + 1e-5)
+  np.testing.assert_allclose(
+    x[..., :24].reshape(2, 6, 24), inner, rtol=1e-4, atol=1e-5
+  )
+  np.testing.assert_array_equal(
+    x[..., 24:].reshape(2, 6, 24), out["encoded"][:, 1:]
+  )
+
+
+COLOURS = np.array([[40, 40, 40], [220, 60, 60], [60, 60, 220]])
+
+
+def _write(root, part, number, seed):
+  """Writes images of a red and a blue box on grey, and their masks."""
+  for kind in ("images", "masks"):
+    (root / kind / part).mkdir(parents=True)
+  rng = np.random.default_rng(seed)
+  for i in range(number):
+    height, width = rng.integers(60, 90, 2)
+    mask = np.zeros((height, width), np.uint8)
+    for label in (1, 2):
+      top, left = rng.integers(0, 40, 2)
+      mask[top : top + 24, left : left + 24] = label
+    noise = rng.normal(0, 15, (height, width, 3))
+    image = (COLOURS[mask] + noise).clip(0, 255).astype(np.uint8)
+    mask[:3] = 255
+    Image.fromarray(image).save(root / "images" / part / f"{i}.png")
+    Image.fromarray(mask).save(root / "masks" / part / f"{i}.png")
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+  root = tmp_path_factory.mktemp("shapes")
+  _write(root, "training", 24, 0)
+  _write(root, "dev", 6, 1)
+  return root
+
+
+def _options(root, **changes):
+  options = SegmentationConfig(
+    dataset=f"images:{root / 'images'}",
+    masks=str(root / "masks"),
+    ops=f"decode|resize({SIDE})",
+    batch_size=8,
+    classes=3,
+    lr=0.03,
+    steps=80,
+  )
+  return dataclasses.replace(options, **changes)
+
+
+def _source(options):
+  return open_source(options.dataset, options.split, None)
+
+
+@pytest.fixture(scope="module")
+def model():
+  config = tiny.config(
+    model__variant="Ti/4",
+    model__depth=1,
+    model__posemb="sincos2d",
+    model__pool="gap",
+    data__ops=f"decode|resize({SIDE})",
+  )
+  mesh = sharding.make_mesh(config.mesh, jax.devices()[:2])
+  trainer = step.assemble(config, RunShape(3, (SIDE, SIDE), 4), mesh)
+  return config, mesh, trainer, trainer.init_params()
+
+
+def _evaluator(model, options):
+  config, mesh, trainer, _ = model
+  context = RunContext(
+    options=options,
+    config=config,
+    sources={"split": _source(options)},
+    predict=trainer.predict,
+    mesh=mesh,
+    random_params=trainer.init_params,
+    head=class_names.Head(0),
+  )
+  return options.make(context)
+
+
+def test_coloured_shapes_are_found(shapes, model, monkeypatch):
+  """By a network with random parameters; all background has 0.3."""
+  evaluator = _evaluator(model, _options(shapes))
+  assert "24 images, scored on 6" in evaluator.note
+  scores = evaluator.run(model[3])
+  assert scores["segmentation/miou"] > 0.8
+  assert scores["segmentation/pixel_accuracy"] > 0.93
+  # Patches that do not fit into memory are computed anew.
+  monkeypatch.setattr(segmentation, "STORED", 1000)
+  again = _evaluator(model, _options(shapes)).run(model[3])
+  assert again["segmentation/miou"] > 0.8
+  assert again != scores
+
+
+def _errors(options, **out):
+  sources = {"split": _source(options)}
+  yield from options.errors("evals.s")
+  yield from options.check("evals.s", sources, class_names.Head(0), out)
+
+
+def test_what_cannot_be_scored_is_one_sentence(shapes, tmp_path):
+  encoded = {"encoded": None}
+  options = _options(shapes)
+  assert not [*_errors(options, **encoded)]
+  for changes, words in (
+    ({"masks": ""}, "masks: got none"),
+    ({"classes": 1}, "classes: got 1"),
+    ({"ops": "decode|resize(40)|central_crop(32)"}, "whole images"),
+    ({"dataset": "digits", "split": "test"}, "images:/path"),
+    ({"dataset": f"images:{shapes}/images/dev"}, "folder 'train'"),
+  ):
+    errors = [*_errors(dataclasses.replace(options, **changes), **encoded)]
+    assert any(words in error for error in errors), errors
+  (error,) = _errors(options)
+  assert "without tokens" in error
+  shutil.copytree(shapes, tmp_path / "copy")
+  (tmp_path / "copy/masks/dev/2.png").unlink()
+  (error,) = _errors(_options(tmp_path / "copy"), **encoded)
+  assert "1 of 30" in error and "dev/2.png" in error
+  (error,) = _options(shapes, blocks=3).model_errors("s", tiny.config().model)
+  assert "1 to 2" in error
+  pooled = tiny.config(model__name="modern", model__final_norm="pooled").model
+  (error,) = _options(shapes, blocks=2).model_errors("s", pooled)
+  assert "final norm" in error
+
+
+def _saved(path, array, **options):
+  Image.fromarray(np.asarray(array, np.uint8)).save(path, **options)
+  return str(path)
+
+
+def test_masks(tmp_path):
+  image = _saved(tmp_path / "a.jpg", np.zeros((4, 6, 3)))
+  classes = np.arange(24).reshape(4, 6) % 3
+  classes[0] = 255
+  path = _saved(tmp_path / "a.png", classes)
+  mask = segmentation.read_mask(path, image, 3)
+  np.testing.assert_array_equal(mask, classes)
+  mask = segmentation.read_mask(path, image, 2, zero_is_ignored=True)
+  want = np.where((classes == 255) | (classes == 0), 255, classes - 1)
+  np.testing.assert_array_equal(mask, want)
+  palette = Image.fromarray(classes.astype(np.uint8), "L").convert("P")
+  palette.putdata(classes.ravel().tolist())
+  palette.save(tmp_path / "p.png")
+  mask = segmentation.read_mask(str(tmp_path / "p.png"), image, 3)
+  np.testing.assert_array_equal(mask, classes)
+
+  exif = Image.Exif()
+  exif[0x0112] = 6
+  turned = _saved(tmp_path / "t.jpg", np.zeros((6, 4, 3)), exif=exif)
+  segmentation.read_mask(path, turned, 3)
+  for bad, picture, number, words in (
+    (path, image, 2, "got class 2, expected 0 to 1"),
+    (path, turned, 3, None),
+    (path, _saved(tmp_path / "b.jpg", np.zeros((4, 5, 3))), 3, "5 x 4"),
+    (_saved(tmp_path / "c.png", np.zeros((4, 6, 3))), image, 3, "colours"),
+    (image, image, 3, "colours"),
+    (str(tmp_path / "none.png"), image, 3, "cannot be read"),
+  ):
+    if words is None:
+      segmentation.read_mask(bad, picture, number)
+      continue
+    with pytest.raises(DataError, match=words):
+      segmentation.read_mask(bad, picture, number)
+
+
+@pytest.mark.slow
+def test_a_run_is_scored(shapes, tmp_path):
+  """By command, with real images and with fake ones."""
+  common = [
+    "kind=segmentation",
+    "dataset=images:" + str(shapes / "images"),
+    f"masks={shapes / 'masks'}",
+    "classes=3",
+    "ops=decode|resize(16)",
+    "steps=5",
+    "batch_size=8",
+  ]
+  for fake in ("true", "false"):
+    args = [f"--config.evals.seg.{option}" for option in common]
+    parsed = cli.parse(
+      "train",
+      {},
+      [
+        f"--config={ROOT / 'tests/evaluators/tiny_config.py'}",
+        *args,
+        f"--fake_data={fake}",
+        "--config.data.dataset=digits",
+        "--config.data.split=train",
+      ],
+    )
+    assert not parsed.errors
+    workdir = str(tmp_path / fake)
+    train_and_evaluate(parsed.config, workdir)
+    (*_, row) = read_metrics(workdir)
+    assert 0 < row["seg/miou"] < 1 and 0 < row["seg/pixel_accuracy"] < 1

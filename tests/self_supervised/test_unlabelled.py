@@ -1,0 +1,86 @@
+"""The recipe for one's own images without labels, from start to last line."""
+
+import doctest
+
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+from vit_jax.checkpointing.checkpointer import write_params
+from vit_jax.config import cli, to_dict
+from vit_jax.self_supervised import improvement
+from vit_jax.self_supervised.improvement import Improvement
+from vit_jax.train import train_and_evaluate
+
+
+def _images(folder, count, colour):
+  folder.mkdir(parents=True)
+  rng = np.random.default_rng(colour)
+  for i in range(count):
+    image = rng.integers(0, 60, (24, 24, 3)) + np.array(colour)
+    Image.fromarray(image.astype("uint8")).save(folder / f"{i}.png")
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory):
+  """Images, images with labels, and a model of 16 px without training."""
+  root = tmp_path_factory.mktemp("unlabelled")
+  colours = ((190, 20, 20), (20, 20, 190))
+  for i, colour in enumerate(colours):
+    _images(root / "images" / str(i), 24, colour)
+    _images(root / "labels" / f"class_{i}", 20, colour)
+  config = tiny.config(model__variant="Ti/4")
+  parts = tiny.Parts(config)
+  about = dict(
+    config=to_dict(config),
+    image_size=[16, 16],
+    grid=[4, 4],
+    num_classes=tiny.NUM_CLASSES,
+    has_cls_row=True,
+  )
+  write_params(str(root / "init"), parts.trainer.init_params(), about)
+  return f"path={root}/images,init={root}/init", f"labels={root}/labels"
+
+
+def _config(arguments, **changes):
+  flags = [f"--config.{key}={value}" for key, value in changes.items()]
+  recipe = f"--config=configs/unlabelled.py:{','.join(arguments)}"
+  return cli.parse("train", {}, [recipe, *flags]).config
+
+
+def test_what_follows_from_images_and_model(arguments):
+  config = _config(arguments)
+  assert config.objective.kind == "dinov2" and config.lora.rank  # few images
+  assert config.objective.gram_model == config.init
+  sizes = {k: v[-3:-1] for k, v in config.view_shapes.items()}
+  assert sizes == {"global_1": (16, 16), "global_2": (16, 16), "local": (8, 8)}
+  assert [e.name for e in config.evals] == ["rankme", "knn", "fewshot"]
+  assert [e.name for e in _config(arguments[:1]).evals] == ["rankme"]
+  with pytest.raises(SystemExit):
+    _config(["init=x"])
+
+
+@pytest.mark.slow
+def test_the_last_line_says_what_became_of_the_scores(
+  arguments, tmp_path, capsys
+):
+  config = _config(
+    arguments, **{"total_steps": 4, "optim.warmup_steps": 1, "log_steps": 1}
+  )
+  train_and_evaluate(config, str(tmp_path))
+  out = capsys.readouterr()
+  text = out.out + out.err
+  assert "step 0: knn" in text and "step 4: rankme" in text
+  line = next(x for x in text.splitlines() if x.startswith("result"))
+  assert "k-NN" in line and "10 labels per class" in line and "->" in line
+
+
+def test_a_fall_is_said():
+  assert doctest.testmod(improvement).failed == 0
+  line = Improvement({"knn/20nn": "k-NN"})
+  line.on_start(8, None, {"improvement": {"knn/20nn": [0, 0.5]}})
+  assert line.text() == ""
+  line.on_scores(9, {"knn/20nn": 0.25, "other": 1.0})
+  assert "50.0 % -> 25.0 %; it fell" in line.text()
+  assert line.state_dict(9) == {"knn/20nn": [0, 0.5]}

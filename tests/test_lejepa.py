@@ -1,0 +1,236 @@
+"""`examples/lejepa.py`: values of the authors' code, and meshes."""
+
+import dataclasses
+import importlib.util
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import several
+import tiny
+from jax.sharding import PartitionSpec as P
+
+import vit_jax
+from vit_jax import collectives, sharding, step
+from vit_jax.batch import normalise
+from vit_jax.config import cli
+from vit_jax.train import train_and_evaluate
+from vit_jax.writers.metric_writer import read_metrics
+
+DATA = np.load(several.ROOT / "tests/data/ssl_lejepa.npz")
+LOCAL = "decode_inception_crop(8, 5, 30)"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lejepa():
+  path = several.ROOT / "examples/lejepa.py"
+  spec = importlib.util.spec_from_file_location("lejepa", path)
+  module = importlib.util.module_from_spec(spec)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(sys.modules, "lejepa", module)
+    spec.loader.exec_module(module)
+    yield module
+
+
+def _mesh(number):
+  config = tiny.config(mesh__data=number)
+  return sharding.make_mesh(config.mesh, jax.devices()[:number])
+
+
+def _on_devices(number, fn, z):
+  """Returns loss and gradient of `fn(z, over)`, with rows over devices."""
+  mesh = _mesh(number)
+
+  def of_device(z):
+    over = collectives.Over()
+
+    def share_of_the_sum(z):  # as a step adds the sums of the devices
+      return fn(z, over) * len(z)
+
+    value, grad = jax.value_and_grad(share_of_the_sum)(z)
+    return collectives.total(value), grad
+
+  spec = P("data")
+  value, grad = jax.jit(
+    jax.shard_map(
+      of_device,
+      mesh=mesh,
+      in_specs=spec,
+      out_specs=(P(), spec),
+      check_vma=False,
+    )
+  )(z)
+  return value / len(z), grad / len(z)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_sigreg_is_that_of_the_authors(devices, lejepa):
+  for name, views in (("x", DATA["x"][None]), ("views", DATA["views"])):
+    z = jnp.asarray(views.swapaxes(0, 1), jnp.float32)
+
+    def sigreg(z, over):
+      _, normality = lejepa.terms(
+        z,
+        jnp.asarray(DATA["directions_raw"], jnp.float32),
+        over.mean,
+        over.sum(jnp.ones(len(z))),
+      )
+      return normality
+
+    value, grad = _on_devices(devices, sigreg, z)
+    # float32 against float64
+    np.testing.assert_allclose(
+      value, DATA[f"sigreg/float64/{name}/mean"], rtol=3e-6
+    )
+    want = DATA[f"sigreg/float64/{name}/grad_of_mean"].reshape(views.shape)
+    scale = np.abs(want).max()
+    np.testing.assert_allclose(
+      grad / scale, want.swapaxes(0, 1) / scale, atol=3e-6
+    )
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_the_loss_is_that_of_the_authors(devices, lejepa, monkeypatch):
+  """All crops of their example are global ones."""
+  monkeypatch.setattr(lejepa, "GLOBAL", 3)
+  z = jnp.asarray(DATA["views"].swapaxes(0, 1), jnp.float32)
+  share = float(DATA["minimal/lamb"])
+  assert lejepa.LeJEPA().share == share
+
+  def loss(z, over):
+    prediction, normality = lejepa.terms(
+      z,
+      jnp.asarray(DATA["directions"], jnp.float32),
+      over.mean,
+      over.sum(jnp.ones(len(z))),
+    )
+    return (1 - share) * prediction.mean() + share * normality
+
+  value, grad = _on_devices(devices, loss, z)
+  np.testing.assert_allclose(value, DATA["minimal/float64/loss"], rtol=3e-6)
+  want = DATA["minimal/float64/grad"].swapaxes(0, 1)
+  np.testing.assert_allclose(grad, want, rtol=1e-4, atol=3e-7)
+
+
+MODEL = dict(model__depth=1)
+
+
+def _run(objective, devices, num_steps=3, **changes):
+  """Returns the last state, and the metrics of each step."""
+  config = tiny.config(**MODEL, **changes)
+  config = dataclasses.replace(config, objective=objective)
+  mesh = sharding.make_mesh(config.mesh, devices)
+  shape = step.RunShape(tiny.NUM_CLASSES, (16, 16), config.total_steps)
+  trainer = step.assemble(config, shape, mesh)
+  state, metrics = trainer.init_state(), []
+  for i in range(num_steps):
+    rng = np.random.default_rng(i)
+    batch = tiny.batch(i, config)
+    del batch["image"]
+    for name, count, side in (("global", 2, 16), ("local", 3, 8)):
+      shape = (config.data.batch_size, count, side, side, 3)
+      batch[name] = rng.integers(0, 256, shape, np.uint8)
+    state, values = trainer.train_step(state, sharding.to_global(batch, mesh))
+    metrics.append({k: float(v) for k, v in values.items()})
+  return jax.device_get(state), metrics
+
+
+@pytest.fixture(scope="module")
+def objective(lejepa):
+  return lejepa.LeJEPA(
+    kind="lejepa:LeJEPA",
+    directions=32,
+    hidden=24,
+    width=8,
+    local_crops=3,
+    local_ops=LOCAL,
+  )
+
+
+@pytest.mark.slow
+def test_four_devices_give_the_same(objective):
+  one_state, one = _run(objective, jax.devices()[:1])
+  state, four = _run(objective, jax.devices()[:4], mesh__data=2, mesh__fsdp=2)
+  for a, b in zip(one, four, strict=True):
+    assert {"prediction", "sigreg"} < a.keys() and a["sigreg"] > 1
+    for key in a:
+      # float32, in another order of sums
+      np.testing.assert_allclose(a[key], b[key], rtol=3e-5, err_msg=key)
+  assert one_state.params["lejepa"]["Dense_0"]["kernel"].shape == (32, 24)
+
+
+def test_the_batch_norm_is_over_the_whole_batch_without_broken_rows(
+  objective, lejepa
+):
+  """The loss of numpy: everything but the network computed again."""
+  config = tiny.config(**MODEL)
+  shape = step.RunShape(0, (16, 16), 4)
+  learner = objective.make(config.model, shape, {})
+  images = jnp.zeros((1, 16, 16, 3))
+  params = jax.jit(learner.module.init)(jax.random.key(0), images)["params"]
+  rng = np.random.default_rng(0)
+  batch = {
+    "global": rng.integers(0, 256, (4, 2, 16, 16, 3), np.uint8),
+    "local": rng.integers(0, 256, (4, 3, 8, 8, 3), np.uint8),
+    "mask": np.array([True, True, True, False]),
+    "index": np.arange(4),
+  }
+  key = jax.random.key(3)
+  loss = jax.shard_map(
+    lambda *args: learner.loss(*args, key, 0, collectives.Over()),
+    mesh=_mesh(1),
+    in_specs=P(),
+    out_specs=P(),
+    check_vma=False,
+  )
+  _, count, parts = jax.jit(loss)(params, batch)
+  assert count == 3
+
+  def vectors(crops):
+    x = jnp.asarray(normalise(crops[:3].reshape(-1, *crops.shape[2:])))
+    x = learner.module.apply({"params": params}, x, None, method="vectors")
+    return np.asarray(x).reshape(3, crops.shape[1], -1)
+
+  x = np.concatenate([vectors(batch["global"]), vectors(batch["local"])], 1)
+  own = jax.tree.map(np.asarray, params["lejepa"])
+  for i in range(2):
+    x = x @ own[f"Dense_{i}"]["kernel"] + own[f"Dense_{i}"]["bias"]
+    x = (x - x.mean((0, 1))) / np.sqrt(x.var((0, 1)) + 1e-5)
+    x = np.maximum(x, 0)
+  z = x @ own["Dense_2"]["kernel"] + own["Dense_2"]["bias"]
+  want = np.square(z - z[:, :2].mean(1, keepdims=True)).mean()
+  prediction, _ = parts["prediction"]
+  np.testing.assert_allclose(prediction / 3, want, rtol=1e-5)
+
+
+def test_its_config_is_that_of_a_run(monkeypatch):
+  monkeypatch.chdir(several.ROOT / "examples")
+  for argument in ("", ":/my/images"):
+    parsed = cli.parse("train", {}, [f"--config=lejepa.py{argument}"])
+    assert parsed.config.objective.share == 0.02
+    assert {*parsed.config.view_shapes} == {"global", "local"}
+
+
+@pytest.mark.slow
+def test_a_run_by_import_path(lejepa, monkeypatch, tmp_path):
+  """Its checkpoint is that of the network; the projector stays behind."""
+  monkeypatch.chdir(several.ROOT / "examples")
+  config = cli.parse(
+    "train",
+    {},
+    [
+      "--config=lejepa.py",
+      "--fake_data",
+      *("--config.total_steps=2", "--config.data.batch_size=8"),
+      *("--config.model.depth=1", "--config.model.posemb=learn"),
+      *("--config.log_steps=1", "--config.optim.warmup_steps=1"),
+    ],
+  ).config
+  state = train_and_evaluate(config, str(tmp_path))
+  assert "lejepa" in state.params
+  (*_, row) = read_metrics(str(tmp_path))
+  assert 0 <= row["knn/20nn"] <= 1
+  vit = vit_jax.load(tmp_path, verbose=False)
+  assert "lejepa" not in vit.params and vit.image_size == (32, 32)
