@@ -21,8 +21,6 @@ Differences to the publishers' code, besides those in
 vit_jax/self_supervised/mae.py:
 - Class and mask token have no weight decay (there: all arrays of more than one
   dimension have).
-- TensorFlow draws the window of a crop: the aspect ratio is uniform (there: its
-  logarithm).
 - Another data set than ImageNet has a batch of the largest power of two up to
   its number of images, at most 4,096. The warm-up takes 40 epochs, but at most
   a tenth of the run.
@@ -86,10 +84,7 @@ def _paper(args: dict[str, str]):
   c.model.gelu = "erf"
   c.model.dtype = "bfloat16"
   c.objective.kind = "mae"
-  c.data.ops = (
-    "decode_inception_crop(224, 20, 100, method='bicubic', antialias=True)"
-    "|flip_lr"
-  )
+  c.data.ops = "decode|random_resized_crop(224, 0.2, 1.0)|flip_lr"
   c.data.batch_size = batch = min(4096, 2 ** (num_images.bit_length() - 1))
   epochs = whole_number(args, "epochs")
   steps = epochs * num_images // batch

@@ -49,7 +49,8 @@ def _hidden_of_image(config: Config) -> int | None:
 
   None if the family does not say. A SwiGLU has two such layers.
   """
-  tokens = config.model.num_tokens(image_size(config.data.ops))
+  size = image_size(config.data.ops)
+  tokens = config.objective.num_tokens(config.model, size)
   # A user's family may not state the width of its hidden layers.
   width = getattr(getattr(config.model, "size", None), "mlp_dim", None)
   if None in (tokens, width):

@@ -74,6 +74,10 @@ ARGUMENTS = {
     "path=images,init=weights.npz",
     "path=split,init=weights.npz,res=64",
   ],
+  "unlabelled": [
+    "path=images,init=weights.npz,labels=split",
+    "path=images,init=weights.npz,res=64",
+  ],
   "augreg": [
     "",
     "model=B/16,aug=medium1,reg=0.1,dataset=imagenet21k",
@@ -102,7 +106,7 @@ ARGUMENTS = {
   "dinov2": [
     "",
     "recipe=large",
-    "recipe=giant,dataset=folder:images",
+    "recipe=giant,dataset=imagenet2012",
     "recipe=dinov3,init=runs/dinov3,gram=runs/dinov3",
   ],
   "distill": [
@@ -234,7 +238,8 @@ def _advertised():
     yield "mae_finetune", f"model={model}"
   for head, epochs in itertools.product(_module("vit_s16").HEADS, (90, 300)):
     yield "vit_s16", f"head={head},epochs={epochs}"
-  yield from (("folder", argument) for argument in ARGUMENTS["folder"])
+  for name in ("folder", "unlabelled"):
+    yield from ((name, argument) for argument in ARGUMENTS[name])
   yield from (("glyphs", ""), ("digits_finetune", ""))
   for name in (
     "dino",
@@ -251,7 +256,7 @@ def _advertised():
 def _without_disk(name, argument):
   """The config of a run on fake data that starts from scratch."""
   args = _load(name, argument)
-  is_there = name == "folder"  # its data and weights
+  is_there = name in ("folder", "unlabelled")  # their data and weights
   config = dataclasses.replace(
     args.config,
     fake_data=not is_there,

@@ -59,9 +59,9 @@ def screen(
     textwrap.wrap(description, WIDTH),
     _columns(described),
     [
-      "options (--config.OPTION=VALUE) by section; --help=SECTION describes"
-      " them:",
-      *_columns(sections()),
+      "options (--config.OPTION=VALUE); --help=SECTION describes some, and"
+      " --help=all all:",
+      *_columns({k: v for k, v in sections().items() if k != ALL}),
     ],
     textwrap.wrap(listed, WIDTH, subsequent_indent=" " * 9),
     example_lines(example),

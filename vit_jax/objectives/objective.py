@@ -266,6 +266,19 @@ class Objective:
     """Yields why `make` cannot work with these arguments, one text each."""
     return iter(())
 
+  def num_tokens(
+    self, model: ModelConfig, image_size: tuple[int, int]
+  ) -> int | None:
+    """Returns how many tokens of a record the model's blocks learn from.
+
+    It decides how many records a chip computes at once. None: unknown.
+
+    Args:
+      model: `config.model`.
+      image_size: (height, width) of the images of config.data.ops, pixels.
+    """
+    return model.num_tokens(image_size)
+
   def views(self, ops: str) -> dict[str, View]:
     """Returns what a batch has of each record, by its key in the batch.
 

@@ -199,6 +199,16 @@ class DINO(Objective):
       name=self.own.removesuffix("/"),
     )
 
+  def num_tokens(self, model, image_size) -> int | None:
+    """Returns the number of tokens of all crops."""
+    from vit_jax.data.preprocessing import image_size as size_of
+
+    large = model.num_tokens(image_size)
+    if large is None or not self.local_crops:
+      return large and len(GLOBAL) * large
+    small = model.num_tokens(size_of(self.local_ops))
+    return len(GLOBAL) * large + self.local_crops * small
+
   def make(self, model, run_shape, models):
     """Returns student, teacher, targets and loss; see `Objective.make`.
 

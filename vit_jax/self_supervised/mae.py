@@ -111,6 +111,14 @@ class MAE(Objective):
       remat=getattr(model, "remat", "none"),
     )
 
+  def num_tokens(self, model, image_size) -> int:
+    """Returns the number of visible tokens."""
+    from vit_jax.self_supervised.mae_model import num_visible
+
+    rows, columns = model.grid(image_size)
+    masked = rows * columns - num_visible(rows * columns, self.mask_ratio)
+    return model.num_tokens(image_size) - masked
+
   def make(self, model, run_shape, models):
     """Returns the network with its decoder, and the loss.
 
