@@ -382,7 +382,8 @@ def _section(capsys, *args):
 def test_the_screen_names_every_section_and_config(capsys):
   text = _section(capsys, "--help")
   for name in help_text.sections():
-    assert re.search(rf"^  {name} +\w", text, re.MULTILINE)
+    row = rf"^  {name} +\w" if name != "all" else "--help=all"
+    assert re.search(row, text, re.MULTILINE)
   listed = re.search(r"^configs: (.*?)\n\n", text, re.MULTILINE | re.DOTALL)
   assert re.findall(r"\w+", listed[1]) == list(config_files.known())
   assert "  --workdir    folder\n" in text

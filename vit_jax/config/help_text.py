@@ -59,8 +59,8 @@ def screen(
     textwrap.wrap(description, WIDTH),
     _columns(described),
     [
-      "options (--config.OPTION=VALUE); --help=SECTION describes some, and"
-      " --help=all all:",
+      "options (--config.OPTION=VALUE), described by --help=SECTION or"
+      f" --help={ALL}:",
       *_columns({k: v for k, v in sections().items() if k != ALL}),
     ],
     textwrap.wrap(listed, WIDTH, subsequent_indent=" " * 9),
