@@ -228,7 +228,7 @@ def read_mask(
   from PIL import Image
 
   try:
-    with Image.open(path) as file:
+    with Image.open(path, formats=("PNG",)) as file:
       mode, mask = file.mode, np.asarray(file)
     with Image.open(image) as file:
       size = file.size
