@@ -330,7 +330,7 @@ def test_masks(tmp_path):
     (path, turned, 3, None),
     (path, _saved(tmp_path / "b.jpg", np.zeros((4, 5, 3))), 3, "5 x 4"),
     (_saved(tmp_path / "c.png", np.zeros((4, 6, 3))), image, 3, "colours"),
-    (image, image, 3, "colours"),
+    (image, image, 3, "cannot be read"),
     (str(tmp_path / "none.png"), image, 3, "cannot be read"),
   ):
     if words is None:

@@ -49,6 +49,7 @@ import numpy as np
 
 from vit_jax.batch import DataError
 from vit_jax.class_names import Head as ClassHead
+from vit_jax.data.images import FORMATS
 from vit_jax.data.preprocessing import image_size, parse_ops, turns_upright
 from vit_jax.data.splits import SPLIT_FOLDERS
 from vit_jax.evaluators.evaluator import (
@@ -230,7 +231,7 @@ def read_mask(
   try:
     with Image.open(path, formats=("PNG",)) as file:
       mode, mask = file.mode, np.asarray(file)
-    with Image.open(image) as file:
+    with Image.open(image, formats=FORMATS) as file:
       size = file.size
       if upright and file.getexif().get(0x0112, 1) >= 5:  # on its side
         size = size[::-1]
