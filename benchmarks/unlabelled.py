@@ -25,6 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 from machine import machine
 from tables import with_tables
+from unlabelled_config import TAUGHT
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS, PAGE = (
@@ -124,10 +125,10 @@ def main() -> None:
       f"folder:path={folder}/labelled,init={args.backbone},{size},budget=0",
       ("--config.total_steps=156",),
     )
-    student = f"{ROOT}/benchmarks/distilled_config.py:path={folder}/labelled"
-    for loss in ("labels", "soft", "logits", "features"):
-      taught = f"{student},teacher={{runs}}/teacher,loss={loss},epochs=8"
+    for loss in TAUGHT:
+      taught = f"{own},method={loss},teacher={{runs}}/teacher,epochs=8"
       runs[f"student, {loss}"] = taught, ()
+    runs["student, labels"] = f"{own},method=supervised,epochs=8", ()
   read = lambda: [
     json.loads(line)
     for line in (RESULTS.read_text() if RESULTS.exists() else "").splitlines()

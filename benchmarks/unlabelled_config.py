@@ -1,14 +1,21 @@
 """A small ViT on photographs of 32 px, by one of several methods.
 
-Arguments: path (a folder with train/CLASS and val/CLASS), method (supervised,
-mae, dino, uncentred, lejepa or none), epochs, init (a run to fine-tune, for
-supervised).
+Arguments: path (a folder with train/CLASS and val/CLASS), method (of NAMES),
+epochs, init (a run to fine-tune, for supervised), teacher (a run, for logits,
+soft, hard and features; it sees the crops at 56 px).
 """
 
 from vit_jax.config import arguments, check_choices, defaults, whole_number
 
-NAMES = ("supervised", "mae", "dino", "uncentred", "lejepa", "none")
-ARGUMENTS = {"path": "", "method": "", "epochs": "20", "init": ""}
+TAUGHT = ("logits", "soft", "hard", "features")
+NAMES = ("supervised", "mae", "dino", "uncentred", "lejepa", "none", *TAUGHT)
+ARGUMENTS = {
+  "path": "",
+  "method": "",
+  "epochs": "20",
+  "init": "",
+  "teacher": "",
+}
 COLOURS = "|flip_lr|jitter(0.4, 0.4, 0.2, 0.1, 0.8)|random_grey(0.2)"
 PROTOTYPES = 4096
 
@@ -38,6 +45,19 @@ def get_config(arg: str = ""):
   if method == "supervised":
     c.data.ops = "decode|pad(4)|random_crop(32)|flip_lr"
     c.evals = {"top1": {**score, "kind": "classification"}}
+  elif method in TAUGHT:
+    crop = "decode|inception_crop({}, 30, 100, antialias=True)|flip_lr"
+    c.data.ops = crop.format(32)
+    c.objective = {
+      "kind": "distillation",
+      "teacher": args["teacher"],
+      "teacher_ops": crop.format(56),
+      "loss": method,
+    }
+    if method == "soft":
+      c.objective.alpha, c.objective.temperature = 0.1, 3.0
+    if method != "features":
+      c.evals = {"top1": {**score, "kind": "classification"}}
   elif method == "mae":
     c.data.ops = "decode|random_resized_crop(32, 0.2, 1.0)|flip_lr"
     c.objective.kind = "mae"
