@@ -215,9 +215,12 @@ def length_and_head_errors(run: Experiment) -> list[str]:
       f" config.objective.kind={kind!r} compares the images of a batch"
     )
     errors.append(unexpected("config.data.batch_size", rows, expected))
-  if not needed and run.config.objective.trains_head:
+  if not needed and run.config.objective.reads_labels:
     expected = f"one that needs no classes, because {name!r} has none"
     return [*errors, unexpected("config.objective.kind", repr(kind), expected)]
+  if run.config.objective.trains_head and not got:
+    expected = f"the classes of the head, because {name!r} has none"
+    return [*errors, unexpected("config.num_classes", None, expected)]
   is_multilabel = getattr(info, "is_multilabel", False)
   if run.config.init_head == "linear_probe" and is_multilabel:
     expected = f"'zeros', because an image of {name!r} can have several classes"

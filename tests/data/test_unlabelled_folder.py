@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vit_jax import run_checks
+from vit_jax.config import defaults, freeze
 from vit_jax.data import pipeline
 from vit_jax.data.sources import open_source
+from vit_jax.experiment import Experiment
 from vit_jax.paths import with_absolute_folder
 
 OPS = "decode|resize(8)"
@@ -51,3 +54,25 @@ def test_fake_records_have_no_class_either():
 
 def test_the_path_becomes_absolute():
   assert with_absolute_folder("images:/a/../b/") == "images:/b"
+
+
+@pytest.mark.parametrize(
+  "objective, num_classes, word",
+  [
+    ({"kind": "classification"}, None, "config.objective.kind"),
+    ({"kind": "mae"}, None, None),
+    ({"kind": "distillation", "loss": "logits"}, None, "config.num_classes"),
+    ({"kind": "distillation", "loss": "logits"}, 5, None),
+    ({"kind": "distillation", "loss": "soft"}, 5, "config.objective.kind"),
+  ],
+)
+def test_who_learns_from_images_without_classes(objective, num_classes, word):
+  c = defaults()
+  c.fake_data, c.num_classes, c.total_steps = True, num_classes, 2
+  c.data.dataset, c.data.split, c.data.batch_size = "images:/x", "train", 8
+  c.data.ops = "decode|resize(32)"
+  c.objective = objective
+  if "loss" in objective:
+    c.objective = objective | {"teacher": "x"}
+  errors = run_checks.length_and_head_errors(Experiment(freeze(c)))
+  assert [e.split(":")[0] for e in errors] == [word] * (word is not None)

@@ -204,6 +204,11 @@ class Objective:
     return None
 
   @property
+  def reads_labels(self) -> bool:
+    """Whether it cannot learn from images without classes."""
+    return self.trains_head
+
+  @property
   def counts_classes(self) -> bool:
     """Whether the loss needs `run_shape.labels().class_counts`."""
     return False

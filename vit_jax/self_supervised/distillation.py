@@ -152,7 +152,7 @@ class Distillation(Objective):
     return "softmax" if self.trains_head else None
 
   @property
-  def uses_labels(self) -> bool:
+  def reads_labels(self) -> bool:
     """Whether the loss has a term of the labels."""
     return self.loss in ("soft", "hard")
 
@@ -277,7 +277,7 @@ class Distillation(Objective):
       """Returns images of a view in [-1, 1] and targets of the labels."""
 
       def examples(rows):
-        if not self.uses_labels:
+        if not self.reads_labels:
           return normalise(rows[view]), jnp.zeros((len(rows["mask"]), 1))
         targets = targets_of(rows["label"], num_classes)
         return normalise(rows[view]), smooth(targets, self.label_smoothing)
@@ -349,7 +349,7 @@ class Distillation(Objective):
           best = wanted.argmax(-1)
           losses = divergence(wanted, of_teacher, self.temperature)
         terms["agreement"] = of_teacher.argmax(-1) == best
-        if self.uses_labels:
+        if self.reads_labels:
           terms["teacher"] = losses
           terms["labels"] = softmax_xent(of_labels, labels)
           losses = (1 - self.alpha) * terms["labels"] + self.alpha * losses
