@@ -378,19 +378,19 @@ def trained(loss, mesh=None, dtype="float32"):
   return parts.run(3)[1]
 
 
+def _mark(loss, mesh):
+  if (loss, mesh) == ("hard", "microbatches"):
+    return []
+  some = [("logits", "2x2"), ("features", "8"), ("features", "tensor")]
+  return pytest.mark.slow if (loss, mesh) in some else pytest.mark.nightly
+
+
 @pytest.mark.parametrize(
   "loss, mesh",
   [
-    ("logits", "2x2"),
-    ("features", "8"),
-    ("hard", "microbatches"),
-    *(
-      pytest.param(loss, mesh, marks=pytest.mark.slow)
-      for loss in CASES
-      for mesh in MESHES
-      if (loss, mesh)
-      not in (("logits", "2x2"), ("features", "8"), ("hard", "microbatches"))
-    ),
+    pytest.param(loss, mesh, marks=_mark(loss, mesh))
+    for loss in CASES
+    for mesh in MESHES
   ],
 )
 def test_equal_on_any_mesh_and_in_microbatches(loss, mesh):

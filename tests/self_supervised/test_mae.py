@@ -329,13 +329,10 @@ MESHES = {
   "tensor": dict(mesh__tensor=2, mesh__data=2),
   "scan": dict(mesh__fsdp=4, model__scan=True, model__remat="full"),
 }
-SLOW = {"8", "tensor", "scan"}
 
 
-@pytest.mark.parametrize(
-  "mesh",
-  [pytest.param(m, marks=[pytest.mark.slow] * (m in SLOW)) for m in MESHES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
 def test_equal_on_any_mesh_and_in_microbatches(mesh):
   one, _, want = trained()
   changes = {**SGD, **MESHES[mesh]}
