@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-import torch
+import torch_libraries
 from jax.experimental import multihost_utils
 from PIL import Image
 
@@ -42,6 +42,11 @@ TORCHMETRICS = {
   "b": (6, (2, 5), 0.36848872900009155, 0.4950926899909973),
   "c": (5, (4,), 0.3365662693977356, 0.5631579160690308),
 }
+
+
+@pytest.fixture(scope="module")
+def torch():
+  return torch_libraries.load("torch")
 
 
 def test_scores_are_those_of_torchmetrics():
@@ -78,7 +83,8 @@ def test_counts_of_processes_are_added(monkeypatch):
   np.testing.assert_array_equal(total, 2 * counts)
 
 
-def test_pixels_are_resized_as_in_torch(monkeypatch):
+@pytest.mark.slow
+def test_pixels_are_resized_as_in_torch(torch, monkeypatch):
   logits = np.random.default_rng(0).standard_normal((4, 5, 3))
   for size in ((9, 7), (64, 33), (3, 5)):
     resized = torch.nn.functional.interpolate(
@@ -93,7 +99,8 @@ def test_pixels_are_resized_as_in_torch(monkeypatch):
   np.testing.assert_array_equal(segmentation.predictions(logits, size), want)
 
 
-def test_steps_of_the_head_are_those_of_torch():
+@pytest.mark.slow
+def test_steps_of_the_head_are_those_of_torch(torch):
   """Batch norm, 1 x 1 convolution, resized logits, AdamW."""
   rng = np.random.default_rng(0)
   steps, classes, width = 60, 3, 6
