@@ -3,7 +3,7 @@
 Trains small models by several methods, continues a published backbone on
 images without labels, and teaches a small model by it. Each run adds a line to
 docs/unlabelled.jsonl; a run that has a line is not repeated. At the end the
-tables and the plot of docs/tasks/unlabelled.md are written.
+table of methods is printed.
 
 python benchmarks/unlabelled.py CIFAR [FOLDER] [--backbone=ViT-S/14]
   [--only NAME ...] [--seeds 0 1 2]
@@ -24,15 +24,10 @@ from collections.abc import Sequence
 
 import numpy as np
 from machine import machine
-from tables import with_tables
 from unlabelled_config import TAUGHT
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-RESULTS, PAGE = (
-  ROOT / "docs/unlabelled.jsonl",
-  ROOT / "docs/tasks/unlabelled.md",
-)
-PLOT = ROOT / "docs/unlabelled.svg"
+RESULTS = ROOT / "docs/unlabelled.jsonl"
 METHODS = {
   "none": "no pre-training",
   "mae": "MAE",
@@ -148,9 +143,6 @@ def main() -> None:
         file.write(json.dumps(row) + "\n")
   rows = read()
   print(from_scratch(rows))
-  if PAGE.exists():
-    tables = {"from_scratch": lambda: from_scratch(rows)}
-    PAGE.write_text(with_tables(PAGE.read_text(), tables))
 
 
 def from_scratch(rows: list[dict]) -> str:

@@ -1,4 +1,4 @@
-"""A better backbone for your own images, without labels.
+"""A backbone that goes on learning from your own images, without labels.
 
 Run: vit-jax train --workdir=runs/mine \
   --config=unlabelled:path=/my/images,init=ViT.safetensors,labels=/my/labelled
@@ -19,7 +19,7 @@ backbone learn. The length is 100,000 images, and 1 to 100 epochs.
 If `labels` is given, its classes are scored by k nearest neighbours and few
 labels. The last line says how far they rose or fell. Without labels, RankMe and
 the distance of neighbours show a collapse; the log warns.
-Cost and results: docs/tasks/unlabelled.md.
+Result: not yet run to its end.
 """
 
 import dataclasses
