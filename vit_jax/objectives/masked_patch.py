@@ -25,22 +25,10 @@ GRID = 4  # cells on a side of a patch with target "small"
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedPatch(Objective):
-  """Prediction of corrupted patches from the others, without labels."""
-
-  kind: str = "masked_patch"
-  target: str = option(
-    "mean_color",
-    "what is predicted of a patch",
-    {
-      "mean_color": "its mean colour, 3 bits a channel: one of 512",
-      "small": "the mean colours of its 4 x 4 cells: 16 of 512",
-      "pixels": "all its pixels in [-1, 1], by their mean squared error",
-    },
-  )
+class OfPatches(Objective):
+  """An objective that predicts the pixels of patches; no head is trained."""
 
   trains_head: ClassVar[bool] = False
-  own: ClassVar[str] = "masked_patch/"
 
   def model_errors(self, model, image_size) -> Iterator[str]:
     """See `Objective`."""
@@ -57,9 +45,6 @@ class MaskedPatch(Objective):
       got = f"images of {image_size[0]}x{image_size[1]} pixels"
       expected = f"2 patches of {side} pixels or more for {kind}"
       yield unexpected("config.data.ops", got, expected)
-    if self.target == "small" and side % GRID:
-      expected = f"another target, or a patch of a multiple of {GRID} pixels"
-      yield unexpected("config.objective.target", "'small'", expected)
 
   def start_errors(self, model) -> Iterator[str]:
     """See `Objective`."""
@@ -76,6 +61,32 @@ class MaskedPatch(Objective):
           " it when you fine-tune"
         )
         yield unexpected(f"config.model.{name}", repr(value), expected)
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedPatch(OfPatches):
+  """Prediction of corrupted patches from the others, without labels."""
+
+  kind: str = "masked_patch"
+  target: str = option(
+    "mean_color",
+    "what is predicted of a patch",
+    {
+      "mean_color": "its mean colour, 3 bits a channel: one of 512",
+      "small": "the mean colours of its 4 x 4 cells: 16 of 512",
+      "pixels": "all its pixels in [-1, 1], by their mean squared error",
+    },
+  )
+
+  own: ClassVar[str] = "masked_patch/"
+
+  def model_errors(self, model, image_size) -> Iterator[str]:
+    """See `Objective`."""
+    yield from super().model_errors(model, image_size)
+    side = model.pixel_patch
+    if side and self.target == "small" and side % GRID:
+      expected = f"another target, or a patch of a multiple of {GRID} pixels"
+      yield unexpected("config.objective.target", "'small'", expected)
 
   def make(self, model, run_shape, models):
     """Returns the network with its own parameters, and the loss.

@@ -23,14 +23,15 @@ from typing import ClassVar
 
 from vit_jax.batch import RunShape, normalise
 from vit_jax.families.vit import ViTConfig
-from vit_jax.objectives.objective import Learner, Objective, Pictures
+from vit_jax.objectives.masked_patch import OfPatches
+from vit_jax.objectives.objective import Learner, Pictures
 from vit_jax.options import AT_LEAST_1, Limit, option, unexpected
 
 INSIDE = Limit("a share above 0 and below 1", lambda x: 0 < x < 1)
 
 
 @dataclasses.dataclass(frozen=True)
-class MAE(Objective):
+class MAE(OfPatches):
   """Prediction of the pixels of masked patches, without labels."""
 
   kind: str = "mae"
@@ -55,7 +56,6 @@ class MAE(Objective):
     16, "attention heads of the decoder", limit=AT_LEAST_1
   )
 
-  trains_head: ClassVar[bool] = False
   own: ClassVar[str] = "mae/"
 
   def errors(self) -> Iterator[str]:
@@ -64,38 +64,6 @@ class MAE(Objective):
     if width % 4 or (heads > 0 and width % heads):
       expected = f"a multiple of 4 and of decoder_heads={heads}"
       yield unexpected("config.objective.decoder_width", width, expected)
-
-  def model_errors(self, model, image_size) -> Iterator[str]:
-    """See `Objective`."""
-    side, kind = model.pixel_patch, f"config.objective.kind={self.kind}"
-    if side is None:
-      expected = f"a model with patches of pixels, such as B/16, for {kind}"
-      yield unexpected("config.model.variant", repr(model.variant), expected)
-      return
-    if model.channels != 3:
-      expected = f"3 for {kind}, which predicts colours"
-      yield unexpected("config.model.channels", model.channels, expected)
-    rows, columns = model.grid(image_size)
-    if rows * columns < 2:
-      got = f"images of {image_size[0]}x{image_size[1]} pixels"
-      expected = f"2 patches of {side} pixels or more for {kind}"
-      yield unexpected("config.data.ops", got, expected)
-
-  def start_errors(self, model) -> Iterator[str]:
-    """See `Objective`."""
-    for name, adds_layers in (
-      ("pool", lambda v: v == "map"),
-      ("pre_logits", lambda v: v),
-      ("final_norm", lambda v: v == "pooled"),
-      ("projection", lambda v: v is not None),
-    ):
-      value = getattr(model, name, None)
-      if adds_layers(value):
-        expected = (
-          f"no layer that config.objective.kind={self.kind} does not train; set"
-          " it when you fine-tune"
-        )
-        yield unexpected(f"config.model.{name}", repr(value), expected)
 
   def decoder(self, model) -> ViTConfig:
     """Returns the sizes of the decoder's blocks, the authors' plain ones."""
