@@ -61,7 +61,8 @@ def train(
 ) -> dict:
   """Trains as a user does; returns scores by metric and step, and seconds."""
   began = time.monotonic()
-  path = os.pathsep.join([str(ROOT / "examples"), os.environ["PYTHONPATH"]])
+  given = os.environ.get("PYTHONPATH", str(ROOT))
+  path = os.pathsep.join([str(ROOT / "examples"), given])
   subprocess.run(
     [
       *(sys.executable, "-m", "vit_jax", "train", f"--config={config}"),
