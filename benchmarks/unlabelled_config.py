@@ -78,7 +78,7 @@ def get_config(arg: str = ""):
     c.objective.local_ops, c.objective.local_crops = local, 4
   if method == "none":
     c.total_epochs, c.total_steps = None, 1
-    c.optim.warmup_steps, c.optim.lr = 0, 0.0
+    c.optim.warmup_steps, c.optim.lr = 0, 1e-12
   features = {**score, "train_split": "train"}
   c.evals |= {
     "knn": {**features, **every, "kind": "knn", "ks": (20,)},
