@@ -3,7 +3,7 @@
 Trains small models by several methods, continues a published backbone on
 images without labels, and teaches a small model by it. Each run adds a line to
 docs/unlabelled.jsonl; a run that has a line is not repeated. At the end the
-table of methods is printed.
+tables of docs/tasks/unlabelled.md and docs/unlabelled.svg are written.
 
 python benchmarks/unlabelled.py CIFAR [FOLDER] [--backbone=ViT-S/14]
   [--only NAME ...] [--seeds 0 1 2]
@@ -24,10 +24,14 @@ from collections.abc import Sequence
 
 import numpy as np
 from machine import machine
-from unlabelled_config import TAUGHT
+from tables import with_tables
+from unlabelled_config import PROTOTYPES, TAUGHT
+
+from vit_jax.tools.reporting import charts
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/unlabelled.jsonl"
+PAGE, PLOT = ROOT / "docs/tasks/unlabelled.md", ROOT / "docs/unlabelled.svg"
 METHODS = {
   "none": "no pre-training",
   "mae": "MAE",
@@ -36,15 +40,24 @@ METHODS = {
   "lejepa": "LeJEPA",
   "supervised": "supervised, with all labels",
 }
-EPOCHS, FINE_TUNED = 10, 5
-TAUGHT_EPOCHS = 4
+EPOCHS, FINE_TUNED = 5, 5
+TAUGHT_EPOCHS = 8
+FEW = {"train": 5000, "val": 2500}
 UNLABELLED = 10_000  # photographs of the training split
+STEPS = 156  # of an epoch
+STUDENTS = {
+  "labels": "labels alone",
+  "soft": "labels and soft targets",
+  "hard": "labels and the teacher's classes",
+  "logits": "logits, without labels",
+  "features": "features, without labels",
+}
 SCORES = ("rankme", "knn", "fewshot")
-RES = 56  # pixels, for a patch of 14: the photographs have 32
+RES, TEACHER_RES = 56, 42  # pixels, for a patch of 14: the photographs have 32
 
 
 def write(cifar: pathlib.Path, folder: pathlib.Path) -> None:
-  """Writes train/CLASS, val/CLASS, and `unlabelled` without classes."""
+  """Writes train/CLASS and val/CLASS, a part of them, and images alone."""
   for part, split in (("train", "train"), ("test", "val")):
     data = np.load(cifar / f"cifar10_{part}.npz")
     ends, names = data["offsets"], data["names"]
@@ -53,6 +66,8 @@ def write(cifar: pathlib.Path, folder: pathlib.Path) -> None:
       places = [folder / "labelled" / split / str(names[label])]
       if part == "train" and i < UNLABELLED:
         places.append(folder / "unlabelled")
+      if i < FEW[split]:
+        places.append(folder / "few" / split / str(names[label]))
       for place in places:
         place.mkdir(parents=True, exist_ok=True)
         (place / f"{i:05}.jpg").write_bytes(encoded)
@@ -77,7 +92,8 @@ def train(
   scores: dict[str, dict[int, float]] = {}
   for row in map(json.loads, rows):
     for name, value in row.items():
-      if "/" in name and not name.startswith("train/"):
+      is_score = "/" in name and not name.startswith("train/")
+      if is_score or name in ("teacher_entropy", "teacher_kl"):
         scores.setdefault(name, {})[row["step"]] = round(value, 5)
   about = json.loads((workdir / "metadata.json").read_text())
   return {
@@ -113,19 +129,17 @@ def main() -> None:
     tuned = f"{own},method=supervised,epochs={FINE_TUNED}{init}"
     runs[f"{method}, fine-tuned"] = tuned, ()
   if args.backbone:
-    size = f"res={RES}"
-    labels = f"labels={folder}/labelled"
+    size = f"res={RES},images={UNLABELLED}"
+    labels = f"labels={folder}/few"
     runs["continued"] = (
       f"unlabelled:path={folder}/unlabelled,init={args.backbone},{labels},{size}",
-      (
-        "--config.total_steps=78",
-        *(f"--config.evals.{kind}.every_steps=39" for kind in SCORES),
-      ),
+      tuple(f"--config.evals.{kind}.every_steps=13" for kind in SCORES),
     )
     runs["teacher"] = (
-      f"folder:path={folder}/labelled,init={args.backbone},{size},budget=0",
+      f"folder:path={folder}/few,init={args.backbone},res={TEACHER_RES},budget=0",
       ("--config.total_steps=78",),
     )
+    own = f"{ROOT}/benchmarks/unlabelled_config.py:path={folder}/few"
     for loss in TAUGHT:
       taught = (
         f"{own},method={loss},teacher={{runs}}/teacher,epochs={TAUGHT_EPOCHS}"
@@ -153,27 +167,112 @@ def main() -> None:
         row = {"run": name, "seed": seed, **row}
         file.write(json.dumps(row) + "\n")
   rows = read()
-  print(from_scratch(rows))
+  made = {
+    "from_scratch": lambda: from_scratch(rows),
+    "continued": lambda: continued(rows),
+    "taught": lambda: taught(rows),
+  }
+  PAGE.write_text(with_tables(PAGE.read_text(), made))
+  PLOT.write_text(charts.render(lambda: draw(rows)), "utf-8")
+
+
+def of(rows: list[dict], name: str) -> list[dict]:
+  """Returns the rows of a run, one for each seed."""
+  return [row for row in rows if row["run"] == name]
+
+
+def percent(rows: list[dict], metric: str, step: int | None = None) -> str:
+  """Returns the mean over seeds of a score after a step, or of the last one."""
+  scores = [row["scores"].get(metric) for row in rows]
+  if not scores or None in scores:
+    return ""
+  key = (
+    (lambda of_run: [*of_run][-1]) if step is None else (lambda _: str(step))
+  )
+  return f"{100 * np.mean([s[key(s)] for s in scores]):.1f}"
+
+
+def targets(row: dict) -> dict[int, float]:
+  """Returns how many different targets the teacher had, by step."""
+  scores = row["scores"]
+  pairs = zip(
+    scores["teacher_entropy"].items(),
+    scores["teacher_kl"].values(),
+    strict=True,
+  )
+  return {int(s): PROTOTYPES / np.exp(h + kl) for (s, h), kl in pairs}
 
 
 def from_scratch(rows: list[dict]) -> str:
-  """Returns the table of methods, with means over seeds."""
+  """Returns the table of methods."""
   lines = [
     f"| {EPOCHS} epochs of | k-NN | linear | fine-tuned | RankMe | seconds |",
     "|---|---:|---:|---:|---:|---:|",
   ]
   for method, title in METHODS.items():
-    own = [row for row in rows if row["run"] == method]
-    tuned = [row for row in rows if row["run"] == f"{method}, fine-tuned"]
+    own, tuned = of(rows, method), of(rows, f"{method}, fine-tuned")
     if not own:
       continue
-    mean = lambda of, metric: np.mean([last(row, metric) for row in of])
-    cells = [f"{100 * mean(own, m):.1f}" for m in ("knn/20nn", "linear/top1")]
-    cells.append(f"{100 * mean(tuned, 'top1/top1'):.1f}" if tuned else "")
-    cells.append(f"{mean(own, 'rankme/rankme'):.1f}")
+    rank = np.mean(
+      [[*row["scores"]["rankme/rankme"].values()][-1] for row in own]
+    )
+    cells = [percent(own, m) for m in ("knn/20nn", "linear/top1")]
+    cells += [percent(tuned, "top1/top1"), f"{rank:.1f}"]
     cells.append(f"{np.mean([row['seconds'] for row in own]):,.0f}")
     lines.append(f"| {title} | {' | '.join(cells)} |")
   return "\n".join(lines)
+
+
+def continued(rows: list[dict]) -> str:
+  """Returns the table of the backbone, before, during and after."""
+  own = of(rows, "continued")
+  lines = [
+    "| images seen | k-NN | 10 labels per class | RankMe |",
+    "|---:|---:|---:|---:|",
+  ]
+  for step in own[0]["scores"]["knn/20nn"] if own else ():
+    rank = np.mean([row["scores"]["rankme/rankme"][step] for row in own])
+    lines.append(
+      f"| {256 * int(step):,} | {percent(own, 'knn/20nn', step)}"
+      f" | {percent(own, 'fewshot/10shot', step)} | {rank:.1f} |"
+    )
+  return "\n".join(lines)
+
+
+def taught(rows: list[dict]) -> str:
+  """Returns the table of students."""
+  lines = [
+    "| learns from | top-1 | linear on features | k-NN | seconds |",
+    "|---|---:|---:|---:|---:|",
+  ]
+  for loss, title in STUDENTS.items():
+    own = of(rows, f"student, {loss}")
+    if not own:
+      continue
+    cells = [percent(own, m) for m in ("top1/top1", "linear/top1", "knn/20nn")]
+    cells.append(f"{np.mean([row['seconds'] for row in own]):,.0f}")
+    lines.append(f"| {title} | {' | '.join(cells)} |")
+  return "\n".join(lines)
+
+
+def draw(rows: list[dict]) -> charts.Figure:
+  """Draws k-NN over epochs, by method; the first seed."""
+  lines = []
+  for method, title in METHODS.items():
+    own = of(rows, method)
+    if own and method != "none":
+      scores = own[0]["scores"]["knn/20nn"]
+      epochs = [int(step) / STEPS for step in scores]
+      lines.append(
+        charts.Line(title, epochs, [100 * v for v in scores.values()])
+      )
+  return charts.curves(
+    "k-NN of the validation images",
+    lines,
+    "{:.1f}%",
+    x_label="epoch",
+    tick="{:g}%".format,
+  )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Arguments: path (a folder with train/CLASS and val/CLASS), method (of NAMES),
 epochs, init (a run to fine-tune, for supervised), teacher (a run, for logits,
-soft, hard and features; it sees the crops at 56 px).
+soft, hard and features; it sees the crops at 42 px).
 """
 
 from vit_jax.config import arguments, check_choices, defaults, whole_number
@@ -36,7 +36,7 @@ def get_config(arg: str = ""):
   )
   c.total_epochs = float(epochs)
   c.optim.lr, c.optim.weight_decay, c.optim.clip_norm = 1e-3, 0.05, 1.0
-  c.optim.schedule, c.optim.warmup_steps = "cosine", 156
+  c.optim.schedule, c.optim.warmup_steps = "cosine", 78
   c.log_steps = 100
   c.checkpoint.every_steps = 0
   local = f"decode|random_resized_crop(16, 0.05, 0.3){COLOURS}"
@@ -51,7 +51,7 @@ def get_config(arg: str = ""):
     c.objective = {
       "kind": "distillation",
       "teacher": args["teacher"],
-      "teacher_ops": crop.format(56),
+      "teacher_ops": crop.format(42),
       "loss": method,
     }
     if method == "soft":

@@ -6,15 +6,16 @@ Arguments: path (a folder of images, at any depth, or the name of a data set),
 init (the backbone: anything that vit_jax.load reads), labels (a folder with one
 sub-folder per class: images with labels, to score before, during and after;
 none: only scores without labels), res (pixels, a multiple of the patch; by
-default that of init's training, at most 224).
+default that of init's training, at most 224), images (how many the run sees; by
+default 100,000, but 1 to 100 epochs).
 
 The run continues DINOv2 from init: the model learns what a running mean of
 itself says of other crops and of masked patches, with new heads. Only these
-learn in the first epoch. Gram anchoring keeps the similarities between patches
-near those of init. Models without patches or class token continue DINO alone,
-without an anchor. With fewer than 2,000 images, or if the training state would
-take more than a quarter of this machine's memory, only adapters (LoRA) of the
-backbone learn. The length is 100,000 images, and 1 to 100 epochs.
+learn in the first epoch, or in the first tenth of a short run. Gram anchoring
+keeps the similarities between patches near those of init. Models without
+patches or class token continue DINO alone, without an anchor. With fewer than
+2,000 images, or if the training state would take more than a quarter of this
+machine's memory, only adapters (LoRA) of the backbone learn.
 
 If `labels` is given, its classes are scored by k nearest neighbours and few
 labels. The last line says how far they rose or fell. Without labels, RankMe and
@@ -28,7 +29,7 @@ import os
 
 from vit_jax.config import arguments, defaults, whole_number
 
-ARGUMENTS = {"path": "", "init": "", "labels": "", "res": ""}
+ARGUMENTS = {"path": "", "init": "", "labels": "", "res": "", "images": ""}
 RES = 224  # pixels at most, if not stated
 FEW = 2000  # images with which only adapters are trained
 SEEN = 100_000  # images of the run
@@ -85,8 +86,10 @@ def get_config(arg: str = ""):
   c.data.dataset, c.data.split = dataset, "train"
   batch = c.data.batch_size = _power_of_2(num_images / 32, 8, 256)
   epoch = max(1, num_images // batch)
-  num_epochs = min(100, max(1, SEEN // num_images))
-  steps = c.total_steps = max(2, num_epochs * epoch)
+  seen = max(1, min(100, SEEN // num_images)) * num_images
+  if args["images"]:
+    seen = whole_number(args, "images")
+  steps = c.total_steps = max(2, seen // batch)
   # At first the mean of the last tenth of the run.
   c.objective.teacher_momentum = min(0.9995, max(0.9, 1 - 10 / steps))
   if has_tokens:
