@@ -42,8 +42,8 @@ METHODS = {
 }
 EPOCHS, FINE_TUNED = 5, 5
 TAUGHT_EPOCHS = 8
-FEW = {"train": 5000, "val": 2500}
-UNLABELLED = 10_000  # photographs of the training split
+FEW = {"train": 4, "val": 2}  # distance of the photographs of a part
+UNLABELLED = 10_000  # every second photograph of the training split
 STEPS = 156  # of an epoch
 STUDENTS = {
   "labels": "labels alone",
@@ -64,9 +64,9 @@ def write(cifar: pathlib.Path, folder: pathlib.Path) -> None:
     for i, label in enumerate(data["label"]):
       encoded = data["jpeg"][ends[i] : ends[i + 1]].tobytes()
       places = [folder / "labelled" / split / str(names[label])]
-      if part == "train" and i < UNLABELLED:
+      if part == "train" and i % 2 == 0:
         places.append(folder / "unlabelled")
-      if i < FEW[split]:
+      if i % FEW[split] == 0:
         places.append(folder / "few" / split / str(names[label]))
       for place in places:
         place.mkdir(parents=True, exist_ok=True)
