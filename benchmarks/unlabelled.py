@@ -137,7 +137,7 @@ def main() -> None:
     )
     runs["teacher"] = (
       f"folder:path={folder}/few,init={args.backbone},res={TEACHER_RES},budget=0",
-      ("--config.total_steps=78",),
+      ("--config.total_steps=78", "--config.optim.warmup_steps=8"),
     )
     own = f"{ROOT}/benchmarks/unlabelled_config.py:path={folder}/few"
     for loss in TAUGHT:
