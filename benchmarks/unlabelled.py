@@ -53,6 +53,7 @@ STUDENTS = {
   "features": "features, without labels",
 }
 SCORES = ("rankme", "knn", "fewshot")
+BATCH = 32  # of the continued backbone
 RES, TEACHER_RES = 56, 42  # pixels, for a patch of 14: the photographs have 32
 
 
@@ -134,7 +135,7 @@ def main() -> None:
     labels = f"labels={folder}/few"
     runs["continued"] = (
       f"unlabelled:path={folder}/unlabelled,init={args.backbone},{labels},{size}",
-      tuple(f"--config.evals.{kind}.every_steps=13" for kind in SCORES),
+      tuple(f"--config.evals.{kind}.every_steps=78" for kind in SCORES),
     )
     runs["teacher"] = (
       f"folder:path={folder}/few,init={args.backbone},res={TEACHER_RES},budget=0",
@@ -234,7 +235,7 @@ def continued(rows: list[dict]) -> str:
   for step in own[0]["scores"]["knn/20nn"] if own else ():
     rank = np.mean([row["scores"]["rankme/rankme"][step] for row in own])
     lines.append(
-      f"| {256 * int(step):,} | {percent(own, 'knn/20nn', step)}"
+      f"| {BATCH * int(step):,} | {percent(own, 'knn/20nn', step)}"
       f" | {percent(own, 'fewshot/10shot', step)} | {rank:.1f} |"
     )
   return "\n".join(lines)

@@ -84,11 +84,12 @@ def get_config(arg: str = ""):
   c.objective.hidden = min(2048, 4 * model.size.width) if has_tokens else 2048
 
   c.data.dataset, c.data.split = dataset, "train"
-  batch = c.data.batch_size = _power_of_2(num_images / 32, 8, 256)
-  epoch = max(1, num_images // batch)
   seen = max(1, min(100, SEEN // num_images)) * num_images
   if args["images"]:
     seen = whole_number(args, "images")
+  # A short run needs steps more than it needs large batches.
+  batch = _power_of_2(min(num_images / 32, max(32, seen / 1000)), 8, 256)
+  c.data.batch_size, epoch = batch, max(1, num_images // batch)
   steps = c.total_steps = max(2, seen // batch)
   # At first the mean of the last tenth of the run.
   c.objective.teacher_momentum = min(0.9995, max(0.9, 1 - 10 / steps))
@@ -97,6 +98,7 @@ def get_config(arg: str = ""):
     c.objective.gram, c.objective.gram_model = 1.0, args["init"]
 
   c.optim.lr = 1e-4 * math.sqrt(batch / 256)
+  c.optim.lr_scale = (f"{c.objective.kind}/*=10",)  # new heads
   c.optim.end_lr = 1e-6
   c.optim.schedule = "cosine"
   c.optim.warmup_steps = steps // 10
@@ -109,6 +111,7 @@ def get_config(arg: str = ""):
   backbone = {_top(name) for name in init.params if not model.is_head(name)}
   if num_images < FEW or num_params * BYTES > memory / 4:
     c.lora.rank = 16
+    c.optim.lr_scale += ("*/lora_a=10", "*/lora_b=10")
     backbone = {"*/lora_a", "*/lora_b"}
   waits = max(1, min(epoch, steps // 10))
   c.optim.lr_zero = tuple(f"{name}={waits}" for name in sorted(backbone))
