@@ -41,7 +41,7 @@ METHODS = {
   "supervised": "supervised, with all labels",
 }
 EPOCHS, FINE_TUNED, COLLAPSED = 5, 5, 2
-TAUGHT_EPOCHS = 8
+TAUGHT_EPOCHS = 5
 FEW = {"train": 4, "val": 2}  # distance of the photographs of a part
 UNLABELLED = 10_000  # every second photograph of the training split
 STEPS = 156  # of an epoch
