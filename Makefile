@@ -1,5 +1,5 @@
 # make demo: pre-train, transfer, report. make test: the quick tests.
-# make study: the paper in miniature; docs/paper.md says how long it takes.
+# make study: the paper in miniature; benchmarks/notes/study.md has its results.
 
 PYTHON ?= python3
 VENV ?= .venv

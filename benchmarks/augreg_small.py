@@ -8,7 +8,7 @@ Run: vit-jax train --workdir=runs/medium1 \
   --config=benchmarks/augreg_small.py:path=/path/to/images,aug=medium1
 Arguments: path (a folder with the folders train and test, which have one
 sub-folder per class), aug (none, light1 or medium1), epochs.
-Cost and results: docs/paper.md.
+Cost and results: benchmarks/notes/study.md.
 """
 
 import math

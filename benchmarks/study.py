@@ -4,8 +4,8 @@ Trains the runs of `grid`, one after the other, and writes a line for each to
 docs/study.jsonl: config, scores, FLOPs, seconds, versions, commit and machine.
 A run that has a line is not repeated, so the same command continues where it
 was stopped; an interrupted run starts again. Only one process may write to a
-file of results and its folder. The results are in docs/paper.md;
-benchmarks/study_report.py makes its figures and tables.
+file of results and its folder. The results are in
+benchmarks/notes/study.md; study_report.py makes its figures and tables.
 
 python benchmarks/study.py [RESULTS.jsonl [FOLDER OF RUNS]]
 """

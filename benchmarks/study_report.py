@@ -1,8 +1,8 @@
 """Tables and figures of `make study`: `python benchmarks/study_report.py`.
 
-Reads docs/study.jsonl, and writes docs/study_*.svg and the tables of
-docs/paper.md. A score is the mean over the seeds, with the standard deviation
-after ±. Rows without runs say so.
+Reads docs/study.jsonl, and writes study_*.svg and the tables of study.md in
+benchmarks/notes. A score is the mean over the seeds, with the standard
+deviation after ±. Rows without runs say so.
 """
 
 import functools
@@ -22,7 +22,8 @@ from matplotlib.figure import Figure
 
 from vit_jax.tools.reporting import charts
 
-DOC = ROOT / "docs" / "paper.md"
+NOTES = ROOT / "benchmarks" / "notes"
+DOC = NOTES / "study.md"
 SCORE = "fewshot/10shot"
 NAMES = {"vit": "ViT", "hybrid": "hybrid", "resnet": "ResNet"}
 PLACES = {"stem": "stem", "blocks": "every block", "shared": "shared"}
@@ -301,7 +302,7 @@ def main() -> None:
   DOC.write_text(with_tables(DOC.read_text(), lines))
   for name, draw in FIGURES.items():
     svg = charts.render(lambda draw=draw: draw(lines))
-    (ROOT / "docs" / f"study_{name}.svg").write_text(svg, "utf-8")
+    (NOTES / f"study_{name}.svg").write_text(svg, "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The paper in miniature: tiny models on subsets of glyphs, scored on digits.
 
 `make study` runs a grid of these configs (benchmarks/study.py) for the figures
-and tables of docs/paper.md: figures 4 and 5, Table 8 and section 4.6 of
-arXiv:2010.11929.
+and tables of benchmarks/notes/study.md: figures 4 and 5, Table 8 and section
+4.6 of arXiv:2010.11929.
 
 Run: vit-jax train \
   --config=study:model=vit-small,images=2560,seed=1
@@ -25,7 +25,7 @@ of the two best):
 
 Larger models, subsets, other positions and masked patches have the rate of
 their family. Digits were not used for these choices. Cost and results:
-docs/paper.md.
+benchmarks/notes/study.md.
 """
 
 from vit_jax.config import arguments, check_choices, recipe, whole_number
