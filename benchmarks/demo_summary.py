@@ -1,4 +1,4 @@
-"""Adds the numbers of `make demo`, by name, to its summary.json.
+"""Adds the numbers of `make demo` to its summary.json, and prints four of them.
 
 Run: python benchmarks/demo_summary.py runs/demo
 """
@@ -38,8 +38,23 @@ def headline(runs: dict[str, Run]) -> dict[str, Any]:
   }
 
 
+def lines(summary: dict[str, Any]) -> list[str]:
+  """Returns the demo's four accuracies, and what they took, as a text."""
+  rows = (
+    ("10 images a class, ridge on frozen features", summary["fewshot"]["10"]),
+    ("10 images a class, ridge on pixels", summary["fewshot_raw_pixels"]["10"]),
+    ("fine-tuned, 300 steps", summary["digits_test_accuracy"]),
+    ("from scratch, 300 steps", summary["digits_test_accuracy_from_scratch"]),
+  )
+  return [
+    "accuracy on 500 scanned digits",
+    *(f"  {what:45}{value:6.1%}" for what, value in rows),
+    f"all in {summary['wall_seconds']:.0f} s",
+  ]
+
+
 def main(folder: pathlib.Path) -> None:
-  """Rewrites summary.json.
+  """Rewrites summary.json, and prints its main numbers.
 
   The wall time is that from `started` (seconds of the epoch, which the Makefile
   writes after the installation) to the last row of metrics.
@@ -52,6 +67,7 @@ def main(folder: pathlib.Path) -> None:
   summary["wall_seconds"] = round(last - started, 3)
   text = json.dumps(summary, indent=2, ensure_ascii=False)
   path.write_text(text + "\n", "utf-8")
+  print("\n".join(lines(summary)))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ import tomllib
 
 import pytest
 
+import vit_jax
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = METADATA["project"]
@@ -34,6 +36,16 @@ def test_every_requirement_has_bounds():
     for line in group:
       if isinstance(line, str):
         assert re.search(r">=.*,<|==|^jax\[", line), line
+
+
+def test_the_version_is_one():
+  version = re.escape(vit_jax.__version__)
+  for name, pattern in (
+    ("CITATION.cff", rf"^version: {version}$"),
+    ("CHANGELOG.md", rf"^## \[{version}\] - \d{{4}}-\d\d-\d\d$"),
+    ("README.md", rf"/vit_jax-{version}-py3-none-any\.whl"),
+  ):
+    assert re.search(pattern, (ROOT / name).read_text(), re.M), name
 
 
 @pytest.fixture(scope="module")

@@ -76,19 +76,18 @@ def test_ssh_returns_while_the_run_goes_on(tmp_path):
   """A shell that waits for the run would keep ssh's pipes open meanwhile."""
   commands = re.findall(r'--command="(.*?)"', PAGE.read_text(), re.S)
   (command,) = (c for c in commands if "nohup" in c)
-  folder = tmp_path / "vit_jax"
-  program = folder / ".venv" / "bin" / "vit-jax"
+  program = tmp_path / ".venv" / "bin" / "vit-jax"
   program.parent.mkdir(parents=True)
   program.write_text(
     "#!/bin/bash\necho begun\nwhile [ -e hold ]; do sleep 0.1; done\n"
   )
   program.chmod(stat.S_IRWXU)
-  (hold := folder / "hold").touch()
+  (hold := tmp_path / "hold").touch()
   shell = ["/bin/bash", "-c", command]
   try:
     subprocess.run(shell, cwd=tmp_path, capture_output=True, timeout=10)
     end = time.monotonic() + 10
-    while not (log := (folder / "train.log").read_text()):
+    while not (log := (tmp_path / "train.log").read_text()):
       assert time.monotonic() < end
   finally:
     hold.unlink()

@@ -9,6 +9,7 @@ import pytest
 
 from vit_jax.data import (
   dataset_info,
+  download_and_prepare,
   fake,
   pipeline,
   sources,
@@ -106,6 +107,13 @@ def test_a_data_set_that_is_not_there_comes_with_the_command(data_dir):
   assert (
     "--manual_dir=FOLDER (in which you put ILSVRC2012_img_train.tar" in text
   )
+
+
+def test_tfds_adds_no_lines_of_its_own(data_dir, caplog):
+  error("cifar10", "train", data_dir)
+  with pytest.raises(ValueError, match="ILSVRC2012_img_train.tar"):
+    download_and_prepare.prepare("imagenet2012", data_dir)
+  assert not caplog.text
 
 
 def test_another_version_on_disk_comes_with_its_name(tmp_path):

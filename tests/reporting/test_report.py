@@ -107,6 +107,16 @@ def test_summary_of_the_demo(demo):
   assert {name: summary[name] for name in numbers} == numbers
 
 
+def test_the_demo_ends_with_its_four_accuracies(demo, capsys):
+  demo_summary.main(demo)
+  title, *rows, seconds = capsys.readouterr().out.splitlines()
+  assert "digits" in title and "50 s" in seconds
+  assert [row.split()[-1] for row in rows] == [
+    *("75.0%", "37.5%"),  # ridge with 10 images a class: features, pixels
+    *("87.5%", "62.5%"),  # fine-tuned, from scratch
+  ]
+
+
 def test_page_is_self_contained(demo):
   text = (demo / "report.html").read_text()
   page = Page(text)

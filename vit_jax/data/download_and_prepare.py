@@ -82,7 +82,7 @@ def prepare(
       disk, or records that exist in another format.
   """
   builder = tfds_source.find_builder(dataset, data_dir)
-  if builder.is_prepared():
+  if tfds_source.is_prepared(builder):
     stored = builder.info.file_format.value
     if file_format not in (None, stored):
       expected = f"{stored}, as in {builder.data_dir}"
@@ -160,7 +160,7 @@ def import_source(
     file_format=file_format,
     record_filter=RecordFilter(say, max_pixels),
   )
-  if builder.is_prepared() or epath.Path(builder.data_dir).exists():
+  if tfds_source.is_prepared(builder) or epath.Path(builder.data_dir).exists():
     expected = f"a new name, or that you remove {builder.data_dir}"
     raise ValueError(unexpected("--name", name, expected))
   _check_is_local(builder)

@@ -4,7 +4,7 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -124,10 +124,9 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
   Raises:
     ValueError: Unknown data set, or a config that it does not have.
   """
-  verbosity = logging.get_verbosity()
-  logging.set_verbosity(logging.ERROR)  # "Using custom data configuration"
   try:
-    return tfds.builder(dataset, data_dir=data_dir)
+    with _without_warnings():  # "Using custom data configuration"
+      return tfds.builder(dataset, data_dir=data_dir)
   except tfds.core.registered.DatasetNotFoundError:
     if names := _on_disk(dataset, data_dir):
       expected = f"a version that is on disk: {' or '.join(names)}."
@@ -141,8 +140,23 @@ def find_builder(dataset: str, data_dir: str | None, known=()):
     is_path = os.path.isdir(dataset)
     first = "write folder:PATH." if is_path else str(e).strip().splitlines()[0]
     raise ValueError(f"got data set {dataset!r}: {first}") from None
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+  """TFDS logs no warnings meanwhile."""
+  verbosity = logging.get_verbosity()
+  logging.set_verbosity(logging.ERROR)
+  try:
+    yield
   finally:
     logging.set_verbosity(verbosity)
+
+
+def is_prepared(builder) -> bool:
+  """Returns whether the records of a builder are on disk."""
+  with _without_warnings():  # "Variant folder ... has no dataset_info.json"
+    return builder.is_prepared()
 
 
 def _on_disk(dataset: str, data_dir: str | None) -> list[str]:
@@ -169,7 +183,7 @@ def check_features(dataset: str, builder) -> None:
     and np.dtype(image.np_dtype) == np.uint8
     and label
     # ImageNet-21k's classes are known once it is made from its tars.
-    and (label.names or not builder.is_prepared())
+    and (label.names or not is_prepared(builder))
   )
   if not good:
     raise ValueError(
@@ -236,7 +250,7 @@ def prepared(builder, dataset: str, data_dir: str | None):
   Raises:
     NotOnDisk: They are not there; the message has the command to prepare them.
   """
-  if builder.is_prepared():
+  if is_prepared(builder):
     return builder
   if builder.name not in EMBEDDED:
     raise NotOnDisk(_how_to_prepare(builder, dataset, data_dir))
