@@ -370,9 +370,13 @@ class Experiment:
     Raises:
       OSError, ValueError: As `weights.read`.
     """
-    read = self.scored_weights or weights.read(
-      self.config.init, mean=self.config.init_mean
-    )
+    read = self.scored_weights
+    if read is None:
+      path, mean = self.config.init, self.config.init_mean
+      read = weights.read(path, mean=mean)
+      heads = getattr(self.config.model, "num_heads", None)
+      if read.assumes_heads and heads is not None:
+        read = weights.read(path, mean=mean, options={"num_heads": heads})
     self.init_metadata = dict(read.metadata)
     self._init_filter = read.posemb_filter
     return read
