@@ -92,8 +92,8 @@ class Experiment:
     self.init_metadata: dict[str, Any] = {}  # of config.init, once checked
     # The paper's filter; once config.init is read, the filter of its file.
     self._init_filter = "zoom"
-    # Files of the parameters that checkpoints do not have, once checked: "base"
-    # of config.lora, and the further models of the objective.
+    # Files of parameters, once checked: "init", or "base" of config.lora; and
+    # the further models of the objective.
     self.files: dict[str, SourceFile] = {}
     # Further models of objective and evaluators, by address and image size.
     self._models: dict[tuple[str, tuple[int, int] | None], Pretrained] = {}

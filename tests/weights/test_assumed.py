@@ -20,7 +20,7 @@ from weight_files import (
 )
 
 import vit_jax
-from vit_jax import run_checks, weights
+from vit_jax import run_checks, run_summary, weights
 from vit_jax.commands import evaluate
 from vit_jax.config import ConfigError, model_config
 from vit_jax.weights import normalisation, safetensors_file
@@ -294,3 +294,21 @@ def test_heads_that_nothing_states(tmp_path, monkeypatch):
   assert query.shape == (48, 4, 12) and not notes_on_heads(report)
   (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit"}))
   assert not notes_on_heads(weights.read(path))
+
+
+def test_a_run_records_the_file_that_it_begins_with(tmp_path):
+  path = save(tmp_path / "x.npz")
+  config = tiny.config(
+    init=str(path),
+    data__ops="decode|resize(32)",
+    **{f"model__{k}": v for k, v in SIZE.items()},
+  )
+  run = run_checks.setup(config, data=tiny.Data())
+  recorded = run_summary.files(run)["init"]
+  assert recorded["path"] == str(path) and len(recorded["digest"]) == 32
+  # A resumed run reads no weights, and keeps the record.
+  resumed = run_checks.setup(
+    dataclasses.replace(config, init=None), data=tiny.Data()
+  )
+  vars(resumed)["saved"] = {"init": recorded}
+  assert run_summary.files(resumed) == {"init": recorded}
