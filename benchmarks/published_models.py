@@ -42,6 +42,7 @@ vit = vit_jax.load("hf-hub:timm/deit3_small_patch16_384.fb_in22k_ft_in1k")
 - *top-1*, *k-NN*: **published** accuracy on ImageNet in percent. top-1 is that
   of the file's own classifier, unless the cell has another word. None was
   measured here.
+- SBB are timm's models `vit_wee` to `vit_betwixt`; DINOv3 SwiGLU is S+.
 - *licence*: as timm 1.0.31 states it. An empty cell is unknown.
 - `hf-hub:` needs `pip install huggingface_hub`. Models with
   [terms of their own]({TERMS}),

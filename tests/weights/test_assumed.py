@@ -296,6 +296,16 @@ def test_heads_that_nothing_states(tmp_path, monkeypatch):
   assert not notes_on_heads(weights.read(path))
 
 
+def test_a_config_that_pools_nothing(tmp_path):
+  """Virchow's; its users take the class token from timm's tokens."""
+  path = _timm(tmp_path / "x.safetensors")
+  args = {"num_heads": 4, "global_pool": ""}
+  config = {"architecture": "vit", "model_args": args, "global_pool": ""}
+  (tmp_path / "config.json").write_text(json.dumps(config))
+  read = weights.read(path)
+  assert weights.identify(read.params, read.options).pool == "token"
+
+
 def test_a_run_records_the_file_that_it_begins_with(tmp_path):
   path = save(tmp_path / "x.npz")
   config = tiny.config(

@@ -42,11 +42,13 @@ SIZES = SIZES_OF_VIT | {
   "7B": Size(4096, 40, 8192, 32),  # DINOv3
   "g2": Size(1536, 40, 4096, 24),  # DINOv2
   "gopt": Size(1536, 40, 6144, 16),  # SigLIP 2
-  # timm's vit_wee to vit_betwixt, also called SBB.
+  # timm's vit_wee to vit_so150m2, also called SBB.
   "wee": Size(256, 14, 1280, 4),
   "little": Size(320, 14, 1792, 5),
   "mediumd": Size(512, 20, 2048, 8),
   "betwixt": Size(640, 12, 2560, 10),
+  "so150m": Size(896, 18, 2304, 14),
+  "so150m2": Size(832, 21, 2176, 13),
 }
 
 
