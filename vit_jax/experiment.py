@@ -92,8 +92,8 @@ class Experiment:
     self.init_metadata: dict[str, Any] = {}  # of config.init, once checked
     # The paper's filter; once config.init is read, the filter of its file.
     self._init_filter = "zoom"
-    # Files of the parameters that checkpoints do not have, once checked: "base"
-    # of config.lora, and the further models of the objective.
+    # Files of parameters, once checked: "init", or "base" of config.lora; and
+    # the further models of the objective.
     self.files: dict[str, SourceFile] = {}
     # Further models of objective and evaluators, by address and image size.
     self._models: dict[tuple[str, tuple[int, int] | None], Pretrained] = {}
@@ -370,9 +370,13 @@ class Experiment:
     Raises:
       OSError, ValueError: As `weights.read`.
     """
-    read = self.scored_weights or weights.read(
-      self.config.init, mean=self.config.init_mean
-    )
+    read = self.scored_weights
+    if read is None:
+      path, mean = self.config.init, self.config.init_mean
+      read = weights.read(path, mean=mean)
+      heads = getattr(self.config.model, "num_heads", None)
+      if read.assumes_heads and heads is not None:
+        read = weights.read(path, mean=mean, options={"num_heads": heads})
     self.init_metadata = dict(read.metadata)
     self._init_filter = read.posemb_filter
     return read

@@ -361,6 +361,9 @@ def _weights_errors(run: Experiment, are_shapes_known: bool) -> list[str]:
   key = "config.init" if run.is_training else "--checkpoint"
   try:
     read = run.read_weights()
+    if run.is_training and not adapts:
+      mean = run.config.init_mean
+      run.files[source_file.INIT] = source_file.of_weights(read, mean)
     if adapts:
       base = source_file.of_weights(read, run.config.init_mean)
       run.files[BASE] = base

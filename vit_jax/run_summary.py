@@ -23,6 +23,7 @@ from vit_jax.param_groups import path_of
 from vit_jax.paths import with_absolute_folder
 from vit_jax.step import TrainState
 from vit_jax.trainable import BASE, saved_params, without_adapters
+from vit_jax.weights.source_file import INIT
 from vit_jax.writers import run_info
 
 FEW_CLASSES = 10  # with at most so many classes, all counts are printed
@@ -69,16 +70,17 @@ def metadata(experiment: Experiment, state: TrainState) -> dict[str, Any]:
     "versions": run_info.versions(),
     "commit": run_info.commit(),
     **({} if of is None else {"standardisation": of._asdict()}),
-    **_files(experiment),
+    **files(experiment),
   }
 
 
-def _files(experiment: Experiment) -> dict[str, Any]:
-  """Returns the address and digest of parameters that no checkpoint has."""
-  files = {k: file._asdict() for k, file in experiment.files.items()}
-  base, others = files.pop(BASE, None), files
-  result = {} if base is None else {BASE: base}
-  return result | ({"models": others} if others else {})
+def files(experiment: Experiment) -> dict[str, Any]:
+  """Returns the address and digest of the parameters that a run reads."""
+  read = {k: file._asdict() for k, file in experiment.files.items()}
+  if INIT in experiment.saved:  # which a resumed run does not read again
+    read[INIT] = experiment.saved[INIT]
+  result = {k: read.pop(k) for k in (BASE, INIT) if k in read}
+  return result | ({"models": read} if read else {})
 
 
 def _with_whole_paths(options: dict[str, Any]) -> dict[str, Any]:

@@ -57,11 +57,6 @@ def _examples(text):
   "args, platforms",
   [
     pytest.param(
-      ["models"],  # named for all commands
-      {"JAX_PLATFORMS": "cuda"},
-      marks=pytest.mark.slow,
-    ),
-    pytest.param(
       ["convert", "absent.npz", "new.npz", "--to=npz"],
       {},
       marks=pytest.mark.slow,
@@ -82,8 +77,7 @@ def _examples(text):
 def test_what_needs_no_accelerator_leaves_it_to_others(args, platforms):
   code = (
     "import os, sys\n"
-    "from vit_jax import __main__ as command, families\n"
-    "while len(families.PUBLISHED) > 1:\n  families.PUBLISHED.popitem()\n"
+    "from vit_jax import __main__ as command\n"
     "try:\n  command.main()\n"
     "except SystemExit as e:\n  print(e)\n"
     "import jax\nprint(jax.config.jax_platforms, jax.devices()[0].platform)"

@@ -1,14 +1,21 @@
 """Names of models: parameter counts, tokens, arithmetic, the printed table."""
 
+import subprocess
+import sys
+
 import jax
+import published_models
 import pytest
 import torch_libraries
 
 from vit_jax.config import model_config
-from vit_jax.families import PUBLISHED, by_variant
+from vit_jax.families import PUBLISHED, by_variant, published
 from vit_jax.models import build
-from vit_jax.zoo import model_table as table
+from vit_jax.tools import model_table
+from vit_jax.zoo.families import later
 from vit_jax.zoo.families.later import LATER
+
+ROWS = published.rows()
 
 # Counts of the paper's own code (hybrids) and of BiT: no head at 224 px, 1,000
 # classes at 224, 1,000 classes at 384 px.
@@ -30,6 +37,18 @@ COUNTS = {
 }
 
 
+def shapes(name, side=224):
+  """Returns the shapes of the parameters, with a head of 1,000 classes."""
+  config = by_variant(name)
+  images = jax.ShapeDtypeStruct((1, side, side, 3), "float32")
+  model = build(config.stacked() or config, 1000)
+  return jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+
+
+def count(params):
+  return sum(x.size for x in jax.tree.leaves(params))
+
+
 # A trace takes as long as a network is deep, so the quick suite has one of
 # each kind, depth or width.
 QUICK = ("R+Ti/16", "R26+S/32", "R50+B/16", "R50x1")
@@ -43,11 +62,11 @@ QUICK = ("R+Ti/16", "R26+S/32", "R50+B/16", "R50x1")
   ],
 )
 def test_parameter_counts_are_those_published(name):
-  params = table.shapes(name)
-  total = table.count(params)
+  params = shapes(name)
+  total = count(params)
   # A ResNet is as large at any size of the images.
-  large = total if "x" in name else table.count(table.shapes(name, 384))
-  got = (total - table.count(params["head"]), total, large)
+  large = total if "x" in name else count(shapes(name, 384))
+  got = (total - count(params["head"]), total, large)
   assert got == COUNTS[name]
 
 
@@ -89,49 +108,90 @@ def test_arithmetic_is_what_xla_counts(model):
 
 
 def test_every_name_is_a_model_and_no_file_stands_twice():
-  files = [f for fits in PUBLISHED.values() for f in fits]
+  files = [f for row in ROWS for f in row.files]
   assert len(files) == len(set(files))
   for name in PUBLISHED:
     assert by_variant(name).variant == name
+  series = {row.series for row in ROWS}
+  assert series == {"ViT", "BiT", *LATER}
+  for one in LATER.values():
+    assert one.of_one.keys() <= one.files.keys()
+    for variant in one.files:
+      assert not list(one.model(variant).errors())
 
 
-def test_the_table(capsys, monkeypatch):
-  some = {k: PUBLISHED[k] for k in ("Ti/16", "R+Ti/16", "R26x1")}
-  monkeypatch.setattr(table, "PUBLISHED", some)
-  dinov3 = LATER["DINOv3"]
-  dinov3 = dinov3._replace(files={"S/16": dinov3.files["S/16"]})
-  monkeypatch.setattr(table, "LATER", {"DINOv3": dinov3})
-  table.main()
-  lines = capsys.readouterr().out.splitlines()
-  assert lines[1].split() == (
-    "Ti/16 5,717,416 2.5 9.4 197 577 gs://vit_models/augreg/Ti_16-*.npz".split()
+def test_every_row_is_whole():
+  for row in ROWS:
+    assert row.parameters > 1e6 and row.pixels % 14 * (row.pixels % 16) == 0
+    scores = [row.linear, row.zero_shot, row.knn]
+    assert all(50 < x < 90 for x in scores if x is not None), row
+  by_size = {}
+  for row in ROWS:
+    key = row.series, row.variant, row.pixels
+    assert by_size.setdefault(key, row.parameters) == row.parameters
+
+
+def test_the_parameters_are_counted():
+  """Others in the nightly test."""
+  for series in ("MAE", "Virchow 2"):
+    row = next(row for row in ROWS if row.series == series)
+    model = model_table.model_of(row)
+    assert published_models.count(model, row.pixels) == row.parameters
+
+
+@pytest.mark.nightly
+def test_list_and_page_are_up_to_date():
+  assert published_models.LIST.read_text() == published_models.counted()
+
+
+def test_the_page_is_up_to_date():
+  """`python benchmarks/published_models.py` writes it."""
+  assert published_models.PAGE.read_text() == published_models.page()
+
+
+def test_the_command_prints_the_table_without_jax():
+  code = (
+    "import sys\nfrom vit_jax.__main__ import main\n"
+    "sys.argv = ['vit-jax', 'models']\nmain()\n"
+    "print(*{'jax', 'flax', 'tensorflow'} & sys.modules.keys())"
   )
-  assert lines[3].split()[:6] == "R+Ti/16 6,337,704 0.9 2.7 50 145".split()
-  assert lines[5].split() == "R26x1 15,987,496 4.7 13.8 - - -".split()
-  later = next(line for line in lines if line.startswith("DINOv3 S/16"))
-  assert later.split()[2:] == (
-    "21,596,160 256 12.5 261 timm"
-    " vit_small_patch16_dinov3_qkvb.lvd1689m".split()
+  done = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
   )
-  assert lines[-1].startswith("DINOv3 has a licence of its own")
+  *lines, libraries = done.stdout.splitlines()
+  assert not libraries
+  cells = {tuple(line.split()) for line in lines}
+  assert (
+    *("ViT", "B/16", "384", "86.1", "111.0", "1,000", "86.01", "apache-2.0"),
+    "hf-hub:timm/vit_base_patch16_384.augreg_in21k_ft_in1k",
+  ) in cells
+  file = "hf-hub:timm/vit_base_patch16_siglip_256.v2_webli"
+  (siglip,) = (line for line in lines if file in line)
+  assert "79.1 zero-shot" in siglip
+  assert sum(len(row.files) for row in ROWS) > len(lines) // 2
 
 
-def test_no_file_of_the_later_models_stands_twice():
-  files = [
-    f for later in LATER.values() for fs in later.files.values() for f in fs
-  ]
-  assert len(files) == len(set(files))
-  for later in LATER.values():
-    assert later.of_one.keys() <= later.files.keys()
-    for variant in later.files:
-      assert not list(later.model(variant).errors())
+def test_the_files_of_a_row_are_known():
+  one = later.published("hf-hub:timm/eva02_tiny_patch14_336.mim_in22k_ft_in1k")
+  assert (one.model.variant, one.pixels, one.num_classes) == (
+    "Ti/14",
+    336,
+    1000,
+  )
+  assert later.published("hf-hub:facebook/dinov2-base@main").num_classes == 0
+  assert later.published("hf-hub:me/vit") is None
 
 
 @pytest.mark.slow
-def test_timm_has_the_files_of_the_later_models():
-  names = torch_libraries.load("timm").list_pretrained()
-  files = [
-    f for later in LATER.values() for fs in later.files.values() for f in fs
-  ]
-  timm = [f.removeprefix("timm ") for f in files if f.startswith("timm ")]
-  assert timm and not set(timm) - set(names)
+def test_timm_has_the_files():
+  timm = torch_libraries.load("timm")
+  for row in ROWS:
+    for file in row.files:
+      kind, _, name = file.partition(" ")
+      if kind == "timm":
+        theirs = timm.models.get_pretrained_cfg(name)
+        assert theirs.hf_hub_id == f"timm/{name}"
+        assert theirs.input_size[1:] == (row.pixels,) * 2, name
+        assert theirs.license == row.licence, name
+        if row.classes:
+          assert theirs.num_classes == row.classes, name

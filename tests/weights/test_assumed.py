@@ -20,11 +20,11 @@ from weight_files import (
 )
 
 import vit_jax
-from vit_jax import run_checks, weights
+from vit_jax import run_checks, run_summary, weights
 from vit_jax.commands import evaluate
 from vit_jax.config import ConfigError, model_config
 from vit_jax.weights import normalisation, safetensors_file
-from vit_jax.zoo.files import timm
+from vit_jax.zoo.files import timm, timm_names
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -267,3 +267,58 @@ def test_a_run_and_an_evaluation_take_it_as_text(tmp_path):
     run_checks.setup(alone, data=tiny.Data())
   args = evaluate.parse([f"--checkpoint={path}", "--mean=clip", "--knn=digits"])
   assert args.flags["mean"] == "clip"
+
+
+def test_heads_that_nothing_states(tmp_path, monkeypatch):
+  """MoCo v3's ViT-S has other heads than the known model of its size."""
+  known = lambda *size: (2, None)
+  monkeypatch.setattr(timm_names, "known_heads", known)
+  path = _timm(tmp_path / "x.safetensors")
+
+  def notes_on_heads(read):
+    return [note for note in read.notes if "num_heads=2" in note]
+
+  (note,) = notes_on_heads(weights.read(path))
+  assert "--config.model.num_heads" in note
+  assert not notes_on_heads(weights.read(path, options={"num_heads": 4}))
+  # The option of a run is the number of heads of its file.
+  config = tiny.config(
+    init=str(path),
+    data__ops="decode|resize(32)",
+    **{f"model__{k}": v for k, v in SIZE.items()},
+  )
+  assert config.model.num_heads == 4
+  params, report = run_checks.setup(config, data=tiny.Data()).fitted_weights()
+  block = params["Transformer"]["encoderblock_0"]
+  query = block["MultiHeadDotProductAttention_0"]["query"]["kernel"]
+  assert query.shape == (48, 4, 12) and not notes_on_heads(report)
+  (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit"}))
+  assert not notes_on_heads(weights.read(path))
+
+
+def test_a_config_that_pools_nothing(tmp_path):
+  """Virchow's; its users take the class token from timm's tokens."""
+  path = _timm(tmp_path / "x.safetensors")
+  args = {"num_heads": 4, "global_pool": ""}
+  config = {"architecture": "vit", "model_args": args, "global_pool": ""}
+  (tmp_path / "config.json").write_text(json.dumps(config))
+  read = weights.read(path)
+  assert weights.identify(read.params, read.options).pool == "token"
+
+
+def test_a_run_records_the_file_that_it_begins_with(tmp_path):
+  path = save(tmp_path / "x.npz")
+  config = tiny.config(
+    init=str(path),
+    data__ops="decode|resize(32)",
+    **{f"model__{k}": v for k, v in SIZE.items()},
+  )
+  run = run_checks.setup(config, data=tiny.Data())
+  recorded = run_summary.files(run)["init"]
+  assert recorded["path"] == str(path) and len(recorded["digest"]) == 32
+  # A resumed run reads no weights, and keeps the record.
+  resumed = run_checks.setup(
+    dataclasses.replace(config, init=None), data=tiny.Data()
+  )
+  vars(resumed)["saved"] = {"init": recorded}
+  assert run_summary.files(resumed) == {"init": recorded}

@@ -83,6 +83,15 @@ def test_a_series_whose_grid_only_the_images_state(tmp_path):
     vit_jax.load(path, verbose=False, **options)
 
 
+def test_images_of_tips(tmp_path):
+  """One register: images in [0, 1], which DINOv2's four do not have."""
+  options = SCALED | dict(registers=1, cls_row=False)
+  path = bare(tmp_path / "x.safetensors", model_config(**MODERN | options))
+  read = weights.read(path, options={"num_heads": 2})
+  assert read.pixels == ((0.0,) * 3, (1.0,) * 3)
+  assert "TIPS v2's are assumed" in read.notes[0]
+
+
 def test_registers_without_a_class_token_name_no_family(tmp_path):
   options = SCALED | dict(registers=2, class_token=False, pool="gap")
   path = bare(tmp_path / "x.safetensors", model_config(**MODERN | options))

@@ -1,6 +1,7 @@
 """Small models of timm with random weights."""
 
 import functools
+import json
 import pathlib
 from typing import Any
 
@@ -19,6 +20,14 @@ CLIP = (
   (0.48145466, 0.4578275, 0.40821073),
   (0.26862954, 0.26130258, 0.27577711),
 )
+AS_IT_IS = ((0.0,) * 3, (1.0,) * 3)  # images in [0, 1]
+# Arguments of UNI and Virchow; config.json does not state the classes.
+LAYER_SCALE = {"init_values": 1e-5, "num_classes": 0, "dynamic_img_size": True}
+SWIGLU = {
+  "mlp_layer": timm.layers.SwiGLUPacked,
+  "act_layer": torch.nn.SiLU,
+  "mlp_ratio": 4,
+}
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
 
 
@@ -70,9 +79,17 @@ def theirs(name: str, pixels, **kwargs: Any) -> Theirs:
     folder = folder / "timm"
     folder.mkdir()
     save_file(model.state_dict(), folder / "model.safetensors")
+    classes = {k for k, v in kwargs.items() if callable(v)}
+    path = folder / "config.json"
     hub.save_config_for_hf(
-      model, str(folder / "config.json"), model_args=dict(kwargs)
+      model, str(path), model_args={**kwargs, **dict.fromkeys(classes)}
     )
+    if classes:  # Virchow's users pass them, and its config.json pools nothing
+      config = json.loads(path.read_text())
+      args = config["model_args"]
+      config["model_args"] = {k: args[k] for k in args.keys() - classes}
+      config["model_args"]["global_pool"] = config["global_pool"] = ""
+      path.write_text(json.dumps(config))
     return folder
 
   return Theirs(
@@ -159,7 +176,43 @@ MODELS = {
     ("eva02_tiny_patch14_224", CLIP, {}),
     ("eva02_base_patch14_224", CLIP, {"global_pool": "token"}),
   ),
+  "EUPE": (("vit_tiny_patch16_dinov3_qkvb", IMAGENET, {"num_classes": 0}),),
+  "TIPS v2": (
+    ("vit_base_patch14_reg1_tipsv2", AS_IT_IS, {"num_classes": 0}),
+    ("vit_giant_patch14_reg1_tipsv2", AS_IT_IS, {"mlp_ratio": 4}),
+  ),
+  "timm's wee to betwixt": (
+    ("vit_wee_patch16_reg1_gap_256", HALF, {}),
+    ("vit_little_patch16_reg4_gap_256", HALF, {}),
+  ),
+  "timm's so150m": (
+    ("vit_so150m_patch16_reg4_gap_256", HALF, {"mlp_ratio": 4}),
+    ("vit_so150m2_patch16_reg1_gap_256", HALF, {"mlp_ratio": 4}),
+  ),
+  "UNI, UNI 2": (
+    ("vit_large_patch16_224", IMAGENET, LAYER_SCALE),
+    (
+      "vit_giant_patch14_224",
+      IMAGENET,
+      LAYER_SCALE | SWIGLU | {"reg_tokens": 8, "no_embed_class": True},
+    ),
+  ),
+  "Virchow, Virchow 2": (
+    ("vit_huge_patch14_224", IMAGENET, LAYER_SCALE | SWIGLU),
+    (
+      "vit_huge_patch14_224",
+      IMAGENET,
+      LAYER_SCALE | SWIGLU | {"reg_tokens": 4},
+    ),
+  ),
 }
+
+
+# Their tables have rows for registers, which we do not write.
+ONLY_READ = (
+  "vit_so150m_patch16_reg4_gap_256",
+  "vit_so150m2_patch16_reg1_gap_256",
+)
 
 
 def cases() -> list[Case]:
@@ -172,7 +225,7 @@ def cases() -> list[Case]:
       functools.partial(theirs, name, pixels, **small(**kwargs)),
       SIZES,
       "timm",
-      "timm",
+      None if name in ONLY_READ else "timm",
     )
     for family, models in MODELS.items()
     for name, pixels, kwargs in models

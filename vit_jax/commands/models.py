@@ -1,7 +1,6 @@
 """Prints every model by name: `vit-jax models`."""
 
 import argparse
-import os
 from collections.abc import Sequence
 
 from vit_jax.config import cli
@@ -11,11 +10,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
   """Parses the arguments after the verb; there is only --help."""
   parser = cli.parser(
     "models",
-    "Prints a table of all models: name (--config.model.variant=NAME),"
-    "\nparameters, FLOPs and tokens of an image of 224 and of 384 pixels, and"
-    "\nthe published files that fit. Then prints a table of later models, from"
-    "\nDINOv2 to EVA-02, and the files that vit_jax.load reads.",
+    "Prints a table of the published weights that vit_jax.load reads: model,"
+    "\npixels, parameters, FLOPs, published accuracies, licence and files.",
     "vit-jax models",
+    "vit-jax models | grep DINOv3",
   )
   return parser.parse_args(argv)
 
@@ -23,8 +21,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> None:
   """Prints the table."""
   parse(argv)
-  # Sizes are computed from shapes; the accelerators stay free.
-  os.environ["JAX_PLATFORMS"] = "cpu"
-  from vit_jax.zoo import model_table
+  from vit_jax.tools import model_table  # not needed by --help
 
   model_table.main()

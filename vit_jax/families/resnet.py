@@ -211,20 +211,7 @@ class BiTConfig(ModelConfig):
   STEM: ClassVar = r"(conv_root|gn_root|block\d+)/.*"
   SHARDING: ClassVar = (*CONV_SHARDING, *HEAD_SHARDING)
   NUMERICS: ClassVar = ("root_pad", "gn_eps", "ws_eps", "ws_eps_on")
-  PUBLISHED: ClassVar = published.table(
-    """
-    R26x1
-    R50x1 bit:R50x1 timm:resnetv2_50x1_bit.goog_in21k
-    R50x2
-    R50x3 bit:R50x3 timm:resnetv2_50x3_bit.goog_in21k
-    R101x1 bit:R101x1 timm:resnetv2_101x1_bit.goog_in21k
-    R101x3 bit:R101x3 timm:resnetv2_101x3_bit.goog_in21k
-    R152x1
-    R152x2 bit:R152x2 timm:resnetv2_152x2_bit.goog_in21k
-    R152x4 bit:R152x4 timm:resnetv2_152x4_bit.goog_in21k
-    R200x3
-    """
-  )
+  PUBLISHED: ClassVar = published.files("BiT")
 
   @classmethod
   def knows(cls, variant: str) -> bool:

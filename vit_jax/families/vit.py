@@ -275,37 +275,7 @@ class ViTConfig(ModelConfig):
     (r"(query|key|value)/kernel", (None, ("tensor", "fsdp"), None)),
   )
   CAST: ClassVar = r"(^|/)((Transformer|MAPHead_0)/.*|embedding/)kernel$"
-  PUBLISHED: ClassVar = published.table(
-    """
-    Ti/16 augreg:Ti_16 timm:vit_tiny_patch16_224.augreg_in21k
-    S/32 augreg:S_32 timm:vit_small_patch32_224.augreg_in21k
-    S/16 augreg:S_16 big_vision:vit_s16_i1k_{90,150,300}ep
-      timm:vit_small_patch16_224.augreg_in21k
-    S/8
-    B/32 paper:ViT-B_32 augreg:B_32 timm:vit_base_patch32_224.augreg_in21k
-      hf:vit-base-patch32-384
-    B/16 paper:ViT-B_16 augreg:B_16 timm:vit_base_patch16_224.augreg_in21k
-      hf:vit-base-patch16-224
-    B/8 augreg:B_8 timm:vit_base_patch8_224.augreg_in21k
-    L/32 paper:ViT-L_32 timm:vit_large_patch32_224.orig_in21k
-      hf:vit-large-patch32-384
-    L/16 paper:ViT-L_16 augreg:L_16 timm:vit_large_patch16_224.augreg_in21k
-      hf:vit-large-patch16-224
-    H/14 i21k:ViT-H_14 timm:vit_huge_patch14_224.orig_in21k
-      hf:vit-huge-patch14-224-in21k
-    So400m/14
-    g/14
-    G/14
-    e/14
-    R+Ti/16 augreg:R_Ti_16 timm:vit_tiny_r_s16_p8_224.augreg_in21k
-    R26+S/32 augreg:R26_S_32 timm:vit_small_r26_s32_224.augreg_in21k
-    R26+B/32
-    R50+B/32
-    R50+B/16 paper:R50+ViT-B_16 timm:vit_base_r50_s16_224.orig_in21k
-    R50+L/32 augreg:R50_L_32 timm:vit_large_r50_s32_224.augreg_in21k
-    R50+L/16
-    """
-  )
+  PUBLISHED: ClassVar = published.files("ViT")
 
   @classmethod
   def unread(cls, options: dict) -> tuple[str, ...]:

@@ -50,6 +50,14 @@ def notes(
     return
   if model.posemb == "sincos2d" and "posemb" not in options:
     yield "no table of positions: posemb='sincos2d', as in big_vision's files."
+  if weights.assumes_heads:
+    yield (
+      "nothing states the number of attention heads; assumed: num_heads="
+      f"{model.size.num_heads}, that of the known model of this size. Another"
+      " number gives other outputs without an error: vit_jax.load(path,"
+      " num_heads=...), vit-jax convert --num_heads, and for training"
+      " --config.model.num_heads."
+    )
   if not weights.is_bare:
     return
   parts = []

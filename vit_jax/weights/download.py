@@ -59,6 +59,25 @@ def local(path: str | os.PathLike) -> epath.Path:
   return file
 
 
+def pinned(path: str) -> str:
+  """Returns an address with the commit of the hub that was downloaded.
+
+  Other paths and addresses are returned unchanged.
+
+  Args:
+    path: A path or address that `local` has downloaded.
+  """
+  if not path.startswith(HUB):
+    return path
+  import huggingface_hub
+
+  name, _, revision = path.removeprefix(HUB).partition("@")
+  folder = huggingface_hub.snapshot_download(
+    name, revision=revision or None, local_files_only=True
+  )
+  return f"{HUB}{name}@{pathlib.Path(folder).name}"
+
+
 def cached(url: str) -> pathlib.Path:
   """Returns the cache file of an address: its hash, and its file name."""
   import pooch  # here and below, because the import takes a while

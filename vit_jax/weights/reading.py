@@ -140,7 +140,10 @@ def read(
     if str(path) in str(e):
       raise
     raise ValueError(f"{path}: {e}") from None
-  return _with_classes(dataclasses.replace(weights, path=str(path)))
+  notes, text = weights.notes, str(path)
+  if text.startswith(download.HUB) and "@" not in text:
+    notes += (f"to load this revision later: {text}@{file.name}",)
+  return _with_classes(dataclasses.replace(weights, path=text, notes=notes))
 
 
 def _is_of_google(weights: Weights) -> bool:

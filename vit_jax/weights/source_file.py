@@ -1,14 +1,13 @@
-"""Files of parameters that a run uses, and that its checkpoints do not have.
+"""Files of parameters that a run reads, as its metadata record them.
 
-These are the base of adapters and the further models of an objective. A
-resumed run reads them again, and checks their digest.
+The base of adapters and the further models of an objective are in no
+checkpoint: a resumed run reads them again, and checks their digest. The weights
+of config.init are read once.
 """
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
 from etils import epath
 
 from vit_jax import digests
@@ -16,11 +15,14 @@ from vit_jax.paths import absolute
 from vit_jax.weights import download
 from vit_jax.weights.weights_file import Weights
 
+INIT = "init"  # key of the metadata for the weights of config.init
+
 
 class SourceFile(NamedTuple):
   """A file, and the digest of its arrays.
 
-  path: Path or address; a path on disk is absolute.
+  path: Path or address; a path on disk is absolute, an address of the hub has
+    the commit, see `download.pinned`.
   mean: config.init_mean.
   digest: Digest of all arrays, as they were read.
   """
@@ -44,9 +46,11 @@ def of_params(
   path: str, params: Mapping[str, Any], mean: str | None = None
 ) -> SourceFile:
   """Returns the file of parameters, a nested dict of arrays."""
-  if not download.is_remote(path):
+  if download.is_remote(path):
+    path = download.pinned(path)
+  else:
     path = str(absolute(epath.Path(path)))
-  sums = digests.of_numpy(jax.tree.map(np.asarray, dict(params)))
+  sums = digests.of_numpy(dict(params))  # lazy arrays are read one by one
   digest = digests.of_json({k: [d.dtype, d.sums] for k, d in sums.items()})
   return SourceFile(path, mean, digest)
 

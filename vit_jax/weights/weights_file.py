@@ -168,6 +168,8 @@ class Weights:
       `publishers.posemb_filter`.
     is_bare: Whether only the arrays describe the model, in a format whose
       models differ.
+    assumes_heads: Whether nothing states the number of attention heads, so that
+      it is that of the known model of the same size.
     notes: Facts for the user.
     metadata: Everything else in a checkpoint's metadata.
   """
@@ -187,6 +189,7 @@ class Weights:
   published_pixels: str | None = None
   posemb_filter: str | None = None
   is_bare: bool = False
+  assumes_heads: bool = False
   notes: tuple[str, ...] = ()
   metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 

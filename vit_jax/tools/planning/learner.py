@@ -48,8 +48,7 @@ def opened(path: str, size: tuple[int, int] | None) -> LoadedModel:
   if known is None:
     return pretrained.load_on_host(path, image_size=size)
   config = known.model
-  side = known.series.side // config.stride * config.stride
-  size, classes = size or (side, side), known.series.num_classes
+  size, classes = size or (known.pixels,) * 2, known.num_classes
   if errors := list(config.size_errors(size)):
     raise ValueError(f"{path}: {errors[0]}")
   images = jax.ShapeDtypeStruct((1, *size, config.channels), "float32")

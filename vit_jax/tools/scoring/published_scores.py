@@ -7,7 +7,7 @@
 - `pixels`: side of the images.
 - `protocol`: preprocessing, see `vit_jax.weights.eval_preprocessing`; for timm
   `share` is crop / shorter side.
-- `mean`: mean of the normalisation, "imagenet" if it is not 0.5.
+- `mean`: mean of the normalisation: "0.5", "imagenet" or "clip".
 - `source`: one of `SOURCES`.
 - accuracies in percent: `imagenet2012` (the official validation set) with
   `top5`; `real` (images without a label do not count); `v2` (matched
@@ -24,9 +24,8 @@ import dataclasses
 import functools
 import pathlib
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
-
-from vit_jax.weights import eval_preprocessing
 
 SOURCES = {
   "timm": "timm's results/ at aa4b585",
@@ -81,7 +80,7 @@ class Published:
     pixels: Side of the images, pixels.
     protocol: "timm", "google" or "big_vision".
     share: timm's crop / shorter side; None for other protocols.
-    mean: "0.5", or "imagenet" for ImageNet's mean and standard deviation.
+    mean: "0.5", or "imagenet" or "clip" for their mean and standard deviation.
     source: A key of `SOURCES`.
     top1: Name of a set of images, such as "imagenet2012" -> percent.
     top5: The same for the five most probable classes.
@@ -100,6 +99,9 @@ class Published:
   @property
   def ops(self) -> str:
     """The preprocessing of the score, in the language of `config.data.ops`."""
+    # Imports jax, which `vit-jax models` does without.
+    from vit_jax.weights import eval_preprocessing
+
     size = self.pixels, self.pixels
     return eval_preprocessing.of_protocol(self.protocol, size, self.share).ops
 
@@ -137,6 +139,25 @@ def find(
     for row in rows()
     if known in (row.name, row.file) and image_size == (row.pixels,) * 2
   )
+
+
+def top1(paths: Iterable[str], pixels: int) -> float | None:
+  """Returns the published accuracy of weights on ImageNet, percent, or None.
+
+  Args:
+    paths: The same weights in several files; see `find`.
+    pixels: Side of the images.
+
+  Example:
+    >>> top1(["hf-hub:timm/deit_base_patch16_384.fb_in1k"], 384)
+    83.11
+  """
+  names = {name_of(path) for path in paths}
+  for row in rows():
+    name = row.name or row.file
+    if name in names and row.pixels == pixels and row.source != "paper":
+      return row.top1["imagenet2012"]
+  return None
 
 
 def name_of(path: str) -> str:

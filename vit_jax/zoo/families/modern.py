@@ -17,6 +17,10 @@ combinations of options:
   final_norm=pooled, gelu=erf.
 - EVA-02: mlp=swiglu, rope=eva02, qkv_bias=no_key, pool=gap, final_norm=pooled;
   B and L have mlp_norm.
+- EUPE: as DINOv3. TIPS v2: as DINOv2 with registers=1. timm's vit_wee to
+  vit_betwixt: class_token=False, registers, layer_scale, pool=gap,
+  final_norm=pooled, gelu=erf. UNI and Virchow: as DINOv2, Virchow with
+  mlp=swiglu; their second versions have registers=8 and 4.
 
 Source: arXiv:2304.07193 (DINOv2), 2309.16588 (registers), 2508.10104 (DINOv3),
   2204.07118 (DeiT III), 2012.12877 (DeiT), 2103.00020 (CLIP), 2106.08254
@@ -38,6 +42,13 @@ SIZES = SIZES_OF_VIT | {
   "7B": Size(4096, 40, 8192, 32),  # DINOv3
   "g2": Size(1536, 40, 4096, 24),  # DINOv2
   "gopt": Size(1536, 40, 6144, 16),  # SigLIP 2
+  # timm's vit_wee to vit_so150m2, also called SBB.
+  "wee": Size(256, 14, 1280, 4),
+  "little": Size(320, 14, 1792, 5),
+  "mediumd": Size(512, 20, 2048, 8),
+  "betwixt": Size(640, 12, 2560, 10),
+  "so150m": Size(896, 18, 2304, 14),
+  "so150m2": Size(832, 21, 2176, 13),
 }
 
 

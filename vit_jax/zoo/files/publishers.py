@@ -19,6 +19,7 @@ from vit_jax.zoo.families.modern import ModernConfig
 
 IMAGENET = normalisation.NAMED["imagenet"]
 CLIP = normalisation.NAMED["clip"]
+AS_THEY_ARE = Pixels((0.0,) * 3, (1.0,) * 3)
 
 
 class Publisher(NamedTuple):
@@ -48,11 +49,12 @@ class Publisher(NamedTuple):
 
 
 # The first one that fits counts.
-# Source: the repositories of each. They resize positions in: DeiT and DeiT III,
-#   main.py; EVA-02, asuka/run_class_finetuning.py; OpenCLIP, `resize_pos_embed`
-#   (OpenAI's CLIP has a fixed size); BEiT, run_class_finetuning.py, with cubic
-#   splines instead of timm's lines; DINO and DINOv2, `interpolate_pos_encoding`
-#   of vision_transformer.py; MAE, util/pos_embed.py.
+# Source: the repositories of each; for TIPS v2, timm 1.0.31. They resize
+#   positions in: DeiT and DeiT III, main.py; EVA-02,
+#   asuka/run_class_finetuning.py; OpenCLIP, `resize_pos_embed` (OpenAI's CLIP
+#   has a fixed size); BEiT, run_class_finetuning.py, with cubic splines instead
+#   of timm's lines; DINO and DINOv2, `interpolate_pos_encoding` of
+#   vision_transformer.py; MAE, util/pos_embed.py.
 PUBLISHERS = (
   Publisher("DeiT", lambda w, m: m.distilled, IMAGENET),
   Publisher(
@@ -79,6 +81,13 @@ PUBLISHERS = (
     normalisation.HALF,
     also="; those of BEiT v2 have mean='imagenet'",
     posemb_filter="timm",
+  ),
+  Publisher(
+    "TIPS v2",
+    lambda w, m: m.class_token and m.registers == 1,
+    AS_THEY_ARE,
+    share=1.0,
+    posemb_filter="bicubic",
   ),
   Publisher(
     "DINOv2",  # with registers

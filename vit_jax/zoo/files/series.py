@@ -95,12 +95,14 @@ class Translated(NamedTuple):
   options: Options of the model that no array shows.
   stated: What is stated beside the arrays.
   notes: Facts for the user.
+  assumes_heads: See `Weights`.
   """
 
   params: Params
   options: dict[str, Any]
   stated: Stated
   notes: tuple[str, ...]
+  assumes_heads: bool = False
 
 
 def read(series: Series, file: StateDict) -> Weights:
@@ -112,8 +114,15 @@ def read(series: Series, file: StateDict) -> Weights:
   Raises:
     ValueError: As `translate`; or the config or the metadata are damaged.
   """
-  params, options, stated, notes = translate(series, file)
-  weights = Weights(str(file.path), series.format, params, options, notes=notes)
+  params, options, stated, notes, assumes_heads = translate(series, file)
+  weights = Weights(
+    str(file.path),
+    series.format,
+    params,
+    options,
+    assumes_heads=assumes_heads,
+    notes=notes,
+  )
   if not (ours := metadata_of(file)):
     return series.complete(weights, stated, file)
   weights = with_metadata(weights, ours)
@@ -140,8 +149,10 @@ def translate(series: Series, file: StateDict) -> Translated:
   arrays = {n: a for n, a in arrays.items() if n not in {*beside}}
   errors: list[str] = []
   num_heads = file.options.get("num_heads") or num_heads_of(ours)
+  assumes_heads = False
   if not (num_heads := num_heads or stated.num_heads):
     num_heads, error = series.heads(arrays)
+    assumes_heads = not file.config  # which names a known architecture
     errors += [error] if error else []
   rows = series.rows(arrays, stated)
   params, shape_errors = to_ours(rows, arrays, num_heads or 1)
@@ -175,7 +186,7 @@ def translate(series: Series, file: StateDict) -> Translated:
   if beside:
     what = "which only pre-training, texts or another head need"
     notes = (f"left out: {shorten(beside)}, {what}.",)
-  return Translated(params, options, stated, notes)
+  return Translated(params, options, stated, notes, assumes_heads)
 
 
 def _contradictions(

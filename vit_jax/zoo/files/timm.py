@@ -365,6 +365,9 @@ def stated(
     if key := values.pop(f"{keys[0]}.{name}", None):
       values[f"{keys[0]}.{name}"] = bool(key)
   values |= {keys[1]: about.global_pool, "problem_type": about.problem_type}
+  for key in (keys[1], f"{keys[0]}.global_pool"):
+    if values.get(key) == "":  # timm's model returns tokens, ours pools them
+      del values[key]
   return Stated(
     file,
     about,

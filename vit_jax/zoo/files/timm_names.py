@@ -88,7 +88,7 @@ def published() -> Iterator[tuple[ModelConfig, tuple[str, ...]]]:
     names = [f.partition(" ") for f in files]
     yield (
       model,
-      tuple(n.partition(".")[0] for kind, _, n in names if kind == "timm"),
+      tuple(n.partition(".")[0] for kind, _, n in names if "timm" in kind),
     )
 
 

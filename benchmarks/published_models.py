@@ -1,0 +1,147 @@
+"""Writes docs/models.md, and the parameters in vit_jax/families/published.csv.
+
+Run: python benchmarks/published_models.py
+"""
+
+import csv
+import io
+import itertools
+import pathlib
+import sys
+from collections.abc import Iterable, Iterator
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+# ruff: noqa: E402
+from vit_jax.families import ModelConfig, published
+from vit_jax.tools import model_table
+from vit_jax.tools.model_table import Cells
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGE = ROOT / "docs/models.md"
+LIST = ROOT / "vit_jax/families/published.csv"
+TERMS = "https://ai.meta.com/resources/models-and-libraries/dinov3-license"
+INDEX = published.https(published.AUGREG_INDEX)
+NOTE = "<!-- Written by `python benchmarks/published_models.py`; change it. -->"
+
+HEAD = f"""{NOTE}
+
+# Which model?
+
+The published weights that vit_jax reads. `vit-jax models` prints the same list.
+A name of the last column is what `vit_jax.load`, `--config.init` and
+`vit-jax convert` take:
+
+```py
+vit = vit_jax.load("hf-hub:timm/deit3_small_patch16_384.fb_in22k_ft_in1k")
+```
+
+- *million*: parameters without a classifier. *GFLOPs*: forward pass of one
+  image, two per multiply-add, counted by vit_jax.
+- *classes*: outputs of the classifier that the file has.
+- *top-1*, *k-NN*: **published** accuracy on ImageNet in percent. top-1 is that
+  of the file's own classifier, unless the cell has another word. None was
+  measured here.
+- SBB are timm's models `vit_wee` to `vit_betwixt`; DINOv3 SwiGLU is S+.
+- *licence*: as timm 1.0.31 states it. An empty cell is unknown.
+- `hf-hub:` needs `pip install huggingface_hub`. Models with
+  [terms of their own]({TERMS}),
+  such as DINOv3, also need an account that has agreed to them.
+  `hf-hub:OWNER/NAME@REVISION` [pins a revision](weights.md#from-the-network).
+- `*` is the rest of a name in [index.csv]({INDEX}).
+  Download a `pytorch_model.bin` and its `config.json` by hand, and load their
+  folder.
+- [Weights](weights.md#how-equal-the-models-are) says how equal the outputs are
+  to those of the original code.
+
+"""
+LIMITS = (3, 10, 40, 125, 400)  # most GFLOPs of the models that are compared
+
+
+def count(model: ModelConfig, pixels: int) -> int:
+  """Returns the number of parameters without a classifier.
+
+  Args:
+    model: The model.
+    pixels: Side of the images, which decides the length of a position table.
+  """
+  import jax  # the page is written without it
+
+  from vit_jax.models import build
+
+  # With a scan only one block is traced; the number of parameters is the same.
+  images = jax.ShapeDtypeStruct((1, pixels, pixels, 3), "float32")
+  init = build(model.stacked() or model, 0).init
+  params = jax.eval_shape(init, jax.random.key(0), images)["params"]
+  return sum(x.size for x in jax.tree.leaves(params))
+
+
+def counted() -> str:
+  """Returns the text of the list with the number of parameters in all rows."""
+  out, known = io.StringIO(), {}
+  lines = list(csv.DictReader(io.StringIO(LIST.read_text())))
+  writer = csv.DictWriter(out, lines[0].keys(), lineterminator="\n")
+  writer.writeheader()
+  for line, row in zip(lines, published.rows(), strict=True):
+    key = row.series, row.variant, row.pixels
+    if key not in known:
+      known[key] = count(model_table.model_of(row), row.pixels)
+    writer.writerow(line | {"parameters": known[key]})
+  return out.getvalue()
+
+
+def best() -> Iterator[str]:
+  """Yields the rows of the best published accuracies up to a cost."""
+  scored = [c for c in model_table.table() if c.top1 and " " not in c.top1]
+  for limit in LIMITS:
+    known = [c for c in scored if float(c.gflops.replace(",", "")) <= limit]
+    one = max(known, key=lambda cells: float(cells.top1))
+    yield (
+      f"| {limit} | {one.top1} | {one.model} | {one.pixels} | {one.parameters}"
+      f" | {one.gflops} | `{one.files[0]}` |"
+    )
+
+
+def tables() -> Iterator[str]:
+  """Yields the lines of a table for each series."""
+  every = zip(published.rows(), model_table.table(), strict=True)
+  for series, group in itertools.groupby(every, lambda pair: pair[0].series):
+    yield from ("", f"## {series}", "", *_table(cells for _, cells in group))
+
+
+def _table(rows: Iterable[Cells]) -> Iterator[str]:
+  yield "<!-- source: vit_jax/families/published.csv -->"
+  yield ""
+  yield f"| {' | '.join((*model_table.NAMES[:-1], 'file'))} |"
+  yield f"|---|{'---:|' * 6}---|---|"
+  for row in rows:
+    files = "<br>".join(
+      f if f.startswith("pytorch_model") else f"`{f}`" for f in row.files
+    )
+    yield f"| {' | '.join((*row[:-1], files))} |"
+
+
+def page() -> str:
+  """Returns docs/models.md."""
+  lines = [
+    "The highest published top-1 accuracy of a file's own classifier, by cost:",
+    "",
+    "<!-- source: vit_jax/tools/scoring/published_scores.csv -->",
+    "",
+    "| up to, GFLOPs | top-1 | model | pixels | million | GFLOPs | file |",
+    "|---:|---:|---|---:|---:|---:|---|",
+    *best(),
+    *tables(),
+  ]
+  return HEAD + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+  """Writes list and page."""
+  LIST.write_text(counted())
+  published.rows.cache_clear()
+  PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+  main()
