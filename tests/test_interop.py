@@ -197,11 +197,15 @@ def test_trees_of_others_are_read(vit, tmp_path, monkeypatch, writer, layout):
 
 @pytest.mark.slow
 def test_a_model_of_ours_is_one_of_nnx(vit):
-  model = nnx.bridge.ToNNX(vit.model, rngs=nnx.Rngs(0))
-  x = images(vit)
-  nnx.bridge.lazy_init(model, jax.numpy.asarray(x))
-  nnx.update(model, vit.params)
-  logits, out = nnx.jit(lambda model, x: model(x))(model, x)
+  module, x = vit.nnx(), images(vit)
+  state = nnx.state(module)
+  assert {type(leaf) for leaf in jax.tree.leaves(state)} == {
+    type(jax.numpy.zeros(()))
+  }
+  jax.tree.map(
+    np.testing.assert_array_equal, nnx.to_pure_dict(state), vit.params
+  )
+  logits, out = nnx.jit(lambda module, x: module(x))(module, x)
   assert_same(logits, vit(x)[0])
   assert out["pre_logits"].shape == (2, 48)
 
