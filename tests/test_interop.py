@@ -156,9 +156,19 @@ def test_a_trained_run_is_read_by_orbax_alone(tmp_path):
   train.train_and_evaluate(freeze(c), str(tmp_path / "run"))
   vit = vit_jax.load(tmp_path / "run", verbose=False)
   assert vit.class_names == tuple("0123456789")
-  folder = tmp_path / "run" / "checkpoints" / "3" / "params"
-  x, logits = restore(vit, folder, tmp_path)
+  step = tmp_path / "run" / "checkpoints" / "3"
+  x, logits = restore(vit, step / "params", tmp_path)
   assert_same(logits, vit(x)[0])
+  like = jax.eval_shape(lambda: vit.params)
+  got = ocp.v1.load(step, like, checkpointable_name="params")
+  jax.tree.map(np.testing.assert_array_equal, got, vit.params)
+
+
+def test_orbax_s_new_api_reads_what_we_write(vit, tmp_path):
+  folder = tmp_path / "out"
+  checkpointer_lib.write_params(str(folder), vit.params, vit.metadata())
+  got = ocp.v1.load(folder, jax.eval_shape(lambda: vit.params))
+  jax.tree.map(np.testing.assert_array_equal, got, vit.params)
 
 
 LAYOUTS = {
@@ -173,7 +183,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize(
   "writer, layout",
-  [("pytree", "tree"), ("manager", "tree")]
+  [("pytree", "tree"), ("manager", "tree"), ("v1", "tree"), ("v1", "state")]
   + [("standard", layout) for layout in ("params", "stacked", "state")],
 )
 def test_trees_of_others_are_read(vit, tmp_path, monkeypatch, writer, layout):
@@ -183,6 +193,8 @@ def test_trees_of_others_are_read(vit, tmp_path, monkeypatch, writer, layout):
     with ocp.CheckpointManager(folder) as manager:
       manager.save(5, args=ocp.args.StandardSave(tree))
     folder = folder / "5"
+  elif writer == "v1":
+    ocp.v1.save(folder, tree)
   else:
     kind = {
       "standard": ocp.StandardCheckpointer,
