@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -29,6 +30,7 @@ from vit_jax.models.stacking import stack_blocks
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
 MODULE = (ROOT / "docs/tasks/plain_vit.py").read_text()
+PAGE = (ROOT / "docs/tasks/convert.md").read_text()
 
 # Logits are sums of some hundred products in several layers; in another order,
 # each rounds at 6e-8 of its value. 7e-7 of the largest logit was the most seen.
@@ -310,3 +312,25 @@ def test_an_export_states_its_platforms(vit):
   for wrong in ("gpu", ("cpu", "gpu"), ()):
     with pytest.raises(ValueError, match="expected one or more of cpu, cuda, "):
       read(platforms=wrong)
+
+
+@pytest.mark.slow
+def test_int8_by_qwix_as_in_the_docs():
+  pytest.importorskip("qwix")
+  (code,) = re.findall(r"^```py\n(.*?)^```", PAGE, re.M | re.S)
+  there = {}
+  exec(compile(code, "docs/tasks/convert.md", "exec"), there)
+  vit, params = there["vit"], there["params"]
+  sizes = [
+    sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+    for tree in (params, vit.params)
+  ]
+  assert 0.25 < sizes[0] / sizes[1] < 0.3  # norms, biases, positions: float32
+  x = images(vit, 64)
+  got, expected = (
+    jax.jit(there["model"].apply)({"params": params}, x)[0],
+    vit(x)[0],
+  )
+  # A weight or an input changes by at most 1/254 of the largest; changes of
+  # several layers add up. The most seen was 0.015 of the largest logit.
+  assert 0 < np.abs(got - expected).max() < 0.03 * np.abs(expected).max()

@@ -398,6 +398,17 @@ def test_help_has_signature_options_and_an_example():
   assert "load" in dir(vit_jax)
 
 
+def test_public_names():
+  page = (DATA.parents[1] / "docs/api.md").read_text()
+  for name in vit_jax.__all__:
+    assert getattr(vit_jax, name) is not None
+    assert f"`{name}`" in page and name in dir(vit_jax)
+  with pytest.raises(
+    AttributeError, match="'create_model', only LETTERS, .*load"
+  ):
+    vit_jax.create_model  # noqa: B018
+
+
 def test_features_are_the_layers_of_a_call(vit):
   pixels = np.random.default_rng(0).integers(0, 256, (17, 32, 32, 3), np.uint8)
   floats = pixels / np.float32(127.5) - 1
