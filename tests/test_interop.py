@@ -69,9 +69,14 @@ def assert_same(got, expected):
 
 def alone(code: str, folder, *args) -> str:
   """Runs code on one device, in a process in which vit_jax is not there."""
+  hide = 'import sys; sys.modules["vit_jax"] = None\n'
+  return outside(hide + code, folder, *args)
+
+
+def outside(code: str, folder, *args) -> str:
+  """Runs code on one device, in a process without checks of types."""
   env = dict(os.environ, JAX_PLATFORMS="cpu")
   env.pop("XLA_FLAGS", None)
-  code = 'import sys; sys.modules["vit_jax"] = None\n' + code
   out = subprocess.run(
     [sys.executable, "-c", code, *map(str, args)],
     cwd=folder,
@@ -314,23 +319,24 @@ def test_an_export_states_its_platforms(vit):
       read(platforms=wrong)
 
 
+COMPARE = """
+import numpy as np
+x = np.random.default_rng(0).uniform(-1, 1, (64, *vit.image_shape))
+x = x.astype(np.float32)
+got, expected = jax.jit(model.apply)({"params": params}, x)[0], vit(x)[0]
+print(np.abs(got - expected).max() / np.abs(expected).max())
+for tree in params, vit.params:
+  print(sum(leaf.nbytes for leaf in jax.tree.leaves(tree)))
+"""
+
+
 @pytest.mark.slow
-def test_int8_by_qwix_as_in_the_docs():
+def test_int8_by_qwix_as_in_the_docs(tmp_path, monkeypatch):
   pytest.importorskip("qwix")
+  monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
   (code,) = re.findall(r"^```py\n(.*?)^```", PAGE, re.M | re.S)
-  there = {}
-  exec(compile(code, "docs/tasks/convert.md", "exec"), there)
-  vit, params = there["vit"], there["params"]
-  sizes = [
-    sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
-    for tree in (params, vit.params)
-  ]
-  assert 0.25 < sizes[0] / sizes[1] < 0.3  # norms, biases, positions: float32
-  x = images(vit, 64)
-  got, expected = (
-    jax.jit(there["model"].apply)({"params": params}, x)[0],
-    vit(x)[0],
-  )
+  change, small, large = map(float, outside(code + COMPARE, tmp_path).split())
   # A weight or an input changes by at most 1/254 of the largest; changes of
   # several layers add up. The most seen was 0.015 of the largest logit.
-  assert 0 < np.abs(got - expected).max() < 0.03 * np.abs(expected).max()
+  assert 0 < change < 0.03
+  assert 0.25 < small / large < 0.3  # norms, biases, positions: float32
