@@ -607,10 +607,10 @@ def load(
   Args:
     path: A path on disk or in a bucket (gs://); or a file to download:
       https://..., hf-hub:OWNER/NAME[@REV].
-    num_classes: Width of a new head with initial values (zeros in all of our
-      families), whatever the file's head; 0: no head, so that the model returns
-      its features. The loss of a new head is `loss`, by default "softmax", and
-      its classes have no names. None: the head of the file.
+    num_classes: Width of a new head, whatever head the file has. Its kernel is
+      zeros; its classes have no names; its loss is `loss`, by default
+      "softmax". 0: no head, so that the model returns the input of the head.
+      None: the head of the file.
     image_size: (height, width), or the side of a square, pixels. The position
       embedding is resampled. None: the size of the weights' training.
     patch: Side of a patch, pixels. The patch embedding is resized by the
