@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 
+import api
 import compute
 import jax
 import numpy as np
@@ -210,6 +211,7 @@ def test_generated_pages_are_up_to_date():
   """Each is written by the script in benchmarks/ that has its text here."""
   assert compute.PAGE.read_text() == compute.page()
   assert options.OPTIONS.read_text() == options.options()
+  assert api.PAGE.read_text() == api.page()
   text = study_report.DOC.read_text()
   lines = study.read(study.RESULTS)
   assert text == study_report.with_tables(text, lines)

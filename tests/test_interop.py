@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -29,6 +30,7 @@ from vit_jax.models.stacking import stack_blocks
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
 MODULE = (ROOT / "docs/tasks/plain_vit.py").read_text()
+PAGE = (ROOT / "docs/tasks/convert.md").read_text()
 
 # Logits are sums of some hundred products in several layers; in another order,
 # each rounds at 6e-8 of its value. 7e-7 of the largest logit was the most seen.
@@ -67,9 +69,14 @@ def assert_same(got, expected):
 
 def alone(code: str, folder, *args) -> str:
   """Runs code on one device, in a process in which vit_jax is not there."""
+  hide = 'import sys; sys.modules["vit_jax"] = None\n'
+  return outside(hide + code, folder, *args)
+
+
+def outside(code: str, folder, *args) -> str:
+  """Runs code on one device, in a process without checks of types."""
   env = dict(os.environ, JAX_PLATFORMS="cpu")
   env.pop("XLA_FLAGS", None)
-  code = 'import sys; sys.modules["vit_jax"] = None\n' + code
   out = subprocess.run(
     [sys.executable, "-c", code, *map(str, args)],
     cwd=folder,
@@ -156,9 +163,19 @@ def test_a_trained_run_is_read_by_orbax_alone(tmp_path):
   train.train_and_evaluate(freeze(c), str(tmp_path / "run"))
   vit = vit_jax.load(tmp_path / "run", verbose=False)
   assert vit.class_names == tuple("0123456789")
-  folder = tmp_path / "run" / "checkpoints" / "3" / "params"
-  x, logits = restore(vit, folder, tmp_path)
+  step = tmp_path / "run" / "checkpoints" / "3"
+  x, logits = restore(vit, step / "params", tmp_path)
   assert_same(logits, vit(x)[0])
+  like = jax.eval_shape(lambda: vit.params)
+  got = ocp.v1.load(step, like, checkpointable_name="params")
+  jax.tree.map(np.testing.assert_array_equal, got, vit.params)
+
+
+def test_orbax_s_new_api_reads_what_we_write(vit, tmp_path):
+  folder = tmp_path / "out"
+  checkpointer_lib.write_params(str(folder), vit.params, vit.metadata())
+  got = ocp.v1.load(folder, jax.eval_shape(lambda: vit.params))
+  jax.tree.map(np.testing.assert_array_equal, got, vit.params)
 
 
 LAYOUTS = {
@@ -173,7 +190,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize(
   "writer, layout",
-  [("pytree", "tree"), ("manager", "tree")]
+  [("pytree", "tree"), ("manager", "tree"), ("v1", "tree"), ("v1", "state")]
   + [("standard", layout) for layout in ("params", "stacked", "state")],
 )
 def test_trees_of_others_are_read(vit, tmp_path, monkeypatch, writer, layout):
@@ -183,6 +200,8 @@ def test_trees_of_others_are_read(vit, tmp_path, monkeypatch, writer, layout):
     with ocp.CheckpointManager(folder) as manager:
       manager.save(5, args=ocp.args.StandardSave(tree))
     folder = folder / "5"
+  elif writer == "v1":
+    ocp.v1.save(folder, tree)
   else:
     kind = {
       "standard": ocp.StandardCheckpointer,
@@ -197,11 +216,15 @@ def test_trees_of_others_are_read(vit, tmp_path, monkeypatch, writer, layout):
 
 @pytest.mark.slow
 def test_a_model_of_ours_is_one_of_nnx(vit):
-  model = nnx.bridge.ToNNX(vit.model, rngs=nnx.Rngs(0))
-  x = images(vit)
-  nnx.bridge.lazy_init(model, jax.numpy.asarray(x))
-  nnx.update(model, vit.params)
-  logits, out = nnx.jit(lambda model, x: model(x))(model, x)
+  module, x = vit.nnx(), images(vit)
+  state = nnx.state(module)
+  assert {type(leaf) for leaf in jax.tree.leaves(state)} == {
+    type(jax.numpy.zeros(()))
+  }
+  jax.tree.map(
+    np.testing.assert_array_equal, nnx.to_pure_dict(state), vit.params
+  )
+  logits, out = nnx.jit(lambda module, x: module(x))(module, x)
   assert_same(logits, vit(x)[0])
   assert out["pre_logits"].shape == (2, 48)
 
@@ -294,3 +317,26 @@ def test_an_export_states_its_platforms(vit):
   for wrong in ("gpu", ("cpu", "gpu"), ()):
     with pytest.raises(ValueError, match="expected one or more of cpu, cuda, "):
       read(platforms=wrong)
+
+
+COMPARE = """
+import numpy as np
+x = np.random.default_rng(0).uniform(-1, 1, (64, *vit.image_shape))
+x = x.astype(np.float32)
+got, expected = jax.jit(model.apply)({"params": params}, x)[0], vit(x)[0]
+print(np.abs(got - expected).max() / np.abs(expected).max())
+for tree in params, vit.params:
+  print(sum(leaf.nbytes for leaf in jax.tree.leaves(tree)))
+"""
+
+
+@pytest.mark.slow
+def test_int8_by_qwix_as_in_the_docs(tmp_path, monkeypatch):
+  pytest.importorskip("qwix")
+  monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
+  (code,) = re.findall(r"^```py\n(.*?)^```", PAGE, re.M | re.S)
+  change, small, large = map(float, outside(code + COMPARE, tmp_path).split())
+  # A weight or an input changes by at most 1/254 of the largest; changes of
+  # several layers add up. The most seen was 0.015 of the largest logit.
+  assert 0 < change < 0.03
+  assert 0.25 < small / large < 0.3  # norms, biases, positions: float32

@@ -1,11 +1,16 @@
 """Vision Transformers in JAX/Flax: pre-train, transfer, report."""
 
+import importlib
 import os
 import pathlib
 
 from vit_jax.version import __version__
 
-__all__ = ["LETTERS", "__version__", "load"]
+# What docs/api.md lists. The first two are functions, the others modules.
+_FUNCTIONS = {"build": "models", "load": "inference.pretrained"}
+_MODULES = ("batch", "callbacks", "config", "evaluate", "options", "train")
+
+__all__ = ["LETTERS", "__version__", *_FUNCTIONS, *_MODULES]
 
 # The weights of a small ViT that names 92 letters and symbols, for examples.
 # configs/glyphs.py trained it: 32 pixels, patches of 8, 0.8 million parameters.
@@ -21,13 +26,15 @@ os.environ.setdefault("GCS_READ_CACHE_BLOCK_SIZE_MB", "4")
 
 
 def __getattr__(name: str):
-  """Imports `load` lazily, because importing jax takes a second."""
-  if name == "load":
-    from vit_jax.inference.pretrained import load
-
-    return load
-  raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  """Imports public names at their first use, because jax takes a second."""
+  if name in _FUNCTIONS:
+    module = importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}")
+    return getattr(module, name)
+  if name in _MODULES:
+    return importlib.import_module(f"{__name__}.{name}")
+  public = ", ".join(sorted(__all__))
+  raise AttributeError(f"module {__name__!r} has no {name!r}, only {public}.")
 
 
 def __dir__() -> list[str]:
-  return [*globals(), "load"]
+  return sorted({*globals(), *__all__})

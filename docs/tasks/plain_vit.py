@@ -67,10 +67,10 @@ class ViT(nn.Module):
   def __call__(self, images):
     side = (self.patch, self.patch)
     x = nn.Conv(self.width, side, side, "VALID", name="embedding")(images)
-    x = x.reshape(len(x), -1, self.width)
+    x = x.reshape(x.shape[0], -1, self.width)
     if self.pool == "token":
       cls = self.param("cls", nn.initializers.zeros, (1, 1, self.width))
-      x = jnp.concatenate([jnp.tile(cls, (len(x), 1, 1)), x], axis=1)
+      x = jnp.concatenate([jnp.tile(cls, (x.shape[0], 1, 1)), x], axis=1)
     x = Encoder(self.depth, self.heads, self.hidden, name="Transformer")(x)
     x = x.mean(axis=1) if self.pool == "gap" else x[:, 0]
     return nn.Dense(self.classes, name="head")(x)

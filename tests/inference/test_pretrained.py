@@ -199,7 +199,7 @@ def test_options(vit):
     (
       {"gele": "erf", "heads": 3},
       ValueError,
-      "load: got gele, heads, expected image_size, patch, grid,",
+      "load: got gele, heads, expected num_classes, image_size, patch,",
     ),
     (
       {"img_size": 4},
@@ -218,8 +218,9 @@ def test_options(vit):
     (
       {"posemb": "learn", "root_pad": "zero"},
       ValueError,
-      "load: got posemb, root_pad, expected image_size,",
+      "load: got posemb, root_pad, expected num_classes,",
     ),
+    ({"num_classes": -1}, ValueError, "num_classes: got -1, expected 0"),
     (
       {"image_size": (32, -32)},
       ValueError,
@@ -264,6 +265,35 @@ def test_options_that_do_not_fit_a_resnet_are_refused():
 def test_a_model_of_another_s_options_is_refused():
   with pytest.raises(ValueError, match="name: got 'bit_v1', expected 'bit' by"):
     vit_jax.load(DATA / "bit_v2.weights.npz", name="bit_v1")
+
+
+@pytest.mark.parametrize("name", ["vit_token_prelogits", "bit_v2"])
+def test_a_new_head(name):
+  vit = vit_jax.load(DATA / f"{name}.weights.npz", image_size=32)
+  load = functools.partial(vit_jax.load, vit.report.path, image_size=32)
+  images = np.zeros((2, *vit.image_shape), np.float32)
+  logits, out = vit(images)
+  for num_classes in (5, vit.num_classes):
+    new = load(num_classes=num_classes)
+    assert new.num_classes == num_classes and new.loss == "softmax"
+    assert new.report.reinitialised and not vit.report.reinitialised
+    assert not new.report.notes
+    got, others = new(images)
+    np.testing.assert_array_equal(got, np.zeros((2, num_classes)))
+    np.testing.assert_array_equal(others["pre_logits"], out["pre_logits"])
+  without = load(num_classes=0)
+  np.testing.assert_array_equal(without(images)[0], out["pre_logits"])
+  assert not without.report.reinitialised and without.report.ignored
+  assert load(num_classes=2, loss="regression").is_regression
+
+
+def test_a_new_head_has_no_names_of_the_old(tmp_path):
+  vit = vit_jax.load(TOKEN, loss="sigmoid", verbose=False)
+  vit = dataclasses.replace(vit, class_names=tuple("abcdefghijk"))
+  checkpointer.write_params(str(tmp_path / "a"), vit.params, vit.metadata())
+  assert vit_jax.load(tmp_path / "a").class_names == vit.class_names
+  new = vit_jax.load(tmp_path / "a", num_classes=11)
+  assert new.class_names is None and new.loss == "softmax"
 
 
 def test_class_names(tmp_path):
@@ -366,6 +396,17 @@ def test_help_has_signature_options_and_an_example():
   assert "image_size: 'int |" in text or "image_size: int |" in text
   assert "posemb_filter: Method that" in text and ">>> vit = vit_jax" in text
   assert "load" in dir(vit_jax)
+
+
+def test_public_names():
+  page = (DATA.parents[1] / "docs/api.md").read_text()
+  for name in vit_jax.__all__:
+    assert getattr(vit_jax, name) is not None
+    assert f"`{name}`" in page and name in dir(vit_jax)
+  with pytest.raises(
+    AttributeError, match="'create_model', only LETTERS, .*load"
+  ):
+    vit_jax.create_model  # noqa: B018
 
 
 def test_features_are_the_layers_of_a_call(vit):

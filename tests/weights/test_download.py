@@ -216,6 +216,26 @@ def test_a_hub_without_its_library(monkeypatch):
   assert "huggingface_hub" in text and name in text
 
 
+@pytest.mark.parametrize(
+  "name, address",
+  [
+    ("timm/vit_base_patch16_224", "timm/vit_base_patch16_224.augreg_in21k"),
+    ("vit_base_patch16_224", "timm/vit_base_patch16_224.augreg_in21k"),
+    ("google/vit-base-patch16-224", "google/vit-base-patch16-224"),
+    ("somebody/a-model", "somebody/a-model"),
+  ],
+)
+def test_a_name_of_a_hub_without_its_prefix(name, address):
+  assert error(name).endswith(f"Did you mean 'hf-hub:{address}'?")
+
+
+def test_other_missing_paths_are_no_names_of_a_hub(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "runs").mkdir()
+  for path in ("runs/mine", "models/x.npz", "a/b/c", "x", "/a/b"):
+    assert "hf-hub" not in error(path)
+
+
 HUB = """
   import sys, vit_jax
   from vit_jax.weights import download

@@ -416,7 +416,7 @@ def test_a_run(tmp_path, inside):
   assert (vit.config, vit.image_size, vit.ops) == (MODEL, (16, 32), result.ops)
 
 
-@pytest.mark.parametrize("steps", [("5/default", "10/default"), ("10/state",)])
+@pytest.mark.parametrize("steps", [("5/default", "10/state"), ("10/model",)])
 def test_checkpoints_of_another_program(tmp_path, steps, capsys):
   """As orbax's CheckpointManager writes them: an item or several in a step."""
   tree = nested(our_params())
@@ -424,7 +424,7 @@ def test_checkpoints_of_another_program(tmp_path, steps, capsys):
     orbax(tmp_path / step, {"params": tree})
   inner = tmp_path / steps[-1]
   for path in (tmp_path, inner.parent):
-    if inner.name == "default" and path != tmp_path:
+    if inner.name == "state" and path != tmp_path:
       assert_same(weights.read(path), our_params())
       continue
     assert str(inner) in message(path)

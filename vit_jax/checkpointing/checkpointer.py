@@ -20,9 +20,10 @@ from etils import epath
 from flax.traverse_util import unflatten_dict
 
 from vit_jax import digests as digests_lib
-from vit_jax.checkpointing import layout, orbax_reader, retention
+from vit_jax.checkpointing import layout, orbax_files, retention
 from vit_jax.checkpointing.layout import FOLDER, DamagedError, find
-from vit_jax.checkpointing.saving import AsyncSaver, SaveError, StepWriter
+from vit_jax.checkpointing.orbax_files import StepWriter
+from vit_jax.checkpointing.saving import AsyncSaver, SaveError
 from vit_jax.config import CheckpointConfig, ConfigError
 from vit_jax.digests import Digest
 from vit_jax.options import unexpected
@@ -36,6 +37,7 @@ __all__ = ("FOLDER", "Checkpointer", "DamagedError", "SaveError", "find")
 # Bytes that arrays may have beyond twice their files: a head of zeros
 # compresses well.
 ALWAYS_ALLOWED = 2**27
+TREES = ("default", "state")  # a tree's folder in Orbax's two APIs
 MAX_DIFFERENCES = 6  # arrays that differ, listed one by one
 MAX_REMOVED = 5  # checkpoints that a run may remove while they are read
 FormOf = Callable[
@@ -158,7 +160,7 @@ class Checkpointer:
       if error := _structure_error(folder, stored, items):
         raise ConfigError([error])
       arrays = {
-        name: orbax_reader.read(folder / name, like)
+        name: orbax_files.read(folder / name, like)
         for name, like in items.items()
       }
     except ConfigError:
@@ -278,7 +280,7 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
   Args:
     path: As for `load_params`; or the folder of a tree of arrays, directly or
-      in a sub-folder `default`; or the item `params` of a step, which is read
+      in a sub-folder of `TREES`; or the item `params` of a step, which is read
       with the metadata beside it.
 
   Returns:
@@ -292,7 +294,8 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
   base = run_path(path)
   if base.name == "params" and (base.parent / "metadata").is_dir():
     base, path = base.parent, os.fspath(base.parent)
-  trees = [f for f in (base, base / "default") if (f / "_METADATA").exists()]
+  trees = [base, *(base / name for name in TREES)]
+  trees = [folder for folder in trees if (folder / "_METADATA").exists()]
 
   def read(folder: epath.Path) -> tuple[dict[str, Any], dict[str, Any]]:
     is_ours = (folder / "metadata").is_dir()
@@ -391,8 +394,8 @@ def write_params(
 def _checked(folder: epath.Path) -> dict[str, Any]:
   """Reads an item as numpy, and compares its digests if it has some."""
   if not is_remote(folder):
-    _check_size(folder, orbax_reader.shapes(folder))
-  arrays = orbax_reader.read_as_numpy(folder)
+    _check_size(folder, orbax_files.shapes(folder))
+  arrays = orbax_files.read_as_numpy(folder)
   step, item = folder.parent, folder.name
   if kind(step / layout.DIGESTS):
     stored = layout.read_digests(step)

@@ -16,24 +16,21 @@ import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 from etils import epath
-from orbax.checkpoint import type_handlers
 
-from vit_jax import digests as digests_lib
-from vit_jax.checkpointing import layout, retention
+from vit_jax.checkpointing import layout, orbax_files, retention
 from vit_jax.checkpointing.layout import DamagedError
+from vit_jax.checkpointing.orbax_files import StepWriter
 from vit_jax.config import CheckpointConfig
 from vit_jax.paths import is_remote
 from vit_jax.writers import console, run_info
 
 MAX_STEPS = 1024  # between two attempts
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds between attempts at the end of a run
-MAX_WAIT = 60.0  # seconds for the other parts of a save after one has failed
 _save_numbers = itertools.count()  # numbers of the saves of this process
 
 
@@ -294,7 +291,7 @@ class FailFastBarrier:
     self._name = f"vit_jax/save/{number}"
     self._round = 0
     self._has_ended = jax.process_count() == 1
-    self._wait = ocp.multihost.get_barrier_sync_fn()
+    self._wait = orbax_files.barrier()
 
   @property
   def sync_fn(self) -> Callable | None:
@@ -332,105 +329,3 @@ class FailFastBarrier:
         key=f"{self._name}/{self._round + 1}",
         timeout_ms=int(1000 * self.TIMEOUT),
       )
-
-
-class _Items(ocp.CompositeCheckpointHandler):
-  """Orbax's handler of several items, which also exposes the parts of a save.
-
-  parts: Futures of the newest save, at least one for each item.
-  """
-
-  parts: Sequence[ocp.future.Future] = ()
-
-  async def async_save(self, *args: Any, **kwargs: Any) -> Any:
-    self.parts = await super().async_save(*args, **kwargs)
-    return self.parts
-
-
-@ocp.args.register_with_handler(_Items, for_save=True, for_restore=True)
-class _ItemArgs(ocp.args.Composite):
-  """The arguments by which Orbax finds `_Items`."""
-
-
-def _tree_handler() -> ocp.PyTreeCheckpointHandler:
-  """Returns Orbax's handler of a tree of jax arrays.
-
-  Orbax's default would also write a file of shapes for each process, which
-  process 0 would read, and which only arrays of random keys need.
-  """
-  return ocp.PyTreeCheckpointHandler(
-    type_handler_registry=type_handlers.create_type_handler_registry(
-      (jax.Array, type_handlers.ArrayHandler())
-    )
-  )
-
-
-class StepWriter:
-  """Writes one step's folder, which gets its name when it is complete.
-
-  If a part of a save fails, threads of Orbax and asyncio may print their own
-  stacks; no documented setting prevents it.
-
-  Args:
-    folder: `checkpoints/<step>`.
-    barrier: Synchronises the processes, with Orbax's keywords; None for Orbax's
-      own.
-  """
-
-  def __init__(self, folder: epath.Path, barrier: Callable | None = None):
-    self._folder = folder
-    options = ocp.AsyncOptions(
-      post_finalization_callback=self._add_digests,
-      barrier_sync_fn=barrier,
-      # Orbax would wait 5 minutes for a folder that cannot be made.
-      create_directories_asynchronously=barrier is not None,
-    )
-    self._items = _Items(
-      composite_options=ocp.CompositeOptions(async_options=options),
-      metadata=ocp.JsonCheckpointHandler(),
-      **{item: _tree_handler() for item in layout.ITEMS},
-    )
-    self._orbax = ocp.AsyncCheckpointer(
-      self._items,
-      async_options=options,
-      # There is no such folder yet. Looking for it, each process would do so
-      # between two collectives.
-      file_options=ocp.options.FileOptions(skip_sync_file_validations=True),
-    )
-
-  def start(self, items: dict[str, Any], metadata: dict[str, Any]) -> None:
-    """Starts to write; returns when the arrays are copied (may be donated)."""
-    self._metadata = {**metadata, layout.HAS_DIGESTS: layout.VERSION}
-    # Before Orbax begins: numpy would compete with its threads, and its
-    # callback runs in one of them, where collectives are not allowed.
-    self._digests = {k: digests_lib.of_state(v) for k, v in items.items()}
-    arrays = {k: ocp.args.PyTreeSave(v) for k, v in items.items()}
-    self._orbax.save(
-      self._folder,
-      args=_ItemArgs(**arrays, metadata=ocp.args.JsonSave(self._metadata)),
-    )
-
-  def wait(self) -> None:
-    """Waits until the folder is renamed to its final name.
-
-    Raises:
-      Exception: The errors of the save.
-    """
-    try:
-      self._orbax.wait_until_finished()
-    except Exception:
-      # Orbax does not wait for the other parts, which still write to the folder
-      # that the next save removes.
-      until = time.monotonic() + MAX_WAIT
-      for part in self._items.parts:
-        with contextlib.suppress(Exception):
-          part.result(timeout=max(0.0, until - time.monotonic()))
-      raise
-    finally:
-      self._orbax.close()
-
-  def _add_digests(self) -> None:
-    """Called in process 0 when the arrays are on disk."""
-    unfinished = self._orbax.get_temporary_path(self._folder).get()
-    digests = {item: lazy.get() for item, lazy in self._digests.items()}
-    layout.write_digests(unfinished, digests, self._metadata)

@@ -7,12 +7,13 @@ import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
 from vit_jax import class_names, microbatch, names, weights
@@ -43,10 +44,13 @@ from vit_jax.options import nearest, unexpected
 from vit_jax.weights import assumptions, eval_preprocessing, normalisation
 from vit_jax.writers import run_info
 
+if TYPE_CHECKING:
+  from flax import nnx
+
 # Arguments of `load` that are not options of the model.
 ARGUMENTS = (
-  "image_size", "patch", "grid", "posemb_filter", "loss", "mean", "std",
-  "background", "verbose",
+  "num_classes", "image_size", "patch", "grid", "posemb_filter", "loss", "mean",
+  "std", "background", "verbose",
 )  # fmt: skip
 BATCH = 16  # images in a forward pass
 FLOATS = (
@@ -511,6 +515,29 @@ class Pretrained:
     if running is not None:
       yield running
 
+  def nnx(self) -> "nnx.Module":
+    """Returns the model with its weights as a module of Flax NNX.
+
+    Its call maps images as `model` does: floats [b, h, w, channels] in [-1, 1]
+    to logits and a dict of intermediates, without the checks of `__call__`. Its
+    parameters are `nnx.Param`s with the names of `params`, whose arrays they
+    share.
+
+    Example:
+      >>> module = vit.nnx()  # doctest: +SKIP
+      >>> logits, out = module(images)  # doctest: +SKIP
+    """
+    from flax import nnx
+
+    def make():
+      module = nnx.bridge.ToNNX(self.model)
+      images = jnp.zeros((1, *self.image_shape))
+      return module.lazy_init(images, rngs=jax.random.key(0))
+
+    module = nnx.eval_shape(make)  # computing initial values takes seconds
+    nnx.update(module, self.params)
+    return module
+
   def metadata(self) -> dict[str, Any]:
     """Returns the metadata of the parameters, as JSON values."""
     return {
@@ -556,6 +583,7 @@ class Pretrained:
 def load(
   path: str | os.PathLike,
   *,
+  num_classes: int | None = None,
   image_size: int | tuple[int, int] | None = None,
   patch: int | None = None,
   grid: int | tuple[int, int] | None = None,
@@ -579,6 +607,10 @@ def load(
   Args:
     path: A path on disk or in a bucket (gs://); or a file to download:
       https://..., hf-hub:OWNER/NAME[@REV].
+    num_classes: Width of a new head, whatever head the file has. Its kernel is
+      zeros; its classes have no names; its loss is `loss`, by default
+      "softmax". 0: no head, so that the model returns the input of the head.
+      None: the head of the file.
     image_size: (height, width), or the side of a square, pixels. The position
       embedding is resampled. None: the size of the weights' training.
     patch: Side of a patch, pixels. The patch embedding is resized by the
@@ -628,6 +660,7 @@ def load(
   """
   vit = load_on_host(
     path,
+    num_classes=num_classes,
     image_size=image_size,
     patch=patch,
     grid=grid,
@@ -645,6 +678,7 @@ def load(
 def load_on_host(
   path: str | os.PathLike,
   *,
+  num_classes: int | None = None,
   image_size: int | tuple[int, int] | None = None,
   patch: int | None = None,
   grid: int | tuple[int, int] | None = None,
@@ -666,53 +700,96 @@ def load_on_host(
   if background is not None:
     colour(background)  # raises ValueError
   options = _checked_options(options)
+  if num_classes is not None and operator.index(num_classes) < 0:
+    raise ValueError(unexpected("num_classes", num_classes, "0 or more"))
   size = _pair("image_size", image_size)
   grid = _pair("grid", grid)
   file = weights.read(path, grid=grid, options=options, mean=mean, std=std)
   try:
     config = weights.identify(file.params, {**file.options, **options})
-    height, width = size or weights.trained_at(file)
-    ops, notes = preprocessing(file, (height, width))
+    size = size or weights.trained_at(file)
+    ops, notes = preprocessing(file, size)
     ops = with_decoding(ops, background=background)
   except ValueError as e:
     raise ValueError(f"{path}: {e}") from None
-  if loss is None:
+  if loss is None and num_classes is None:
     notes = (*notes, *assumptions.of_head(file))
   config = dataclasses.replace(config.for_inference(), **options)
   if patch is not None:
     config = config.with_patch(patch)
-  num_classes = weights.num_classes(file.params, config)
-  model = build(config, num_classes)
+  width = weights.num_classes(file.params, config)
+  model = build(config, width)
   target = jax.eval_shape(
     model.init,
     jax.random.key(0),
-    jax.ShapeDtypeStruct((1, height, width, config.channels), jnp.float32),
+    jax.ShapeDtypeStruct((1, *size, config.channels), jnp.float32),
   )
   target = only_params(target)
   params, report = weights.adapt(
     dataclasses.replace(file, notes=(*file.notes, *notes)),
     target,
     config,
-    (height, width),
+    size,
     posemb_filter=posemb_filter,
     resize_patch=patch is not None,
   )
-  if verbose:
-    print(weights.format_report(report))
-  if report.reinitialised:
-    parts = ", ".join(report.reinitialised)
-    raise ValueError(f"{path}: parts of the head do not fit together: {parts}.")
-  return Pretrained(
+  vit = Pretrained(
     config=config,
     params=params,
-    num_classes=num_classes,
-    image_size=(height, width),
+    num_classes=width,
+    image_size=size,
     class_names=file.class_names,
     # Images of other channels than files have are given as arrays.
     ops=for_channels(ops, config.channels) if config.channels == 1 else ops,
     loss=loss or file.loss or "softmax",
     report=report,
     posemb_filter=posemb_filter or file.posemb_filter,
+  )
+  if num_classes is not None:
+    vit = dataclasses.replace(
+      with_head(vit, num_classes), loss=loss or "softmax"
+    )
+  if verbose:
+    print(weights.format_report(vit.report))
+  parts = report.reinitialised
+  if num_classes is not None:
+    parts = [path for path in parts if not config.is_head(path)]
+  if parts:
+    parts = ", ".join(parts)
+    raise ValueError(f"{path}: parts of the head do not fit together: {parts}.")
+  return vit
+
+
+def with_head(vit: Pretrained, num_classes: int) -> Pretrained:
+  """Gives a model a new head with initial values, or removes the head.
+
+  Args:
+    vit: A model; its layer before the head, if any, stays.
+    num_classes: Outputs of the new head; 0 for none.
+  """
+  is_head = vit.config.is_head
+  model = build(vit.config, num_classes)
+
+  def init(key, images):  # under jit, only the head is computed
+    params = only_params(model.init(key, images))
+    return {k: v for k, v in params.items() if is_head(f"{k}/")}
+
+  images = np.zeros((1, *vit.image_shape), np.float32)
+  head = jax.jit(init)(jax.random.key(0), images) if num_classes else {}
+  params = {k: v for k, v in vit.params.items() if not is_head(f"{k}/")}
+  loaded = vit.report.loaded
+  report = dataclasses.replace(
+    vit.report,
+    loaded={k: v for k, v in loaded.items() if not is_head(k)},
+    reinitialised=tuple(flatten_dict(head, sep="/")),
+    ignored=(*vit.report.ignored, *filter(is_head, loaded)),
+  )
+  return dataclasses.replace(
+    vit,
+    params=params | jax.tree.map(np.asarray, head),
+    num_classes=num_classes,
+    class_names=None,
+    report=report,
   )
 
 

@@ -19,6 +19,7 @@ from vit_jax import paths
 from vit_jax.families import PUBLISHED, by_variant, published
 
 HUB = "hf-hub:"
+FILES = (".npz", ".safetensors", ".pth", ".pt", ".bin")
 HUB_FILES = (
   "config.json",
   "preprocessor_config.json",
@@ -166,6 +167,28 @@ def _from_hub(text: str) -> str:
   if not list(pathlib.Path(folder).glob("*model*.safetensors")):
     raise FileNotFoundError(f"got {text!r}, which has no model.safetensors.")
   return folder
+
+
+def hub_hint(path: str | os.PathLike) -> str:
+  """Returns a question for the name of a hub's model without "hf-hub:", or "".
+
+  Args:
+    path: A path that does not exist. The name of a published model may lack
+      owner and tag. Other names are OWNER/NAME, without such a folder OWNER.
+
+  Example:
+    >>> hub_hint("vit_small_patch16_224")
+    " Did you mean 'hf-hub:timm/vit_small_patch16_224.augreg_in21k'?"
+  """
+  text, files = str(path), [f for fs in PUBLISHED.values() for f in fs]
+  known = [a for f in files for a in published.addresses(f)]
+  known = sorted(a.removeprefix(HUB) for a in known if a.startswith(HUB))
+  start = re.compile(rf"([\w-]+/)?{re.escape(text)}(\.|$)")
+  found = [name for name in known if start.match(name)]
+  is_name = re.fullmatch(r"[\w-]+/[\w.-]+", text) and not text.endswith(FILES)
+  if not found and is_name and not os.path.exists(os.path.dirname(text)):
+    found = [text]
+  return f" Did you mean {HUB + found[0]!r}?" if found else ""
 
 
 def _choices(name: str, files: tuple[str, ...]) -> str:

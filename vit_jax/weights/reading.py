@@ -103,6 +103,7 @@ def read(
   if not file.exists():
     raise FileNotFoundError(
       f"got {str(path)!r}, which does not exist; {EXPECTED}."
+      f"{download.hub_hint(path)}"
     )
   read_path = _read_folder if file.is_dir() else _read_file
   try:

@@ -27,7 +27,7 @@ from vit_jax.checkpointing import checkpointer
 from vit_jax.distributed import processes
 from vit_jax.finetune import lora_base
 from vit_jax.finetune.lora import is_trained
-from vit_jax.inference.pretrained import Pretrained
+from vit_jax.inference.pretrained import Pretrained, with_head
 from vit_jax.models.stacking import unstack_blocks
 from vit_jax.options import not_installed, unexpected
 from vit_jax.paths import is_remote
@@ -430,19 +430,13 @@ WRITERS = {
 
 def without_head(vit: Pretrained, to: str) -> Pretrained:
   """Removes the heads and, for timm, the tanh layer before them."""
-  config, dropped = vit.config, ["pre_logits"] if to == "timm" else []
-  if to == "timm" and getattr(config, "pre_logits", False):
-    config = dataclasses.replace(config, pre_logits=False)
+  vit = with_head(vit, 0)
+  if to != "timm" or not getattr(vit.config, "pre_logits", False):
+    return vit
   return dataclasses.replace(
     vit,
-    config=config,
-    params={
-      k: v
-      for k, v in vit.params.items()
-      if not (k in dropped or vit.config.is_head(f"{k}/"))
-    },
-    num_classes=0,
-    class_names=None,
+    config=dataclasses.replace(vit.config, pre_logits=False),
+    params={k: v for k, v in vit.params.items() if k != "pre_logits"},
   )
 
 

@@ -99,6 +99,7 @@ def is_as_trained(vit: Pretrained, run: Run) -> bool:
     vit.config == trained
     and list(vit.image_size) == run.metadata["image_size"]
     and vit.num_classes == run.metadata["num_classes"]
+    and not vit.report.reinitialised
   )
 
 

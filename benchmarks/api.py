@@ -1,0 +1,197 @@
+"""Writes docs/api.md: the public names, with their signatures from the code.
+
+Run: python benchmarks/api.py
+"""
+
+import ast
+import importlib
+import inspect
+import pathlib
+import sys
+import textwrap
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+PAGE = ROOT / "docs/api.md"
+WIDTH = 88
+NOTE = "<!-- Written by `python benchmarks/api.py`; change the code. -->"
+HEAD = f"""{NOTE}
+
+# Python API
+
+The names on this page are public; all others may change without notice.
+`help(vit_jax.load)` prints a docstring with units, defaults and errors.
+
+`import vit_jax` gives `load`, `build`, `LETTERS`, `__version__` and the modules
+`batch`, `callbacks`, `config`, `evaluate`, `options` and `train`. Each is
+imported at its first use.
+"""
+# Heading, text, module, names. All public members of a class are shown.
+SECTIONS = (
+  (
+    "Load, apply, export",
+    "`vit_jax.LETTERS` is the path of a small model in the package. Examples:"
+    " [weights](weights.md), [predict](tasks/predict.md),"
+    " [features](tasks/features.md), [convert](tasks/convert.md).",
+    "vit_jax",
+    ("load", "build"),
+  ),
+  (
+    "",
+    "What `load` and its methods return:",
+    "vit_jax.inference.pretrained",
+    ("Pretrained", "Prediction", "Value", "Answer", "FeatureRow"),
+  ),
+  (
+    "",
+    "`feature_rows` and `predictions` take the images of folders and globs from"
+    " this function:",
+    "vit_jax.inference.streaming",
+    ("find",),
+  ),
+  (
+    "Train and evaluate",
+    "[extend](tasks/extend.md) has a script. [options](options.md) lists the"
+    " options of a config.",
+    "vit_jax.config",
+    ("defaults", "recipe", "freeze", "ConfigError"),
+  ),
+  ("", "", "vit_jax.train", ("train_and_evaluate",)),
+  ("", "", "vit_jax.evaluate", ("evaluate",)),
+  (
+    "",
+    "A config file, `get_config(arg)`, reads its argument with:",
+    "vit_jax.config",
+    ("arguments", "check_choices", "number", "whole_number", "fewshot_evals"),
+  ),
+  ("Data of your own", "", "vit_jax.data.records", ("Records",)),
+  ("", "", "vit_jax.batch", ("DataInfo", "Data", "Batch", "View", "normalise")),
+  ("Callbacks", "", "vit_jax.callbacks", ("Callback", "Stop")),
+)
+SHOWN = ("__call__", "__len__", "__getitem__")
+# Interfaces of what a config names by an import path.
+BASES = (
+  ("vit_jax.options", "option"),
+  ("vit_jax.families", "ModelConfig"),
+  ("vit_jax.models.posemb", "LearnedOn"),
+  ("vit_jax.objectives.objective", "Objective"),
+  ("vit_jax.objectives.objective", "Learner"),
+  ("vit_jax.objectives.objective", "Targets"),
+  ("vit_jax.objectives.objective", "Average"),
+  ("vit_jax.objectives.objective", "Frozen"),
+  ("vit_jax.evaluators.evaluator", "EvaluatorConfig"),
+  ("vit_jax.evaluators.evaluator", "Evaluator"),
+  ("vit_jax.evaluators.evaluator", "Context"),
+  ("vit_jax.data.operation", "Operation"),
+  ("vit_jax.writers.trackers", "Tracker"),
+)
+
+
+def definition(module: str, name: str) -> tuple[ast.stmt, pathlib.Path]:
+  """Returns the definition of a public name, and its file."""
+  thing = getattr(importlib.import_module(module), name)
+  file = pathlib.Path(inspect.getsourcefile(sys.modules[thing.__module__]))
+  for node in ast.parse(file.read_text()).body:
+    if getattr(node, "name", None) == name:
+      return node, file
+  raise ValueError(f"{file} has no {name}.")
+
+
+def sentence(node: ast.stmt) -> str:
+  """Returns the first sentence of a docstring."""
+  text = (ast.get_docstring(node) or "").partition("\n\n")[0]
+  return " ".join(text.split())
+
+
+def signature(node: ast.FunctionDef, indent: str = "") -> Iterator[str]:
+  """Yields a function's signature with its types, and its meaning above."""
+  if text := sentence(node):
+    yield f"{indent}# {text}"
+  if any("property" in ast.unparse(d) for d in node.decorator_list):
+    yield f"{indent}{node.name}: {annotation(node.returns)}"
+    return
+  result = f" -> {annotation(node.returns)}" if node.returns else ""
+  line = f"{indent}def {node.name}({', '.join(arguments(node.args))}){result}"
+  if len(line) <= WIDTH:
+    yield line
+    return
+  yield f"{indent}def {node.name}("
+  for argument in arguments(node.args):
+    yield f"{indent}  {argument},"
+  yield f"{indent}){result}"
+
+
+def annotation(node: ast.expr) -> str:
+  """Returns a type; one that is a text, without its quotes."""
+  return node.value if isinstance(node, ast.Constant) else ast.unparse(node)
+
+
+def arguments(node: ast.arguments) -> Iterator[str]:
+  """Yields the arguments of a signature, each with its type and default."""
+  plain = [*node.posonlyargs, *node.args]
+  defaults = [None] * (len(plain) - len(node.defaults)) + node.defaults
+  keywords = [*zip(node.kwonlyargs, node.kw_defaults, strict=True)]
+  for argument, default in [*zip(plain, defaults, strict=True), *keywords]:
+    if keywords and argument is keywords[0][0] and not node.vararg:
+      yield "*"
+    equals = " = " if argument.annotation else "="
+    value = f"{equals}{ast.unparse(default)}" if default is not None else ""
+    yield f"{ast.unparse(argument)}{value}"
+  if node.kwarg:
+    yield f"**{ast.unparse(node.kwarg)}"
+
+
+def members(node: ast.ClassDef) -> Iterator[str]:
+  """Yields a class with its public fields and methods."""
+  yield f"# {sentence(node)}"
+  bases = ", ".join(map(ast.unparse, node.bases))
+  yield f"class {node.name}" + (f"({bases}):" if bases else ":")
+  for i, item in enumerate(node.body):
+    if isinstance(item, ast.AnnAssign) and item.target.id[0] != "_":
+      yield f"  {ast.unparse(item)}"
+    elif isinstance(item, ast.FunctionDef):
+      if item.name[0] != "_" or item.name in SHOWN:
+        if i > 1:  # the first is the docstring
+          yield ""
+        yield from signature(item, "  ")
+
+
+def code(module: str, names: tuple[str, ...]) -> str:
+  """Returns the block of a module's names; it is shown, and not run."""
+  blocks = []
+  for name in names:
+    node, _ = definition(module, name)
+    is_class = isinstance(node, ast.ClassDef)
+    blocks.append("\n".join(members(node) if is_class else signature(node)))
+  text = "\n\n".join(blocks)
+  return f"```py\n# {module}\n\n{text}\n```\n"
+
+
+def page() -> str:
+  """Returns the text of docs/api.md."""
+  parts = [HEAD]
+  for heading, text, module, names in SECTIONS:
+    if heading:
+      parts.append(f"## {heading}\n")
+    if text:
+      fill = textwrap.TextWrapper(100, break_on_hyphens=False).fill
+      parts.append(f"{fill(text)}\n")
+    parts.append(code(module, names))
+  parts.append(
+    "## Interfaces\n\nA config can name classes of your own by import path"
+    " ([how](../CONTRIBUTING.md#adding-things)).\nThey are built on these"
+    " names:\n"
+  )
+  rows = ["| name | meaning |", "|---|---|"]
+  for module, name in BASES:
+    node, file = definition(module, name)
+    link = f"../{file.relative_to(ROOT)}"
+    rows.append(f"| [`{module}.{name}`]({link}) | {sentence(node)} |")
+  parts.append("\n".join(rows) + "\n")
+  return "\n".join(parts)
+
+
+if __name__ == "__main__":
+  PAGE.write_text(page())
