@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import folder, pipeline, sources
+from vit_jax.data import folder, listed, pipeline, sources
 from vit_jax.data.splits import SPLIT_FOLDERS
 from vit_jax.finetune.data.imports import KINDS, Options
 
@@ -150,7 +150,7 @@ def test_classes_of_one_image_alone(tmp_path):
 
 
 def test_large_folders_are_not_searched_for_copies(tmp_path, monkeypatch):
-  monkeypatch.setattr(folder, "MAX_FILES", 19)
+  monkeypatch.setattr(listed, "MAX_FILES", 19)
   dataset = classes(tmp_path, a=10, b=10)
   note = sources.open_source(dataset, "train").note()
   assert "20 files, too many to look for files of the same bytes" in note
