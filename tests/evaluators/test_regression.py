@@ -207,12 +207,16 @@ def test_a_run_predicts_in_the_units_of_its_data(data_dir, tmp_path, capsys):
     assert value == pytest.approx(scores[key], rel=1e-4)
 
 
-def test_the_recipe_passes_its_checks(data_dir):
-  recipe = pathlib.Path(__file__).parents[2] / "configs/regression.py"
-  arguments = [f"--config={recipe}:dataset=levels,res=32"]
+def test_the_recipe_passes_its_checks(data_dir, monkeypatch):
+  recipe = pathlib.Path(__file__).parents[2] / "configs/folder.py"
+  arguments = [f"--config={recipe}:path=levels,res=32"]
+  monkeypatch.setenv("TFDS_DATA_DIR", data_dir)
   parsed = cli.parse(
     "train", {}, [*arguments, f"--config.data.data_dir={data_dir}"]
   )
+  kinds = {e.name: (e.kind, e.split) for e in parsed.config.evals}
+  assert kinds["test"] == ("regression", "train[90%:]")
+  assert parsed.config.data.ops == "decode|resize(32)"
   run = run_checks.setup(parsed.config, errors=parsed.errors)
   assert run.head == class_names.Head(2, ("level", "far"), "regression")
   # Beside a head's start that needs classes.

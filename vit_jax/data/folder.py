@@ -334,14 +334,13 @@ def _class_files(
   if len(names) < 2:
     got = f"the class folders {names}" if names else "no class folders"
     expected = "one folder of images for each of two or more classes"
-    files = [e.name for e in os.scandir(root) if e.is_file()]
-    if loose := sum(name.lower().endswith(SUFFIXES) for name in files):
-      got += f" but {loose:,} loose images"
-    if tables := [n for n in sorted(files) if n.lower().endswith(_TABLES)]:
-      expected += (
-        f", or the file with the labels itself: path={root / tables[0]}"
-      )
-    raise _error(dataset, f"with {got} in {root}", expected)
+    got += f" in {root}"
+    names = sorted(e.name for e in os.scandir(root) if e.is_file())
+    if loose := sum(name.lower().endswith(SUFFIXES) for name in names):
+      got += f", but {loose:,} loose images"
+    if tables := [name for name in names if name.lower().endswith(_TABLES)]:
+      expected += f", or the file of the labels: path={root / tables[0]}"
+    raise _error(dataset, f"with {got}", expected)
   empty = [name for name in names if not files[name]]
   levels = {path.split(os.sep)[0] for paths in files.values() for path in paths}
   # In Tiny ImageNet, the images of each class are in its folder `images`.

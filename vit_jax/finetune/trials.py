@@ -134,7 +134,7 @@ def choose(
   print_once("\n".join(lines))
   beginning = _beginning(whole, budget, names)
   del whole  # frees the records that it has read
-  is_timed = False  # after the probe was fitted
+  is_timed = False  # then the probe is fitted
   if known:
     record = Trials(known["steps"])
     print_once(
@@ -152,7 +152,6 @@ def choose(
       total = (read_by_first(folder / FOLDER / BEGUN) or {}).get("steps")
       if total is None:
         _write(folder / FOLDER, BEGUN, beginning)
-        _make_probe(config, folder / FOLDER)
         is_timed = True
         total = _affordable_steps(config, folder / FOLDER, budget, num_trials)
       beginning["steps"] = total  # another measurement would differ
@@ -319,6 +318,7 @@ def _affordable_steps(
 
   A trial of `FEWEST_STEPS` is timed by the clock of process 0.
   """
+  _make_probe(config, folder)
   began = time.monotonic()
   timed = _from_probe(_short(config, FEWEST_STEPS), folder)
   _run(timed, folder / TIMED)
