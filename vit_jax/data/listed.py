@@ -231,12 +231,20 @@ def with_groups(
     return path
 
   firsts: dict[tuple[str, str], str] = {}
-  for path, group in groups.items():
-    for key in (("group", group), ("bytes", same.get(path, path))):
+  every = [
+    path
+    for files in by_split.values()
+    for paths in files.values()
+    for path in paths
+  ]
+  for path in every:
+    # An image without a group, or without copies, has a key of its own.
+    group = ("group", groups[path]) if path in groups else ("alone", path)
+    for key in (group, ("bytes", same.get(path, path))):
       a, b = first(path), first(firsts.setdefault(key, path))
       if a != b:
         parents[a] = b
-  joined = {path: first(path) for path in groups}
+  joined = {path: first(path) for path in every}
   got = f"{dataset!r} has {len({*groups.values()}):,} groups of images"
   if WHOLE not in by_split:
     shared = shared_remarks(by_split, groups, "by their group")

@@ -85,6 +85,13 @@ class InMemory(Listed):
     with tf.init_scope():  # the first use may be inside a traced function
       return tf.constant(self.path_labels)
 
+  @functools.cached_property
+  def _identity(self) -> str:
+    digest = hashlib.sha256(self.path_labels.tobytes())
+    for image in self.images:
+      digest.update(hashlib.sha256(image).digest())
+    return f"images {digest.hexdigest()[:16]}"
+
   def load(self, raw: Record) -> Record:
     """See `Source`."""
     image = tf.numpy_function(
@@ -250,7 +257,7 @@ def _read_parquet(
 
   def rows(file: str):
     table = tables[file]
-    groups = [str(g) for (g,) in table.rows([group])] if group else None
+    groups = [g for (g,) in table.rows([group])] if group else None
     for i, ((picture,), value) in enumerate(
       zip(table.rows([image]), values[file], strict=True)
     ):
@@ -261,7 +268,8 @@ def _read_parquet(
         error = str(e)
       if label is None:
         error = classes.missing
-      yield _Row(name, label, groups[i] if groups else None, error)
+      of = groups[i] if groups else None
+      yield _Row(name, label, None if of is None else str(of), error)
 
   by_split = {
     split: [row for file in files for row in rows(file)]

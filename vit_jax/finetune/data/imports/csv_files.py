@@ -166,7 +166,7 @@ def read(paths: Sequence[str], options: Options, group: str = "") -> Table:
     groups = [None] * len(lines)
     if group:
       named = find_column(options.dashes + "group", group, (), head, file)
-      groups = [line[head.index(named)] for line in lines]
+      groups = [line[head.index(named)] or None for line in lines]
     if lines:
       find.begin(lines[0][of])
     rows[file] = [
