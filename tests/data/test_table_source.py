@@ -107,18 +107,18 @@ def test_numbers_of_a_csv(tmp_path):
 @pytest.mark.parametrize("kind", ["csv:", "parquet:"])
 def test_rows_of_a_group_are_on_one_side(kind, tmp_path):
   rows = [(f"{i}.png", "ab"[i % 2], f"p{i // 4}") for i in range(60)]
-  dataset = write(tmp_path, "file,label,patient", rows, ".")
+  dataset = write(tmp_path, "file,breed,patient", rows, ".")
   patient = {f"{i}.png": f"p{i // 4}" for i in range(60)}
   if kind == "parquet:":
     columns = {
       "image": [encoded(i) for i in range(60)],
-      "label": [row[1] for row in rows],
+      "breed": [row[1] for row in rows],
       "patient": [row[2] for row in rows],
     }
     parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
     dataset = f"parquet:{tmp_path}/t.parquet"
     patient = {f"t.parquet:{i}": f"p{i // 4}" for i in range(60)}
-  dataset += "?labels=label&group=patient"
+  dataset += "?group=patient"
   opened = sources.Sources()
   groups = []
   for part in opened.train_val_test(dataset, "80%"):

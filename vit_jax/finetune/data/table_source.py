@@ -239,7 +239,8 @@ def _read_parquet(
   image = options.image
   if image is None:
     image = find_column("image", None, ("image",), first.columns, dataset)
-  columns = label_columns(options, image, first.columns, dataset)
+  others = [column for column in first.columns if column != group]
+  columns = label_columns(options, image, others, dataset)
   names = class_columns(columns)
   if len(columns) == 1 and not options.numbers:
     known = {t.name: t.class_names(columns[0]) for t in tables.values()}

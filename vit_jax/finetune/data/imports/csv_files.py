@@ -154,7 +154,8 @@ def read(paths: Sequence[str], options: Options, group: str = "") -> Table:
     head, lines = _lines(file)
     find = _Finder(os.path.dirname(file) or ".", os.path.basename(file))
     image = _image_column(options, head, lines, find, file)
-    columns = label_columns(options, image, head, file)
+    others = [column for column in head if not group or column != group]
+    columns = label_columns(options, image, others, file)
     places = [head.index(column) for column in columns]
     of = head.index(image)
     cells = [[line[i] for i in places] for line in lines]
