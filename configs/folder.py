@@ -192,8 +192,8 @@ def _dataset(args: dict[str, str]) -> str:
   options = [f"{name}={args[name]}" for name in names if args[name]]
   if options and not prefix:
     raise ValueError(
-      f"{options[0].partition('=')[0]}: got {options[0]}, expected it for a"
-      f" folder, a CSV or parquet; {path!r} is none of them."
+      f"{options[0].replace('=', ': got ', 1)}, expected none for {path}, which"
+      " is no folder, CSV or parquet file."
     )
   return f"{prefix}{path}{'?' * bool(options)}{'&'.join(options)}"
 
