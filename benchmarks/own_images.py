@@ -5,7 +5,7 @@ set, and the test split is scored once. The tables also have the score of the
 linear probe with which fine-tuning began, and that of the sets held out the
 score of the fine-tuned model. Each run adds a line to docs/own_images.jsonl; a
 run that has a line is not repeated. At the end the tables of
-docs/tasks/finetune.md are written.
+docs/tasks/finetune.md and benchmarks/notes/own_images.md are written.
 
 python benchmarks/own_images.py INIT [FOLDER] [--cifar=FOLDER] [--model=NAME]
   [--arguments=res=84,budget=500] [--held-out] [--only SET ...]
@@ -40,7 +40,16 @@ from PIL import Image
 from tables import with_tables
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-RESULTS, PAGE = ROOT / "docs/own_images.jsonl", ROOT / "docs/tasks/finetune.md"
+RESULTS = ROOT / "docs/own_images.jsonl"
+PAGES = (
+  ROOT / "docs/tasks/finetune.md",
+  ROOT / "benchmarks/notes/own_images.md",
+)
+# The sets of the short table.
+SHOWN = (
+  *("MNIST", "MNIST, 20 a class", "faces", "icons", "CIFAR-10, JPEG, a part"),
+  "digits, 10 a class, ViT-S/14",
+)
 SEEDS = (0, 1, 2)
 TRAIN = "train"  # first argument of a call that trains, see `train`
 FINE_TUNED = "fine_tuned"  # folder of a run: the fine-tuned model
@@ -286,11 +295,16 @@ def run(
   }
 
 
-def table(rows: list[dict]) -> str:
-  """Returns a Markdown table, with means and ranges over seeds."""
+def table(rows: list[dict], is_short: bool = False) -> str:
+  """Returns a Markdown table, with means and ranges over seeds.
+
+  Args:
+    rows: The runs.
+    is_short: Whether weights and chosen options are left out.
+  """
   lines = [
-    "| set | images | test | linear probe | saved | weight | chosen |",
-    "|---|---:|---:|---:|---:|---|---|",
+    f"| set | images | test | linear probe | saved |{MORE[0] * (not is_short)}",
+    f"|---|---:|---:|---:|---:|{MORE[1] * (not is_short)}",
   ]
   for name in dict.fromkeys(row["set"] for row in rows):
     of_set = [row for row in rows if row["set"] == name]
@@ -306,9 +320,12 @@ def table(rows: list[dict]) -> str:
     first = of_set[0]
     lines.append(
       f"| {name} | {first['images']:,} | {first['tests']:,} | {spread(probe)}"
-      f" | **{spread(result)}** | {saved} | {chosen} |"
+      f" | **{spread(result)}** |" + f" {saved} | {chosen} |" * (not is_short)
     )
   return "\n".join(lines)
+
+
+MORE = (" weight | chosen |", "---|---|")  # further columns of `table`
 
 
 def held_out_table(rows: list[dict]) -> str:
@@ -388,11 +405,15 @@ def main() -> None:
   held_out = [row for row in read() if row["set"] in HELD_OUT]
   others = [row for row in read() if row["set"] not in HELD_OUT]
   tables = {
-    "own_images": lambda: table(others),
+    "own_images": lambda: table(
+      [row for row in others if row["set"] in SHOWN], is_short=True
+    ),
+    "all_own_images": lambda: table(others),
     "held_out_images": lambda: held_out_table(held_out),
   }
-  PAGE.write_text(with_tables(PAGE.read_text(), tables))
-  print(tables["held_out_images" if args.held_out else "own_images"]())
+  for page in PAGES:
+    page.write_text(with_tables(page.read_text(), tables))
+  print(tables["held_out_images" if args.held_out else "all_own_images"]())
 
 
 if __name__ == "__main__":

@@ -264,3 +264,17 @@ def test_addresses(monkeypatch):
 )
 def test_arrays_of_another_kind(array, got):
   assert error(array).startswith(f"got {got}, expected uint8 of [h, w], [h,")
+
+
+def test_a_fourth_band_of_a_tiff_is_alpha_if_the_file_says_so():
+  """Satellites' is near infrared, whose zeros are not transparent."""
+  bands = np.random.default_rng(0).integers(0, 256, (6, 5, 4), np.uint8)
+  bands[:3, :, 3] = 0
+  file = io.BytesIO()
+  Image.fromarray(bands, "RGBA").save(file, "tiff")
+  data = file.getvalue()
+  assert (images.read(data)[:3] == 255).all()
+  tag = (338).to_bytes(2, "little") + b"\3\0"
+  assert data.count(tag) == 1
+  unsaid = data.replace(tag, (65000).to_bytes(2, "little") + b"\3\0")
+  np.testing.assert_array_equal(images.read(unsaid), bands[..., :3])

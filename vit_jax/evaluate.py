@@ -17,7 +17,7 @@ from vit_jax import (
 from vit_jax.config import Config, ConfigError
 from vit_jax.data.sources import Sources
 from vit_jax.evaluators.evaluator import Evaluator, Params
-from vit_jax.paths import run_path
+from vit_jax.paths import FOLDERS, run_path
 from vit_jax.writers.metric_writer import SCORES, GroupMeans, format_scores
 
 Row = dict[str, Any]  # result of `record`, a line of evaluation.jsonl
@@ -198,7 +198,7 @@ def _images_note(ready: Ready) -> str | None:
   of_run = metadata.get("config", {}).get("data", {})
   is_same = (dataset, split) == (of_run.get("dataset"), of_run.get("split"))
   scored = [e.name for e in config.evals if e.dataset in (None, dataset)]
-  is_folder = dataset.startswith("folder:") and not config.fake_data
+  is_folder = dataset.startswith(FOLDERS) and not config.fake_data
   if not (is_same and scored and is_folder):
     return None
   try:

@@ -7,7 +7,7 @@ import os
 import pathlib
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from etils import epath
 
@@ -24,7 +24,10 @@ _BY_PROGRAMS = {
   "__pycache__",
 }
 
-FOLDERS = ("folder:", "images:")  # prefixes of data sets that are folders
+# Prefixes of data sets whose name has a path.
+FOLDERS = ("folder:", "images:", "csv:", "parquet:")
+# What may follow the path: "csv:a.csv?labels=cat,dog&group=patient".
+_OPTION = r"(?=(?:image|labels|numbers|group)=)"
 
 
 def file_in(folder: epath.Path, name: str) -> epath.Path:
@@ -160,6 +163,34 @@ def file_size(path: epath.Path) -> int:
   return os.stat(path).st_size
 
 
+def with_options(
+  dataset: str, known: Collection[str] = ("image", "labels", "numbers", "group")
+) -> tuple[str, dict[str, str]]:
+  """Returns the name of a data set without its options, and the options.
+
+  Args:
+    dataset: The name.
+    known: The options that it may have.
+
+  Raises:
+    ValueError: It has another option.
+
+  Example:
+    >>> with_options("csv:a.csv?labels=cat,dog&group=patient")
+    ('csv:a.csv', {'labels': 'cat,dog', 'group': 'patient'})
+  """
+  name, *texts = re.split(rf"\?{_OPTION}", dataset, maxsplit=1)
+  parts = re.split(f"&{_OPTION}", texts[0]) if texts else []
+  options = dict(part.split("=", 1) for part in parts)
+  for key in options:
+    if key not in known:
+      kind = name.partition(":")[0]
+      raise ValueError(
+        f"{key}: got {options[key]!r}, expected none for {kind}."
+      )
+  return name, options
+
+
 def with_absolute_folder(value: object) -> object:
   """Returns the name of a data set; the path of a folder becomes absolute.
 
@@ -172,9 +203,12 @@ def with_absolute_folder(value: object) -> object:
   """
   if not isinstance(value, str) or not value.startswith(FOLDERS):
     return value
-  kind, _, path = value.partition(":")
-  path = os.path.expanduser(path)
-  return value if is_remote(path) else f"{kind}:{os.path.abspath(path)}"
+  name, _ = with_options(value)
+  kind, _, path = name.partition(":")
+  if is_remote(os.path.expanduser(path)):
+    return value
+  path = os.path.abspath(os.path.expanduser(path))
+  return f"{kind}:{path}{value.removeprefix(name)}"
 
 
 def cache_folder(name: str) -> pathlib.Path:

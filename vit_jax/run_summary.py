@@ -20,7 +20,7 @@ from vit_jax.experiment import Experiment
 from vit_jax.families import ModelConfig
 from vit_jax.models import efficient_attention
 from vit_jax.param_groups import path_of
-from vit_jax.paths import with_absolute_folder
+from vit_jax.paths import FOLDERS, with_absolute_folder
 from vit_jax.step import TrainState
 from vit_jax.trainable import BASE, saved_params, without_adapters
 from vit_jax.weights.source_file import INIT
@@ -161,14 +161,16 @@ def classes_lines(
 def _absent_lines(experiment: Experiment) -> Iterator[str]:
   """Yields a line for each evaluator that has no images of some classes.
 
-  Only for folders, whose splits may be made of very few images; not for fake
+  Only for own data, whose splits may be made of very few images; not for fake
   data, whose classes have no names.
   """
   if experiment.config.fake_data:
     return
   for e in experiment.evals:
-    if e.scores_head and e.dataset.startswith("folder:"):
+    if e.scores_head and e.dataset.startswith(FOLDERS):
       source = experiment.sources.inspect(e.dataset, e.split)
+      if source.is_multilabel or source.is_regression:
+        continue
       names = source.class_names
       counts = np.bincount(source.labels(), minlength=len(names))
       absent = [name for name, n in zip(names, counts, strict=True) if not n]
@@ -198,6 +200,17 @@ def _numbers_lines(experiment: Experiment) -> list[str]:
     for name, mean, deviation in zip(names, *of, strict=False)
   )
   return [f"numbers     {text} (mean and deviation)"]
+
+
+def data_lines(experiment: Experiment) -> list[str]:
+  """Returns lines on the training data: images, classes or numbers."""
+  return [
+    f"data        {experiment.data_name}: {experiment.data.num_examples:,}"
+    f" images, {_outputs(experiment)}",
+    *classes_lines(experiment.class_counts, experiment.head.class_names),
+    *_absent_lines(experiment),
+    *_numbers_lines(experiment),
+  ]
 
 
 def eval_ops(config: Config) -> str:
@@ -245,11 +258,7 @@ def text(experiment: Experiment, mesh: Mesh, state: TrainState) -> str:
   ):
     lines.append(f"attention   {choice}")
   lines += [
-    f"data        {experiment.data_name}: {data.num_examples:,} images,"
-    f" {_outputs(experiment)}",
-    *classes_lines(experiment.class_counts, experiment.head.class_names),
-    *_absent_lines(experiment),
-    *_numbers_lines(experiment),
+    *data_lines(experiment),
     f"length      {total_steps:,} steps of {batch:,} images,"
     f" {epochs:,.2f} epochs",
   ]

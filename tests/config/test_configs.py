@@ -49,7 +49,6 @@ ARGUMENTS = {
     for v in ("b16", "b32", "l16", "l32", "h14")
   },
   "vit": ["", "H/14,imagenet21k"],
-  "regression": ["dataset=ages,init=weights.npz", "dataset=ages,res=64"],
   "finetune": [
     "",
     "init=runs/vit_l16,model=L/16,dataset=imagenet2012,res=384",
@@ -306,9 +305,7 @@ def test_numbers_in_docstrings_of_table_3(size, dataset):
   [
     pytest.param(*c, marks=[pytest.mark.slow] * (not _is_quick(*c)))
     for c in CASES
-    if c[0]
-    != "regression"  # whose data tests/evaluators/test_regression.py has
-    and "gram=" not in c[1]  # tests/self_supervised/test_dinov2.py
+    if "gram=" not in c[1]  # tests/self_supervised/test_dinov2.py
   ],
 )
 def test_passes_preflight(name, argument):
@@ -418,6 +415,35 @@ def test_folder_takes_splits_and_length_from_the_images():
   splits = {e.name: e.split for e in fewer.evals}
   assert fewer.data.split == "train[:80%]"
   assert splits == {"test": "test", "val": "train[80%:]"}
+
+
+@pytest.mark.parametrize(
+  "options, kinds, loss",
+  [
+    ("labels=kind", ["per_class", "classification"], "softmax"),
+    ("labels=a,b", ["multilabel"] * 2, "sigmoid"),
+    ("numbers=size", ["regression"] * 2, None),
+  ],
+)
+def test_folder_reads_a_csv(options, kinds, loss, tmp_path):
+  """Without splits it gets them; the columns say what is learned."""
+  lines = ["id,kind,a,b,size"]
+  for i in range(40):
+    Image.fromarray(np.full((8, 8, 3), i, np.uint8)).save(tmp_path / f"{i}.png")
+    lines.append(
+      f"{i}.png,{'cat' if i % 2 else 'dog'},{i % 2},{i % 3 // 2},{i}"
+    )
+  (tmp_path / "x.csv").write_text("\n".join(lines))
+  arg = f"path={tmp_path}/x.csv,{options},init=weights.npz"
+  config = _load("folder", arg).config
+  assert [e.kind for e in config.evals] == kinds
+  assert config.evals[0].split == "val"
+  assert getattr(config.objective, "loss", None) == loss
+  has_trials = _module("folder").get_trials(arg)[0] is not None
+  is_classes = loss == "softmax"
+  assert has_trials == is_classes
+  assert (config.init_head == "linear_probe") == is_classes
+  assert ("random_crop" in config.data.ops) == (loss is not None)
 
 
 def test_folder_takes_a_model_where_no_weights_state_one():
@@ -556,7 +582,17 @@ def test_images_of_a_hybrid_fit_its_patches(name):
     ("mae_finetune.py:model=S/16", "model: got 'S/16', expected one of B/16"),
     ("vit_s16.py:head=mlp", "head: got 'mlp', expected one of linear, tanh"),
     ("folder.py:init=weights.npz", "expected path=/path/to/images"),
-    ("folder.py:path=nothing", "is no folder"),
+    ("folder.py:path=nothing", "expected a name that TFDS knows"),
+    ("folder.py:path=./nothing", "path: got ./nothing, which does not exist"),
+    ("folder.py:path=nothing.csv", "nothing.csv: got no file"),
+    (
+      "folder.py:path=digits,numbers=age",
+      "numbers: got age, expected none for digits",
+    ),
+    (
+      "folder.py:path=images,labels=a",
+      "labels: got 'a', expected none for fold",
+    ),
     ("folder.py:path=images,init=none.npz", "init: got 'none.npz', which does"),
     ("digits_finetune.py:x", "expected init=<run>"),
     (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import folder, pipeline, sources
+from vit_jax.data import listed, pipeline, sources
 from vit_jax.data.splits import SPLIT_FOLDERS
 from vit_jax.finetune.data.imports import KINDS, Options
 
@@ -150,7 +150,7 @@ def test_classes_of_one_image_alone(tmp_path):
 
 
 def test_large_folders_are_not_searched_for_copies(tmp_path, monkeypatch):
-  monkeypatch.setattr(folder, "MAX_FILES", 19)
+  monkeypatch.setattr(listed, "MAX_FILES", 19)
   dataset = classes(tmp_path, a=10, b=10)
   note = sources.open_source(dataset, "train").note()
   assert "20 files, too many to look for files of the same bytes" in note
@@ -213,6 +213,61 @@ def test_one_level_below_all_classes_is_read(tmp_path):
   classes(tmp_path / "test", n1=1, n2=1)
   splits = sources.Sources().train_val_test(f"folder:{tmp_path}", "90%")
   assert splits == ("train", "val", "test")
+
+
+def test_images_of_a_group_are_on_one_side(tmp_path):
+  """Patients have images of both classes; some files are copies, too."""
+  for name in ("healthy", "ill"):
+    for patient in range(12):
+      for i in range(4):
+        path = tmp_path / name / f"p{patient:02}_{i}.png"
+        write(path, 100 * patient + i + 50 * (name == "ill"))
+  write(tmp_path / "ill/p03_copy.png", 0)  # of patient 0
+  dataset = f"folder:{tmp_path}?group=(p\\d+)_"
+  opened = sources.Sources()
+  parts = opened.train_val_test(dataset, "80%")
+  patients = []
+  for split in parts:
+    source = opened.inspect(dataset, split)
+    patients.append({pathlib.Path(path).name[:3] for path in source.paths})
+    assert {*source.labels()} == {0, 1} and "12 groups" in source.note()
+  assert all(patients) and sum(map(len, patients)) == len(
+    set().union(*patients)
+  )
+  (together,) = (names for names in patients if "p00" in names)
+  assert "p03" in together
+  # Without the pattern they are on both sides.
+  plain = opened.inspect(f"folder:{tmp_path}", "val").paths
+  others = opened.inspect(f"folder:{tmp_path}", "train").paths
+  of = lambda paths: {pathlib.Path(path).name[:3] for path in paths}
+  assert of(plain) & of(others)
+  for pattern, message in (
+    ("x", "'x', which is not in 'p00_0.png'"),
+    ("(", "a regular expression"),
+    ("p0|p1", "2 in a class, expected three"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      sources.open_source(f"folder:{tmp_path}?group={pattern}", "train")
+
+
+def test_groups_in_given_splits_are_counted(tmp_path):
+  classes(tmp_path / "train", a=4, b=4)
+  classes(tmp_path / "val", a=2, b=2)
+  source = sources.open_source(f"folder:{tmp_path}?group=\\d+", "train")
+  assert "4 of 4 images of 'val' are also in 'train', by their" in source.note()
+
+
+def test_classes_that_stand_for_missing_labels_are_said(tmp_path):
+  note = sources.open_source(classes(tmp_path, cat=2, nan=2), "train").note()
+  assert "a class 'nan', which may stand for a missing label" in note
+
+
+def test_a_folder_beside_its_labels_names_them(tmp_path):
+  classes(tmp_path, images=3)
+  write(tmp_path / "0.png")
+  (tmp_path / "labels.csv").touch()
+  with pytest.raises(ValueError, match="1 loose .*path=.*labels.csv"):
+    sources.open_source(f"folder:{tmp_path}", "train")
 
 
 def test_sub_folders_of_classes_are_said(tmp_path):

@@ -52,6 +52,7 @@ OF_KIND = {
       "count",
       "balanced_accuracy",
       "worst_class",
+      "smallest_class",
       "ece",
     },
   ),

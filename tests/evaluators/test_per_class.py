@@ -71,7 +71,7 @@ def test_metrics_by_hand():
   scores = _run()
   assert scores["c/count"] == 5 and scores["c/top1"] == pytest.approx(2 / 5)
   assert scores["c/balanced_accuracy"] == pytest.approx((1 / 3 + 1 + 0) / 3)
-  assert scores["c/worst_class"] == 0.0
+  assert scores["c/worst_class"] == 0.0 and scores["c/smallest_class"] == 1
   # Bins: 0.5 wrong; 0.7 right and wrong; 0.8 right and wrong.
   want = (0.5 + 2 * 0.2 + 2 * 0.3) / 5
   assert scores["c/ece"] == pytest.approx(want, rel=1e-6)
@@ -100,6 +100,21 @@ def test_the_file(tmp_path, order):
   assert len(bins) == 15 and sum(b["count"] for b in bins) == 5
   assert bins[0] == {"count": 0, "confidence": None, "right": None}
   assert bins[7]["count"] == 1 and bins[7]["right"] == 0.0  # 7/15 to 8/15
+
+
+def test_the_size_of_the_smallest_class_is_a_score_if_it_is_small():
+  """A class without images counts; from ten images on there is no score."""
+  options = _options()
+
+  def fewest(labels):
+    source = handmade.records(labels, 2)
+    logits = np.zeros([len(labels), 2], np.float32)
+    context = handmade.context(options, source, 2)
+    scores = options.make(context).run({"logits": logits})
+    return scores.get("c/smallest_class")
+
+  assert fewest([0] * 12) == 0 and fewest([0] * 12 + [1] * 9) == 9
+  assert fewest([0] * 12 + [1] * 10) is None
 
 
 def test_several_classes_are_refused():

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sklearn.metrics
+import tensorflow_datasets as tfds
 import tiny
 from PIL import Image
 
@@ -116,6 +117,34 @@ def test_scores_are_scikit_learns(order):
   assert scores["v/count"] == 4
 
 
+def test_the_worst_images_and_their_numbers():
+  """Of 20 images, in batches of 8; errors in units of the deviation."""
+  number = np.stack([np.arange(20.0), 1000 * np.arange(20.0)], 1)
+  output = number.copy()
+  output[3, 0] += 5
+  output[11, 1] += 9000
+  output[19, 1] -= 1000
+  source = handmade.Records(
+    name="handmade",
+    split="test",
+    num_examples=20,
+    num_classes=2,
+    class_names=("a", "b"),
+    is_regression=True,
+    table=number.astype(np.float32),
+  )
+  options = RegressionConfig(name="v", split="test")
+  context = handmade.context(options, source, 2, ("a", "b"))
+  params = {"logits": output.astype(np.float32)}
+  saved = options.make(context).predictions(params, 64, 3)
+  assert handmade.numbers(saved["worst_image"]).tolist() == [11, 3, 19]
+  np.testing.assert_allclose(saved["worst_output"], output[[11, 3, 19]])
+  np.testing.assert_allclose(saved["worst_number"], number[[11, 3, 19]])
+  np.testing.assert_allclose(saved["number"], number)
+  np.testing.assert_allclose(saved["output"], output)
+  assert saved["num_images"] == 20 and saved["names"].tolist() == ["a", "b"]
+
+
 def test_r2_of_numbers_that_do_not_vary():
   same = np.full((3, 2), 7.0)
   got = regression.r_squared(same + [0.0, 1.0], same)
@@ -207,12 +236,17 @@ def test_a_run_predicts_in_the_units_of_its_data(data_dir, tmp_path, capsys):
     assert value == pytest.approx(scores[key], rel=1e-4)
 
 
-def test_the_recipe_passes_its_checks(data_dir):
-  recipe = pathlib.Path(__file__).parents[2] / "configs/regression.py"
-  arguments = [f"--config={recipe}:dataset=levels,res=32"]
+def test_the_recipe_passes_its_checks(data_dir, monkeypatch):
+  recipe = pathlib.Path(__file__).parents[2] / "configs/folder.py"
+  arguments = [f"--config={recipe}:path=levels,res=32"]
+  # $TFDS_DATA_DIR is read when TFDS is imported.
+  monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(data_dir))
   parsed = cli.parse(
     "train", {}, [*arguments, f"--config.data.data_dir={data_dir}"]
   )
+  kinds = {e.name: (e.kind, e.split) for e in parsed.config.evals}
+  assert kinds["test"] == ("regression", "train[90%:]")
+  assert parsed.config.data.ops == "decode|resize(32)"
   run = run_checks.setup(parsed.config, errors=parsed.errors)
   assert run.head == class_names.Head(2, ("level", "far"), "regression")
   # Beside a head's start that needs classes.

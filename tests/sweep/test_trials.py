@@ -306,6 +306,24 @@ def test_the_normalisation_of_init_is_stated_for_the_probe_alone(
   assert {*read.values()} == {(str(tmp_path / "trials/probe/probe"), None)}
 
 
+def test_data_and_probe_are_shown_before_the_trials(
+  config, tmp_path, monkeypatch, capsys
+):
+  def run(config, folder, keeps_weights):
+    if folder.name == trials.PROBE:
+      folder.mkdir(parents=True, exist_ok=True)
+      (folder / trials.LINEAR_PROBE).write_text('{"top1": 0.75}')
+    return {"scores": {"val/top1": 1.0, "val/loss": 0.5}}
+
+  monkeypatch.setattr(trials, "run", run)
+  trials.choose(config, both, BUDGET, str(tmp_path))
+  out = capsys.readouterr().out
+  before, _, _ = out.partition("trial 1/")
+  assert "data        digits [train[:300]]: 300 images, 10 classes" in before
+  assert "classes     " in before
+  assert "probe       75.00% of the held-out images" in before
+
+
 def test_a_run_whose_trials_all_diverge_is_as_given(
   config, tmp_path, monkeypatch, capsys
 ):
@@ -337,7 +355,9 @@ def test_later_rounds_are_compared_with_what_the_command_sets(
   rounds_of = lambda _: [rates, other]
   chosen = trials.choose(config, rounds_of, "40", str(tmp_path), {"optim.lr"})
   assert chosen == config and record(tmp_path)["chosen"] == "no change"
-  assert "loss 0.0000, top-1 100.00%: no change" in capsys.readouterr().out
+  out = capsys.readouterr().out
+  assert "trial 1/2   loss 0.0000, top-1 100.00%: no change  ETA 0s" in out
+  assert "trial 2/2   loss 0.5000, top-1 100.00%: no change, other\n" in out
 
 
 def test_a_run_too_short_for_trials(config, tmp_path, capsys):

@@ -16,7 +16,9 @@ class DataConfig:
   """The training data."""
 
   dataset: str = option(
-    "imagenet2012", "TFDS name (cifar10, glyphs/...), folder:/path or vtab:TASK"
+    "imagenet2012",
+    "TFDS name (cifar10, glyphs/...), folder:/path, csv:/path, parquet:/path or"
+    " vtab:TASK",
   )
   split: str = option(
     "train",

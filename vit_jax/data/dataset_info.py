@@ -45,7 +45,9 @@ DATASETS = {
   "digits": Info(10, {"train": 1297, "test": 500}, "png", (8, 8)),
   # That of glyphs depends on its options: see `fake.dataset_info`.
   "glyphs": Info(0, {}, "png"),
-  "folder:": Info(10, {"train": 1000, "val": 100}),
+  **dict.fromkeys(
+    ("folder:", "csv:", "parquet:"), Info(10, {"train": 1000, "val": 100})
+  ),
   "images:": Info(0, {"train": 1000}),
   **{
     vtab.PREFIX + name: Info(t.num_classes, t.split_sizes, t.image, t.size)

@@ -168,14 +168,16 @@ def import_source(
   some = ", ".join(names[:5]) + ", ..." * (len(names) > 5)
   for split, (count, _) in listing.splits.items():
     say(f"{split}: {count:,} records found")
-  what = "numbers to predict" if listing.is_regression else "classes"
+  what = "classes"
+  if listing.is_regression:
+    what = f"number{'s' * (len(names) > 1)} to predict"
   say(f"{len(names):,} {what}: {some}")
   for remark in listing.remarks:
     say(remark)
   if listing.is_multilabel:
     say("an image has any number of them: config.objective.loss=sigmoid")
   if listing.is_regression:
-    say("to learn them: config.objective.kind=regression")
+    say(f"to learn them: --config=folder:path={name}")
   _write(builder, say, tfds.download.DownloadConfig())
   return _finished(builder, say)
 

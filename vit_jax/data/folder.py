@@ -10,68 +10,49 @@ any format. Hidden files, and folders that programs make (`__MACOSX`, `@eaDir`),
 are left out. Splits are `train`, `val` and `test`. Folders and configs may use
 any of the names in `SPLIT_FOLDERS`, in any case.
 
-To make splits, the files of every class are ordered by a hash of their names,
-and the first 10 % (at least one, if there are two) become `val`. The hash
-depends only on the name and a constant. So every machine and every run makes
-the same splits, and a change in one class moves no file of another.
-
-Files of the same bytes count as one: all are in the split of the first of them.
-They are not looked for in folders of more than `MAX_FILES` files.
-
-In a split, the images of a class are spread evenly over the records, in the
-order of such a hash; copies follow each other. So a slice like train[:10%] has
-all classes. `FolderSource.cut` says where to hold out the last records, with at
-least one of each class.
+`vit_jax.data.listed` makes splits, and says how copies are divided. With
+"folder:/path?group=PATTERN", files in whose names the regular expression
+PATTERN finds the same text are on one side of every split, too: a patient, a
+video. The names are those below the class folders; if PATTERN has a group in
+brackets, that part of the text counts.
 """
 
 import collections
 import dataclasses
 import functools
 import hashlib
-import itertools
 import os
 import pathlib
+import re
 from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.data import copies, splits
+from vit_jax.data import listed, splits
 from vit_jax.data.images import SUFFIXES
+from vit_jax.data.listed import Files, Listed
 from vit_jax.data.source import (
   UNAVAILABLE,
   UNAVAILABLE_ERRNOS,
   Record,
-  Source,
 )
 from vit_jax.data.splits import SPLIT_FOLDERS
 from vit_jax.data.tf_cpu import as_bytes, tf
-from vit_jax.paths import is_by_program, printable, walk
+from vit_jax.paths import (
+  is_by_program,
+  printable,
+  walk,
+  with_options,
+)
 
 PREFIX = "folder:"
+_TABLES = (".csv", ".tsv", ".parquet")
 _SPLIT_OF = {name: k for k, names in SPLIT_FOLDERS.items() for name in names}
-VAL_SHARE = 0.1
-MAX_FILES = 100_000  # larger folders are not searched for copies
-_SALT = "vit_jax folder split 0"  # the seed of the split
-
-_Files = dict[str, list[str]]  # class -> paths
-# Path -> the first path of the same bytes, for files that have copies.
-_Copies = dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class FolderSource(Source):
-  """Files with their labels; only record numbers are shuffled.
-
-  Attributes:
-    paths: The files.
-    path_labels: Their classes, int32 [num_examples].
-    ranks: float64 [num_examples], falling. An image is held out if this share
-      of its class is; see `cut`.
-  """
-
-  paths: tuple[str, ...]
-  path_labels: np.ndarray
-  ranks: np.ndarray
+class FolderSource(Listed):
+  """Files with their labels; `paths` are the files."""
 
   @functools.cached_property
   def _tensors(self) -> tuple[tf.Tensor, tf.Tensor]:
@@ -97,46 +78,6 @@ class FolderSource(Source):
     record = {"image": image, "error": error}
     record = {k: tf.ensure_shape(v, []) for k, v in record.items()}
     return {**record, "label": label, "index": raw["index"]}
-
-  def labels(self) -> np.ndarray:
-    """See `Source`."""
-    return self.path_labels
-
-  def cut(self, share: str) -> str:
-    """Returns where to cut the split, so that all classes are on both sides.
-
-    Each class is rounded by itself: at least one image is on each side, if it
-    has two or more that differ. Copies are on one side.
-
-    Args:
-      share: The part before the cut, such as "80%".
-
-    Returns:
-      A bound of a slice, such as "80.6%".
-    """
-    held_out = (100 - float(share.removesuffix("%"))) / 100
-    first, num = int(np.sum(self.ranks > held_out)), self.num_examples
-    for digits in range(12):
-      percent = f"{100 * first / num:.{digits}f}"
-      if round(float(percent) * num / 100.0) == first:  # as `parse_split`
-        break
-    return f"{percent}%"
-
-  def record_name(self, index: int) -> str:
-    """See `Source`."""
-    return printable(self.paths[index])
-
-  def identity(self) -> str:
-    """See `Source`: a hash of the paths below the folder and the labels."""
-    return self._identity
-
-  @functools.cached_property
-  def _identity(self) -> str:  # a second for a million paths
-    root = os.path.commonprefix([min(self.paths), max(self.paths)])
-    digest = hashlib.sha256(self.path_labels.tobytes())
-    for path in self.paths:
-      digest.update(os.fsencode(path[len(root) :]) + b"\0")
-    return f"files {digest.hexdigest()[:16]}"
 
   def stamp(self) -> str:
     """See `Source`: a hash of paths, sizes, times of change and labels."""
@@ -180,9 +121,9 @@ def open_folder(dataset: str, split: str, data_dir: str | None) -> FolderSource:
       unknown. Errors in the folder of another split are not raised.
   """
   del data_dir
-  root = pathlib.Path(dataset.removeprefix(PREFIX)).expanduser()
-  root = root.absolute()
-  scan = _scan(root, dataset, _stamp(root))
+  name, options = with_options(dataset, ("group",))
+  root = pathlib.Path(name.removeprefix(PREFIX)).expanduser().absolute()
+  scan = _scan(root, dataset, options.get("group"), _stamp(root))
   for part in split.split("+"):
     name = part.partition("[")[0].strip()
     if error := scan.errors.get(_SPLIT_OF.get(name.lower(), name)):
@@ -217,14 +158,6 @@ def _stamp(root: pathlib.Path) -> tuple[int, ...]:
   return tuple(folder.stat().st_mtime_ns for folder in folders)
 
 
-class _File(NamedTuple):
-  """A record; for `rank`, see `FolderSource`."""
-
-  path: str
-  class_name: str
-  rank: float
-
-
 def _error(dataset: str, got: str, expected: str) -> ValueError:
   return ValueError(f"got data set {dataset!r} {got}, expected {expected}.")
 
@@ -239,13 +172,15 @@ class _Scan(NamedTuple):
   """
 
   class_names: tuple[str, ...]
-  records: dict[str, list[_File]]
+  records: dict[str, list[listed.Item]]
   errors: dict[str, str]
   remarks: tuple[str, ...]
 
 
 @functools.lru_cache(maxsize=2)
-def _scan(root: pathlib.Path, dataset: str, stamp: tuple[int, ...]) -> _Scan:
+def _scan(
+  root: pathlib.Path, dataset: str, group: str | None, stamp: tuple[int, ...]
+) -> _Scan:
   """Reads the names of all files, and finds those of the same bytes."""
   del stamp
   if not root.is_dir():
@@ -254,75 +189,59 @@ def _scan(root: pathlib.Path, dataset: str, stamp: tuple[int, ...]) -> _Scan:
   errors = {}
   if folders := _split_folders(root, names, dataset):
     by_split = _given_splits(folders, dataset, left_out, errors)
-    same, remarks = _copies(dataset, by_split)
     files = by_split["train"]
   else:
-    folders = {"train": root}
+    folders = {listed.WHOLE: root}
     files = _class_files(root, names, dataset, left_out)
-    same, remarks = _copies(dataset, {"": files})
-    by_split = _divide(files, root, same)
+    by_split = {listed.WHOLE: files}
+  groups = _groups(folders, by_split, group) if group else {}
+  division = listed.arranged(
+    dataset, by_split, lambda name, path: _below(root / name, path), groups
+  )
   remarks = [
-    *_depth_remarks(folders["train"], files, dataset),
-    *remarks,
-    *_shared_remarks(by_split, same),
+    *_depth_remarks(next(iter(folders.values())), files, dataset),
+    *listed.missing_remarks(files, dataset),
+    *division.remarks,
     *_left_out_remarks(dataset, left_out),
   ]
-  records = {k: _ordered(files, same) for k, files in by_split.items()}
-  return _Scan(tuple(files), records, errors, tuple(remarks))
+  return _Scan(tuple(files), division.items, errors, tuple(remarks))
 
 
-def _copies(
-  dataset: str, by_split: dict[str, _Files]
-) -> tuple[_Copies, list[str]]:
-  """Returns the files of the same bytes, and sentences on them."""
-  num = sum(len(p) for files in by_split.values() for p in files.values())
-  if num > MAX_FILES:
-    return {}, [
-      f"{dataset!r} has {num:,} files, too many to look for files of the same"
-      " bytes, which may be on both sides of a split."
-    ]
-  class_of = {
-    path: name
-    for files in by_split.values()
-    for name, paths in files.items()
-    for path in paths
-  }
-  same = copies.find(list(class_of))
-  found = [path for path, first in same.items() if path != first]
-  if not found:
-    return {}, []
-  others = sum(class_of[p] != class_of[same[p]] for p in found)
-  in_other = f" ({others:,} of them in another class)" * bool(others)
-  return same, [
-    f"{dataset!r} has {len(found):,} files with the bytes of another"
-    f" file{in_other}, such as {printable(found[0])} and"
-    f" {printable(same[found[0]])}. Where a folder is split automatically, the"
-    " copies of an image stay together."
-  ]
+def _groups(
+  folders: dict[str, pathlib.Path], by_split: dict[str, Files], pattern: str
+) -> dict[str, str]:
+  """Returns the group of each file, see the top of this module.
+
+  Raises:
+    ValueError: The pattern is no regular expression, or finds nothing in a
+      file's name.
+  """
+  try:
+    find = re.compile(pattern).search
+  except re.error as e:
+    raise ValueError(
+      f"group: got {pattern!r}, expected a regular expression: {e}."
+    ) from None
+  groups = {}
+  for split, files in by_split.items():
+    for name, paths in files.items():
+      for path in paths:
+        below = _below(folders[split] / name, path)
+        if (match := find(below)) is None:
+          raise ValueError(
+            f"group: got {pattern!r}, which is not in {printable(below)!r},"
+            " expected a pattern that is in the name of every file."
+          )
+        groups[path] = match[match.lastindex or 0]
+  return groups
 
 
-def _shared_remarks(by_split: dict[str, _Files], same: _Copies) -> list[str]:
-  """Returns a sentence for each two splits with files of the same bytes."""
-  remarks = []
-  paths = {k: [*itertools.chain(*v.values())] for k, v in by_split.items()}
-  for b, a in itertools.combinations(paths, 2):
-    firsts = {same[path] for path in paths[b] if path in same}
-    if shared := [path for path in paths[a] if same.get(path) in firsts]:
-      remarks.append(
-        f"{len(shared):,} of {len(paths[a]):,} images of {a!r} are also in"
-        f" {b!r}, byte for byte, such as {printable(shared[0])}."
-      )
-  return remarks
-
-
-def _depth_remarks(
-  root: pathlib.Path, files: _Files, dataset: str
-) -> list[str]:
+def _depth_remarks(root: pathlib.Path, files: Files, dataset: str) -> list[str]:
   """Returns a sentence if the images of classes are at different places."""
   below = {
-    f"{name}/{relative.rpartition(os.sep)[0].split(os.sep)[0]}"
+    f"{name}/{_below(root / name, path).rpartition(os.sep)[0].split(os.sep)[0]}"
     for name, paths in files.items()
-    for relative in _relative(root / name, paths)
+    for path in paths
   }
   if len({path.partition("/")[2] for path in below}) == 1:
     return []
@@ -377,7 +296,7 @@ def _given_splits(
   dataset: str,
   left_out: list[str],
   errors: dict[str, str],
-) -> dict[str, _Files]:
+) -> dict[str, Files]:
   """Returns the files of each split; adds errors of others than `train`."""
   train = folders["train"]
   to_split = f"To split it automatically, use {PREFIX}{train}"
@@ -406,7 +325,7 @@ def _given_splits(
 
 def _class_files(
   root: pathlib.Path, names: list[str], dataset: str, left_out: list[str]
-) -> _Files:
+) -> Files:
   """Returns the images of each class folder; appends others to `left_out`."""
   files = {}  # paths relative to the folder of the class
   for name in names:
@@ -415,7 +334,13 @@ def _class_files(
   if len(names) < 2:
     got = f"the class folders {names}" if names else "no class folders"
     expected = "one folder of images for each of two or more classes"
-    raise _error(dataset, f"with {got} in {root}", expected)
+    got += f" in {root}"
+    names = sorted(e.name for e in os.scandir(root) if e.is_file())
+    if loose := sum(name.lower().endswith(SUFFIXES) for name in names):
+      got += f", but {loose:,} loose images"
+    if tables := [name for name in names if name.lower().endswith(_TABLES)]:
+      expected += f", or the file of the labels: path={root / tables[0]}"
+    raise _error(dataset, f"with {got}", expected)
   empty = [name for name in names if not files[name]]
   levels = {path.split(os.sep)[0] for paths in files.values() for path in paths}
   # In Tiny ImageNet, the images of each class are in its folder `images`.
@@ -459,76 +384,10 @@ def images_in(root: pathlib.Path) -> tuple[list[str], list[str]]:
   return sorted(images), sorted(others)
 
 
-def _hash(path: str) -> bytes:
-  # Without the folder of the data set, which may be moved.
-  return hashlib.blake2b(os.fsencode(f"{_SALT}/{path}")).digest()[:16]
-
-
 def _joined(folder: pathlib.Path, names: list[str]) -> list[str]:
   return [os.path.join(folder, name) for name in names]
 
 
-def _relative(folder: pathlib.Path, paths: list[str]) -> list[str]:
-  """Returns the paths below a folder relative to it."""
-  start = len(os.path.join(folder, ""))
-  return [path[start:] for path in paths]
-
-
-def _units(files: _Files, same: _Copies) -> _Copies:
-  """Returns, for files that are copies, the file with which they are divided.
-
-  None if no class has two different images: nothing could be held out.
-  """
-  first, units = {}, {}
-  for paths in files.values() if same else ():
-    for path in paths:
-      if path in same and (unit := first.setdefault(same[path], path)) != path:
-        units[path] = unit
-  counts = [sum(p not in units for p in paths) for paths in files.values()]
-  return units if max(counts) > 1 else {}
-
-
-def _divide(
-  files: _Files, root: pathlib.Path, same: _Copies
-) -> dict[str, _Files]:
-  """Makes `train` and `val` from the files of each class."""
-  units, held_out = _units(files, same), set()
-  for name, paths in files.items():
-    own = [path for path in paths if path not in units]
-    hashes = [_hash(path) for path in _relative(root / name, own)]
-    num_val = max(1, int(len(own) * VAL_SHARE + 0.5)) if len(own) > 1 else 0
-    in_order = sorted(zip(hashes, own, strict=True))
-    held_out.update(path for _, path in in_order[:num_val])
-  return {
-    split: {
-      name: [p for p in paths if (units.get(p, p) in held_out) == is_val]
-      for name, paths in files.items()
-    }
-    for split, is_val in (("train", False), ("val", True))
-  }
-
-
-def _ordered(files: _Files, same: _Copies) -> list[_File]:
-  """Returns all files, those that are held out first at the end."""
-  units, keys, records = _units(files, same), {}, []
-  for name, paths in files.items():
-    hashes = [_hash(f"{name}/{os.path.basename(path)}") for path in paths]
-    in_order = sorted(zip(hashes, paths, strict=True))
-    own = [(key, path) for key, path in in_order if path not in units]
-    for i, (key, path) in enumerate(own):
-      keys[path] = (-_rank(i, len(own)), key)
-    records += [(key, path, name) for key, path in in_order]
-  of_unit = lambda path: keys[units.get(path, path)]
-  records.sort(key=lambda record: (of_unit(record[1]), record[0]))
-  return [_File(path, name, -of_unit(path)[0]) for _, path, name in records]
-
-
-def _rank(i: int, num: int) -> float:
-  """Returns the share from which on image i of a class of `num` is held out.
-
-  `share * num` images are held out, rounded, but at least the first one and at
-  most all but the last one.
-  """
-  if i == num - 1:
-    return 1.0
-  return (i + 0.5) / num if i else 0.0
+def _below(folder: pathlib.Path, path: str) -> str:
+  """Returns a path below a folder relative to it."""
+  return path[len(os.path.join(folder, "")) :]

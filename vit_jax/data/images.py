@@ -51,6 +51,7 @@ _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 # A marker of a JPEG: neither a stuffed byte, nor a restart, nor a fill byte.
 _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
 _END, _WITHOUT_LENGTH = 0xD9, (0x01, 0xD8)
+_EXTRA_SAMPLES = 338  # tag of TIFF 6.0, page 31: 1 and 2 are alpha
 _ORIENTATION = 0x0112  # tag of EXIF
 _BYTES = bytes | bytearray | memoryview
 ARRAYS = "expected uint8 of [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]"
@@ -368,12 +369,24 @@ def _pixels(image: Image.Image, exif: bool, max_pixels: int):
     if is_grey16:  # Pillow would clip values above 255
       pixels = _as_colours((np.asarray(image) >> 8).astype(np.uint8))
     else:
-      mode = "RGBA" if image.has_transparency_data else "RGB"
+      mode = "RGBA" if _has_alpha(image) else "RGB"
       pixels = np.asarray(image.convert(mode))
   except Exception as e:  # a damaged file may raise anything
     raise _cannot_decode(e, max_pixels) from None
   number = _orientation(image) if exif else 1
   return pixels if number == 1 else turned(pixels, number)
+
+
+def _has_alpha(image: Image.Image) -> bool:
+  """Whether an image has transparency.
+
+  The fourth band of a TIFF may be anything, such as near infrared. It is alpha
+  only if the file says so; Pillow also takes it for alpha if the file says
+  nothing.
+  """
+  if image.format == "TIFF" and image.mode == "RGBA":
+    return image.tag_v2.get(_EXTRA_SAMPLES, (0,))[0] in (1, 2)
+  return image.has_transparency_data
 
 
 def _cannot_decode(error: Exception, max_pixels: int) -> ValueError:

@@ -13,6 +13,7 @@ from vit_jax.data import fake as fake_lib
 from vit_jax.data import (
   folder,
   images,
+  listed,
   record_source,
   records,
   splits,
@@ -28,9 +29,19 @@ from vit_jax.data.source import NotOnDisk, Source
 from vit_jax.data.splits import SplitError
 from vit_jax.data.tf_cpu import tf
 
+
+def _open_table(dataset: str, split: str, data_dir: str | None) -> Source:
+  """Opens "csv:PATH" or "parquet:PATH"; see `table_source`."""
+  from vit_jax.finetune.data import table_source  # imports pyarrow
+
+  return table_source.open_table(dataset, split, data_dir)
+
+
 # Prefix of a name -> function (dataset, split, data_dir) -> Source. TFDS opens
 # names without a prefix.
 OPENERS = {
+  "csv:": _open_table,
+  "parquet:": _open_table,
   folder.PREFIX: folder.open_folder,
   unlabelled_folder.PREFIX: unlabelled_folder.open_images,
   vtab.PREFIX: vtab_source.open_vtab,
@@ -54,8 +65,9 @@ def open_source(
 
   Args:
     dataset: Name in TFDS, with a config if it has several; "folder:/path" for
-      images in one folder per class; "images:/path" for images without
-      classes; "vtab:TASK", see `vtab`; a key of `given`; or an import path, see
+      images in one folder per class; "csv:/path" and "parquet:/path", see
+      `finetune.data.table_source`; "images:/path" for images without classes;
+      "vtab:TASK", see `vtab`; a key of `given`; or an import path, see
       `records`.
     split: A split such as "train", "train[:99%]" or "train[100:200]+test", or a
       subset of one, such as "train@2000" or "train[:99%]@10%/seed=1".
@@ -145,26 +157,31 @@ class Sources:
   def train_val_test(self, dataset: str, share: str) -> tuple[str, str, str]:
     """Returns the splits to train on, to choose by and to test on.
 
-    It does not raise: `inspect` refuses the splits of an unknown folder.
+    It does not raise: `inspect` refuses the splits of an unknown data set.
 
     Args:
-      dataset: "folder:/path". With the splits `test` and `val`, all three are
-        used whole. Otherwise `test` (or `val`, without `test`) is the test
-        split, and the records of `train` after `share` are chosen by.
-      share: The part of `train` that is then trained on, such as "90%". In a
-        folder it is rounded class by class, see `FolderSource.cut`.
+      dataset: The name. With the splits `test` and `val` (or `validation`), all
+        three are used whole. Otherwise `test`, or `val` without `test`, is the
+        test split, and the records of `train` after `share` are chosen by. If
+        `train` is alone, its last tenth is the test split.
+      share: The part of `train`, without a test split, that is then trained on,
+        such as "90%". Images in a list are rounded class by class, see
+        `Listed.cut`.
     """
-    is_tested = self._may_have(dataset, "test")
-    if is_tested and self._may_have(dataset, "val"):
-      return "train", "val", "test"
+    tests = [s for s in ("test", "val", "validation") if self._has(dataset, s)]
+    if len(tests) > 1 and tests[0] == "test":
+      return "train", tests[1], "test"
+    if not tests:
+      share = f"{0.9 * float(share.removesuffix('%')):g}%"
     with contextlib.suppress(ValueError):
       train = self.inspect(dataset, "train")
-      if isinstance(train, folder.FolderSource):
+      if isinstance(train, listed.Listed):
         share = train.cut(share)
-    test = "test" if is_tested else "val"
-    return f"train[:{share}]", f"train[{share}:]", test
+    if not tests:
+      return f"train[:{share}]", f"train[{share}:90%]", "train[90%:]"
+    return f"train[:{share}]", f"train[{share}:]", tests[0]
 
-  def _may_have(self, dataset: str, split: str) -> bool:
+  def _has(self, dataset: str, split: str) -> bool:
     """Whether `inspect` finds the split, or fails for another reason."""
     try:
       self.inspect(dataset, split)

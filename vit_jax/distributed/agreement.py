@@ -25,7 +25,7 @@ from vit_jax.config import Config, ConfigError, flat, to_dict
 from vit_jax.data.preprocessing import image_size
 from vit_jax.models import efficient_attention
 from vit_jax.options import shown, unexpected
-from vit_jax.paths import run_path
+from vit_jax.paths import FOLDERS, run_path, with_options
 
 # A file system may take so long to show a host what another has written.
 VISIBLE_SECONDS = 90.0
@@ -37,7 +37,6 @@ SETTINGS = (
   "jax_default_matmul_precision",
   "jax_numpy_dtype_promotion",
 )
-FOLDER = "folder:"  # begins the name of data that are files in a folder
 
 
 def broadcast_text(text: str) -> str:
@@ -68,8 +67,9 @@ def of_run(
   for key in ("config.data.data_dir", "config.init"):
     options.pop(key, None)
   for key, value in options.items():
-    if isinstance(value, str) and value.startswith(FOLDER):
-      options[key] = FOLDER
+    if isinstance(value, str) and value.startswith(FOLDERS):
+      name, _ = with_options(value)
+      options[key] = name.partition(":")[0] + value.removeprefix(name)
   sums = digests.of_numpy(params).items()
   return {
     **{f"version of {m.__name__}": m.__version__ for m in (jax, flax, optax)},

@@ -37,6 +37,7 @@ from vit_jax.evaluators.evaluator import (
 )
 
 FILE = "{}_classes.json"  # {} is the name of the evaluator
+FEW = 10  # images of a class: of fewer, one is more than 10 % of its accuracy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +80,10 @@ class PerClass(Classification):
 
     `<name>/worst_class` is the lowest accuracy of a class; `balanced_accuracy`
     is the mean over the classes. `ece` is the expected calibration error, see
-    `metrics.calibration_error`. All are shares. If a probability is NaN, no
-    file is written, and `worst_class` and `ece` are NaN.
+    `metrics.calibration_error`. All are shares. `smallest_class` is the number
+    of images of the class with the fewest; it is added if they are fewer than
+    `FEW`, because one image then decides `worst_class`. If a probability is
+    NaN, no file is written, and `worst_class` and `ece` are NaN.
 
     Raises:
       DataError: No image has a label.
@@ -98,6 +101,10 @@ class PerClass(Classification):
     classes = per_class(label, prediction)
     shares = [c["right"] / c["count"] for c in classes if c["count"]]
     calibration = rows["probability"], is_right
+    counts = np.bincount(label, minlength=self._width)
+    fewest = int(counts[self._positions[self._positions >= 0]].min())
+    if fewest < FEW:
+      scores[f"{name}/smallest_class"] = float(fewest)
     scores |= {
       f"{name}/worst_class": float(np.min(shares)),
       f"{name}/ece": calibration_error(*calibration),

@@ -1,6 +1,7 @@
 """Errors of predicted numbers over a whole split, in the data's units."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
@@ -18,6 +19,8 @@ from vit_jax.evaluators.evaluator import (
   no_images_error,
 )
 from vit_jax.options import option, unexpected
+
+MOST_POINTS = 2000  # images whose predictions are saved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,10 +98,7 @@ class Regression(Evaluator):
       raise DataError(
         no_images_error(self.config.name, self._source, "can be scored")
       )
-    output = rows["output"].astype(np.float64)
-    if (of := self.context.head.standardisation) is not None:
-      mean, deviation = (np.array(v)[self._columns] for v in of)
-      output = output * deviation + mean
+    output = self._in_units(rows["output"])
     mae, r2 = np.abs(output - number).mean(0), r_squared(output, number)
     name = self.config.name
     scores = {f"{name}/mae": mae.mean(), f"{name}/r2": r2.mean()}
@@ -108,6 +108,61 @@ class Regression(Evaluator):
       key = f"{name}/{output_name.replace('/', '_')}"
       scores |= {f"{key}/mae": mae[i], f"{key}/r2": r2[i]}
     return {k: float(v) for k, v in scores.items()}
+
+  def _in_units(self, output: np.ndarray) -> np.ndarray:
+    """Returns outputs of the head in the units of the data, float64."""
+    output = output.astype(np.float64)
+    if (of := self.context.head.standardisation) is not None:
+      mean, deviation = (np.array(v)[self._columns] for v in of)
+      output = output * deviation + mean
+    return output
+
+  def predictions(
+    self, params: Params, limit: int, num_mistakes: int
+  ) -> dict[str, np.ndarray] | None:
+    """Returns predicted numbers and the worst images; for one process.
+
+    The whole split passes through the model once more.
+
+    Args:
+      params: Parameters of the model.
+      limit: Not used.
+      num_mistakes: Largest number of worst images. An image is as bad as the
+        largest error of its numbers, in units of the split's deviation.
+
+    Returns:
+      number and output, float64 [n, outputs], of the first `MOST_POINTS`
+      images; worst_image uint8 [m, h, w, 3], worst_number and worst_output;
+      names, `num_images`, `dataset` and `split`.
+    """
+    batches, again = itertools.tee(self.context.batches(self._source))
+    parts = self.context.forward(self._rows, params, batches)
+    rows = [
+      (batch["index"][mask], part["number"][mask], part["output"][mask])
+      for batch, part in zip(again, parts, strict=True)
+      if (mask := np.asarray(part["mask"])).any()
+    ]
+    if not rows:
+      return None
+    index, number, output = map(np.concatenate, zip(*rows, strict=True))
+    output = self._in_units(output)
+    errors = np.abs(output - number) / np.maximum(number.std(0), 1e-12)
+    order = np.argsort(-errors.max(-1), kind="stable")[:num_mistakes]
+    # Read again, so that not all images are in memory.
+    rising = np.sort(index[order])
+    again = self.context.batches(self._source, rising)
+    images = np.concatenate([np.asarray(b["image"])[b["mask"]] for b in again])
+    images = images[np.searchsorted(rising, index[order])]
+    return {
+      "number": number[:MOST_POINTS].astype(np.float64),
+      "output": output[:MOST_POINTS],
+      "worst_image": images,
+      "worst_number": number[order].astype(np.float64),
+      "worst_output": output[order],
+      "names": np.array(self._source.class_names or [], dtype=str),
+      "num_images": np.array(len(number)),
+      **{k: np.array(getattr(self.config, k)) for k in ("dataset", "split")},
+    }
 
 
 def r_squared(output: np.ndarray, number: np.ndarray) -> np.ndarray:

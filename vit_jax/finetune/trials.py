@@ -21,14 +21,15 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax import experiment, run_checks, weights
+from vit_jax import experiment, run_checks, run_summary, weights
+from vit_jax.callbacks.progress import format_seconds
 from vit_jax.checkpointing import resume_rules
 from vit_jax.config import HELD_OUT, Config, ConfigError, build, cli, to_dict
 from vit_jax.data import sources
 from vit_jax.distributed import agreement
 from vit_jax.finetune import linear_probe, trial_candidates
-from vit_jax.finetune.one_run import print_once, read_by_first, run
-from vit_jax.finetune.results import TRIALS, Trial, Trials
+from vit_jax.finetune.one_run import RESULT, print_once, read_by_first, run
+from vit_jax.finetune.results import LINEAR_PROBE, TRIALS, Trial, Trials
 from vit_jax.finetune.trial_candidates import Round
 from vit_jax.options import unexpected
 from vit_jax.writers import run_info
@@ -127,9 +128,13 @@ def choose(
     _check_begun(_beginning(whole, budget, names), config, folder)
   # Large images are shrunk now, so that no trial's time includes it. The data
   # set may also be generated; its identity is known only then.
-  _ = whole.data
+  lines = run_summary.data_lines(whole)
+  if whole.data_note:
+    lines.append(f"note        {whole.data_note}")
+  print_once("\n".join(lines))
   beginning = _beginning(whole, budget, names)
   del whole  # frees the records that it has read
+  is_timed = False  # then the probe is fitted
   if known:
     record = Trials(known["steps"])
     print_once(
@@ -147,6 +152,7 @@ def choose(
       total = (read_by_first(folder / FOLDER / BEGUN) or {}).get("steps")
       if total is None:
         _write(folder / FOLDER, BEGUN, beginning)
+        is_timed = True
         total = _affordable_steps(config, folder / FOLDER, budget, num_trials)
       beginning["steps"] = total  # another measurement would differ
       _write(folder / FOLDER, BEGUN, beginning)
@@ -163,8 +169,10 @@ def choose(
     )
     _write(folder / FOLDER, BEGUN, beginning)
     _write(folder, TRIALS, dataclasses.asdict(record))
-  _make_probe(config, folder / FOLDER)
+  if not is_timed:
+    _make_probe(config, folder / FOLDER)
 
+  seconds: list[float] = []  # of the trials that ran now
   trials: list[Trial] = []
   best: dict[str, Any] | None = None  # name and result
   chosen: list[str] = []
@@ -176,14 +184,23 @@ def choose(
         _short(_with(config, options), record.steps), folder / FOLDER
       )
       text = ", ".join([*chosen, name])
-      result = _run(short, folder / FOLDER / f"{i}_{name}")
+      place, start = folder / FOLDER / f"{i}_{name}", time.monotonic()
+      is_new = not (place / RESULT).exists()
+      result = _run(short, place)
+      seconds += [time.monotonic() - start] * is_new
       top1, loss = _scores(result)
       score = "diverged"
       if loss is not None:
         score = f"loss {loss:.4f}, top-1 {top1:.2%}"
-      print_once(f"trial       {score}: {text}")
       results.append({"name": name, **result})
       trials.append(Trial(text, record.steps, top1, loss))
+      # A later round may have more trials than it had before its choice.
+      left = max(0, num_trials - len(trials))
+      count = f"{len(trials)}/{len(trials) + left}"
+      eta = ""
+      if left and seconds:
+        eta = f"  ETA {format_seconds(left * sum(seconds) / len(seconds))}"
+      print_once(f"{f'trial {count}':<12}{score}: {text}{eta}")
       record = dataclasses.replace(record, trials=tuple(trials))
       _write(folder, TRIALS, dataclasses.asdict(record))
     finite = [r for r in results if _scores(r)[1] is not None]
@@ -282,9 +299,16 @@ def _changes(
 
 
 def _make_probe(config: Config, folder: epath.Path) -> None:
-  """Fits the linear probe with which all trials begin."""
-  if config.init_head == "linear_probe":
-    _run(_short(config, 1), folder / PROBE)
+  """Fits the linear probe with which all trials begin, and prints its score."""
+  if config.init_head != "linear_probe":
+    return
+  _run(_short(config, 1), folder / PROBE)
+  outcome = read_by_first(folder / PROBE / LINEAR_PROBE)
+  if outcome:
+    print_once(
+      f"probe       {outcome['top1']:.2%} of the held-out images right; every"
+      " trial begins with this head"
+    )
 
 
 def _affordable_steps(

@@ -377,12 +377,16 @@ def finite_scores(
   )
 
 
+# Metrics that are whole numbers.
+WHOLE = ("count", "sets", "not_finite", "smallest_class")
+
+
 def format_scores(step: int, scores: Mapping[str, float]) -> str:
   """Returns an evaluator's results, with baselines on separate lines."""
   rows: dict[str, list[str]] = {}
   for key, value in scores.items():
     name, metric = key.rsplit("/", 1)
-    is_whole = metric in ("count", "sets", "not_finite")
+    is_whole = metric in WHOLE
     text = f"{value:,.0f}" if is_whole else f"{value:.4f}"
     rows.setdefault(name, []).append(f"{metric} {text}")
   head, width = f"step {step:,}: ", max(map(len, rows))

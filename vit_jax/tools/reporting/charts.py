@@ -212,6 +212,7 @@ loss = functools.partial(curves, "Training loss", value="{:.3g}", is_noisy=True)
 learning_rate = functools.partial(
   curves, "Learning rate", tick=_power, floor=0.0
 )
+mae = functools.partial(curves, value="{:.4g}", floor=0.0)
 throughput = functools.partial(
   curves, "Images per second", value="{:,.0f}", tick=_count, floor=0.0
 )
@@ -243,6 +244,41 @@ def accuracy(
     mark=None if chance is None else (100 * chance, "chance"),
     **axis,
   )
+
+
+def scatter(
+  true: Float[np.ndarray, " n"], predicted: Float[np.ndarray, " n"], name: str
+) -> Figure:
+  """Draws predicted against true numbers, with the line of equal ones.
+
+  Args:
+    true: The true numbers.
+    predicted: The predicted numbers.
+    name: Name of the number, for the axes.
+  """
+  figure = Figure(figsize=(4.8, 4.4), layout="constrained")
+  axes = figure.subplots()
+  low = min(true.min(), predicted.min())
+  high = max(true.max(), predicted.max())
+  ends = [low, high] if high > low else [low - 1, low + 1]
+  (line,) = axes.plot(ends, ends, color=SOFT, linestyle=":", linewidth=1.2)
+  axes.plot(
+    true,
+    predicted,
+    "o",
+    color=CURVE_COLOURS[0],
+    markersize=3.5,
+    alpha=0.5,
+    markeredgewidth=0,
+  )
+  set_title(axes, f"{name}: predicted and true")
+  axes.set_xlabel(f"true {name}", parse_math=False)
+  axes.set_ylabel(f"predicted {name}", parse_math=False)
+  axes.set_aspect("equal", adjustable="datalim")
+  for axis in (axes.xaxis, axes.yaxis):
+    axis.set_major_locator(MaxNLocator(5, steps=_STEPS))
+  add_legend(figure, {line: "predicted = true"})
+  return figure
 
 
 def fewshot(lines: Sequence[Line], title: str, top: float) -> Figure:

@@ -12,7 +12,7 @@ from vit_jax.callbacks.accounting import duration
 from vit_jax.tools.reporting import charts
 from vit_jax.tools.reporting.charts import MOST_LINES, ChartFiles, Line
 from vit_jax.tools.reporting.page import breakable, missing
-from vit_jax.tools.reporting.runs import LOSS, TOP1, Run
+from vit_jax.tools.reporting.runs import LOSS, MAE, R2, TOP1, Run
 
 MOST_SETS = 6  # charts of accuracy, one for each set
 CROSSES = "Crosses on an axis: steps at which the value was not finite."
@@ -63,7 +63,14 @@ def section(name: str, runs: Sequence[Run], chart_files: ChartFiles) -> str:
       ("accuracy", lambda run: run.top1()),
       ("throughput", lambda run: "train/images_per_second"),
     )
-    if (absent := [r.name for r in shown if not r.series(metric_of(r))[0]])
+    if (
+      absent := [
+        r.name
+        for r in shown
+        if not r.series(metric_of(r))[0]
+        and not (what == "accuracy" and r.evaluators(R2))
+      ]
+    )
   ]
   for plot in _plots(shown):
     lines = []
@@ -118,6 +125,7 @@ def _plots(runs: list[Run]) -> list[_Plot]:
     of_metric("loss", charts.loss, LOSS),
     of_metric("learning rate", charts.learning_rate, "train/lr"),
     *_accuracies(runs),
+    *_errors(runs),
     of_metric("throughput", charts.throughput, "train/images_per_second"),
   ]
 
@@ -152,6 +160,35 @@ def _accuracies(runs: list[Run]) -> list[_Plot]:
       curves,
     )
     for text, curves in shown
+  ]
+
+
+def _errors(runs: list[Run]) -> list[_Plot]:
+  """Returns charts of mean absolute errors, one for each number.
+
+  A curve for each evaluator that predicts numbers.
+  """
+  curves: dict[str, list[tuple[str, Run, str]]] = {}
+  for run in runs:
+    who = f", {run.name}" if runs[1:] else ""
+    for name in run.evaluators(R2):
+      metrics = [m for m in run.names if MAE.fullmatch(m)]
+      metrics = [m for m in metrics if m.startswith(f"{name}/")]
+      # Several numbers may have different units: their mean is left out.
+      metrics = [m for m in metrics if m != f"{name}/mae"] or metrics
+      for metric in metrics:
+        number = metric.removeprefix(f"{name}/").removesuffix("mae").strip("/")
+        label = f"{run.split_title(name)}{who}"
+        curves.setdefault(number, []).append((label, run, metric))
+  return [
+    _Plot(
+      f"error {number}".strip(),
+      functools.partial(
+        charts.mae, f"Mean absolute error{f', {number}' * bool(number)}"
+      ),
+      of_number,
+    )
+    for number, of_number in [*curves.items()][:MOST_SETS]
   ]
 
 

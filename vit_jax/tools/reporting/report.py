@@ -19,6 +19,7 @@ from vit_jax.tools.reporting import (
   fewshot,
   model_figures,
   per_class,
+  regression,
   saved_images,
   tables,
 )
@@ -145,6 +146,7 @@ def _page(
     probes,
     fewshot.side_by_side(trained, chart_files),
     fewshot.section(trained, chart_files, has_probes=bool(probes)),
+    regression.section(trained, chart_files),
     saved_images.section(trained),
     model_figures.runs_section(trained, chart_files),
   ]
@@ -162,7 +164,10 @@ def head(
   for run in runs:
     for value, what, remark in tables.headlines(run):
       texts = [run.name, remark] if len(runs) > 1 else [remark]
-      tiles.append((share(value), what, "; ".join(filter(None, texts))))
+      text = share(value)
+      if what.endswith(tables.R2_TITLE) and value is not None:
+        text = f"{value:.3f}"  # it may be negative: no share
+      tiles.append((text, what, "; ".join(filter(None, texts))))
   note = ""
   if len(tiles) > MOST_TILES:
     text = f"{MOST_TILES} of {len(tiles):,} scores; all are below."

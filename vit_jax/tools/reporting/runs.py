@@ -15,13 +15,19 @@ from vit_jax.config import Config, EvaluatorConfig, build, json_file
 from vit_jax.data import splits
 from vit_jax.evaluators import groups
 from vit_jax.finetune import results
-from vit_jax.paths import is_remote, with_absolute_folder
+from vit_jax.paths import (
+  FOLDERS,
+  is_remote,
+  with_absolute_folder,
+  with_options,
+)
 from vit_jax.writers import atomic_files
 from vit_jax.writers.metric_writer import METRICS
 
 LOSS = "train/loss"
 PROBES = "probes"  # folder that vit_jax.finetune.probes writes
 # Names of metrics, which tell the kinds of evaluators.
+MAE = re.compile(r".+/mae")
 R2 = re.compile(r"(?P<name>[^/]+)/r2")
 TOP1 = re.compile(r"(?P<name>.+)/top1")
 SHOT = re.compile(r"(?P<name>[^/]+)/(?P<shots>[0-9]{1,6})shot")
@@ -68,7 +74,7 @@ class Run:
     if given := self.metadata.get("data_given"):
       return f"{given}, given"
     full = self.config.get("data", {}).get("dataset") or "unknown data"
-    name = full if full.startswith("folder:") else full.split("/")[0]
+    name = full if full.startswith(FOLDERS) else full.split("/")[0]
     return f"{name}, fake" if self.is_fake else name
 
   @property
@@ -363,8 +369,9 @@ def short_name(dataset: str) -> str:
     >>> short_name("glyphs/size=32"), short_name("folder:/data/flowers/")
     ('glyphs', 'flowers')
   """
-  if dataset.startswith("folder:"):
-    return pathlib.PurePath(dataset.removeprefix("folder:")).name or dataset
+  if dataset.startswith(FOLDERS):
+    path = with_options(dataset)[0].partition(":")[2]
+    return pathlib.PurePath(path).name or dataset
   return dataset.split("/")[0]
 
 

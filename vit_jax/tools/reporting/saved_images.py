@@ -7,7 +7,7 @@ import numpy as np
 
 from vit_jax.callbacks.predictions import FILE
 from vit_jax.tools.reporting.page import breakable, cards, error_text, missing
-from vit_jax.tools.reporting.runs import Run, short_name
+from vit_jax.tools.reporting.runs import R2, Run, short_name
 from vit_jax.weights.npz_file import open_npz
 
 NO_LABEL = "no label"
@@ -50,6 +50,8 @@ def section(runs: Sequence[Run]) -> str:
   """Returns the first images of a split, and the worst mistakes."""
   parts, absent, damaged = [], [], []
   for run in runs:
+    if run.evaluators(R2):  # see `regression`
+      continue
     try:
       saved = predictions(run, NUM_IMAGES)
     except Exception as e:  # A damaged file may raise anything.
@@ -64,6 +66,8 @@ def section(runs: Sequence[Run]) -> str:
     "<p>Under each image, the class that the model names and the probability"
     " it gives it; errors are framed, the true class below.</p>"
   )
+  if not parts and not absent and not damaged:
+    return ""
   left_out = [f"{FILE} of {', '.join(absent)}"] if absent else []
   return (
     f"<h2>Images</h2>\n{text if parts else ''}{''.join(parts)}"
@@ -100,6 +104,8 @@ def predictions(run: Run, limit: int) -> Predictions | None:
   if not path.exists():
     return None
   data = {k: np.asarray(v) for k, v in open_npz(path).items()}
+  if "image" not in data:  # of a regression
+    return None
   names = run.metadata.get("class_names") or []
   first = _examples(data, "", names)
   mistakes = _examples(data, "mistake_", names)

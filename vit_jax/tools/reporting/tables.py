@@ -13,6 +13,7 @@ from vit_jax.tools.reporting import runs as runs_lib
 from vit_jax.tools.reporting.page import share, table
 from vit_jax.tools.reporting.runs import Run
 
+R2_TITLE = ", R2"  # ends the name of such a score
 MOST_CHANGES = 5  # largest number of changes of a config that are listed
 # Metrics with their own column in the table of scores.
 USUAL = ("top1", "balanced_accuracy", "top5", "loss", "count")
@@ -34,7 +35,7 @@ def headlines(run: Run) -> list[tuple[float | None, str, str]]:
   names = run.evaluators(runs_lib.R2)
   tests = [n for n in names if not run.is_training_part(n)]
   scores += [
-    (run.scores(n).get("r2"), f"{run.split_title(n)}, R2", "")
+    (run.scores(n).get("r2"), f"{run.split_title(n)}{R2_TITLE}", "")
     for n in tests or names
   ]
   if probe := run.linear_probe:

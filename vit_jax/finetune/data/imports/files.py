@@ -36,7 +36,7 @@ def by_split(
     return _by_pattern(files, root, options)
   by_name: dict[str | None, list[str]] = {}
   for file in files:
-    split = _split_of(os.path.relpath(file, root))
+    split = split_of(os.path.relpath(file, root))
     by_name.setdefault(split, []).append(file)
   if [*by_name] == [None] and len(options.splits) < 2:
     return {next(iter(options.splits), "train"): files}
@@ -101,8 +101,8 @@ def _files(
   return sorted(files), root or "."
 
 
-def _split_of(path: str) -> str | None:
-  """Returns the split that the last part of a path with one names."""
+def split_of(path: str) -> str | None:
+  """Returns the split that the last part of a path with one names, or None."""
   for part in reversed(path.lower().split(os.sep)):
     parts = re.split(r"[^a-z]+", part)
     splits = {SPLIT_OF[text] for text in parts if text in SPLIT_OF}

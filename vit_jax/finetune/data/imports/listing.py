@@ -33,9 +33,11 @@ class Options(NamedTuple):
   splits: Splits to import -> pattern of their files, or None to use the names
     of files. Empty for all splits.
   image: Column of the images, or file extension in tars; None for the usual.
-  label: Column of the labels; None for "label".
+  label: Column of the labels, or columns with a 0 or 1 for each class,
+    separated by commas; None for "label", or the only other column.
   classes: Names of the classes by label; None for the names in the source.
   numbers: Columns of numbers to predict, instead of classes.
+  dashes: Before the names of options in messages.
   """
 
   splits: Mapping[str, str | None] = {}
@@ -43,6 +45,7 @@ class Options(NamedTuple):
   label: str | None = None
   classes: tuple[str, ...] | None = None
   numbers: tuple[str, ...] = ()
+  dashes: str = "--"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,6 +241,81 @@ def find_classes(
       )
     values.update(label)
   return Classes(values, options.classes or given, where, is_multilabel)
+
+
+def label_columns(
+  options: Options, image: str, columns: Sequence[str], where: str
+) -> tuple[str, ...]:
+  """Returns the columns of the labels, or of the numbers.
+
+  Args:
+    options: The user's options.
+    image: The column of the images.
+    columns: All columns.
+    where: The source, for messages.
+
+  Raises:
+    ValueError: There are no such columns.
+  """
+  dashes = options.dashes
+  name = "numbers" if options.numbers else "label" if dashes else "labels"
+  given = options.numbers or (options.label or "").split(",")
+  if options.label in columns:  # its name may have a comma
+    given = (options.label,)
+  if any(given):
+    return tuple(
+      find_column(dashes + name, c.strip(), (), columns, where) for c in given
+    )
+  others = [column for column in columns if column not in (image, "")]
+  usual = (others[0],) if len(others) == 1 else ("label",)
+  if "label" not in columns and len(others) > 1:
+    raise ValueError(
+      f"{dashes}{name}: got no value, expected the column of the classes, or"
+      f" columns with a 0 or 1 for each class, of {where}: {', '.join(others)}."
+    )
+  return (find_column(dashes + name, None, usual, columns, where),)
+
+
+def class_columns(columns: tuple[str, ...]) -> tuple[str, ...] | None:
+  """Returns the classes that several columns name; None for one column.
+
+  Also None if the names are numbers, which stand for themselves.
+  """
+  are_numbers = all(map(_INTEGER.fullmatch, columns))
+  return columns if len(columns) > 1 and not are_numbers else None
+
+
+def of_zeros_and_ones(
+  rows: Sequence[Sequence[str]], columns: Sequence[str], where: str
+) -> list[str] | list[list[str]]:
+  """Returns the class of each row, or its classes, from a column for each.
+
+  Args:
+    rows: For each image, the cells of the columns.
+    columns: Their names, which are those of the classes.
+    where: The source, for messages.
+
+  Returns:
+    A name for each row if each has one 1; otherwise lists of names.
+
+  Raises:
+    ValueError: A cell is neither 0 nor 1.
+  """
+  values = {"0": False, "0.0": False, "false": False}
+  values |= {"1": True, "1.0": True, "true": True}
+  chosen = []
+  for row in rows:
+    for cell, column in zip(row, columns, strict=True):
+      if str(cell).lower() not in values:
+        raise ValueError(
+          f"got {str(cell)!r} in the column {column} of {where}, expected 0 or"
+          " 1 in each column of several labels."
+        )
+    marks = [values[str(cell).lower()] for cell in row]
+    chosen.append([c for c, mark in zip(columns, marks, strict=True) if mark])
+  if all(len(names) == 1 for names in chosen):
+    return [name for (name,) in chosen]
+  return chosen
 
 
 def find_column(

@@ -36,11 +36,12 @@ def scan(path: str, options: Options) -> Listing:
   by_split = files.by_split(path, (".parquet",), options, "parquet:")
   paths = [path for paths in by_split.values() for path in paths]
   root = os.path.commonpath(list(map(os.path.dirname, paths))) or "."
-  opened = {k: [_table(p, root) for p in v] for k, v in by_split.items()}
-  return tables.scan(opened, options, f"parquet:{path}", _image)
+  opened = {k: [table(p, root) for p in v] for k, v in by_split.items()}
+  return tables.scan(opened, options, f"parquet:{path}", image_bytes)
 
 
-def _table(path: str, root: str) -> tables.Table:
+def table(path: str, root: str) -> tables.Table:
+  """Returns a file, of which only the schema is read."""
   from pyarrow import parquet  # here, because other kinds do not need it
 
   with _reading(path):
@@ -74,7 +75,12 @@ def _reading(path: str) -> Iterator[None]:
     ) from None
 
 
-def _image(value: object) -> bytes:
+def image_bytes(value: object) -> bytes:
+  """Returns the image in a cell: its bytes, or a struct that has them.
+
+  Raises:
+    ValueError: There are none.
+  """
   if isinstance(value, dict):
     value = value.get("bytes")
   if not value or not isinstance(value, bytes):
