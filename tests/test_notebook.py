@@ -238,6 +238,7 @@ def execute(bare, name, folder, probe="", twice=""):
     resources={"metadata": {"path": str(folder)}},
   )
   client.execute(env=env)
+  nbformat.write(notebook, folder / "executed.ipynb")  # to look at
   _, *cells, last = code(notebook)
   printed = "".join(o.text for c in cells for o in c.outputs if "text" in o)
   assert "\r" not in printed and "\x1b" not in printed  # no bar of a terminal
