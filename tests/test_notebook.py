@@ -141,7 +141,7 @@ def test_the_first_cell_asks_for_an_address(monkeypatch, capsys):
   monkeypatch.setattr(importlib.metadata, "version", missing)
   monkeypatch.delattr(subprocess, "run")
   cell = code(read("01_model"))[0].source
-  exec(_at("https://github.com/OWNER/vit_jax", cell), {})
+  exec(_at("https://github.com/OWNER/any", cell), {})
   assert "REPOSITORY" in capsys.readouterr().out
 
 
