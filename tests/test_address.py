@@ -10,6 +10,7 @@ ROOT = address.ROOT
 # What a link to this repository looks like, whatever its owner.
 LINKS = (
   r"git clone (?:https://github\.com/)?(\S+?)(?:\.git)?\s",
+  r"git\+https://github\.com/([\w.-]+/[\w-]+)",
   r"colab\.research\.google\.com/github/([^/]+/[^/]+)/blob/",
   r"https://github\.com/([\w.-]+/vit_jax)\b",
   r'REPOSITORY = \\"https://github\.com/([^\\]+)\\"',  # in a notebook
@@ -31,7 +32,7 @@ def test_all_places_agree():
       for found in re.findall(pattern, text, re.M):
         assert found == expected, f"{path.relative_to(ROOT)}: {found}"
         seen.append(path.name)
-  for name in ("README.md", "pod.md", "pyproject.toml"):
+  for name in ("README.md", "pod.md"):
     assert name in seen
   for path in (ROOT / "notebooks").glob("*.ipynb"):
     assert seen.count(path.name) >= 2, path.name  # Colab's link, REPOSITORY
