@@ -303,18 +303,19 @@ def test_numbers_of_a_csv_and_of_parquet(tmp_path):
 
 
 def test_the_prompt_has_values():
-  answer = Answer("a.png", [Value("age", 31.25, 0), Value("size", -2e-5, 1)])
+  age = float(np.float32(31.1))  # 31.100000381469727
+  answer = Answer("a.png", [Value("age", age, 0), Value("size", -2e-5, 1)])
   out = io.StringIO()
   formats.as_json(out)(answer, None)
   assert json.loads(out.getvalue())["predictions"] == [
-    {"number": "age", "index": 0, "value": 31.25},
+    {"number": "age", "index": 0, "value": 31.1},
     {"number": "size", "index": 1, "value": -2e-5},
   ]
   out = io.StringIO()
   formats.as_csv(out, False, is_regression=True)(answer, None)
   assert out.getvalue().splitlines() == [
     "image,number,index,value",
-    "a.png,age,0,31.25",
+    "a.png,age,0,31.1",
     "a.png,size,1,-2e-05",
   ]
   out = io.StringIO()
@@ -323,7 +324,7 @@ def test_the_prompt_has_values():
   )
   assert out.getvalue().splitlines() == [
     "image        value  number",
-    "a.png        31.25  age",
+    "a.png         31.1  age",
     "            -2e-05  size",
   ]
 

@@ -43,7 +43,7 @@ def as_json(out: io.TextIOBase) -> Write:
     row = {
       "image": answer.name,
       "predictions": [
-        {"number": c.name, "index": c.index, "value": c.value}
+        {"number": c.name, "index": c.index, "value": float(_text(c.value))}
         if isinstance(c, Value)
         else {
           "class": c.name,
@@ -58,6 +58,11 @@ def as_json(out: io.TextIOBase) -> Write:
     out.write(json.dumps(row, ensure_ascii=False) + "\n")
 
   return write
+
+
+def _text(value: float) -> str:
+  """Returns a number with the seven digits that float32 has."""
+  return f"{value:.7g}"
 
 
 def as_csv(
@@ -77,7 +82,7 @@ def as_csv(
     more = [str(picture)] if with_pictures else []
     for rank, c in enumerate(answer.classes, 1):
       values = (
-        [answer.name, c.name, c.index, c.value]
+        [answer.name, c.name, c.index, _text(c.value)]
         if isinstance(c, Value)
         else [answer.name, rank, c.name, c.index, f"{c.probability:.6f}"]
       )
