@@ -10,11 +10,11 @@ trained from scratch, which needs many more images and steps), model (any that
 vit-jax models prints; by default that of init, or Ti/16), res (pixels, a
 multiple of the patch; by default that of init's training, or 128), budget (of
 the trials: 10m, 90s, or the steps of all trials; by default 5m; 0: no trials).
-Of a CSV or parquet file also: labels (the column of the classes, or columns
+For a CSV or parquet file also: labels (the column of the classes, or columns
 with a 0 or 1 for each class: labels=cat,dog), numbers (columns to predict:
-numbers=age), image (the column of the images). group is a column, or for a
-folder a regular expression for a part of the files' names: images with the same
-value are on one side of every split.
+numbers=age), image (the column of the images). For them and for a folder: group
+(a column, or for a folder a regular expression for a part of the files' names;
+images with the same value are on one side of every split).
 
 With init, a linear probe is fitted to the features of the pre-trained model,
 and fine-tuning starts from it. Before that, short trials within the budget

