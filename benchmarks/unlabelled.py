@@ -93,6 +93,7 @@ def train(
   for row in map(json.loads, rows):
     for name, value in row.items():
       is_score = "/" in name and not name.startswith("train/")
+      name = name.removeprefix("train/")
       if is_score or name in ("teacher_entropy", "teacher_kl"):
         scores.setdefault(name, {})[row["step"]] = round(value, 5)
   about = json.loads((workdir / "metadata.json").read_text())
