@@ -150,7 +150,7 @@ def normalise(images):
 
 @runtime_checkable
 class DataInfo(Protocol):
-  """What is known of data without reading images: `Data` have it, and splits.
+  """What is known before an image is read, of `Data` and of splits.
 
   Attributes:
     num_examples: Number of records in one epoch.

@@ -1,6 +1,6 @@
 """A Vision Transformer without vit_jax, for its parameters.
 
-flax's own attention has the names and shapes of ours.
+flax's own attention has the names and shapes of vit_jax's.
 """
 
 import pathlib
@@ -26,7 +26,7 @@ class Block(nn.Module):
 
   @nn.compact
   def __call__(self, x):
-    y = nn.LayerNorm(name="LayerNorm_0")(x)  # flax adds 1e-6, too
+    y = nn.LayerNorm(name="LayerNorm_0")(x)  # epsilon 1e-6, as in vit_jax
     x = x + nn.MultiHeadDotProductAttention(
       self.heads, name="MultiHeadDotProductAttention_0"
     )(y)

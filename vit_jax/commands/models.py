@@ -12,8 +12,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "models",
     "Prints a table of the published weights that vit_jax.load reads: model,"
     "\npixels, parameters, FLOPs, published accuracies, licence and files.",
-    "vit-jax models",
-    "vit-jax models | grep DINOv3",
+    "vit-jax models\nvit-jax models | grep DINOv3",
   )
   return parser.parse_args(argv)
 

@@ -62,7 +62,7 @@ class Records(Protocol):
     ...
 
   def identity(self) -> str:
-    """Returns a text that is another one for other records, or another order.
+    """Returns a text that changes if the records or their order change.
 
     It is the same on all machines with the same records. A run stores it, and
     refuses to resume with another. "" compares only the number of records.
