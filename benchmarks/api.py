@@ -49,7 +49,7 @@ SECTIONS = (
     "`feature_rows` and `predictions` take the images of folders and globs from"
     " this function:",
     "vit_jax.inference.streaming",
-    ("find",),
+    ("find", "Named"),
   ),
   (
     "Train and evaluate",
