@@ -216,11 +216,14 @@ def test_a_hub_without_its_library(monkeypatch):
   assert "huggingface_hub" in text and name in text
 
 
+TIMM_B16 = "timm/vit_base_patch16_224"
+
+
 @pytest.mark.parametrize(
   "name, address",
   [
-    ("timm/vit_base_patch16_224", "timm/vit_base_patch16_224.augreg_in21k"),
-    ("vit_base_patch16_224", "timm/vit_base_patch16_224.augreg_in21k"),
+    (TIMM_B16, f"{TIMM_B16}.augreg2_in21k_ft_in1k"),
+    ("vit_base_patch16_224", f"{TIMM_B16}.augreg2_in21k_ft_in1k"),
     ("google/vit-base-patch16-224", "google/vit-base-patch16-224"),
     ("somebody/a-model", "somebody/a-model"),
   ],

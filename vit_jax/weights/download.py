@@ -74,7 +74,10 @@ def pinned(path: str) -> str:
 
   name, _, revision = path.removeprefix(HUB).partition("@")
   folder = huggingface_hub.snapshot_download(
-    name, revision=revision or None, local_files_only=True
+    name,
+    revision=revision or None,
+    allow_patterns=HUB_FILES,
+    local_files_only=True,
   )
   return f"{HUB}{name}@{pathlib.Path(folder).name}"
 
