@@ -15,9 +15,9 @@ Run: vit-jax train --config=lejepa.py --workdir=runs/lejepa
 The argument is a folder with a folder of images for each class, by which k-NN
 scores the features; without it the letters of `glyphs`.
 Result: this config is not yet run. A smaller one on 20,000 photographs, 5
-epochs: k-NN 30.5 -> 37.3 % (docs/tasks/unlabelled.md). On glyphs, 400 steps with
-crops and no colours: SIGReg falls from 31 to 9, but k-NN from 15.7 to 9.1 %;
-crops of letters are few strokes.
+epochs: k-NN 30.5 -> 37.3 % (docs/tasks/unlabelled.md). On glyphs, 400 steps
+with crops and no colours: SIGReg falls from 31 to 9, but k-NN from 15.7 to
+9.1 %; crops of letters are few strokes.
 
 Source: arXiv:2511.08544; rbalestr-lab/lejepa, MINIMAL.md: 17 points t in [0, 3]
   count twice, share 0.02, projector 2048, 2048, 16. Crops and colours are those
