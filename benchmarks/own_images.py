@@ -45,11 +45,6 @@ PAGES = (
   ROOT / "docs/tasks/finetune.md",
   ROOT / "benchmarks/notes/own_images.md",
 )
-# The sets of the short table.
-SHOWN = (
-  *("MNIST", "MNIST, 20 a class", "faces", "icons", "CIFAR-10, JPEG, a part"),
-  "digits, 10 a class, ViT-S/14",
-)
 SEEDS = (0, 1, 2)
 TRAIN = "train"  # first argument of a call that trains, see `train`
 FINE_TUNED = "fine_tuned"  # folder of a run: the fine-tuned model
@@ -295,16 +290,11 @@ def run(
   }
 
 
-def table(rows: list[dict], is_short: bool = False) -> str:
-  """Returns a Markdown table, with means and ranges over seeds.
-
-  Args:
-    rows: The runs.
-    is_short: Whether weights and chosen options are left out.
-  """
+def table(rows: list[dict]) -> str:
+  """Returns a Markdown table, with means and ranges over seeds."""
   lines = [
-    f"| set | images | test | linear probe | saved |{MORE[0] * (not is_short)}",
-    f"|---|---:|---:|---:|---:|{MORE[1] * (not is_short)}",
+    "| set | images | test | linear probe | saved | weight | chosen |",
+    "|---|---:|---:|---:|---:|---|---|",
   ]
   for name in dict.fromkeys(row["set"] for row in rows):
     of_set = [row for row in rows if row["set"] == name]
@@ -320,12 +310,9 @@ def table(rows: list[dict], is_short: bool = False) -> str:
     first = of_set[0]
     lines.append(
       f"| {name} | {first['images']:,} | {first['tests']:,} | {spread(probe)}"
-      f" | **{spread(result)}** |" + f" {saved} | {chosen} |" * (not is_short)
+      f" | **{spread(result)}** | {saved} | {chosen} |"
     )
   return "\n".join(lines)
-
-
-MORE = (" weight | chosen |", "---|---|")  # further columns of `table`
 
 
 def held_out_table(rows: list[dict]) -> str:
@@ -405,9 +392,6 @@ def main() -> None:
   held_out = [row for row in read() if row["set"] in HELD_OUT]
   others = [row for row in read() if row["set"] not in HELD_OUT]
   tables = {
-    "own_images": lambda: table(
-      [row for row in others if row["set"] in SHOWN], is_short=True
-    ),
     "all_own_images": lambda: table(others),
     "held_out_images": lambda: held_out_table(held_out),
   }

@@ -1,4 +1,4 @@
-"""Ablations: section 7 and appendix D of arXiv:2010.11929.
+"""Ablations: Tables 7 and 8, and appendix D, of arXiv:2010.11929.
 
 Run: vit-jax train \
   --config=ablation:posemb=learn2d,posemb_at=shared

@@ -6,8 +6,8 @@ train from scratch.
 
 Run: vit-jax train --workdir=runs/digits \
   --config=digits_finetune:init=runs/glyphs
-Result (two cores of an Intel Xeon, jax 0.10.2): 99.0 % of the test digits; 80.0 %
-from scratch.
+Result (two cores of an Intel Xeon, jax 0.10.2): 99.0 % of the test digits;
+80.0 % from scratch.
 """
 
 from vit_jax.config import defaults

@@ -6,8 +6,8 @@ chosen on a part of the training digits, not on the test digits; 1024, the value
 of big_vision, is scored, too.
 
 Run: vit-jax train --config=glyphs
-Result (two cores of an Intel Xeon, jax 0.10.2): 95.0 % of the validation glyphs,
-93.8 % of the test digits with 10 labels per class.
+Result (two cores of an Intel Xeon, jax 0.10.2): 95.0 % of the validation
+glyphs, 93.8 % of the test digits with 10 labels per class.
 """
 
 from vit_jax.config import defaults

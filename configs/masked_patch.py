@@ -13,7 +13,7 @@ The argument is imagenet21k, imagenet2012, folder:/path/to/images, or glyphs
 For the first two, few-shot accuracy is scored as in configs/vit.py.
 Cost: 432.0 exaFLOPs; by the planner's estimate 1,346 chip-hours of TPU v5e (256
 chips, 18.9 ms a step; jax 0.12.0.1, libtpu 0.0.50.1).
-Result of the first three: not yet run. (Paper: 79.9 % on ImageNet after
+Result on ImageNet or a folder: not yet run. (Paper: 79.9 % on ImageNet after
 fine-tuning; 77.9 % from scratch.)
 After a comma: target (mean_color, small or pixels) and steps; in the paper the
 gains hardly grow after 100,000 steps:

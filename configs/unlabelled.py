@@ -7,10 +7,11 @@ init (the backbone: anything that vit_jax.load reads), labels (a folder with one
 sub-folder per class: images with labels, to score before, during and after;
 none: only scores without labels), res (pixels, a multiple of the patch; by
 default that of init's training, at most 224), images (how many the run sees; by
-default 100,000, but 1 to 100 epochs).
+default 100,000, at least 1 and at most 100 epochs).
 
-The run continues DINOv2 from init: the model learns what a running mean of
-itself says of other crops and of masked patches, with new heads. Only these
+The run continues DINOv2 from init: the teacher is a running mean of the model,
+which predicts the teacher's output for other crops and masked patches.
+The heads are new. Only these
 learn in the first epoch, or in the first tenth of a short run. Gram anchoring
 keeps the similarities between patches near those of init. Models without
 patches or class token continue DINO alone, without an anchor. With fewer than

@@ -7,12 +7,12 @@ and results.
 
 Source: Table 3; section 3.1 for the tanh layer; issue threads of
 google-research/vision_transformer for the loss (sigmoid, head bias -10) and the
-floor of 1e-5. Clipping is stated only for ImageNet. For ImageNet the paper does
-not state the loss; scenic's port of the recipe uses sigmoid. The paper does not
-state the label smoothing; here it is 0, scenic's default. Table 3 has no row
-for H/14 on ImageNet-21k; the values are those of L/16. A folder has ImageNet's
-recipe with a batch of 512, a learning rate of 1e-3 and 500 steps of warm-up,
-because folders are smaller (these values are not published).
+final learning rate of 1e-5. Clipping is stated only for ImageNet. For ImageNet
+the paper does not state the loss; scenic's port of the recipe uses sigmoid. The
+paper does not state the label smoothing; here it is 0, scenic's default. Table
+3 has no row for H/14 on ImageNet-21k; the values are those of L/16. A folder
+has ImageNet's recipe with a batch of 512, a learning rate of 1e-3 and 500 steps
+of warm-up, because folders are smaller (these values are not published).
 
 Few-shot: 1, 5, 10 and 25 images per class, three draws, an L2 weight of 2^10:
 `fewshot_<data set>/<k>shot`, and the mean `fewshot/<k>shot`. An evaluation

@@ -75,8 +75,8 @@ def main(argv: list[str] | None = None) -> None:
     if e.name not in NOT_LEAN:
       raise
     sys.exit(
-      f"vit-jax: {e.name} is not installed, and this command needs it: pip"
-      " install '.[train]' in the checkout of vit_jax."
+      f"vit-jax: {e.name} is not installed, and this command needs it:"
+      " install vit_jax with its extra 'train' (README.md, Install)."
     )
   except (AssertionError, RuntimeError) as e:  # jax has no type of its own
     if not lacks_device(e):

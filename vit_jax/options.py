@@ -154,7 +154,7 @@ def not_installed(packages: Iterable[str], extra: str) -> str | None:
     return None
   return (
     f"got no {', '.join(missing)}, expected installed packages:"
-    f" pip install '.[{extra}]' in the checkout of vit_jax."
+    f" install vit_jax with its extra '{extra}' (README.md, Install)."
   )
 
 

@@ -89,7 +89,7 @@ def test_onnx_without_its_libraries(tmp_path, monkeypatch):
     convert_command.main(["none.npz", str(tmp_path / "x.onnx"), "--to=onnx"])
   assert str(e.value) == (
     "--to=onnx: got no jax2onnx, onnx, onnxruntime, expected installed"
-    " packages: pip install '.[onnx]' in the checkout of vit_jax."
+    " packages: install vit_jax with its extra 'onnx' (README.md, Install)."
   )
 
 

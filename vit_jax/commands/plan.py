@@ -27,7 +27,7 @@ def parse(argv: Sequence[str]) -> cli.Args:
     argv,
     switches=("json", "all", "search"),
     description="Compiles a run for TPUs on a machine without TPUs (Linux,"
-    " Python 3.12 or later, pip install '.[train,tpu]'), and estimates memory,"
+    " Python 3.12 or later, the extras train and tpu), and estimates memory,"
     " time and cost.",
     example="vit-jax plan --config=vit_l16:imagenet21k --topology=v5e:16x16",
   )

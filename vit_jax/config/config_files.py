@@ -8,7 +8,13 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.config import json_file
-from vit_jax.options import NOT_LEAN, nearest, shown, unexpected
+from vit_jax.options import (
+  NOT_LEAN,
+  check_choice,
+  nearest,
+  shown,
+  unexpected,
+)
 
 if TYPE_CHECKING:
   from etils import epath
@@ -83,9 +89,11 @@ def recipe(source: str) -> Any:
     source: Name and argument, such as "vit:B/16,imagenet21k".
 
   Raises:
-    ValueError: The file refuses the argument.
+    ValueError: There is no such file, or it refuses the argument.
   """
   name, argument = split(source)
+  name = pathlib.PurePath(name).stem
+  check_choice(name, known(), "recipe")
   module = _module(known_folder() / f"{name}.py")
   return module.get_config(argument) if argument else module.get_config()
 

@@ -35,7 +35,7 @@ try:
 except ModuleNotFoundError as e:
   raise ModuleNotFoundError(
     f"got no {e.name}, expected it for training and scoring:"
-    " pip install '.[train]' in the checkout of vit_jax.",
+    " install vit_jax with its extra 'train' (README.md, Install).",
     name=e.name,
   ) from None
 

@@ -24,7 +24,6 @@ Source: the READMEs of google-research/vision_transformer and big_vision for the
 import csv
 import functools
 import pathlib
-import re
 import urllib.parse
 from typing import NamedTuple
 
@@ -38,7 +37,8 @@ PLACES = {
   "i21k": "gs://vit_models/imagenet21k/{}.npz",
   "i1k": "gs://vit_models/imagenet21k+imagenet2012/{}.npz",
   "augreg": "gs://vit_models/augreg/{}-*.npz",
-  "bit": "gs://bit_models/BiT-{{S,M}}-{}.npz",
+  "bit_s": "gs://bit_models/BiT-S-{}.npz",
+  "bit_m": "gs://bit_models/BiT-M-{}.npz",
   "big_vision": "gs://big_vision/{}.npz",
   "timm": "timm {}",
   # Of timm.create_model; the hub has the file under the name of another model,
@@ -119,11 +119,7 @@ def https(file: str) -> str:
 def addresses(file: str) -> tuple[str, ...]:
   """Returns the addresses of an entry of `PUBLISHED`, for `vit_jax.load`.
 
-  Braces are expanded.
-
   Example:
-    >>> addresses("gs://bit_models/BiT-{S,M}-R50x1.npz")[1]
-    'gs://bit_models/BiT-M-R50x1.npz'
     >>> addresses("hf google/vit-base-patch16-224")
     ('hf-hub:google/vit-base-patch16-224',)
   """
@@ -134,7 +130,4 @@ def addresses(file: str) -> tuple[str, ...]:
     return (owner + name,)
   if "*" in file:
     return (f"{file} (all are named in {AUGREG_INDEX})",)
-  before, *choices = re.split("[{}]", file, maxsplit=2)
-  if not choices:
-    return (file,)
-  return tuple(before + c + choices[1] for c in choices[0].split(","))
+  return (file,)
