@@ -33,10 +33,12 @@ Differences to the authors' code:
 - dinov3: prototypes have the norm 1 (there: any); masks can have a few patches
   less than drawn (there: filled up at random).
 
-Cost: short and dinov3 400.5 exaFLOPs, large 4,065, giant 5,482. By the
-planner's estimate short takes 1,317 chip-hours of TPU v5e (256 chips, 148.2 ms
-a step, 4.2 GiB a chip, with model.scan; jax 0.12.0.1, libtpu 0.0.50.1), and
-large 14,283 (321.4 ms a step, 8.5 GiB a chip).
+Cost: short and dinov3 400.5 exaFLOPs, large 4,065, giant 5,482. The planner's
+estimates with model.scan (jax 0.12.0.1, libtpu 0.0.50.1), for 256 chips of v5e
+(v5e:16x16) and 128 of v5p (v5p:4x4x8):
+         chip-hours       ms a step       GiB a chip
+  short   1,317    562    148.2  126.4    4.2   8.4
+  large  14,283  6,109    321.4  274.9    8.5  20.2
 Result: not yet run. The authors' top-1 on ImageNet by k-NN and linear heads:
   short   81.6  82.9
   large   82.0  84.5
