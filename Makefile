@@ -9,7 +9,7 @@ DEMO = runs/demo
 .PHONY: demo study own-images weights-table check-plans faults test test-all test-nightly test-newest lint wheel test-wheel clean
 
 $(VENV)/installed: pyproject.toml setup.py
-	$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 14) or sys.exit("got Python %d.%d, expected 3.11, 3.12 or 3.13; choose one with: make PYTHON=python3.12" % v[:2])'
+	$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 15) or sys.exit("got Python %d.%d, expected 3.11 to 3.14; choose one with: make PYTHON=python3.12" % v[:2])'
 	@echo "Installs jax, TensorFlow and more into $(VENV): 2.6 GB, a minute or several."
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) pip install --quiet --editable '.[train]'
