@@ -58,7 +58,9 @@ def _imported(path: str | os.PathLike) -> types.ModuleType:
   try:
     import torch
   except ImportError:
-    raise ValueError(f"got {str(path)!r}: pip install torch.") from None
+    raise ValueError(
+      f"got {str(path)!r}, expected torch, which reads it: pip install torch."
+    ) from None
   return torch
 
 
