@@ -7,6 +7,7 @@ import ast
 import importlib
 import inspect
 import pathlib
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -51,6 +52,14 @@ SECTIONS = (
     "vit_jax.inference.streaming",
     ("find", "Named"),
   ),
+  ("", "", "vit_jax.tools.exporting.convert", ("convert",)),
+  (
+    "",
+    "A network without weights, as config.model describes it, such as"
+    ' `vit_jax.families.ViTConfig(variant="B/16")`:',
+    "vit_jax.models",
+    ("build",),
+  ),
   (
     "Train and evaluate",
     "[extend](tasks/extend.md) has a script. [options](options.md) lists the"
@@ -67,6 +76,13 @@ SECTIONS = (
     ("arguments", "check_choices", "number", "whole_number", "fewshot_evals"),
   ),
   ("Data of your own", "", "vit_jax.data.records", ("Records",)),
+  (
+    "",
+    "Batches without a train loop:",
+    "vit_jax.data.sources",
+    ("open_source",),
+  ),
+  ("", "", "vit_jax.data.pipeline", ("train_batches", "eval_batches")),
   ("", "", "vit_jax.batch", ("DataInfo", "Data", "Batch", "View", "normalise")),
   ("Callbacks", "", "vit_jax.callbacks", ("Callback", "Stop")),
 )
@@ -87,6 +103,12 @@ BASES = (
   ("vit_jax.data.operation", "Operation"),
   ("vit_jax.writers.trackers", "Tracker"),
 )
+# Names of types in signatures -> what they stand for.
+ALIASES = {
+  "normalisation.Statement": "str | float | Sequence[float] | None",
+  "records.Given": "Mapping[str, Mapping[str, Records]]",
+  "Given": "Mapping[str, Mapping[str, Records]]",
+}
 
 
 def definition(module: str, name: str) -> tuple[ast.stmt, pathlib.Path]:
@@ -125,7 +147,11 @@ def signature(node: ast.FunctionDef, indent: str = "") -> Iterator[str]:
 
 def annotation(node: ast.expr) -> str:
   """Returns a type; one that is a text, without its quotes."""
-  return node.value if isinstance(node, ast.Constant) else ast.unparse(node)
+  is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+  text = node.value if is_text else ast.unparse(node)
+  for alias, meaning in ALIASES.items():
+    text = re.sub(rf"(?<![\w.]){alias}\b", meaning, text)
+  return text
 
 
 def arguments(node: ast.arguments) -> Iterator[str]:
@@ -138,7 +164,8 @@ def arguments(node: ast.arguments) -> Iterator[str]:
       yield "*"
     equals = " = " if argument.annotation else "="
     value = f"{equals}{ast.unparse(default)}" if default is not None else ""
-    yield f"{ast.unparse(argument)}{value}"
+    kind = f": {annotation(argument.annotation)}" if argument.annotation else ""
+    yield f"{argument.arg}{kind}{value}"
   if node.kwarg:
     yield f"**{ast.unparse(node.kwarg)}"
 
