@@ -33,9 +33,10 @@ imported at its first use.
 SECTIONS = (
   (
     "Load, apply, export",
-    "`vit_jax.LETTERS` is the path of a small model in the package. Examples:"
-    " [weights](weights.md), [predict](tasks/predict.md),"
-    " [features](tasks/features.md), [convert](tasks/convert.md).",
+    "`vit_jax.LETTERS` is the path of a small model in the package"
+    " ([example](tasks/convert.md#in-your-flax-code)). See also"
+    " [weights](weights.md), [predict](tasks/predict.md) and"
+    " [features](tasks/features.md).",
     "vit_jax",
     ("load", "build"),
   ),

@@ -44,7 +44,7 @@ vit = vit_jax.load("hf-hub:timm/deit3_small_patch16_384.fb_in22k_ft_in1k")
   measured here.
 - SBB are timm's models `vit_wee` to `vit_betwixt`; DINOv3 SwiGLU is S+.
 - *licence*: as timm 1.0.31 states it. An empty cell is unknown.
-- `hf-hub:` needs `pip install huggingface_hub`. Models with
+- Models with
   [terms of their own]({TERMS}),
   such as DINOv3, also need an account that has agreed to them.
   `hf-hub:OWNER/NAME@REVISION` [pins a revision](weights.md#from-the-network).

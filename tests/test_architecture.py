@@ -126,6 +126,8 @@ def test_imports():
     if room not in LAYER:
       errors.append(f"{where}: {room} has no layer")
       continue
+    if room == "__init__":  # `vit_jax` names its modules for type checkers
+      tree.body = [x for x in tree.body if not isinstance(x, ast.If)]
     for name, at_once in _imports(tree):
       package, *rest = name.split(".")
       if _forbidden(where, package, at_once):

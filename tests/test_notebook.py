@@ -134,15 +134,15 @@ def test_the_first_cell_installs_for_the_machine(monkeypatch, device, extras):
   assert package == f"vit_jax[{extras}] @ git+https://github.com/me/mine"
 
 
-def test_the_first_cell_asks_for_an_address(monkeypatch, capsys):
+def test_the_first_cell_asks_for_an_address(monkeypatch):
   def missing(name):
     raise importlib.metadata.PackageNotFoundError(name)
 
   monkeypatch.setattr(importlib.metadata, "version", missing)
   monkeypatch.delattr(subprocess, "run")
   cell = code(read("01_model"))[0].source
-  exec(_at("https://github.com/OWNER/any", cell), {})
-  assert "REPOSITORY" in capsys.readouterr().out
+  with pytest.raises(SystemExit, match="REPOSITORY"):
+    exec(_at("https://github.com/OWNER/any", cell), {})
 
 
 def _at(repository, cell):

@@ -1,5 +1,6 @@
 """The wheel, used where there is no checkout; and what it asks for."""
 
+import ast
 import importlib.metadata
 import os
 import pathlib
@@ -46,6 +47,15 @@ def test_the_version_is_one():
     ("README.md", rf"/vit_jax-{version}-py3-none-any\.whl"),
   ):
     assert re.search(pattern, (ROOT / name).read_text(), re.M), name
+
+
+def test_a_type_checker_sees_the_public_names():
+  """At run time they are imported at their first use."""
+  tree = ast.parse((ROOT / "vit_jax/__init__.py").read_text())
+  (block,) = (node for node in tree.body if isinstance(node, ast.If))
+  names = {alias.name for node in block.body for alias in node.names}
+  assert names | {"LETTERS", "__version__"} == {*vit_jax.__all__}
+  assert (ROOT / "vit_jax/py.typed").exists()
 
 
 @pytest.fixture(scope="module")

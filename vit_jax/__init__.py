@@ -3,6 +3,7 @@
 import importlib
 import os
 import pathlib
+from typing import TYPE_CHECKING
 
 from vit_jax.version import __version__
 
@@ -10,11 +11,17 @@ from vit_jax.version import __version__
 _FUNCTIONS = {"build": "models", "load": "inference.pretrained"}
 _MODULES = ("batch", "callbacks", "config", "evaluate", "options", "train")
 
-__all__ = ["LETTERS", "__version__", *_FUNCTIONS, *_MODULES]
+__all__ = ["LETTERS", "__version__", "batch", "build", "callbacks", "config"]
+__all__ += ["evaluate", "load", "options", "train"]
 
 # The weights of a small ViT that names 92 letters and symbols, for examples.
 # configs/glyphs.py trained it: 32 pixels, patches of 8, 0.8 million parameters.
 LETTERS = pathlib.Path(__file__).with_name("letters.npz")
+
+if TYPE_CHECKING:  # at run time `__getattr__` imports them
+  from vit_jax import batch, callbacks, config, evaluate, options, train
+  from vit_jax.inference.pretrained import load
+  from vit_jax.models import build
 
 # TensorFlow only reads images here. It must be set up before anything imports
 # it: its messages would hide what matters.

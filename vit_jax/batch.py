@@ -13,12 +13,15 @@ from typing import (
   NotRequired,
   Protocol,
   TypedDict,
+  TypeVar,
   runtime_checkable,
 )
 
 import numpy as np
 
 from vit_jax.options import unexpected
+
+Images = TypeVar("Images")  # an array of numpy or jax
 
 
 class DataError(ValueError):
@@ -136,7 +139,7 @@ class RunShape:
   labels: Callable[[], LabelStatistics] = LabelStatistics
 
 
-def normalise(images):
+def normalise(images: Images) -> Images:
   """Maps 0..255 to -1..1, the range that the published checkpoints expect.
 
   Args:

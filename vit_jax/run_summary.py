@@ -250,7 +250,7 @@ def text(experiment: Experiment, mesh: Mesh, state: TrainState) -> str:
     f" {jax.process_count()} process(es); mesh {axes};"
     f" {sharding.describe(config, params, mesh)}",
     f"model       {config.model.variant or 'own'} ({config.model.name}),"
-    f" {count:,} parameters"
+    f" {size[0]} x {size[1]} px, {count:,} parameters"
     f"{f' ({trained:,} trained)' * (trained < count)}, {config.model.dtype}",
   ]
   if choice := efficient_attention.describe_implementation(

@@ -270,6 +270,14 @@ def test_a_folder_beside_its_labels_names_them(tmp_path):
     sources.open_source(f"folder:{tmp_path}", "train")
 
 
+def test_tables_beside_class_folders_are_said(tmp_path):
+  folder = classes(tmp_path, train_images=3, test_images=3)
+  assert "csv" not in sources.open_source(folder, "train").note()
+  (tmp_path / "train.csv").touch()
+  note = sources.open_source(folder, "train").note()
+  assert "train.csv, which is not read" in note
+
+
 def test_sub_folders_of_classes_are_said(tmp_path):
   for i, name in enumerate(("a/airfield", "a/alley", "b/bar", "c")):
     write(tmp_path / name / "0.png", i)

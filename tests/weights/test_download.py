@@ -209,13 +209,6 @@ def test_other_names(tmp_path, monkeypatch):
 # hf-hub:
 
 
-def test_a_hub_without_its_library(monkeypatch):
-  monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-  name = "google/vit-base-patch16-224"
-  text = error(f"hf-hub:{name}@v2")
-  assert "huggingface_hub" in text and name in text
-
-
 TIMM_B16 = "timm/vit_base_patch16_224"
 
 

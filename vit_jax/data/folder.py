@@ -199,6 +199,7 @@ def _scan(
     dataset, by_split, lambda name, path: _below(root / name, path), groups
   )
   remarks = [
+    *_table_remarks(root, dataset),
     *_depth_remarks(next(iter(folders.values())), files, dataset),
     *listed.missing_remarks(files, dataset),
     *division.remarks,
@@ -250,6 +251,18 @@ def _depth_remarks(root: pathlib.Path, files: Files, dataset: str) -> list[str]:
     f"{dataset!r} has images in sub-folders of its class folders, which count"
     f" as images of the class: {', '.join(map(printable, below[:3]))}"
     f"{', ...' * (len(below) > 3)}."
+  ]
+
+
+def _table_remarks(root: pathlib.Path, dataset: str) -> list[str]:
+  """Returns a sentence if the classes may be in a table instead."""
+  tables = sorted(p.name for p in root.iterdir() if p.suffix in _TABLES)
+  if not tables:
+    return []
+  return [
+    f"{dataset!r} has {', '.join(map(printable, tables))}, which is not read:"
+    " the names of the folders are the classes. To read the classes of a table,"
+    " give its path."
   ]
 
 

@@ -159,7 +159,9 @@ def choose(
     if total < FEWEST_STEPS * num_trials:
       print_once(
         f"trials      none: {num_trials} trials need at least"
-        f" {FEWEST_STEPS * num_trials:,} steps; the budget allows {total:,}"
+        f" {FEWEST_STEPS * num_trials:,} steps; budget={budget} allows"
+        f" {total:,} at the speed that was measured. A larger budget allows"
+        f" trials, in minutes (30m) or steps ({FEWEST_STEPS * num_trials})"
       )
       return config
     record = Trials(min(longest, total // num_trials))

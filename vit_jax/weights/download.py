@@ -1,9 +1,8 @@
 """Downloads weights by address or name, once; otherwise says how to get them.
 
-pooch downloads `https://...`. huggingface_hub, which is installed separately,
-downloads `hf-hub:OWNER/NAME`. Each has its own cache. The buckets of the
-published files are public, so `gs://vit_models/...` is downloaded by https,
-without an account.
+pooch downloads `https://...`, and huggingface_hub `hf-hub:OWNER/NAME`. Each has
+its own cache. The buckets of the published files are public, so
+`gs://vit_models/...` is downloaded by https, without an account.
 """
 
 import contextlib
@@ -156,16 +155,17 @@ def _reason(error: Exception) -> str:
 
 def _from_hub(text: str) -> str:
   name, _, revision = text.removeprefix(HUB).partition("@")
-  try:
-    import huggingface_hub
+  import huggingface_hub
 
+  try:
     folder = huggingface_hub.snapshot_download(
       name, revision=revision or None, allow_patterns=HUB_FILES
     )
-  except (ImportError, OSError, ValueError) as e:
+  except (OSError, ValueError) as e:
     reason = _reason(e).splitlines()[0]
     raise FileNotFoundError(
-      f"got {text!r}, which cannot be downloaded: {reason}"
+      f"got {text!r}, which cannot be downloaded: {reason}; or download the"
+      " files of the model on another machine, and give their folder."
     ) from None
   if not list(pathlib.Path(folder).glob("*model*.safetensors")):
     raise FileNotFoundError(f"got {text!r}, which has no model.safetensors.")

@@ -53,7 +53,6 @@ FP16_TOLERANCE = 2e-2
 CARD = "README.md"
 HALF = "images are in [-1, 1]: mean 0.5, deviation 0.5"
 PAGE = "docs/tasks/convert.md"
-HUB = "huggingface_hub"
 # Platforms that the StableHLO runs on.
 PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -461,13 +460,10 @@ def check_push(name: str) -> None:
     name: OWNER/NAME.
 
   Raises:
-    ValueError: The name has another form, huggingface_hub is not installed, or
-      there is no token.
+    ValueError: The name has another form, or there is no token.
   """
   if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
     raise ValueError(f"--push: got {name!r}, expected OWNER/NAME.")
-  if not_installed([HUB], ""):
-    raise ValueError(f"--push: {HUB} is not installed: pip install {HUB}.")
   import huggingface_hub
 
   if huggingface_hub.get_token() is None:

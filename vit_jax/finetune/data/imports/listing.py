@@ -198,7 +198,8 @@ def _check_texts(
     if are_real or "nan" in map(str.lower, texts):
       raise ValueError(
         f"got the label {real[-1]} in {where}, expected whole numbers or names"
-        " of classes, which --classes lists; --numbers imports numbers."
+        " of classes. If they are numbers to predict, name the column: numbers="
+        " of the recipe folder, or --numbers of vit-jax prepare."
       )
   elif unknown := sorted(texts - {*given}):
     raise ValueError(
