@@ -379,12 +379,15 @@ def test_the_first_steps(name, tmp_path):
   state, metrics = run.steps(run.start(tmp_path), QUICK, average)
   # A mean of 32 losses is good to 32 x 2^-24.
   _assert_same(row, metrics, max(2e-6, 10 * row.early))
-  if mean:  # timm's rule; 20 roundings of numbers up to 1.3
+  if mean:
     assert state.eval_params is state.averages["ema"]
-    jax.tree.map(
-      lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-6),
-      *(state.averages["ema"], mean[0]),
+    got, want = (
+      np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
+      for tree in (state.eval_params, mean[0])
     )
+    # The first update, of which the mean has all, moves by 1e-6 and less; a
+    # rounding of numbers of about 0.1 by 3e-9.
+    assert np.sqrt(np.mean((got - want) ** 2)) < 5e-8
 
 
 @pytest.mark.slow
