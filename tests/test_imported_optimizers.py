@@ -153,6 +153,13 @@ def test_errors_are_those_of_the_config(name, words):
   assert error.startswith("config.optim.name: got") and words in error
 
 
+def test_errors_of_a_schedule_are_those_of_the_config():
+  params = jax.eval_shape(_tree)
+  options = OptimConfig(schedule=f"{HERE}:raises")
+  (error,) = optim_checks.errors(options, params, ViTConfig())
+  assert error.startswith("config.optim.schedule: got") and "lr" in error
+
+
 SEVERAL = dict(
   optim__weight_decay=0.1,
   optim__layer_decay=0.8,

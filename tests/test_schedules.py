@@ -84,3 +84,40 @@ def test_steps_of_a_short_run_may_coincide():
   schedule = schedules.make_schedule(config, 3)  # after 1, 2 and 2 updates
   rates = [float(schedule(s)) / PEAK for s in range(3)]
   assert rates == pytest.approx([1, 0.1, 0.001], rel=1e-6)
+
+
+def stairs(lr, warmup_steps, total_steps, height=1.0):
+  return lambda step: lr * height * (step // warmup_steps) / total_steps
+
+
+def twice(lr, warmup_steps, total_steps):
+  return lambda step: jnp.array([lr, lr])
+
+
+def _imported(text):
+  config = dataclasses.replace(CONFIG, schedule=f"{__name__}:{text}")
+  return schedules.make_schedule(config, TOTAL)
+
+
+def test_an_imported_schedule_decides_the_warmup():
+  lr = _imported("stairs(height=3)")
+  got = [float(lr(s)) for s in (0, WARMUP - 1, WARMUP, TOTAL)]
+  want = [0.0, 0.0, 3 * PEAK / TOTAL, 3 * PEAK * 10 / TOTAL]
+  np.testing.assert_allclose(got, want, rtol=1e-6)
+  assert jax.jit(lr)(3).dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+  ("text", "words"),
+  [
+    ("stair", "has no stair. Did you mean 'stairs'?"),
+    ("stairs(3)", "arguments as Python writes them"),
+    ("stairs(width=3)", "raises TypeError: .*'width'"),
+    ("stairs(height='a')", "raises TypeError"),
+    ("WARMUP", "raises TypeError: 'int' object is not callable"),
+    ("twice", r"rate has the shape \(2,\), expected \(\)"),
+  ],
+)
+def test_errors_of_imported_schedules(text, words):
+  with pytest.raises(ValueError, match=f"config.optim.schedule: got .*{words}"):
+    _imported(text)

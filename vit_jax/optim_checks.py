@@ -62,7 +62,7 @@ def errors(
       errors.append(f"{wrong}: no block of {family}.BLOCKS is trained.")
     elif unplaced:
       errors.append(f"{wrong}: {family} declares no layer of {unplaced[0]}.")
-  if names.is_path(config.name) and trained_names:
+  if trained_names and any(map(names.is_path, (config.name, config.schedule))):
     errors += _import_errors(config, params, model)
   if config.name == "muon" and not any(map(model.matrix, trained_names)):
     reason = f"another one: no kernel of {family}.MATRICES is trained"
@@ -80,7 +80,7 @@ def errors(
 def _import_errors(
   config: OptimConfig, params: PyTree, model: ModelConfig
 ) -> list[str]:
-  """Returns why an imported optimizer cannot update parameters."""
+  """Returns why an imported optimizer or schedule cannot be used."""
   try:
     tx, _ = make_optimizer(config, config.warmup_steps + 1, model)
   except ValueError as e:

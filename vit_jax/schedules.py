@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import ArrayLike
 
+from vit_jax import names
 from vit_jax.config import OptimConfig
+from vit_jax.options import shown
 
 # Number of updates applied -> learning rate, float32.
 Schedule = Callable[[ArrayLike], jax.Array]
@@ -30,6 +32,7 @@ def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
 
   With warm-up, the first update has rate 0, as in big_vision, and update w + 1
   has the peak. The rate is end_lr at s = T, one step after the last update.
+  An imported schedule decides the warm-up, too; see `_imported`.
 
   Args:
     config: The rate is per step; lengths are in steps.
@@ -40,7 +43,7 @@ def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
 
   Raises:
     ValueError: The warm-up does not end before the run, or the decay is
-      unknown.
+      unknown or cannot be imported.
 
   Source: arXiv:2010.11929, appendix B.1; big_vision `utils.py`,
     `create_learning_rate_schedule`.
@@ -58,11 +61,44 @@ def make_schedule(config: OptimConfig, total_steps: int) -> Schedule:
       f" than the {total_steps} steps of the run. Lower it, or raise"
       " config.total_steps or config.total_epochs."
     )
+  if names.is_path(config.schedule):
+    return _imported(config, total_steps)
   decay = _decay(config, total_steps - warmup)
   if warmup:
     rise = optax.linear_schedule(0.0, config.lr, warmup)
     decay = optax.join_schedules([rise, decay], [warmup])
   return lambda step: jnp.asarray(decay(step), jnp.float32)
+
+
+def _imported(config: OptimConfig, total_steps: int) -> Schedule:
+  """Returns an imported schedule, with its warm-up.
+
+  `make(lr, warmup_steps, total_steps, ...)`, also with the arguments in
+  brackets, returns a function of the updates applied, as optax's schedules are.
+
+  Raises:
+    ValueError: The function or its module cannot be imported, it raises an
+      error, or its result is no rate.
+  """
+  where = "config.optim.schedule"
+  path, text = names.split(config.schedule)
+  make = names.resolve(path, {}, where)
+  arguments = names.keywords(text or "", where)
+  run = dict(
+    lr=config.lr, warmup_steps=config.warmup_steps, total_steps=total_steps
+  )
+  got = f"{where}: got {shown(config.schedule)}"
+  try:
+    schedule = make(**run, **arguments)
+    shape = jax.eval_shape(
+      lambda step: jnp.asarray(schedule(step), jnp.float32),
+      jax.ShapeDtypeStruct((), jnp.int32),
+    ).shape
+  except Exception as e:  # a function of one's own may raise anything
+    raise ValueError(f"{got}, which raises {type(e).__name__}: {e}.") from e
+  if shape:
+    raise ValueError(f"{got}, whose rate has the shape {shape}, expected ().")
+  return lambda step: jnp.asarray(schedule(step), jnp.float32)
 
 
 def weight_decay(config: OptimConfig, total_steps: int) -> float | Schedule:

@@ -63,7 +63,9 @@ class OptimConfig:
   lr: float = option(1e-3, "peak learning rate", limit=ABOVE_0)
   schedule: str = option(
     "cosine",
-    "learning rate after the warm-up",
+    "learning rate after the warm-up; or the import path of a function of lr,"
+    " warmup_steps and total_steps, with further arguments in brackets if"
+    " needed, which returns a schedule as optax's, with the warm-up",
     {
       "cosine": "half a cosine from lr to end_lr",
       "linear": "a straight line from lr to end_lr",
@@ -71,6 +73,7 @@ class OptimConfig:
       "constant": "lr",
       "step": "lr, divided by 10 at each of decay_at",
     },
+    is_open=True,
   )
   warmup_steps: int = option(
     0,
