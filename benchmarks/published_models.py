@@ -29,8 +29,8 @@ HEAD = f"""{NOTE}
 # Which model?
 
 The published weights that vit_jax reads. `vit-jax models` prints the same list.
-A name of the last column is what `vit_jax.load`, `--config.init` and
-`vit-jax convert` take:
+A name of the last column, without `*`, is what `vit_jax.load`, `--config.init`
+and `vit-jax convert` take:
 
 ```py
 vit = vit_jax.load("hf-hub:timm/deit3_small_patch16_384.fb_in22k_ft_in1k")
@@ -42,7 +42,8 @@ vit = vit_jax.load("hf-hub:timm/deit3_small_patch16_384.fb_in22k_ft_in1k")
 - *top-1*, *k-NN*: **published** accuracy on ImageNet in percent. top-1 is that
   of the file's own classifier, unless the cell has another word. None was
   measured here.
-- SBB are timm's models `vit_wee` to `vit_betwixt`; DINOv3 SwiGLU is S+.
+- Series *SBB*: timm's models `vit_wee` to `vit_betwixt`. *DINOv3 SwiGLU*: the
+  authors' S+.
 - *licence*: as timm 1.0.31 states it. An empty cell is unknown.
 - Models with
   [terms of their own]({TERMS}),

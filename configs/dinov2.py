@@ -16,10 +16,11 @@ Gram anchoring is a further stage of a run, in which similarities of patches
 stay those of an earlier teacher, which sees the crops at twice the side:
   vit-jax train --workdir=runs/anchored \
     --config=dinov2:recipe=dinov3,init=runs/dinov3,gram=runs/dinov3
-DINOv3's 7B model begins it after 1,010,000 steps and takes a new earlier
-teacher every 10,000 steps, three times: here each is a stage, with the workdir
-of the stage before as init and gram. It has only the loss in common with that
-run, whose rates are constant (3e-5).
+DINOv3's 7B model begins it after 1,010,000 steps. Every 10,000 steps, three
+times, the teacher of that step becomes the earlier teacher. Here each of these
+parts is a run of its own, with the workdir of the run before as init and gram.
+The runs have only the loss in common with the authors', whose rates are
+constant (3e-5).
 
 Differences to the authors' code:
 - Images are in [-1, 1] (there: ImageNet's mean and deviation).

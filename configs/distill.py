@@ -17,10 +17,10 @@ RECIPES by default).
 
 logits: function matching, arXiv:2106.05237 and big_vision's proj/distill. The
 teacher sees the crop and the mixup of the student, and labels are not used;
-rate, decay, clipping, and the momentum in bfloat16 are big_vision's for ResNets
-(its decay of 3e-4 does not depend on the rate). For Transformers they are those
-of configs/vit_s16.py. The length matters most: the paper has 1,200 epochs and
-more. Batch and warm-up are not confirmed.
+batch, warm-up, rate, decay, clipping, and the momentum in bfloat16 are
+big_vision's for ResNets (its decay of 3e-4 does not depend on the rate); there,
+98 % of train are trained on. For Transformers, rate and decay are those of
+configs/vit_s16.py. The length matters most: the paper has 1,200 epochs or more.
 hard, soft: DeiT, arXiv:2012.12877, with the distillation token; RandAugment,
 random erasing, mixup and cutmix, three copies of an image in a batch. The paper
 recommends hard. Differences to its code: those of configs/mae_finetune.py for
@@ -40,8 +40,8 @@ By the planner's estimate (jax 0.12.0.1, libtpu 0.0.50.1), features of DINOv3 7B
 for L/16 with --config.model.scan=true: 1.6 GiB a chip and 189.6 ms a step of
 1,024 images on v5e:16x16; 2.4 GiB and 89.5 ms on v5p:4x4x8.
 Result: not yet run. Published top-1 on ImageNet: R50x1 from R152x2 82.8 at 224
-px (80.5 at 160 px); DeiT with the token, hard labels, 300 epochs: Ti/16 74.5,
-S/16 81.2, B/16 83.4.
+px (80.5 at 160 px; the length of that run is not confirmed); DeiT with the
+token, hard labels, 300 epochs: Ti/16 74.5, S/16 81.2, B/16 83.4.
 """
 
 from vit_jax.config import arguments, check_choices, defaults, whole_number
@@ -121,6 +121,7 @@ def get_config(arg: str = ""):
   c.optim.schedule = "cosine"
   c.optim.warmup_steps = 5 * 1_281_167 // batch  # 5 epochs of ImageNet
   if loss == "logits":
+    c.optim.warmup_steps = 5000
     is_resnet = c.model.name == "bit"
     c.optim.lr = 0.03 if is_resnet else 1e-3
     c.optim.weight_decay = 3e-4 / 0.03 if is_resnet else 0.1

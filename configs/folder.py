@@ -27,12 +27,11 @@ there are no trials. Images with numbers are not augmented, because a crop
 changes positions and a mirror changes directions; if augmentation does not
 change your numbers, add |flip_lr or |pad(PIXELS)|random_crop(SIZE) to
 config.data.ops.
-Held-out images decide all of this: `val`. If `val` is the test split or does
-not exist, they are a tenth of `train` (a fifth, if it has fewer than 1,000
-images). The test split is scored once, at the end: `test`, or else `val`, or
-else a tenth of `train`.
+The test split is scored once, at the end: `test`, or else `val`, or else a
+tenth of `train`. Held-out images decide all else: `val`, if it is not the test
+split, or else a tenth of `train` (a fifth, if it has fewer than 1,000 images).
 Model and numerics are those of init. Batch and length depend on the number of
-images (--config.total_epochs=3 --config.optim.warmup_steps=10 is shorter).
+images (--config.total_epochs=3 --config.optim.warmup_steps=20 is shorter).
 Cost, defaults and results: docs/tasks/finetune.md.
 """
 

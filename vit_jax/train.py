@@ -3,7 +3,7 @@
 `train_and_evaluate` is the whole run, in the order in which things come to
 exist: setup, state, data, loop. What happens around a step is in
 `vit_jax/callbacks/`. The same command again resumes from the newest checkpoint,
-and ends in the same bits as an uninterrupted run.
+and ends in the same bits as an uninterrupted run on the same devices.
 """
 
 import sys
@@ -192,7 +192,7 @@ def train_and_evaluate(
           log.write_later(step, evaluator.score, gathered)
 
     # Loop. The order is fixed: batch, step, log, save, evaluate. `step` counts
-    # the updates applied: a checkpoint of step n resumes with batch n.
+    # the steps taken, also skipped ones: step n resumes with batch n.
     step = start
     hooks.enter("step")
     # Only explicit transfers between host and devices, such as `device_get`.

@@ -154,8 +154,8 @@ class Callback:
   def on_log(self, step: int, values: dict[str, float]) -> dict[str, float]:
     """Returns the values to write for a step; it may add some.
 
-    Called every `log_steps`, at the first step, and at steps with a regular or
-    repeated save, before it.
+    Called every `log_steps`, at the first step, and before each save, also one
+    that is tried again.
 
     Args:
       step: Updates applied so far.

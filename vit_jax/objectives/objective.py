@@ -47,7 +47,7 @@ class Average(NamedTuple):
   teacher <- momentum teacher + (1 - momentum) parameters, after each update.
   It starts as the initial parameters.
 
-  momentum: 0 to 1; or a function of the number of updates applied, int32.
+  momentum: 0 to 1; or a function of the number of steps taken, int32.
   is_published: Whether the running mean is what evaluators score, what a
     checkpoint has as `params` and what `vit_jax.load` reads. It then takes the
     place of config.optim.ema_decay.
