@@ -8,7 +8,7 @@ from vit_jax.config import arguments, defaults, whole_number
 
 STEPS = 156  # of an epoch: timm leaves out the last 32 of 20,000 images
 DECODE = "decode(dct='accurate')"  # the pixels of Pillow
-ARGUMENTS = {"path": "", "init": "", "epochs": "5"}
+ARGUMENTS = {"path": "", "init": "", "epochs": "4"}
 
 
 def get_config(arg: str = ""):
@@ -16,8 +16,8 @@ def get_config(arg: str = ""):
   c = defaults()
   c.init, c.init_mean = args["init"] or None, "half"
   c.model.variant, c.model.gelu = "Ti/8", "erf"
-  c.model.width, c.model.depth = 128, 4
-  c.model.mlp_dim, c.model.num_heads = 512, 4
+  c.model.width, c.model.depth = 64, 4
+  c.model.mlp_dim, c.model.num_heads = 256, 2
   c.model.stochastic_depth = 0.1
   c.data.dataset, c.data.split = f"folder:{args['path']}", "train"
   c.data.batch_size = 128
