@@ -3,12 +3,12 @@
 python benchmarks/beside_timm.py TRAIN_PY CIFAR [FOLDER]
   [--seeds 0 1 2] [--only CODE ...]
 
-TRAIN_PY: train.py of timm's repository, which no wheel has (the runs below:
-commit c89927a0, beside timm 1.0.31). Pillow must be older than 13, which refuses
-a posterization to 0 bits that timm asks for. CIFAR: folder with cifar10_train.npz (20,000 photographs) and
-cifar10_test.npz (5,000), which have the bytes of the files. FOLDER: folder of
-images, starts and runs. Each run adds a line to docs/equal_to.jsonl; a run that
-has a line is not repeated.
+TRAIN_PY: train.py of timm's repository, which no wheel has. (The runs: commit
+c89927a0, timm 1.0.31, and Pillow 12.2, because Pillow 13 refuses the
+posterization to 0 bits that this RandAugment sometimes asks for.) CIFAR: folder
+with cifar10_train.npz (20,000 photographs) and cifar10_test.npz (5,000), which
+have the bytes of the files. FOLDER: folder of images, starts and runs. Each run
+adds a line to docs/equal_to.jsonl; a run that has a line is not repeated.
 
 Protocol, written before the first run:
 - A ViT of width 64, 4 blocks, 2 heads, patch 8, 32 px (214,218 parameters) is
@@ -73,7 +73,9 @@ START = f"""
 import sys, timm
 timm.utils.random_seed(int(sys.argv[1]), 0)
 model = timm.create_model("{MODEL}", num_classes=10, **{SIZES})
-timm.models.save_for_hf(model, sys.argv[2], model_args={SIZES})
+timm.models.save_for_hf(
+  model, sys.argv[2], model_args={SIZES}, safe_serialization=True
+)
 """
 RECIPE = (
   f"--model {MODEL} --num-classes 10 --img-size 32 --crop-pct 1.0"
