@@ -8,7 +8,7 @@ from vit_jax.config import arguments, defaults, whole_number
 
 STEPS = 156  # of an epoch: timm leaves out the last 32 of 20,000 images
 DECODE = "decode(dct='accurate')"  # the pixels of Pillow
-ARGUMENTS = {"path": "", "init": "", "epochs": "4"}
+ARGUMENTS = {"path": "", "init": "", "epochs": "2"}
 
 
 def get_config(arg: str = ""):
