@@ -36,9 +36,8 @@ What differs, as far as reading both codes shows:
   in one of the two rows of a pair.
 - timm leaves out the last 32 images of each permutation; here the next
   permutation follows.
-- timm divides by the norm plus 1e-6 where it clips, and decays weights before
-  Adam's update instead of with it.
-- The parameter of Adam's bias correction, 1 - 0.999^t, is float32 here.
+- timm divides by the norm plus 1e-6 where it clips gradients.
+- Adam's bias correction, 1 - 0.999^t, is float32 here, float64 in torch.
 """
 
 import argparse
