@@ -29,11 +29,11 @@ Differences to the publishers' code:
 
 Cost: 1.53 GFLOPs of training an image, 23 petaFLOPs for 300 epochs. By the
 planner's estimate a chip of TPU v5e takes 8.3 ms a step, 0.3 hours in all, but
-only if the host augments 15,500 images a second, which Pillow does on many
-cores: see vit-jax benchmark --input=real.
+only if the host augments 15,500 images a second, which takes Pillow many cores:
+check with vit-jax benchmark --input=real.
 Result: not yet run at full length. The publishers' top-1 on CIFAR-10: 91.38 %
-(ViT-Lite-7/4 after 200 epochs of an earlier, weaker recipe), 96.53 %
-(CCT-7/3x1, which has convolutions instead of patches, after these 300 epochs).
+(ViT-Lite-7/4, 200 epochs of an earlier training script), 96.53 % (CCT-7/3x1,
+which has convolutions instead of patches, these 300 epochs).
 """
 
 from vit_jax.config import arguments, defaults, number
