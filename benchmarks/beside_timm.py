@@ -58,7 +58,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/equal_to.jsonl"
 NAME = "distribution: small ViT"  # of the rows
 CODES = {"timm": "timm's train.py", "vit_jax": "vit_jax"}
-EPOCHS = 2  # after one of warm-up
+EPOCHS = 2  # after one of warm-up: 468 updates
 MODEL = "vit_tiny_patch16_224"  # whose sizes are replaced
 SIZES = {
   "img_size": 32,
