@@ -92,6 +92,7 @@ ARGUMENTS = {
     "dataset=glyphs",
   ],
   "mae_finetune": ["init=weights.npz", "model=L/16", "model=H/14"],
+  "cifar_vit": ["", "dataset=folder:split,epochs=30"],
   "deit3": [
     "model=S/16",
     "stage=i1k",
@@ -237,7 +238,7 @@ def _advertised():
     yield "mae_finetune", f"model={model}"
   for head, epochs in itertools.product(_module("vit_s16").HEADS, (90, 300)):
     yield "vit_s16", f"head={head},epochs={epochs}"
-  for name in ("folder", "unlabelled"):
+  for name in ("folder", "unlabelled", "cifar_vit"):
     yield from ((name, argument) for argument in ARGUMENTS[name])
   yield from (("glyphs", ""), ("digits_finetune", ""))
   for name in (
@@ -350,8 +351,8 @@ def test_all_that_is_advertised_passes_preflight(name, argument):
 
 @pytest.mark.parametrize(
   "name",
-  "ablation augreg comparison deit3 dino dinov2 distill finetune folder"
-  " mae_finetune probes study vit_s16 vtab".split(),
+  "ablation augreg cifar_vit comparison deit3 dino dinov2 distill finetune"
+  " folder mae_finetune probes study vit_s16 vtab".split(),
 )
 def test_every_argument_is_explained(name):
   module = _module(name)
