@@ -49,7 +49,7 @@ def get_config(arg: str = ""):
   c.data.ops = (
     f"decode(dct='accurate')|random_resized_crop({RES}, 0.08, 1.0)|flip_lr"
   )
-  score = {"ops": f"decode(dct='accurate')|resize_small_torch({RES})"}
+  score = {"ops": f"decode(dct='accurate')|resize_torch({RES}, 'bicubic')"}
   score |= {"kind": "classification"}
   c.total_steps, c.log_steps = STEPS, 8
   c.checkpoint.every_steps = 0

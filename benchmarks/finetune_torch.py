@@ -1,4 +1,4 @@
-"""Fine-tuning in torch, with timm and peft: `benchmarks/beside_peft.py` calls it.
+"""Fine-tuning in torch, with timm and peft, for `benchmarks/beside_peft.py`.
 
 python benchmarks/finetune_torch.py WEIGHTS DATA --method=full [--res=42]
   [--batch=32] [--steps=96] [--warmup=10] [--seed=0]
@@ -12,6 +12,7 @@ Trains, and prints the top-1 on test as JSON.
 import argparse
 import json
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 import peft
@@ -19,23 +20,30 @@ import timm
 import torch
 from beside_peft_config import METHODS, RANK
 from sklearn.linear_model import LogisticRegression
+from timm.data import create_transform
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
-from torchvision.transforms.functional import InterpolationMode
 
-CUBIC = InterpolationMode.BICUBIC
-NORMALISED = (
-  transforms.ToTensor(),
-  transforms.Normalize((0.5,) * 3, (0.5,) * 3),
-)
-ADAPTED = ["query", "value"]
+CUBIC = transforms.InterpolationMode.BICUBIC
+# From -1 to 1: the patch embedding has the normalisation.
+HALF = (0.5,) * 3
+NORMALISED = (transforms.ToTensor(), transforms.Normalize(HALF, HALF))
+OTHERS = {
+  # timm's train.py: rate 0.1 for 256 images; Nesterov's momentum of 0.9
+  "timm": {"name": "sgd", "lr": 0.1, "weight_decay": 2e-5},
+  # AutoGluon's AutoMM
+  "automm": {
+    **{"name": "adamw", "lr": 1e-4, "weight_decay": 1e-3},
+    **{"layer_decay": 0.9, "clip_norm": 1.0},
+  },
+}
 
 
 class Maps(nn.Module):
-  """The three maps of `qkv`, one beside the other, as peft's targets."""
+  """The three maps of `qkv`, one beside the other, as targets of peft."""
 
   def __init__(self, qkv: nn.Linear):
     super().__init__()
@@ -62,22 +70,24 @@ def load(weights: str, num_classes: int, res: int) -> nn.Module:
   return model
 
 
-def views(res: int) -> transforms.Compose:
-  return transforms.Compose(
-    (
-      transforms.RandomResizedCrop(res, (0.08, 1.0), interpolation=CUBIC),
-      transforms.RandomHorizontalFlip(),
-      *NORMALISED,
-    )
+def transform(method: str, res: int, is_training: bool) -> Callable:
+  """Returns the preprocessing of a method."""
+  if method == "timm":
+    return create_transform(res, is_training, mean=HALF, std=HALF)
+  if method == "automm":
+    square = transforms.Resize(res, CUBIC), transforms.CenterCrop(res)
+    augment = (transforms.TrivialAugmentWide(),) if is_training else ()
+    return transforms.Compose((*square, *augment, *NORMALISED))
+  views = (
+    transforms.RandomResizedCrop(res, (0.08, 1.0), interpolation=CUBIC),
+    transforms.RandomHorizontalFlip(),
   )
-
-
-def whole(res: int) -> transforms.Compose:
-  return transforms.Compose((transforms.Resize(res, CUBIC), *NORMALISED))
+  whole = (transforms.Resize((res, res), CUBIC),)
+  return transforms.Compose((*(views if is_training else whole), *NORMALISED))
 
 
 @torch.inference_mode()
-def outputs(fn, images: ImageFolder) -> tuple[np.ndarray, np.ndarray]:
+def outputs(fn: Callable, images: ImageFolder) -> tuple[np.ndarray, np.ndarray]:
   """Returns outputs and labels of all images."""
   loader = torch.utils.data.DataLoader(images, 128)
   parts = [(fn(x).numpy(), y.numpy()) for x, y in loader]
@@ -97,57 +107,31 @@ def start_from_probe(model: nn.Module, images: ImageFolder) -> None:
     model.head.bias[:] = torch.tensor(fitted.intercept_ - kernel @ mean)
 
 
-def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument("weights")
-  parser.add_argument("data", type=pathlib.Path)
-  parser.add_argument("--method", required=True, choices=METHODS)
-  parser.add_argument("--res", type=int, default=42)
-  parser.add_argument("--batch", type=int, default=32)
-  parser.add_argument("--steps", type=int, default=96)
-  parser.add_argument("--warmup", type=int, default=10)
-  parser.add_argument("--seed", type=int, default=0)
-  args = parser.parse_args()
-  torch.manual_seed(args.seed)
-  train = ImageFolder(args.data / "train", views(args.res))
-  model = load(args.weights, len(train.classes), args.res)
-  options = dict(METHODS[args.method])
-  if args.method == "probe_first":
-    model.eval()
-    start_from_probe(model, ImageFolder(args.data / "train", whole(args.res)))
-  if options.pop("freeze", None):
-    model.requires_grad_(False)
-    for part in (
-      *model.blocks[len(model.blocks) // 2 :],
-      model.norm,
-      model.head,
-    ):
-      part.requires_grad_(True)
-  if args.method == "lora":
-    for block in model.blocks:
-      block.attn.qkv = Maps(block.attn.qkv)
-    adapters = peft.LoraConfig(
-      r=RANK, target_modules=ADAPTED, modules_to_save=["head"]
-    )
-    model = peft.get_peft_model(model, adapters)
-  clip = options.pop("clip_norm", None)
-  name = options.pop("name")
-  optimizer = create_optimizer_v2(
-    model, "momentum" if name == "sgd" else name, **options
-  )
+def train(
+  model: nn.Module,
+  images: ImageFolder,
+  options: dict,
+  batch: int,
+  steps: int,
+  warmup: int,
+) -> None:
+  """Trains, with a linear warm-up and a cosine."""
+  options = dict(options)
+  name, clip = options.pop("name"), options.pop("clip_norm", None)
+  optimizer = create_optimizer_v2(model, name, **options)
   schedule = CosineLRScheduler(
     optimizer,
-    args.steps - args.warmup,
-    warmup_t=args.warmup,
+    steps - warmup,
+    warmup_t=warmup,
     warmup_prefix=True,
     t_in_epochs=False,
   )
   loader = torch.utils.data.DataLoader(
-    train, args.batch, shuffle=True, drop_last=True
+    images, batch, shuffle=True, drop_last=True
   )
   model.train()
   step = 0
-  while step < args.steps:
+  while step < steps:
     for x, y in loader:
       loss = nn.functional.cross_entropy(model(x), y)
       optimizer.zero_grad()
@@ -157,12 +141,52 @@ def main() -> None:
       optimizer.step()
       step += 1
       schedule.step_update(step)
-      if step == args.steps:
+      if step == steps:
         break
   model.eval()
-  logits, labels = outputs(
-    model, ImageFolder(args.data / "test", whole(args.res))
-  )
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("weights")
+  parser.add_argument("data", type=pathlib.Path)
+  parser.add_argument("--method", required=True, choices=(*METHODS, *OTHERS))
+  parser.add_argument("--res", type=int, default=42)
+  parser.add_argument("--batch", type=int, default=32)
+  parser.add_argument("--steps", type=int, default=96)
+  parser.add_argument("--warmup", type=int, default=10)
+  parser.add_argument("--seed", type=int, default=0)
+  args = parser.parse_args()
+  torch.manual_seed(args.seed)
+  method = args.method
+
+  def images(split, is_training):
+    ops = transform(method, args.res, is_training)
+    return ImageFolder(args.data / split, ops)
+
+  views, test = images("train", True), images("test", False)
+  model = load(args.weights, len(views.classes), args.res).eval()
+  options = dict((METHODS | OTHERS)[method])
+  if method == "timm":
+    options["lr"] *= args.batch / 256
+  if method == "probe_first":
+    start_from_probe(model, images("train", False))
+    options["name"] = "momentum"  # timm's sgd has Nesterov's
+  if method == "last_blocks":
+    del options["freeze"]  # names of vit_jax
+    model.requires_grad_(False)
+    last = model.blocks[len(model.blocks) // 2 :]
+    for part in (last, model.norm, model.head):
+      part.requires_grad_(True)
+  if method == "lora":
+    for block in model.blocks:
+      block.attn.qkv = Maps(block.attn.qkv)
+    adapters = peft.LoraConfig(
+      r=RANK, target_modules=["query", "value"], modules_to_save=["head"]
+    )
+    model = peft.get_peft_model(model, adapters)
+  train(model, views, options, args.batch, args.steps, args.warmup)
+  logits, labels = outputs(model, test)
   trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
   top1 = float((logits.argmax(-1) == labels).mean())
   print(json.dumps({"top1": top1, "trained": trained}))
