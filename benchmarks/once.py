@@ -28,7 +28,7 @@ passes over their images with 8 images a step; a tenth of the steps is warm-up.
 Printed: top-1 on the test images with its standard error, and CPU minutes of
 the whole process, on one core. One seed.
 
-python benchmarks/once.py BACKBONE STAMPS EMOJI FIGURES [FOLDER]
+python benchmarks/once.py BACKBONE STAMPS EMOJI FIGURES [FOLDER] [--only SET ...]
 
 BACKBONE: weights of a ViT-S/14 of DINOv2's form. STAMPS: the package's folder
 stamps. EMOJI: the package's folder, with emoji.json. FIGURES: the package's
@@ -188,6 +188,7 @@ def main() -> None:
   for name in SETS:
     parser.add_argument(name, type=pathlib.Path)
   parser.add_argument("folder", nargs="?", default="runs/once")
+  parser.add_argument("--only", nargs="+", choices=SETS, default=(*SETS,))
   args = parser.parse_args()
   folder = pathlib.Path(args.folder).resolve()
   folder.mkdir(parents=True, exist_ok=True)
@@ -200,6 +201,8 @@ def main() -> None:
       ]
     )
   for name, (files, most, more) in SETS.items():
+    if name not in args.only:
+      continue
     data = folder / "data" / name
     if not data.exists():
       write(files(getattr(args, name)), most, data)
