@@ -28,7 +28,8 @@ passes over their images with 8 images a step; a tenth of the steps is warm-up.
 Printed: top-1 on the test images with its standard error, and CPU minutes of
 the whole process, on one core. One seed.
 
-python benchmarks/once.py BACKBONE STAMPS EMOJI FIGURES [FOLDER] [--only SET ...]
+python benchmarks/once.py BACKBONE STAMPS EMOJI FIGURES [FOLDER]
+  [--only SET ...]
 
 BACKBONE: weights of a ViT-S/14 of DINOv2's form. STAMPS: the package's folder
 stamps. EMOJI: the package's folder, with emoji.json. FIGURES: the package's
