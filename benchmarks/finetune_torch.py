@@ -2,11 +2,14 @@
 
 python benchmarks/finetune_torch.py WEIGHTS DATA --method=full [--res=42]
   [--batch=32] [--steps=96] [--warmup=10] [--seed=0]
+python benchmarks/finetune_torch.py WEIGHTS DATA --beside=BACKBONE [--res=42]
 
 WEIGHTS: a ViT-S/14 of DINOv2's form for images of --res pixels, which
 `vit-jax convert --to=timm --image_size` has written; its patch embedding
 normalises images from -1 to 1. DATA: folder with train/CLASS and test/CLASS.
-Trains, and prints the top-1 on test as JSON.
+Trains, and prints the top-1 on test as JSON. With --beside, prints the largest
+feature of the images in val, and its largest difference to the feature that
+vit_jax computes from BACKBONE.
 """
 
 import argparse
@@ -146,11 +149,30 @@ def train(
   model.eval()
 
 
+def compare(
+  model: nn.Module, backbone: str, images: ImageFolder, res: int
+) -> dict[str, float]:
+  """Returns the largest feature, and its largest difference to vit_jax's."""
+  import vit_jax
+
+  features = lambda x: model.forward_head(model.forward_features(x), True)
+  theirs, _ = outputs(features, images)
+  pretrained = vit_jax.load(backbone, image_size=res, num_classes=0)
+  pixels = np.stack([x.numpy().transpose(1, 2, 0) for x, _ in images])
+  ours, *_ = pretrained.model.apply({"params": pretrained.params}, pixels)
+  difference = np.abs(np.asarray(ours) - theirs).max()
+  return {
+    "largest": float(np.abs(theirs).max()),
+    "difference": float(difference),
+  }
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("weights")
   parser.add_argument("data", type=pathlib.Path)
-  parser.add_argument("--method", required=True, choices=(*METHODS, *OTHERS))
+  parser.add_argument("--method", choices=(*METHODS, *OTHERS), default="full")
+  parser.add_argument("--beside")
   parser.add_argument("--res", type=int, default=42)
   parser.add_argument("--batch", type=int, default=32)
   parser.add_argument("--steps", type=int, default=96)
@@ -166,6 +188,10 @@ def main() -> None:
 
   views, test = images("train", True), images("test", False)
   model = load(args.weights, len(views.classes), args.res).eval()
+  if args.beside:
+    val = ImageFolder(args.data / "val", transform("full", args.res, False))
+    print(json.dumps(compare(model, args.beside, val, args.res)))
+    return
   options = dict((METHODS | OTHERS)[method])
   if method == "timm":
     options["lr"] *= args.batch / 256
