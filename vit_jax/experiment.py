@@ -373,10 +373,16 @@ class Experiment:
     read = self.scored_weights
     if read is None:
       path, mean = self.config.init, self.config.init_mean
-      read = weights.read(path, mean=mean)
       heads = getattr(self.config.model, "num_heads", None)
-      if read.assumes_heads and heads is not None:
-        read = weights.read(path, mean=mean, options={"num_heads": heads})
+      options = {} if heads is None else {"num_heads": heads}
+      try:
+        read = weights.read(path, mean=mean)
+      except ValueError:  # perhaps only the number of heads is unknown
+        if not options:
+          raise
+        read = weights.read(path, mean=mean, options=options)
+      if read.assumes_heads and options:
+        read = weights.read(path, mean=mean, options=options)
     self.init_metadata = dict(read.metadata)
     self._init_filter = read.posemb_filter
     return read
