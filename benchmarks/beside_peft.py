@@ -147,8 +147,9 @@ def main() -> None:
   print(table(read()))
 
 
-def read() -> list[dict]:
-  text = RESULTS.read_text() if RESULTS.exists() else ""
+def read(file: pathlib.Path = RESULTS) -> list[dict]:
+  """Returns the rows of a file of results; [] if there is none."""
+  text = file.read_text() if file.exists() else ""
   return [json.loads(line) for line in text.splitlines()]
 
 

@@ -44,7 +44,7 @@ import sys
 from collections import defaultdict
 
 import numpy as np
-from beside_peft import ROOT, call
+from beside_peft import ROOT, call, read
 from machine import machine
 from PIL import Image
 
@@ -208,7 +208,9 @@ def main() -> None:
     if not data.exists():
       write(files(getattr(args, name)), most, data)
     for method in METHODS:
-      if (name, method) in {(row["set"], row["method"]) for row in read()}:
+      if (name, method) in {
+        (row["set"], row["method"]) for row in read(RESULTS)
+      }:
         continue
       workdir = folder / f"{name}_{method}"
       top1, minutes = run(method, data, args.backbone, more, weights, workdir)
@@ -224,12 +226,7 @@ def main() -> None:
       }
       with RESULTS.open("a") as file:
         file.write(json.dumps(row) + "\n")
-  print(table(read()))
-
-
-def read() -> list[dict]:
-  text = RESULTS.read_text() if RESULTS.exists() else ""
-  return [json.loads(line) for line in text.splitlines()]
+  print(table(read(RESULTS)))
 
 
 def table(rows: list[dict]) -> str:
