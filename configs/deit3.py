@@ -8,8 +8,8 @@ Arguments: stage (of STAGES: i1k, from scratch on ImageNet; i1k_224 and i1k_384,
 fine-tuned from i1k; i21k, from scratch on ImageNet-21k; i21k_i1k, fine-tuned
 from i21k), model (of the stage's row in STAGES), init (weights of the previous
 stage; not for i1k and i21k).
-The official validation images are scored once, at the end, as `val`; nothing is
-chosen by them.
+On ImageNet, the official validation images are scored once, at the end, as
+`val`; nothing is chosen by them.
 
 The numbers are those of the commands in facebookresearch/deit,
 README_revenge.md; the paper has a weight decay of 0.02 everywhere. From

@@ -2,7 +2,7 @@
 
 Run, all tasks, one table: vit-jax sweep --workdir=runs/vtab \
   --config=vtab:task=all,init=ViT-B_16.npz,model=B/16
-One task: vit-jax train --workdir=runs/dtd \
+One task: vit-jax sweep --workdir=runs/dtd \
   --config=vtab:task=dtd,init=ViT-B_16.npz,model=B/16
 Arguments: task (of TASKS; for vit-jax sweep also all, natural, specialized or
 structured), init (anything that vit_jax.load reads), model (any that vit-jax
@@ -10,10 +10,11 @@ models prints), res (pixels, rounded to a multiple of the patch; 384 for every
 task, as in the paper).
 For every task, options are chosen with 800 training images and 200 validation
 images. Then the model is trained on all 1,000 and scored once on the whole test
-split. The slices are those of the benchmark, see vit_jax/data/vtab.py. Tasks
-whose data are not on disk are refused; with --available they are left out, and
-the means state their number of tasks. --against=runs/vtab compares the records
-and scores of a second run with those of the first.
+split (vit-jax train makes one run on the 800). The slices are those of the
+benchmark, see vit_jax/data/vtab.py. Tasks whose data are not on disk are
+refused; with --available they are left out, and the means state their number of
+tasks. --against=runs/vtab compares the records and scores of a second run with
+those of the first.
 
 From the paper: 2,500 steps of 512 images, SGD, momentum 0.9, learning rate
 0.01, cosine, no weight decay, clipping at 1, a zero head, 384 px; images as in

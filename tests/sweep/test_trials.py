@@ -269,7 +269,7 @@ def test_wrong_options_are_refused_before_the_first_trial(config, tmp_path):
 def test_a_budget_too_small_for_any(config, tmp_path, capsys):
   fixed = {"optim.clip_norm"}
   assert trials.choose(config, both, "50", str(tmp_path), fixed) == config
-  text = "3 trials need at least 60 steps; the budget allows 50"
+  text = "3 trials need at least 60 steps; budget=50 allows 50."
   assert text in capsys.readouterr().out
   assert not (tmp_path / "trials.json").exists()  # a larger one may follow
 
@@ -284,7 +284,7 @@ def test_the_steps_of_a_time_are_measured_once(
   for _ in range(2):
     assert trials.choose(config, both, "9s", str(tmp_path)) == config
   assert len(measured) == 1
-  text = "4 trials need at least 80 steps; the budget allows 50"
+  text = "4 trials need at least 80 steps; budget=9s allows 50 at"
   assert capsys.readouterr().out.count(text) == 2
 
 

@@ -160,8 +160,9 @@ def choose(
       print_once(
         f"trials      none: {num_trials} trials need at least"
         f" {FEWEST_STEPS * num_trials:,} steps; budget={budget} allows"
-        f" {total:,} at the speed that was measured. A larger budget allows"
-        f" trials, in minutes (30m) or steps ({FEWEST_STEPS * num_trials})"
+        f" {total:,}{' at the measured speed' * (not budget.isdecimal())}."
+        " A larger budget, in minutes (30m) or steps"
+        f" ({FEWEST_STEPS * num_trials}), allows them."
       )
       return config
     record = Trials(min(longest, total // num_trials))

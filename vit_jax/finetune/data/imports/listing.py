@@ -198,8 +198,9 @@ def _check_texts(
     if are_real or "nan" in map(str.lower, texts):
       raise ValueError(
         f"got the label {real[-1]} in {where}, expected whole numbers or names"
-        " of classes. If they are numbers to predict, name the column: numbers="
-        " of the recipe folder, or --numbers of vit-jax prepare."
+        " of classes, which --classes of vit-jax prepare lists. For numbers to"
+        " predict, name the column: numbers= of the recipe folder, or --numbers"
+        " of vit-jax prepare."
       )
   elif unknown := sorted(texts - {*given}):
     raise ValueError(
