@@ -147,10 +147,12 @@ zoo/models/rope.py models/test_modern.py::test_the_formulas
 + jnp.concatenate([second, -first], axis=-1)
 
 models/attention.py models/test_positions.py
-- (query / query.shape[-1] ** 0.5, offsets)
-+ (query, offsets)
 - query = query / query.shape[-1] ** 0.5
 + query = query / query.shape[-1]
+
+models/attention.py models/test_keep.py
+- (query / query.shape[-1] ** 0.5, offsets)
++ (query, offsets)
 
 sharding.py test_sharding.py
 - MAX_FSDP = 16
