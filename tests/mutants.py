@@ -202,7 +202,7 @@ data/subsets.py data/test_subsets.py
 - return np.sort(np.argpartition(state, count)[:count])
 + return np.sort(np.argpartition(state, count)[-count:])
 
-finetune/data/imports/csv_files.py data/test_listing.py
+finetune/data/imports/csv_files.py data/test_listing.py::test_labels_of_a_csv
 - lines = [[*map(str.strip, line)] for line in reader]
 + lines = [[*line] for line in reader]
 
