@@ -475,7 +475,7 @@ CSVS = {
     [1, 0],
   ),
   "blanks around cells": (
-    "file ,label\n0.jpg , b \n 1.jpg\t,a \n",
+    "file ,label\n0.jpg, b \n1.jpg ,a \n",
     {},
     ("a", "b"),
     [1, 0],
