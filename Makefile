@@ -6,7 +6,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python -m
 DEMO = runs/demo
 
-.PHONY: demo study own-images weights-table check-plans faults test test-all test-nightly test-newest lint wheel test-wheel clean
+.PHONY: demo study own-images weights-table check-plans faults mutants test test-all test-nightly test-newest lint wheel test-wheel clean
 
 $(VENV)/installed: pyproject.toml setup.py
 	$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 15) or sys.exit("got Python %d.%d, expected 3.11 to 3.14; choose one with: make PYTHON=python3.12" % v[:2])'
@@ -97,6 +97,10 @@ check-plans:
 # Goes on where it was stopped: what has a line for this code is not run.
 faults: $(VENV)/installed-test
 	PYTHONPATH=.:tests:benchmarks $(RUN) faults
+
+# Changes a line of the package at a time, and fails if no quick test notices.
+mutants: $(VENV)/installed-test
+	$(VENV)/bin/python tests/mutants.py
 
 lint: $(VENV)/installed-test
 	$(VENV)/bin/ruff check .

@@ -235,13 +235,21 @@ def test_data_without_a_name_are_named_by_their_class():
 def test_records_without_numbers_count_from_the_images_seen():
   """96 images are 12 batches of 8, in whatever number of steps."""
   config = _config(data__batch_size=8)
-  run = experiment.Experiment(config, data=_Data())
+  begun = []
+
+  class Begun(_Data):
+    def batches(self, start_step, *processes):
+      begun.append(start_step)
+      return super().batches(start_step, *processes)
+
+  run = experiment.Experiment(config, data=Begun())
   saved = {"accounting": {"position": 96}}
   mesh = sharding.make_mesh(config.mesh)
   trainer = run.trainer(mesh)
   batches, _ = Inputs(run, trainer, mesh).batches(6, saved, trainer.state)
   batch = next(batches)
   np.testing.assert_array_equal(batch["index"], range(96, 104))
+  assert begun == [12]
 
 
 def test_a_shared_data_set_is_one_error():

@@ -525,13 +525,14 @@ def test_new_options_leave_the_state_of_others_alone():
 
 def test_lion_is_the_sign_of_an_interpolation():
   config = OptimConfig(name="lion", lr=0.1, schedule="constant")
-  history, _ = _updates(config, factors=(1, -0.08, -0.2))
+  history, _ = _updates(config, factors=(1, -0.08, -0.12))
   w, m = 1.0, 0.0
-  for t, g in enumerate((0.25, -0.02, -0.05)):
+  for t, g in enumerate((0.25, -0.02, -0.03)):
     w -= 0.1 * np.sign(0.9 * m + 0.1 * g)
     m = 0.99 * m + 0.01 * g
     np.testing.assert_allclose(history[t]["head"]["bias"], [w], rtol=1e-6)
-  assert w == pytest.approx(1 - 0.1 - 0.1 + 0.1)  # the last sign has changed
+  # The last sign has changed: 0.9 m is 0.002, with a decay of 0.98 0.004.
+  assert w == pytest.approx(1 - 0.1 - 0.1 + 0.1)
 
 
 def test_lamb_makes_updates_of_kernels_as_long_as_they_are():
@@ -544,6 +545,17 @@ def test_lamb_makes_updates_of_kernels_as_long_as_they_are():
   np.testing.assert_allclose(dense, 2 - 0.1 * 2, rtol=1e-6)
   np.testing.assert_allclose(after["head"]["kernel"], -1 + 0.1, rtol=1e-6)
   np.testing.assert_allclose(after["head"]["bias"], 1 - 0.1, rtol=1e-6)
+
+
+def test_lamb_moves_as_adam_what_does_not_decay():
+  """A LayerScale of 1e-6 would move by a millionth of the rate."""
+  config = OptimConfig(name="lamb", lr=0.1, schedule="constant")
+  tx, _ = optim.make_optimizer(config, 10, MODEL)
+  params = {"LayerScale_0": {"scale": jnp.full((3,), 1e-6)}}
+  grads = jax.tree.map(lambda x: jnp.full(x.shape, 0.25), params)
+  updates, _ = tx.update(grads, tx.init(params), params)
+  # 1 - beta2 is 0.001, rounded at 2^-24.
+  np.testing.assert_allclose(updates["LayerScale_0"]["scale"], -0.1, rtol=6e-5)
 
 
 @pytest.mark.slow
@@ -638,6 +650,24 @@ def _newton_schulz(x):
     a = x @ x.T
     x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
   return x
+
+
+def test_muon_of_orthogonal_rows_in_closed_form():
+  """All singular values are 1/2 of the norm; the steps are a polynomial."""
+  config = OptimConfig(name="muon", lr=0.1, schedule="constant")
+  tx, _ = optim.make_optimizer(config, 10, MODEL)
+  grads = {"MlpBlock_0": {"Dense_0": {"kernel": 3.0 * jnp.eye(4, 9)}}}
+  updates, _ = tx.update(grads, tx.init(grads), grads)
+  x = 0.5
+  for _ in range(5):
+    x = 3.4445 * x - 4.7750 * x**3 + 2.0315 * x**5
+  # Five steps amplify float32's rounding by up to 3.4445 each.
+  np.testing.assert_allclose(
+    updates["MlpBlock_0"]["Dense_0"]["kernel"],
+    -0.1 * 0.2 * 3 * x * np.eye(4, 9),
+    rtol=0,
+    atol=0.06 * 3.4445**5 * 2**-24,
+  )
 
 
 @pytest.mark.slow

@@ -88,6 +88,7 @@ def test_masked_rows_do_not_count(one_device):
   batch["label"][-1] = (batch["label"][-1] + 1) % tiny.NUM_CLASSES
   _, changed = parts.train_step(parts.state(), batch_of(batch, parts))
   assert float(changed["loss"]) == metrics[0]["loss"]
+  assert metrics[0]["undecodable"] == 1
 
 
 def batch_of(batch, parts):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import disk
 import pytest
@@ -151,6 +152,37 @@ def test_elsewhere_the_heartbeat_tells(tmp_path, soon, where):
     assert _record(tmp_path)["pid"] == os.getpid()
   assert "that run had no heartbeat" in notes[-1]
   assert all("waits  " in x and "pod-7" in x for x in (notes[0], notes[-2]))
+
+
+# Seconds of heartbeats; whether the run is alive, and when that is known.
+WATCHED = [
+  ((), False, 35),
+  ((1,), False, 36),  # may have been its last
+  ((1, 30), True, 30),
+  ((30, 60), True, 60),
+  ((30, 70), False, 65),
+]
+
+
+@pytest.mark.parametrize("beats, is_alive, end", WATCHED)
+def test_elsewhere_a_run_lives_whose_heartbeat_changes_twice(
+  tmp_path, monkeypatch, beats, is_alive, end
+):
+  now = 0.0
+
+  def sleep(seconds):
+    nonlocal now
+    now += seconds
+    if now in beats:
+      (tmp_path / run_record.HEARTBEAT).write_text(f"{now}")
+
+  clock = types.SimpleNamespace(sleep=sleep, monotonic=lambda: now)
+  monkeypatch.setattr(run_lock, "time", clock)
+  _write(tmp_path)
+  refused = pytest.raises(ConfigError, match="another run trains")
+  with refused if is_alive else contextlib.nullcontext():
+    run_lock.refuse_live(str(tmp_path), lambda line: None)
+  assert now == end
 
 
 @pytest.mark.slow

@@ -474,6 +474,12 @@ CSVS = {
     ("a", "b, c"),
     [1, 0],
   ),
+  "blanks around cells": (
+    "file ,label\n0.jpg, b \n1.jpg ,a \n",
+    {},
+    ("a", "b"),
+    [1, 0],
+  ),
   "columns, one without a name": (
     ",n,a,b,file\n0,1,x,0.jpg,no.jpg\n1,1,y,1.jpg,no.jpg\n",
     {"image": "b", "label": "a"},

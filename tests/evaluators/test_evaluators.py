@@ -212,6 +212,26 @@ def test_fewshot_beside_its_baselines(parts, params):
   assert scores["f/raw_pixels/1shot"] < scores["f/raw_pixels/10shot"]
 
 
+def test_fewshot_is_the_mean_over_its_draws(parts):
+  numbers = np.random.default_rng(0)
+
+  def features(split):
+    labels = np.asarray(open_source("digits", split).labels())
+    noise = numbers.normal(size=(len(labels), 10))
+    x = (np.eye(10)[labels] + 0.5 * noise).astype(np.float32)
+    return {"x": x, "label": labels, "index": np.arange(len(labels))}
+
+  gathered = {"": (features("train"), features("test[:200]"))}
+
+  def score(*seeds):
+    evaluator = _evaluator(parts, _fewshot(shots=(1,), seeds=seeds))
+    return evaluator.score(gathered)["f/1shot"]
+
+  alone = [score(seed) for seed in range(3)]
+  assert len({*alone}) > 1
+  assert score(0, 1, 2) == pytest.approx(np.mean(alone))
+
+
 @pytest.mark.slow
 def test_fewshot_is_the_same_in_any_batch(parts, params):
   few = {"train_split": "train[:200]", "shots": (5,)}

@@ -143,6 +143,9 @@ def test_weights_keep_constants_and_symmetry(method, old, new):
     ("hf", 4, 8, 0, np.array([-9 + 67 + 225, -27, 0, 0]) / 256),
     # Not widened: distances of 3, 1, 1, 3 halves.
     ("hf", 8, 2, 0, np.array([-3, 19, 19, -3, 0, 0, 0, 0]) / 32),
+    ("linear", 8, 2, 0, [0, 1 / 2, 1 / 2, 0, 0, 0, 0, 0]),
+    # A tenth more rows: the second is at 3/2 21 / 2.1 - 1/2, not at 15.25.
+    ("dinov2", 21, 2, 1, np.array([0] * 13 + [-3, 19, 19, -3] + [0] * 4) / 32),
   ],
 )
 def test_weights_in_closed_form(method, old, new, row, expected):
