@@ -256,7 +256,8 @@ def _depth_remarks(root: pathlib.Path, files: Files, dataset: str) -> list[str]:
 
 def _table_remarks(root: pathlib.Path, dataset: str) -> list[str]:
   """Returns a sentence if the classes may be in a table instead."""
-  tables = sorted(p.name for p in root.iterdir() if p.suffix in _TABLES)
+  names = sorted(os.listdir(root))
+  tables = [name for name in names if name.lower().endswith(_TABLES)]
   if not tables:
     return []
   return [
