@@ -6,6 +6,7 @@ import functools
 import re
 
 import handmade
+import in_memory
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,7 +128,7 @@ def _fewshot(train=None, test=None, **changes):
     return options
   splits = zip(options.SPLITS, (train, test), strict=True)
   sources = {option: handmade.records(labels, 10) for option, labels in splits}
-  return options.make(handmade.context(options, sources))
+  return options.make(in_memory.context(options, sources))
 
 
 def _clusters(num):
@@ -184,8 +185,8 @@ def test_shots_of_0_are_all_examples():
 
 
 @pytest.fixture(scope="module")
-def params():
-  return tiny.Parts(tiny.config()).state().params
+def parts():
+  return tiny.Parts(tiny.config())
 
 
 def _of_digits(parts, **changes):
@@ -209,9 +210,9 @@ def _of_digits(parts, **changes):
 
 
 @pytest.mark.slow
-def test_fewshot_beside_its_baselines(params):
-  parts = tiny.Parts(tiny.config())
-  evaluator = _of_digits(parts, train_split="train", baselines=True)
+def test_fewshot_beside_its_baselines(parts):
+  params = parts.state().params
+  evaluator = _of_digits(parts, train_split="train[:600]", baselines=True)
   gathered = evaluator.gather(params)
   # Also in processes that never score: all make the same passes.
   assert set(evaluator.gather(params)) == {""}
@@ -228,14 +229,14 @@ def test_fewshot_beside_its_baselines(params):
 
 
 @pytest.mark.slow
-def test_features_on_eight_devices_equal_those_on_one(params):
+def test_features_on_eight_devices_equal_those_on_one(parts):
   """To 1e-5: float32 (eps 1.2e-7) summed otherwise in some 20 layers.
 
   Every device computes its 8 rows of 64; features are gathered, and no more.
   """
   one = tiny.Parts(tiny.config(), devices=jax.devices()[:1])
   many = tiny.Parts(tiny.config(mesh__fsdp=4))
-  rows = []
+  params, rows = parts.state().params, []
   for p in (one, many):
     evaluator = _of_digits(p, train_split="train[:200]", shots=(5,))
     here = jax.device_put(
@@ -296,7 +297,7 @@ def test_images_without_a_label_are_neither_learned_from_nor_scored():
     "train_split": handmade.records(train, 2),
     "split": handmade.records(test, 2),
   }
-  evaluator = options.make(handmade.context(options, both))
+  evaluator = options.make(in_memory.context(options, both))
   scores = evaluator.run({"features": table})
   assert evaluator.answers.index.tolist() == [1, 2]
   assert scores["f/1shot"] in (0.0, 0.5, 1.0)  # of two images
@@ -317,7 +318,7 @@ def test_a_class_without_an_image_is_refused_also_the_last(missing):
   )
   assert "f.shots: " in error and f"class {missing} has 0" in error
   # Of files whose labels are read when they are needed, then.
-  evaluator = options.make(handmade.context(options, sources))
+  evaluator = options.make(in_memory.context(options, sources))
   with pytest.raises(DataError, match=rf"f\.shots: .*class {missing} has 0"):
     evaluator.gather({"features": np.zeros((3, 2), np.float32)})
 
@@ -330,7 +331,7 @@ def test_features_that_are_not_finite_are_refused():
   """
   options = ClassificationConfig(name="val")
   train = handmade.records([0, 1], name="to learn")
-  context = handmade.context(options, handmade.records([0, 1]))
+  context = in_memory.context(options, handmade.records([0, 1]))
   fn = features_fn(context, ("pre_logits",))
   table = np.array([[0.0], [np.inf]], np.float32)
   with pytest.raises(DataError, match=r"val: .*'to learn'.* 1 of 2 images"):

@@ -4,7 +4,7 @@ import dataclasses
 import json
 
 import pytest
-from fake_runs import Page
+from fake_runs import Page, write_rows
 
 from vit_jax.finetune.results import ProbeOutcome, Trial, Trials
 from vit_jax.tools.reporting.report import summarise, write_report
@@ -24,10 +24,8 @@ TRIALS = Trials(
 @pytest.fixture
 def run(tmp_path):
   folder = tmp_path / "mine"
-  folder.mkdir()
   rows = [{"step": 0, "val/top1": 0.94}, {"step": 9, "val/top1": 0.92}]
-  text = "".join(json.dumps(row) + "\n" for row in rows)
-  (folder / "metrics.jsonl").write_text(text)
+  write_rows(folder, rows)
   write(
     folder, ProbeOutcome(0.935, 64.0, 0.92, 0.95, 0.25), "linear_probe.json"
   )

@@ -36,11 +36,6 @@ def test_a_folder_of_weights_is_no_run(tmp_path):
   assert [run.name for run in runs.find_runs(tmp_path)] == ["run"]
 
 
-def test_a_run_in_a_bucket_is_to_be_copied():
-  with pytest.raises(ValueError, match="gs://b/run', expected a local folder"):
-    runs.find_runs("gs://b/run")
-
-
 def run(split, rows=(), **evals):
   config = {
     "data": {"dataset": "digits", "split": split},
