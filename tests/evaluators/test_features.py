@@ -40,7 +40,7 @@ def _normed(x, norm, eps):
   "config, first",
   [
     (ModernConfig(**SIZE, registers=4, layer_scale=0.3, ln_eps=1e-5), 5),
-    (ViTConfig(**SIZE, scan=True), 1),
+    pytest.param(*(ViTConfig(**SIZE, scan=True), 1), marks=pytest.mark.nightly),
     pytest.param(
       *(ModernConfig(**SIZE, distilled=True), 2), marks=pytest.mark.nightly
     ),

@@ -176,7 +176,7 @@ def test_wrong_classes_are_refused(clean):
     assert all(word in e for e in errors for word in words)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
   "dataset, split, kind",
   [

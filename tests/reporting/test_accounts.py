@@ -3,6 +3,7 @@
 import json
 import re
 
+import pytest
 from fake_runs import write_rows
 
 from vit_jax.commands import report as report_command
@@ -14,6 +15,7 @@ from vit_jax.config import (
 )
 from vit_jax.tools.reporting import runs, tables
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 COST = {"images_seen": 1_281_167, "exaflops": 0.135, "device_hours": 2.5}
 
 

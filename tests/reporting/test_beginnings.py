@@ -10,6 +10,7 @@ from vit_jax.finetune.results import ProbeOutcome, Trial, Trials
 from vit_jax.tools.reporting.report import summarise, write_report
 from vit_jax.tools.reporting.runs import find_runs
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 TRIALS = Trials(
   steps=1200,
   trials=(

@@ -20,6 +20,7 @@ from vit_jax.config import (
 from vit_jax.tools.reporting import comparison, curves, report, runs, tables
 from vit_jax.tools.reporting.charts import ChartFiles
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 VAL = ClassificationConfig(name="val", dataset="digits", split="test")
 FEW = FewshotConfig(name="few", dataset="digits", l2=(2.0, 4.0))
 

@@ -31,7 +31,7 @@ def test_what_is_damaged_is_named_and_does_not_stop_the_report(tmp_path):
     assert message in text
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_what_is_missing_is_named(tmp_path, undrawn):
   for name, loss in (("a", math.nan), ("b<i>", 2.5)):
     row = {"step": 1, "time": 1.0, "train/loss": loss}
     write_rows(tmp_path / name, [row])
@@ -54,7 +54,7 @@ def test_what_is_missing_is_named(tmp_path):
   }
 
 
-def test_names_that_differ_in_replaced_characters_have_files_each(tmp_path):
+def test_names_that_differ_have_files_each(tmp_path, undrawn):
   for name in ("a b", "a+b", "a_b"):
     write_rows(tmp_path / name, [{"step": 1, "time": 1.0, "train/loss": 2.5}])
     config = {"data": {"dataset": f"folder:/{name}"}}

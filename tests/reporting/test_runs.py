@@ -65,7 +65,7 @@ def test_data_are_what_was_trained_on(metadata, options, name, fact, score):
   assert a_run.is_training_part("head") == ("given" not in name)
 
 
-def test_scores_of_other_kinds_are_told_apart():
+def test_scores_of_other_kinds_are_told_apart(undrawn):
   names = {
     "head": {"split": "test"},
     "probe": {"kind": "linear", "split": "test"},
