@@ -261,34 +261,3 @@ def test_reals_labels_go_by_file_name(tmp_path, monkeypatch):
   assert type(again) is not type(source) and again.note() == ""
   assert _by_pixel(again) == want
   np.testing.assert_array_equal(again.labels(), table)
-
-
-@pytest.mark.slow
-def test_v2s_folders_are_numbers(tmp_path, monkeypatch):
-  """Class 10 is folder "10", which sorts before "2"."""
-  root = tmp_path / "files" / "imagenetv2-matched-frequency-format-val"
-  for label in (0, 2, 10, 100):
-    (root / str(label)).mkdir(parents=True)
-    (root / str(label) / "a.jpeg").write_bytes(_jpeg(label))
-  source = _prepared(
-    "imagenet_v2/matched-frequency",
-    tmp_path,
-    monkeypatch,
-    str(tmp_path / "files"),
-  )
-  assert _by_pixel(source) == {0: 0, 2: 2, 10: 10, 100: 100}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["imagenet_a", "imagenet_r"])
-def test_labels_of_a_and_r_are_of_all_classes(name, tmp_path, monkeypatch):
-  wnids = class_names.imagenet1k()
-  some = {60: SUBSETS[name][0], 90: 150, 120: 988}
-  for value, label in some.items():
-    folder = tmp_path / "files" / name.replace("_", "-") / wnids[label]
-    folder.mkdir(parents=True)
-    (folder / f"{value}.jpg").write_bytes(_jpeg(value))
-  source = _prepared(name, tmp_path, monkeypatch, str(tmp_path / "files"))
-  assert _by_pixel(source) == some and source.num_classes == 1000
-  options = SubsetConfig(name="a", dataset=name, classes=name)
-  assert not _errors(options, source)

@@ -258,50 +258,32 @@ def test_the_recipe_passes_its_checks(data_dir, monkeypatch):
 
 
 def test_numbers_of_a_csv_and_of_parquet(tmp_path):
-  """Real numbers are no classes; lists have several."""
+  """Lists have several; None is an image without a number for each name."""
   image = io.BytesIO()
   Image.new("RGB", (8, 8)).save(image, "PNG")
   for name in "abc":
     (tmp_path / f"{name}.png").write_bytes(image.getvalue())
-  table = tmp_path / "labels.csv"
-  table.write_text("file,label\na.png,1.5\nb.png,-2\nc.png,x\n")
-  listing = KINDS["csv:"](str(table), Options())
-  assert not listing.is_regression  # x is a class, and so are the others
-  table.write_text("file,label\na.png,1.5|3\nb.png,-2|4\nc.png,5\n")
-  with pytest.raises(ValueError, match="got the label 1.5 .* --numbers"):
-    KINDS["csv:"](str(table), Options())
-  listing = KINDS["csv:"](str(table), Options(numbers=("label",)))
-  assert listing.is_regression and listing.class_names == ("label 0", "label 1")
-  a, b, c = listing.splits["train"].entries()
-  assert a.label.tolist() == [1.5, 3] and b.label.tolist() == [-2, 4]
-  assert c.error == "has no number for each of label 0, label 1"
-  table.write_text("file,x,y\na.png,1,abc\nb.png,,2\nc.png,1|2,\n")
-  listing = KINDS["csv:"](str(table), Options(numbers=("x", "y")))
-  for entry in listing.splits["train"].entries():
-    assert entry.error == "has no number for each of x, y"
-
-  images = [{"bytes": image.getvalue()}] * 3
+  several, two = tmp_path / "several.csv", tmp_path / "two.csv"
+  several.write_text("file,label\na.png,1.5|3\nb.png,-2|4\nc.png,5\n")
+  two.write_text("file,x,y\na.png,1,abc\nb.png,,2\nc.png,1|2,\n")
   columns = {"x": [1, 2, 3], "y": [0.5, None, 1.0], "z": [[1.0, 2.0]] * 3}
-  path = tmp_path / "train.parquet"
-  pq.write_table(pa.table({"image": images, **columns}), path)
-  for options, names, labels in (
-    (Options(numbers=("x", "y")), ("x", "y"), [[1, 0.5], None, [3, 1]]),
-    (Options(numbers=("y",)), ("y",), [[0.5], None, [1]]),
-    (Options(numbers=("z",)), ("z 0", "z 1"), [[1, 2]] * 3),
+  columns["image"] = [{"bytes": image.getvalue()}] * 3
+  parquet = tmp_path / "train.parquet"
+  pq.write_table(pa.table(columns), parquet)
+  for path, columns, names, labels in (
+    (several, ("label",), ("label 0", "label 1"), [[1.5, 3], [-2, 4], None]),
+    (two, ("x", "y"), ("x", "y"), [None] * 3),
+    (parquet, ("x", "y"), ("x", "y"), [[1, 0.5], None, [3, 1]]),
+    (parquet, ("y",), ("y",), [[0.5], None, [1]]),
+    (parquet, ("z",), ("z 0", "z 1"), [[1, 2]] * 3),
   ):
-    listing = KINDS["parquet:"](str(path), options)
+    kind = "csv:" if path.suffix == ".csv" else "parquet:"
+    listing = KINDS[kind](str(path), Options(numbers=columns))
     assert listing.is_regression and listing.class_names == names
     entries = listing.splits["train"].entries()
-    got = [None if e.error else e.label.tolist() for e in entries]
-    assert got == labels
-  read = lambda label: KINDS["parquet:"](str(path), Options(label=label))
-  assert read("x").class_names == tuple("0123")
-  for label in "yz":
-    with pytest.raises(ValueError, match="got the label .* --numbers"):
-      read(label)
-  for kind, where in (("csv:", table), ("parquet:", path)):
-    with pytest.raises(ValueError, match="--numbers: got q, expected one of"):
-      KINDS[kind](str(where), Options(numbers=("q",)))
+    assert labels == [None if e.error else e.label.tolist() for e in entries]
+    with pytest.raises(ValueError, match="--numbers: got q"):
+      KINDS[kind](str(path), Options(numbers=("q",)))
 
 
 def test_the_prompt_has_values():
