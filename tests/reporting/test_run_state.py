@@ -36,6 +36,10 @@ def _run(rows, process=None, metadata=None, config=CONFIG, last_sign=None):
   return runs.Run("a", path, config, metadata or {}, rows, process, last_sign)
 
 
+def _elsewhere(steps, last_sign):
+  return _run(_rows(steps, NOW - 9e3), HERE, last_sign=last_sign)
+
+
 def _ended(how):
   return HERE | {"ended": 9999.0, "how": how}
 
@@ -47,16 +51,11 @@ def _ended(how):
     (_run([]), "unknown", ["process.json"]),
     (_run(_rows(40, NOW)), "unknown", ["process.json"]),
     # On another host the heartbeat tells.
-    *(
-      (
-        _run(_rows(steps, NOW - 9e3), HERE, last_sign=sign),
-        *(
-          ("going", []) if kind else ("stopped", ["no heartbeat", "elsewhere"])
-        ),
-      )
-      for steps in (0, 100)
-      for sign, kind in ((NOW - 59, True), (NOW - 61, False), (None, False))
-    ),
+    (_elsewhere(0, NOW - 59), "going", []),
+    (_elsewhere(100, NOW - 59), "going", []),
+    (_elsewhere(0, NOW - 61), "stopped", ["no heartbeat", "elsewhere"]),
+    (_elsewhere(100, NOW - 61), "stopped", ["no heartbeat", "completes it"]),
+    (_elsewhere(0, None), "stopped", ["no heartbeat"]),
     # An error is the reason.
     (
       _run(_rows(40, NOW), _ended("OSError: disk full.")),
