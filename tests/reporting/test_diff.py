@@ -171,6 +171,14 @@ def test_another_learning_rate(runs, capsys):
   assert "devices" not in text
 
 
+def test_a_checkpoint_alone_differs(runs, copy, capsys):
+  shutil.rmtree(copy / "checkpoints/4")
+  shutil.copytree(runs / "b/checkpoints/4", copy / "checkpoints/4")
+  status, text = _compare(runs / "a", copy, capsys)
+  assert status == 1 and "step 2: equal" in text
+  assert text.endswith("the runs differ at step 4, or before it\n")
+
+
 def test_a_folder_by_a_relative_and_an_absolute_path(copy, tmp_path, capsys):
   b = tmp_path / "b"
   shutil.copytree(copy, b)
