@@ -115,7 +115,6 @@ def test_where_several_runs_are_reported(tmp_path, monkeypatch):
   assert apart == pathlib.Path("report")
 
 
-@pytest.mark.slow
 def test_their_curves_share_a_chart(tmp_path):
   paths = [_write(tmp_path / n, data=n) for n in ("digits", "cifar10")]
   out = report.write_report(*map(str, paths)).parent
