@@ -1,18 +1,26 @@
 """Writes docs/models.md, and the parameters in vit_jax/families/published.csv.
 
-Run: python benchmarks/published_models.py
+Run: python benchmarks/published_models.py [--speed]
+
+With --speed, the models of the first table are timed before, on one core of
+this machine: docs/models_speed.jsonl.
 """
 
 import csv
 import io
 import itertools
+import json
+import os
 import pathlib
 import sys
+import time
 from collections.abc import Iterable, Iterator
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 # ruff: noqa: E402
+from machine import machine
+
 from vit_jax.families import ModelConfig, published
 from vit_jax.tools import model_table
 from vit_jax.tools.model_table import Cells
@@ -20,6 +28,7 @@ from vit_jax.tools.model_table import Cells
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = ROOT / "docs/models.md"
 LIST = ROOT / "vit_jax/families/published.csv"
+SPEEDS = ROOT / "docs/models_speed.jsonl"
 TERMS = "https://ai.meta.com/resources/models-and-libraries/dinov3-license"
 INDEX = published.https(published.AUGREG_INDEX)
 NOTE = "<!-- Written by `python benchmarks/published_models.py`; change it. -->"
@@ -37,7 +46,8 @@ vit = vit_jax.load("hf-hub:timm/deit3_small_patch16_384.fb_in22k_ft_in1k")
 ```
 
 - *million*: parameters without a classifier. *GFLOPs*: forward pass of one
-  image, two per multiply-add, counted by vit_jax.
+  image, two per multiply-add, counted by vit_jax. *images/s*: measured, in
+  float32 and batches of 8, on one core ({{machine}}; jax {{jax}}).
 - *classes*: outputs of the classifier that the file has.
 - *top-1*, *k-NN*: **published** accuracy on ImageNet in percent. top-1 is that
   of the file's own classifier, unless the cell has another word. None was
@@ -57,6 +67,7 @@ vit = vit_jax.load("hf-hub:timm/deit3_small_patch16_384.fb_in22k_ft_in1k")
 
 """
 LIMITS = (3, 10, 40, 125, 400)  # most GFLOPs of the models that are compared
+BATCH = 8
 
 
 def count(model: ModelConfig, pixels: int) -> int:
@@ -91,15 +102,61 @@ def counted() -> str:
   return out.getvalue()
 
 
-def best() -> Iterator[str]:
-  """Yields the rows of the best published accuracies up to a cost."""
-  scored = [c for c in model_table.table() if c.top1 and " " not in c.top1]
+def best() -> Iterator[tuple[int, published.Row, Cells]]:
+  """Yields limits of cost, with the best published accuracy up to each."""
+  every = zip(published.rows(), model_table.table(), strict=True)
+  scored = [(r, c) for r, c in every if c.top1 and " " not in c.top1]
   for limit in LIMITS:
-    known = [c for c in scored if float(c.gflops.replace(",", "")) <= limit]
-    one = max(known, key=lambda cells: float(cells.top1))
+    known = [p for p in scored if float(p[1].gflops.replace(",", "")) <= limit]
+    yield limit, *max(known, key=lambda pair: float(pair[1].top1))
+
+
+def images_per_second(model: ModelConfig, pixels: int) -> float:
+  """Returns the speed of the forward pass, of the best of three batches.
+
+  Args:
+    model: The model.
+    pixels: Side of the images.
+  """
+  import jax
+  import jax.numpy as jnp
+
+  from vit_jax.models import build
+
+  module, images = build(model, 0), jnp.zeros((BATCH, pixels, pixels, 3))
+  shapes = jax.eval_shape(module.init, jax.random.key(0), images)
+  variables = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  forward = jax.jit(lambda v, x: module.apply(v, x)[0])
+  seconds = []
+  for _ in range(4):  # the first one compiles
+    began = time.process_time()
+    forward(variables, images).block_until_ready()
+    seconds.append(time.process_time() - began)
+  return BATCH / min(seconds[1:])
+
+
+def measure() -> None:
+  """Writes the speeds of the first table's models."""
+  import jax
+
+  os.sched_setaffinity(
+    0, {max(os.sched_getaffinity(0))}
+  )  # before jax's threads
+  about = {"jax": jax.__version__, "machine": machine()}
+  lines = []
+  for _, row, cells in best():
+    speed = images_per_second(model_table.model_of(row), row.pixels)
+    line = {"file": cells.files[0], "images_per_second": round(speed, 2)}
+    lines.append(json.dumps(line | about) + "\n")
+  SPEEDS.write_text("".join(lines))
+
+
+def _best_rows(speeds: dict[str, dict]) -> Iterator[str]:
+  for limit, _, one in best():
+    speed = speeds[one.files[0]]["images_per_second"]
     yield (
       f"| {limit} | {one.top1} | {one.model} | {one.pixels} | {one.parameters}"
-      f" | {one.gflops} | `{one.files[0]}` |"
+      f" | {one.gflops} | {speed:.1f} | `{one.files[0]}` |"
     )
 
 
@@ -124,21 +181,28 @@ def _table(rows: Iterable[Cells]) -> Iterator[str]:
 
 def page() -> str:
   """Returns docs/models.md."""
+  rows = map(json.loads, SPEEDS.read_text().splitlines())
+  speeds = {row["file"]: row for row in rows}
+  about = next(iter(speeds.values()))
   lines = [
     "The highest published top-1 accuracy of a file's own classifier, by cost:",
     "",
     "<!-- source: vit_jax/tools/scoring/published_scores.csv -->",
     "",
-    "| up to, GFLOPs | top-1 | model | pixels | million | GFLOPs | file |",
-    "|---:|---:|---|---:|---:|---:|---|",
-    *best(),
+    "| up to, GFLOPs | top-1 | model | pixels | million | GFLOPs | images/s"
+    " | file |",
+    "|---:|---:|---|---:|---:|---:|---:|---|",
+    *_best_rows(speeds),
     *tables(),
   ]
-  return HEAD + "\n".join(lines) + "\n"
+  head = HEAD.format(machine=about["machine"], jax=about["jax"])
+  return head + "\n".join(lines) + "\n"
 
 
 def main() -> None:
   """Writes list and page."""
+  if "--speed" in sys.argv[1:]:
+    measure()
   LIST.write_text(counted())
   published.rows.cache_clear()
   PAGE.write_text(page())

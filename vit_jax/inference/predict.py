@@ -151,7 +151,8 @@ def _description(path: str, vit: Pretrained) -> str:
   """Returns a line about the model, and a report if loading changed weights."""
   height, width = vit.image_size
   names = "" if vit.class_names else ", without names"
-  what = "numbers" if vit.is_regression else "classes"
+  numbers = "number" if vit.num_classes == 1 else "numbers"
+  what = numbers if vit.is_regression else "classes"
   lines = [
     f"{path}: {vit.config.variant}, {height} x {width} pixels,"
     f" {vit.num_classes:,} {what}{names}, {vit.ops}, {vit.config.dtype}"

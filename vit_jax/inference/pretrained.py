@@ -161,7 +161,8 @@ class Pretrained:
   def __repr__(self) -> str:
     """Returns a line with file, model, parameters, image size and outputs."""
     count, (height, width) = run_info.num_params(self.params), self.image_size
-    what = "numbers" if self.is_regression else "classes"
+    numbers = "number" if self.num_classes == 1 else "numbers"
+    what = numbers if self.is_regression else "classes"
     return (
       f"<vit_jax model {self.config.variant} of {self.report.path}:"
       f" {count:,} parameters, images of {height} x {width},"
