@@ -106,6 +106,7 @@ def test_everything_of_a_transformer():
     xml.etree.ElementTree.fromstring(svg)
 
 
+@pytest.mark.slow
 def test_what_is_left_out(undrawn):
   parts, charts = parts_of(of("bit_v2"), of("vit_token", 0))
   assert list(charts) == [
