@@ -69,8 +69,8 @@ def test_writes_every_place(checkout):
   assert address.present(checkout) == "A/b"
 
 
-@pytest.mark.parametrize("wrong", ["me/mine", "https://gitlab.com/me/mine", ""])
-def test_an_address_elsewhere_is_refused(checkout, wrong):
-  with pytest.raises(ValueError, match="expected https://github.com"):
-    address.write(wrong, checkout)
+def test_an_address_elsewhere_is_refused(checkout):
+  for wrong in ("me/mine", "https://gitlab.com/me/mine", ""):
+    with pytest.raises(ValueError, match="https://github.com"):
+      address.write(wrong, checkout)
   assert address.present(checkout) == "A/b"

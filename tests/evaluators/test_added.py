@@ -4,6 +4,7 @@ That one trains and scores is part of test_examples.py.
 """
 
 import dataclasses
+import re
 
 import pytest
 import tiny
@@ -46,18 +47,16 @@ def _config(**options):
 
 def test_its_errors_are_reported_with_the_others(monkeypatch):
   monkeypatch.setitem(EVALUATORS, "entropy", EntropyConfig)
-  with pytest.raises(ConfigError) as e:
-    run_checks.setup(
-      _config(temperature=0.0, other="train", split="tets", every_steps=-1)
-    )
-  errors = "\n".join(e.value.errors)
-  for text in (
-    "config.evals.unsure.temperature: got 0.0, expected above 0.",
-    "config.evals.unsure.every_steps: got -1, expected 0",
-    "config.evals.unsure.split: got split 'tets'",
+  for wrong, named in (
+    (
+      {"temperature": 0.0, "other": "train", "split": "tets"}
+      | {"every_steps": -1},
+      ["temperature: got 0.0", "every_steps: got -1", "split: got .*'tets'"],
+    ),
+    ({"other": "train"}, ["other: got 1297 images"]),
   ):
-    assert text in errors
-  with pytest.raises(ConfigError, match="unsure.other: got 1297 images"):
-    run_checks.setup(_config(other="train"))
-  with pytest.raises(ConfigError, match="temprature: no such option. Did you"):
-    _config(temprature=2.0)
+    with pytest.raises(ConfigError) as e:
+      run_checks.setup(_config(**wrong))
+    for text in named:
+      errors = [x for x in e.value.errors if "unsure" in x]
+      assert any(re.search(f"unsure.{text}", x) for x in errors), text

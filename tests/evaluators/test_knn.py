@@ -3,6 +3,7 @@
 import doctest
 
 import handmade
+import in_memory
 import numpy as np
 import pytest
 
@@ -86,7 +87,7 @@ def _context(options, train_labels, test_labels, **changes):
     "train_split": handmade.records(train_labels, 5),
     "split": handmade.records(test_labels, 5),
   }
-  return handmade.context(options, sources, **changes)
+  return in_memory.context(options, sources, **changes)
 
 
 def test_accuracies_of_a_data_set():
@@ -106,10 +107,7 @@ def test_accuracies_of_a_data_set():
     np.add.at(sums, (np.arange(27)[:, None], classes[:, :k]), weights)
     want[f"k/{k}nn"] = np.mean(sums.argmax(1) == labels[:30][scored])
   assert scores == want and len({*scores.values()}) > 1
-  assert evaluator.note == (
-    "handmade, learns from [train] (120 images, 5 classes), scored on [test]"
-    " (30)"
-  )
+  assert "learns from [train] (120 images, 5 classes)" in evaluator.note
 
 
 def test_where_images_are_broken_fewer_vote():
@@ -122,27 +120,22 @@ def test_where_images_are_broken_fewer_vote():
   assert scores == {"k/6nn": np.mean(votes == labels[:4]), "k/1nn": 1.0}
 
 
-def test_errors():
+def test_errors_name_their_options():
   source = handmade.records([0, 1, 0])
   sources = {"train_split": source, "split": source}
-  out = {"pre_logits": np.zeros((1, 2))}
-  check = lambda options: [
-    *options.errors("config.evals.k"),
-    *options.check("config.evals.k", sources, handmade.NO_HEAD, out),
-  ]
-  assert not check(_options(ks=(3,)))
-  errors = check(_options(ks=(0, 4), layer="prelogits"))
-  for text in (
-    "config.evals.k.ks: got (0, 4), expected numbers above 0",
-    "config.evals.k.layer: got 'prelogits', expected a name among pre_logits",
-    "config.evals.k.ks: got 4 neighbours, expected at most the 3 images of"
-    " 'handmade' [test].",
+  for wrong, named in (
+    ({"ks": (3,)}, []),
+    (
+      {"ks": (0, 4), "layer": "prelogits"},
+      ["ks: got (0, 4)", "layer: got 'prelogits'", "ks: got 4 neighbours"],
+    ),
   ):
-    assert any(e.startswith(text) for e in errors), text
-
-
-def test_images_without_any_label_are_refused():
-  options = _options(ks=(1,))
-  x = np.ones((4, 2), np.float32)
-  with pytest.raises(ValueError, match="'handmade' .test., in which no image"):
-    options.make(_context(options, [0], [-1, -1])).run({"features": x})
+    options = _options(**wrong)
+    errors = [
+      *options.errors("k"),
+      *options.check(
+        "k", sources, handmade.NO_HEAD, {"pre_logits": np.zeros((1, 2))}
+      ),
+    ]
+    assert len(errors) == len(named)
+    assert all(any(f"k.{text}" in e for e in errors) for text in named)

@@ -4,10 +4,10 @@ import doctest
 import json
 
 import handmade
+import in_memory
 import numpy as np
 import pytest
 
-from vit_jax.class_names import Head
 from vit_jax.evaluators import per_class
 from vit_jax.evaluators.per_class import PerClassConfig
 from vit_jax.metrics import calibration_error, reliability
@@ -59,7 +59,7 @@ def _options(**changes):
 def _run(workdir=None, names=None, head_names=None, order=(0, 1, 2)):
   options = _options()
   source = handmade.records(LABELS, 3, names=names)
-  context = handmade.context(
+  context = in_memory.context(
     options, source, len(order), head_names, workdir=workdir
   )
   logits = np.full((6, len(order)), -30, np.float32)
@@ -109,7 +109,7 @@ def test_the_size_of_the_smallest_class_is_a_score_if_it_is_small():
   def fewest(labels):
     source = handmade.records(labels, 2)
     logits = np.zeros([len(labels), 2], np.float32)
-    context = handmade.context(options, source, 2)
+    context = in_memory.context(options, source, 2)
     scores = options.make(context).run({"logits": logits})
     return scores.get("c/smallest_class")
 
@@ -117,17 +117,11 @@ def test_the_size_of_the_smallest_class_is_a_score_if_it_is_small():
   assert fewest([0] * 12 + [1] * 10) is None
 
 
-def test_several_classes_are_refused():
-  source = handmade.records(np.eye(3, dtype=bool))
-  (error,) = _options().check("config.evals.c", {"split": source}, Head(3), {})
-  assert "got 'handmade', whose images may have several classes" in error
-
-
 def test_logits_that_are_nan_write_no_file(tmp_path):
   """NumPy takes them for class 0, whose images would all be right."""
   options = _options()
   source = handmade.records(LABELS, 3)
-  context = handmade.context(options, source, 3, workdir=str(tmp_path))
+  context = in_memory.context(options, source, 3, workdir=str(tmp_path))
   logits = np.log(SHARES).astype(np.float32)
   logits[1] = np.nan
   scores = options.make(context).run({"logits": logits})
@@ -136,6 +130,6 @@ def test_logits_that_are_nan_write_no_file(tmp_path):
   assert not [*tmp_path.iterdir()]
   logits[5] = np.nan  # without a label
   logits[1] = 0.0
-  context = handmade.context(options, source, 3, workdir=str(tmp_path))
+  context = in_memory.context(options, source, 3, workdir=str(tmp_path))
   scores = options.make(context).run({"logits": logits})
   assert scores["c/worst_class"] == 0.0 and [*tmp_path.iterdir()]

@@ -7,16 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.checkpointing.checkpointer import Checkpointer
-from vit_jax.config import (
-  CheckpointConfig,
-  Config,
-  DataConfig,
-  to_dict,
-)
+from vit_jax.checkpointing import checkpointer
+from vit_jax.config import Config, DataConfig, to_dict
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models import build
-from vit_jax.step import TrainState
 
 MODEL = {"variant": "B/4", "width": 4, "depth": 1, "mlp_dim": 4, "num_heads": 2}
 VERSIONS = {"jax": "0.10.2", "vit_jax": "0.1"}
@@ -41,8 +35,15 @@ def write_predictions(path, dataset, side):
   )
 
 
+def write_rows(path, rows):
+  path.mkdir(parents=True, exist_ok=True)
+  text = "".join(json.dumps(row) + "\n" for row in rows)
+  (path / "metrics.jsonl").write_text(text)
+
+
 def write_run(path, dataset, evals, rows, grid, init=None, names=("Σ", "$")):
-  path.mkdir(parents=True)
+  """A run, whose last line of metrics is cut off."""
+  write_rows(path, rows)
   config = Config(data=DataConfig(dataset=dataset), evals=evals, init=init)
   (path / "config.json").write_text(json.dumps(to_dict(config)))
   model, side = ViTConfig(**MODEL), 4 * grid[0]
@@ -58,19 +59,23 @@ def write_run(path, dataset, evals, rows, grid, init=None, names=("Σ", "$")):
     "versions": VERSIONS,
   }
   (path / "metadata.json").write_text(json.dumps(metadata))
-  text = "".join(json.dumps(r) + "\n" for r in rows)
-  (path / "metrics.jsonl").write_text(text + '{"step": 9, "cut o')
+  with (path / "metrics.jsonl").open("a") as file:
+    file.write('{"step": 9, "cut o')
   write_predictions(path, dataset, side)
-  checkpointer = Checkpointer(str(path), CheckpointConfig())
+
+
+def write_checkpoint(path):
+  """A model of ones, of the run that is there."""
+  metadata = json.loads((path / "metadata.json").read_text())
+  model = ViTConfig(**metadata["model"])
   shapes = jax.eval_shape(
-    build(model, len(names)).init,
+    build(model, metadata["num_classes"]).init,
     jax.random.key(0),
-    jnp.zeros((1, side, side, 3)),
+    jnp.zeros((1, *metadata["image_size"], 3)),
   )["params"]
-  params = jax.tree.map(lambda a: jnp.ones(a.shape), shapes)
-  state = TrainState(jnp.int32(2), params, ())
-  checkpointer.save(2, state, metadata)
-  checkpointer.close()
+  params = jax.tree.map(lambda a: np.ones(a.shape, np.float32), shapes)
+  folder = path / "checkpoints" / "2"
+  checkpointer.write_params(str(folder), params, metadata)
 
 
 class Page(html.parser.HTMLParser):

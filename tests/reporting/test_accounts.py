@@ -3,6 +3,9 @@
 import json
 import re
 
+import pytest
+from fake_runs import write_rows
+
 from vit_jax.commands import report as report_command
 from vit_jax.config import (
   ClassificationConfig,
@@ -12,6 +15,7 @@ from vit_jax.config import (
 )
 from vit_jax.tools.reporting import runs, tables
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 COST = {"images_seen": 1_281_167, "exaflops": 0.135, "device_hours": 2.5}
 
 
@@ -43,8 +47,7 @@ def _write(folder):
     }
     for step in (1, 2)
   ]
-  text = "".join(json.dumps(r) + "\n" for r in rows)
-  (folder / "metrics.jsonl").write_text(text)
+  write_rows(folder, rows)
 
 
 def test_means_stand_for_their_data_sets(tmp_path):
@@ -73,6 +76,6 @@ def test_costs_are_facts_of_a_run(tmp_path):
   costs = tables.cost_texts(run)
   assert costs["images seen"] == "1,281,167"
   assert costs["exaFLOPs"] == "0.135" and costs["device-hours"] == "2.5"
-  assert tables.run_facts(run)["the run before"] == (
-    "7,000,000,000 images seen, 4,262 exaFLOPs, device-hours unknown"
-  )
+  before = tables.run_facts(run)["the run before"]
+  for text in ("7,000,000,000", "4,262", "device-hours unknown"):
+    assert text in before

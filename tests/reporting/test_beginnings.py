@@ -4,12 +4,13 @@ import dataclasses
 import json
 
 import pytest
-from fake_runs import Page
+from fake_runs import Page, write_rows
 
 from vit_jax.finetune.results import ProbeOutcome, Trial, Trials
 from vit_jax.tools.reporting.report import summarise, write_report
 from vit_jax.tools.reporting.runs import find_runs
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 TRIALS = Trials(
   steps=1200,
   trials=(
@@ -24,10 +25,8 @@ TRIALS = Trials(
 @pytest.fixture
 def run(tmp_path):
   folder = tmp_path / "mine"
-  folder.mkdir()
   rows = [{"step": 0, "val/top1": 0.94}, {"step": 9, "val/top1": 0.92}]
-  text = "".join(json.dumps(row) + "\n" for row in rows)
-  (folder / "metrics.jsonl").write_text(text)
+  write_rows(folder, rows)
   write(
     folder, ProbeOutcome(0.935, 64.0, 0.92, 0.95, 0.25), "linear_probe.json"
   )

@@ -1,5 +1,6 @@
 """What models show of themselves: the charts, and what is left out."""
 
+import dataclasses
 import pathlib
 import xml.etree.ElementTree
 
@@ -8,9 +9,9 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax.checkpointing import checkpointer
 from vit_jax.models.filters import Components
-from vit_jax.tools.reporting import model_figures, runs
+from vit_jax.models.inspection import Survey
+from vit_jax.tools.reporting import model_figures
 from vit_jax.tools.reporting.charts import ChartFiles
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -66,17 +67,12 @@ def test_heads_lie_by_layer_and_each_has_its_own_scale():
   assert frames[-1].get_xy() == (6 + 0.5, 2 * 5 + 2.5)
 
 
-@pytest.fixture(scope="module")
-def of():
+def of(name, num_images=2):
   """Returns what a file shows of a few random images."""
-
-  def of(name, num_images=2):
-    vit = vit_jax.load(DATA / f"{name}.weights.npz", verbose=False)
-    images = RNG.integers(0, 256, (num_images, *vit.image_size, 3), np.uint8)
-    captions = [f"image {i}" for i in range(num_images)]
-    return model_figures.inspect_model(name, name, vit, list(images), captions)
-
-  return of
+  vit = vit_jax.load(DATA / f"{name}.weights.npz", verbose=False)
+  images = RNG.integers(0, 256, (num_images, *vit.image_size, 3), np.uint8)
+  captions = [f"image {i}" for i in range(num_images)]
+  return model_figures.inspect_model(name, name, vit, list(images), captions)
 
 
 def parts_of(*insides, **options):
@@ -88,7 +84,7 @@ def parts_of(*insides, **options):
 
 
 @pytest.mark.slow
-def test_everything_of_a_transformer(of):
+def test_everything_of_a_transformer():
   parts, charts = parts_of(of("vit_linen_names", 3), num_shown=2)
   assert list(charts) == [
     f"{kind}_vit_linen_names.svg"
@@ -103,34 +99,15 @@ def test_everything_of_a_transformer(of):
   ]
   left_out = [text for part in parts for text in part.left_out]
   assert left_out == ["1 more image, whose map is in rollout/"]
-  assert "mean over patches and 3 images" in parts[2].text
-  assert "read by the class token" in parts[4].text
-  assert parts[4].text.endswith(" Below are the answer and its probability.")
+  assert "3 images" in parts[2].text
+  assert "the class token" in parts[4].text
   assert parts[4].body.count("<img") == 2
   for svg in charts.values():
     xml.etree.ElementTree.fromstring(svg)
 
 
-def test_of_a_run_only_the_first_layer_stays_in_memory(tmp_path):
-  """A report has several runs, of any size."""
-  vit = vit_jax.load(DATA / "vit_token.weights.npz", verbose=False)
-  metadata = vit.metadata() | {"class_names": None}
-  checkpointer.write_params(
-    str(tmp_path / "checkpoints" / "2"), vit.params, metadata
-  )
-  (tmp_path / "metrics.jsonl").touch()
-  (run,) = runs.find_runs(tmp_path)
-  assert [*model_figures.inspect_run(run).vit.params] == ["embedding"]
-  chart_files = ChartFiles()
-  page = model_figures.runs_section([run], chart_files)
-  assert [*chart_files.files] == [
-    f"filters_{run.name}.svg",
-    f"positions_{run.name}.svg",
-  ]
-  assert "no images" in page
-
-
-def test_what_is_left_out(of):
+@pytest.mark.slow
+def test_what_is_left_out(undrawn):
   parts, charts = parts_of(of("bit_v2"), of("vit_token", 0))
   assert list(charts) == [
     *("filters_bit_v2.svg", "filters_vit_token.svg"),
@@ -153,24 +130,32 @@ def test_what_is_left_out(of):
   }
 
 
-def test_batches_do_not_show(of, monkeypatch):
-  monkeypatch.setattr(model_figures.inspection, "batch_size", lambda *_: 2)
-  two = of("bv_map", 5)
-  monkeypatch.setattr(model_figures.inspection, "batch_size", lambda *_: 16)
-  whole = model_figures.inspect_model(
-    "", "", two.vit, list(two.images), two.captions
+@pytest.mark.parametrize("rows", [2, 16])
+def test_batches_do_not_show(monkeypatch, rows):
+  """Two layers, three heads, whose distances are the mean of an image."""
+  shapes = []
+
+  def survey(config, params, images):
+    shapes.append(len(images))
+    mean = images.mean((1, 2, 3))
+    distances = np.tile(mean[:, None], (2, 1, 3)) * [[[1, 2, params["scale"]]]]
+    maps = np.tile(mean[:, None, None], (1, 4, 4))
+    return Survey(*(np.float32(x) for x in (distances, maps)))
+
+  monkeypatch.setattr(model_figures.inspection, "survey", survey)
+  monkeypatch.setattr(model_figures.inspection, "batch_size", lambda *_: rows)
+  vit = vit_jax.load(DATA / "bv_map.weights.npz", verbose=False)
+  vit = dataclasses.replace(vit, params={**vit.params, "scale": 3.0})
+  images = RNG.integers(0, 256, (5, *vit.image_size, 3), np.uint8)
+  of = lambda vit: model_figures.inspect_model(
+    "a", "a", vit, list(images), ["image"] * 5
   )
-  assert two.maps.shape == (5, *two.grid)
-  np.testing.assert_allclose(two.maps, whole.maps, rtol=1e-5)
-  np.testing.assert_allclose(two.distances, whole.distances, rtol=1e-5)
-
-
-def test_weights_that_are_no_numbers_are_refused(of):
-  one = of("vit_gap", 1)
-  params = dict(one.vit.params)
-  params["embedding"] = {
-    k: np.full_like(v, np.nan) for k, v in params["embedding"].items()
-  }
-  vit = vit_jax.inference.pretrained.dataclasses.replace(one.vit, params=params)
-  with pytest.raises(ValueError, match=r"a: got attention that is not a numb"):
-    model_figures.inspect_model("a", "a", vit, list(one.images), one.captions)
+  model, mean = of(vit), images.mean((1, 2, 3)) / 127.5 - 1
+  np.testing.assert_allclose(model.maps[:, 0, 0], mean, atol=1e-6)
+  want = [[mean.mean() * scale for scale in (1, 2, 3)]] * 2
+  np.testing.assert_allclose(model.distances, want, atol=1e-6)
+  assert len({*shapes}) == 1  # the last batch is filled up
+  # Weights that are no numbers are refused.
+  vit = dataclasses.replace(vit, params={**vit.params, "scale": np.nan})
+  with pytest.raises(ValueError, match="a: .*not a number"):
+    of(vit)

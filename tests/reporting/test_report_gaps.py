@@ -1,10 +1,11 @@
 """A report of what is missing, damaged, older or interrupted."""
 
 import json
+import math
 import pathlib
 
 import pytest
-from fake_runs import Page
+from fake_runs import Page, write_rows
 
 from vit_jax.commands.report import main
 from vit_jax.config import (
@@ -23,20 +24,17 @@ def test_what_is_damaged_is_named_and_does_not_stop_the_report(tmp_path):
   (tmp_path / "checkpoints" / "3" / "params").mkdir(parents=True)
   text = "".join(Page(report.write_report(str(tmp_path)).read_text()).text)
   for message in (
-    "config.evals.few.l2: got 'much', expected a value of type number",
+    "config.evals.few.l2: got 'much'",
     f"Left out: predictions.npz of {tmp_path.name}: ",
     f"Left out: {tmp_path.name}: ",
   ):
     assert message in text
 
 
-def test_what_is_missing_is_named(tmp_path):
-  for name, line in (
-    ("a", '{"step": 1, "time": 1.0, "train/loss": NaN}\n'),
-    ("b<i>", '{"step": 1, "time": 1.0, "train/loss": 2.5}\n'),
-  ):
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "metrics.jsonl").write_text(line)
+def test_what_is_missing_is_named(tmp_path, undrawn):
+  for name, loss in (("a", math.nan), ("b<i>", 2.5)):
+    row = {"step": 1, "time": 1.0, "train/loss": loss}
+    write_rows(tmp_path / name, [row])
   text = report.write_report(str(tmp_path)).read_text()
   assert Page(text).open == []
   for part in (
@@ -56,13 +54,11 @@ def test_what_is_missing_is_named(tmp_path):
   }
 
 
-def test_names_that_differ_in_replaced_characters_have_files_each(tmp_path):
+def test_names_that_differ_have_files_each(tmp_path, undrawn):
   for name in ("a b", "a+b", "a_b"):
-    (tmp_path / name).mkdir()
+    write_rows(tmp_path / name, [{"step": 1, "time": 1.0, "train/loss": 2.5}])
     config = {"data": {"dataset": f"folder:/{name}"}}
     (tmp_path / name / "config.json").write_text(json.dumps(config))
-    row = {"step": 1, "time": 1.0, "train/loss": 2.5}
-    (tmp_path / name / "metrics.jsonl").write_text(json.dumps(row) + "\n")
   report.write_report(str(tmp_path))
   names = sorted(p.name for p in (tmp_path / "figures").iterdir())
   stem = "loss_folder__a_b"
@@ -76,15 +72,13 @@ def test_values_that_are_not_finite_are_named_and_drawn(tmp_path, monkeypatch):
   for row in rows[:3]:
     row["train/loss"] = 1 / row["step"]
   rows += [{"step": 4, "val/top1": 0.5}, {"step": 8, "val/not_finite": 1.0}]
-  text = "".join(json.dumps(row) + "\n" for row in rows)
-  (tmp_path / "metrics.jsonl").write_text(text)
+  write_rows(tmp_path, rows)
   drawn, render = [], charts.render
   monkeypatch.setattr(
     charts, "render", lambda d: drawn.append(d()) or render(d)
   )
   page = report.write_report(str(tmp_path)).read_text()
-  text = "train/loss not finite at 5 logged steps, first at step 4;"
-  assert text in "".join(Page(page).text)
+  assert "5 logged steps, first at step 4;" in "".join(Page(page).text)
   assert curves.CROSSES in page
   loss, lr, accuracy = (figure.axes[0] for figure in drawn)
   assert len({axes.get_xlim() for axes in (loss, lr, accuracy)}) == 1
@@ -104,13 +98,16 @@ def test_what_is_scored_once_stands_for_the_run():
   assert run.top1() == "test/top1" and run.last(run.top1()) == 0.5
 
 
-def test_errors(tmp_path):
-  with pytest.raises(ValueError, match="nowhere.*a folder of runs"):
-    report.write_report(str(tmp_path / "nowhere"))
-  with pytest.raises(ValueError, match="expected a folder of runs"):
-    report.write_report(str(tmp_path))
+def test_what_is_no_run_is_refused(tmp_path):
+  for folder, text in (
+    (tmp_path / "nowhere", "nowhere"),
+    (tmp_path, "a folder of runs"),
+    ("gs://b/run", "gs://b/run"),
+  ):
+    with pytest.raises(ValueError, match=text):
+      report.write_report(str(folder))
   with pytest.raises(SystemExit, match="a folder of runs"):
     main([str(tmp_path)])
   (tmp_path / "config.json").write_text("{")
-  with pytest.raises(ValueError, match="config.json: got no JSON"):
+  with pytest.raises(ValueError, match="config.json"):
     report.write_report(str(tmp_path))

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -35,9 +36,51 @@ def _run(rows, process=None, metadata=None, config=CONFIG, last_sign=None):
   return runs.Run("a", path, config, metadata or {}, rows, process, last_sign)
 
 
-def test_finished():
-  result = state(_run(_rows(100, NOW - 1e6)), NOW)
-  assert result == ("finished", "finished: 100 steps", None)
+def _elsewhere(steps, last_sign):
+  return _run(_rows(steps, NOW - 9e3), HERE, last_sign=last_sign)
+
+
+def _ended(how):
+  return HERE | {"ended": 9999.0, "how": how}
+
+
+@pytest.mark.parametrize(
+  "run, kind, words",
+  [
+    (_run(_rows(100, NOW - 1e6)), "finished", ["100 steps"]),
+    (_run([]), "unknown", ["process.json"]),
+    (_run(_rows(40, NOW)), "unknown", ["process.json"]),
+    # On another host the heartbeat tells.
+    (_elsewhere(0, NOW - 59), "going", []),
+    (_elsewhere(100, NOW - 59), "going", []),
+    (_elsewhere(0, NOW - 61), "stopped", ["no heartbeat", "elsewhere"]),
+    (_elsewhere(100, NOW - 61), "stopped", ["no heartbeat", "completes it"]),
+    (_elsewhere(0, None), "stopped", ["no heartbeat"]),
+    # An error is the reason.
+    (
+      _run(_rows(40, NOW), _ended("OSError: disk full.")),
+      "stopped",
+      ["OSError: disk full. ", "begins anew"],
+    ),
+    (  # the last evaluation failed
+      _run(_rows(100, NOW), _ended("OSError: disk full")),
+      "stopped",
+      ["after all 100 steps", "OSError: disk full", "completes it"],
+    ),
+    (  # it says itself what to change
+      _run(_rows(40, NOW), _ended("FloatingPointError: loss is nan: lower it")),
+      "stopped",
+      ["lower it"],
+    ),
+  ],
+)
+def test_the_state_and_its_reason(run, kind, words):
+  result = state(run, NOW)
+  assert result.kind == kind
+  for word in words:
+    assert word in result.text
+  has_advice = "same command" in result.text
+  assert has_advice == (kind == "stopped" and "lower it" not in words)
 
 
 def test_what_went_wrong_on_the_way():
@@ -48,62 +91,21 @@ def test_what_went_wrong_on_the_way():
   rows += [{"step": 1_050, **counts}, {"step": 1_060, **counts}]
   rows += [{"step": 1_060, "val/not_finite": 1.0}]
   rows += [{"step": 1_070, "train/loss": float("nan"), "few/1shot": math.inf}]
-  assert remarks(_run(rows)) == (
-    "2 steps skipped; 1 image could not be decoded;"
-    " train/loss not finite at 3 logged steps, first at step 1,050;"
-    " scores of val not finite at 1 logged step, first at step 1,060;"
-    " scores of few not finite at 1 logged step, first at step 1,070"
-  )
+  for text, named in zip(
+    remarks(_run(rows)).split("; "),
+    ("2 steps", "1 image", "train/loss .* 3 logged .* 1,050")
+    + ("val .* 1 logged .* 1,060", "few .* 1 logged .* 1,070"),
+    strict=True,
+  ):
+    assert re.search(named, text)
 
 
 def test_still_going_and_how_long():
   run = _run(_rows(40, NOW - 5), HERE, last_sign=NOW - 9)
   result = state(run, NOW)
   assert result.kind == "going" and result.seconds_left == 60.0
-  assert result.text == (
-    "still going, at step 40 of 100 (40.0 %), last line 5s before this page was"
-    " written; about 1m00s left"
-  )
-
-
-@pytest.mark.parametrize(
-  "silence, kind", [(59, "going"), (61, "stopped"), (None, "stopped")]
-)
-@pytest.mark.parametrize("steps", [0, 100])
-def test_on_another_host_the_heartbeat_tells(silence, kind, steps):
-  last = None if silence is None else NOW - silence
-  result = state(_run(_rows(steps, NOW - 9e3), HERE, last_sign=last), NOW)
-  assert result.kind == kind
-  is_named = "no heartbeat since, from elsewhere" in result.text
-  assert is_named == (kind == "stopped")
-
-
-@pytest.mark.parametrize(
-  "steps, how, text",
-  [
-    (
-      40,
-      "OSError: disk full.",
-      ": OSError: disk full. The same command begins",
-    ),
-    (
-      100,  # the last evaluation failed
-      "OSError: disk full",
-      "stopped after all 100 steps: OSError: disk full. The same command"
-      " completes it",
-    ),
-    (  # with an advice of its own
-      40,
-      "FloatingPointError: loss is nan: lower it, in a new --workdir.",
-      ": FloatingPointError: loss is nan: lower it, in a new --workdir",
-    ),
-  ],
-)
-def test_an_error_is_the_reason(steps, how, text):
-  process = HERE | {"ended": 9999.0, "how": how}
-  result = state(_run(_rows(steps, NOW - 5), process), NOW)
-  assert result.kind == "stopped" and text in result.text
-  assert ("The same command" in result.text) == ("OSError" in how)
+  for text in ("step 40 of 100 (40.0 %)", "5s", "1m00s left"):
+    assert text in result.text
 
 
 def test_where_it_resumes(tmp_path):
@@ -126,13 +128,7 @@ def test_the_length_of_a_run_is_recorded():
   assert _run(rows, metadata={"total_steps": 7}).total_steps == 7
 
 
-def test_without_a_record_only_the_last_step_tells():
-  for rows in ([], _rows(40, NOW)):
-    unknown = state(_run(rows), NOW)
-    assert unknown.kind == "unknown"
-    assert "without process.json nothing tells its state" in unknown.text
-
-
+@pytest.mark.slow
 def test_the_process_itself(tmp_path):
   """A real one: alive, then killed, so that it could not write its end."""
   code = (
@@ -178,7 +174,4 @@ def test_all_steps_but_not_all_scores(tmp_path):
     dead = record | {"ticks": -1}  # the number is another process's by now
     result = state(_run(rows, dead), NOW)
   assert result.kind == "stopped"
-  assert result.text == (
-    "stopped after all 100 steps: its process is no longer there. The same"
-    " command completes it"
-  )
+  assert "no longer there" in result.text and "completes it" in result.text

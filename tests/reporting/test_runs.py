@@ -36,11 +36,6 @@ def test_a_folder_of_weights_is_no_run(tmp_path):
   assert [run.name for run in runs.find_runs(tmp_path)] == ["run"]
 
 
-def test_a_run_in_a_bucket_is_to_be_copied():
-  with pytest.raises(ValueError, match="gs://b/run', expected a local folder"):
-    runs.find_runs("gs://b/run")
-
-
 def run(split, rows=(), **evals):
   config = {
     "data": {"dataset": "digits", "split": split},
@@ -70,7 +65,7 @@ def test_data_are_what_was_trained_on(metadata, options, name, fact, score):
   assert a_run.is_training_part("head") == ("given" not in name)
 
 
-def test_scores_of_other_kinds_are_told_apart():
+def test_scores_of_other_kinds_are_told_apart(undrawn):
   names = {
     "head": {"split": "test"},
     "probe": {"kind": "linear", "split": "test"},
