@@ -271,7 +271,8 @@ def test_model(bare, tmp_path):
 @pytest.mark.nightly
 def test_data(bare, tmp_path):
   probe = (
-    "print(labels_mixup[0].max(), labels_cutmix[0].max(), is_same, is_whole)"
+    "print(labels_mixup[row].max(), labels_cutmix[row].max(), is_same,"
+    " is_whole)"
   )
   printed, values, pictures = execute(bare, "02_data", tmp_path, probe)
   assert "Did you mean 'resize'?" in printed
