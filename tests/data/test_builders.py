@@ -40,13 +40,7 @@ def glyphs_builder(data_dir):
   return builder
 
 
-@pytest.fixture(scope="module")
-def digits_builder(data_dir):
-  builder = tfds.builder("digits", data_dir=data_dir)
-  builder.download_and_prepare()
-  return builder
-
-
+@pytest.mark.slow
 def test_glyphs_do_not_depend_on_the_number_of_workers():
   # Three chunks, the last one partial, so that workers get unequal parts.
   np.testing.assert_array_equal(_drawn(0), _drawn(2))
@@ -71,6 +65,7 @@ def test_a_stopped_worker_is_reported(tmp_path, monkeypatch):
     _drawn(num_workers=1)
 
 
+@pytest.mark.slow
 def test_a_fresh_import_registers_the_builders_and_leaves_tensorflow_out():
   # TFDS reads TFDS_DATA_DIR when it is imported, hence the fresh process.
   code = (
@@ -127,8 +122,8 @@ def test_no_class_looks_like_another_class_or_like_a_digit():
 
 
 def test_glyphs_fill_the_image_and_are_not_cut_off():
-  images = _drawn(count=448, size=32)
-  assert images.dtype == np.uint8 and images.shape == (448, 32, 32)
+  images = _drawn(count=184, size=32)
+  assert images.dtype == np.uint8 and images.shape == (184, 32, 32)
   # Ink is bright and paper black, also at the border.
   assert np.median(images) < 20
   assert (images.max((1, 2)) > 60).all()
@@ -178,28 +173,26 @@ def test_glyphs_are_found_again_by_options_by_folder_and_by_class(
 
 
 @pytest.mark.parametrize(
-  ("options", "message"),
+  "options, word",
   [
-    ({"size": 7}, "size: got 7, expected a whole number from 8"),
-    ({"config": "size8"}, "glyphs: got 'size8', expected options such as"),
-    (
-      {"config": "size8_count1_seed0", "seed": 1},
-      "got the config 'size8_count1_seed0' and {'seed': 1}",
-    ),
+    ({"size": 7}, "size: got 7"),
+    ({"config": "size8"}, "'size8'"),
+    ({"config": "size8_count1_seed0", "seed": 1}, "'seed': 1"),
   ],
 )
-def test_wrong_options_are_explained(options, message, data_dir):
-  with pytest.raises(ValueError, match=message):
+def test_wrong_options_are_explained(options, word, data_dir):
+  with pytest.raises(ValueError, match=word):
     builders.Glyphs(data_dir=data_dir, **options)
 
 
-def test_digits_are_those_of_sklearn(digits_builder):
+@pytest.mark.slow
+def test_digits_are_those_of_sklearn(digits_by_format):
   from sklearn import datasets
 
-  bunch = datasets.load_digits()
+  bunch, builder = datasets.load_digits(), digits_by_format["array_record"]
   read = []
   for split, size in (("train", 1297), ("test", 500)):
-    images, labels = _arrays(digits_builder, split)
+    images, labels = _arrays(builder, split)
     assert images.shape == (size, 8, 8, 1) and images.dtype == np.uint8
     assert (images.min(), images.max()) == (0, 255)
     # Sixteenths survive the scaling to bytes.
@@ -212,7 +205,7 @@ def test_digits_are_those_of_sklearn(digits_builder):
     for image, label in zip(bunch.images, bunch.target, strict=True)
   ]
   assert sorted(read) == sorted(expected)
-  assert digits_builder.info.features["label"].names == list("0123456789")
+  assert builder.info.features["label"].names == list("0123456789")
 
 
 def test_the_split_of_the_digits_never_changes():

@@ -95,12 +95,8 @@ def test_decode_turns_an_image_upright_by_default():
   exif[0x112] = 6  # Rotate by 90 degrees to view.
   data = tf.constant(encoded(image, "PNG", exif=exif))
   np.testing.assert_array_equal(run("decode", data, KEY), np.rot90(image, -1))
-  for fmt in ("PNG", "WEBP", "JPEG"):
-    data = tf.constant(encoded(image, fmt, exif=exif))
-    assert run("decode", data, KEY).shape == (16, 8, 3)
-    stored = run("decode", data, KEY, exif=False)
-    plain = run("decode", tf.constant(encoded(image, fmt)), KEY)
-    np.testing.assert_array_equal(stored, plain)
+  stored = run("decode", data, KEY, exif=False)
+  np.testing.assert_array_equal(stored, image)
 
 
 def test_resize_drops_the_fraction():
@@ -161,7 +157,7 @@ def test_central_crop_leaves_the_odd_pixel_at_the_end():
   )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_random_crop_hits_every_position_equally_often():
   image = coordinates(6, 5)
   corners = []
@@ -178,7 +174,7 @@ def test_random_crop_hits_every_position_equally_often():
 def test_flip_mirrors_half_of_the_images():
   image = noise(3, 4)
   flipped = 0
-  for key in keys(400):
+  for key in keys(100):
     out = np.asarray(run("flip_lr", tf.constant(image), key))
     is_same = np.array_equal(out, image)
     assert is_same or np.array_equal(out, image[:, ::-1])
@@ -186,15 +182,15 @@ def test_flip_mirrors_half_of_the_images():
     # A golden draw: runs would not resume to the bit if it changed.
     draw = tf.random.stateless_uniform([], key)
     assert is_same == bool(draw >= 0.5)
-  assert 160 < flipped < 240  # Mean 200, deviation 10.
+  assert 30 < flipped < 70  # Mean 50, deviation 5.
 
 
 def test_the_same_operation_twice_draws_twice():
   image, same = tf.constant(noise(3, 4)), 0
-  for key in keys(200):
+  for key in keys(40):
     out = ops.apply(image, "decode|flip_lr|flip_lr", key)
     same += np.array_equal(out, image)
-  assert 60 < same < 140  # With one key for both it would be 200.
+  assert 8 < same < 32  # With one key for both it would be 40.
 
 
 def test_pad_adds_black():
@@ -209,6 +205,7 @@ def _box(image_of_coordinates):
   return y.min(), x.min(), y.max() + 1, x.max() + 1
 
 
+@pytest.mark.slow
 def test_inception_crop_keeps_to_area_and_aspect():
   height, width = 180, 240
   image = tf.constant(coordinates(height, width))
@@ -248,6 +245,7 @@ def test_inception_crop_takes_the_whole_image_when_nothing_fits():
     np.testing.assert_array_equal(out, image)
 
 
+@pytest.mark.slow
 def test_fused_decode_equals_decode_then_crop(china):
   data = tf.constant(encoded(np.asarray(Image.open(io.BytesIO(china)))))
   whole = run("decode", data, KEY)
@@ -256,6 +254,7 @@ def test_fused_decode_equals_decode_then_crop(china):
     np.testing.assert_array_equal(fused, run("inception_crop", whole, key, 64))
 
 
+@pytest.mark.slow
 def test_fused_decode_differs_at_the_outermost_pixels_alone():
   """Of JPEG; at ImageNet's size they are those that the docstring states.
 

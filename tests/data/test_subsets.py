@@ -146,6 +146,7 @@ def test_batches_of_a_subset_are_a_function_of_seed_and_step(opened):
     np.testing.assert_array_equal(batch["label"], labels[batch["index"]])
 
 
+@pytest.mark.slow
 def test_a_small_subset_of_a_large_split_stays_in_memory(
   digits_by_format, monkeypatch
 ):
@@ -162,6 +163,7 @@ def test_a_small_subset_of_a_large_split_stays_in_memory(
   assert isinstance(open_split("train@40%"), subsets.Subset)
 
 
+@pytest.mark.slow
 def test_a_subset_of_a_folder(tmp_path):
   for i in range(30):
     path = tmp_path / "train" / f"c{i % 3}" / f"{i}.png"

@@ -130,6 +130,7 @@ def failing(monkeypatch):
   return lambda path, *numbers: errors.setdefault(str(path), list(numbers))
 
 
+@pytest.mark.slow
 def test_reading_waits_for_a_file_of_a_folder(
   tmp_path, failing, monkeypatch, caplog
 ):
