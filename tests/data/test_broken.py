@@ -64,7 +64,8 @@ def test_right_pixels_of_every_kind(tmp_path, caplog):
 @pytest.mark.parametrize(
   "number",
   [
-    pytest.param(n, marks=[pytest.mark.nightly] * (n != 6)) for n in range(1, 9)
+    pytest.param(n, marks=pytest.mark.slow if n == 6 else pytest.mark.nightly)
+    for n in range(1, 9)
   ],
 )
 def test_the_fused_crop_of_a_turned_image(number):
@@ -178,7 +179,9 @@ def test_names_of_any_kind(read):
 FORMATS = {"PNG": {}, "WEBP": {"lossless": True, "exact": True}, "TIFF": {}}
 
 
-@pytest.mark.parametrize("background", [None, "#0080ff"])
+@pytest.mark.parametrize(
+  "background", [pytest.param(None, marks=pytest.mark.slow), "#0080ff"]
+)
 def test_transparent_images_are_put_on_a_ground(background, tmp_path, caplog):
   """In training, evaluation and predict alike."""
   whole, wanted = photo(), np.asarray(photo()).astype(float)

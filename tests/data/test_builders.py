@@ -135,6 +135,7 @@ def test_glyphs_fill_the_image_and_are_not_cut_off():
   assert np.median(extent) > 20
 
 
+@pytest.mark.slow
 def test_glyphs_are_records_like_any_other(glyphs_builder):
   info = glyphs_builder.info
   assert info.full_name == "glyphs/size16_count130_seed3/1.1.0"

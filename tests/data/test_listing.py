@@ -409,7 +409,7 @@ def read_csv(folder, text, **options):
   return listed, entries
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=50)
 @given(
   labels=st.tuples(LABEL, LABEL).filter(any),
   columns=st.permutations(["file", "label", "other"]),

@@ -56,25 +56,34 @@ def test_output_has_the_size_that_the_language_says(text):
   assert out.shape == (*preprocessing.image_size(text), 3)
 
 
-def test_china_is_bit_for_bit_as_big_vision_prepares_it(china):
+CHINA = {
+  "resize_small_256_center_224": "decode|resize_small(256)|central_crop(224)",
+  "resize_256_center_224": "decode|resize(256)|central_crop(224)",
+  "resize_384": "decode|resize(384)",
+  "resize_small_448_center_384": "decode|resize_small(448)|central_crop(384)",
+}
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=[pytest.mark.slow] * (i > 0))
+    for i, name in enumerate(CHINA)
+  ],
+)
+def test_china_is_bit_for_bit_as_big_vision_prepares_it(china, name):
   """The pixels are equal: both drop the fraction after a resize."""
   stored = np.load(pathlib.Path(__file__).parent / "preprocess_china_jpg.npz")
-  for name, text in {
-    "resize_small_256_center_224": "decode|resize_small(256)|central_crop(224)",
-    "resize_256_center_224": "decode|resize(256)|central_crop(224)",
-    "resize_384": "decode|resize(384)",
-    "resize_small_448_center_384": "decode|resize_small(448)|central_crop(384)",
-  }.items():
-    image = ops.apply(tf.constant(china), text, KEY)
-    image = np.asarray(image, np.float64) / 127.5 - 1
-    # Float32 of the stored numbers: 2^-24 relative.
-    np.testing.assert_allclose(
-      image[::16, ::16], stored[f"{name}_every_16th"], rtol=0, atol=1e-7
-    )
-    # Means of 50,000 numbers, summed there in float32: 1e-6 per level of 255.
-    np.testing.assert_allclose(
-      image.mean((0, 1)), stored[f"{name}_mean"], rtol=0, atol=2e-4
-    )
+  image = ops.apply(tf.constant(china), CHINA[name], KEY)
+  image = np.asarray(image, np.float64) / 127.5 - 1
+  # Float32 of the stored numbers: 2^-24 relative.
+  np.testing.assert_allclose(
+    image[::16, ::16], stored[f"{name}_every_16th"], rtol=0, atol=1e-7
+  )
+  # Means of 50,000 numbers, summed there in float32: 1e-6 per level of 255.
+  np.testing.assert_allclose(
+    image.mean((0, 1)), stored[f"{name}_mean"], rtol=0, atol=2e-4
+  )
 
 
 def test_decode_of_arrays_passes_them_through_with_three_channels():
@@ -116,7 +125,7 @@ def test_resize_of_a_ramp_is_a_ramp_between_the_borders():
   np.testing.assert_array_equal(out[0, :, 0], np.floor(expected))
 
 
-@pytest.mark.parametrize("size", [(7, 5), (40, 31), (60, 50)])
+@pytest.mark.parametrize("size", [(7, 5), (60, 50)])
 def test_both_kernels_of_tensorflow_resize_alike(size):
   image = noise(90, 121)
   as_floats = tf.image.resize(image.astype(np.float32), size)
@@ -193,31 +202,9 @@ def test_the_same_operation_twice_draws_twice():
   assert 8 < same < 32  # With one key for both it would be 40.
 
 
-def test_pad_adds_black():
-  image = noise(3, 4)
-  out = np.asarray(run("pad", tf.constant(image), KEY, 2))
-  np.testing.assert_array_equal(out[2:-2, 2:-2], image)
-  assert out.shape == (7, 8, 3) and out.sum() == image.sum()
-
-
 def _box(image_of_coordinates):
   y, x = np.moveaxis(np.asarray(image_of_coordinates, int), -1, 0)[:2]
   return y.min(), x.min(), y.max() + 1, x.max() + 1
-
-
-@pytest.mark.slow
-def test_inception_crop_keeps_to_area_and_aspect():
-  height, width = 180, 240
-  image = tf.constant(coordinates(height, width))
-  areas, aspects = [], []
-  for key in keys(300):
-    # More pixels than the box has, so that the borders show.
-    box = _box(run("inception_crop", image, key, 256, area_min=20, area_max=70))
-    areas.append((box[2] - box[0]) * (box[3] - box[1]) / (height * width))
-    aspects.append((box[3] - box[1]) / (box[2] - box[0]))
-  # Sides are whole pixels, at least 70 here: 1.5 % each.
-  assert 0.20 * 0.97 < min(areas) < 0.25 and 0.65 < max(areas) < 0.70 * 1.03
-  assert 0.75 * 0.97 < min(aspects) < 0.80 and 1.25 < max(aspects) < 1.38
 
 
 def test_inception_crop_draws_big_vision_s_boxes():
@@ -278,19 +265,12 @@ def test_fused_decode_differs_at_the_outermost_pixels_alone():
   assert np.mean(means) <= 0.002
 
 
+@pytest.mark.slow
 def test_fused_decode_draws_for_the_area_asked(china):
   whole = run("decode", tf.constant(china), KEY)
   out = run("decode_inception_crop", tf.constant(china), KEY, 64, 100, 100)
   # 427 x 640 is 2:3: no box of at most 4:3 has the whole area.
   np.testing.assert_array_equal(out, run("resize", whole, KEY, 64))
-
-
-def test_a_crop_of_mirrored_borders():
-  image = noise(6, 5)
-  padded = run("pad", image, KEY, 4, "reflect").numpy()
-  np.testing.assert_array_equal(
-    padded, np.pad(image, ((4, 4), (4, 4), (0, 0)), "reflect")
-  )
 
 
 @pytest.mark.parametrize("fused", [False, True])

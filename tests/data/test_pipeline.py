@@ -84,7 +84,9 @@ def evaluated(source, **options):
   return sum(runs, []), [len(run) for run in runs]
 
 
-@pytest.mark.parametrize("num_examples", [1, 13])
+@pytest.mark.parametrize(
+  "num_examples", [pytest.param(1, marks=pytest.mark.slow), 13]
+)
 def test_evaluation_yields_every_record_once(num_examples):
   source = numbers(num_examples)
   batches, counts = evaluated(source, batch_size=8)
@@ -161,6 +163,7 @@ def test_any_part_of_files_can_be_read(stream, file_bytes):
   assert [int(r["label"]) for r in at] == [3, 50, 90]
 
 
+@pytest.mark.slow
 def test_files_are_read_before_their_turn_up_to_a_gib(stream, monkeypatch):
   def noted(self, fn, **options):
     at_once[file_bytes] = options["cycle_length"]

@@ -112,6 +112,7 @@ def test_files_and_numbers_to_predict():
   assert batch["mask"].all()
 
 
+@pytest.mark.slow
 def test_a_record_that_raises_does_not_count(caplog):
   source = open_source(HERE, "broken")
   (batch,) = pipeline.eval_batches(source, "decode|resize(8)", batch_size=12)

@@ -34,7 +34,6 @@ def errors(config, workdir, metadata, monkeypatch, allowed=()):
 
 
 def of_records(tmp_path, monkeypatch):
-  monkeypatch.setattr(Records, "identity", lambda self: "x")
   yield tiny.config(data__dataset=f"{__name__}:Records")
   monkeypatch.setattr(Records, "identity", lambda self: "others")
 
@@ -58,6 +57,9 @@ class Records:
 
   def __len__(self):
     return 2
+
+  def identity(self):
+    return "x"
 
   def __getitem__(self, index):
     return {"image": np.zeros((16, 16, 3), np.uint8), "label": index}

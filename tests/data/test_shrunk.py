@@ -88,6 +88,7 @@ def test_images_are_turned_before_they_are_shrunk(number):
   assert np.abs(means[0] - means[1]).max() < 3
 
 
+@pytest.mark.slow
 def test_broken_files_are_named_as_without(tmp_path, caplog, monkeypatch):
   monkeypatch.setattr("vit_jax.data.decoding.MAX_UNDECODABLE", 1.0)
   files = {name: data for name, (data, _) in broken().items()}

@@ -158,7 +158,9 @@ def test_fake_data_need_nothing_on_disk(dataset, tmp_path):
 @pytest.mark.parametrize(
   "dataset",
   [
-    pytest.param(k, marks=[pytest.mark.nightly] * (k != "cifar10"))
+    pytest.param(
+      k, marks=pytest.mark.slow if k == "cifar10" else pytest.mark.nightly
+    )
     for k in SETS
   ],
 )
