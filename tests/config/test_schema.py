@@ -43,7 +43,7 @@ def test_defaults_freeze_to_the_default_config():
   assert freeze(defaults()) == Config()
 
 
-@settings(derandomize=True, deadline=None, max_examples=25)
+@settings(derandomize=True, deadline=None, max_examples=10)
 @given(
   seed=st.integers(0, 2**32 - 1),
   lr=st.floats(1e-6, 1.0),
@@ -166,72 +166,70 @@ def test_values_of_another_type(annotation, value):
     parse_value(annotation, value, "x")
 
 
-def _evals(**changes):
-  return {"evals": {"a": {"kind": "classification", **changes}}}
-
-
-# Options that do not fit, and what the error names.
-WRONG = [
-  ({"total_steps": 0}, "config.total_steps: got 0"),
-  ({"optim__warmup_steps": 100}, "config.optim.warmup_steps: got 100"),
-  ({"objective": {"label_smoothing": 1.0}}, "config.objective.label_smoothing"),
-  ({"seed": 2**32 + 1}, "config.seed: got 4294967297"),
-  ({"log_steps": 0}, "config.log_steps: got 0"),
-  ({"checkpoint__every_steps": -1}, "config.checkpoint.every_steps: got -1"),
-  ({"data__batch_size": 0}, "config.data.batch_size: got 0"),
-  ({"data__repeats": 0}, "config.data.repeats: got 0"),
-  ({"optim__microbatch": 0}, "config.optim.microbatch: got 0"),
-  ({"optim__lr": 0.0}, "config.optim.lr: got 0.0"),
-  ({"optim__ema_decay": 1.0}, "config.optim.ema_decay: got 1.0"),
-  ({"optim__decay_at": (0.5,)}, "config.optim.decay_at: got (0.5,)"),
-  ({"optim__beta2": 0.95, "optim__name": "sgd"}, "config.optim.beta2: got"),
-  (
-    {"optim__momentum": 0.8, "optim__name": "optax:adam"},
-    "config.optim.momentum: got 0.8",
-  ),
-  (
-    {"optim__end_lr": 1e-5, "optim__schedule": "rsqrt"},
-    "config.optim.end_lr: got 1e-05",
-  ),
-  (
-    {"model__posemb": "relative", "model__posemb_at": "shared"},
-    "config.model.posemb_at: got 'shared'",
-  ),
-  ({"mesh__tensor": -1}, "config.mesh.tensor: got -1"),
-  ({"model__variant": "X/16"}, "config.model.variant: size: got 'X'"),
-  ({"model__variant": "B16"}, "config.model.variant: "),
-  ({"model__width": 0}, "config.model.width: got 0"),
-  ({"model__num_heads": 5}, "config.model.num_heads: got 5"),
-  ({"model__variant": "B/15"}, "config.data.ops: got images of 224x224"),
-  (
-    {"model__variant": "R+Ti/16", "data__ops": "decode|resize(225)"},
-    "the patch of 32 (config.model.variant='R+Ti/16')",
-  ),
-  (
-    {"model__posemb": "sincos2d", "model__width": 6, "model__num_heads": 1},
-    "config.model.width: got 6",
-  ),
-  (_evals(ops="decode|resize(9)"), "config.evals.a.ops: got images of 9x9"),
-  (_evals(batch_size=0), "config.evals.a.batch_size: got 0"),
-  (
-    {"evals": {"a": {"kind": "fewshot", "group": "a"}}},
-    "config.evals.a.group: got 'a'",
-  ),
+# Options that are wrong alone or beside others. The error names the first one,
+# or that behind "->".
+WRONG = """
+total_steps=0
+optim.warmup_steps=100
+seed=4294967297
+log_steps=0
+checkpoint.every_steps=-1
+data.batch_size=0
+data.repeats=0
+optim.microbatch=0
+optim.lr=0.0
+optim.ema_decay=1.0
+optim.decay_at=(0.5,)
+optim.beta2=0.95 optim.name=sgd
+optim.momentum=0.8 optim.name=optax:adam
+optim.end_lr=0.5 optim.schedule=rsqrt
+model.posemb_at=shared model.posemb=relative
+mesh.tensor=-1
+model.variant=X/16 -> size: got 'X'
+model.variant=B16 -> config.model.variant
+model.width=0
+model.num_heads=5
+model.variant=B/15 -> config.data.ops: got images of 224x224
+model.variant=R+Ti/16 data.ops=decode|resize(225) -> the patch of 32
+model.width=6 model.posemb=sincos2d model.num_heads=1
+""".strip().split("\n")
+WRONG_EVALS = [
+  ({"a": {"ops": "decode|resize(9)"}}, "a.ops: got images of 9x9"),
+  ({"a": {"batch_size": 0}}, "a.batch_size: got 0"),
+  ({"a": {"kind": "fewshot", "group": "a"}}, "a.group: got 'a'"),
   (
     {
-      "evals": {
-        "a": {"kind": "fewshot", "group": "g", "every_steps": 5},
-        "b": {"kind": "fewshot", "group": "g"},
-      }
+      "a": {"kind": "fewshot", "group": "g", "every_steps": 5},
+      "b": {"kind": "fewshot", "group": "g"},
     },
-    "config.evals.*.every_steps: got a 5, b 0",
+    "*.every_steps: got a 5, b 0",
   ),
 ]
 
 
-@pytest.mark.parametrize("changes, words", WRONG)
-def test_errors_of_options(changes, words):
-  assert any(words in e for e in checks.errors(_valid(**changes)))
+@pytest.mark.parametrize("row", WRONG)
+def test_errors_of_options(row):
+  options, _, words = row.partition(" -> ")
+  (name, value), *others = (x.split("=", 1) for x in options.split(" "))
+  words = words or f"config.{name}: got "
+  c = defaults()
+  c.total_steps = 100
+  for option, text in ((name, value), *others):
+    tiny.apply(c, {option.replace(".", "__"): text})
+  found = [e for e in checks.errors(freeze(c)) if words in e]
+  assert found and value.strip("()") in found[0]
+
+
+@pytest.mark.parametrize("evals, words", WRONG_EVALS)
+def test_errors_of_evaluators(evals, words):
+  made = {k: {"kind": "classification"} | v for k, v in evals.items()}
+  errors = checks.errors(_valid(evals=made))
+  assert any(f"config.evals.{words}" in e for e in errors)
+
+
+def test_errors_of_an_objective():
+  errors = checks.errors(_valid(objective={"label_smoothing": 1.0}))
+  assert errors[0].startswith("config.objective.label_smoothing: got 1.0")
 
 
 def test_a_right_config_has_no_errors():

@@ -179,9 +179,8 @@ def test_names_of_any_kind(read):
 FORMATS = {"PNG": {}, "WEBP": {"lossless": True, "exact": True}, "TIFF": {}}
 
 
-@pytest.mark.parametrize(
-  "background", [pytest.param(None, marks=pytest.mark.slow), "#0080ff"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("background", [None, "#0080ff"])
 def test_transparent_images_are_put_on_a_ground(background, tmp_path, caplog):
   """In training, evaluation and predict alike."""
   whole, wanted = photo(), np.asarray(photo()).astype(float)

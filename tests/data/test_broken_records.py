@@ -105,6 +105,7 @@ def test_records_of_tfds_without_their_fields(
     np.testing.assert_array_equal(part.labels(), source.labels()[part.indices])
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_is_no_broken_record(tmp_path, monkeypatch):
   monkeypatch.setattr("vit_jax.data.tfds_source.MEMORY_LIMIT", 0)
   source, _ = damaged_source(tmp_path)

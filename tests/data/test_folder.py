@@ -304,7 +304,12 @@ REFUSED = [
   (["big/a*3", "big/b*3", "small/a*3"], "", "train", "only folders"),
   (["x/Train/a*3", "x/Train/b*3", "x/Val/a*3"], "", "train", "two or more"),
   (["trains/a*3", "trains/b*3", "vals/a*3"], "", "train", "only folders"),
-  (["train/x/a*3", "train/x/b*3", "train/y/a*3"], "", "train", "alone|only"),
+  (
+    ["train/x/a*3", "train/x/b*3", "train/y/a*3", "val/x/a*3"],
+    "",
+    "train",
+    "only folders",
+  ),
   ([*AB, "val/images*3"], "", "val", "two or more classes"),
   (["a*4", "b*4"], "?group=x", "train", "'x', which is not in '0.png'"),
   (["a*4", "b*4"], "?group=(", "train", "regular expression"),

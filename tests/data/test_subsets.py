@@ -185,7 +185,9 @@ def test_a_subset_of_a_folder(tmp_path):
   assert drawn.undecodable == {7}
 
 
-@pytest.mark.parametrize("is_in_memory", [False, True])
+@pytest.mark.parametrize(
+  "is_in_memory", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_a_subset_of_images_with_several_classes(tmp_path, is_in_memory):
   def features(i):
     image = tf.train.BytesList(value=[str(i).encode()])

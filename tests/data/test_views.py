@@ -90,6 +90,7 @@ def test_the_first_crop_is_that_of_one_view():
   assert (one != two[:, 1]).any((1, 2, 3)).mean() > 0.5
 
 
+@pytest.mark.slow
 def test_a_view_like_another_has_its_crops():
   """At another size, in any order; other views keep their random numbers."""
   ops = "decode|random_resized_crop({}, 0.2, 0.5)|flip_lr|random_grey(0.3)"
