@@ -97,8 +97,8 @@ def test_a_view_like_another_has_its_crops():
   small, large = View(ops.format(8), 2), View(ops.format(16), 2, like="small")
   other = View("decode|random_crop(8)|flip_lr", 2)
   source = numbers(40, Files)
-  alone = rows(source, {"small": small, "other": other}, 4)
-  batch = rows(source, {"large": large, "small": small, "other": other}, 4)
+  alone = rows(source, {"other": other, "small": small}, 4)
+  batch = rows(source, {"other": other, "large": large, "small": small}, 4)
   for name in ("small", "other"):
     np.testing.assert_array_equal(batch[name], alone[name])
   halves = batch["large"].reshape(-1, 2, 8, 2, 8, 2, 3).mean((3, 5))
