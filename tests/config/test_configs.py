@@ -294,13 +294,6 @@ def test_golden_text(name):
   assert _golden(name) == (GOLDEN / f"{name}.json").read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_recipes_have_no_errors(name):
-  for argument in ARGUMENTS[name]:
-    assert _errors(name, argument) == [], argument
-
-
 @pytest.mark.parametrize(
   "name, argument",
   [

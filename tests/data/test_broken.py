@@ -256,8 +256,13 @@ def test_avif_is_read_where_pillow_reads_it(tmp_path):
   assert off < 3  # colours of half the resolution
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("op", ["resize_small", "resize_small_torch"])
+@pytest.mark.parametrize(
+  "op",
+  [
+    pytest.param("resize_small", marks=pytest.mark.slow),
+    pytest.param("resize_small_torch", marks=pytest.mark.nightly),
+  ],
+)
 def test_a_line_is_not_resized(tmp_path, caplog, monkeypatch, op):
   """12,000 x 1 pixels would become 3,072,000 x 256 by resize_small(256)."""
   monkeypatch.setattr(operations, "MAX_PIXELS", 60**2)

@@ -131,13 +131,8 @@ def test_a_store_that_fails_is_no_broken_record(tmp_path, monkeypatch):
     source.labels()
 
 
-@pytest.mark.parametrize(
-  "num_left",
-  [
-    pytest.param(0, marks=pytest.mark.slow),
-    pytest.param(3, marks=pytest.mark.nightly),
-  ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("num_left", [0, 3])
 def test_a_file_with_too_few_records_is_an_error(
   tmp_path, monkeypatch, num_left
 ):

@@ -40,7 +40,7 @@ def glyphs_builder(data_dir):
   return builder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_glyphs_do_not_depend_on_the_number_of_workers():
   # Three chunks, the last one partial, so that workers get unequal parts.
   np.testing.assert_array_equal(_drawn(0), _drawn(2))

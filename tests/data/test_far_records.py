@@ -59,13 +59,8 @@ os._exit(0)  # the iterators are not read to their end
 @pytest.mark.skipif(
   not object_store.available(), reason="no network namespace can be made"
 )
-@pytest.mark.parametrize(
-  "file_format",
-  [
-    pytest.param("array_record", marks=pytest.mark.slow),
-    pytest.param("tfrecord", marks=pytest.mark.nightly),
-  ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
 def test_batches_are_equal_and_requests_few(digits_by_format, file_format):
   local = pathlib.Path(digits_by_format[file_format].data_dir).parents[1]
   size = sum(f.stat().st_size for f in local.rglob("digits-train*"))

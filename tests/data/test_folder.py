@@ -324,7 +324,7 @@ def test_folders_that_are_refused(files, after, split, words, tmp_path):
     sources.open_source(dataset + after, split)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_undecodable_images_are_masked_named_once_and_counted(tmp_path, caplog):
   tree(tmp_path, "a*20", "b*1")
   whole = (tmp_path / "a/0.png").read_bytes()

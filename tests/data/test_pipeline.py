@@ -149,8 +149,13 @@ def stream(tmp_path_factory):
   )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("file_bytes", [0, 12_000])  # one after the other; 16
+@pytest.mark.parametrize(
+  "file_bytes",
+  [
+    pytest.param(0, marks=pytest.mark.nightly),  # one after the other
+    pytest.param(12_000, marks=pytest.mark.slow),  # 16 at a time
+  ],
+)
 def test_any_part_of_files_can_be_read(stream, file_bytes):
   stream = dataclasses.replace(stream, file_bytes=file_bytes)
   assert stream.num_examples == 120

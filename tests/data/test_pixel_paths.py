@@ -65,7 +65,7 @@ def evaluated(data, text):
 @pytest.mark.parametrize(
   "row",
   [
-    pytest.param(row, marks=[pytest.mark.slow] * (i not in (0, 8, 14)))
+    pytest.param(row, marks=[pytest.mark.nightly] * (i not in (0, 8, 14)))
     for i, row in enumerate(TIMM.split("\n")[1:-1])
   ],
 )
@@ -141,7 +141,7 @@ def test_pillow_s_decoder_to_the_bit(kind):
   assert plain > 20 if kind in ("4:2:0", "4:2:2", "progressive") else plain == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_other_formats_have_one_decoder():
   data = encoded("odd")
   for text in ("dct='accurate'", "upsampling='plain'"):

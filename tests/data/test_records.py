@@ -168,7 +168,7 @@ def test_a_run_is_trained_scored_and_resumed(tmp_path, monkeypatch):
     run_checks.setup(made, str(tmp_path / "run"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_objects_of_the_program_are_trained_on_and_scored(tmp_path):
   given = {"mine": {"train": Shapes("train"), "test": Shapes("test")}}
   made = config("mine")

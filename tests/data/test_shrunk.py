@@ -263,7 +263,7 @@ def test_evaluations_decode_a_folder_once_until_it_changes(
   assert scored(source, OPS)["image"] is not again["image"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_source_names_its_broken_images(tmp_path, caplog):
   files = {"bad.jpg": b"none", "good.jpg": encoded(photo(), "JPEG")}
   first = folder(tmp_path / "images", files)

@@ -131,6 +131,7 @@ def test_a_subset_is_those_records_of_the_split(opened):
       assert numbers == [i % 300 for i in range(start, stop)]
 
 
+@pytest.mark.nightly
 def test_batches_of_a_subset_are_a_function_of_seed_and_step(opened):
   _, open_split = opened
   drawn = open_split("train[:90%]@100/seed=1")

@@ -38,7 +38,7 @@ class Damaged(Numbers):
 
 @pytest.mark.slow
 def test_a_broken_image_in_mid_run_shifts_nothing(caplog):
-  good = global_batches(numbers(50), 8, 2, start_step=1)
+  good = global_batches(numbers(50), 8, start_step=1)
   seen = set(good[0]["index"].tolist())
   broken = next(i for i in good[4]["index"].tolist() if i not in seen)
   hits = [broken in batch["index"] for batch in good]
@@ -46,7 +46,7 @@ def test_a_broken_image_in_mid_run_shifts_nothing(caplog):
   source = Damaged(
     name="n", split="s", num_examples=50, num_classes=7, broken=broken
   )
-  bad = global_batches(source, 8, 2, start_step=1)
+  bad = global_batches(source, 8, start_step=1)
   (line,) = unusable(caplog)
   assert f"record {broken} of 'n', split 's'" in line
   for batch, expected in zip(bad, good, strict=True):

@@ -214,13 +214,8 @@ def test_what_the_planner_knows_of_views():
   assert rate == host_requirements.rate(one)[0] / 5 and "5 crops" in text
 
 
-@pytest.mark.parametrize(
-  "kind",
-  [
-    pytest.param("real", marks=pytest.mark.nightly),
-    pytest.param("synthetic", marks=pytest.mark.slow),
-  ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["real", "synthetic"])
 def test_the_benchmark_measures_a_step_with_views(kind, monkeypatch):
   monkeypatch.setitem(benchmark.MATMULS, "cpu", ((32, 64), 2))
   result = benchmark.measure(config(model__depth=1), kind, steps=2)
@@ -228,7 +223,7 @@ def test_the_benchmark_measures_a_step_with_views(kind, monkeypatch):
   assert (result["input_wait"] is None) == (kind == "synthetic")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_with_views(tmp_path):
   """On a mesh, and from the middle on."""
   made = config(total_steps=3, mesh__data=-1, mesh__fsdp=2, model__depth=1)

@@ -225,7 +225,7 @@ def test_every_task_opens_as_tfds_writes_it(
     assert bool(source.note()) == (name == "oxford_iiit_pet")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_images_of_dsprites_are_black_and_white(written, small):
   folder, examples_of = written
   source = sources.open_source("vtab:dsprites_location", "test", str(folder))
@@ -235,7 +235,7 @@ def test_images_of_dsprites_are_black_and_white(written, small):
   np.testing.assert_array_equal(batch["image"][0], np.tile(pixels, 3) * 255)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_records_in_two_splits_are_counted(written, small):
   opened = sources.Sources(str(written[0]))
   for split, shared in (("val200", 2), ("test", 0)):
@@ -243,7 +243,7 @@ def test_records_in_two_splits_are_counted(written, small):
     assert count == shared
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_data_of_another_size_are_refused(written):
   folder, _ = written
   with pytest.raises(ValueError, match="14 records .* 3,060"):
