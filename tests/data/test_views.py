@@ -102,11 +102,9 @@ def test_a_view_like_another_has_its_crops():
   for name in ("small", "other"):
     np.testing.assert_array_equal(batch[name], alone[name])
   halves = batch["large"].reshape(-1, 2, 8, 2, 8, 2, 3).mean((3, 5))
-  apart = np.abs(halves - batch["small"]).mean((0, 2, 3, 4))
-  # Two filters; two crops of an image are 5 and more levels apart.
-  assert (apart < 2).all(), apart
-  swapped = np.abs(halves[:, ::-1] - batch["small"]).mean()
-  assert swapped > 5
+  # Two filters are up to 4 levels apart, two crops of an image 20 and more.
+  assert np.abs(halves - batch["small"]).mean((2, 3, 4)).max() < 5
+  assert np.abs(halves[:, ::-1] - batch["small"]).mean((2, 3, 4)).min() > 5
 
 
 @pytest.mark.parametrize(
