@@ -154,7 +154,7 @@ IMAGES = {
 }
 
 
-def _is_quick(name, argument):
+def _is_first(name, argument):
   """Whether it is the first small model of its config."""
   small = (a for a in ARGUMENTS[name] if not LARGE.search(f"{name}:{a}"))
   return argument == next(small, None)
@@ -188,11 +188,12 @@ def _make_files(folder):
       for i in range(count):
         (folder / name / label / f"{i}.jpg").touch()
   for name, depth in (("weights", 2), ("deep", 4)):
-    model = tiny.config(model__depth=depth).model
-    images = jax.numpy.zeros((1, 48, 48, 3))
-    params = build(model, 10).init(jax.random.key(0), images)["params"]
+    model = build(tiny.config(model__depth=depth).model, 10)
+    images = jax.ShapeDtypeStruct((1, 48, 48, 3), np.float32)
+    params = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
     flat = flax.traverse_util.flatten_dict(params, sep="/")
-    np.savez(folder / f"{name}.npz", **flat)
+    arrays = {key: np.zeros(x.shape, x.dtype) for key, x in flat.items()}
+    np.savez(folder / f"{name}.npz", **arrays)
 
 
 @contextlib.contextmanager
@@ -210,47 +211,40 @@ def _where_files_are():
 
 def _advertised():
   """Every config with every value in its tables, or docstring."""
-  for name in ("vit_b16", "vit_b32", "vit_l16", "vit_l32", "vit_h14"):
-    for dataset in (*_module("vit").DATASETS, "folder:images"):
-      yield name, dataset
-  yield "vit", ""
-  module = _module("comparison")
-  for model, dataset in itertools.product(module.LEARNING_RATES, module.EPOCHS):
-    yield "comparison", f"model={model},dataset={dataset}"
-  for model, dataset in itertools.product(
-    families.PUBLISHED, _module("finetune").DATASETS
+  every = itertools.product
+  for size, dataset in every(
+    ("b16", "b32", "l16", "l32", "h14"),
+    (*_module("vit").DATASETS, "folder:images"),
   ):
-    dataset = dataset.replace("folder", "folder:images")
-    yield "finetune", f"model={model},dataset={dataset}"
-  for task in _module("vtab").TASKS:
-    yield "vtab", f"task={task}"
-  module = _module("augreg")
-  for name, values in module.CHOICES.items():  # each of them once
-    yield from (("augreg", f"{name}={value}") for value in values)
-    yield from (
-      ("augreg", f"dataset=imagenet2012,{name}={value}")
-      for value in values
-      if name != "dataset"
-    )
+    yield f"vit_{size}", dataset
+  of_values = {
+    "comparison": {
+      "model": _module("comparison").LEARNING_RATES,
+      "dataset": _module("comparison").EPOCHS,
+    },
+    "finetune": {
+      "model": families.PUBLISHED,
+      "dataset": [
+        dataset.replace("folder", "folder:images")
+        for dataset in _module("finetune").DATASETS
+      ],
+    },
+    "vtab": {"task": _module("vtab").TASKS},
+    "mae_finetune": {"model": _module("mae_finetune").MODELS},
+    "vit_s16": {"head": _module("vit_s16").HEADS, "epochs": (90, 300)},
+  }
+  for name, values in of_values.items():
+    for chosen in every(*values.values()):
+      pairs = zip(values, chosen, strict=True)
+      yield name, ",".join(f"{key}={value}" for key, value in pairs)
+  for name, values in _module("augreg").CHOICES.items():  # each of them once
+    for value in values:
+      yield "augreg", f"{name}={value}"
+      if name != "dataset":
+        yield "augreg", f"dataset=imagenet2012,{name}={value}"
   for stage, models in _module("deit3").STAGES.items():
     yield from (("deit3", f"stage={stage},model={model}") for model in models)
-  for model in _module("mae_finetune").MODELS:
-    yield "mae_finetune", f"model={model}"
-  for head, epochs in itertools.product(_module("vit_s16").HEADS, (90, 300)):
-    yield "vit_s16", f"head={head},epochs={epochs}"
-  for name in ("folder", "unlabelled", "cifar_vit"):
-    yield from ((name, argument) for argument in ARGUMENTS[name])
-  yield from (("glyphs", ""), ("digits_finetune", ""))
-  for name in (
-    "dino",
-    "distill",
-    "mae",
-    "masked_patch",
-    "probes",
-    "ablation",
-    "study",
-  ):
-    yield from ((name, argument) for argument in ARGUMENTS[name])
+  yield from (c for c in CASES if c[0] not in (*of_values, "dinov2"))
 
 
 def _without_disk(name, argument):
@@ -282,29 +276,30 @@ def test_every_config_is_tested():
   assert {p.stem for p in GOLDEN.glob("*.json")} == set(ARGUMENTS)
 
 
+def _errors(name, argument):
+  """What can be said of a recipe without the shapes of its model."""
+  config, errors = _without_disk(name, argument)
+  run = experiment.Experiment(config)
+  return [
+    *errors,
+    *checks.errors(config),
+    *run_checks.mesh_errors(config),
+    *itertools.chain(*run_checks.data_errors(run).values()),
+    *run_checks.length_and_head_errors(run),
+  ]
+
+
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_golden_text(name):
   assert _golden(name) == (GOLDEN / f"{name}.json").read_text()
 
 
-@pytest.mark.parametrize("size", ["b16", "b32", "l16", "l32", "h14"])
-@pytest.mark.parametrize("dataset", ["imagenet2012", "imagenet21k"])
-def test_numbers_in_docstrings_of_table_3(size, dataset):
-  c, text = _load(f"vit_{size}", dataset).config, _module(f"vit_{size}").__doc__
-  row = re.search(f"^ *{dataset} (.*)$", text, re.M)[1].replace(",", "").split()
-  clipping = "none" if c.optim.clip_norm is None else f"{c.optim.clip_norm:g}"
-  assert row == [
-    *(f"{c.total_epochs:g}", f"{c.optim.lr:g}", c.optim.schedule),
-    *(f"{c.optim.weight_decay:g}", clipping),
-  ]
-  assert f"{c.optim.microbatch} images of a microbatch" in text
-  assert f"Batch {c.data.batch_size:,}" in text
-
-
 @pytest.mark.parametrize(
   "name, argument",
   [
-    pytest.param(*c, marks=[pytest.mark.slow] * (not _is_quick(*c)))
+    pytest.param(
+      *c, marks=pytest.mark.slow if _is_first(*c) else pytest.mark.nightly
+    )
     for c in CASES
     if "gram=" not in c[1]  # tests/self_supervised/test_dinov2.py
   ],
@@ -316,37 +311,9 @@ def test_passes_preflight(name, argument):
 
 @pytest.mark.nightly
 def test_all_that_is_advertised_can_start():
-  """Checks all but the shapes of the model, which take seconds each."""
-  wrong = {}
-  for name, argument in _advertised():
-    config, errors = _without_disk(name, argument)
-    run = experiment.Experiment(config)
-    errors = [
-      *errors,
-      *checks.errors(config),
-      *run_checks.mesh_errors(config),
-      *itertools.chain(*run_checks.data_errors(run).values()),
-      *run_checks.length_and_head_errors(run),
-    ]
-    wrong |= {f"{name}:{argument}": errors} if errors else {}
+  """But for the shapes of models, which take seconds each."""
+  wrong = {case: errors for case in _advertised() if (errors := _errors(*case))}
   assert not wrong
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-  "name, argument",
-  [
-    (name, argument)
-    for name, argument in _advertised()
-    # Every model and every data set, but not each with each. The others pass
-    # above.
-    if (name, argument) not in CASES
-    and (name != "finetune" or re.search("=B/16,|=cifar10$", argument))
-  ],
-)
-def test_all_that_is_advertised_passes_preflight(name, argument):
-  config, errors = _without_disk(name, argument)
-  run_checks.setup(config, errors=errors)
 
 
 @pytest.mark.parametrize(
@@ -362,6 +329,7 @@ def test_every_argument_is_explained(name):
     assert getattr(module, table)
 
 
+@pytest.mark.slow
 def test_folder_reads_its_argument_before_it_imports():
   code = (
     "import sys\nfrom vit_jax.config import cli\n"
@@ -454,23 +422,14 @@ def test_folder_takes_a_model_where_no_weights_state_one():
   model = _load("folder", "path=images,model=R50x1").config.model
   assert (model.name, model.variant) == ("bit", "R50x1")
   _load("folder", "path=images,init=weights.npz,model=B/8")
-  with pytest.raises(
-    SystemExit, match="model: got S/16, but weights.npz is B/"
-  ):
-    _load("folder", "path=images,init=weights.npz,model=S/16")
 
 
 def test_too_few_images_to_hold_some_out_are_said(tmp_path):
   for name in "ab":
     (tmp_path / name).mkdir()
-    image = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
-    image.save(tmp_path / name / "0.png")
-  with pytest.raises(SystemExit) as e:
+    (tmp_path / name / "0.png").touch()
+  with pytest.raises(SystemExit, match=f"path: got 2 images .*{tmp_path}"):
     _load("folder", f"path={tmp_path}")
-  assert f"path: got 2 images to learn from in {tmp_path}, too few" in str(
-    e.value
-  )
-  assert "train[" not in str(e.value)
 
 
 @pytest.mark.parametrize(
@@ -557,61 +516,54 @@ def test_images_of_a_hybrid_fit_its_patches(name):
   assert image_size(config.data.ops) == (224, 224)
 
 
-@pytest.mark.parametrize(
-  "source, message",
-  [
-    ("vit_b16.py:imagnet2012", "Did you mean 'imagenet2012'?"),
-    ("finetune.py:ini=x", "Did you mean 'init'?"),
-    ("finetune.py:res=big", "res: got big"),
-    ("finetune.py:budget=5m", "init: got none beside budget=5m"),
-    ("finetune.py:init=none.npz", "init: got 'none.npz', which does not"),
-    ("finetune.py:model=C/16", "size: got 'C'"),
-    ("comparison.py:model=R50x3", "Did you mean 'R50x2'?"),
-    (
-      "vtab.py:task=all",
-      "for vit-jax sweep alone, all, natural, specialized,",
-    ),
-    ("vtab.py:task=nature", "structured. Did you mean 'natural'?"),
-    ("augreg.py:aug=light0", "aug: got 'light0', expected one of none, light1"),
-    ("augreg.py:epochs=ten", "epochs: got ten, expected a number above 0"),
-    ("ablation.py:lr=high", "lr: got high, expected a number above 0"),
-    ("deit3.py:stage=i1k_224,model=S/16", "expected one of B/16, L/16, H/14"),
-    ("probes.py:version=3", "expected weights=FILE"),
-    ("probes.py:weights=none.npz", "weights: got 'none.npz', which does"),
-    ("distill.py:model=S/16", "expected teacher=WEIGHTS"),
-    ("deit3.py:init=x", "init: got x for i1k, expected none."),
-    ("mae_finetune.py:model=S/16", "model: got 'S/16', expected one of B/16"),
-    ("vit_s16.py:head=mlp", "head: got 'mlp', expected one of linear, tanh"),
-    ("folder.py:init=weights.npz", "expected path=/path/to/images"),
-    ("folder.py:path=nothing", "expected a name that TFDS knows"),
-    ("folder.py:path=./nothing", "path: got ./nothing, which does not exist"),
-    ("folder.py:path=nothing.csv", "nothing.csv: got no file"),
-    (
-      "folder.py:path=digits,numbers=age",
-      "numbers: got age, expected none for digits",
-    ),
-    (
-      "folder.py:path=images,labels=a",
-      "labels: got 'a', expected none for fold",
-    ),
-    ("folder.py:path=images,init=none.npz", "init: got 'none.npz', which does"),
-    ("digits_finetune.py:x", "expected init=<run>"),
-    (
-      "masked_patch.py:glyphs,steps=few",
-      "steps: got few, expected a whole number",
-    ),
-    ("ablation.py:model=R50x1,pool=gap", "for Transformers alone"),
-    ("ablation.py:optimizer=sgd", "expected a ResNet, R50x1 or R152x2"),
-    ("study.py:images=many", "images: got many, expected a whole"),
-    ("study.py:init=runs/x", "init with task=glyphs, expected digits"),
-    ("glyphs.py:x", "get_config takes no argument"),
-  ],
-)
-def test_arguments_that_are_wrong(source, message):
+# A recipe with its arguments, the one that the error names, and a key word.
+WRONG = """
+vit_b16:imagnet2012                  | 'imagenet2012'
+finetune:ini=x                       | 'init'
+finetune:res=big                     | res: got big
+finetune:budget=5m                   | init: got none
+finetune:init=none.npz               | init: got 'none.npz'
+finetune:model=C/16                  | size: got 'C'
+comparison:model=R50x3               | 'R50x2'
+vtab:task=all                        | for vit-jax sweep alone
+vtab:task=nature                     | 'natural'
+augreg:aug=light0                    | aug: got 'light0'
+augreg:epochs=ten                    | epochs: got ten
+ablation:lr=high                     | lr: got high
+ablation:model=R50x1,pool=gap        | for Transformers alone
+ablation:optimizer=sgd               | R50x1 or R152x2
+deit3:stage=i1k_224,model=S/16       | one of B/16, L/16, H/14
+deit3:init=x                         | init: got x
+probes:version=3                     | weights=FILE
+probes:weights=none.npz              | weights: got 'none.npz'
+distill:model=S/16                   | teacher=WEIGHTS
+mae_finetune:model=S/16              | model: got 'S/16'
+vit_s16:head=mlp                     | head: got 'mlp'
+folder:init=weights.npz              | path=/path/to/images
+folder:path=nothing                  | TFDS
+folder:path=./nothing                | path: got ./nothing
+folder:path=nothing.csv              | nothing.csv: got no file
+folder:path=digits,numbers=age       | numbers: got age
+folder:path=images,labels=a          | labels: got 'a'
+folder:path=images,init=none.npz     | init: got 'none.npz'
+folder:path=images,init=weights.npz,model=S/16 | model: got S/16
+digits_finetune:x                    | init=<run>
+masked_patch:glyphs,steps=few        | steps: got few
+study:images=many                    | images: got many
+study:init=runs/x                    | init with task=glyphs
+glyphs:x                             | no argument
+""".strip().split("\n")
+
+
+@pytest.mark.parametrize("row", WRONG)
+def test_arguments_that_are_wrong(row):
+  recipe, word = map(str.strip, row.split("|"))
+  name, _, argument = recipe.partition(":")
   with pytest.raises(SystemExit) as e:
-    cli.parse("x", {}, [f"--config={ROOT}/configs/{source}"])
-  assert f"  - --config={ROOT}/configs/{source}: " in str(e.value)
-  assert message in str(e.value)
+    _load(name, argument)
+  file = ROOT / "configs" / f"{name}.py"
+  assert f"  - --config={file}:{argument}: " in str(e.value)
+  assert word in str(e.value)
 
 
 if __name__ == "__main__":

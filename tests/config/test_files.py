@@ -65,22 +65,21 @@ def test_what_is_in_the_folder_comes_first(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  "name, message",
+  "name, words",
   [
     ("vit_b61", "Did you mean 'vit_b16'?"),
-    ("elsewhere/vit_b16.py", "expected a Python file, or one of ablation, "),
-    ("zzz", "expected a Python file, or one of ablation, "),
+    ("elsewhere/vit_b16.py", "one of ablation, "),
+    ("zzz", "one of ablation, "),
     ("mine.yaml", "Did you mean 'mine.py'?"),
-    ("", "expected a Python file"),
+    ("", "a Python file"),
   ],
-)  # fmt: skip
-def test_what_there_is_not(name, message, tmp_path, monkeypatch):
+)
+def test_what_there_is_not(name, words, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "mine.py").write_text(MINE)
   with pytest.raises(ValueError) as e:
     config_files.find(name)
-  assert str(e.value).startswith(f"--config: got {name!r}, expected ")
-  assert message in str(e.value)
+  assert f"--config: got {name!r}, " in str(e.value) and words in str(e.value)
 
 
 def test_the_length_that_is_named_counts():

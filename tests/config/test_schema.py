@@ -2,12 +2,15 @@
 
 import copy
 import dataclasses
+import json
 import pathlib
 import pickle
 import re
 
 import pytest
 import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vit_jax import config as config_lib
 from vit_jax.config import (
@@ -40,33 +43,24 @@ def test_defaults_freeze_to_the_default_config():
   assert freeze(defaults()) == Config()
 
 
-def test_frozen_config_survives_json_and_is_hashable():
+@settings(derandomize=True, deadline=None, max_examples=10)
+@given(
+  seed=st.integers(0, 2**32 - 1),
+  lr=st.floats(1e-6, 1.0),
+  steps=st.none() | st.integers(1, 10**6),
+  shots=st.lists(st.integers(1, 99), min_size=1).map(tuple),
+  names=st.lists(st.sampled_from("abcd"), unique=True),
+)
+def test_a_frozen_config_survives_json(seed, lr, steps, shots, names):
   c = defaults()
-  c.evals = {"few": FEWSHOT, "val": {"kind": "classification"}}
+  c.seed, c.optim.lr, c.total_steps = seed, lr, steps
+  c.evals = {name: FEWSHOT | {"shots": shots} for name in names}
   frozen = freeze(c)
-  assert freeze(to_dict(frozen)) == frozen
-  assert hash(frozen) == hash(freeze(to_dict(frozen)))
-  assert [e.name for e in frozen.evals] == ["few", "val"]
-  assert frozen.evals[0].shots == (1, 5)
-
-
-def test_misspelt_names_in_a_config_file():
-  c = defaults()
-  c.model.varient = "B/16"
-  c.optim["momentun"] = 0.8
-  c.lr = 0.1
-  c.seed = "one"
-  with pytest.raises(ConfigError) as e:
-    freeze(c)
-  for error, words in zip(
-    e.value.errors,
-    ("config.lr: no such", "'one'", "mean 'variant'", "mean 'momentum'"),
-    strict=True,
-  ):
-    assert words in error
-  for read in (lambda: c.modle.variant, lambda: c.model.varint):
-    with pytest.raises(AttributeError, match="no option"):
-      read()
+  again = freeze(json.loads(json.dumps(to_dict(frozen))))
+  assert again == frozen and hash(again) == hash(frozen)
+  assert (again.seed, again.optim.lr, again.total_steps) == (seed, lr, steps)
+  assert [e.name for e in again.evals] == names
+  assert all(e.shots == shots for e in again.evals)
 
 
 def test_what_a_config_file_did_not_set_reads_as_its_default():
@@ -85,6 +79,13 @@ def test_what_a_config_file_did_not_set_reads_as_its_default():
   assert c.model.root_pad == model_config("bit").root_pad
 
 
+def test_misspelt_names_where_a_config_file_reads_them():
+  c = defaults()
+  for read in (lambda: c.modle.variant, lambda: c.model.varint):
+    with pytest.raises(AttributeError, match="no option"):
+      read()
+
+
 def test_all_unknown_and_ill_typed_options_in_one_error():
   with pytest.raises(ConfigError) as e:
     freeze(
@@ -100,35 +101,54 @@ def test_all_unknown_and_ill_typed_options_in_one_error():
         },
       }
     )
-  assert e.value.errors == (
-    "config.modle: no such option. Did you mean 'model'?",
-    "config.log_steps: got 'many', expected a value of type whole number.",
-    "config.model.varaint: no such option. Did you mean 'variant'?",
-    "config.model.pool: got 'gapp', expected one of token, gap, map. Did you"
-    " mean 'gap'?",
-    "config.model.scan: got 'maybe', expected a value of type true/false.",
-    "config.data: got 3, expected options by name.",
-    "config.evals.val.kind: got 'clasification', expected one of "
-    f"{', '.join(EVALUATORS)}. Did you mean 'classification'?",
-    "config.evals.few.shot: no such option. Did you mean 'shots'?",
-    "config.evals.few.shots: got 'x', expected a value of type whole number.",
-    "config.evals.vall: no such evaluator. Did you mean 'val'?",
-  )
+  for error, (option, word) in zip(
+    e.value.errors,
+    {
+      "config.modle": "'model'",
+      "config.log_steps": "'many'",
+      "config.model.varaint": "'variant'",
+      "config.model.pool": "'gap'",
+      "config.model.scan": "'maybe'",
+      "config.data": "3",
+      "config.evals.val.kind": "'classification'",
+      "config.evals.few.shot": "'shots'",
+      "config.evals.few.shots": "'x'",
+      "config.evals.vall": "'val'",
+    }.items(),
+    strict=True,
+  ):
+    assert error.startswith(f"{option}: ") and word in error
   assert str(e.value).startswith("10 errors in the configuration:\n  - config.")
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(
+  st.sampled_from([int, int | None]),
+  st.integers(),
+  st.floats(allow_nan=False, allow_infinity=False),
+  st.booleans(),
+  st.lists(st.integers()).map(tuple),
+)
+def test_values_are_read_from_their_texts(kind, number, real, flag, numbers):
+  for annotation, value in (
+    (kind, number),
+    (float, real),
+    (float | None, real),
+    (bool, flag),
+    (tuple[int, ...], numbers),
+  ):
+    for text in (value, str(value)):
+      assert parse_value(annotation, text, "x") == value
 
 
 @pytest.mark.parametrize(
   "annotation, text, value",
   [
     (int, "1_000", 1000),
-    (float, "3e-4", 3e-4),
     (float, 3, 3.0),
-    (bool, "True", True),
     (bool, "0", False),
     (int | None, "None", None),
-    (float | None, "0.5", 0.5),
-    (tuple[int, ...], "(1, 5,10)", (1, 5, 10)),
-    (tuple[int, ...], [1, 5], (1, 5)),
+    (tuple[int, ...], "1, 5,10", (1, 5, 10)),
     (tuple[float, ...], "16", (16.0,)),
     (str, "none", "none"),
   ],
@@ -146,104 +166,70 @@ def test_values_of_another_type(annotation, value):
     parse_value(annotation, value, "x")
 
 
-@pytest.mark.parametrize(
-  "changes, message",
-  [
-    ({"total_steps": 0}, "config.total_steps: got 0, expected 1 or more"),
-    (
-      {"optim__warmup_steps": 100},
-      "config.optim.warmup_steps: got 100, expected fewer than the 100",
-    ),
-    (
-      {"objective": {"label_smoothing": 1.0}},
-      "config.objective.label_smoothing: got 1.0, expected a",
-    ),
-    (
-      {"seed": 2**32 + 1},
-      "config.seed: got 4294967297, expected 0 to 4,294,967,295.",
-    ),
-    ({"log_steps": 0}, "config.log_steps: got 0, expected 1 or more"),
-    ({"checkpoint__every_steps": -1}, "config.checkpoint.every_steps: got -1"),
-    ({"data__batch_size": 0}, "config.data.batch_size: got 0, expected 1"),
-    ({"data__repeats": 0}, "config.data.repeats: got 0, expected 1 or more"),
-    (
-      {"optim__microbatch": 0},
-      "config.optim.microbatch: got 0, expected 1 or more",
-    ),
-    ({"optim__lr": 0.0}, "config.optim.lr: got 0.0, expected more than 0"),
-    ({"optim__ema_decay": 1.0}, "config.optim.ema_decay: got 1.0, expected 0"),
-    (
-      {"optim__decay_at": (0.5,)},
-      "config.optim.decay_at: got (0.5,)",
-    ),
-    (
-      {"optim__beta2": 0.95, "optim__name": "sgd"},
-      "config.optim.beta2: got 0.95, expected 0.999: config.optim.name=sgd",
-    ),
-    (
-      {"optim__momentum": 0.8, "optim__name": "optax:adam"},
-      "config.optim.momentum: got 0.8, expected 0.9: config.optim.name=optax",
-    ),
-    (
-      {"optim__end_lr": 1e-5, "optim__schedule": "rsqrt"},
-      "config.optim.end_lr: got 1e-05, expected 0.0: config.optim.schedule",
-    ),
-    (
-      {"model__posemb": "relative", "model__posemb_at": "shared"},
-      "config.model.posemb_at: got 'shared', expected 'stem'",
-    ),
-    ({"mesh__tensor": -1}, "config.mesh.tensor: got -1"),
-    (
-      {"model__variant": "X/16"},
-      "config.model.variant: size: got 'X', expected one of Ti, S, B, L, H",
-    ),
-    ({"model__variant": "B16"}, "expected '<size>/<patch in pixels>'"),
-    ({"model__width": 0}, "config.model.width: got 0, expected 1 to"),
-    (
-      {"model__num_heads": 5},
-      "config.model.num_heads: got 5, expected a divisor of the width 768",
-    ),
-    (
-      {"model__variant": "B/15"},
-      "config.data.ops: got images of 224x224 pixels, expected multiples",
-    ),
-    (
-      {"model__variant": "R+Ti/16", "data__ops": "decode|resize(225)"},
-      "the patch of 32 (config.model.variant='R+Ti/16'), such as 224x224",
-    ),
-    (
-      {
-        "model__posemb": "sincos2d",
-        "model__width": 6,
-        "model__num_heads": 1,
-      },
-      "config.model.width: got 6, expected a multiple of 4",
-    ),
-    (
-      {"evals": {"val": {"kind": "classification", "ops": "decode|resize(9)"}}},
-      "config.evals.val.ops: got images of 9x9 pixels, expected 224x224, the",
-    ),
-    (
-      {"evals": {"val": {"kind": "classification", "batch_size": 0}}},
-      "config.evals.val.batch_size: got 0",
-    ),
-    (
-      {"evals": {"a": {"kind": "fewshot", "group": "a"}}},
-      "config.evals.a.group: got 'a', expected a name without '/'",
-    ),
-    (
-      {
-        "evals": {
-          "a": {"kind": "fewshot", "group": "g", "every_steps": 5},
-          "b": {"kind": "fewshot", "group": "g"},
-        }
-      },
-      "config.evals.*.every_steps: got a 5, b 0, expected one number",
-    ),
-  ],
-)
-def test_errors_of_options(changes, message):
-  assert any(message in e for e in checks.errors(_valid(**changes)))
+# Options that are wrong alone or beside others. The error names the first one,
+# or that behind "->".
+WRONG = """
+total_steps=0
+optim.warmup_steps=100
+seed=4294967297
+log_steps=0
+checkpoint.every_steps=-1
+data.batch_size=0
+data.repeats=0
+optim.microbatch=0
+optim.lr=0.0
+optim.ema_decay=1.0
+optim.decay_at=(0.5,)
+optim.beta2=0.95 optim.name=sgd
+optim.momentum=0.8 optim.name=optax:adam
+optim.end_lr=0.5 optim.schedule=rsqrt
+model.posemb_at=shared model.posemb=relative
+mesh.tensor=-1
+model.variant=X/16 -> size: got 'X'
+model.variant=B16 -> config.model.variant
+model.width=0
+model.num_heads=5
+model.variant=B/15 -> config.data.ops: got images of 224x224
+model.variant=R+Ti/16 data.ops=decode|resize(225) -> the patch of 32
+model.width=6 model.posemb=sincos2d model.num_heads=1
+""".strip().split("\n")
+WRONG_EVALS = [
+  ({"a": {"ops": "decode|resize(9)"}}, "a.ops: got images of 9x9"),
+  ({"a": {"batch_size": 0}}, "a.batch_size: got 0"),
+  ({"a": {"kind": "fewshot", "group": "a"}}, "a.group: got 'a'"),
+  (
+    {
+      "a": {"kind": "fewshot", "group": "g", "every_steps": 5},
+      "b": {"kind": "fewshot", "group": "g"},
+    },
+    "*.every_steps: got a 5, b 0",
+  ),
+]
+
+
+@pytest.mark.parametrize("row", WRONG)
+def test_errors_of_options(row):
+  options, _, words = row.partition(" -> ")
+  (name, value), *others = (x.split("=", 1) for x in options.split(" "))
+  words = words or f"config.{name}: got "
+  c = defaults()
+  c.total_steps = 100
+  for option, text in ((name, value), *others):
+    tiny.apply(c, {option.replace(".", "__"): text})
+  found = [e for e in checks.errors(freeze(c)) if words in e]
+  assert found and value.strip("()") in found[0]
+
+
+@pytest.mark.parametrize("evals, words", WRONG_EVALS)
+def test_errors_of_evaluators(evals, words):
+  made = {k: {"kind": "classification"} | v for k, v in evals.items()}
+  errors = checks.errors(_valid(evals=made))
+  assert any(f"config.evals.{words}" in e for e in errors)
+
+
+def test_errors_of_an_objective():
+  errors = checks.errors(_valid(objective={"label_smoothing": 1.0}))
+  assert errors[0].startswith("config.objective.label_smoothing: got 1.0")
 
 
 def test_a_right_config_has_no_errors():
@@ -296,22 +282,22 @@ def test_command_line_collects_every_error():
   )
   assert args.config.model.variant == "L/16"
   assert args.config.fake_data
-  text = "\n".join(args.errors)
-  with pytest.raises(SystemExit, match="Did you mean 'vit_b16.py'?"):
-    cli.parse("x", {}, [f"--config={ROOT}/configs/vit_b17.py"])
-  assert "--wrkdir: no such flag. Did you mean 'workdir'?" in text
-  assert "config.modle: no such option. Did you mean 'model'?" in text
-  assert "--config.optim.lr: got no value" in text
-  assert "'bare': got a word without a flag" in text
+  for option, word in {
+    "--wrkdir": "'workdir'",
+    "config.modle": "'model'",
+    "--config.optim.lr": "no value",
+    "'bare'": "without a flag",
+  }.items():
+    assert any(option in e and word in e for e in args.errors), option
 
 
-@pytest.mark.parametrize("key", ["workdir", "wrkdir"])
-def test_a_missing_value_is_one_error(key):
+@pytest.mark.parametrize(
+  "key, word", [("workdir", "--workdir=VALUE"), ("wrkdir", "'workdir'")]
+)
+def test_a_missing_value_is_one_error(key, word):
   argv = [f"--config={ROOT}/configs/vit_b16.py", f"--{key}", "--config.seed=1"]
-  args = cli.parse("train", {"workdir": ""}, argv)
-  messages = {"wrkdir": "no such flag. Did you mean 'workdir'?"}
-  message = messages.get(key, f"got no value, expected --{key}=VALUE.")
-  assert args.errors == [f"--{key}: {message}"]
+  (error,) = cli.parse("train", {"workdir": ""}, argv).errors
+  assert error.startswith(f"--{key}: ") and word in error
 
 
 @pytest.mark.parametrize("key", ["config", "checkpoint"])
@@ -319,20 +305,7 @@ def test_a_missing_name_of_a_config_is_one_error(key):
   with pytest.raises(SystemExit) as e:
     cli.parse("evaluate", {"checkpoint": ""}, [f"--{key}"])
   (error,) = str(e.value).splitlines()[1:]
-  assert f"--{key}: got no value, expected --{key}=VALUE." in error
-
-
-def test_help_shows_units(capsys):
-  with pytest.raises(SystemExit):
-    cli.parse("train", {}, ["--help=all"])
-  out = capsys.readouterr().out
-  for text in (
-    "config.optim.warmup_steps = 0\n      steps in which the learning rate ",
-    "config.model.pool = 'token'\n      what the head gets\n"
-    "        token  the class token\n        gap    the mean over all tokens\n",
-    "config.evals.<name>.l2 = (1024.0,)",
-  ):
-    assert text in out
+  assert f"--{key}=VALUE" in error
 
 
 def test_build_keeps_defaults_where_there_are_errors():

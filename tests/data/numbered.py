@@ -59,3 +59,17 @@ def assert_same(batches, others):
     assert batch.keys() == other.keys()
     for key in batch:
       np.testing.assert_array_equal(batch[key], other[key], err_msg=key)
+
+
+def scored(source, ops, **options):
+  """All records as one batch of an evaluation."""
+  (batch,) = pipeline.eval_batches(
+    source, ops, batch_size=source.num_examples, **options
+  )
+  return batch
+
+
+def unusable(caplog):
+  """The lines of the log that name records without pixels or labels."""
+  lines = [r.getMessage() for r in caplog.records]
+  return [m for m in lines if m.startswith("Cannot use ")]

@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from test_broken import messages, scored
+from numbered import scored, unusable
 
 from vit_jax.batch import DataError
 from vit_jax.data import pipeline, sources
@@ -50,14 +50,14 @@ def damage(example, kind):
   return record.SerializeToString()
 
 
-# What is damaged -> the reason, of streams and in memory.
+# What is damaged -> a key word of the reason, of streams and in memory.
 REASONS = {
   # First, so that TensorFlow's error has its bytes, which are no text.
-  "garbage": ("cannot be parsed.", "got no bytes"),
-  "image": ("got no bytes; expected JPEG",) * 2,
-  "label": ("has no label.",) * 2,
-  "label 7": ("has label 7, expected 0 to 1.",) * 2,
-  "text for label": ("cannot be parsed.", "got no bytes"),
+  "garbage": ("cannot be parsed", "no bytes"),
+  "image": ("no bytes", "no bytes"),
+  "label": ("no label", "no label"),
+  "label 7": ("label 7", "label 7"),
+  "text for label": ("cannot be parsed", "no bytes"),
 }
 
 
@@ -80,7 +80,11 @@ def damaged_source(root, kinds=REASONS, num_left=10):
 
 
 @pytest.mark.parametrize(
-  "in_memory", [False, pytest.param(True, marks=pytest.mark.slow)]
+  "in_memory",
+  [
+    pytest.param(False, marks=pytest.mark.slow),
+    pytest.param(True, marks=pytest.mark.nightly),
+  ],
 )
 def test_records_of_tfds_without_their_fields(
   tmp_path, caplog, monkeypatch, in_memory
@@ -90,7 +94,7 @@ def test_records_of_tfds_without_their_fields(
   source, _ = damaged_source(tmp_path)
   batch = scored(source, "decode|resize(4)")
   assert batch["mask"].tolist() == [False, True] * 5
-  lines = messages(caplog)
+  lines = unusable(caplog)
   assert len(lines) == 5
   for i, reasons in enumerate(REASONS.values()):
     (line,) = (m for m in lines if f"record {2 * i} of 'strange'" in m)
@@ -101,6 +105,7 @@ def test_records_of_tfds_without_their_fields(
     np.testing.assert_array_equal(part.labels(), source.labels()[part.indices])
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_is_no_broken_record(tmp_path, monkeypatch):
   monkeypatch.setattr("vit_jax.data.tfds_source.MEMORY_LIMIT", 0)
   source, _ = damaged_source(tmp_path)
@@ -122,31 +127,30 @@ def test_a_store_that_fails_is_no_broken_record(tmp_path, monkeypatch):
   monkeypatch.setattr(type(source), "columns", one_of_many_is_damaged)
   assert set(source.labels()[[4, 6]].tolist()) == {-1}
   monkeypatch.setattr(type(source), "raw", failing)
-  with pytest.raises(
-    DataError, match=r"reading 'strange' \('train'\).*no answer"
-  ):
+  with pytest.raises(DataError, match="'strange' .*no answer"):
     source.labels()
 
 
-@pytest.mark.parametrize(
-  "num_left", [0, pytest.param(3, marks=pytest.mark.slow)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("num_left", [0, 3])
 def test_a_file_with_too_few_records_is_an_error(
   tmp_path, monkeypatch, num_left
 ):
   """TensorFlow takes it for whole, and gives later records wrong numbers."""
   source, file = damaged_source(tmp_path, num_left=num_left)
-  for read in (source.labels, lambda: scored(source, "decode|resize(4)")):
-    with pytest.raises(DataError, match=f"{file} has fewer records than"):
-      read()
+
+  def refused(*reads):
+    for read in reads:
+      with pytest.raises(DataError, match=f"{file} has fewer records"):
+        read()
+
+  refused(source.labels, lambda: scored(source, "decode|resize(4)"))
   monkeypatch.setattr("vit_jax.data.tfds_source.MEMORY_LIMIT", 0)
   source = sources.open_source("strange", "train", str(tmp_path))
   train = pipeline.train_batches(
     source, "decode|resize(4)", batch_size=10, seed=0
   )
-  for read in (source.labels, lambda: next(train)):
-    with pytest.raises(DataError, match=f"{file} has fewer records than"):
-      read()
+  refused(source.labels, lambda: next(train))
 
 
 def one_of_many_is_damaged(*_):

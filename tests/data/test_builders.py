@@ -40,27 +40,18 @@ def glyphs_builder(data_dir):
   return builder
 
 
-@pytest.fixture(scope="module")
-def digits_builder(data_dir):
-  builder = tfds.builder("digits", data_dir=data_dir)
-  builder.download_and_prepare()
-  return builder
-
-
+@pytest.mark.nightly
 def test_glyphs_do_not_depend_on_the_number_of_workers():
   # Three chunks, the last one partial, so that workers get unequal parts.
   np.testing.assert_array_equal(_drawn(0), _drawn(2))
 
 
 def test_a_glyph_depends_on_seed_split_and_index_only():
-  last = render.render(0, "train", 149, 32)
-  np.testing.assert_array_equal(_drawn()[149], last)
-  assert (render.render(1, "train", 149, 32) != last).any()
-  assert (render.render(0, "validation", 149, 32) != last).any()
-  # Same character again, drawn differently.
-  assert (
-    render.render(0, "train", 149 + len(render.CHARACTERS), 32) != last
-  ).any()
+  last = render.render(0, "train", 9, 32)
+  np.testing.assert_array_equal(_drawn(count=10)[9], last)
+  again = 9 + len(render.CHARACTERS)  # the same character, drawn differently
+  for other in ((1, "train", 9), (0, "validation", 9), (0, "train", again)):
+    assert (render.render(*other, 32) != last).any()
 
 
 def test_a_stopped_worker_is_reported(tmp_path, monkeypatch):
@@ -71,6 +62,7 @@ def test_a_stopped_worker_is_reported(tmp_path, monkeypatch):
     _drawn(num_workers=1)
 
 
+@pytest.mark.slow
 def test_a_fresh_import_registers_the_builders_and_leaves_tensorflow_out():
   # TFDS reads TFDS_DATA_DIR when it is imported, hence the fresh process.
   code = (
@@ -127,8 +119,8 @@ def test_no_class_looks_like_another_class_or_like_a_digit():
 
 
 def test_glyphs_fill_the_image_and_are_not_cut_off():
-  images = _drawn(count=448, size=32)
-  assert images.dtype == np.uint8 and images.shape == (448, 32, 32)
+  images = _drawn(count=184, size=32)
+  assert images.dtype == np.uint8 and images.shape == (184, 32, 32)
   # Ink is bright and paper black, also at the border.
   assert np.median(images) < 20
   assert (images.max((1, 2)) > 60).all()
@@ -140,6 +132,7 @@ def test_glyphs_fill_the_image_and_are_not_cut_off():
   assert np.median(extent) > 20
 
 
+@pytest.mark.slow
 def test_glyphs_are_records_like_any_other(glyphs_builder):
   info = glyphs_builder.info
   assert info.full_name == "glyphs/size16_count130_seed3/1.1.0"
@@ -164,6 +157,7 @@ def test_glyphs_are_records_like_any_other(glyphs_builder):
     assert sorted(read) == sorted(expected)
 
 
+@pytest.mark.slow
 def test_glyphs_are_found_again_by_options_by_folder_and_by_class(
   glyphs_builder, data_dir
 ):
@@ -178,28 +172,26 @@ def test_glyphs_are_found_again_by_options_by_folder_and_by_class(
 
 
 @pytest.mark.parametrize(
-  ("options", "message"),
+  "options, word",
   [
-    ({"size": 7}, "size: got 7, expected a whole number from 8"),
-    ({"config": "size8"}, "glyphs: got 'size8', expected options such as"),
-    (
-      {"config": "size8_count1_seed0", "seed": 1},
-      "got the config 'size8_count1_seed0' and {'seed': 1}",
-    ),
+    ({"size": 7}, "size: got 7"),
+    ({"config": "size8"}, "'size8'"),
+    ({"config": "size8_count1_seed0", "seed": 1}, "'seed': 1"),
   ],
 )
-def test_wrong_options_are_explained(options, message, data_dir):
-  with pytest.raises(ValueError, match=message):
+def test_wrong_options_are_explained(options, word, data_dir):
+  with pytest.raises(ValueError, match=word):
     builders.Glyphs(data_dir=data_dir, **options)
 
 
-def test_digits_are_those_of_sklearn(digits_builder):
+@pytest.mark.slow
+def test_digits_are_those_of_sklearn(digits_by_format):
   from sklearn import datasets
 
-  bunch = datasets.load_digits()
+  bunch, builder = datasets.load_digits(), digits_by_format["array_record"]
   read = []
   for split, size in (("train", 1297), ("test", 500)):
-    images, labels = _arrays(digits_builder, split)
+    images, labels = _arrays(builder, split)
     assert images.shape == (size, 8, 8, 1) and images.dtype == np.uint8
     assert (images.min(), images.max()) == (0, 255)
     # Sixteenths survive the scaling to bytes.
@@ -212,7 +204,7 @@ def test_digits_are_those_of_sklearn(digits_builder):
     for image, label in zip(bunch.images, bunch.target, strict=True)
   ]
   assert sorted(read) == sorted(expected)
-  assert digits_builder.info.features["label"].names == list("0123456789")
+  assert builder.info.features["label"].names == list("0123456789")
 
 
 def test_the_split_of_the_digits_never_changes():

@@ -1,17 +1,15 @@
 """Data sets of TFDS in a bucket: the same batches, by few requests."""
 
 import json
+import pathlib
 import sys
 
 import object_store
 import pytest
 import several
-import tensorflow_datasets as tfds
 
-from vit_jax.data import builders  # noqa: F401  (TFDS then knows the digits)
-
-FILES = 5
-# Prints digests of what is read from a folder, and the requests for each.
+FILES = 5  # of `digits_by_format`
+# Prints digests of what is read from folders, and the requests for each.
 CODE = """
 import hashlib, itertools, json, os, sys
 import numpy as np
@@ -19,9 +17,7 @@ import object_store
 from vit_jax.data import pipeline, sources, tfds_source
 
 store = object_store.Admin(os.environ["OBJECT_STORE"])
-folder, limit = sys.argv[1], int(sys.argv[2])
-if limit >= 0:
-  tfds_source.MEMORY_LIMIT = limit
+in_memory = tfds_source.MEMORY_LIMIT
 
 def digest(batches):
   hash = hashlib.sha256()
@@ -30,7 +26,8 @@ def digest(batches):
       hash.update(np.ascontiguousarray(batch[key]).tobytes())
   return hash.hexdigest()
 
-def read():
+def read(folder, limit):
+  tfds_source.MEMORY_LIMIT = limit
   opened = sources.Sources(folder)
   train, test = (opened.open("digits", s) for s in ("train", "test"))
   ops, options = "decode|resize(32)", {"batch_size": 32}
@@ -44,69 +41,58 @@ def read():
   batches = pipeline.train_batches(drawn, ops, seed=0, **options)
   yield "drawn", digest(itertools.islice(batches, 10))
 
-result = {}
-store.reset()
-for name, value in read():
-  sizes = [r["sent"] for r in store.requests() if "-of-" in r["object"]]
-  result[name] = value, len(sizes), sum(sizes)
-  store.reset()
-print(json.dumps(result), flush=True)
+results = []
+for folder in sys.argv[1:]:
+  for limit in (in_memory, 0):
+    result = {}
+    store.reset()
+    for name, value in read(folder, limit):
+      sizes = [r["sent"] for r in store.requests() if "-of-" in r["object"]]
+      result[name] = value, len(sizes), sum(sizes)
+      store.reset()
+    results.append(result)
+print(json.dumps(results), flush=True)
 os._exit(0)  # the iterators are not read to their end
 """
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-  """The digits, in five files of each format: format -> folder."""
-  made = {}
-  for file_format in ("tfrecord", "array_record"):
-    made[file_format] = path = tmp_path_factory.mktemp(file_format)
-    builder = tfds.builder("digits", data_dir=path, file_format=file_format)
-    config = tfds.download.DownloadConfig(num_shards=FILES)
-    builder.download_and_prepare(download_config=config)
-  return made
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(
   not object_store.available(), reason="no network namespace can be made"
 )
-@pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
-@pytest.mark.parametrize("limit", [-1, 0])
-def test_batches_are_equal_and_requests_few(prepared, file_format, limit):
-  local = prepared[file_format]
+@pytest.mark.nightly
+@pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
+def test_batches_are_equal_and_requests_few(digits_by_format, file_format):
+  local = pathlib.Path(digits_by_format[file_format].data_dir).parents[1]
   size = sum(f.stat().st_size for f in local.rglob("digits-train*"))
-
-  def read(folder):
-    command = [sys.executable, "-c", CODE, str(folder), str(limit)]
-    env = several.env() | {"PYTHONPATH": f"{several.ROOT}:{several.ROOT}/tests"}
-    done = bucket.run(command, env, capture_output=True, text=True)
-    assert not done.returncode, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    values, counts, sent = zip(*result.values(), strict=True)
-    return tuple(
-      dict(zip(result, v, strict=True)) for v in (values, counts, sent)
-    )
-
   with object_store.Bucket() as bucket:
     bucket.upload(local)
-    expected, counts, _ = read(local)
-    assert not any(counts.values())
-    values, counts, sent = read("gs://bkt")
-  note = values.pop("note")
-  assert expected.pop("note") == ""
-  assert values == expected
-  by_number = values["kind"] == "TfdsByNumber"
-  assert by_number == (limit == 0 and file_format == "array_record")
-  assert ("--file_format=tfrecord" in note) == by_number
-  # The index at the end of an array_record file is a request of its own.
-  each = 2 if file_format == "array_record" else 1
-  assert counts["labels"] <= each * FILES
-  assert sent["labels"] <= 4 * size
-  if limit < 0:  # in memory from then on
-    assert counts["train"] == 0
-    assert counts["test"] <= each * FILES
-  # 500 records in order, and 200 of 800, by 64; threads that open a file at
-  # the same time, and a busy machine, add some.
-  assert counts["test"] < 100
-  assert counts["drawn"] < 100
+    command = [sys.executable, "-c", CODE, str(local), "gs://bkt"]
+    env = several.env() | {"PYTHONPATH": f"{several.ROOT}:{several.ROOT}/tests"}
+    done = bucket.run(command, env, capture_output=True, text=True)
+  assert not done.returncode, done.stderr
+  # Local and far; in memory and not.
+  results = json.loads(done.stdout.splitlines()[-1])
+  for limit, (here, far) in enumerate(
+    zip(results[:2], results[2:], strict=True)
+  ):
+    values, counts, sent = (
+      {name: result[i] for name, result in far.items()} for i in range(3)
+    )
+    assert not any(count for _, count, _ in here.values())
+    note = values.pop("note")
+    assert here.pop("note")[0] == ""
+    assert values == {name: value for name, (value, *_) in here.items()}
+    by_number = values["kind"] == "TfdsByNumber"
+    assert by_number == (limit == 1 and file_format == "array_record")
+    assert ("--file_format=tfrecord" in note) == by_number
+    # The index at the end of an array_record file is a request of its own.
+    each = 2 if file_format == "array_record" else 1
+    assert counts["labels"] <= each * FILES
+    assert sent["labels"] <= 4 * size
+    if limit == 0:  # in memory from then on
+      assert counts["train"] == 0
+      assert counts["test"] <= each * FILES
+    # 500 records in order, and 200 of 800, by 64; threads that open a file at
+    # the same time, and a busy machine, add some.
+    assert counts["test"] < 100
+    assert counts["drawn"] < 100

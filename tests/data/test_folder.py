@@ -1,32 +1,39 @@
 """Folders of images: splits, every error, images that cannot be decoded."""
 
 import itertools
-import logging
 import pathlib
 import shutil
 
 import numpy as np
 import pytest
+from numbered import unusable
 from PIL import Image
 
 from vit_jax.data import listed, pipeline, sources
 from vit_jax.data.splits import SPLIT_FOLDERS
 from vit_jax.finetune.data.imports import KINDS, Options
 
-OPS = "decode|resize(8)"
 
-
-def write(path, number=0, fmt=None, mode="RGB", **options):
+def write(path, number=0):
   path.parent.mkdir(parents=True, exist_ok=True)
   rng = np.random.default_rng(number)
-  image = Image.fromarray(rng.integers(0, 256, (12, 10, 3), np.uint8))
-  image.convert(mode).save(path, fmt, **options)
+  pixels = rng.integers(0, 256, (12, 10, 3), np.uint8)
+  Image.fromarray(pixels).save(path)
 
 
-def classes(root, **counts):
-  for name, count in counts.items():
-    for i in range(count):
-      write(root / name / f"{i}.png", i)
+def tree(root, *names):
+  """Writes files: a*3 is a folder of three images, b/ an empty one."""
+  for number, name in enumerate(names):
+    path, _, count = name.partition("*")
+    if count:
+      for i in range(int(count)):
+        write(root / path / f"{i}.png", 1000 * number + i)
+    elif name.endswith("/"):
+      (root / name).mkdir()
+    elif name.endswith(".csv"):
+      (root / name).touch()
+    else:
+      write(root / name, 1000 * number)
   return f"folder:{root}"
 
 
@@ -35,7 +42,7 @@ def names(source):
 
 
 def test_splits_are_made_by_class_and_for_good(tmp_path):
-  dataset = classes(tmp_path / "pets", cat=20, dog=14, owl=1)
+  dataset = tree(tmp_path / "pets", "cat*20", "dog*14", "owl*1")
   train = sources.open_source(dataset, "train")
   val = sources.open_source(dataset, "val")
   assert train.class_names == ("cat", "dog", "owl") and train.num_classes == 3
@@ -44,64 +51,53 @@ def test_splits_are_made_by_class_and_for_good(tmp_path):
   # A tenth of each class, rounded; none of a class with one image.
   assert np.bincount(val.labels(), minlength=3).tolist() == [2, 1, 0]
   # A golden choice: no version, machine or run may draw another one.
-  assert sorted(names(val)) == GOLDEN_VAL
+  assert sorted(names(val)) == ["cat/10.png", "cat/16.png", "dog/10.png"]
   # Elsewhere, and with files added to another class, cats stay as they are.
-  other = sources.open_source(classes(tmp_path / "b", cat=20, cow=30), "val")
+  other = sources.open_source(tree(tmp_path / "b", "cat*20", "cow*30"), "val")
   is_cat = lambda s: {n for n in names(s) if n.startswith("cat")}
   assert is_cat(other) == is_cat(val)
 
 
-GOLDEN_VAL = ["cat/10.png", "cat/16.png", "dog/10.png"]
-
-
 def test_slices_are_those_of_a_split_and_hold_all_classes(tmp_path):
-  dataset = classes(tmp_path, a=20, b=20, c=20)
+  dataset = tree(tmp_path, "a*20", "b*20", "c*20")
   train = sources.open_source(dataset, "train")
   head = sources.open_source(dataset, "train[:50%]")
   rest = sources.open_source(dataset, "train[50%:]")
   assert head.paths + rest.paths == train.paths and head.num_examples == 27
   assert set(head.labels()) == set(rest.labels()) == {0, 1, 2}
   both = sources.open_source(dataset, "val+train[-3:]")
-  assert both.paths == (
-    sources.open_source(dataset, "val").paths + train.paths[-3:]
-  )
+  val = sources.open_source(dataset, "val")
+  assert both.paths == val.paths + train.paths[-3:]
   labels = [int(r["label"]) for r in train.records()]
   assert labels == train.labels().tolist()
   assert labels == ["abc".index(n[0]) for n in names(train)]
 
 
-def test_a_cut_leaves_every_class_on_both_sides(tmp_path):
-  counts = {f"c{i:02}": 5 for i in range(30)} | {"big": 60, "one": 1, "two": 2}
-  for name, count in counts.items():
-    for i in range(count):
-      write(tmp_path / name / f"{i}.png", hash_of(name, i))
-  dataset = f"folder:{tmp_path}"
+@pytest.mark.parametrize("share, of_big", [("80%", 11), ("90%", 5)])
+def test_a_cut_leaves_every_class_on_both_sides(tmp_path, share, of_big):
+  few = [f"c{i}*5" for i in range(9)]
+  dataset = tree(tmp_path, *few, "big*60", "one*1", "two*2")
   opened = sources.Sources()
-  for share, of_big in (("80%", 11), ("90%", 5)):
-    train, val, test = opened.train_val_test(dataset, share)
-    by_split = [opened.open(dataset, name) for name in (train, val, test)]
-    whole = set(opened.open(dataset, "train").paths)
-    assert set(by_split[0].paths) | set(by_split[1].paths) == whole
-    classes = by_split[0].class_names
-    rows = [np.bincount(s.labels(), minlength=33).tolist() for s in by_split]
-    of = dict(zip(classes, zip(*rows, strict=True), strict=True))
-    assert all(of[f"c{i:02}"] == (3, 1, 1) for i in range(30))
-    # A tenth of 60 is the test; then a share of 54, rounded.
-    assert of["big"] == (54 - of_big, of_big, 6)
-    assert of["one"] == (1, 0, 0) and of["two"] == (1, 0, 1)
+  train, val, test = opened.train_val_test(dataset, share)
+  by_split = [opened.open(dataset, name) for name in (train, val, test)]
+  whole = set(opened.open(dataset, "train").paths)
+  assert set(by_split[0].paths) | set(by_split[1].paths) == whole
+  rows = [np.bincount(s.labels(), minlength=12).tolist() for s in by_split]
+  classes = by_split[0].class_names
+  of = dict(zip(classes, zip(*rows, strict=True), strict=True))
+  assert all(of[f"c{i}"] == (3, 1, 1) for i in range(9))
+  # A tenth of 60 is the test; then a share of 54, rounded.
+  assert of["big"] == (54 - of_big, of_big, 6)
+  assert of["one"] == (1, 0, 0) and of["two"] == (1, 0, 1)
 
 
-def hash_of(name, i):
-  return int.from_bytes(name.encode()) * 1000 + i
+# Copies, and images of a group.
 
 
 def test_copies_are_on_one_side_of_every_split(tmp_path):
-  for name in "ab":
-    for i in range(40):
-      path = tmp_path / name / f"{i}.png"
-      write(path, hash_of(name, i))
-      if i % 2:
-        shutil.copy(path, path.with_name(f"{i} (1).png"))
+  tree(tmp_path, "a*40", "b*40")
+  for path in tmp_path.glob("*/*[13579].png"):
+    shutil.copy(path, path.with_name(f"{path.stem} (1).png"))
   shutil.copy(tmp_path / "a/0.png", tmp_path / "b/other.png")
   (tmp_path / "a/empty.jpg").touch()  # are broken, and no copies
   (tmp_path / "b/empty.jpg").touch()
@@ -113,9 +109,9 @@ def test_copies_are_on_one_side_of_every_split(tmp_path):
   for a, b in itertools.combinations(contents, 2):
     assert not (a & b) - {b""}
   assert sum(s.num_examples for s in by_split) == 123
-  assert "41 files with the bytes" in by_split[0].note()
-  assert "(1 of them in another class)" in by_split[0].note()
-  assert "are also in" not in by_split[0].note()
+  note = by_split[0].note()
+  assert "41 files with the bytes" in note and "are also in" not in note
+  assert "(1 of them in another class)" in note
   # Moved folders have the same splits.
   moved = shutil.copytree(tmp_path, tmp_path.with_name("moved"))
   again = opened.train_val_test(f"folder:{moved}", "80%")
@@ -126,18 +122,16 @@ def test_copies_are_on_one_side_of_every_split(tmp_path):
 
 
 def test_copies_in_given_splits_are_counted(tmp_path):
-  classes(tmp_path / "train", a=4, b=4)
-  classes(tmp_path / "val", a=6)
-  dataset = classes(tmp_path / "val", b=1).removesuffix("/val")
+  dataset = tree(tmp_path, "train/a*4", "train/b*4", "val/a*2", "val/b*2")
+  shutil.copy(tmp_path / "train/a/0.png", tmp_path / "val/a/0.png")
   note = sources.open_source(dataset, "train").note()
-  assert "5 of 7 images of 'val' are also in 'train', byte for byte" in note
-  assert "9 files with the bytes of another" in note
-  path = dataset.removeprefix("folder:")
-  assert KINDS["folder:"](path, Options()).remarks == (note,)
+  assert "1 of 4 images of 'val' are also in 'train', byte for byte" in note
+  assert "1 files with the bytes of another" in note
+  assert KINDS["folder:"](str(tmp_path), Options()).remarks == (note,)
 
 
 def test_classes_of_one_image_alone(tmp_path):
-  classes(tmp_path / "some", a=9)
+  tree(tmp_path / "some", "a*9")
   for i in range(9):
     for name in ("some/b", "none/a", "none/b"):
       write(tmp_path / name / f"{i}.png", 99)
@@ -151,68 +145,8 @@ def test_classes_of_one_image_alone(tmp_path):
 
 def test_large_folders_are_not_searched_for_copies(tmp_path, monkeypatch):
   monkeypatch.setattr(listed, "MAX_FILES", 19)
-  dataset = classes(tmp_path, a=10, b=10)
-  note = sources.open_source(dataset, "train").note()
-  assert "20 files, too many to look for files of the same bytes" in note
-
-
-def test_folders_named_as_splits_are_the_splits(tmp_path):
-  classes(tmp_path / "train", a=3, b=4)
-  classes(tmp_path / "validation", a=1, b=1)
-  dataset = classes(tmp_path / "test", a=1, b=2).removesuffix("/test")
-  train = sources.open_source(dataset, "train")
-  assert train.num_examples == 7 and train.class_names == ("a", "b")
-  assert sources.open_source(dataset, "test").num_examples == 3
-  val = sources.open_source(dataset, "val")
-  assert val.num_examples == 2 and "/validation/" in val.paths[0]
-  with pytest.raises(
-    ValueError,
-    match=r"got split 'train2', expected one of train \(7 records\), val"
-    r" \(2 records\), test \(3 records\)\.",
-  ):
-    sources.open_source(dataset, "train2")
-
-
-@pytest.mark.parametrize(
-  "train, held_out, split",
-  [
-    ("TRAINING", "valid", "val"),
-    ("Train", "Testing", "test"),
-  ],
-)
-def test_splits_by_any_usual_name(tmp_path, train, held_out, split):
-  classes(tmp_path / train, a=3, b=4)
-  dataset = classes(tmp_path / held_out, a=1, b=1).removesuffix(f"/{held_out}")
-  source = sources.open_source(dataset, "train[:3]+Training[3:]")
-  assert source.num_examples == 7 and source.class_names == ("a", "b")
-  for name in (split, held_out, *SPLIT_FOLDERS[split]):
-    source = sources.open_source(dataset, f"{name}[:100%]")
-    assert source.num_examples == 2 and f"/{held_out}/" in source.paths[0]
-
-
-def test_a_class_may_be_called_train(tmp_path):
-  dataset = classes(tmp_path, bus=5, train=5, test=5)
-  source = sources.open_source(dataset, "train")
-  assert source.class_names == ("bus", "test", "train")
-  # A made split under another name.
-  assert sources.open_source(dataset, "validation").num_examples == 3
-
-
-def test_one_level_below_all_classes_is_read(tmp_path):
-  """Tiny ImageNet's `images`; its val has no classes."""
-  for i in range(3):
-    for name in ("n1", "n2"):
-      write(tmp_path / "train" / name / "images" / f"{i}.png", hash_of(name, i))
-    write(tmp_path / "val" / "images" / f"{i}.png", 10 + i)
-  source = sources.open_source(f"folder:{tmp_path}", "train")
-  assert source.class_names == ("n1", "n2") and source.num_examples == 6
-  assert not source.note()
-  with pytest.raises(ValueError, match="of two or more classes"):
-    sources.open_source(f"folder:{tmp_path}", "val")
-  # It is not replaced by a part of `train`.
-  classes(tmp_path / "test", n1=1, n2=1)
-  splits = sources.Sources().train_val_test(f"folder:{tmp_path}", "90%")
-  assert splits == ("train", "val", "test")
+  note = sources.open_source(tree(tmp_path, "a*10", "b*10"), "train").note()
+  assert "20 files, too many" in note
 
 
 def test_images_of_a_group_are_on_one_side(tmp_path):
@@ -225,73 +159,74 @@ def test_images_of_a_group_are_on_one_side(tmp_path):
   write(tmp_path / "ill/p03_copy.png", 0)  # of patient 0
   dataset = f"folder:{tmp_path}?group=(p\\d+)_"
   opened = sources.Sources()
-  parts = opened.train_val_test(dataset, "80%")
   patients = []
-  for split in parts:
+  for split in opened.train_val_test(dataset, "80%"):
     source = opened.inspect(dataset, split)
     patients.append({pathlib.Path(path).name[:3] for path in source.paths})
     assert {*source.labels()} == {0, 1} and "12 groups" in source.note()
-  assert all(patients) and sum(map(len, patients)) == len(
-    set().union(*patients)
-  )
+  whole = set().union(*patients)
+  assert all(patients) and sum(map(len, patients)) == len(whole)
   (together,) = (names for names in patients if "p00" in names)
   assert "p03" in together
   # Without the pattern they are on both sides.
-  plain = opened.inspect(f"folder:{tmp_path}", "val").paths
-  others = opened.inspect(f"folder:{tmp_path}", "train").paths
-  of = lambda paths: {pathlib.Path(path).name[:3] for path in paths}
-  assert of(plain) & of(others)
-  for pattern, message in (
-    ("x", "'x', which is not in 'p00_0.png'"),
-    ("(", "a regular expression"),
-    ("p0|p1", "2 in a class, expected three"),
-  ):
-    with pytest.raises(ValueError, match=message):
-      sources.open_source(f"folder:{tmp_path}?group={pattern}", "train")
+  of_split = [
+    {pathlib.Path(p).name[:3] for p in opened.inspect(dataset, split).paths}
+    for dataset, split in itertools.product(
+      [f"folder:{tmp_path}"], ["train", "val"]
+    )
+  ]
+  assert of_split[0] & of_split[1]
 
 
-def test_groups_in_given_splits_are_counted(tmp_path):
-  classes(tmp_path / "train", a=4, b=4)
-  classes(tmp_path / "val", a=2, b=2)
-  source = sources.open_source(f"folder:{tmp_path}?group=\\d+", "train")
-  assert "4 of 4 images of 'val' are also in 'train', by their" in source.note()
+# Names of splits and files.
 
 
-def test_classes_that_stand_for_missing_labels_are_said(tmp_path):
-  note = sources.open_source(classes(tmp_path, cat=2, nan=2), "train").note()
-  assert "a class 'nan', which may stand for a missing label" in note
+@pytest.mark.parametrize(
+  "train, held_out, split",
+  [
+    ("train", "validation", "val"),
+    ("TRAINING", "valid", "val"),
+    ("Train", "Testing", "test"),
+  ],
+)
+def test_splits_by_any_usual_name(tmp_path, train, held_out, split):
+  folders = (
+    f"{train}/a*3",
+    f"{train}/b*4",
+    f"{held_out}/a*1",
+    f"{held_out}/b*1",
+  )
+  dataset = tree(tmp_path, *folders)
+  source = sources.open_source(dataset, "train[:3]+Training[3:]")
+  assert source.num_examples == 7 and source.class_names == ("a", "b")
+  for name in (split, held_out, *SPLIT_FOLDERS[split]):
+    source = sources.open_source(dataset, f"{name}[:100%]")
+    assert source.num_examples == 2 and f"/{held_out}/" in source.paths[0]
 
 
-def test_a_folder_beside_its_labels_names_them(tmp_path):
-  classes(tmp_path, images=3)
-  write(tmp_path / "0.png")
-  (tmp_path / "labels.csv").touch()
-  with pytest.raises(ValueError, match="1 loose .*path=.*labels.csv"):
-    sources.open_source(f"folder:{tmp_path}", "train")
+def test_a_class_may_be_called_train(tmp_path):
+  dataset = tree(tmp_path, "bus*5", "train*5", "test*5")
+  source = sources.open_source(dataset, "train")
+  assert source.class_names == ("bus", "test", "train")
+  # A made split under another name.
+  assert sources.open_source(dataset, "validation").num_examples == 3
 
 
-def test_tables_beside_class_folders_are_said(tmp_path):
-  folder = classes(tmp_path, train_images=3, test_images=3)
-  assert "csv" not in sources.open_source(folder, "train").note()
-  (tmp_path / "train.csv").touch()
-  note = sources.open_source(folder, "train").note()
-  assert "train.csv, which is not read" in note
-
-
-def test_sub_folders_of_classes_are_said(tmp_path):
-  for i, name in enumerate(("a/airfield", "a/alley", "b/bar", "c")):
-    write(tmp_path / name / "0.png", i)
-  source = sources.open_source(f"folder:{tmp_path}", "train")
-  assert source.class_names == ("a", "b", "c")
-  assert "sub-folders of its class folders" in source.note()
-  assert "a/airfield, a/alley, b/bar." in source.note()
+def test_one_level_below_all_classes_is_read(tmp_path):
+  """Tiny ImageNet's `images`; its val has no classes."""
+  folders = ("train/n1/images*3", "train/n2/images*3", "val/images*3")
+  dataset = tree(tmp_path, *folders, "test/n1*1", "test/n2*1")
+  source = sources.open_source(dataset, "train")
+  assert source.class_names == ("n1", "n2") and source.num_examples == 6
+  assert not source.note()
+  # The val is not replaced by a part of `train`.
+  splits = sources.Sources().train_val_test(dataset, "90%")
+  assert splits == ("train", "val", "test")
 
 
 def test_suffixes_in_any_case_and_deeper_folders_count(tmp_path):
-  for i, name in enumerate(("1.JPG", "2.jpeg", "x/3.Png", "4.webp", "5.BMP")):
-    write(tmp_path / "a" / name, i)
-  classes(tmp_path, b=5)
-  dataset = f"folder:{tmp_path}"
+  files = ("1.JPG", "2.jpeg", "x/3.Png", "4.webp", "5.BMP")
+  dataset = tree(tmp_path, *(f"a/{name}" for name in files), "b*5")
   sizes = [
     sources.open_source(dataset, split).num_examples
     for split in ("train", "val")
@@ -305,122 +240,113 @@ PROGRAMS = (
 )
 
 
-@pytest.mark.parametrize("split", ["", "train/", "train/cat/"])
-def test_folders_that_programs_make_are_left_out_and_said(split, tmp_path):
-  for of_split in ("train", "val"):
-    classes(tmp_path / of_split, cat=2, dog=2)
-  for name in PROGRAMS:
-    write(tmp_path / split / name / "0.png")
-  opened = sources.open_source(f"folder:{tmp_path}", "train")
+@pytest.mark.parametrize("where", ["", "train/", "train/cat/"])
+def test_folders_that_programs_make_are_left_out_and_said(where, tmp_path):
+  of_splits = [f"{s}/{c}*2" for s in ("train", "val") for c in ("cat", "dog")]
+  made = [f"{where}{name}/0.png" for name in PROGRAMS]
+  opened = sources.open_source(tree(tmp_path, *of_splits, *made), "train")
   assert opened.class_names == ("cat", "dog") and opened.num_examples == 4
-  number = f"has {len(PROGRAMS)} files or folders that are not read"
-  assert number in opened.note()
+  assert f"{len(PROGRAMS)} files or folders" in opened.note()
   assert "$RECYCLE.BIN" in opened.note()
 
 
-def test_errors_name_what_is_wrong(tmp_path):
-  def error(path, split="train"):
-    with pytest.raises(ValueError) as info:
-      sources.open_source(f"folder:{path}", split)
-    return str(info.value)
-
-  assert f"{tmp_path}/no is no folder" in error(tmp_path / "no")
-  write(tmp_path / "1.png")
-  assert "no class folders in" in error(tmp_path)
-  classes(tmp_path, a=2)
-  assert "the class folders ['a'] in" in error(tmp_path)
-  (tmp_path / "b").mkdir()
-  text = error(tmp_path)
-  assert f"such as {tmp_path}/b, expected files" in text
-  assert ".jpg, .jpeg, .jpe, .jfif, .png, .webp, .bmp, .gif, .tif" in text
-  classes(tmp_path, b=2, c=2)
-  text = error(tmp_path, "test")
-  assert (
-    "got split 'test', expected one of train (3 records), val (3 records)."
-    in text
-  )
-  only = tmp_path / "only"
-  classes(only / "train", a=2, b=2)
-  assert f"with {only}/train alone, expected {only}/val beside" in error(only)
-  classes(only / "val", a=2, bb=2)
-  text = error(only, "val")
-  assert f"{only}/val/bb, expected a class of" in text
-  classes(only / "Valid", a=2, b=2)
-  text = f"with {only}/Valid and {only}/val, expected one folder"
-  assert text in error(only)
-
-
-@pytest.mark.parametrize(
-  "layout",
-  [
-    ("big/a", "big/b", "small/a"),  # classes one level too deep
-    ("pets/Train/a", "pets/Train/b", "pets/Val/a"),
-    ("trainset/a", "trainset/b", "valset/a", "valset/b"),
-    ("train/x/a", "train/x/b", "train/y/a", "val/x/a"),
-  ],
-)
-def test_a_folder_too_high_is_refused(tmp_path, layout):
-  for path in layout:
-    for i in range(3):
-      write(tmp_path / path / f"{i}.png", i)
-  with pytest.raises(ValueError, match="only folders|two or more classes"):
-    sources.open_source(f"folder:{tmp_path}", "train")
-
-
-def damaged(root, num_good, num_bad):
-  """A data set whose class b has files cut in half, or empty."""
-  classes(root, a=num_good)
-  for i in range(num_bad):
-    path = root / "b" / f"bad{i}.jpg"
-    write(path, i)
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) // 2] if i % 2 else b"")
-  write(root / "b" / "good.png")
-  return sources.open_source(f"folder:{root}", "train+val")
-
-
-@pytest.mark.slow
-def test_undecodable_images_are_masked_named_once_and_counted(tmp_path, caplog):
-  source = damaged(tmp_path, 20, 3)
-  is_bad = np.array(["bad" in path for path in source.paths])
-  with caplog.at_level(logging.WARNING):
-    batches = pipeline.train_batches(source, OPS, batch_size=8, seed=0)
-    seen = [next(batches) for _ in range(9)]  # Three epochs.
-  for batch in seen:
-    np.testing.assert_array_equal(batch["mask"], ~is_bad[batch["index"]])
-    assert not batch["image"][~batch["mask"]].any()
-    assert batch["image"][batch["mask"]].any((1, 2, 3)).all()
-  messages = [
-    r.getMessage() for r in caplog.records if "Cannot use" in r.getMessage()
-  ]
-  assert len(messages) == 3
-  for path, bad in zip(source.paths, is_bad, strict=True):
-    assert sum(path in message for message in messages) == bad
-  assert "(number 3 of up to 10)" in messages[-1]
-  # No row moves: the others are those of an evaluation as well.
-  caplog.clear()
-  (scored,) = pipeline.eval_batches(source, OPS, batch_size=24)
-  assert not [r for r in caplog.records if "Cannot use" in r.getMessage()]
-  np.testing.assert_array_equal(scored["mask"], ~is_bad)
-  np.testing.assert_array_equal(scored["index"], np.arange(24))
-  np.testing.assert_array_equal(
-    scored["label"][~is_bad], source.labels()[~is_bad]
-  )
-
-
-def test_too_many_undecodable_images_are_an_error(tmp_path):
-  source = damaged(tmp_path, 5, 11)
-  with pytest.raises(
-    ValueError,
-    match=r"got 11 records of 'folder:.*' \('train\+val'\) that cannot be"
-    r" used, among them .*bad.*expected at most 10 \(1%, or ten\)",
-  ):
-    list(pipeline.eval_batches(source, OPS, batch_size=20))
-
-
 def test_a_relative_path_and_the_home_folder(tmp_path, monkeypatch):
-  classes(tmp_path / "x", a=2, b=2)
+  tree(tmp_path / "x", "a*2", "b*2")
   monkeypatch.chdir(tmp_path)
   monkeypatch.setenv("HOME", str(tmp_path))
   for path in ("x", "~/x", f"{tmp_path}/x/"):
     assert sources.open_source(f"folder:{path}", "train").num_examples == 2
+
+
+# What is said: files, what follows the path, and key words.
+
+SAID = [
+  (["cat*2", "nan*2"], "", "a class 'nan'"),
+  (["train_im*3", "test_im*3", "train.csv"], "", "train.csv, which is not"),
+  (
+    ["a/airfield*1", "a/alley*1", "b/bar*1", "c*1"],
+    "",
+    "a/airfield, a/alley, b/bar.",
+  ),
+  (
+    ["train/a*4", "train/b*4", "val/a*2", "val/b*2"],
+    "?group=\\d+",
+    "4 of 4 images of 'val'",
+  ),
+]
+
+
+@pytest.mark.parametrize("files, query, words", SAID)
+def test_what_is_said_of_a_folder(files, query, words, tmp_path):
+  dataset = tree(tmp_path, *files)
+  assert words in sources.open_source(dataset + query, "train").note()
+
+
+def test_nothing_is_said_of_plain_folders(tmp_path):
+  dataset = tree(tmp_path, "train_images*3", "test_images*3")
+  assert not sources.open_source(dataset, "train").note()
+
+
+AB = ["train/a*2", "train/b*2"]
+# Files, what follows the path, the split, and what the error names.
+REFUSED = [
+  ([], "/no", "train", "/no is no folder"),
+  (["1.png"], "", "train", "no class folders"),
+  (["a*2"], "", "train", r"\['a'\]"),
+  (["a*2", "b/"], "", "train", "/b, expected files"),
+  (["a*2", "b*2", "c*2"], "", "test", "train .3 records., val .3"),
+  ([*AB, "val/a*2", "val/b*2"], "", "train2", "train .4 records., val .4"),
+  (AB, "", "train", "/train alone, .*/val beside"),
+  ([*AB, "val/a*2", "val/bb*2"], "", "val", "/val/bb, expected a class"),
+  ([*AB, "val/a*2", "Valid/a*2"], "", "val", "/Valid and .*/val"),
+  (["images*3", "0.png", "labels.csv"], "", "train", "path=.*labels.csv"),
+  # Classes one level too deep.
+  (["big/a*3", "big/b*3", "small/a*3"], "", "train", "only folders"),
+  (["x/Train/a*3", "x/Train/b*3", "x/Val/a*3"], "", "train", "two or more"),
+  (["trains/a*3", "trains/b*3", "vals/a*3"], "", "train", "only folders"),
+  (
+    ["train/x/a*3", "train/x/b*3", "train/y/a*3", "val/x/a*3"],
+    "",
+    "train",
+    "only folders",
+  ),
+  ([*AB, "val/images*3"], "", "val", "two or more classes"),
+  (["a*4", "b*4"], "?group=x", "train", "'x', which is not in '0.png'"),
+  (["a*4", "b*4"], "?group=(", "train", "regular expression"),
+  (["a*2", "b*2"], "?group=\\d", "train", "2 in a class, expected three"),
+]
+
+
+@pytest.mark.parametrize("files, after, split, words", REFUSED)
+def test_folders_that_are_refused(files, after, split, words, tmp_path):
+  dataset = tree(tmp_path, *files)
+  with pytest.raises(ValueError, match=words):
+    sources.open_source(dataset + after, split)
+
+
+@pytest.mark.nightly
+def test_undecodable_images_are_masked_named_once_and_counted(tmp_path, caplog):
+  tree(tmp_path, "a*20", "b*1")
+  whole = (tmp_path / "a/0.png").read_bytes()
+  for i, data in enumerate((b"", whole[: len(whole) // 2], b"no image")):
+    (tmp_path / f"b/bad{i}.jpg").write_bytes(data)
+  source = sources.open_source(f"folder:{tmp_path}", "train+val")
+  is_bad = np.array(["bad" in path for path in source.paths])
+  ops = "decode|resize(8)"
+  batches = pipeline.train_batches(source, ops, batch_size=8, seed=0)
+  for _ in range(9):  # three epochs
+    batch = next(batches)
+    np.testing.assert_array_equal(batch["mask"], ~is_bad[batch["index"]])
+    assert not batch["image"][~batch["mask"]].any()
+    assert batch["image"][batch["mask"]].any((1, 2, 3)).all()
+  lines = unusable(caplog)
+  assert len(lines) == 3 and "(number 3 of up to 10)" in lines[-1]
+  for path, bad in zip(source.paths, is_bad, strict=True):
+    assert sum(path in line for line in lines) == bad
+  # No row moves: the others are those of an evaluation as well.
+  (scored,) = pipeline.eval_batches(source, ops, batch_size=24)
+  assert len(unusable(caplog)) == 3
+  np.testing.assert_array_equal(scored["mask"], ~is_bad)
+  np.testing.assert_array_equal(scored["index"], np.arange(24))
+  good = scored["label"][~is_bad]
+  np.testing.assert_array_equal(good, source.labels()[~is_bad])

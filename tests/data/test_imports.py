@@ -12,13 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from importable import (
-  NAMES,
-  SPLITS,
-  WRITERS,
-  encoded,
-  write_folder,
-)
+from importable import NAMES, SPLITS, WRITERS, encoded, write_folder
 from PIL import Image
 
 from vit_jax.data import download_and_prepare, operation, sources
@@ -40,7 +34,13 @@ def stored(name, split, data_dir):
   return {r["image"]: source.class_names[r["label"]] for r in records}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+  "kind",
+  [
+    pytest.param(k, marks=[pytest.mark.slow] * (k not in ("csv:", "parquet:")))
+    for k in KINDS
+  ],
+)
 def test_images_and_classes_arrive_as_they_are(kind, tmp_path):
   (tmp_path / "in").mkdir()
   source = WRITERS[kind](tmp_path / "in")
@@ -54,9 +54,8 @@ def test_images_and_classes_arrive_as_they_are(kind, tmp_path):
     assert stored("own", split, tmp_path / "out") == dict(records)
   opened = sources.open_source("own", "train@5", str(tmp_path / "out"))
   assert opened.class_names == NAMES and opened.num_examples == 5
-  assert "train: 12 records found" in lines
   assert "train: all 12 records read" in " ".join(lines)
-  with pytest.raises(ValueError, match="--name: got own, expected a new name"):
+  with pytest.raises(ValueError, match="--name: got own"):
     download_and_prepare.import_source(source, "own", str(tmp_path / "out"))
 
 
@@ -105,55 +104,46 @@ def test_what_cannot_be_used_is_named_and_left_out(tmp_path):
   record_filter = RecordFilter(lambda line: None)
   preparing_write(made(entries), tmp_path, record_filter)
   left_out = dict(record_filter.left_out)
+  words = ["truncated", "6 bytes", "0 bytes", "no label", "truncated"]
   assert list(left_out) == ["half", "text", "empty", "none", "png"]
-  assert "truncated" in left_out["half"]
-  assert left_out["text"] == "6 bytes that are no image"
-  assert left_out["none"] == "has no label"
-  assert set(stored("own", "train", tmp_path)) == {
-    whole,
-    encoded(2, "png"),
-  }
+  assert set(stored("own", "train", tmp_path)) == {whole, encoded(2, "png")}
+  for key, word in zip(left_out, words, strict=True):
+    assert word in left_out[key], (key, left_out[key])
 
 
-def test_too_many_errors_leave_no_data_set(tmp_path):
-  def entries(broken):
-    good = [Entry(str(i), encoded(i), 0) for i in range(30)]
-    return [
-      Entry(f"no {i}", error="has no label") for i in range(broken)
-    ] + good
-
-  preparing_write(made(entries(10)), tmp_path / "ten")
-  with pytest.raises(ValueError, match="got 11 records of split") as e:
-    preparing_write(made(entries(11)), tmp_path / "eleven")
-  assert "no 0: has no label" in str(e.value)
-  assert not list(tmp_path.glob("eleven/own/*"))
-  none = [Entry(f"no {i}", error="has no label") for i in range(3)]
-  for given in (none, []):
-    with pytest.raises(ValueError, match="got no usable record") as e:
-      preparing_write(made(given), tmp_path / "none")
-    assert str(e.value).count("has no label") == len(given)
+@pytest.mark.parametrize(
+  "good, broken, word",
+  [(30, 10, ""), (30, 11, "11 records"), (0, 3, "no usable"), (0, 0, "no us")],
+)
+def test_too_many_errors_leave_no_data_set(good, broken, word, tmp_path):
+  entries = [Entry(f"no {i}", error="has no label") for i in range(broken)]
+  entries += [Entry(str(i), encoded(i), 0) for i in range(good)]
+  if not word:
+    preparing_write(made(entries), tmp_path)
+    return
+  with pytest.raises(ValueError, match=word) as e:
+    preparing_write(made(entries), tmp_path)
+  assert ("no 0: has no label" in str(e.value)) == (broken > 0)
+  assert not list(tmp_path.glob("own/*"))
 
 
 @pytest.mark.parametrize("form", ["webp", "bmp", "gif", "tiff"])
 def test_other_formats_become_png(form):
-  options = {"lossless": True} if form == "webp" else {}
-  image = encoded(5, form, **options)
-  data, name, error = checked(Entry("k", image, 0))
-  assert (name.lower(), error) == (form, "")
-  with Image.open(io.BytesIO(data)) as got, Image.open(io.BytesIO(image)) as x:
-    assert got.format == "PNG"
-    np.testing.assert_array_equal(np.asarray(got), np.asarray(x.convert("RGB")))
-
-
-def test_the_alpha_of_other_formats_is_kept():
-  """So that the ground is chosen when the data set is read."""
-  image = Image.new("RGBA", (9, 7), (200, 100, 0, 128))
+  """With their alpha: the ground is chosen when the data set is read."""
+  mode = "RGBA" if form == "webp" else "RGB"
+  options = {"lossless": True, "exact": True} if form == "webp" else {}
+  image = Image.open(io.BytesIO(encoded(5, "png"))).convert(mode)
+  if mode == "RGBA":
+    image.putalpha(128)
   file = io.BytesIO()
-  image.save(file, "WEBP", lossless=True)
-  data, *_ = checked(Entry("k", file.getvalue(), 0))
-  with Image.open(io.BytesIO(data)) as stored:
-    assert stored.format == "PNG"
-    np.testing.assert_array_equal(np.asarray(stored), np.asarray(image))
+  image.save(file, form, **options)
+  data, name, error = checked(Entry("k", file.getvalue(), 0))
+  assert (name.lower(), error) == (form, "")
+  with Image.open(io.BytesIO(data)) as got, Image.open(file) as want:
+    assert got.format == "PNG"
+    np.testing.assert_array_equal(
+      np.asarray(got), np.asarray(want.convert(mode))
+    )
 
 
 @pytest.mark.parametrize("of_pillow", [10**9, 599, 10])
@@ -163,17 +153,12 @@ def test_the_largest_image_is_an_option(form, of_pillow, monkeypatch):
   monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", of_pillow)
   entry = Entry("k", encoded(5, form, size=(40, 30)), 0)
   data, _, error = checked(entry, 1199)
-  assert not data and re.fullmatch(
-    r"cannot be decoded: got (40 x 30|1,200) pixels, expected at most 1,199 in"
-    r" all; reduce the image, or set --max_pixels\.",
-    error,
-  )
-  more = operation.MAX_PIXELS + 1
-  data, _, error = checked(entry, more)
+  assert not data and re.search("(40 x 30|1,200) .*1,199.*--max_pixels", error)
+  data, _, error = checked(entry, operation.MAX_PIXELS + 1)
   assert data and not error
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_import_leaves_no_data_set(tmp_path):
   """Neither half a data set, nor one that is in the way of the next try."""
   code = (
@@ -201,30 +186,27 @@ def test_a_killed_import_leaves_no_data_set(tmp_path):
   assert stored("own", "train", tmp_path) == dict(SPLITS["train"])
 
 
-@pytest.mark.parametrize("name", ["cifar10", "digits"])
-def test_a_name_that_is_taken_is_refused(name, tmp_path):
-  with pytest.raises(ValueError, match=f"--name: got {name}, expected no"):
+@pytest.mark.parametrize("name", ["cifar10", "digits", "My set"])
+def test_a_name_that_is_taken_or_none_is_refused(name, tmp_path):
+  with pytest.raises(ValueError, match=f"--name: got '?{name}"):
     download_and_prepare.import_source("folder:x", name, str(tmp_path))
-  with pytest.raises(ValueError, match="got 'My set', expected a small"):
-    download_and_prepare.import_source("folder:x", "My set", str(tmp_path))
 
 
-@pytest.mark.parametrize("form", ["array_record", "tfrecord"])
-def test_a_full_disk_is_named(form, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  "error",
+  [
+    "RuntimeError: write() failed: No space left on device; writing ...",
+    "ResourceExhaustedError: ...-00001; No space left on device",
+  ],
+)
+def test_a_full_disk_is_named(error, tmp_path, monkeypatch):
   """With what the writers say on a full disk, for want of one here."""
-  error = {
-    "array_record": 'RuntimeError: Failed to finalize writing of split "train":'
-    " write() failed: No space left on device; writing ...",
-    "tfrecord": "ResourceExhaustedError: ...-00001; No space left on device",
-  }[form]
   fails = mock.Mock(side_effect=RuntimeError(error))
   monkeypatch.setattr(OwnData, "download_and_prepare", fails)
   (tmp_path / "in").mkdir()
   source = write_folder(tmp_path / "in")
-  with pytest.raises(ValueError, match=f"got {tmp_path}, whose disk is full"):
-    download_and_prepare.import_source(
-      source, "own", str(tmp_path), file_format=form
-    )
+  with pytest.raises(ValueError, match=f"{tmp_path}, whose disk is full"):
+    download_and_prepare.import_source(source, "own", str(tmp_path))
 
 
 def test_records_are_not_written_into_a_bucket(monkeypatch):

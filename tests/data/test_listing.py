@@ -5,30 +5,67 @@ import gzip
 import io
 import os
 import tarfile
+import tempfile
 
 import pyarrow
 import pytest
-from importable import (
-  NAMES,
-  SPLITS,
-  add,
-  encoded,
-  images,
-  write_webdataset,
-)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from importable import NAMES, SPLITS, add, encoded, images, write_webdataset
 from pyarrow import parquet
 
-from vit_jax.finetune.data.imports import (
-  KINDS,
-  files,
-  hugging_face,
-  listing,
-)
+from vit_jax.finetune.data.imports import KINDS, files, hugging_face, listing
 from vit_jax.finetune.data.imports.listing import Options
 
 
 def test_the_examples():
   assert doctest.testmod(hugging_face) == (0, 1)
+
+
+def write(kind, root, labels, image="image", label="label", **columns):
+  """Writes images with these labels; lists of them in `a|b` in a CSV."""
+  images = [encoded(i) for i in range(len(labels))]
+  if kind == "parquet:":
+    path = root / "train.parquet"
+    records = {image: images, label: labels, **columns}
+    parquet.write_table(pyarrow.table(records), path)
+  elif kind == "hf:":
+    datasets = pytest.importorskip("datasets")
+    path = root / "saved"
+    records = {image: [{"bytes": i} for i in images], label: labels, **columns}
+    made = datasets.Dataset.from_dict(records)
+    made.cast_column(image, datasets.Image()).save_to_disk(path)
+  elif kind == "csv:":
+    path = root / "train.csv"
+    write_images(root, [f"{i}.jpg" for i in range(len(labels))])
+    lines = [["file", label, *columns]]
+    for i, value in enumerate(labels):
+      if isinstance(value, list):
+        value = "|".join(map(str, value))
+      others = [str(column[i]) for column in columns.values()]
+      lines.append([f"{i}.jpg", "" if value is None else str(value), *others])
+    path.write_text("\n".join(map(",".join, lines)))
+  else:
+    path = root / "train.tar"
+    with tarfile.open(path, "w") as tar:
+      for i, value in enumerate(labels):
+        add(tar, f"{i}.jpg", images[i])
+        if value is not None:
+          add(tar, f"{i}.cls", str(value).encode())
+  return KINDS[kind], str(path)
+
+
+def write_images(root, names):
+  for i, name in enumerate(names):
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(encoded(i))
+
+
+def labels_of(listed):
+  return [e.error or e.label for e in listed.splits["train"].entries()]
+
+
+# Tars.
 
 
 def test_compressed_tars_are_read_forward(tmp_path, monkeypatch):
@@ -74,24 +111,17 @@ def test_tars_with_errors(tmp_path):
   assert [e.image for e in entries[:3]] == [image for image, _ in good]
   assert [e.label for e in entries[:3]] == [2, 2, 2]
   errors = {e.key: e.error for e in entries if e.error}
-  assert errors["0.tar/3"] == "has no label"
-  assert errors["0.tar/4"].startswith("has 0 images")
-  assert errors["0.tar/5"].startswith("has 2 images among a.jpg, b.jpg, cls")
-  assert errors["0.tar/0"] == "has the name of an earlier record"
-  assert errors["1.tar"].startswith("is broken after 1 records: it is cut off")
-  assert errors["3.tar"].startswith("is broken after 1 records: unexpected end")
-  assert "is broken after 0 records" in errors["2.tar"]
-  assert result.splits["train"].count == len(entries)
-
-
-@pytest.mark.parametrize("mode", ["xz", "bz2"])
-def test_tars_of_other_compressions_are_refused(mode, tmp_path):
-  with tarfile.open(tmp_path / "x.tar", f"w:{mode}") as tar:
-    add(tar, "1.jpg", encoded(1))
-    add(tar, "1.cls", b"1")
-  message = rf"got .* {tmp_path}/x\.tar is broken after 0 records"
-  with pytest.raises(ValueError, match=message):
-    KINDS["webdataset:"](str(tmp_path), Options())
+  for key, word in {
+    "0.tar/3": "no label",
+    "0.tar/4": "0 images",
+    "0.tar/5": "2 images among a.jpg, b.jpg",
+    "0.tar/0": "earlier record",
+    "1.tar": "after 1 records",
+    "3.tar": "after 1 records",
+    "2.tar": "after 0 records",
+  }.items():
+    assert word in errors.pop(key)
+  assert not errors and result.splits["train"].count == len(entries)
 
 
 def test_the_image_of_a_record_is_the_only_one_or_the_chosen_one(tmp_path):
@@ -114,7 +144,7 @@ def test_the_image_of_a_record_is_the_only_one_or_the_chosen_one(tmp_path):
   assert several("jpg") == [encoded(1)]
   for image, count in ((None, 2), ("gif", 0)):
     (error,) = several(image)
-    assert error.startswith(f"has {count} images among seg.png, jpg, cls")
+    assert f"{count} images among seg.png, jpg" in error
 
 
 def test_names_with_dots_are_one_record_up_to_the_first_dot(tmp_path):
@@ -130,31 +160,23 @@ def test_names_with_dots_are_one_record_up_to_the_first_dot(tmp_path):
   ]
 
 
-# Labels, given names -> names of the classes, and the class of each label.
-LABELS = {
-  "names": ([b"b", "a ", None, ""], None, ("a", "b"), [1, 0, -1, -1]),
-  "not all are numbers": (
-    ["07", " 7\n", "cat"],
-    None,
-    ("07", "7", "cat"),
-    [0, 1, 2],
-  ),
-  "numbers": ({3}, None, ("0", "1", "2", "3"), [3]),
-  "negative": ([1, -1], None, ("0", "1"), [1, -1]),
-  "zeros in front": (["00", "02", "-01"], None, ("0", "1", "2"), [0, 2, -1]),
-  "given": (["01", b"00 "], ("x", "y"), ("x", "y"), [1, 0]),
-  "names with a point": (
-    ["1.0", 0.5],
-    ("0.5", "1.0", "2.5"),
-    ("0.5", "1.0", "2.5"),
-    [1, 0],
-  ),
-  "no numbers": (["1_000", "2_0"], None, ("1_000", "2_0"), [0, 1]),
-  "many digits": (["1" * 20, "2"], None, ("1" * 20, "2"), [0, 1]),
-}
+# Classes.
 
 
-@pytest.mark.parametrize("labels, given, names, expected", LABELS.values())
+@pytest.mark.parametrize(
+  "labels, given, names, expected",
+  [
+    ([b"b", "a ", None, ""], None, ("a", "b"), [1, 0, -1, -1]),
+    (["07", " 7\n", "cat"], None, ("07", "7", "cat"), [0, 1, 2]),
+    ({3}, None, ("0", "1", "2", "3"), [3]),
+    ([1, -1], None, ("0", "1"), [1, -1]),
+    (["00", "02", "-01"], None, ("0", "1", "2"), [0, 2, -1]),
+    (["01", b"00 "], ("x", "y"), ("x", "y"), [1, 0]),
+    (["1.0", 0.5], ("0.5", "1.0", "2"), ("0.5", "1.0", "2"), [1, 0]),
+    (["1_000", "2_0"], None, ("1_000", "2_0"), [0, 1]),  # no numbers
+    (["1" * 20, "2"], None, ("1" * 20, "2"), [0, 1]),  # many digits
+  ],
+)
 def test_classes_of_labels(labels, given, names, expected):
   classes = listing.Classes(labels, given, "x")
   assert classes.names == names
@@ -162,62 +184,32 @@ def test_classes_of_labels(labels, given, names, expected):
 
 
 @pytest.mark.parametrize(
-  "labels, given, message",
+  "labels, given, word",
   [
-    ([None, -1], None, "got x without any label"),
-    ([0, 3], ("a", "b"), "got label 3 in x, expected 0 to 1"),
-    (["c"], ("a", "b"), r"got the classes \['c'\] in x"),
-    ([5, 70_000], None, "got labels up to 70,000 in x"),
-    ([0], ("a", "a"), "got two classes named 'a'"),
-    (["0.5", b"1"], ("0.5", "2"), r"got the classes \['1'\] in x"),
-    (["0.5", b"1"], None, "got the label 0.5 in x, .* --classes.* --numbers"),
-    ([1.0, None], None, "got the label 1.0 in x"),  # as pandas writes 1
-    ([1e20, 1.0], None, "got the label 1e"),
-    (["1", "nan"], None, "got the label nan in x"),
-    (["a", "nan"], None, "got the label nan in x"),
+    ([None, -1], None, "without any label"),
+    ([0, 3], ("a", "b"), "label 3"),
+    (["c"], ("a", "b"), r"\['c'\]"),
+    ([5, 70_000], None, "up to 70,000"),
+    ([0], ("a", "a"), "two classes named 'a'"),
+    (["0.5", b"1"], ("0.5", "2"), r"\['1'\]"),
+    (["0.5", b"1"], None, "label 0.5 .* --classes.* --numbers"),
+    ([1.0, None], None, "label 1.0"),  # as pandas writes 1
+    ([1e20, 1.0], None, "label 1e"),
+    (["1", "nan"], None, "label nan"),
+    (["a", "nan"], None, "label nan"),
   ],
 )
-def test_labels_that_are_no_classes(labels, given, message):
-  with pytest.raises(ValueError, match=message):
+def test_labels_that_are_no_classes(labels, given, word):
+  with pytest.raises(ValueError, match=word):
     listing.Classes(labels, given, "x")
 
 
-def write(kind, root, labels, image="image", label="label", **columns):
-  """Writes images with these labels; lists of them in `a|b` in a CSV."""
-  images = [encoded(i) for i in range(len(labels))]
-  if kind == "parquet:":
-    path = root / "train.parquet"
-    records = {image: images, label: labels, **columns}
-    parquet.write_table(pyarrow.table(records), path)
-  elif kind == "hf:":
-    datasets = pytest.importorskip("datasets")
-    path = root / "saved"
-    records = {image: [{"bytes": i} for i in images], label: labels, **columns}
-    made = datasets.Dataset.from_dict(records)
-    made.cast_column(image, datasets.Image()).save_to_disk(path)
-  elif kind == "csv:":
-    path = root / "train.csv"
-    write_images(root, [f"{i}.jpg" for i in range(len(labels))])
-    lines = [["file", label, *columns]]
-    for i, value in enumerate(labels):
-      if isinstance(value, list):
-        value = "|".join(map(str, value))
-      others = [str(column[i]) for column in columns.values()]
-      lines.append([f"{i}.jpg", "" if value is None else str(value), *others])
-    path.write_text("\n".join(map(",".join, lines)))
-  else:
-    path = root / "train.tar"
-    with tarfile.open(path, "w") as tar:
-      for i, value in enumerate(labels):
-        add(tar, f"{i}.jpg", images[i])
-        if value is not None:
-          add(tar, f"{i}.cls", str(value).encode())
-  return KINDS[kind], str(path)
+def test_numbers_of_one_name_are_refused():
+  with pytest.raises(ValueError, match="two numbers named 'age'"):
+    listing.Numbers(("age", "age"), 1, "x")
 
 
-def labels_of(listed):
-  return [e.error or e.label for e in listed.splits["train"].entries()]
-
+# Columns.
 
 WITH_COLUMNS = ["csv:", "parquet:", "hf:"]
 
@@ -225,7 +217,7 @@ WITH_COLUMNS = ["csv:", "parquet:", "hf:"]
 @pytest.mark.parametrize("kind", [*WITH_COLUMNS, "webdataset:"])
 def test_real_numbers_are_no_classes_unless_they_are_listed(kind, tmp_path):
   read, path = write(kind, tmp_path, [1.5, None, 0.5])
-  with pytest.raises(ValueError, match="got the label 1.5 in .* --numbers"):
+  with pytest.raises(ValueError, match="1.5 .* --numbers"):
     read(path, Options())
   names = ("0.5", "1.5")
   listed = read(path, Options(classes=names))
@@ -236,16 +228,17 @@ def test_real_numbers_are_no_classes_unless_they_are_listed(kind, tmp_path):
 @pytest.mark.parametrize("kind", WITH_COLUMNS)
 def test_columns_have_the_usual_names_or_are_named(kind, tmp_path):
   read, path = write(kind, tmp_path, [1, 0], label="breed", id=[7, 8])
-  with pytest.raises(ValueError, match="--label: got no value.*breed, id"):
-    read(path, Options())
-  with pytest.raises(ValueError, match="--label: got class.*breed, id"):
-    read(path, Options(label="class"))
-  with pytest.raises(ValueError, match="--image: got photo.*breed, id"):
-    read(path, Options(image="photo", label="breed"))
+  for options, word in (
+    ({}, "--label: got no value"),
+    ({"label": "class"}, "--label: got class"),
+    ({"image": "photo", "label": "breed"}, "--image: got photo"),
+  ):
+    with pytest.raises(ValueError, match=f"{word}.*breed, id"):
+      read(path, Options(**options))
   assert labels_of(read(path, Options(label="breed"))) == [1, 0]
   # A column of another kind than images has none.
   unfit = labels_of(read(path, Options(image="id", label="breed")))
-  assert all(error.startswith(("has no image", "cannot")) for error in unfit)
+  assert all(isinstance(error, str) for error in unfit)
 
 
 @pytest.mark.parametrize("kind", WITH_COLUMNS)
@@ -254,31 +247,24 @@ def test_a_list_of_labels_is_any_number_of_classes(kind, tmp_path):
   listed = read(path, Options())
   assert listed.is_multilabel and listed.class_names == ("a", "b", "c")
   assert labels_of(listed) == [(0, 2), (), (1,)]
-
-
-@pytest.mark.parametrize("kind", WITH_COLUMNS)
-def test_a_0_or_1_for_each_class_is_no_list_of_classes(kind, tmp_path):
-  read, path = write(kind, tmp_path, [[0, 1, 0, 1], [], [1, 0, 0, 0]])
+  (tmp_path / "zeros").mkdir()
+  read, path = write(kind, tmp_path / "zeros", [[0, 1, 0, 1], [], [1, 0, 0, 0]])
   with pytest.raises(ValueError, match="expected different classes"):
     read(path, Options())
 
 
+# Parquet, and what Hugging Face saves.
+
+
 def test_images_and_labels_that_are_missing_in_parquet(tmp_path):
   image = encoded(0)
-  images = [image, None, image, b""]
-  columns = {"image": images, "label": [2, 1, -1, 1]}
+  columns = {"image": [image, None, image, b""], "label": [2, 1, -1, 1]}
   parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
   read = KINDS["parquet:"](str(tmp_path), Options())
   first, *rest = read.splits["train"].entries()
   assert first == ("x.parquet:0", image, 2, "")
-  assert [e.error for e in rest] == [
-    "has no image",
-    "has no label",
-    "has no image",
-  ]
-  (tmp_path / "x.parquet").write_bytes(b"PAR1")
-  with pytest.raises(ValueError, match="which is no whole parquet file"):
-    KINDS["parquet:"](str(tmp_path), Options())
+  words = ["no image", "no label", "no image"]
+  assert all(w in e.error for w, e in zip(words, rest, strict=True))
 
 
 @pytest.mark.parametrize("is_list", [False, "old", "new"])
@@ -300,7 +286,7 @@ def test_class_names_in_the_metadata_of_hugging_face(is_list, tmp_path):
   listed = read(metadata)
   assert listed.class_names == NAMES
   assert labels_of(listed) == ([(0, 2)] if is_list else [2])
-  with pytest.raises(ValueError, match=r"x\.parquet: metadata of Hugging Face"):
+  with pytest.raises(ValueError, match=r"x\.parquet: metadata"):
     read(metadata[:40])
 
 
@@ -310,12 +296,12 @@ def test_hugging_face_reads_files_of_the_data_set_alone(tmp_path):
     {"bytes": None, "path": str(tmp_path / name)}, [f"{tmp_path}/saved"]
   )
   assert read("saved/a.jpg") == encoded(0)
-  for name, error in (
-    ("b.jpg", "names a file outside of the data set"),
-    ("saved/../b.jpg", "names a file outside of the data set"),
-    ("saved/c.jpg", "has no image"),
+  for name, word in (
+    ("b.jpg", "outside"),
+    ("saved/../b.jpg", "outside"),
+    ("saved/c.jpg", "no image"),
   ):
-    with pytest.raises(ValueError, match=error):
+    with pytest.raises(ValueError, match=word):
       read(name)
 
 
@@ -356,174 +342,156 @@ def test_a_label_that_is_another_class_in_another_split_is_refused(
 
   same = ["ant", "bee", "cat"]
   assert listed(train=same, validation=same).class_names == tuple(same)
-  message = "other classes in .*train.* than in .*validation"
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(ValueError, match="train.* than in .*validation"):
     listed(train=["ant", "bee", "cat"], validation=["ant", "cat"])
 
 
-def split_files(root, names, splits):
-  for name in names:
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
-    (root / name).touch()
-  options = Options(splits=splits)
-  result = files.by_split(str(root), (".tar",), options, "webdataset:")
-  return {
-    split: [os.path.relpath(f, root) for f in paths]
-    for split, paths in result.items()
-  }
-
+# Splits by the names of files.
 
 FILES = ["x-train-0.tar", "x-train-1.tar", "x-val.tar", "y/trainer.txt"]
-# Files, --splits -> the files of each split.
-BY_NAME = {
-  "names": (FILES, {}, {"train": FILES[:2], "validation": FILES[2:3]}),
-  "the last part": (
-    ["test/train-1.tar", "test/2.tar"],
-    {},
-    {"train": ["test/train-1.tar"], "test": ["test/2.tar"]},
-  ),
-  "no names": (["0.tar", "1.tar"], {}, {"train": ["0.tar", "1.tar"]}),
-  "patterns": (
-    ["00.tar", "sub/1.tar"],
-    {"train": "0*", "extra": "sub/1.tar"},
-    {"train": ["00.tar"], "extra": ["sub/1.tar"]},
-  ),
-  "only one": (FILES, {"validation": None}, {"validation": ["x-val.tar"]}),
-}
-
-
-@pytest.mark.parametrize("names, splits, expected", BY_NAME.values())
-def test_splits_by_the_names_of_files(tmp_path, names, splits, expected):
-  assert split_files(tmp_path, names, splits) == expected
-  (tmp_path / "around").mkdir()
-  (tmp_path / "around" / "loop").symlink_to("..")
-  assert split_files(tmp_path, [], splits) == expected
 
 
 @pytest.mark.parametrize(
-  "names, splits, message",
+  "names, splits, expected",
   [
-    ([], {}, "got no file, expected .tar"),
-    (FILES, {"test": None}, r"--splits: got test, .*\(train, validation\)"),
-    (["0.tar"], {"train": "x*"}, r"got train=x\* \(0 files\), expected"),
-    (["0.tar"], {"train": "0*", "test": None}, r"test=None \(0 files\)"),
-    (["0.tar"], {"train": "*", "test": "0*"}, "expected .* in at most one"),
-    ([*FILES, "more.tar"], {}, "1 files of no split .*more.tar"),
+    (FILES, {}, {"train": FILES[:2], "validation": FILES[2:3]}),
+    # The last part of a path counts.
     (
-      ["0.tar"],
-      {"train": None, "test": None},
-      r"patterns, such as train=0\*\.tar,",
+      ["test/train-1.tar", "test/2.tar"],
+      {},
+      {"train": ["test/train-1.tar"], "test": ["test/2.tar"]},
+    ),
+    (["0.tar", "1.tar"], {}, {"train": ["0.tar", "1.tar"]}),
+    (
+      ["00.tar", "sub/1.tar"],
+      {"train": "0*", "extra": "sub/1.tar"},
+      {"train": ["00.tar"], "extra": ["sub/1.tar"]},
+    ),
+    (FILES, {"validation": None}, {"validation": ["x-val.tar"]}),
+  ],
+)
+def test_splits_by_the_names_of_files(tmp_path, names, splits, expected):
+  for name in names:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).touch()
+  (tmp_path / "around").mkdir()
+  (tmp_path / "around" / "loop").symlink_to("..")
+  options = Options(splits=splits)
+  found = files.by_split(str(tmp_path), (".tar",), options, "webdataset:")
+  assert expected == {
+    split: [os.path.relpath(path, tmp_path) for path in paths]
+    for split, paths in found.items()
+  }
+
+
+# CSV.
+
+# Labels with delimiters, quotes and blanks inside; some are missing.
+LABEL = st.text("ab ,;\t\"'é", max_size=5).map(str.strip)
+BLANKS = st.text(" ", max_size=2)
+
+
+@pytest.fixture(scope="module")
+def two_images(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("csv")
+  write_images(folder, ["0.jpg", "1.jpg"])
+  return folder
+
+
+def read_csv(folder, text, **options):
+  """Returns what a CSV of 0.jpg and 1.jpg lists, and its entries."""
+  with tempfile.NamedTemporaryFile(dir=folder, suffix=".csv") as file:
+    file.write(text.encode())
+    file.flush()
+    listed = KINDS["csv:"](file.name, Options(**options))
+    entries = [*listed.splits["train"].entries()]
+  assert {e.image for e in entries if not e.error} <= {encoded(0), encoded(1)}
+  return listed, entries
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(
+  labels=st.tuples(LABEL, LABEL).filter(any),
+  columns=st.permutations(["file", "label", "other"]),
+  delimiter=st.sampled_from(",;\t"),
+  end=st.sampled_from(["\n", "\r\n", "\n \n", " \n"]),
+  mark=st.sampled_from(["", "\ufeff", "\n"]),
+  blanks=st.tuples(BLANKS, BLANKS),
+)
+def test_labels_of_a_csv(
+  two_images, labels, columns, delimiter, end, mark, blanks
+):
+  """Of any delimiter, ends of lines, order of columns, blanks and quotes."""
+
+  def line(**cells):
+    texts = []
+    for column in columns:
+      text = cells[column]
+      if {*text} & {*',;\t"'}:
+        text = f'"{text.replace(chr(34), chr(34) * 2)}"'
+      texts.append(text.join(blanks))
+    return delimiter.join(texts) + end
+
+  text = mark + line(file="file", label="label", other="other")
+  for i, label in enumerate(labels):
+    text += line(file=f"{i}.jpg", label=label, other="x, y")
+  listed, entries = read_csv(two_images, text)
+  names = tuple(sorted({*labels} - {""}))
+  assert listed.class_names == names and not listed.is_multilabel
+  for i, (label, entry) in enumerate(zip(labels, entries, strict=True)):
+    if label:
+      assert entry[1:] == (encoded(i), names.index(label), "")
+    else:
+      assert entry.error == "has no label"
+
+
+@pytest.mark.parametrize(
+  "text, columns, names, labels",
+  [
+    ("file,label\n0.jpg,c|a\n1.jpg,\n", {}, ("a", "c"), [(0, 1), ()]),
+    ("file,label\n0.jpg,b,\n1.jpg,a, ,\n", {}, ("a", "b"), [1, 0]),
+    ("file,label\n0.jpg,b\n1.jpg,a|\n", {}, ("a", "b"), [(1,), (0,)]),
+    # Columns of any names, and one without.
+    (
+      ",n,a,b,file\n0,1,x,0.jpg,no.jpg\n1,1,y,1.jpg,no.jpg\n",
+      {"image": "b", "label": "a"},
+      ("x", "y"),
+      [0, 1],
     ),
   ],
 )
-def test_splits_that_files_do_not_have(tmp_path, names, splits, message):
-  tmp_path.joinpath("empty").mkdir()
-  with pytest.raises(ValueError, match=message):
-    split_files(tmp_path, names, splits)
+def test_lists_and_columns_of_a_csv(two_images, text, columns, names, labels):
+  listed, entries = read_csv(two_images, text, **columns)
+  assert listed.class_names == names
+  assert listed.is_multilabel == isinstance(labels[0], tuple)
+  assert [(e.image, e.label) for e in entries] == [
+    (encoded(i), label) for i, label in enumerate(labels)
+  ]
 
 
-def test_numbers_of_one_name_are_refused():
-  with pytest.raises(ValueError, match="got two numbers named 'age'"):
-    listing.Numbers(("age", "age"), 1, "x")
-
-
-def test_classes_of_one_name_are_refused(tmp_path):
-  for name in ("cat", "cat "):
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "1.jpg").write_bytes(encoded(1))
-  with pytest.raises(ValueError, match="got 'cat ' in the classes"):
-    KINDS["folder:"](str(tmp_path), Options())
-
-
-# Text of a CSV, --image and --label -> the classes, and the label of each line.
-CSVS = {
-  "header": ("file,label\n0.jpg,cat\n1.jpg,ant\n", {}, ("ant", "cat"), [1, 0]),
-  "tabs, a mark of UTF-8, quotes": (
-    '\ufeffx\tlabel\tfile\n\t"a, b"\t0.jpg\n\tc\t1.jpg\n',
-    {},
-    ("a, b", "c"),
-    [0, 1],
-  ),
-  "several": (
-    "file,label\n0.jpg,cat|ant\n1.jpg,\n",
-    {},
-    ("ant", "cat"),
-    [(0, 1), ()],
-  ),
-  "empty last cells": (
-    "file,label\n0.jpg,b,\n1.jpg,a, ,\n",
-    {},
-    ("a", "b"),
-    [1, 0],
-  ),
-  "one line has several": (
-    "file,label\n0.jpg,b\n1.jpg,a|\n",
-    {},
-    ("a", "b"),
-    [(1,), (0,)],
-  ),
-  "semicolons, blank lines": (
-    "\ufeff\n \nfile; label; Other\r\n0.jpg; b;1\r\n\r\n1.jpg; a;2\r\n",
-    {},
-    ("a", "b"),
-    [1, 0],
-  ),
-  "quotes after a blank": (
-    'image, label\n"0.jpg", "b, c"\n1.jpg, "a"\n',
-    {},
-    ("a", "b, c"),
-    [1, 0],
-  ),
-  "blanks around cells": (
-    "file ,label\n0.jpg, b \n1.jpg ,a \n",
-    {},
-    ("a", "b"),
-    [1, 0],
-  ),
-  "columns, one without a name": (
-    ",n,a,b,file\n0,1,x,0.jpg,no.jpg\n1,1,y,1.jpg,no.jpg\n",
-    {"image": "b", "label": "a"},
-    ("x", "y"),
-    [0, 1],
-  ),
-}
-
-
-@pytest.mark.parametrize("text, columns, names, labels", CSVS.values())
-def test_labels_of_a_csv(text, columns, names, labels, tmp_path):
-  write_images(tmp_path, ["0.jpg", "1.jpg"])
-  (tmp_path / "labels.csv").write_text(text, "utf-8")
-  read = KINDS["csv:"](f"{tmp_path}/labels.csv", Options(**columns))
-  assert read.class_names == names
-  assert read.is_multilabel == isinstance(labels[0], tuple)
-  entries = [*read.splits["train"].entries()]
-  assert [e.label for e in entries] == labels
-  assert [e.image for e in entries] == [encoded(0), encoded(1)]
-
-
-def test_a_class_that_may_be_a_missing_label_is_said(tmp_path):
-  read, path = write("csv:", tmp_path, ["a", "None"])
-  (remark,) = read(path, Options()).remarks
+def test_a_class_that_may_be_a_missing_label_is_said(two_images):
+  text = "file,label\n0.jpg,a\n1.jpg,None\n"
+  (remark,) = read_csv(two_images, text)[0].remarks
   assert "'None' is a class" in remark
-  assert not read(path, Options(classes=("a", "None"))).remarks
+  assert not read_csv(two_images, text, classes=("a", "None"))[0].remarks
 
 
 def test_lines_of_a_csv_that_cannot_be_used(tmp_path):
   """An image has one label, by whatever path it is named."""
   write_images(tmp_path, ["0.jpg", "1.jpg", "sub/3.jpg"])
-  lines = ["0.jpg,a", "./0.jpg,b", "1.jpg,", "2.jpg,a", f"{tmp_path}/0.jpg,a"]
-  lines += ["sub//3.jpg,b", "sub/../sub/3.jpg,b"]
+  lines = {
+    "0.jpg,a": "",
+    "./0.jpg,b": "is listed before",
+    "1.jpg,": "has no label",
+    "2.jpg,a": f"cannot be read: {tmp_path}/2.jpg: No such file or directory",
+    f"{tmp_path}/0.jpg,a": "is listed before",
+    "sub//3.jpg,b": "",
+    "sub/../sub/3.jpg,b": "is listed before",
+  }
   (tmp_path / "x.csv").write_text("\n".join(["file,label", *lines]))
   read = KINDS["csv:"](f"{tmp_path}/x.csv", Options())
-  assert [e.error for e in read.splits["train"].entries()] == [
-    "",
-    "is listed before",
-    "has no label",
-    f"cannot be read: {tmp_path}/2.jpg: No such file or directory",
-    "is listed before",
-    "",
-    "is listed before",
-  ]
+  entries = read.splits["train"].entries()
+  assert [e.error for e in entries] == [*lines.values()]
 
 
 def test_csv_files_in_two_folders_list_the_same_names(tmp_path):
@@ -537,30 +505,56 @@ def test_csv_files_in_two_folders_list_the_same_names(tmp_path):
   assert [e.image for e in entries] == [encoded(0), encoded(1)]
 
 
-@pytest.mark.parametrize(
-  "text, message",
-  [
-    (b"", "expected a CSV in UTF-8 with a header"),
-    (b"\xff\xfe", "expected a CSV in UTF-8"),
-    (b"file,label\n", "without any label"),
-    (b"file,label\n0.jpg,\n", "without any label"),
-    (b"0.jpg,a\n1.jpg,b\n", "--image: got no value, .*: 0.jpg, a"),
-    (b"file|label\n0.jpg|b\n", r"--image: got no value, .*: file\|label"),
-    (b"file,b,c\n0.jpg,1.0,0.0\n1.jpg,0.0,1.0\n", "--label: .*0 or 1 .*: b, c"),
-    (b"file,image,label\n0,1,a\n", "--image: got file and image"),
-    (b"file,label,label\n0.jpg,a,b\n", "--label: got label and label"),
-    (b"file,label\n1.jpg\n", "a cell for each of file, label"),
-    (b"file,label\n1.jpg,sea,sky\n", r"'sky'\], .*, and \| between"),
-    (b"file;a\n0.jpg;50,7;5\n", r"'50,7', '5'\], expected a cell for each"),
-  ],
-)
-def test_files_that_are_no_csv_of_images(text, message, tmp_path):
-  (tmp_path / "x.csv").write_bytes(text)
-  with pytest.raises(ValueError, match=message):
-    KINDS["csv:"](str(tmp_path), Options())
+# Sources that are refused: kind, files, --splits, and what the error names.
 
 
-def write_images(root, names):
-  for i, name in enumerate(names):
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
-    (root / name).write_bytes(encoded(i))
+def of_csv(text, word):
+  return "csv:", {"x.csv": text}, {}, word
+
+
+def of_tars(names, splits, word):
+  return "webdataset:", dict.fromkeys(names, b""), splits, word
+
+
+def compressed(mode):
+  file = io.BytesIO()
+  with tarfile.open(fileobj=file, mode=f"w:{mode}") as tar:
+    add(tar, "1.jpg", encoded(1))
+    add(tar, "1.cls", b"1")
+  return {"x.tar": file.getvalue()}
+
+
+REFUSED = [
+  of_csv(b"", "UTF-8"),
+  of_csv(b"\xff\xfe", "UTF-8"),
+  of_csv(b"file,label\n", "without any label"),
+  of_csv(b"file,label\n0.jpg,\n", "without any label"),
+  of_csv(b"0.jpg,a\n1.jpg,b\n", "--image: .*0.jpg, a"),
+  of_csv(b"file|label\n0.jpg|b\n", r"--image: .*file\|label"),
+  of_csv(b"file,b,c\n0.jpg,1.0,0.0\n", "--label: .*0 or 1 .*: b, c"),
+  of_csv(b"file,image,label\n0,1,a\n", "--image: got file and image"),
+  of_csv(b"file,label,label\n0.jpg,a,b\n", "--label: got label and label"),
+  of_csv(b"file,label\n1.jpg\n", "a cell for each of file, label"),
+  of_csv(b"file,label\n1.jpg,sea,sky\n", r"'sky'\], .* \| between"),
+  of_csv(b"file;a\n0.jpg;50,7;5\n", "'50,7', '5'"),
+  of_tars([], {}, ".tar"),
+  of_tars(FILES, {"test": None}, "--splits: .*train, validation"),
+  of_tars(["0.tar"], {"train": "x*"}, r"train=x\* \(0 files"),
+  of_tars(["0.tar"], {"train": "0*", "test": None}, r"test=None \(0 files"),
+  of_tars(["0.tar"], {"train": "*", "test": "0*"}, "at most one"),
+  of_tars([*FILES, "more.tar"], {}, "1 files of no split .*more.tar"),
+  of_tars(["0.tar"], {"train": None, "test": None}, r"train=0\*\.tar"),
+  ("webdataset:", compressed("xz"), {}, r"x\.tar is broken after 0"),
+  ("webdataset:", compressed("bz2"), {}, r"x\.tar is broken after 0"),
+  ("parquet:", {"x.parquet": b"PAR1"}, {}, "no whole parquet file"),
+  ("folder:", {"cat/1.jpg": b"", "cat /1.jpg": b""}, {}, "'cat '"),
+]
+
+
+@pytest.mark.parametrize("kind, contents, splits, word", REFUSED)
+def test_sources_that_are_refused(kind, contents, splits, word, tmp_path):
+  for name, data in contents.items():
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_bytes(data)
+  with pytest.raises(ValueError, match=word):
+    KINDS[kind](str(tmp_path), Options(splits=splits))

@@ -56,25 +56,34 @@ def test_output_has_the_size_that_the_language_says(text):
   assert out.shape == (*preprocessing.image_size(text), 3)
 
 
-def test_china_is_bit_for_bit_as_big_vision_prepares_it(china):
+CHINA = {
+  "resize_small_256_center_224": "decode|resize_small(256)|central_crop(224)",
+  "resize_256_center_224": "decode|resize(256)|central_crop(224)",
+  "resize_384": "decode|resize(384)",
+  "resize_small_448_center_384": "decode|resize_small(448)|central_crop(384)",
+}
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(name, marks=[pytest.mark.slow] * (i > 0))
+    for i, name in enumerate(CHINA)
+  ],
+)
+def test_china_is_bit_for_bit_as_big_vision_prepares_it(china, name):
   """The pixels are equal: both drop the fraction after a resize."""
   stored = np.load(pathlib.Path(__file__).parent / "preprocess_china_jpg.npz")
-  for name, text in {
-    "resize_small_256_center_224": "decode|resize_small(256)|central_crop(224)",
-    "resize_256_center_224": "decode|resize(256)|central_crop(224)",
-    "resize_384": "decode|resize(384)",
-    "resize_small_448_center_384": "decode|resize_small(448)|central_crop(384)",
-  }.items():
-    image = ops.apply(tf.constant(china), text, KEY)
-    image = np.asarray(image, np.float64) / 127.5 - 1
-    # Float32 of the stored numbers: 2^-24 relative.
-    np.testing.assert_allclose(
-      image[::16, ::16], stored[f"{name}_every_16th"], rtol=0, atol=1e-7
-    )
-    # Means of 50,000 numbers, summed there in float32: 1e-6 per level of 255.
-    np.testing.assert_allclose(
-      image.mean((0, 1)), stored[f"{name}_mean"], rtol=0, atol=2e-4
-    )
+  image = ops.apply(tf.constant(china), CHINA[name], KEY)
+  image = np.asarray(image, np.float64) / 127.5 - 1
+  # Float32 of the stored numbers: 2^-24 relative.
+  np.testing.assert_allclose(
+    image[::16, ::16], stored[f"{name}_every_16th"], rtol=0, atol=1e-7
+  )
+  # Means of 50,000 numbers, summed there in float32: 1e-6 per level of 255.
+  np.testing.assert_allclose(
+    image.mean((0, 1)), stored[f"{name}_mean"], rtol=0, atol=2e-4
+  )
 
 
 def test_decode_of_arrays_passes_them_through_with_three_channels():
@@ -95,12 +104,8 @@ def test_decode_turns_an_image_upright_by_default():
   exif[0x112] = 6  # Rotate by 90 degrees to view.
   data = tf.constant(encoded(image, "PNG", exif=exif))
   np.testing.assert_array_equal(run("decode", data, KEY), np.rot90(image, -1))
-  for fmt in ("PNG", "WEBP", "JPEG"):
-    data = tf.constant(encoded(image, fmt, exif=exif))
-    assert run("decode", data, KEY).shape == (16, 8, 3)
-    stored = run("decode", data, KEY, exif=False)
-    plain = run("decode", tf.constant(encoded(image, fmt)), KEY)
-    np.testing.assert_array_equal(stored, plain)
+  stored = run("decode", data, KEY, exif=False)
+  np.testing.assert_array_equal(stored, image)
 
 
 def test_resize_drops_the_fraction():
@@ -120,7 +125,7 @@ def test_resize_of_a_ramp_is_a_ramp_between_the_borders():
   np.testing.assert_array_equal(out[0, :, 0], np.floor(expected))
 
 
-@pytest.mark.parametrize("size", [(7, 5), (40, 31), (60, 50)])
+@pytest.mark.parametrize("size", [(7, 5), (60, 50)])
 def test_both_kernels_of_tensorflow_resize_alike(size):
   image = noise(90, 121)
   as_floats = tf.image.resize(image.astype(np.float32), size)
@@ -161,7 +166,7 @@ def test_central_crop_leaves_the_odd_pixel_at_the_end():
   )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_random_crop_hits_every_position_equally_often():
   image = coordinates(6, 5)
   corners = []
@@ -178,7 +183,7 @@ def test_random_crop_hits_every_position_equally_often():
 def test_flip_mirrors_half_of_the_images():
   image = noise(3, 4)
   flipped = 0
-  for key in keys(400):
+  for key in keys(100):
     out = np.asarray(run("flip_lr", tf.constant(image), key))
     is_same = np.array_equal(out, image)
     assert is_same or np.array_equal(out, image[:, ::-1])
@@ -186,41 +191,20 @@ def test_flip_mirrors_half_of_the_images():
     # A golden draw: runs would not resume to the bit if it changed.
     draw = tf.random.stateless_uniform([], key)
     assert is_same == bool(draw >= 0.5)
-  assert 160 < flipped < 240  # Mean 200, deviation 10.
+  assert 30 < flipped < 70  # Mean 50, deviation 5.
 
 
 def test_the_same_operation_twice_draws_twice():
   image, same = tf.constant(noise(3, 4)), 0
-  for key in keys(200):
+  for key in keys(20):
     out = ops.apply(image, "decode|flip_lr|flip_lr", key)
     same += np.array_equal(out, image)
-  assert 60 < same < 140  # With one key for both it would be 200.
-
-
-def test_pad_adds_black():
-  image = noise(3, 4)
-  out = np.asarray(run("pad", tf.constant(image), KEY, 2))
-  np.testing.assert_array_equal(out[2:-2, 2:-2], image)
-  assert out.shape == (7, 8, 3) and out.sum() == image.sum()
+  assert 3 < same < 17  # With one key for both it would be 20.
 
 
 def _box(image_of_coordinates):
   y, x = np.moveaxis(np.asarray(image_of_coordinates, int), -1, 0)[:2]
   return y.min(), x.min(), y.max() + 1, x.max() + 1
-
-
-def test_inception_crop_keeps_to_area_and_aspect():
-  height, width = 180, 240
-  image = tf.constant(coordinates(height, width))
-  areas, aspects = [], []
-  for key in keys(300):
-    # More pixels than the box has, so that the borders show.
-    box = _box(run("inception_crop", image, key, 256, area_min=20, area_max=70))
-    areas.append((box[2] - box[0]) * (box[3] - box[1]) / (height * width))
-    aspects.append((box[3] - box[1]) / (box[2] - box[0]))
-  # Sides are whole pixels, at least 70 here: 1.5 % each.
-  assert 0.20 * 0.97 < min(areas) < 0.25 and 0.65 < max(areas) < 0.70 * 1.03
-  assert 0.75 * 0.97 < min(aspects) < 0.80 and 1.25 < max(aspects) < 1.38
 
 
 def test_inception_crop_draws_big_vision_s_boxes():
@@ -248,6 +232,7 @@ def test_inception_crop_takes_the_whole_image_when_nothing_fits():
     np.testing.assert_array_equal(out, image)
 
 
+@pytest.mark.slow
 def test_fused_decode_equals_decode_then_crop(china):
   data = tf.constant(encoded(np.asarray(Image.open(io.BytesIO(china)))))
   whole = run("decode", data, KEY)
@@ -256,6 +241,7 @@ def test_fused_decode_equals_decode_then_crop(china):
     np.testing.assert_array_equal(fused, run("inception_crop", whole, key, 64))
 
 
+@pytest.mark.slow
 def test_fused_decode_differs_at_the_outermost_pixels_alone():
   """Of JPEG; at ImageNet's size they are those that the docstring states.
 
@@ -279,19 +265,12 @@ def test_fused_decode_differs_at_the_outermost_pixels_alone():
   assert np.mean(means) <= 0.002
 
 
+@pytest.mark.slow
 def test_fused_decode_draws_for_the_area_asked(china):
   whole = run("decode", tf.constant(china), KEY)
   out = run("decode_inception_crop", tf.constant(china), KEY, 64, 100, 100)
   # 427 x 640 is 2:3: no box of at most 4:3 has the whole area.
   np.testing.assert_array_equal(out, run("resize", whole, KEY, 64))
-
-
-def test_a_crop_of_mirrored_borders():
-  image = noise(6, 5)
-  padded = run("pad", image, KEY, 4, "reflect").numpy()
-  np.testing.assert_array_equal(
-    padded, np.pad(image, ((4, 4), (4, 4), (0, 0)), "reflect")
-  )
 
 
 @pytest.mark.parametrize("fused", [False, True])

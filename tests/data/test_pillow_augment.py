@@ -68,11 +68,11 @@ def test_each_of_three_has_a_third_of_the_keys():
   grey, solarized = (
     changed("three_augment", image, [u, 0.0]) for u in (0.0, 0.5)
   )
-  results = [run("three_augment", image, key).numpy() for key in keys(300)]
+  results = [run("three_augment", image, key).numpy() for key in keys(90)]
   is_grey = np.array([(r == grey).all() for r in results])
   is_solarized = np.array([(r == solarized).all() for r in results])
-  # Standard deviation of a third of 300: 8.2.
-  assert 75 < is_grey.sum() < 125 and 75 < is_solarized.sum() < 125
+  # Standard deviation of a third of 90: 4.5.
+  assert 15 < is_grey.sum() < 45 and 15 < is_solarized.sum() < 45
   rest = [
     r
     for r, a, b in zip(results, is_grey, is_solarized, strict=True)
@@ -146,6 +146,7 @@ def test_magnitudes_are_drawn_and_held(normal, magnitude):
   assert (result == np.where(inverted, 255 - levels, levels)).all()
 
 
+@pytest.mark.slow
 def test_half_of_the_layers_are_applied():
   image = noise(12, 12)
   results = [run("randaug_timm", image, key, 9).numpy() for key in keys(400)]
@@ -159,7 +160,7 @@ def test_half_of_the_layers_are_applied():
 # Random erasing.
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_box_of_noise():
   image = np.full((40, 60, 3), 255, np.uint8)
   shares, boxes = [], 0
@@ -194,7 +195,7 @@ def test_the_noise_is_that_of_normalised_images():
   )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_share_of_images_that_are_erased():
   image = tf.constant(before := noise(16, 16))
   num = sum(

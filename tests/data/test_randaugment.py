@@ -115,7 +115,7 @@ def names_drawn(monkeypatch):
   monkeypatch.setattr(randaugment, "DISTORTIONS", marks)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_operation_is_drawn_as_often_in_every_layer(names_drawn):
   """16 operations, with replacement, and a coin for the sign."""
   image = tf.zeros([3, 3, 3], tf.uint8)

@@ -112,6 +112,7 @@ def test_files_and_numbers_to_predict():
   assert batch["mask"].all()
 
 
+@pytest.mark.slow
 def test_a_record_that_raises_does_not_count(caplog):
   source = open_source(HERE, "broken")
   (batch,) = pipeline.eval_batches(source, "decode|resize(8)", batch_size=12)
@@ -150,6 +151,7 @@ def test_errors_of_names_and_splits(monkeypatch):
   assert "without identity" in errors()[0]
 
 
+@pytest.mark.nightly
 def test_a_run_is_trained_scored_and_resumed(tmp_path, monkeypatch):
   made = config(f"{HERE}(seed 3)")
   train.train_and_evaluate(made, str(tmp_path / "run"))
@@ -166,21 +168,26 @@ def test_a_run_is_trained_scored_and_resumed(tmp_path, monkeypatch):
     run_checks.setup(made, str(tmp_path / "run"))
 
 
+@pytest.mark.nightly
 def test_objects_of_the_program_are_trained_on_and_scored(tmp_path):
   given = {"mine": {"train": Shapes("train"), "test": Shapes("test")}}
   made = config("mine")
   train.train_and_evaluate(made, str(tmp_path), sources=given)
   (scores,) = [r for r in read_metrics(str(tmp_path)) if "test/top1" in r]
   assert scores["test/count"] == 12
-  opened = Sources(given=given).open("mine", "train[:50%]")
+
+
+def test_objects_of_the_program_are_those_of_the_import_path():
+  opened = Sources(given={"mine": Shapes}).open("mine", "train[:50%]")
   assert opened.identity() == open_source(HERE, "train[:50%]").identity()
-  with pytest.raises(ConfigError, match="'mine', split 'test', which does not"):
+  with pytest.raises(ConfigError, match="'mine', split 'test'"):
     run_checks.setup(
-      made, sources=Sources(given={"mine": {"train": Shapes("train")}})
+      config("mine"),
+      sources=Sources(given={"mine": {"train": Shapes("train")}}),
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_loader_of_ones_own_is_scored_on_records_of_ones_own(tmp_path):
   class Loader(tiny.Data):
     num_classes, class_names = 2, Shapes.class_names

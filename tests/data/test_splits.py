@@ -1,62 +1,90 @@
 """The language of splits means what TFDS's does."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from vit_jax.data import splits
+from vit_jax.data import sources, splits
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
-SIZES = {"train": 1297, "test": 7}
+# A percent of each is a record or more: TFDS takes -1% of 7 records for 0.
+SIZES = {"train": 1297, "test": 500}
+NAME = st.sampled_from([*SIZES])
+RECORDS = st.just("") | st.integers(-1300, 1300).map(str)
+PERCENT = st.just("") | st.integers(-101, 101).map("{}%".format)
+# TFDS takes both bounds of a slice in one unit.
+BOUNDS = st.tuples(RECORDS, RECORDS) | st.tuples(PERCENT, PERCENT)
+SLICE = BOUNDS.filter(any).map(":".join)
+PART = NAME | st.builds("{}[{}]".format, NAME, SLICE)
 
 
-@pytest.mark.parametrize(
-  "text",
-  [
-    "train[:99%]",
-    "train[-10%:]",
-    "train[:-100]",
-    "train[100:200]+test",
-    "train[33%:66%]+train[5:6]",
-    " train + test[1:] ",
-  ],
-)
-def test_splits_mean_what_tfds_means(text):
+def spans_of_tfds(text):
+  """What TFDS reads, or None for an error and for slices of no record."""
   infos = {
     name: tfds.core.SplitInfo(
       name=name, shard_lengths=[size], num_bytes=0, filename_template=None
     )
     for name, size in SIZES.items()
   }
-  spec = tfds.core.ReadInstruction.from_spec(text.replace(" ", ""))
-  expected = [
-    (
-      part.splitname,
-      part.from_ or 0,
-      SIZES[part.splitname] if part.to is None else part.to,
-    )
-    for part in spec.to_absolute(infos)
-  ]
-  spans = splits.parse_split(text, SIZES)
-  assert [tuple(span) for span in spans] == expected
-  assert splits.num_records(spans) == sum(b - a for _, a, b in expected)
+  try:
+    parts = tfds.core.ReadInstruction.from_spec(text).to_absolute(infos)
+  except ValueError:
+    return None
+  spans = []
+  for part in parts:
+    size = SIZES[part.splitname]
+    stop = size if part.to is None else part.to
+    spans.append((part.splitname, part.from_ or 0, stop))
+  return spans if all(start < stop for _, start, stop in spans) else None
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.lists(PART, min_size=1, max_size=3).map("+".join))
+def test_splits_mean_what_tfds_means(text):
+  expected = spans_of_tfds(text)
+  if expected is None:
+    with pytest.raises(splits.SplitError, match="rising bounds of '(train|te)"):
+      splits.parse_split(text, SIZES)
+  else:
+    spans = splits.parse_split(f" {text.replace('+', ' + ')} ", SIZES)
+    assert [tuple(span) for span in spans] == expected
+    assert splits.num_records(spans) == sum(b - a for _, a, b in expected)
+
+
+# A split, and what the error names.
+WRONG = {
+  "val": "train (1,297 records), test",
+  "train[": "train[:99%]",
+  "train[1.5:]": "'1.5'",
+  "test+test[:0]": "'test' from 0 to 500",
+  "train@1.5": "seed=1",
+  "train@5+test@5": "at the end",
+  "train@50/sed=1": "seed=1",
+  "train@1298": "1 to 1,297",
+  "test@0.01%": "1 to 500",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_wrong_splits_are_explained(text):
+  with pytest.raises(splits.SplitError) as e:
+    splits.num_examples(text, SIZES)
+  assert WRONG[text] in str(e.value)
 
 
 @pytest.mark.parametrize(
-  "text,message",
+  "text, count",
   [
-    ("val", r"got split 'val', expected one of train \(1,297 records\), test"),
-    ("train[", r"got split 'train\[', expected one such as 'train\[:99%"),
-    ("train[1.5:]", "bounds such as 100 or 99%, not '1.5'"),
-    ("train[:101%]", "rising bounds of 'train' from 0 to 1,297"),
-    ("train[-101%:]", "rising bounds of 'train' from 0 to 1,297"),
-    ("test[:8]", "rising bounds of 'test' from 0 to 7"),
-    ("train[5:2]", "rising bounds of 'train' from 0 to 1,297"),
-    ("test+test[:0]", "rising bounds of 'test' from 0 to 7"),
+    ("train@1297", 1297),
+    ("train + test@100% ", 1797),
+    ("train[5:]+test[:10]@0.5%/seed=12", 7),
   ],
 )
-def test_wrong_splits_are_explained(text, message):
-  with pytest.raises(splits.SplitError, match=message):
-    splits.parse_split(text, SIZES)
+def test_a_subset_says_how_many_records_it_has(text, count):
+  assert splits.num_examples(text, SIZES) == count
+  source = sources.open_source("digits", text, fake=True)
+  assert (source.num_examples, source.split) == (count, text)
 
 
 @pytest.mark.parametrize(

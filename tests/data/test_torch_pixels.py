@@ -81,6 +81,7 @@ def test_the_blur_of_a_point():
   assert most(torch_pixels.gaussian_blur(flat, 9, 2.0), flat) == 0
 
 
+@pytest.mark.slow
 def test_boxes_are_torchvisions_in_distribution():
   draws = np.random.default_rng(0).random((10_000, 40))
   for (*sides, low, high), expected in zip(
@@ -133,8 +134,8 @@ def test_the_share_of_images_that_change(name, args):
     ]
 
   assert not any(changed(0, 5)) and all(changed(1.0, 5))
-  # Standard deviation 4.9.
-  assert 20 < sum(changed(0.4, 100)) < 60
+  # Standard deviation 3.5.
+  assert 6 < sum(changed(0.4, 50)) < 34
 
 
 def test_side_by_side_they_are_what_they_are_alone():
@@ -143,7 +144,7 @@ def test_side_by_side_they_are_what_they_are_alone():
   parsed = preprocessing.parse_ops(text)
   assert len(ops.bind(text)) == 2
   results = set()
-  for number in range(20):
+  for number in range(8):
     seeds = tf.constant([3, number], tf.int64)
     image = tf.constant(IMAGE)
     for position, op in enumerate(parsed):
@@ -153,26 +154,4 @@ def test_side_by_side_they_are_what_they_are_alone():
     assert together.shape == (20, 24, 3)
     np.testing.assert_array_equal(together, image)
     results.add(together.numpy().tobytes())
-  assert len(results) == 20
-
-
-@pytest.mark.parametrize(
-  "op, word",
-  [
-    ("random_resized_crop(8, 0.5, 0.2)", "scale_min"),
-    ("random_resized_crop(8, 32, 100)", "scale_min"),
-    ("random_resized_crop(0, 0.5, 1)", "size"),
-    ("jitter(-0.1, 0, 0, 0, 1)", "brightness"),
-    ("jitter(0, 0, 0, 0.6, 1)", "hue"),
-    ("jitter(0, 0, 0, 0, 1.1)", "p: got"),
-    ("random_grey(-0.1)", "p: got"),
-    ("gaussian_blur(2)", "p: got"),
-    ("gaussian_blur(1, 8)", "kernel"),
-    ("gaussian_blur(1, sigma_min=0)", "sigma_min"),
-    ("gaussian_blur(1, 33)", "size of images"),
-    ("solarize(0.2, 300)", "threshold"),
-  ],
-)
-def test_wrong_arguments(op, word):
-  with pytest.raises(ValueError, match=word):
-    preprocessing.image_size(f"decode|resize(16)|{op}")
+  assert len(results) == 8
