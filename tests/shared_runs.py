@@ -15,7 +15,6 @@ import pytest
 import tiny
 from PIL import Image
 
-from vit_jax import train
 from vit_jax.callbacks import Callback
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import Config, defaults, freeze, to_dict
@@ -129,6 +128,8 @@ class Run:
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory) -> Run:
+  from vit_jax import train  # it imports TensorFlow
+
   root = tmp_path_factory.mktemp("colours")
   every = {name: name for name in COLOURS}
   folder(root / "data" / "train", every)
