@@ -32,8 +32,8 @@ def _check_logits(vit, theirs):
   "name, fields",
   [
     pytest.param(
-      "vit_base_patch16_224",
-      dict(variant="B/16", gelu="erf"),
+      "vit_tiny_patch16_224",
+      dict(variant="Ti/16", gelu="erf"),
       marks=pytest.mark.slow,
     ),
     pytest.param(
@@ -44,7 +44,7 @@ def _check_logits(vit, theirs):
     pytest.param(
       "resnetv2_50x1_bit",
       dict(name="bit", variant="R50x1", **AS_TIMM),
-      marks=pytest.mark.slow,
+      marks=pytest.mark.nightly,
     ),
   ],
 )
@@ -62,7 +62,7 @@ def test_timm_s_own_loader_of_google_s_files(tmp_path, timm, name, fields):
   "fields",
   [
     dict(variant="Ti/16"),
-    dict(variant="B/32", pool="map", posemb="sincos2d", gelu="erf"),
+    dict(variant="S/32", pool="map", posemb="sincos2d", gelu="erf"),
   ],
 )
 def test_timm_takes_the_call_in_the_note(tmp_path, timm, fields):
