@@ -57,7 +57,7 @@ def test_only_what_is_needed_is_imported(tmp_path, vit):
   assert run(code, PHOTO, *paths) == (expected, "")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tensorflow_prints_nothing():
   code = """
     import sys
@@ -127,13 +127,8 @@ def _big(path, prefix, is_stacked):
   )
 
 
-@pytest.mark.parametrize(
-  "is_stacked",
-  [
-    pytest.param(False, marks=pytest.mark.slow),
-    pytest.param(True, marks=pytest.mark.nightly),
-  ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("is_stacked", [False, True])
 def test_the_memory_that_loading_takes(tmp_path, is_stacked):
   path = tmp_path / "big.npz"
   _big(path, "", is_stacked)
