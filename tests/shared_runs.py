@@ -46,7 +46,7 @@ EVALS = {
 
 def folder(root: pathlib.Path, colour_of: dict, num_images: int = 16) -> str:
   """Writes noisy images of a colour for each class; returns the data set."""
-  rng = np.random.default_rng(0)
+  rng = np.random.default_rng(num_images)
   for name, colour in colour_of.items():
     (root / name).mkdir(parents=True)
     for i in range(num_images):

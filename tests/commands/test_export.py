@@ -20,7 +20,7 @@ TOKEN = DATA / "vit_token.weights.npz"
 # float32 holds 7 digits; sums in another order lose one or two, and a ResNet
 # that divides by deviations, three.
 ROUNDING = 2e-5
-SOON = ("bv_map", "hybrid_r", "vit_token")  # the others only at night
+SOON = ("bv_map", "vit_token")  # the others only at night
 
 
 def run(capsys, *argv):
@@ -130,13 +130,17 @@ def test_opset_and_float16_of_an_onnx_file(tmp_path, capsys):
   }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name, opset", [(TOKEN.stem, 14), ("bit_v2", 17)])
+@pytest.mark.parametrize(
+  "name, opset",
+  [
+    pytest.param("vit_token", 14, marks=pytest.mark.slow),
+    pytest.param("bit_v2", 17, marks=pytest.mark.nightly),
+  ],
+)
 @pytest.mark.usefixtures("libraries")
 def test_an_old_opset_is_refused_before_a_file_is_written(
   tmp_path, name, opset
 ):
-  name = name.removesuffix(".weights")
   vit = vit_jax.load(DATA / f"{name}.weights.npz", verbose=False)
   dst = tmp_path / "new" / "vit.onnx"
   expected = rf"^--opset: got {opset}, expected .*17 or later for a ViT, 21"

@@ -74,7 +74,7 @@ def _assert_same(a, b):
     np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_arrays_train_and_resume_to_the_bit(arrays, tmp_path, capfd):
   whole = train.train_and_evaluate(_config(), str(tmp_path / "whole"), arrays)
   cut = str(tmp_path / "cut")

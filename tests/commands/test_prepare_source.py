@@ -178,7 +178,7 @@ def test_an_import_says_what_there_is_and_what_not(tmp_path, capsys):
   assert "val/a/bad.jpg:" in words
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_data_of_ones_own_can_be_trained_on(tmp_path, capsys):
   import_own(tmp_path)
   config = tiny.config(

@@ -113,7 +113,7 @@ def test_the_start_of_a_resumed_run_is_timed_by_its_parts(run):
   )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_was_not_stopped_has_the_same_bits_and_rows(run, tmp_path):
   state = train.train_and_evaluate(run.config(), str(tmp_path))
   _assert_same_bits(run.state, state)
@@ -207,7 +207,7 @@ def test_training_continues_while_the_host_scores(run, tmp_path, monkeypatch):
     return score(self, gathered)
 
   monkeypatch.setattr(Fewshot, "score", slow_score)
-  few = {**EVALS["b"], "every_steps": 4, "group": None}
+  few = {**EVALS["b"], "every_steps": 4, "group": None, "l2": (1.0, 64.0)}
   c = run.config(total_steps=12, evals={"few": few})
   with pytest.raises(Stopped):
     train.train_and_evaluate(
@@ -222,7 +222,7 @@ def test_training_continues_while_the_host_scores(run, tmp_path, monkeypatch):
   assert all(was_in_time)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_mean_of_other_sets_is_said(run, tmp_path, capfd):
   """A run that resumes with one of the two data sets."""
   copy = run.copy(tmp_path / "run")
@@ -271,7 +271,7 @@ def test_steps_with_a_checkpoint(every, steps, tmp_path):
   assert [s for s in range(1, 9) if checkpointer.is_periodic(s)] == steps
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_checkpoint_is_never_of_a_run_that_diverged(run, tmp_path):
   c = run.config(
     optim__lr=1e38,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import shutil
 
 import jax
@@ -49,7 +48,7 @@ def errors(*argv):
   return e.value.errors
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_files_of_one_name_are_told_apart(file, tmp_path):
   other = tmp_path / "tiny.safetensors"
   shutil.copy(file, other)

@@ -99,7 +99,7 @@ def record(folder):
 # Trained.
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_trial_begins_with_the_probe_and_is_not_scored_on_the_test(
   config, tmp_path
 ):
