@@ -26,7 +26,7 @@ PUBLISHED = sorted(
   if p.name.startswith(("vit_", "hybrid_", "bv_", "bit_"))
 )
 TOKEN = DATA / "vit_linen_names.weights.npz"  # 32 px, 11 classes
-QUICK = ("vit_token", "bv_map", "hybrid_root_only", "bit_v2")
+QUICK = ("vit_token", "bit_v2")
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +79,8 @@ def test_it_is_ready(vit):
   assert vit.config.variant == "B/8" and vit.config.dtype == "float32"
   assert vit.report.path == str(TOKEN)
   assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(vit.params))
-  for path in (str(TOKEN), TOKEN):  # any os.PathLike
-    again = vit_jax.load(path)
-    jax.tree.map(np.testing.assert_array_equal, again.params, vit.params)
+  again = vit_jax.load(str(TOKEN))  # or any os.PathLike
+  jax.tree.map(np.testing.assert_array_equal, again.params, vit.params)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +108,6 @@ def test_the_report_is_printed(capsys):
 
 def test_other_sizes():
   table = "Transformer/posembed_input/pos_embedding"
-  vit = vit_jax.load(TOKEN, image_size=48)
-  assert vit.image_size == (48, 48) and vit.ops == "decode|resize(48)"
-  assert vit.report.resized == {table: ((4, 4), (6, 6))}
   vit = vit_jax.load(TOKEN, image_size=(16, 48), posemb_filter="bicubic")
   assert vit.image_size == (16, 48) and vit.ops == "decode|resize((16, 48))"
   assert vit.report.resized == {table: ((4, 4), (2, 6))}
@@ -252,6 +248,7 @@ def test_a_new_head(name):
   assert load(num_classes=2, loss="regression").is_regression
 
 
+@pytest.mark.slow
 def test_a_new_head_has_no_names_of_the_old(tmp_path):
   vit = vit_jax.load(TOKEN, loss="sigmoid", verbose=False)
   vit = dataclasses.replace(vit, class_names=tuple("abcdefghijk"))
@@ -261,6 +258,7 @@ def test_a_new_head_has_no_names_of_the_old(tmp_path):
   assert new.class_names is None and new.loss == "softmax"
 
 
+@pytest.mark.slow
 def test_class_names(tmp_path):
   arrays = dict(np.load(TOKEN))
   head = {"head/kernel": np.zeros((48, 1000), "f"), "head/bias": np.arange(1e3)}
@@ -275,6 +273,7 @@ def test_class_names(tmp_path):
   assert result[0].probability == pytest.approx(1 - np.exp(-1), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_loss_that_nothing_states_is_noted(vit, tmp_path):
   def notes(path, **options):
     return vit_jax.load(path, verbose=False, **options).report.notes
@@ -423,6 +422,7 @@ def test_tensors_of_torch_are_arrays(vit):
       use(pixels)
 
 
+@pytest.mark.slow
 def test_an_export_runs_without_the_package(vit):
   images = np.load(DATA / "vit_linen_names.io.npz")["image"]
   exported = jax.export.deserialize(bytearray(vit.export()))

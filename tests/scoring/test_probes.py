@@ -133,6 +133,7 @@ def test_the_report_of_published_weights_has_them_alone(scored, own):
   assert f"Left out: probes/{file.name} of token: " in text
 
 
+@pytest.mark.slow
 def test_features_that_overflow_end_in_a_sentence(own, tmp_path):
   weights = dict(np.load(TOKEN))
   (scale,) = (k for k in weights if k.endswith("encoder_norm/scale"))
@@ -195,6 +196,7 @@ def test_a_probe_has_neither_name_nor_group_of_the_config_s_own(own):
   assert (options.dataset, options.l2) == (own, (2.0,))
 
 
+@pytest.mark.slow
 def test_model_and_preprocessing_are_those_of_load():
   import vit_jax
 
