@@ -33,7 +33,7 @@ CASES = {
   "bit": ({}, "config.model.name"),
   "bit_v1": ("config.model.name", "config.model.name"),
 }
-QUICK = ("token", "gap_sincos2d", "map")
+QUICK = ("token",)
 SQUARE = dict(image_size=(16, 16), **MODELS["12_heads"])
 
 
@@ -105,6 +105,7 @@ def test_what_a_npz_has_no_place_for_is_noted(tmp_path):
   assert note.startswith("load it with background='black'")
 
 
+@pytest.mark.slow
 def test_blocks_of_a_scan_are_written_one_by_one(tmp_path):
   vit = make(**SQUARE)
   stacked = dataclasses.replace(
@@ -118,9 +119,9 @@ def test_blocks_of_a_scan_are_written_one_by_one(tmp_path):
 @pytest.mark.parametrize(
   "to, loss",
   [
-    ("timm", "sigmoid"),
     ("npz", "bce"),
-    ("hf", "bce"),
+    pytest.param("hf", "bce", marks=pytest.mark.slow),
+    pytest.param("timm", "sigmoid", marks=pytest.mark.slow),
     pytest.param("orbax", "sigmoid", marks=pytest.mark.slow),
   ],
 )
@@ -138,6 +139,7 @@ def test_a_sigmoid_is_not_forgotten(tmp_path, to, loss):
     assert "(sigmoid)" in (tmp_path / "x" / "README.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "ops",
   [

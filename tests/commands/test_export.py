@@ -214,6 +214,7 @@ def test_onnx_beyond_what_a_protocol_buffer_holds(
   assert sizes["vit.onnx.data"] > 4 * sizes["vit.onnx"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("libraries")
 def test_onnx_in_a_bucket():
   vit = vit_jax.load(TOKEN, verbose=False)

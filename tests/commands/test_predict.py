@@ -77,7 +77,7 @@ def test_streamed_answers_are_those_of_predict(
     shapes.append(images.shape)
     return applied(params, images)
 
-  images = named(folder)[:num_images]
+  images = list(named(folder))[:num_images]
   with monkeypatch.context() as patch:
     patch.setitem(vars(vit), "probabilities", counted)  # a cached property
     result = list(vit.predictions(images, 3, batch_size=batch_size))

@@ -220,6 +220,7 @@ def test_any_data_set_of_tfds_can_be_prepared(tmp_path, capsys):
   assert out.endswith(f" --config.data.data_dir='{tmp_path}/on disk'\n")
 
 
+@pytest.mark.slow
 def test_as_tfrecord(tmp_path, capsys):
   """For a bucket: TFDS's own builders, ours, and imports."""
   for name in "ab":
