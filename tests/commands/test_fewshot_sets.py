@@ -10,7 +10,10 @@ from vit_jax import config, run_checks
 from vit_jax.config import ConfigError, defaults, fewshot_evals, freeze, to_dict
 
 OPS = "decode|resize(16)"
-FEW = {"kind": "fewshot", "ops": OPS, "train_split": "train[:160]"}
+FEW = {
+  **{"kind": "fewshot", "ops": OPS},
+  **{"train_split": "train[:160]", "shots": (1, 5)},
+}
 EVALS = {
   "a": {**FEW, "split": "test[:100]"},
   "pets": {**FEW, "dataset": "oxford_iiit_pet", "split": "test"},
@@ -28,7 +31,7 @@ def _errors(c):
 
 
 def test_sets_that_are_not_on_disk_are_refused():
-  advice = _errors(_config())[-1]
+  (advice,) = _errors(_config())
   assert advice.startswith("config.fewshot: got 'required'")
   assert "--config.fewshot=available" in advice
   assert "for d in oxford_iiit_pet; do vit-jax prepare $d; done" in advice
