@@ -342,12 +342,10 @@ def test_values_of_another_range_are_said(vit):
 
 
 def test_a_model_is_shown_in_a_line(vit):
-  assert repr(vit) == (
-    f"<vit_jax model B/8 of {TOKEN}: 48,683 parameters, images of 32 x 32, 11"
-    " classes>"
-  )
-  numbers = dataclasses.replace(vit, loss="regression")
-  assert repr(numbers).endswith("images of 32 x 32, 11 numbers>")
+  shown = repr(vit)
+  for part in ("B/8", str(TOKEN), "48,683 parameters", "32 x 32", "11 classes"):
+    assert part in shown
+  assert "11 numbers" in repr(dataclasses.replace(vit, loss="regression"))
 
 
 def test_public_names():
