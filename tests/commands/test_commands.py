@@ -278,13 +278,8 @@ def test_one_of_several_platforms_is_absent():
   assert not command.lacks_device(RuntimeError("another"))
 
 
-@pytest.mark.parametrize(
-  "platforms",
-  [
-    pytest.param("foo", marks=pytest.mark.nightly),
-    pytest.param("cpu,foo", marks=pytest.mark.slow),
-  ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("platforms", ["foo", "cpu,foo"])
 def test_what_jax_itself_raises_is_known(platforms):
   done = _run("train", "--config=glyphs", JAX_PLATFORMS=platforms)
   assert done.returncode == 1 and "Traceback" not in done.stderr

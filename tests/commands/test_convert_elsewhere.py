@@ -28,24 +28,16 @@ def _check_logits(vit, theirs):
   assert error < 1e-4
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
   "name, fields",
   [
-    pytest.param(
-      "vit_tiny_patch16_224",
-      dict(variant="Ti/16", gelu="erf"),
-      marks=pytest.mark.slow,
-    ),
-    pytest.param(
+    ("vit_tiny_patch16_224", dict(variant="Ti/16", gelu="erf")),
+    (
       "vit_base_r50_s16_224",
       dict(variant="R50+B/16", gelu="erf", **AS_TIMM),
-      marks=pytest.mark.nightly,
     ),
-    pytest.param(
-      "resnetv2_50x1_bit",
-      dict(name="bit", variant="R50x1", **AS_TIMM),
-      marks=pytest.mark.nightly,
-    ),
+    ("resnetv2_50x1_bit", dict(name="bit", variant="R50x1", **AS_TIMM)),
   ],
 )
 def test_timm_s_own_loader_of_google_s_files(tmp_path, timm, name, fields):
