@@ -203,6 +203,7 @@ def test_pictures_do_not_overwrite_images(call, folder, tmp_path):
   assert [p.name for p in tmp_path.iterdir()] == ["00.png"]
 
 
+@pytest.mark.slow
 def test_larger_images_are_allowed(call, folder, monkeypatch):
   image = folder / "00.png"  # 30 x 20
   status, _, err = call(image, "--max_pixels=599")
@@ -265,12 +266,9 @@ def test_attention_beside_the_image(call, folder, tmp_path, vit):
 # Features.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-  "suffix, layer",
-  [
-    ("npz", "pre_logits"),
-    pytest.param("parquet", "encoded", marks=pytest.mark.slow),
-  ],
+  "suffix, layer", [("npz", "pre_logits"), ("parquet", "encoded")]
 )
 def test_features_by_the_names_of_files(
   call, folder, vit, tmp_path, suffix, layer

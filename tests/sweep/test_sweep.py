@@ -212,6 +212,7 @@ def _as_killed(folder):
   shutil.rmtree(folder / "final")
 
 
+@pytest.mark.slow
 def test_a_search_that_is_over_is_left_alone(images, search):
   """Another one is refused: its test would be a second one."""
   names = []

@@ -210,6 +210,7 @@ def test_the_normalisation_of_init_is_stated_for_the_probe_alone(
   assert {*read.values()} == {(str(tmp_path / "trials/probe/probe"), None)}
 
 
+@pytest.mark.slow
 def test_where_there_are_no_trials_the_line_says_why(config, tmp_path, capsys):
   """Every option is set; the run is too short; the budget is."""
   short = dataclasses.replace(config, total_steps=2)
@@ -223,6 +224,7 @@ def test_where_there_are_no_trials_the_line_says_why(config, tmp_path, capsys):
   assert not (tmp_path / "trials.json").exists()  # a larger one may follow
 
 
+@pytest.mark.slow
 def test_wrong_options_are_refused_before_the_first_trial(config, tmp_path):
   for options, message in (
     ({"optim.rate": 1}, "optim.rate"),
@@ -251,7 +253,7 @@ def begun(config, tmp_path):
   )
   config = dataclasses.replace(config, data=data, evals=evals)
   with pytest.raises(KeyboardInterrupt):
-    choose(config, tmp_path / "run", Runs(ends_at="0_good"))
+    choose(config, tmp_path / "run", Runs(ends_at="0_good"), "40", pair)
   return config, tmp_path / "run"
 
 
@@ -264,11 +266,15 @@ def add_image(folder, number, split="train"):
       add_image(folder, number, "val")
 
 
-def refusal(config, workdir, **options):
+def pair(config):
+  return [lambda config: {"none": {}, "good": {"optim.lr": 0.02}}]
+
+
+def refusal(config, workdir, budget="40", rounds_of=pair):
   """Returns the error of going on; nothing runs before it."""
   before = record(workdir)
   with pytest.raises(ConfigError) as caught:
-    choose(config, workdir, **options)
+    choose(config, workdir, None, budget, rounds_of)
   assert record(workdir) == before
   text = str(caught.value)
   assert f"continue the trials in {workdir / 'trials'}" in text
@@ -284,14 +290,14 @@ def test_begun_trials_go_on_with_the_same_command_alone(begun):
   other = dataclasses.replace(config, evals=tuple(evals))
   text = "config.evals.val.split was 'val', is now 'train'"
   assert text in refusal(other, workdir)
-  text = "budget was 80, is now 9999"
+  text = "budget was 40, is now 9999"
   assert text in refusal(config, workdir, budget="9999")
-  text = "trials were none, good, wild, slow, are now none, good, wild"
+  text = "trials were none, good, are now none, good, wild"
   assert text in refusal(config, workdir, rounds_of=lambda _: [rates])
 
   evals = [dataclasses.replace(config.evals[0], every_steps=7)]
   harmless = dataclasses.replace(config, log_steps=7, evals=tuple(evals))
-  choose(harmless, workdir, Runs({"0_good": 0.3}))
+  choose(harmless, workdir, Runs({"0_good": 0.3}), "40", pair)
   assert record(workdir)["chosen"] == "good"
   # After the last trial, too, until the run has a checkpoint.
   text = "config.total_steps was 30, is now 40"
@@ -325,7 +331,7 @@ def test_a_run_with_a_checkpoint_compares_by_itself(begun, has_checkpoint):
   """Its --allow_change may name what differs."""
   config, workdir = begun
   with pytest.raises(KeyboardInterrupt):  # a trial runs
-    choose(dataclasses.replace(config, seed=3), workdir)
+    choose(dataclasses.replace(config, seed=3), workdir, None, "40", pair)
 
 
 @pytest.mark.slow
