@@ -127,7 +127,7 @@ def test_too_large_a_batch_is_an_error(monkeypatch):
     benchmark.measure(config)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_importing_it_looks_for_no_machine():
   """The command `plan`, whose module it uses, would hide a GPU or TPU."""
   code = (
@@ -140,7 +140,7 @@ def test_importing_it_looks_for_no_machine():
   subprocess.run([sys.executable, "-c", code], check=True, env=env)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc")
 def test_memory_is_kept_for_the_next_step():
   """Linux would clear each page anew: 4,096 bytes per page fault."""

@@ -171,7 +171,7 @@ def test_a_home_is_found_where_a_shell_leaves_the_tilde(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  "unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)]
+  "unbuffered", ["", pytest.param("1", marks=pytest.mark.nightly)]
 )
 def test_a_cut_pipe_ends_quietly(unbuffered):
   done = subprocess.run(
@@ -186,7 +186,7 @@ def test_a_cut_pipe_ends_quietly(unbuffered):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="it is Linux's")
 @pytest.mark.parametrize(
-  "unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)]
+  "unbuffered", ["", pytest.param("1", marks=pytest.mark.nightly)]
 )
 def test_a_full_disk_ends_in_a_sentence(unbuffered):
   with open("/dev/full", "w") as full:

@@ -33,13 +33,19 @@ CASES = {
   "bit": ({}, "config.model.name"),
   "bit_v1": ("config.model.name", "config.model.name"),
 }
-QUICK = ("token",)
+MARKS = {
+  **{"token": [], "torch_s": [pytest.mark.slow], "map": [pytest.mark.slow]},
+  **{"hybrid": [pytest.mark.slow], "bit": [pytest.mark.slow]},
+}
 SQUARE = dict(image_size=(16, 16), **MODELS["12_heads"])
 
 
 @pytest.mark.parametrize(
   "name",
-  [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in CASES],
+  [
+    pytest.param(name, marks=MARKS.get(name, [pytest.mark.nightly]))
+    for name in CASES
+  ],
 )
 def test_there_and_back(tmp_path, name):
   fields, (as_timm, as_hf) = MODELS[name], CASES[name]

@@ -64,16 +64,8 @@ def test_timm_takes_the_call_in_the_note(tmp_path, timm, fields):
   _check_logits(vit, theirs)
 
 
-@pytest.mark.parametrize(
-  "name",
-  [
-    pytest.param("torch_s", marks=pytest.mark.slow),
-    *(
-      pytest.param(name, marks=pytest.mark.nightly)
-      for name in ("token", "no_row", "none")
-    ),
-  ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["token", "torch_s", "no_row", "none"])
 def test_hugging_face_takes_the_call_in_the_note(tmp_path, monkeypatch, name):
   monkeypatch.setenv("HF_HUB_OFFLINE", "1")
   transformers = torch_libraries.load("transformers")

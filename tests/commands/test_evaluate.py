@@ -159,7 +159,7 @@ def test_fewshot_of_a_checkpoint_on_a_folder(run, tmp_path, capfd):
   assert json.loads(line) == row
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_features_of_a_file_have_the_products_that_are_fastest(
   run, tmp_path, capfd, monkeypatch
 ):

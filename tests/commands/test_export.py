@@ -20,7 +20,6 @@ TOKEN = DATA / "vit_token.weights.npz"
 # float32 holds 7 digits; sums in another order lose one or two, and a ResNet
 # that divides by deviations, three.
 ROUNDING = 2e-5
-SOON = ("bv_map", "vit_token")  # the others only at night
 
 
 def run(capsys, *argv):
@@ -72,10 +71,12 @@ def libraries():
 @pytest.mark.parametrize(
   "name",
   [
-    pytest.param(
-      n, marks=getattr(pytest.mark, "slow" if n in SOON else "nightly")
-    )
-    for n in sorted(p.name.split(".")[0] for p in DATA.glob("*.weights.npz"))
+    pytest.param("vit_token", marks=pytest.mark.slow),
+    *(
+      pytest.param(name, marks=pytest.mark.nightly)
+      for p in sorted(DATA.glob("*.weights.npz"))
+      if (name := p.name.split(".")[0]) != "vit_token"
+    ),
   ],
 )
 def test_onnx_gives_the_same_logits(tmp_path, name):
@@ -91,13 +92,8 @@ def test_onnx_gives_the_same_logits(tmp_path, name):
 
 
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize(
-  "name",
-  [
-    pytest.param("swiglu", marks=pytest.mark.slow),
-    pytest.param("distilled", marks=pytest.mark.nightly),
-  ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["swiglu", "distilled"])
 def test_onnx_of_every_part(tmp_path, name):
   vit = make(**MODELS[name])
   dst = tmp_path / "vit.onnx"
@@ -198,7 +194,7 @@ def test_an_onnx_file_says_what_it_is(tmp_path, capsys):
   assert json.loads(properties["model"])["variant"] == "B/8"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("libraries")
 def test_onnx_beyond_what_a_protocol_buffer_holds(
   tmp_path, monkeypatch, capsys
@@ -214,7 +210,7 @@ def test_onnx_beyond_what_a_protocol_buffer_holds(
   assert sizes["vit.onnx.data"] > 4 * sizes["vit.onnx"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("libraries")
 def test_onnx_in_a_bucket():
   vit = vit_jax.load(TOKEN, verbose=False)

@@ -124,7 +124,7 @@ def test_processes_get_parts_of_a_batch(arrays):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_wrong_batch_stops_a_run_before_its_first_step(arrays, tmp_path):
   config = _config(data__ops="decode|resize(24)")
   with pytest.raises(DataError, match=r"got uint8 \(16, 16, 16, 3\), exp"):

@@ -266,9 +266,12 @@ def test_attention_beside_the_image(call, folder, tmp_path, vit):
 # Features.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-  "suffix, layer", [("npz", "pre_logits"), ("parquet", "encoded")]
+  "suffix, layer",
+  [
+    pytest.param("npz", "pre_logits", marks=pytest.mark.slow),
+    pytest.param("parquet", "encoded", marks=pytest.mark.nightly),
+  ],
 )
 def test_features_by_the_names_of_files(
   call, folder, vit, tmp_path, suffix, layer

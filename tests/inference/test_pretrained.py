@@ -26,7 +26,10 @@ PUBLISHED = sorted(
   if p.name.startswith(("vit_", "hybrid_", "bv_", "bit_"))
 )
 TOKEN = DATA / "vit_linen_names.weights.npz"  # 32 px, 11 classes
-QUICK = ("vit_token", "bit_v2")
+MARKS = {
+  **{"vit_token": [], "bit_v2": []},
+  **{"bv_map": [pytest.mark.slow], "hybrid_root_only": [pytest.mark.slow]},
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +47,8 @@ def test_there_are_all_of_them():
 @pytest.mark.parametrize(
   "name",
   [
-    pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK))
-    for n in PUBLISHED
+    pytest.param(name, marks=MARKS.get(name, [pytest.mark.nightly]))
+    for name in PUBLISHED
   ],
 )
 def test_outputs_are_those_of_the_original_code(name):
@@ -227,8 +230,13 @@ def test_all_options_of_load_are_named():
   assert tuple(own) == pretrained.ARGUMENTS
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["vit_token_prelogits", "bit_v2"])
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param("vit_token_prelogits", marks=pytest.mark.slow),
+    pytest.param("bit_v2", marks=pytest.mark.nightly),
+  ],
+)
 def test_a_new_head(name):
   vit = vit_jax.load(DATA / f"{name}.weights.npz", image_size=32)
   load = functools.partial(vit_jax.load, vit.report.path, image_size=32)

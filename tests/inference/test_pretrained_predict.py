@@ -65,7 +65,7 @@ def test_whatever_holds_an_image_gives_the_same(vit, china):
   assert [p.name for p in five] == names[:5]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_decoder_of_jpeg_moves_logits_a_little(vit, china):
   jpeg, _, _ = china
   result = {p.name: p.probability for p in vit.predict(jpeg, top=11)[0]}

@@ -268,13 +268,8 @@ def test_a_damaged_search_is_not_compared_with(images, tmp_path):
   assert not (tmp_path / "search").exists()
 
 
-@pytest.mark.parametrize(
-  "ending",
-  [
-    pytest.param("", marks=pytest.mark.slow),
-    pytest.param("/checkpoints", marks=pytest.mark.nightly),
-  ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("ending", ["", "/checkpoints"])
 def test_all_points_begin_from_the_same_step(images, tmp_path, ending):
   """The run that init names trains on while the search is interrupted."""
 

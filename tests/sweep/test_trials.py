@@ -305,8 +305,13 @@ def test_begun_trials_go_on_with_the_same_command_alone(begun):
   assert text in refusal(other, workdir)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize(
+  "split",
+  [
+    pytest.param("train", marks=pytest.mark.nightly),
+    pytest.param("val", marks=pytest.mark.slow),
+  ],
+)
 def test_begun_trials_refuse_added_images(begun, split):
   config, workdir = begun
   add_image(workdir.parent / "images", 20, split)
