@@ -14,7 +14,7 @@ import options
 import pytest
 
 from vit_jax import __main__ as command
-from vit_jax.commands import COMMANDS, predict, report, visualize
+from vit_jax.commands import COMMANDS, plan, predict, report, verify, visualize
 from vit_jax.config import cli, config_files, help_text
 
 HEAVY = {"jax", "flax", "tensorflow", "tensorflow_datasets", "torch", "PIL"}
@@ -35,15 +35,18 @@ ROOT = pathlib.Path(command.__file__).parents[1]
 ENV = {**os.environ, "COLUMNS": "80"}
 
 
-def _run(*args, code=None, **options):
+def _run(*args, code=None, stdout=subprocess.PIPE, **environment):
   start = ["-c", code] if code else ["-m", "vit_jax"]
   return subprocess.run(
     [sys.executable, *start, *args],
-    capture_output=True,
+    stdout=stdout,
+    stderr=subprocess.PIPE,
     text=True,
-    env=ENV,
-    **options,
+    env={**ENV, **environment},
   )
+
+
+# Help.
 
 
 def _examples(text):
@@ -51,45 +54,6 @@ def _examples(text):
   tail = re.split(r"^examples?:\n", text, flags=re.MULTILINE)[1]
   tail = tail.replace("\\\n", " ")
   return [shlex.split(line) for line in tail.splitlines() if line.strip()]
-
-
-@pytest.mark.parametrize(
-  "args, platforms",
-  [
-    pytest.param(
-      ["convert", "absent.npz", "new.npz", "--to=npz"],
-      {},
-      marks=pytest.mark.slow,
-    ),
-    pytest.param(
-      ["verify", "absent"], {"JAX_PLATFORMS": "cuda"}, marks=pytest.mark.slow
-    ),
-    pytest.param(
-      ["plan", "--config=vit_b16"],  # without a slice
-      {"JAX_PLATFORMS": "cuda"},
-      marks=pytest.mark.slow,
-    ),
-    pytest.param(
-      ["report", "absent"], {"JAX_PLATFORMS": "cuda"}, marks=pytest.mark.slow
-    ),
-  ],
-)
-def test_what_needs_no_accelerator_leaves_it_to_others(args, platforms):
-  code = (
-    "import os, sys\n"
-    "from vit_jax import __main__ as command\n"
-    "try:\n  command.main()\n"
-    "except SystemExit as e:\n  print(e)\n"
-    "import jax\nprint(jax.config.jax_platforms, jax.devices()[0].platform)"
-  )
-  env = {k: v for k, v in ENV.items() if k != "JAX_PLATFORMS"} | platforms
-  done = subprocess.run(
-    [sys.executable, "-c", code, *args],
-    capture_output=True,
-    text=True,
-    env=env,
-  )
-  assert done.stdout.endswith("\ncpu cpu\n"), done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -115,256 +79,26 @@ def test_help_imports_nothing_heavy(screens):
   assert not HEAVY & {*screens[1]}
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_help_is_a_screen_with_an_example(screens, verb):
-  text = screens[0][verb]
-  lines = text.splitlines()
-  assert lines[0].startswith(f"usage: vit-jax {verb} ")
-  assert len(lines) <= 40
-  assert max(map(len, lines)) <= 80
+def test_help_is_a_screen_with_an_example_and_stands_in_the_page(screens):
   page = options.PAGE.read_text()
-  written = "python benchmarks/options.py writes docs/commands.md"
-  assert options.block(verb, text) in page, written
-  examples = _examples(text)
-  assert examples
-  # Of a pipe, the command that reads from it; others may prepare its data.
-  assert any(["vit-jax", verb] == args[:2] for args in examples)
-  for args in examples:
-    at = args.index("vit-jax")
-    assert args[at + 1] in COMMANDS
+  assert [*screens[0]] == [*COMMANDS]
+  for verb, text in screens[0].items():
+    lines = text.splitlines()
+    assert lines[0].startswith(f"usage: vit-jax {verb} ")
+    assert len(lines) <= 40 and max(map(len, lines)) <= 80, verb
+    written = "python benchmarks/options.py writes docs/commands.md"
+    assert options.block(verb, text) in page, written
+    # In a pipe, the command that reads from it; others may prepare its data.
+    examples = _examples(text)
+    assert any(["vit-jax", verb] == args[:2] for args in examples), verb
+    for args in examples:
+      assert args[args.index("vit-jax") + 1] in COMMANDS
 
 
-@pytest.mark.parametrize(
-  "args, message",
-  [
-    (["train", "--wrkdir=x"], "--wrkdir: no such flag. Did you mean 'workdir'"),
-    (["convert", "a", "b", "--to=tim"], "--to: invalid choice: 'tim'"),
-  ],
-)
-def test_a_wrong_argument_is_refused_at_once(args, message):
-  done = _run(*args, code=SPY)
-  assert done.returncode and message in done.stderr
+def test_a_wrong_argument_is_refused_at_once():
+  done = _run("convert", "a", "b", "--to=tim", code=SPY)
+  assert done.returncode and "'tim'" in done.stderr
   assert not HEAVY & {*done.stderr.splitlines()[-1].split()}
-
-
-def test_an_unknown_verb_names_the_nearest():
-  with pytest.raises(SystemExit) as e:
-    command.run(["trian"])
-  text = str(e.value.code)
-  assert "got 'trian', expected a verb. Did you mean 'train'?" in text
-  assert all(f"\n  {verb} " in text for verb in COMMANDS)
-
-
-@pytest.mark.parametrize(
-  "unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)]
-)
-def test_a_cut_pipe_ends_quietly(unbuffered):
-  done = subprocess.run(
-    ["bash", "-c", '"$0" -m vit_jax train --help=all | true; '
-     'echo "${PIPESTATUS[0]}"', sys.executable],
-    capture_output=True,
-    text=True,
-    env={**ENV, "PYTHONUNBUFFERED": unbuffered},
-  )  # fmt: skip
-  assert done.stderr == ""
-  assert done.stdout.split() == ["141"]
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="it is Linux's")
-@pytest.mark.parametrize(
-  "unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)]
-)
-def test_a_full_disk_ends_in_a_sentence(unbuffered):
-  with open("/dev/full", "w") as full:
-    done = subprocess.run(
-      [sys.executable, "-m", "vit_jax", "--help"],
-      stdout=full,
-      stderr=subprocess.PIPE,
-      text=True,
-      env={**ENV, "PYTHONUNBUFFERED": unbuffered},
-    )
-  assert done.returncode == 1
-  text = "vit-jax: the output: No space left on device.\n"
-  assert done.stderr == text
-
-
-def test_a_misspelt_flag_is_answered_with_the_nearest(capsys):
-  flags = cli.parser("predict", "", "")
-  flags.add_argument("--image_size")
-  with pytest.raises(SystemExit):
-    flags.parse_args(["--imgae_size=3"])
-  assert (
-    "--imgae_size=3 Did you mean '--image_size'?" in capsys.readouterr().err
-  )
-
-
-def test_a_flag_of_another_meaning_is_not_suggested(capsys):
-  flags = cli.parser("convert", "", "")
-  for name in ("posemb", "grid", "image_size", "to"):
-    flags.add_argument(f"--{name}")
-  for word in ("--opset=17", "--fp16", "--variant=S", "--half", "--op"):
-    with pytest.raises(SystemExit):
-      flags.parse_args([word])
-    assert "Did you mean" not in capsys.readouterr().err
-  with pytest.raises(SystemExit):
-    flags.parse_args(["--size=3"])
-  assert "--size=3 Did you mean '--image_size'?" in capsys.readouterr().err
-
-
-IN_USE = (
-  "Unable to initialize backend 'tpu': ABORTED: The TPU is already in use by"
-  " process with pid 4242. Not attempting to load libtpu.so in this process."
-  " (set JAX_PLATFORMS='' to automatically choose an available backend)"
-)
-ABSENT = (
-  "Unable to initialize backend 'tpu': NOT_FOUND: TPU initialization failed: No"
-  " jellyfish device found. (set JAX_PLATFORMS='' to automatically choose an"
-  " available backend)"
-)
-
-
-@pytest.mark.parametrize(
-  "error, text",
-  [
-    (RuntimeError(IN_USE), "already in use by process with pid 4242"),
-    (RuntimeError(ABSENT), "No jellyfish device found"),
-    (AssertionError(), "no device is visible"),
-  ],
-)
-def test_without_its_device_a_command_ends_in_a_sentence(
-  error, text, monkeypatch, capsys
-):
-  import jax
-
-  def raises(*_):
-    raise error
-
-  def raises_another(*_):
-    raise type(error)("another")
-
-  def serve(main):
-    monkeypatch.setitem(
-      COMMANDS, "serve", COMMANDS["serve"]._replace(main=main)
-    )
-
-  monkeypatch.setenv("JAX_PLATFORMS", "tpu")
-  serve(raises_another)  # the devices are there
-  with pytest.raises(type(error), match="another"):
-    command.main(["serve", "x"])
-  serve(raises)
-  monkeypatch.setattr(jax, "devices", raises)
-  with pytest.raises(SystemExit) as e:
-    command.main(["serve", "x"])
-  assert e.value.code == 1
-  assert text in capsys.readouterr().err
-
-
-def test_one_of_several_platforms_is_absent(monkeypatch):
-  """jax raises at the first call, and the second one returns the CPU."""
-  monkeypatch.setenv("JAX_PLATFORMS", "cpu,tpu")
-  assert command.lacks_device(RuntimeError(ABSENT))
-  assert not command.lacks_device(RuntimeError("another"))
-
-
-@pytest.mark.parametrize(
-  "platforms",
-  [
-    pytest.param("foo", marks=pytest.mark.nightly),
-    pytest.param("cpu,foo", marks=pytest.mark.slow),
-  ],
-)
-def test_what_jax_itself_raises_is_known(platforms):
-  args = ["-m", "vit_jax.train", "--config=glyphs"]
-  done = subprocess.run(
-    [sys.executable, *args],
-    capture_output=True,
-    text=True,
-    env=ENV | {"JAX_PLATFORMS": platforms},
-  )
-  assert done.returncode == 1 and "Traceback" not in done.stderr
-  last = done.stderr.splitlines()[-1]
-  assert last.startswith("vit-jax: jax has no such device") and "foo" in last
-
-
-@pytest.mark.parametrize(
-  "module, args",
-  [
-    (visualize, ["x", "--out=gs://b/x"]),
-    (report, ["x", "--out=gs://b/x"]),
-    (predict, ["x", "y", "--attention", "--out_dir=gs://b/x"]),
-  ],
-)
-def test_pages_and_pictures_go_to_a_local_folder(module, args, capsys):
-  with pytest.raises(SystemExit):
-    module.parse(args)
-  output = capsys.readouterr().err
-  assert "got 'gs://b/x', expected a folder on this machine" in output
-
-
-@pytest.mark.parametrize(
-  ("module", "args", "files"),
-  [
-    (visualize, "x --out=d a.png --patch=1,2 b.png", ["a.png", "b.png"]),
-    (predict, "x a.png --json b.png", ["a.png", "b.png"]),
-    (report, "a --out=d b", ["a", "b"]),
-  ],
-)
-def test_files_may_follow_a_flag(module, args, files):
-  parsed = vars(module.parse(args.split()))
-  assert parsed["runs" if module is report else "images"] == files
-
-
-def test_ctrl_c_ends_in_a_sentence():
-  code = (
-    "import signal\n"
-    "from vit_jax import __main__ as command\n"
-    # A process that a shell starts in the background ignores it.
-    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "command.run = lambda argv: signal.raise_signal(signal.SIGINT)\n"
-    "command.main()"
-  )
-  done = _run(code=code)
-  assert done.stderr == "\nvit-jax: stopped by Ctrl-C.\n"
-  assert done.returncode == -signal.SIGINT
-
-
-@pytest.mark.slow
-def test_a_library_of_the_extra_train_that_is_missing():
-  project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-  train = project["optional-dependencies"]["train"]
-  packages = {re.split("[><=]", line)[0] for line in train}
-  packages -= {"tensorflow-cpu", "importlib_resources"}
-  modules = {name.replace("-", "_") for name in packages}
-  modules = modules - {"scikit_learn"} | {"sklearn"}
-  assert modules == {*command.NOT_LEAN}
-  done = _run("train", "--config=glyphs", code=WITHOUT + "command.main()")
-  assert done.stderr.startswith(
-    "vit-jax: tensorflow_datasets is not installed, and this command needs it:"
-  )
-  assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_what_needs_no_extra():
-  modules = (
-    "vit_jax.inference.predict, vit_jax.tools.serve,"
-    " vit_jax.tools.reporting.report, vit_jax.tools.reporting.visualize,"
-    " vit_jax.tools.exporting.convert"
-  )
-  done = _run(code=f"{WITHOUT}import {modules}")
-  assert done.returncode == 0, done.stderr
-
-
-def test_a_home_is_found_where_a_shell_leaves_the_tilde(tmp_path, monkeypatch):
-  """In --flag=~/x, the form of all pages, bash leaves it alone."""
-  monkeypatch.setenv("HOME", str(tmp_path))
-  config = "vit_s16"
-  argv = [f"--config={config}", "--workdir=~/run", "--config.init=~/w.npz"]
-  args = cli.parse("train", {"workdir": "folder"}, argv)
-  assert args.flags["workdir"] == f"{tmp_path}/run"
-  assert args.config.init == f"{tmp_path}/w.npz"
-  args = report.parse(["~/x", "--out=~/page"])
-  assert (args.runs, args.out) == (["~/x"], f"{tmp_path}/page")
 
 
 def _section(capsys, *args):
@@ -406,9 +140,173 @@ def test_a_section_has_the_values_of_the_config(capsys):
   assert "config.model.pool" not in text  # which ResNets do not read
 
 
-def test_an_unknown_section_names_the_nearest(capsys):
-  text = _section(capsys, "--help=modle")
-  assert text.startswith("--help: got 'modle', expected one of run, model, ")
-  assert text.endswith("Did you mean 'model'?")
-  text = _section(capsys, "--help=model", "--config=vit_h15")
-  assert "Did you mean 'vit_h14'?" in text
+# Arguments.
+
+
+@pytest.mark.parametrize(
+  ("module", "args", "files"),
+  [
+    (visualize, "x --out=d a.png --patch=1,2 b.png", ["a.png", "b.png"]),
+    (predict, "x a.png --json b.png", ["a.png", "b.png"]),
+    (report, "a --out=d b", ["a", "b"]),
+  ],
+)
+def test_files_may_follow_a_flag(module, args, files):
+  parsed = vars(module.parse(args.split()))
+  assert parsed["runs" if module is report else "images"] == files
+
+
+def test_a_home_is_found_where_a_shell_leaves_the_tilde(tmp_path, monkeypatch):
+  """In --flag=~/x, the form of all pages, bash leaves it alone."""
+  monkeypatch.setenv("HOME", str(tmp_path))
+  argv = ["--config=vit_s16", "--workdir=~/run", "--config.init=~/w.npz"]
+  args = cli.parse("train", {"workdir": "folder"}, argv)
+  assert args.flags["workdir"] == f"{tmp_path}/run"
+  assert args.config.init == f"{tmp_path}/w.npz"
+  args = report.parse(["~/x", "--out=~/page"])
+  assert (args.runs, args.out) == (["~/x"], f"{tmp_path}/page")
+
+
+# The process: pipes, signals, devices, libraries.
+
+
+@pytest.mark.parametrize(
+  "unbuffered", ["", pytest.param("1", marks=pytest.mark.nightly)]
+)
+def test_a_cut_pipe_ends_quietly(unbuffered):
+  done = subprocess.run(
+    ["bash", "-c", '"$0" -m vit_jax train --help=all | true; '
+     'echo "${PIPESTATUS[0]}"', sys.executable],
+    capture_output=True,
+    text=True,
+    env={**ENV, "PYTHONUNBUFFERED": unbuffered},
+  )  # fmt: skip
+  assert (done.stdout.split(), done.stderr) == (["141"], "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="it is Linux's")
+@pytest.mark.parametrize(
+  "unbuffered", ["", pytest.param("1", marks=pytest.mark.nightly)]
+)
+def test_a_full_disk_ends_in_a_sentence(unbuffered):
+  with open("/dev/full", "w") as full:
+    done = _run("--help", stdout=full, PYTHONUNBUFFERED=unbuffered)
+  assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+  assert "the output: No space left" in done.stderr
+
+
+def test_ctrl_c_ends_in_a_sentence():
+  code = (
+    "import signal\n"
+    "from vit_jax import __main__ as command\n"
+    # A process that a shell starts in the background ignores it.
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "command.run = lambda argv: signal.raise_signal(signal.SIGINT)\n"
+    "command.main()"
+  )
+  done = _run(code=code)
+  assert done.stderr == "\nvit-jax: stopped by Ctrl-C.\n"
+  assert done.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize("module", [plan, report, verify])
+def test_what_needs_no_accelerator_leaves_it_to_others(module, monkeypatch):
+  monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+  argv = ["--config=vit_b16"] if module is plan else ["absent"]
+  with pytest.raises(SystemExit):
+    module.main(argv)
+  assert os.environ["JAX_PLATFORMS"] == "cpu"
+
+
+@pytest.mark.slow
+def test_convert_computes_on_the_cpu_before_jax_looks_for_others():
+  code = (
+    "import os, sys\n"
+    "del os.environ['JAX_PLATFORMS']\n"
+    "from vit_jax import __main__ as command\n"
+    "try:\n  command.main()\n"
+    "except SystemExit as e:\n  print(e)\n"
+    "import jax\nprint(jax.config.jax_platforms, jax.devices()[0].platform)"
+  )
+  done = _run("convert", "absent.npz", "new.npz", "--to=npz", code=code)
+  assert done.stdout.endswith("\ncpu cpu\n"), done.stderr
+
+
+UNABLE = "Unable to initialize backend 'tpu': "
+IN_USE = UNABLE + "ABORTED: The TPU is already in use by process with pid 4242."
+ABSENT = UNABLE + "NOT_FOUND: TPU initialization failed: No jellyfish device."
+
+
+@pytest.mark.parametrize(
+  "error, text",
+  [
+    (RuntimeError(IN_USE), "in use by process with pid 4242"),
+    (RuntimeError(ABSENT), "No jellyfish device"),
+    (AssertionError(), "no device is visible"),
+  ],
+)
+def test_without_its_device_a_command_ends_in_a_sentence(
+  error, text, monkeypatch, capsys
+):
+  import jax
+
+  def raises(*_):
+    raise error
+
+  def raises_another(*_):
+    raise type(error)("another")
+
+  def serve(main):
+    monkeypatch.setitem(
+      COMMANDS, "serve", COMMANDS["serve"]._replace(main=main)
+    )
+
+  serve(raises_another)  # the devices are there
+  with pytest.raises(type(error), match="another"):
+    command.main(["serve", "x"])
+  serve(raises)
+  monkeypatch.setattr(jax, "devices", raises)
+  with pytest.raises(SystemExit) as e:
+    command.main(["serve", "x"])
+  assert e.value.code == 1
+  assert text in capsys.readouterr().err
+
+
+def test_one_of_several_platforms_is_absent():
+  """jax raises at the first call, and the second one returns the CPU."""
+  assert command.lacks_device(RuntimeError(ABSENT))
+  assert not command.lacks_device(RuntimeError("another"))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("platforms", ["foo", "cpu,foo"])
+def test_what_jax_itself_raises_is_known(platforms):
+  done = _run("train", "--config=glyphs", JAX_PLATFORMS=platforms)
+  assert done.returncode == 1 and "Traceback" not in done.stderr
+  last = done.stderr.splitlines()[-1]
+  assert last.startswith("vit-jax: jax has no such device") and "foo" in last
+
+
+@pytest.mark.slow
+def test_a_library_of_the_extra_train_that_is_missing():
+  project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+  train = project["optional-dependencies"]["train"]
+  packages = {re.split("[><=]", line)[0] for line in train}
+  packages -= {"tensorflow-cpu", "importlib_resources"}
+  modules = {name.replace("-", "_") for name in packages}
+  modules = modules - {"scikit_learn"} | {"sklearn"}
+  assert modules == {*command.NOT_LEAN}
+  done = _run("train", "--config=glyphs", code=WITHOUT + "command.main()")
+  assert done.stderr.startswith("vit-jax: tensorflow_datasets is not installed")
+  assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_what_needs_no_extra():
+  modules = (
+    "vit_jax.inference.predict, vit_jax.tools.serve,"
+    " vit_jax.tools.reporting.report, vit_jax.tools.reporting.visualize,"
+    " vit_jax.tools.exporting.convert"
+  )
+  done = _run(code=f"{WITHOUT}import {modules}")
+  assert done.returncode == 0, done.stderr

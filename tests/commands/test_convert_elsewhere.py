@@ -28,24 +28,16 @@ def _check_logits(vit, theirs):
   assert error < 1e-4
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
   "name, fields",
   [
-    pytest.param(
-      "vit_base_patch16_224",
-      dict(variant="B/16", gelu="erf"),
-      marks=pytest.mark.slow,
-    ),
-    pytest.param(
+    ("vit_tiny_patch16_224", dict(variant="Ti/16", gelu="erf")),
+    (
       "vit_base_r50_s16_224",
       dict(variant="R50+B/16", gelu="erf", **AS_TIMM),
-      marks=pytest.mark.nightly,
     ),
-    pytest.param(
-      "resnetv2_50x1_bit",
-      dict(name="bit", variant="R50x1", **AS_TIMM),
-      marks=pytest.mark.slow,
-    ),
+    ("resnetv2_50x1_bit", dict(name="bit", variant="R50x1", **AS_TIMM)),
   ],
 )
 def test_timm_s_own_loader_of_google_s_files(tmp_path, timm, name, fields):
@@ -57,12 +49,12 @@ def test_timm_s_own_loader_of_google_s_files(tmp_path, timm, name, fields):
   _check_logits(vit, theirs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
   "fields",
   [
     dict(variant="Ti/16"),
-    dict(variant="B/32", pool="map", posemb="sincos2d", gelu="erf"),
+    dict(variant="S/32", pool="map", posemb="sincos2d", gelu="erf"),
   ],
 )
 def test_timm_takes_the_call_in_the_note(tmp_path, timm, fields):
@@ -72,7 +64,7 @@ def test_timm_takes_the_call_in_the_note(tmp_path, timm, fields):
   _check_logits(vit, theirs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["token", "torch_s", "no_row", "none"])
 def test_hugging_face_takes_the_call_in_the_note(tmp_path, monkeypatch, name):
   monkeypatch.setenv("HF_HUB_OFFLINE", "1")

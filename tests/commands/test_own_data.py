@@ -74,7 +74,7 @@ def _assert_same(a, b):
     np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_arrays_train_and_resume_to_the_bit(arrays, tmp_path, capfd):
   whole = train.train_and_evaluate(_config(), str(tmp_path / "whole"), arrays)
   cut = str(tmp_path / "cut")
@@ -124,6 +124,7 @@ def test_processes_get_parts_of_a_batch(arrays):
     )
 
 
+@pytest.mark.nightly
 def test_a_wrong_batch_stops_a_run_before_its_first_step(arrays, tmp_path):
   config = _config(data__ops="decode|resize(24)")
   with pytest.raises(DataError, match=r"got uint8 \(16, 16, 16, 3\), exp"):
@@ -141,20 +142,10 @@ class _Wrong:
 def test_errors_of_data_come_with_the_rest():
   with pytest.raises(ConfigError) as e:
     run_checks.setup(_config(optim__lr=-1.0), data=_Wrong())
-  text = str(e.value)
-  for error in (
-    "config.optim.lr: got -1.0",
-    "data.num_classes: got 0, expected an int, 1 or more.",
-    "data.class_names: got 1, expected one for each",
-  ):
-    assert error in text
-
-
-def test_data_without_what_a_run_asks_of_them():
-  errors = "\n".join(run_checks.given_data_errors(object()))
-  for key in ("num_examples", "num_classes"):
-    assert f"data.{key}: got None, expected an int, 1 or more." in errors
-  assert "data.batches: missing, see vit_jax.batch.Data." in errors
+  keys = {error.split(": got")[0] for error in e.value.errors}
+  assert {"config.optim.lr", "data.num_classes", "data.class_names"} <= keys
+  keys = {e.split(":")[0] for e in run_checks.given_data_errors(object())}
+  assert keys >= {"data.num_examples", "data.num_classes", "data.batches"}
 
 
 @pytest.fixture
@@ -214,7 +205,7 @@ def test_nothing_is_opened_or_read_twice(counts, tmp_path):
   assert counts == {"train": 1, "test": 1, "read": 1, "adapt": 1}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_several_classes_an_image_from_a_csv_to_predict(tmp_path):
   """Pictures that are red, green, both or neither, on a transparent ground."""
   lines, classes = ["file,label"], ("green", "red")
@@ -252,8 +243,6 @@ def test_several_classes_an_image_from_a_csv_to_predict(tmp_path):
   assert vit.ops == "decode(background='black')|resize(16)"
   other = vit_jax.load(run, background="white", image_size=16)
   assert other.ops == "decode(background='white')|resize(16)"
-  with pytest.raises(ValueError, match="background: got 'no', expected a colo"):
-    vit_jax.load(run, background="no")
   images = [tmp_path / f"{i}.png" for i in range(4)]
   probable = [
     {p.name for p in answers if p.probability > 0.5}

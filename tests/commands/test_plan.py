@@ -22,18 +22,6 @@ def test_examples():
   assert doctest.testmod(plan).failed == 0
 
 
-def test_all_errors_at_once():
-  argv = ["--json", "--config=vit_b16", "--config.optim.lr=fast"]
-  argv += ["--price_per_chip_hour=cheap", "--input_rate=0"]
-  with pytest.raises(SystemExit) as e:
-    plan_command.main(argv)
-  text = str(e.value)
-  assert "--topology: got none" in text
-  assert "config.optim.lr: got 'fast'" in text
-  assert "--price_per_chip_hour: got 'cheap', expected a number" in text
-  assert "--input_rate: got '0', expected a number above 0" in text
-
-
 def test_help_names_every_family_of_slices():
   names = re.findall(r"(\w+):\d", plan_command.FLAGS["topology"])
   assert names == list(CHIPS)
@@ -79,13 +67,10 @@ def test_the_command_says_what_takes_minutes_then_prints_the_plan(
   assert output.out == table(PLAN) + "\n"
 
 
-@pytest.mark.parametrize("text", ["cheap", "-1"])
-def test_prices_begin_with_a_number(text):
-  with pytest.raises(ValueError, match="expected a number, with or without"):
-    plan.parse_price(text)
-
-
-@pytest.mark.parametrize("text", ["0", "inf", "many"])
-def test_rates_are_above_zero(text):
-  with pytest.raises(ValueError, match="--input_rate: got"):
-    plan.parse_input_rate(text)
+def test_prices_begin_with_a_number_and_rates_are_above_zero():
+  for text in ("cheap", "-1"):
+    with pytest.raises(ValueError, match="expected a number"):
+      plan.parse_price(text)
+  for text in ("0", "inf", "many"):
+    with pytest.raises(ValueError, match="--input_rate"):
+      plan.parse_input_rate(text)

@@ -1,99 +1,26 @@
-"""Whole runs: train, stop, resume, evaluate, fine-tune."""
+"""A whole run, stopped and resumed: its files, scores, costs; what follows."""
 
+import dataclasses
 import json
-import pathlib
 import re
 import threading
-import time
 
 import jax
 import numpy as np
 import pytest
-import tiny
+from shared_runs import EVALS, OPS, StopAfter, Stopped, config
 
-from vit_jax import evaluate as evaluate_lib
-from vit_jax import train
+from vit_jax import evaluate, train
 from vit_jax.callbacks import Callback, accounting
 from vit_jax.checkpointing import checkpointer
 from vit_jax.checkpointing.checkpointer import Checkpointer
-from vit_jax.config import Config, ConfigError, defaults, freeze, to_dict
+from vit_jax.config import freeze
 from vit_jax.data import tfds_source
 from vit_jax.evaluators.fewshot import Fewshot
 from vit_jax.tools.reporting import runs
 from vit_jax.writers.metric_writer import is_measured, read_metrics
 
-OPS = "decode|resize(16)"
-EVALS = {
-  "test": {
-    "kind": "classification",
-    "split": "test[:100]",
-    "ops": OPS,
-    "every_steps": 8,
-  },
-  "few": {
-    "kind": "fewshot",
-    "ops": OPS,
-    "train_split": "train[:160]",
-    "split": "test[:100]",
-    "shots": (1, 5),
-    "l2": (1.0, 64.0),
-    "baselines": True,
-  },
-}
-
-
-def _config(**changes) -> Config:
-  """20 steps on real digits; a checkpoint every 8."""
-  c = defaults()
-  c.update(to_dict(tiny.config()))
-  c.data.dataset = "digits"
-  c.data.shuffle_buffer = 500
-  c.checkpoint.every_steps = 8
-  c.log_steps = 4
-  c.model.depth, c.model.dropout = 1, 0.1
-  c.evals = EVALS
-  tiny.apply(c, changes)
-  return freeze(c)
-
-
-class Losses:
-  """A writer of somebody else."""
-
-  def __init__(self):
-    self.steps, self.is_closed = [], False
-
-  def write_scalars(self, step, scalars):
-    self.steps += [step] * ("train/loss" in scalars)
-
-  def flush(self):
-    pass
-
-  def close(self):
-    self.is_closed = True
-
-
-LOSSES = Losses()
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-  workdir = str(tmp_path_factory.mktemp("run"))
-  return workdir, train.train_and_evaluate(_config(), workdir, writer=LOSSES)
-
-
-class Stopped(Exception):
-  """Stands for a machine that is taken away."""
-
-
-class StopAfter(Callback):
-  """Ends the run after so many steps, before anything of them is written."""
-
-  def __init__(self, steps):
-    self._steps = steps
-
-  def on_step(self, step, batch, metrics):
-    if step == self._steps:
-      raise Stopped
+DIGITS = dict(data__dataset="digits", data__shuffle_buffer=500)
 
 
 def _assert_same_bits(got, want):
@@ -103,118 +30,142 @@ def _assert_same_bits(got, want):
 
 @pytest.mark.slow
 def test_files_of_a_run(run):
-  workdir, state = run
-  assert int(state.step) == 20
-  folder = pathlib.Path(workdir)
-  metadata = json.loads((folder / "metadata.json").read_text())
-  assert metadata["class_names"] == [str(i) for i in range(10)]
+  metadata = json.loads((run.workdir / "metadata.json").read_text())
+  assert metadata["class_names"] == ["blue", "green", "red", "white"]
   assert metadata["grid"] == [2, 2] and metadata["has_cls_row"]
   assert metadata["preprocessing"]["ops"] == OPS
+  assert metadata["averages"] == {"few": [run.dataset] * 2}
+  written = json.loads((run.workdir / "config.json").read_text())
+  assert freeze(written) == run.config()
   # The account of the whole run, that with the last evaluation and save.
-  (described,) = runs.find_runs(workdir)
-  saved = checkpointer.load_metadata(workdir)
+  (described,) = runs.find_runs(str(run.workdir))
+  saved = checkpointer.load_metadata(str(run.workdir))["accounting"]
   assert described.device_hours == metadata["accounting"]["device_hours"]
-  assert described.device_hours > saved["accounting"]["device_hours"]
-  assert sum(described.seconds.values()) > sum(
-    saved["accounting"]["seconds"].values()
-  )
+  assert described.device_hours > saved["device_hours"]
+  assert sum(described.seconds.values()) > sum(saved["seconds"].values())
   # The loop enters every phase, by which waiting for images is measured, too.
   assert all(described.seconds[phase] > 0 for phase in accounting.PHASES)
-  config = freeze(json.loads((folder / "config.json").read_text()))
-  assert config == _config()
-  with np.load(folder / "predictions.npz") as saved_images:
-    assert saved_images["image"].shape == (64, 16, 16, 3)
-    assert saved_images["probability"].max() <= 1
-    assert (
-      saved_images["num_images"] == 100 and 0 < saved_images["num_wrong"] < 100
-    )
-    assert len(saved_images["mistake_image"]) == min(
-      24, saved_images["num_wrong"]
-    )
-    assert (
-      saved_images["mistake_label"] != saved_images["mistake_prediction"]
-    ).all()
-    assert (np.diff(saved_images["mistake_probability"]) <= 0).all()
+
+
+@pytest.mark.slow
+def test_mistakes_are_written_with_their_images(run):
+  with np.load(run.workdir / "predictions.npz") as saved:
+    assert saved["image"].shape == (20, 16, 16, 3)
+    assert (saved["num_images"], saved["num_wrong"]) == (20, 1)
+    (label,), (answer,) = saved["mistake_label"], saved["mistake_prediction"]
+    assert (label, answer) == (2, 0)  # red, blue
+    assert 0.25 < saved["mistake_probability"][0] <= 1
+    assert saved["mistake_image"].shape == (1, 16, 16, 3)
 
 
 @pytest.mark.slow
 def test_metrics_of_a_run(run):
-  rows = read_metrics(run[0])
+  rows = read_metrics(str(run.workdir))
   logged = [r["step"] for r in rows if "train/loss" in r]
-  assert logged == LOSSES.steps == [1, 4, 8, 12, 16, 20] and LOSSES.is_closed
-  assert [r["step"] for r in rows if "test/top1" in r] == [8, 16, 20]
-  assert [r["step"] for r in rows if "few/5shot" in r] == [20]
-  assert all(r["test/count"] == 100 for r in rows if "test/count" in r)
+  assert logged == [1, 4, 8, 12, 16, 20]
+  assert run.writer.logged == [12, 16, 20] and run.writer.is_closed
+  tops = {r["step"]: r["val/top1"] for r in rows if "val/top1" in r}
+  assert [*tops] == [8, 16, 20] and tops[20] == pytest.approx(19 / 20)
+  assert [r["step"] for r in rows if "a/5shot" in r] == [8, 16, 20]
+  assert all(r["val/count"] == 20 for r in rows if "val/count" in r)
   first = next(r for r in rows if r["step"] == 1)
-  assert first["train/loss"] == pytest.approx(np.log(10), rel=1e-6)
-  assert "train/images_per_second" in rows[-3]
-  seen = {r["step"]: r["train/images_seen"] for r in rows if "train/lr" in r}
-  assert seen == {step: 16 * step for step in logged}
-  flops = _config().model.train_flops((16, 16), 10)
-  assert rows[-3]["train/exaflops"] == pytest.approx(320 * flops / 1e18)
-  assert {"few/random_init/1shot", "few/raw_pixels/5shot"} <= rows[-1].keys()
-
-
-@pytest.fixture
-def cache_of_all():
-  """Programs are cached however quickly they compile."""
-  before = jax.config.jax_persistent_cache_min_compile_time_secs
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-  yield
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
+  assert first["train/loss"] == pytest.approx(np.log(4), rel=1e-6)
+  seen = {r["step"]: r for r in rows if "train/lr" in r}
+  assert {k: r["train/images_seen"] for k, r in seen.items()} == {
+    step: 16 * step for step in logged
+  }
+  assert "train/images_per_second" in seen[20]
+  flops = run.config().model.train_flops((16, 16), 4)
+  assert seen[20]["train/exaflops"] == pytest.approx(320 * flops / 1e18)
+  last = {k for r in rows if r["step"] == 20 for k in r}
+  assert {"a/random_init/1shot", "a/raw_pixels/5shot"} <= last
 
 
 @pytest.mark.slow
-def test_resumed_run_ends_in_the_same_bits(run, tmp_path, cache_of_all, capfd):
-  """Compiled by the uninterrupted run, read from the cache by the resumed."""
-  workdir, state = run
-  with pytest.raises(Stopped):
-    train.train_and_evaluate(
-      _config(), str(tmp_path), callbacks=[StopAfter(12)]
-    )
-  assert checkpointer.find(str(tmp_path)).name == "8"
-  cost = checkpointer.load_metadata(str(tmp_path))["accounting"]
-  capfd.readouterr()
-  resumed = train.train_and_evaluate(_config(), str(tmp_path))
-  err = capfd.readouterr().err
-  assert "\ncost        320 images seen, " in err
-  # The hours of 8 steps, and of 12 more: more than either, and than the lost.
-  costs = [r for r in read_metrics(str(tmp_path)) if "train/device_hours" in r]
-  hours = [r["train/device_hours"] for r in costs]
-  assert hours == sorted(hours) and [r["step"] for r in costs][1:4] == [
-    4,
-    8,
-    12,
-  ]
-  assert hours[2] <= cost["device_hours"] < hours[3]
-  account = checkpointer.load_metadata(str(tmp_path))["accounting"]
+def test_a_resumed_run_counts_the_costs_of_both_parts(run):
+  """The hours of 8 steps and of 12 more, without those that were lost."""
+  rows = read_metrics(str(run.workdir))
+  costs = [r for r in rows if "train/device_hours" in r]
+  hours = {r["step"]: r["train/device_hours"] for r in costs}
+  assert list(hours.values()) == sorted(hours.values())
+  assert hours[8] <= run.account["device_hours"] < hours[12]
+  account = checkpointer.load_metadata(str(run.workdir))["accounting"]
   assert account == account | {
     "images_seen": 320,
     "position": 320,
-    "flops": 20 * cost["flops"] // 8,
-    "exaflops": 20 * cost["flops"] // 8 / 1e18,
-    "device_hours": pytest.approx(hours[-1], rel=0.1),
+    "flops": 20 * run.account["flops"] // 8,
+    "exaflops": 20 * run.account["flops"] // 8 / 1e18,
+    "device_hours": pytest.approx(hours[20], rel=0.1),
     "init": None,
   }
-  (line,) = re.findall("^start  .*", err, re.MULTILINE)
+  assert "\ncost        320 images seen, " in run.printed
+
+
+@pytest.mark.slow
+def test_the_start_of_a_resumed_run_is_timed_by_its_parts(run):
+  """The programs are those of the first part, from the cache."""
+  (line,) = re.findall("^start  .*", run.printed, re.MULTILINE)
   assert re.fullmatch(
     r"start +\d+\.\d s to the end of the first step: checks .*, model"
     r" and state .*, evaluators .*, first batch .*, first step \d+\.\d \(cache"
     r" hit, /.*/xla\)",
     line,
   )
-  _assert_same_bits(resumed, state)
-  same = lambda rows: [
-    {k: v for k, v in r.items() if not is_measured(k)} for r in rows
+
+
+@pytest.mark.nightly
+def test_a_run_that_was_not_stopped_has_the_same_bits_and_rows(run, tmp_path):
+  state = train.train_and_evaluate(run.config(), str(tmp_path))
+  _assert_same_bits(run.state, state)
+  rows = [
+    [{k: v for k, v in r.items() if not is_measured(k)} for r in of_run]
+    for of_run in map(read_metrics, (str(run.workdir), str(tmp_path)))
   ]
-  assert same(read_metrics(str(tmp_path))) == same(read_metrics(workdir))
+  assert rows[0] == rows[1]
 
 
 @pytest.mark.slow
+def test_evaluate_alone_has_the_scores_of_the_run(run, capsys):
+  """The mean of several data sets among them, and none that is not on disk."""
+  scores = evaluate.evaluate(run.config(), str(run.workdir))
+  rows = [r for r in read_metrics(str(run.workdir)) if r["step"] == 20]
+  assert scores == {
+    key: value
+    for row in rows
+    for key, value in row.items()
+    if "/" in key and not key.startswith("train/")
+  }
+  assert scores["few/sets"] == 2 and "pets/5shot" not in scores
+  for shots in ("1shot", "5shot"):
+    parts = [scores[f"{name}/{shots}"] for name in "ab"]
+    assert scores[f"few/{shots}"] == pytest.approx(np.mean(parts))
+  printed = capsys.readouterr().out
+  assert "step 20: val" in printed
+  assert re.search(r"^left out +oxford_iiit_pet: ", printed, re.MULTILINE)
+  assert re.search(r"^few +mean of 2 data sets: ", printed, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_left_alone(run, capfd):
+  before = read_metrics(str(run.workdir))
+  again = train.train_and_evaluate(run.config(log_steps=5), str(run.workdir))
+  metadata = json.loads((run.workdir / "metadata.json").read_text())
+  assert metadata["step"] == 20
+  assert metadata["accounting"]["images_seen"] == 320
+  _assert_same_bits(again.params, run.state.params)
+  assert read_metrics(str(run.workdir)) == before
+  err = capfd.readouterr().err
+  assert "config.log_steps was 4, is now 5" in err
+  assert "all 20 steps were done before" in err
+
+
+@pytest.mark.nightly
 def test_resumes_to_the_bit_with_everything_on(tmp_path, monkeypatch):
   """Records from files, averages, microbatches, scan, parameters sharded."""
   monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", 0)
-  config = _config(
+  c = config(
+    **DIGITS,
+    dataset="digits",
     data__ops="decode|resize(20)|pad(2)|random_crop(16)",
     optim__microbatch=2,
     optim__ema_decay=0.9,
@@ -226,140 +177,103 @@ def test_resumes_to_the_bit_with_everything_on(tmp_path, monkeypatch):
     model__stochastic_depth=0.1,
     evals=None,
   )
-  whole = train.train_and_evaluate(config, str(tmp_path / "whole"))
+  whole = train.train_and_evaluate(c, str(tmp_path / "whole"))
   with pytest.raises(Stopped):
     train.train_and_evaluate(
-      config, str(tmp_path / "cut"), callbacks=[StopAfter(19)]
+      c, str(tmp_path / "cut"), callbacks=[StopAfter(19)]
     )
-  resumed = train.train_and_evaluate(config, str(tmp_path / "cut"))
+  resumed = train.train_and_evaluate(c, str(tmp_path / "cut"))
   _assert_same_bits(resumed, whole)
 
 
+@dataclasses.dataclass(frozen=True)
+class AtStep(Callback):
+  step: int
+  event: threading.Event
+
+  def on_step(self, step, batch, metrics):
+    if step == self.step:
+      self.event.set()
+
+
 @pytest.mark.slow
-def test_training_continues_while_the_host_scores(tmp_path, monkeypatch):
-  """Scores of step 4 that take until step 7, and are there in checkpoint 8."""
+def test_training_continues_while_the_host_scores(run, tmp_path, monkeypatch):
+  """Scores of step 4 that wait for step 7, and are there in checkpoint 8."""
   at_step_7, was_in_time = threading.Event(), []
   score = Fewshot.score
 
-  class AtStep7(Callback):
-    def on_step(self, step, batch, metrics):
-      if step == 7:
-        at_step_7.set()
-
   def slow_score(self, gathered):
     was_in_time.append(at_step_7.wait(60))
-    time.sleep(0.5)
     return score(self, gathered)
 
   monkeypatch.setattr(Fewshot, "score", slow_score)
-  few = {**EVALS["few"], "every_steps": 4, "baselines": False}
-  config = _config(total_steps=12, evals={"few": few})
+  few = {**EVALS["b"], "every_steps": 4, "group": None, "l2": (1.0, 64.0)}
+  c = run.config(total_steps=12, evals={"few": few})
   with pytest.raises(Stopped):
     train.train_and_evaluate(
-      config, str(tmp_path), callbacks=[AtStep7(), StopAfter(9)]
+      c, str(tmp_path), callbacks=[AtStep(7, at_step_7), StopAfter(9)]
     )
   rows = read_metrics(str(tmp_path))
   assert [r["step"] for r in rows if "few/5shot" in r] == [4]
-  train.train_and_evaluate(config, str(tmp_path))
+  train.train_and_evaluate(c, str(tmp_path))
   rows = read_metrics(str(tmp_path))
   assert [r["step"] for r in rows if "few/5shot" in r] == [4, 8, 12]
   assert all("few/l2=64/1shot" in r for r in rows if "few/5shot" in r)
   assert all(was_in_time)
 
 
-@pytest.mark.slow
-def test_a_finished_run_is_left_alone(run, capfd):
-  workdir, state = run
-  before = read_metrics(workdir)
-  again = train.train_and_evaluate(_config(log_steps=5), workdir)
-  metadata = json.loads((pathlib.Path(workdir) / "metadata.json").read_text())
-  assert metadata["step"] == 20
-  assert metadata["accounting"]["images_seen"] == 320
-  np.testing.assert_array_equal(
-    again.params["head"]["kernel"], state.params["head"]["kernel"]
-  )
-  assert read_metrics(workdir) == before
-  err = capfd.readouterr().err
-  assert "resumes     step 20" in err
-  assert "config.log_steps was 4, is now 5" in err
-  assert "all 20 steps were done before" in err
-
-
-@pytest.mark.slow
-def test_evaluate_alone_gives_the_same(run, capsys):
-  workdir, _ = run
-  scores = evaluate_lib.evaluate(_config(), workdir)
-  last = read_metrics(workdir)[-2:]
-  for row in last:
-    for key, value in row.items():
-      if key not in ("step", "time"):
-        assert scores[key] == value
-  assert "step 20: test" in capsys.readouterr().out
+@pytest.mark.nightly
+def test_a_mean_of_other_sets_is_said(run, tmp_path, capfd):
+  """A run that resumes with one of the two data sets."""
+  copy = run.copy(tmp_path / "run")
+  less = {k: v for k, v in EVALS.items() if k != "b"}
+  c = run.config(evals=less, total_steps=21)
+  train.train_and_evaluate(c, str(copy), allow_change=("total_steps",))
+  printed = capfd.readouterr().err
+  assert re.search(r"^few +mean of 1 data set: ", printed, re.MULTILINE)
+  assert re.search(r"^changed +the mean 'few' was of ", printed, re.MULTILINE)
+  last = [r for r in read_metrics(str(copy)) if r["step"] == 21]
+  assert [r["few/sets"] for r in last if "few/sets" in r] == [1]
 
 
 @pytest.mark.nightly  # the demo, which CI runs, does so
 def test_fine_tune_at_another_size(run, tmp_path, capfd):
-  workdir, state = run
   ops = "decode|resize((24, 32))"
-  evals = {"test": {**EVALS["test"], "ops": ops}}
-  config = _config(
-    init=workdir, data__ops=ops, total_steps=1, optim__lr=1e-9, evals=evals
+  c = run.config(
+    init=str(run.workdir),
+    data__ops=ops,
+    total_steps=1,
+    optim__lr=1e-9,
+    evals={"val": {**EVALS["val"], "ops": ops}},
   )
-  tuned = train.train_and_evaluate(config, str(tmp_path))
+  tuned = train.train_and_evaluate(c, str(tmp_path))
   err = capfd.readouterr().err
   assert "2x2 -> 3x4" in err
   cost = checkpointer.load_metadata(str(tmp_path))["accounting"]
   assert cost["images_seen"] == 16
-  assert cost["init"] == checkpointer.load_metadata(workdir)["accounting"]
-  assert "cost        16 images seen" in err
+  before = checkpointer.load_metadata(str(run.workdir))["accounting"]
+  assert cost["init"] == before
   assert "; the run before: 320 images seen, " in err
-  table = tuned.params["Transformer"]["posembed_input"]["pos_embedding"]
+  table, old = (
+    np.asarray(s.params["Transformer"]["posembed_input"]["pos_embedding"])
+    for s in (tuned, run.state)
+  )
   assert table.shape == (1, 13, 32)
   # Corners stay where they are; one step of 1e-9 is far below float32's last
   # place of numbers of this size.
-  old = np.asarray(
-    state.params["Transformer"]["posembed_input"]["pos_embedding"]
-  )
   np.testing.assert_allclose(table[0, [0, 1, 4, 9, 12]], old[0], atol=2e-7)
 
 
 @pytest.mark.parametrize("every, steps", [(0, [8]), (3, [3, 6, 8]), (9, [8])])
 def test_steps_with_a_checkpoint(every, steps, tmp_path):
-  config = _config(checkpoint__every_steps=every).checkpoint
-  checkpointer = Checkpointer(str(tmp_path), config, total_steps=8)
+  options = config("x", checkpoint__every_steps=every).checkpoint
+  checkpointer = Checkpointer(str(tmp_path), options, total_steps=8)
   assert [s for s in range(1, 9) if checkpointer.is_periodic(s)] == steps
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "changes, message",
-  [
-    (
-      {"total_steps": 10},
-      "config.total_steps: got 10, expected at least the 20",
-    ),
-    ({"seed": 1}, "config.seed was 0, is now 1 (other batches"),
-    ({"fake_data": True}, "config.fake_data was False, is now True"),
-  ],
-)
-def test_a_run_goes_on_as_it_began(run, changes, message):
-  workdir, _ = run
-  with pytest.raises(ConfigError) as e:
-    train.train_and_evaluate(_config(**changes), workdir)
-  assert message in str(e.value)
-  config = json.loads((pathlib.Path(workdir) / "config.json").read_text())
-  assert config["total_steps"] == 20
-
-
-def test_a_workdir_that_cannot_be(tmp_path):
-  (tmp_path / "file").write_text("")
-  with pytest.raises(ConfigError, match="--workdir: got .* no files can be"):
-    train.train_and_evaluate(_config(), str(tmp_path / "file"))
-
-
-@pytest.mark.slow
-def test_a_checkpoint_is_never_of_a_run_that_diverged(tmp_path):
-  config = _config(
+@pytest.mark.nightly
+def test_a_checkpoint_is_never_of_a_run_that_diverged(run, tmp_path):
+  c = run.config(
     optim__lr=1e38,
     optim__warmup_steps=1,
     optim__clip_norm=None,
@@ -367,7 +281,7 @@ def test_a_checkpoint_is_never_of_a_run_that_diverged(tmp_path):
     log_steps=20,
     evals=None,
   )
-  with pytest.raises(FloatingPointError, match="is (nan|inf) at step"):
-    train.train_and_evaluate(config, str(tmp_path))
+  with pytest.raises(FloatingPointError, match="step"):
+    train.train_and_evaluate(c, str(tmp_path))
   params, _ = checkpointer.load_params(str(tmp_path))
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))

@@ -129,7 +129,7 @@ def test_order_and_bound():
     nonlocal drawn
     for i in range(20):
       drawn += 1
-      side = 2000 if i % 5 == 0 else 4
+      side = 900 if i % 5 == 0 else 4
       yield Named(str(i), encoded(i, size=(side, side)))
 
   for i, row in enumerate(
@@ -166,10 +166,8 @@ def test_too_many_pixels():
   data = encoded(0, size=(11, 11))
   ops = "decode(max_pixels=100)|resize(8)"
   (row,) = streaming.read_all([Named("bomb.png", data)], ops, ahead=1)
-  assert str(row.error) == (
-    "got 11 x 11 pixels, expected at most 100 in all; reduce the image, or set"
-    " config.data.max_pixels."
-  )
+  text = str(row.error)
+  assert "got 11 x 11 pixels" in text and "config.data.max_pixels" in text
 
 
 def test_an_image_twice_in_a_list():

@@ -27,13 +27,8 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize(
-  "refuses",
-  [
-    pytest.param(0, marks=pytest.mark.nightly),
-    pytest.param(1, marks=pytest.mark.slow),
-  ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("refuses", [0, 1])
 def test_the_first_decides_and_who_refuses_ends_at_once(tmp_path, refuses):
   files = {
     "0/both.json": "[0]",

@@ -1,25 +1,37 @@
 """One of several runs of a command, as in trials and searches."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from etils import epath
 
-from vit_jax import train
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import Config, ConfigError
 from vit_jax.distributed import agreement
+from vit_jax.train import train_and_evaluate
 from vit_jax.writers import run_info
 from vit_jax.writers.metric_writer import read_metrics
 
 RESULT = "result.json"  # file of a finished run
+# The function `run`, or a stand-in for it.
+Run = Callable[[Config, epath.Path, bool], dict[str, Any]]
 
 
 def run(
-  config: Config, folder: epath.Path, keeps_weights: bool
+  config: Config,
+  folder: epath.Path,
+  keeps_weights: bool,
+  train: Callable[[Config, str], object] = train_and_evaluate,
 ) -> dict[str, Any]:
   """Trains a run, unless it is finished, and returns its result.
+
+  Args:
+    config: The run.
+    folder: Its folder.
+    keeps_weights: Whether its checkpoints stay if it does not diverge.
+    train: Function that trains it.
 
   Returns:
     `scores` of the last step; its `step`; `error`, None unless it diverged.
@@ -28,7 +40,7 @@ def run(
     print_once(f"run         {folder}")
     error = None
     try:
-      train.train_and_evaluate(config, str(folder))
+      train(config, str(folder))
     except FloatingPointError as e:
       error = str(e)
       print_once(f"diverged    {folder}: {error}")

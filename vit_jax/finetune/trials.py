@@ -27,8 +27,8 @@ from vit_jax.checkpointing import resume_rules
 from vit_jax.config import HELD_OUT, Config, ConfigError, build, cli, to_dict
 from vit_jax.data import sources
 from vit_jax.distributed import agreement
-from vit_jax.finetune import linear_probe, trial_candidates
-from vit_jax.finetune.one_run import RESULT, print_once, read_by_first, run
+from vit_jax.finetune import linear_probe, one_run, trial_candidates
+from vit_jax.finetune.one_run import RESULT, print_once, read_by_first
 from vit_jax.finetune.results import LINEAR_PROBE, TRIALS, Trial, Trials
 from vit_jax.finetune.trial_candidates import Round
 from vit_jax.options import unexpected
@@ -75,6 +75,7 @@ def choose(
   budget: str,
   workdir: str,
   fixed: Collection[str] = (),
+  run: one_run.Run = one_run.run,
 ) -> Config:
   """Returns the config with the changes that the trials chose. Collective.
 
@@ -91,6 +92,7 @@ def choose(
       logged, so that another run can have the same trials.
     workdir: Folder of the run.
     fixed: Options that no trial may set.
+    run: Function that trains a trial.
 
   Raises:
     ConfigError: The run cannot work; a change sets an option that does not
@@ -153,7 +155,9 @@ def choose(
       if total is None:
         _write(folder / FOLDER, BEGUN, beginning)
         is_timed = True
-        total = _affordable_steps(config, folder / FOLDER, budget, num_trials)
+        total = _affordable_steps(
+          config, folder / FOLDER, budget, num_trials, run
+        )
       beginning["steps"] = total  # another measurement would differ
       _write(folder / FOLDER, BEGUN, beginning)
     if total < FEWEST_STEPS * num_trials:
@@ -173,7 +177,7 @@ def choose(
     _write(folder / FOLDER, BEGUN, beginning)
     _write(folder, TRIALS, dataclasses.asdict(record))
   if not is_timed:
-    _make_probe(config, folder / FOLDER)
+    _make_probe(config, folder / FOLDER, run)
 
   seconds: list[float] = []  # of the trials that ran now
   trials: list[Trial] = []
@@ -189,7 +193,7 @@ def choose(
       text = ", ".join([*chosen, name])
       place, start = folder / FOLDER / f"{i}_{name}", time.monotonic()
       is_new = not (place / RESULT).exists()
-      result = _run(short, place)
+      result = _run(short, place, run)
       seconds += [time.monotonic() - start] * is_new
       top1, loss = _scores(result)
       score = "diverged"
@@ -301,11 +305,11 @@ def _changes(
   return {k: o for k, o in changes.items() if not {*o} & {*fixed}}
 
 
-def _make_probe(config: Config, folder: epath.Path) -> None:
+def _make_probe(config: Config, folder: epath.Path, run: one_run.Run) -> None:
   """Fits the linear probe with which all trials begin, and prints its score."""
   if config.init_head != "linear_probe":
     return
-  _run(_short(config, 1), folder / PROBE)
+  _run(_short(config, 1), folder / PROBE, run)
   outcome = read_by_first(folder / PROBE / LINEAR_PROBE)
   if outcome:
     print_once(
@@ -315,16 +319,20 @@ def _make_probe(config: Config, folder: epath.Path) -> None:
 
 
 def _affordable_steps(
-  config: Config, folder: epath.Path, budget: str, num_trials: int
+  config: Config,
+  folder: epath.Path,
+  budget: str,
+  num_trials: int,
+  run: one_run.Run,
 ) -> int:
   """Returns the number of steps of all trials that fit into the time.
 
   A trial of `FEWEST_STEPS` is timed by the clock of process 0.
   """
-  _make_probe(config, folder)
+  _make_probe(config, folder, run)
   began = time.monotonic()
   timed = _from_probe(_short(config, FEWEST_STEPS), folder)
-  _run(timed, folder / TIMED)
+  _run(timed, folder / TIMED, run)
   total = time.monotonic() - began
   text = ""
   if jax.process_index() == 0:
@@ -376,12 +384,14 @@ def _from_probe(config: Config, folder: epath.Path) -> Config:
   )
 
 
-def _run(config: Config, folder: epath.Path) -> dict[str, Any]:
+def _run(
+  config: Config, folder: epath.Path, run: one_run.Run
+) -> dict[str, Any]:
   """Trains a trial, unless it is finished; see `one_run.run`."""
   folder.mkdir(parents=True, exist_ok=True)
   with (folder / LOG).open("a") as log, contextlib.redirect_stdout(log):
     with contextlib.redirect_stderr(log):
-      return run(config, folder, keeps_weights=False)
+      return run(config, folder, False)
 
 
 def _scores(result: Mapping[str, Any]) -> tuple[float | None, float | None]:

@@ -12,7 +12,8 @@ from vit_jax.callbacks import startup
 from vit_jax.config import HELD_OUT, Config, ConfigError, cli, json_file
 from vit_jax.data.sources import Sources
 from vit_jax.distributed import agreement, exit_codes, processes
-from vit_jax.finetune.one_run import RESULT, print_once, read_by_first, run
+from vit_jax.finetune import one_run
+from vit_jax.finetune.one_run import RESULT, print_once, read_by_first
 from vit_jax.tools.sweep import table
 from vit_jax.tools.sweep.points import (
   FINAL,
@@ -37,6 +38,7 @@ def sweep(
   *,
   only_available: bool = False,
   against: str | None = None,
+  run: one_run.Run = one_run.run,
 ) -> dict[str, Any]:
   """Runs the search of every task, and scores the best point of each once.
 
@@ -46,6 +48,7 @@ def sweep(
       has its own folder in it.
     only_available: Whether to leave out tasks whose data are not on disk.
     against: Folder of another search to compare with; None: no comparison.
+    run: Function that trains a point.
 
   Returns:
     The contents of `sweep.json`: `tasks`, each with its `points`, the `best`,
@@ -95,7 +98,7 @@ def sweep(
       text = table.markdown(results, other)
       _write(epath.Path(workdir) / TEXT, text)
 
-    result = search(task, _folder(workdir, name), show)
+    result = search(task, _folder(workdir, name), show, run)
     print_once(table.task_text(name, result))
   if len(tasks) > 1 or other:
     print_once(table.overview(results, other))
@@ -106,6 +109,7 @@ def search(
   task: Task,
   folder: epath.Path,
   show: Callable[[dict[str, Any]], None],
+  run: one_run.Run,
 ) -> dict[str, Any]:
   """Trains the points, chooses one by `val`, then trains and scores it once.
 
@@ -113,6 +117,7 @@ def search(
     task: The search; `check` returned no error.
     folder: Folder of its runs.
     show: Function that gets the results so far.
+    run: Function that trains a point.
 
   Raises:
     ConfigError: The records of a split changed, or the last run was started
@@ -130,7 +135,7 @@ def search(
   show(result)
   every = points(task)
   for point in every:
-    row = run(point.config, folder / point.name, keeps_weights=False)
+    row = run(point.config, folder / point.name, False)
     result["points"].append({"name": point.name, "values": point.values, **row})
     show(result)
   if best := best_point(result["points"]):
@@ -139,7 +144,7 @@ def search(
     config = final_config(task.config, config)
     if errors := other_run_errors(config, folder / FINAL):
       raise ConfigError(errors)
-    result["final"] = run(config, folder / FINAL, keeps_weights=True)
+    result["final"] = run(config, folder / FINAL, True)
     show(result)
   return result
 
