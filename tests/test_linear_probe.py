@@ -206,7 +206,7 @@ def test_a_run_starts_from_it(is_distilled, tmp_path, monkeypatch):
   )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_fine_tuning_spoils_is_not_kept(tmp_path):
   state = train_and_evaluate(
     freeze(config(name="sgd", lr=100.0, momentum=0.0)), str(tmp_path)

@@ -8,6 +8,8 @@ import tiny
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from vit_jax import sharding, step
+from vit_jax.checkpointing.checkpointer import write_params
+from vit_jax.config import to_dict
 from vit_jax.data.preprocessing import image_size
 from vit_jax.models import build
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
@@ -26,17 +28,13 @@ HEAD = dict(
 )
 METHODS = {
   "mae": MAE(decoder_width=16, decoder_depth=1, decoder_heads=2),
-  "dino": DINO(
-    **HEAD, temperature_steps=3, teacher_temperature_start=0.02
-  ),
+  "dino": DINO(**HEAD, temperature_steps=3, teacher_temperature_start=0.02),
   "dinov2": DINOv2(**HEAD, koleo_group=4),
   "distillation": Distillation(teacher="x", loss="hard", mixup=1.0),
   "masked_patch": MaskedPatch(target="small"),
   "mixing": Classification(mixup=0.4, cutmix=1.0),
 }
-DINOV2 = dict(
-  model__name="modern", model__layer_scale=0.1, model__registers=1
-)
+DINOV2 = dict(model__name="modern", model__layer_scale=0.1, model__registers=1)
 # What their models are beside `config`.
 MODELS = {
   "dino": dict(model__variant="Ti/4"),
@@ -106,6 +104,21 @@ def teacher(num_classes=tiny.NUM_CLASSES, side=16, names=None, **changes):
   return Named(model, params, num_classes, (side, side), names)
 
 
+def write(path, made, params, num_classes=0):
+  """Writes the checkpoint of a run with these parameters; returns its path."""
+  size = image_size(made.data.ops)
+  about = dict(
+    config=to_dict(made),
+    image_size=[*size],
+    grid=[*made.model.grid(size)],
+    has_cls_row=made.model.has_cls_row,
+    num_classes=num_classes,
+    objective_parameters=made.objective.own,
+  )
+  write_params(str(path), params, about)
+  return str(path)
+
+
 class Run:
   """The step of a config on some devices, and batches of `batch`."""
 
@@ -117,9 +130,7 @@ class Run:
     size = image_size(made.data.ops)
     self.shape = step.RunShape(tiny.NUM_CLASSES, size, made.total_steps)
     self.learner = made.objective.make(made.model, self.shape, models or {})
-    self.trainer = step.assemble(
-      made, self.shape, self.mesh, (), self.learner
-    )
+    self.trainer = step.assemble(made, self.shape, self.mesh, (), self.learner)
 
   def start(self):
     """Returns a first state with random parameters, also of a zero head.
@@ -153,6 +164,15 @@ class Run:
       k: unstack_blocks(v, self.config.model) for k, v in state.averages.items()
     }
     return metrics, state.memory, means
+
+
+def softmax(x):
+  x = np.exp(x - x.max(-1, keepdims=True))
+  return x / x.sum(-1, keepdims=True)
+
+
+def entropy(p):
+  return -(p * np.log(np.maximum(p, 1e-300))).sum(-1)
 
 
 def assert_close(one, other, rtol=2e-5, atol=5e-6):

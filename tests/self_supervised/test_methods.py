@@ -16,7 +16,9 @@ NOISE = dict(model__dropout=0.1)
 
 
 def outcome(name, options=None, devices=1, **changes):
-  return methods.Run(methods.config(name, options, **changes), devices).outcome()
+  return methods.Run(
+    methods.config(name, options, **changes), devices
+  ).outcome()
 
 
 @pytest.mark.slow

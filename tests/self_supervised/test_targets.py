@@ -139,6 +139,13 @@ def test_centring_of_patches_gives_the_authors_targets():
 def test_the_loss_of_crops_is_the_authors(name):
   """Values and gradients of three steps, given the targets."""
   by_crop = lambda x: jnp.float32(x.reshape(-1, 5, 24).swapaxes(0, 1))
+  temperature = float(FILE["dino/student_temp"])
+
+  @jax.jit
+  def value_and_grads(p, large, small):
+    loss = lambda *x: targets.loss_of_crops(p, *x, temperature).mean()
+    return jax.value_and_grad(loss, (0, 1))(large, small)
+
   for step in range(3):
     stored = lambda key: FILE[f"dino/{name}/{key}"][step]  # noqa: B023
     large, small = (
@@ -147,12 +154,7 @@ def test_the_loss_of_crops_is_the_authors(name):
     )
     # They are stored in the order in which the student learns them.
     p = by_crop(stored("probs"))[:, ::-1]
-
-    def loss(large, small, p=p):
-      temperature = float(FILE["dino/student_temp"])
-      return targets.loss_of_crops(p, large, small, temperature).mean()
-
-    value, grads = jax.value_and_grad(loss, (0, 1))(large, small)
+    value, grads = value_and_grads(p, large, small)
     want = stored("loss_local") + stored("loss_global")
     np.testing.assert_allclose(value, want, rtol=1e-6)
     for got, key in zip(grads, ("grad_global", "grad_local"), strict=True):

@@ -36,6 +36,7 @@ from vit_jax.zoo.files import timm
 DATA = pathlib.Path(__file__).parents[1] / "data"
 STRIDE = 5  # of `end/NAME`
 QUICK = 20  # steps
+nightly = pytest.mark.nightly
 
 
 def _config(**changes):
@@ -205,14 +206,10 @@ ROWS = {
     variant="clip_1",
   ),
 }
-# Slow alone: what differs from another row in little.
-SLOW = {
-  "big_vision_2_cap",
-  "big_vision_3",
-  "big_vision_3_frozen",
-  "timm_adam",
-  "timm_clip_1",
-}
+# They share no optimizer, no schedule, no loss and no model.
+QUICK_ROWS = ("big_vision_2_plain", "timm")
+# Adam, with a linear schedule, and a model that pools with attention.
+SLOW_ROW = "big_vision_4"
 
 
 @functools.cache
@@ -363,7 +360,7 @@ def test_learning_rates(name):
   np.testing.assert_allclose(got, want, rtol=0, atol=2e-7 * config.optim.lr)
 
 
-@pytest.mark.parametrize("name", [n for n in ROWS if n not in SLOW])
+@pytest.mark.parametrize("name", QUICK_ROWS)
 def test_the_first_steps(name, tmp_path):
   """Losses and norms of 20 steps; blocks in a scan."""
   row = ROWS[name]
@@ -390,8 +387,13 @@ def test_the_first_steps(name, tmp_path):
     assert np.sqrt(np.mean((got - want) ** 2)) < 5e-8
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+  "name",
+  [
+    pytest.param(n, marks=pytest.mark.slow if n == SLOW_ROW else nightly)
+    for n in ROWS
+  ],
+)
 def test_all_steps(name, tmp_path):
   row = ROWS[name]
   run = Run(row)
@@ -403,7 +405,7 @@ def test_all_steps(name, tmp_path):
     assert run.end_error(state.eval_params, "ema") < 10 * row.end
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_on_four_devices_in_two_microbatches(tmp_path):
   row = ROWS["big_vision_1"]
   mesh = dict(mesh__data=2, mesh__fsdp=2, optim__microbatch=4)
