@@ -101,7 +101,7 @@ def test_the_losses_written_out():
   }
   params = {k: methods.params_of(v.module) for k, v in learners.items()}
   plan = lib.draw(jax.random.fold_in(rng, 1), jnp.asarray(batch["index"]), 4)
-  images = normalise(batch["image"])
+  images = jnp.asarray(normalise(batch["image"]))
 
   @jax.jit
   def computed(params, batch):
@@ -149,7 +149,7 @@ def test_what_is_left_is_predicted_from_its_own_encoding(rows, changes):
   model = model_config(**changes, **sizes)
   module = MaskedPatch().make(model, RunShape(10, (16, 16)), {}).module
   params, made = methods.params_of(module), config()
-  images = normalise(methods.batch(0, made)["image"])
+  images = jnp.asarray(normalise(methods.batch(0, made)["image"]))
   places = jnp.tile(jnp.array([[2, 0]]), (len(images), 1))
   plan = lib.Plan(places, places, jnp.zeros(places.shape, bool))
 

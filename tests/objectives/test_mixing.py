@@ -110,7 +110,7 @@ def test_the_loss_is_that_of_the_mixed_rows():
   def mix(x):
     return (a * x.T + (1 - a) * np.roll(x, 1, 0).T).T
 
-  images = np.float32(mix(normalise(batch["image"])))
+  images = jnp.float32(mix(normalise(batch["image"])))
 
   @tiny.in_step
   def computed(params, batch):

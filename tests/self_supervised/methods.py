@@ -113,6 +113,7 @@ def write(path, made, params, num_classes=0):
     grid=[*made.model.grid(size)],
     has_cls_row=made.model.has_cls_row,
     num_classes=num_classes,
+    loss=made.objective.head_loss,
     objective_parameters=made.objective.own,
   )
   write_params(str(path), params, about)

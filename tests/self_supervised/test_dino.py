@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from methods import entropy, softmax
 import vit_jax
 from vit_jax import run_checks, step, step_checks, train
 from vit_jax.batch import normalise
+from vit_jax.callbacks import Callback
 from vit_jax.checkpointing import resume_rules
 from vit_jax.commands import convert as convert_command
 from vit_jax.config import ConfigError, checks, to_dict
@@ -169,11 +171,43 @@ class Data:
       step += 1
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """Config, folder and last state of a run of three steps."""
+  folder = tmp_path_factory.mktemp("dino") / "run"
+  cfg = config(
+    total_steps=3,
+    checkpoint__every_steps=1,
+    model__stochastic_depth=0.2,
+    optim__weight_decay=0.04,
+    optim__weight_decay_end=0.4,
+    optim__clip_groups=("each",),
+    optim__lr_zero=("dino/prototypes/*=2",),
+  )
+  state = train.train_and_evaluate(cfg, str(folder), Data(cfg))
+  return cfg, folder, jax.device_get(state)
+
+
 @pytest.mark.slow
-def test_the_published_model_is_the_teacher(tmp_path):
+def test_a_resumed_run_ends_in_the_same_bits(run, tmp_path):
+  """Parameters, optimizer, teacher and centre."""
+  cfg, folder, want = run
+  workdir = shutil.copytree(folder, tmp_path / "again")
+  for step_after in (2, 3):
+    shutil.rmtree(workdir / "checkpoints" / str(step_after))
+  starts = []
+  start = Callback()
+  start.on_start = lambda step, *_: starts.append(step)
+  data = Data(cfg)
+  state = train.train_and_evaluate(cfg, str(workdir), data, callbacks=[start])
+  assert starts == [1]
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), want)
+
+
+@pytest.mark.slow
+def test_the_published_model_is_the_teacher(run, tmp_path):
   """`load` and `convert` read it, without the head."""
-  folder, cfg = tmp_path / "run", config(total_steps=1)
-  state = jax.device_get(train.train_and_evaluate(cfg, str(folder), Data(cfg)))
+  _, folder, state = run
   model = vit_jax.load(str(folder), verbose=False)
   want = {k: v for k, v in state.averages["ema"].items() if k != "dino"}
   jax.tree.map(np.testing.assert_array_equal, model.params, want)

@@ -79,7 +79,9 @@ def test_a_step_is_the_formula(one):
 
     large = [given[name] for name in ("global_1", "global_2")]
     whole = [of(x, jnp.zeros((rows, 16), bool)) for x in large]
-    masked = [of(x, masks.masked[:, v]) for v, x in enumerate(large)]
+    masked = [
+      of(x, jnp.asarray(masks.masked[:, v])) for v, x in enumerate(large)
+    ]
     local = jnp.asarray(normalise(given["local"].reshape(-1, 8, 8, 3)))
     local, _ = module.apply({"params": params}, local, None, method="scores")
     return whole, masked, local.reshape(rows, LOCAL, -1)
