@@ -89,8 +89,6 @@ def test_partners_are_the_rows_before():
 
 LOSSES = {
   "softmax": dict(label_smoothing=0.2),
-  "sigmoid": dict(loss="sigmoid", label_smoothing=0.2),
-  "bce": dict(loss="bce", label_smoothing=0.2),
   "binary": dict(loss="bce", binary_targets=True),
 }
 
