@@ -101,6 +101,7 @@ def test_a_loader_is_refused():
     run_checks.setup(config, data=tiny.Data())
 
 
+@pytest.mark.slow
 def test_a_run_counts_its_training_split():
   config = tiny.config(
     objective__class_weights="balanced",

@@ -6,6 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import tiny
 from self_supervised import methods
 
@@ -64,6 +65,7 @@ def test_cutmix_is_a_box_and_its_exact_share():
   assert 0.22 < targets[:, 0, 1].mean() < 0.42
 
 
+@pytest.mark.slow
 def test_with_both_half_of_the_steps_have_either():
   images, _ = mixed(0.4, 1.0)
   images = images[:, :2]

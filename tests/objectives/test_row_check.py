@@ -283,15 +283,13 @@ OWN = {
 
 @pytest.mark.parametrize(
   "name",
-  [
-    n if n in ("mixed", "lora", "mae") else pytest.param(n, marks=nightly)
-    for n in OWN
-  ],
+  [n if n in ("mixed", "mae") else pytest.param(n, marks=nightly) for n in OWN],
 )
 def test_own_objectives(name):
   assert objective_fault(**OWN[name]) is None
 
 
+@pytest.mark.slow
 def test_own_objectives_with_data():
   shape = step.RunShape(tiny.NUM_CLASSES, (16, 16), 20)
   statistics = LabelStatistics(class_counts=tuple(range(1, 11)))

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax.evaluators.linear import LinearConfig, is_held_out
+from vit_jax.evaluators.linear import is_held_out
 from vit_jax.self_supervised import attentive_probe as lib
 from vit_jax.self_supervised.attentive_probe import AttentiveConfig
 
@@ -104,9 +104,6 @@ def test_the_best_on_what_is_held_out_is_scored():
   assert probe.answers.index.tolist() == labelled.tolist()
   assert (probe.answers.prediction == y[labelled]).all()
   assert (probe.answers.score > 0.5).all()
-  # The mean of the tokens says little.
-  linear = LinearConfig(name="l", steps=60, lrs=(0.01, 0.1))
-  assert _run(linear, x, y, y[:50])[1]["l/top1"] < 0.95
 
 
 def test_what_is_held_out_is_not_learned_from():
@@ -117,6 +114,7 @@ def test_what_is_held_out_is_not_learned_from():
   assert scores["a/lr"] == pytest.approx(1e-9) and scores["a/top1"] < 0.8
 
 
+@pytest.mark.nightly
 def test_probes_that_all_diverged_give_no_score():
   x, y = _found(20)
   probe, scores = _run(_options(lrs=(3e38,), steps=3), x, y, y)
@@ -124,9 +122,10 @@ def test_probes_that_all_diverged_give_no_score():
   assert scores["a/count"] == 20 and probe.answers is None
 
 
+@pytest.mark.slow
 def test_tokens_are_computed_anew_in_each_epoch():
   x, y = _found(200)
-  options = _options(train_ops=handmade.OPS + "|flip_lr", batch_size=90)
+  options = _options(train_ops=handmade.OPS + "|flip_lr", batch_size=96)
   _, scores = _run(options, x, y, y[:50])
   assert scores["a/top1"] > 0.95
   source = handmade.records(y, 3)

@@ -29,6 +29,7 @@ def drawn(published):
   return [np.asarray(draw(keys, n)) for n in published["masks/targets"]]
 
 
+@pytest.mark.slow
 def test_counts_are_those_of_the_authors(published, drawn):
   for i, (target, masks) in enumerate(
     zip(published["masks/targets"], drawn, strict=True)
@@ -44,6 +45,7 @@ def test_counts_are_those_of_the_authors(published, drawn):
     assert np.abs(got - published["masks/quantiles"][i, 2:]).max() <= 1
 
 
+@pytest.mark.slow
 def test_the_probability_of_each_patch_is_that_of_the_authors(published, drawn):
   for i, masks in enumerate(drawn):
     want = published["masks/probability_map"][i]
@@ -53,6 +55,7 @@ def test_the_probability_of_each_patch_is_that_of_the_authors(published, drawn):
     assert (error / deviation).mean() < 1.0  # 0.8 for normal numbers
 
 
+@pytest.mark.slow
 def test_masked_patches_form_as_few_regions(published, drawn):
   ndimage = pytest.importorskip("scipy.ndimage")
   for i, masks in enumerate(drawn):

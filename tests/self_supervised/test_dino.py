@@ -284,7 +284,11 @@ def test_flops_count_all_crops_and_the_teacher():
 
 
 @pytest.mark.parametrize(
-  "centring", ["mean", pytest.param("sinkhorn", marks=pytest.mark.nightly)]
+  "centring",
+  [
+    pytest.param("mean", marks=pytest.mark.slow),
+    pytest.param("sinkhorn", marks=pytest.mark.nightly),
+  ],
 )
 def test_rows_are_mixed_only_over_the_whole_batch(centring):
   """The checks of objectives from outside find nothing."""

@@ -141,7 +141,6 @@ def test_losses_of_logits():
   """Of mixed images for "hard", which student and teacher see alike."""
   objectives = {
     "logits": Distillation(teacher="x", temperature=2.0),
-    "soft": SOFT,
     "mixed": dataclasses.replace(HARD, mixup=1.0),
   }
   metrics, ours, theirs, _, batch = values(objectives, teacher_of())
@@ -496,6 +495,7 @@ def test_a_size_that_the_teachers_patch_does_not_divide(tmp_path):
 # Planning.
 
 
+@pytest.mark.slow
 def test_a_published_teacher_is_planned_without_its_file():
   """Its table has the shapes."""
   objective = Distillation(

@@ -142,6 +142,7 @@ def test_crops_of_two_sizes_pass_one_network(name):
       np.testing.assert_allclose(vectors, out["pooled"], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_each_crop_has_its_own_noise():
   """A crop's noise depends on its record's number and its own, not on rows."""
   _, module, params = _network(model__stochastic_depth=0.6, model__dropout=0.3)

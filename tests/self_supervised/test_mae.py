@@ -342,6 +342,7 @@ def checkpoint(tmp_path_factory):
   return path, made, learner.module, params
 
 
+@pytest.mark.slow
 def test_its_checkpoint_is_fine_tuned_as_the_authors_do(checkpoint):
   """With a learned table, and a new norm behind the mean of the patches."""
   path, made, _, params = checkpoint

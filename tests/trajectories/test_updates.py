@@ -206,8 +206,13 @@ ROWS = {
     variant="clip_1",
   ),
 }
-# They share no optimizer, no schedule, no loss and no model.
-QUICK_ROWS = ("big_vision_2_plain", "timm")
+# They share no optimizer, no schedule, no loss and no model: AdamW with layer
+# decay and a running mean, Adafactor with sigmoids, SGD.
+FIRST_STEPS = {
+  "timm": (),
+  "big_vision_2_plain": pytest.mark.slow,
+  "big_vision_3_decay": pytest.mark.slow,
+}
 # Adam, with a linear schedule, and a model that pools with attention.
 SLOW_ROW = "big_vision_4"
 
@@ -360,7 +365,9 @@ def test_learning_rates(name):
   np.testing.assert_allclose(got, want, rtol=0, atol=2e-7 * config.optim.lr)
 
 
-@pytest.mark.parametrize("name", QUICK_ROWS)
+@pytest.mark.parametrize(
+  "name", [pytest.param(n, marks=m) for n, m in FIRST_STEPS.items()]
+)
 def test_the_first_steps(name, tmp_path):
   """Losses and norms of 20 steps; blocks in a scan."""
   row = ROWS[name]
