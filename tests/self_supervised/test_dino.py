@@ -159,7 +159,7 @@ def test_the_head_is_split_where_its_sizes_allow():
 class Data:
   """Batches of crops in memory, for `train_and_evaluate`."""
 
-  num_examples, num_classes, class_names = 160, 3, None
+  num_examples, num_classes, class_names = 160, tiny.NUM_CLASSES, None
 
   def __init__(self, cfg):
     self.config = cfg

@@ -234,7 +234,7 @@ def test_initial_values_are_the_authors():
   ):
     # 64 to 4,096 numbers: 4 standard errors of the deviation.
     assert abs(x.std() / deviation - 1) < 4 / (2 * x.size) ** 0.5
-  limit = (3 * 8 * 8) ** -0.5
+  limit = (3 * 4 * 4) ** -0.5
   for x in made["embedding"].values():
     assert 0.8 * limit < np.abs(x).max() <= limit
   assert not block["MlpBlock_0"]["Dense_0"]["bias"].any()

@@ -46,8 +46,8 @@ def values(objectives, teacher, **changes):
 
   Returns:
     metrics: Name of an objective -> name -> the mean of each sum.
-    ours: (logits, intermediates) of the student for the images of the batch;
-      for "mixed", where one is mixed, for its pixels.
+    ours: (logits, intermediates) of the student: "plain" for the images of the
+      batch, and by the name of an objective that mixes for its pixels.
     theirs: The same of the teacher.
     params: Parameters of the student.
     batch: The batch.
