@@ -125,7 +125,7 @@ def objective(lejepa):
   )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_four_devices_give_the_same(objective):
   outcomes = []
   for devices, mesh in ((1, {}), (4, dict(mesh__data=2, mesh__fsdp=2))):

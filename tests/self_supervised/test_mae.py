@@ -364,7 +364,7 @@ def test_its_checkpoint_is_fine_tuned_as_the_authors_do(checkpoint):
   np.testing.assert_array_equal(table[0, 1:], sincos2d(3, 2, 32))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_visualize_shows_of_its_checkpoint(checkpoint):
   path, made, module, params = checkpoint
   images = tiny.batch(0, made)["image"][:2]

@@ -36,7 +36,6 @@ from vit_jax.zoo.files import timm
 DATA = pathlib.Path(__file__).parents[1] / "data"
 STRIDE = 5  # of `end/NAME`
 QUICK = 20  # steps
-nightly = pytest.mark.nightly
 
 
 def _config(**changes):
@@ -213,8 +212,6 @@ FIRST_STEPS = {
   "big_vision_2_plain": pytest.mark.slow,
   "big_vision_3_decay": pytest.mark.slow,
 }
-# Adam, with a linear schedule, and a model that pools with attention.
-SLOW_ROW = "big_vision_4"
 
 
 @functools.cache
@@ -394,13 +391,8 @@ def test_the_first_steps(name, tmp_path):
     assert np.sqrt(np.mean((got - want) ** 2)) < 5e-8
 
 
-@pytest.mark.parametrize(
-  "name",
-  [
-    pytest.param(n, marks=pytest.mark.slow if n == SLOW_ROW else nightly)
-    for n in ROWS
-  ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ROWS)
 def test_all_steps(name, tmp_path):
   row = ROWS[name]
   run = Run(row)
