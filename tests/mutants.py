@@ -90,7 +90,7 @@ step.py test_step.py
 - "undecodable": (~batch["mask"])
 + "undecodable": (batch["mask"])
 
-step.py objectives/test_mixing.py
+step.py self_supervised/test_dinov2.py::test_a_step_is_the_formula
 - rng = jax.random.fold_in(root, state.step)
 + rng = root
 

@@ -11,6 +11,7 @@ import pytest
 import several
 import tiny
 from jax.sharding import PartitionSpec as P
+from self_supervised import methods
 
 import vit_jax
 from vit_jax import collectives, sharding, step
@@ -65,8 +66,7 @@ def _on_devices(number, fn, z):
   return value / len(z), grad / len(z)
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-def test_sigreg_is_that_of_the_authors(devices, lejepa):
+def test_sigreg_is_that_of_the_authors(lejepa):
   for name, views in (("x", DATA["x"][None]), ("views", DATA["views"])):
     z = jnp.asarray(views.swapaxes(0, 1), jnp.float32)
 
@@ -79,7 +79,7 @@ def test_sigreg_is_that_of_the_authors(devices, lejepa):
       )
       return normality
 
-    value, grad = _on_devices(devices, sigreg, z)
+    value, grad = _on_devices(4, sigreg, z)
     # float32 against float64
     np.testing.assert_allclose(
       value, DATA[f"sigreg/float64/{name}/mean"], rtol=3e-6
@@ -91,8 +91,7 @@ def test_sigreg_is_that_of_the_authors(devices, lejepa):
     )
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-def test_the_loss_is_that_of_the_authors(devices, lejepa, monkeypatch):
+def test_the_loss_is_that_of_the_authors(lejepa, monkeypatch):
   """All crops of their example are global ones."""
   monkeypatch.setattr(lejepa, "GLOBAL", 3)
   z = jnp.asarray(DATA["views"].swapaxes(0, 1), jnp.float32)
@@ -108,33 +107,10 @@ def test_the_loss_is_that_of_the_authors(devices, lejepa, monkeypatch):
     )
     return (1 - share) * prediction.mean() + share * normality
 
-  value, grad = _on_devices(devices, loss, z)
+  value, grad = _on_devices(4, loss, z)
   np.testing.assert_allclose(value, DATA["minimal/float64/loss"], rtol=3e-6)
   want = DATA["minimal/float64/grad"].swapaxes(0, 1)
   np.testing.assert_allclose(grad, want, rtol=1e-4, atol=3e-7)
-
-
-MODEL = dict(model__depth=1)
-
-
-def _run(objective, devices, num_steps=3, **changes):
-  """Returns the last state, and the metrics of each step."""
-  config = tiny.config(**MODEL, **changes)
-  config = dataclasses.replace(config, objective=objective)
-  mesh = sharding.make_mesh(config.mesh, devices)
-  shape = step.RunShape(tiny.NUM_CLASSES, (16, 16), config.total_steps)
-  trainer = step.assemble(config, shape, mesh)
-  state, metrics = trainer.init_state(), []
-  for i in range(num_steps):
-    rng = np.random.default_rng(i)
-    batch = tiny.batch(i, config)
-    del batch["image"]
-    for name, count, side in (("global", 2, 16), ("local", 3, 8)):
-      shape = (config.data.batch_size, count, side, side, 3)
-      batch[name] = rng.integers(0, 256, shape, np.uint8)
-    state, values = trainer.train_step(state, sharding.to_global(batch, mesh))
-    metrics.append({k: float(v) for k, v in values.items()})
-  return jax.device_get(state), metrics
 
 
 @pytest.fixture(scope="module")
@@ -149,27 +125,25 @@ def objective(lejepa):
   )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_four_devices_give_the_same(objective):
-  one_state, one = _run(objective, jax.devices()[:1])
-  state, four = _run(objective, jax.devices()[:4], mesh__data=2, mesh__fsdp=2)
-  for a, b in zip(one, four, strict=True):
-    assert {"prediction", "sigreg"} < a.keys() and a["sigreg"] > 1
-    for key in a:
-      # float32, in another order of sums
-      np.testing.assert_allclose(a[key], b[key], rtol=3e-5, err_msg=key)
-  assert one_state.params["lejepa"]["Dense_0"]["kernel"].shape == (32, 24)
+  outcomes = []
+  for devices, mesh in ((1, {}), (4, dict(mesh__data=2, mesh__fsdp=2))):
+    made = methods.config("mae", model__dropout=0.1, **mesh)
+    made = dataclasses.replace(made, objective=objective)
+    outcomes.append(methods.Run(made, devices).outcome())
+  ((first, *_), *_), _ = outcomes
+  assert {"prediction", "sigreg"} < first.keys() and first["sigreg"] > 1
+  methods.assert_close(*outcomes)
 
 
 def test_the_batch_norm_is_over_the_whole_batch_without_broken_rows(
   objective, lejepa
 ):
   """The loss of numpy: everything but the network computed again."""
-  config = tiny.config(**MODEL)
   shape = step.RunShape(0, (16, 16), 4)
-  learner = objective.make(config.model, shape, {})
-  images = jnp.zeros((1, 16, 16, 3))
-  params = jax.jit(learner.module.init)(jax.random.key(0), images)["params"]
+  learner = objective.make(methods.config("mae").model, shape, {})
+  params = methods.params_of(learner.module)
   rng = np.random.default_rng(0)
   batch = {
     "global": rng.integers(0, 256, (4, 2, 16, 16, 3), np.uint8),
@@ -178,27 +152,30 @@ def test_the_batch_norm_is_over_the_whole_batch_without_broken_rows(
     "index": np.arange(4),
   }
   key = jax.random.key(3)
-  loss = jax.shard_map(
-    lambda *args: learner.loss(*args, key, 0, collectives.Over()),
-    mesh=_mesh(1),
-    in_specs=P(),
-    out_specs=P(),
-    check_vma=False,
+
+  def of_device(params, batch):
+    def vectors(crops):
+      x = normalise(crops.reshape(-1, *crops.shape[2:]))
+      apply = learner.module.apply
+      x = apply({"params": params}, x, None, method="vectors")
+      return x.reshape(4, crops.shape[1], -1)
+
+    result = learner.loss(params, batch, key, 0, collectives.Over())
+    return result, jnp.concatenate(
+      [vectors(batch["global"]), vectors(batch["local"])], 1
+    )
+
+  fn = jax.shard_map(
+    of_device, mesh=_mesh(1), in_specs=P(), out_specs=P(), check_vma=False
   )
-  _, count, parts = jax.jit(loss)(params, batch)
+  (_, count, parts), x = jax.jit(fn)(params, batch)
   assert count == 3
-
-  def vectors(crops):
-    x = jnp.asarray(normalise(crops[:3].reshape(-1, *crops.shape[2:])))
-    x = learner.module.apply({"params": params}, x, None, method="vectors")
-    return np.asarray(x).reshape(3, crops.shape[1], -1)
-
-  x = np.concatenate([vectors(batch["global"]), vectors(batch["local"])], 1)
+  x = np.asarray(x)[:3]
   own = jax.tree.map(np.asarray, params["lejepa"])
   for i in range(2):
     x = x @ own[f"Dense_{i}"]["kernel"] + own[f"Dense_{i}"]["bias"]
     x = (x - x.mean((0, 1))) / np.sqrt(x.var((0, 1)) + 1e-5)
-    x = np.maximum(x, 0)
+    x = np.maximum(x * own[f"scale_{i}"] + own[f"bias_{i}"], 0)
   z = x @ own["Dense_2"]["kernel"] + own["Dense_2"]["bias"]
   want = np.square(z - z[:, :2].mean(1, keepdims=True)).mean()
   prediction, _ = parts["prediction"]
@@ -213,7 +190,7 @@ def test_its_config_is_that_of_a_run(monkeypatch):
     assert {*parsed.config.view_shapes} == {"global", "local"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_by_import_path(lejepa, monkeypatch, tmp_path):
   """Its checkpoint is that of the network; the projector stays behind."""
   monkeypatch.chdir(several.ROOT / "examples")

@@ -51,16 +51,19 @@ def test_patches_are_in_the_order_of_the_tokens():
   np.testing.assert_array_equal(sums.reshape(2, 6), want)
 
 
+draw = jax.jit(lib.draw, static_argnums=2)
+
+
 @pytest.fixture(scope="module")
 def drawn():
   """196 patches of each of 500 records: 49,000 corrupted ones."""
-  return jax.device_get(lib.draw(jax.random.key(0), jnp.arange(500), 196))
+  return jax.device_get(draw(jax.random.key(0), jnp.arange(500), 196))
 
 
 @pytest.mark.parametrize("num_patches, num_corrupted", [(196, 98), (9, 4)])
 def test_half_of_the_patches_are_corrupted(drawn, num_patches, num_corrupted):
   if num_patches != 196:
-    drawn = lib.draw(jax.random.key(0), jnp.arange(500), num_patches)
+    drawn = draw(jax.random.key(0), jnp.arange(500), num_patches)
   places, sources, _ = jax.device_get(drawn)
   assert places.shape == sources.shape == (500, num_corrupted)
   assert min(places.min(), sources.min()) >= 0
@@ -95,10 +98,10 @@ def test_any_place_and_any_other_patch_is_as_likely(drawn):
 
 def test_the_record_decides_and_not_its_place(drawn):
   order = np.random.default_rng(0).permutation(500)[:7]
-  again = lib.draw(jax.random.key(0), jnp.asarray(order), 196)
+  again = draw(jax.random.key(0), jnp.asarray(order), 196)
   for few, many in zip(again, drawn, strict=True):
     np.testing.assert_array_equal(few, many[order])
-  other = lib.draw(jax.random.key(1), jnp.asarray(order), 196)
+  other = draw(jax.random.key(1), jnp.asarray(order), 196)
   assert np.any(other.places != again.places)
   assert len({tuple(sorted(row)) for row in drawn.places}) == 500
 
@@ -110,6 +113,6 @@ def test_corrupted_tokens_are_those_of_the_plan():
     sources=jnp.array([[3, 4, 1]]),  # itself, another, itself
     is_masked=jnp.array([[True, False, False]]),
   )
-  result = lib.corrupt(tokens, jnp.array([-1.0, -2.0]), plan)
+  result = jax.jit(lib.corrupt)(tokens, jnp.array([-1.0, -2.0]), plan)
   want = [[8.0, 9.0], [2.0, 3.0], [4.0, 5.0], [-1.0, -2.0], [8.0, 9.0]]
   np.testing.assert_array_equal(result[0], want)

@@ -1,4 +1,4 @@
-"""Mixup and cutmix: formulas, and the same rows on every mesh."""
+"""Mixup and cutmix: formulas, and what moves between devices."""
 
 import functools
 import re
@@ -8,18 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from self_supervised import methods
 
 from vit_jax import losses as losses_lib
 from vit_jax import sharding
 from vit_jax.batch import normalise
 from vit_jax.config.checks import errors
-from vit_jax.objectives import mixing
+from vit_jax.objectives import Classification, mixing
+from vit_jax.step import RunShape
 
-ONE = jax.devices()[:1]
 KEYS = [jax.random.key(i) for i in range(200)]
-# SGD: Adam divides by gradients that are nothing but rounding.
-SGD = dict(optim__name="sgd", optim__lr=0.1)
-BOTH = SGD | dict(objective__mixup=0.4, objective__cutmix=1.0)
 
 
 @functools.cache
@@ -67,6 +65,7 @@ def test_cutmix_is_a_box_and_its_exact_share():
   assert 0.22 < targets[:, 0, 1].mean() < 0.42
 
 
+@pytest.mark.slow
 def test_with_both_half_of_the_steps_have_either():
   images, _ = mixed(0.4, 1.0)
   images = images[:, :2]
@@ -90,75 +89,48 @@ def test_partners_are_the_rows_before():
     np.testing.assert_array_equal(partner[key][0], batch[key][-1])
 
 
-@pytest.mark.parametrize(
-  "loss, is_binary",
-  [
-    ("softmax", False),
-    pytest.param("sigmoid", False, marks=pytest.mark.slow),
-    pytest.param("bce", False, marks=pytest.mark.slow),
-    pytest.param("bce", True, marks=pytest.mark.slow),
-  ],
-)
-def test_the_loss_is_that_of_the_mixed_rows(loss, is_binary):
-  """Written out with big_vision's formula; the masked row is no partner."""
-  config = tiny.config(
-    **SGD,
-    model__depth=1,
-    objective__mixup=0.4,
-    objective__loss=loss,
-    objective__label_smoothing=0.0 if is_binary else 0.2,
-    objective__binary_targets=is_binary,
-  )
-  parts = tiny.Parts(config, ONE)
-  state, _ = parts.run(1)  # a head that is not zero
-  batch = tiny.batch(1, config)
-  root = jax.random.fold_in(jax.random.key(config.seed), 1)
-  rng = jax.random.fold_in(jax.random.fold_in(root, 1), 2)
-  a = float(jax.random.beta(jax.random.split(rng, 5)[1], 0.4, 0.4))
-  a = np.full(16, max(a, 1 - a), np.float32)
-  a[0] = 1.0  # its partner is the last row, which is masked
-  images = normalise(batch["image"])
-  images = (a * images.T + (1 - a) * np.roll(images, 1, 0).T).T
-  targets = np.eye(10)[batch["label"]]
-  if not is_binary:
-    targets = 0.8 * targets + 0.02
-  targets = (a * targets.T + (1 - a) * np.roll(targets, 1, 0).T).T
-  if is_binary:  # both classes are whole, as in DeiT III
-    targets = targets > 0
-  logits, _ = jax.jit(parts.model.apply)(
-    {"params": state.params}, jnp.asarray(images, jnp.float32)
-  )
-  want = losses_lib.LOSSES[loss](logits, jnp.asarray(targets, jnp.float32))
-  _, (metrics,) = parts.run(1, state)
-  # Sums of 15 terms in another order.
-  np.testing.assert_allclose(metrics["loss"], want[:-1].mean(), rtol=2e-6)
+LOSSES = {
+  "softmax": dict(label_smoothing=0.2),
+  "binary": dict(loss="bce", binary_targets=True),
+}
 
 
-@functools.cache
-def on_one_device():
-  return [m["loss"] for m in tiny.Parts(tiny.config(**BOTH), ONE).run(4)[1]]
+def test_the_loss_is_that_of_the_mixed_rows():
+  """Written out with big_vision's formula; a masked row is no partner."""
+  made = methods.config("mixing")
+  batch, rng = methods.batch(1, made), jax.random.key(3)
+  shape = RunShape(tiny.NUM_CLASSES, (16, 16))
+  objectives = {k: Classification(mixup=0.4, **v) for k, v in LOSSES.items()}
+  learners = {k: v.make(made.model, shape, {}) for k, v in objectives.items()}
+  module = learners["softmax"].module
+  a = jax.random.split(jax.random.fold_in(rng, 2), 5)[1]
+  a = float(jax.random.beta(a, 0.4, 0.4))
+  a = np.where(np.roll(batch["mask"], 1), max(a, 1 - a), 1.0)
 
+  def mix(x):
+    return (a * x.T + (1 - a) * np.roll(x, 1, 0).T).T
 
-@pytest.mark.parametrize(
-  "changes",
-  [
-    pytest.param(
-      {"mesh__data": 2, "mesh__fsdp": 4, "optim__microbatch": 1},
-      marks=pytest.mark.slow,
-    ),
-    pytest.param(
-      {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2},
-      marks=pytest.mark.nightly,
-    ),
-    pytest.param({"optim__microbatch": 1}, marks=pytest.mark.nightly),
-  ],
-  ids=str,
-)
-def test_is_the_same_on_every_mesh_and_in_microbatches(changes):
-  parts = tiny.Parts(tiny.config(**BOTH, **changes))
-  losses = [m["loss"] for m in parts.run(4)[1]]
-  # Sums in another order.
-  np.testing.assert_allclose(losses, on_one_device(), rtol=1e-5)
+  images = jnp.float32(mix(normalise(batch["image"])))
+
+  @tiny.in_step
+  def computed(params, batch):
+    paired = objectives["softmax"].paired(batch)
+    losses = {
+      k: v.loss(params, paired, rng, 0)[:2] for k, v in learners.items()
+    }
+    return losses, module.apply({"params": params}, images)[0]
+
+  losses, logits = computed(methods.params_of(module), batch)
+  one_hot = np.eye(10)[batch["label"]]
+  targets = mix(0.8 * one_hot + 0.02)
+  for name, options in LOSSES.items():
+    if name == "binary":  # both classes are whole, as in DeiT III
+      targets = mix(one_hot) > 0
+    loss = losses_lib.LOSSES[options.get("loss", "softmax")]
+    want = loss(logits, jnp.asarray(targets, jnp.float32))[batch["mask"]]
+    total, count = losses[name]
+    # Sums of 6 terms in another order.
+    np.testing.assert_allclose(total / count, want.mean(), rtol=2e-6)
 
 
 def test_between_devices_one_row_of_bytes_moves():
@@ -179,15 +151,8 @@ def test_nothing_is_added_to_a_batch_where_both_are_off():
 
 
 def test_options_that_are_wrong():
-  messages = errors(
-    tiny.config(
-      objective__mixup=-0.1,
-      objective__cutmix=-1.0,
-      objective__binary_targets=True,
-    )
-  )
-  assert {f.split(":")[0] for f in messages} == {
-    "config.objective.binary_targets",
-    "config.objective.mixup",
-    "config.objective.cutmix",
+  wrong = dict(mixup=-0.1, cutmix=-1.0, binary_targets=True)
+  made = tiny.config(**{f"objective__{k}": v for k, v in wrong.items()})
+  assert {x.split(":")[0] for x in errors(made)} == {
+    f"config.objective.{k}" for k in wrong
   }

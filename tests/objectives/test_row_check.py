@@ -17,6 +17,7 @@ from vit_jax.finetune import lora
 from vit_jax.objectives import row_check
 
 KEY = jax.random.key(0)
+nightly = pytest.mark.nightly
 
 
 def abstract(**arrays):
@@ -248,43 +249,47 @@ def objective_fault(run_shape=None, rows=None, **changes):
   return row_check.mixed_rows(loss, jax.eval_shape(init), batch, KEY, 0)
 
 
+OWN = {
+  "mixed": dict(
+    objective__mixup=0.8,
+    objective__cutmix=1.0,
+    objective__label_smoothing=0.1,
+    model__dropout=0.1,
+    model__stochastic_depth=0.2,
+  ),
+  "scan": dict(objective__loss="sigmoid", model__scan=True, model__dropout=0.1),
+  "lora": dict(
+    objective__loss="bce",
+    objective__binary_targets=True,
+    objective__mixup=0.2,
+    model__remat="full",
+    model__dtype="bfloat16",
+    lora__rank=2,
+  ),
+  "modern": dict(model__name="modern", model__scan=True),
+  "hybrid": dict(model__pool="map", model__posemb="sincos2d") | tiny.HYBRID,
+  "mean_color": dict(
+    objective__kind="masked_patch", objective__target="mean_color"
+  ),
+  "small": dict(objective__kind="masked_patch", objective__target="small"),
+  "pixels": dict(objective__kind="masked_patch", objective__target="pixels"),
+  "mae": dict(
+    objective__kind="mae",
+    objective__decoder_width=16,
+    objective__decoder_depth=1,
+  ),
+}
+
+
 @pytest.mark.parametrize(
-  "changes",
-  [
-    dict(
-      objective__mixup=0.8,
-      objective__cutmix=1.0,
-      objective__label_smoothing=0.1,
-      model__dropout=0.1,
-      model__stochastic_depth=0.2,
-    ),
-    dict(objective__loss="sigmoid", model__scan=True, model__dropout=0.1),
-    dict(
-      objective__loss="bce",
-      objective__binary_targets=True,
-      objective__mixup=0.2,
-      model__remat="full",
-      model__dtype="bfloat16",
-      lora__rank=2,
-    ),
-    dict(model__name="modern", model__variant="Ti/8", model__scan=True),
-    dict(model__pool="map", model__posemb="sincos2d") | tiny.HYBRID,
-    *(
-      dict(objective__kind="masked_patch", objective__target=target)
-      for target in ("mean_color", "small", "pixels")
-    ),
-    dict(
-      objective__kind="mae",
-      objective__decoder_width=16,
-      objective__decoder_depth=1,
-    ),
-  ],
-  ids=str,
+  "name",
+  [n if n in ("mixed", "mae") else pytest.param(n, marks=nightly) for n in OWN],
 )
-def test_own_objectives(changes):
-  assert objective_fault(**changes) is None
+def test_own_objectives(name):
+  assert objective_fault(**OWN[name]) is None
 
 
+@pytest.mark.slow
 def test_own_objectives_with_data():
   shape = step.RunShape(tiny.NUM_CLASSES, (16, 16), 20)
   statistics = LabelStatistics(class_counts=tuple(range(1, 11)))

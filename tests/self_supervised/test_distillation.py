@@ -1,142 +1,105 @@
 """Distillation: each loss against numpy, the frozen teacher, runs, errors."""
 
 import dataclasses
-import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import methods
 import numpy as np
 import pytest
 import tiny
+from methods import teacher as teacher_of
 
 import vit_jax
-from vit_jax import run_checks, sharding, step
+from vit_jax import run_checks, sharding
 from vit_jax.batch import View, normalise
 from vit_jax.callbacks import Callback, Stop
 from vit_jax.checkpointing import resume_rules
-from vit_jax.checkpointing.checkpointer import load_metadata, write_params
+from vit_jax.checkpointing.checkpointer import load_metadata
 from vit_jax.config import ConfigError, checks, to_dict
 from vit_jax.models.resample import METHODS
-from vit_jax.models.stacking import stack_blocks
 from vit_jax.objectives import mixing
-from vit_jax.self_supervised.distillation import Distillation, Teacher, frozen
+from vit_jax.self_supervised.distillation import Distillation, frozen
 from vit_jax.step import RunShape
 from vit_jax.tools.planning import planner
 from vit_jax.train import train_and_evaluate
 from vit_jax.writers.metric_writer import read_metrics
 
-ONE = jax.devices()[:1]
 NAMES = tuple(f"class {i}" for i in range(tiny.NUM_CLASSES))
 DISTILLED = dict(model__name="modern", model__distilled=True)
-SGD = dict(optim__name="sgd", optim__lr=0.1)  # Adam divides by rounding
-
-
-@dataclasses.dataclass(frozen=True)
-class Named(Teacher):
-  class_names: tuple[str, ...] | None = None
-
-
-def teacher_of(num_classes=tiny.NUM_CLASSES, side=16, names=None, **changes):
-  """A random model, of another width than the student."""
-  changes = {"model__width": 16, "model__depth": 1} | changes
-  model = tiny.config(**changes).model
-  made = Named(model, {}, num_classes, (side, side), names)
-  images = jnp.zeros((1, side, side, 3))
-  params = jax.jit(made.model.init)(jax.random.key(3), images)["params"]
-  leaves, tree = jax.tree.flatten(params)
-  keys = jax.random.split(jax.random.key(4), len(leaves))
-  leaves = [  # also of what begins as zeros
-    np.array(x + 0.2 * jax.random.normal(k, x.shape))
-    for x, k in zip(leaves, keys, strict=True)
-  ]
-  return dataclasses.replace(made, params=jax.tree.unflatten(tree, leaves))
-
-
-class Parts:
-  """A step of distillation, with the random batches of `tiny.batch`."""
-
-  def __init__(self, objective, teacher, devices=ONE, **changes):
-    self.config = dataclasses.replace(
-      tiny.config(**changes), objective=objective
-    )
-    self.mesh = sharding.make_mesh(self.config.mesh, devices)
-    shape = RunShape(tiny.NUM_CLASSES, (16, 16), self.config.total_steps)
-    models = {"teacher": teacher}
-    self.learner = objective.make(self.config.model, shape, models)
-    self.trainer = step.assemble(
-      self.config, shape, self.mesh, (), self.learner
-    )
-    self.teacher = teacher
-
-  def state(self):
-    """A state whose head is not zero, equal on any mesh."""
-    state = self.trainer.init_state()
-    params = jax.tree.map(
-      lambda x: x + 0.1 * np.cos(np.arange(x.size)).reshape(x.shape),
-      jax.device_get(state.params),
-    )
-    state = state.with_params(params)
-    params = self.learner.frozen.model.params
-    return state.with_fixed("teacher", params, self.trainer.state)
-
-  def run(self, num_steps, state=None):
-    state, metrics = self.state() if state is None else state, []
-    for i in range(num_steps):
-      batch = sharding.to_global(tiny.batch(i, self.config), self.mesh)
-      state, values = self.trainer.train_step(state, batch)
-      metrics.append({k: float(v) for k, v in values.items()})
-    return state, metrics
-
-
-class Value(NamedTuple):
-  """The loss of a batch, without its gradient.
-
-  metrics: The mean of every sum.
-  ours, theirs: (logits, intermediates) of student and teacher.
-  params: Parameters of the student.
-  """
-
-  metrics: dict[str, float]
-  ours: tuple
-  theirs: tuple
-  params: dict
-
-
 RNG = jax.random.key(7)
+LOGITS = Distillation(teacher="x")
+FEATURES = Distillation(teacher="x", loss="features")
+TOKEN = Distillation(teacher="x", loss="hard", token=True)
 
 
-def value(objective, teacher, images=None, **changes):
-  """Computes the loss of the first batch, and the outputs that it is of.
+def config(objective=None, **changes):
+  made = methods.config("distillation", **changes)
+  return dataclasses.replace(made, objective=objective or made.objective)
 
-  Args:
-    images: What both see, floats; None: the images of the batch.
+
+# The losses.
+
+
+def values(objectives, teacher, **changes):
+  """Computes losses of one batch, and the outputs that they are of.
+
+  Returns:
+    metrics: Name of an objective -> name -> the mean of each sum.
+    ours: (logits, intermediates) of the student: "plain" for the images of the
+      batch, and by the name of an objective that mixes for its pixels.
+    theirs: The same of the teacher.
+    params: Parameters of the student.
+    batch: The batch.
   """
-  config = tiny.config(**changes)
-  shape = RunShape(tiny.NUM_CLASSES, (16, 16), 4)
-  learner = objective.make(config.model, shape, {"teacher": teacher})
-  batch = objective.paired(tiny.batch(0, config))
-  if images is None:
-    images = normalise(batch["image"])
+  made, shape = config(**changes), RunShape(tiny.NUM_CLASSES, (16, 16), 4)
+  batch = methods.batch(0, made)
+  learners = {
+    k: v.make(made.model, shape, {"teacher": teacher})
+    for k, v in objectives.items()
+  }
+  module = next(iter(learners.values())).module
+  student = methods.params_of(module)
+  views = {"plain": jnp.asarray(normalise(batch["image"]))}
+  for k, v in objectives.items():
+    if v.mixup or v.cutmix:
+      views[k] = mixed(v, batch)[0]
 
   @jax.jit
-  def both(batch, images, theirs):
-    params = learner.module.init(jax.random.key(0), images[:1])["params"]
-    params = jax.tree.map(  # the head begins with zeros
-      lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), params
-    )
-    frozen_params = learner.frozen.model.params
-    rows = learner.targets(frozen_params, batch, RNG, 0, None, None).rows
-    total, count, named = learner.loss(
-      params, batch | {"targets": rows}, RNG, 0
-    )
-    named = {"loss": (total, count), **named}
-    ours = learner.module.apply({"params": params}, images)
-    theirs = teacher.model.apply({"params": theirs}, images)
-    return {k: a / b for k, (a, b) in named.items()}, ours, theirs, params
+  def computed(params, theirs, batch):
+    metrics = {}
+    for name, objective in objectives.items():
+      rows, learner = objective.paired(batch), learners[name]
+      wanted = learner.targets(theirs, rows, RNG, 0, None, None).rows
+      total, count, named = learner.loss(
+        params, rows | {"targets": wanted}, RNG, 0
+      )
+      named = {"loss": (total, count), **named}
+      metrics[name] = {k: a / b for k, (a, b) in named.items()}
+    ours = {k: module.apply({"params": params}, x) for k, x in views.items()}
+    of_teacher = {
+      k: teacher.model.apply({"params": teacher.params}, x)
+      for k, x in views.items()
+    }
+    return metrics, ours, of_teacher
 
-  result = both(batch, images, teacher.params)
-  return Value(*jax.tree.map(lambda x: np.asarray(x, np.float64), result))
+  made = computed(
+    student, next(iter(learners.values())).frozen.model.params, batch
+  )
+  made = jax.tree.map(lambda x: np.asarray(x, np.float64), made)
+  return *made, student, batch
+
+
+def mixed(objective, batch):
+  """Returns pixels and targets of labels as `objectives.mixing` makes them."""
+  examples = normalise(batch["image"]), one_hot(batch["label"])
+  others = [np.roll(x, 1, 0) for x in examples]
+  images, labels = mixing.mix(
+    *(*examples, others, np.roll(batch["mask"], 1)),
+    *(RNG, objective.mixup, objective.cutmix),
+  )
+  assert np.abs(images - examples[0]).max() > 0.1
+  return images, np.asarray(labels)
 
 
 def log_softmax(x):
@@ -157,54 +120,63 @@ def one_hot(labels):
   return np.eye(tiny.NUM_CLASSES)[labels]
 
 
-def mean(losses):
-  return losses[
-    : tiny.config().data.batch_size - 1
-  ].mean()  # the last is masked
+def smoothed(labels):
+  return 0.9 * labels + 0.01
 
 
-# The losses.
+SOFT = Distillation(
+  teacher="x", loss="soft", label_smoothing=0.1, alpha=0.1, temperature=3.0
+)
+HARD = Distillation(teacher="x", loss="hard", label_smoothing=0.1)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 3.0])
-def test_logits(temperature):
-  objective = Distillation(teacher="x", temperature=temperature)
-  metrics, (ours, _), (theirs, _), _ = value(objective, teacher_of())
-  want = mean(kl(theirs, ours, temperature))
-  assert want > 0.1
-  np.testing.assert_allclose(metrics["loss"], want, rtol=1e-5)
-  agreement = mean(theirs.argmax(-1) == ours.argmax(-1))
-  np.testing.assert_allclose(metrics["agreement"], agreement, rtol=1e-6)
+def assert_terms(metrics, batch, **terms):
+  """Compares means over the rows that count."""
+  for name, rows in terms.items():
+    mean = rows[batch["mask"]].mean()
+    np.testing.assert_allclose(metrics[name], mean, rtol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("loss", ["soft", "hard"])
-@pytest.mark.parametrize("token", [False, True])
-def test_beside_labels(loss, token):
-  options = {"soft": dict(alpha=0.1, temperature=3.0), "hard": {}}[loss]
-  objective = Distillation(
-    teacher="x", loss=loss, token=token, label_smoothing=0.1, **options
+def test_losses_of_logits():
+  """Of mixed images for "soft", which student and teacher see alike."""
+  objectives = {"soft": dataclasses.replace(SOFT, mixup=1.0), "hard": HARD}
+  metrics, ours, theirs, _, batch = values(objectives, teacher_of())
+  (x, _), (y, _) = ours["soft"], theirs["soft"]
+  _, labels = mixed(objectives["soft"], batch)
+  labels, soft = cross_entropy(x, smoothed(labels)), kl(y, x, 3.0)
+  terms = dict(labels=labels, teacher=soft, loss=0.9 * labels + 0.1 * soft)
+  agreement = y.argmax(-1) == x.argmax(-1)
+  assert_terms(metrics["soft"], batch, agreement=agreement, **terms)
+  (x, _), (y, _) = ours["plain"], theirs["plain"]
+  labels = cross_entropy(x, smoothed(one_hot(batch["label"])))
+  hard = cross_entropy(x, one_hot(y.argmax(-1)))
+  terms = dict(labels=labels, teacher=hard, loss=(labels + hard) / 2)
+  agreement = y.argmax(-1) == x.argmax(-1)
+  assert_terms(metrics["hard"], batch, agreement=agreement, **terms)
+
+
+@pytest.mark.slow
+def test_losses_of_a_distillation_token():
+  """Labels are for the class token, the teacher for the other."""
+  objectives = {
+    "soft": dataclasses.replace(SOFT, token=True),
+    "hard": dataclasses.replace(HARD, token=True),
+  }
+  metrics, ours, theirs, params, batch = values(
+    objectives, teacher_of(), **DISTILLED
   )
-  changes = DISTILLED if token else {}
-  metrics, (logits, out), (theirs, _), params = value(
-    objective, teacher_of(), **changes
+  (logits, out), (y, _) = ours["plain"], theirs["plain"]
+  of_labels, x = (
+    out["encoded"][:, i] @ params[k]["kernel"] + params[k]["bias"]
+    for i, k in enumerate(("head", "head_dist"))
   )
-  of_labels = of_teacher = logits
-  if token:
-    of_labels, of_teacher = (
-      out["encoded"][:, i] @ params[k]["kernel"] + params[k]["bias"]
-      for i, k in enumerate(("head", "head_dist"))
-    )
-    np.testing.assert_allclose((of_labels + of_teacher) / 2, logits, atol=1e-5)
-  labels = 0.9 * one_hot(tiny.batch(0, tiny.config())["label"]) + 0.01
-  terms = dict(labels=cross_entropy(of_labels, labels))
-  if loss == "soft":
-    terms["teacher"] = kl(theirs, of_teacher, 3.0)
-    want = 0.9 * terms["labels"] + 0.1 * terms["teacher"]
-  else:
-    terms["teacher"] = cross_entropy(of_teacher, one_hot(theirs.argmax(-1)))
-    want = (terms["labels"] + terms["teacher"]) / 2
-  for name, values in {"loss": want, **terms}.items():
-    np.testing.assert_allclose(metrics[name], mean(values), rtol=1e-5)
+  np.testing.assert_allclose((of_labels + x) / 2, logits, atol=1e-5)
+  labels = cross_entropy(of_labels, smoothed(one_hot(batch["label"])))
+  soft, hard = kl(y, x, 3.0), cross_entropy(x, one_hot(y.argmax(-1)))
+  terms = dict(labels=labels, teacher=soft, loss=0.9 * labels + 0.1 * soft)
+  assert_terms(metrics["soft"], batch, **terms)
+  terms = dict(labels=labels, teacher=hard, loss=(labels + hard) / 2)
+  assert_terms(metrics["hard"], batch, **terms)
 
 
 def distance(a, b, kind):
@@ -216,13 +188,18 @@ def distance(a, b, kind):
 
 
 @pytest.mark.parametrize(
-  "kind, patch", [("cosine", 4), ("smooth_l1", 8), ("cosine", 16)]
+  "patch",
+  [4, *(pytest.param(n, marks=pytest.mark.nightly) for n in (8, 16))],
 )
-def test_features(kind, patch):
+def test_losses_of_features(patch):
   """The teacher's patches are resampled to the 2 x 2 of the student."""
+  kinds = ("cosine", "smooth_l1")
+  objectives = {
+    k: Distillation(teacher="x", loss="features", distance=k) for k in kinds
+  }
   teacher = teacher_of(0, model__variant=f"Ti/{patch}")
-  objective = Distillation(teacher="x", loss="features", distance=kind)
-  metrics, (_, ours), (_, theirs), params = value(objective, teacher)
+  metrics, ours, theirs, params, batch = values(objectives, teacher)
+  (_, ours), (_, theirs) = ours["plain"], theirs["plain"]
   side = 16 // patch
   to = METHODS["bilinear"](side, 2)
   wanted = theirs["encoded"][:, 1:].reshape(-1, side, side, 16)
@@ -232,33 +209,16 @@ def test_features(kind, patch):
   def mapped(x, name):
     return x @ own[name]["kernel"] + own[name]["bias"]
 
-  vector = mapped(ours["encoded"][:, 0], "vector")
-  patches = mapped(ours["encoded"][:, 1:], "patches")
-  vector = distance(vector, theirs["encoded"][:, 0], kind)
-  patches = distance(patches, wanted, kind).mean(-1)
-  np.testing.assert_allclose(metrics["vector"], mean(vector), rtol=1e-5)
-  np.testing.assert_allclose(metrics["patches"], mean(patches), rtol=1e-5)
-  np.testing.assert_allclose(metrics["loss"], mean(vector + patches), rtol=1e-5)
+  for kind in kinds:
+    vector = mapped(ours["encoded"][:, 0], "vector")
+    patches = mapped(ours["encoded"][:, 1:], "patches")
+    vector = distance(vector, theirs["encoded"][:, 0], kind)
+    patches = distance(patches, wanted, kind).mean(-1)
+    terms = dict(vector=vector, patches=patches, loss=vector + patches)
+    assert_terms(metrics[kind], batch, **terms)
 
 
-@pytest.mark.parametrize("how", ["mixup", "cutmix"])
-def test_teacher_and_student_see_the_same_mixed_pixels(how):
-  """And the labels are mixed alike."""
-  objective = Distillation(teacher="x", loss="hard", **{how: 1.0})
-  batch = tiny.batch(0, tiny.config())
-  examples = normalise(batch["image"]), one_hot(batch["label"])
-  others = [np.roll(x, 1, 0) for x in examples]
-  images, labels = mixing.mix(
-    *(*examples, others, np.roll(batch["mask"], 1)),
-    *(RNG, objective.mixup, objective.cutmix),
-  )
-  assert np.abs(images - examples[0]).max() > 0.1
-  metrics, (ours, _), (theirs, _), _ = value(objective, teacher_of(), images)
-  want = cross_entropy(ours, np.asarray(labels))
-  want += cross_entropy(ours, one_hot(theirs.argmax(-1)))
-  np.testing.assert_allclose(metrics["loss"], mean(want) / 2, rtol=1e-5)
-
-
+@pytest.mark.slow
 def test_the_teacher_has_its_own_pixels():
   """The same crop at another size; its 3 x 3 patches become 2 x 2."""
   ops = "decode|resize(24)"
@@ -313,25 +273,22 @@ def test_columns_are_those_of_the_names():
 
 
 def test_the_teacher_does_not_move_and_is_in_no_optimizer():
-  objective = Distillation(teacher="x", mixup=1.0)
-  parts = Parts(objective, teacher_of(model__width=32, model__depth=2))
-  state, _ = parts.run(3)
-  jax.tree.map(
-    np.testing.assert_array_equal,
-    state.fixed["teacher"],
-    parts.learner.frozen.model.params,
-  )
-  size = lambda tree: sum(x.size for x in jax.tree.leaves(tree) if x.ndim)
-  assert size(state.opt_state) == 2 * size(state.params)
-
-  # One's own teacher: both see the same mixed pixels in a step.
-  state = parts.state()
-  params = stack_blocks(jax.device_get(state.params), parts.config.model)
-  state = state.with_fixed("teacher", params, parts.trainer.state)
-  _, (metrics,) = parts.run(1, state)
+  """The student's own copy as teacher sees the same mixed pixels."""
+  teacher = teacher_of(model__width=32)  # drawn as the student
+  made = config(Distillation(teacher="x", mixup=1.0))
+  run = methods.Run(made, 1, {"teacher": teacher})
+  state, (metrics,) = run.steps(1)
   assert abs(metrics["loss"]) < 1e-6 and metrics["agreement"] == 1
+  size = lambda tree: sum(x.size for x in jax.tree.leaves(tree) if x.ndim)
+  assert size(state.opt_state) == size(state.params)  # a momentum
+  other = jax.tree.map(lambda x: 1.5 * x, run.learner.frozen.model.params)
+  start = run.start().with_fixed("teacher", other, run.trainer.state)
+  state, (metrics, _) = run.steps(2, start)
+  assert metrics["loss"] > 0.1
+  jax.tree.map(np.testing.assert_array_equal, state.fixed["teacher"], other)
 
 
+@pytest.mark.slow
 def test_bfloat16_halves_its_kernels_and_changes_no_result():
   """The step would round the same kernels."""
   teacher = teacher_of()
@@ -351,69 +308,10 @@ def test_bfloat16_halves_its_kernels_and_changes_no_result():
   np.testing.assert_array_equal(*results)
 
 
-MESHES = {
-  "2x2": (4, dict(mesh__fsdp=2, mesh__data=2)),
-  "8": (8, dict(mesh__fsdp=8, mesh__data=1)),
-  "tensor": (4, dict(mesh__tensor=2, mesh__fsdp=2)),
-  "microbatches": (2, dict(optim__microbatch=2)),
-}
-CASES = {
-  "logits": dict(mixup=1.0),
-  "hard": dict(cutmix=1.0, token=True),
-  "soft": dict(label_smoothing=0.1),
-  "features": {},
-}
-
-
-@functools.cache
-def trained(loss, mesh=None, dtype="float32"):
-  number, changes = MESHES.get(mesh, (1, {}))
-  objective = Distillation(
-    teacher="x", loss=loss, teacher_dtype=dtype, **CASES[loss]
-  )
-  token = DISTILLED if objective.token else {}
-  teacher = teacher_of(model__variant="Ti/4" if loss == "features" else "Ti/8")
-  devices = jax.devices()[:number]
-  parts = Parts(objective, teacher, devices, **changes, **SGD, **token)
-  return parts.run(3)[1]
-
-
-def _mark(loss, mesh):
-  if (loss, mesh) == ("hard", "microbatches"):
-    return []
-  some = [("logits", "2x2"), ("features", "8"), ("features", "tensor")]
-  return pytest.mark.slow if (loss, mesh) in some else pytest.mark.nightly
-
-
-@pytest.mark.parametrize(
-  "loss, mesh",
-  [
-    pytest.param(loss, mesh, marks=_mark(loss, mesh))
-    for loss in CASES
-    for mesh in MESHES
-  ],
-)
-def test_equal_on_any_mesh_and_in_microbatches(loss, mesh):
-  for a, b in zip(trained(loss), trained(loss, mesh), strict=True):
-    for key in a:  # float32, sums in another order, in three steps
-      np.testing.assert_allclose(a[key], b[key], rtol=3e-5, err_msg=key)
-
-
-@pytest.mark.slow
-def test_a_teacher_in_bfloat16_on_a_mesh():
-  one, many = trained("logits"), trained("logits", "2x2", "bfloat16")
-  for a, b in zip(one, many, strict=True):
-    np.testing.assert_allclose(a["loss"], b["loss"], rtol=0.05)
-
-
 def test_its_memory_is_split_block_by_block():
-  parts = Parts(
-    Distillation(teacher="x"),
-    teacher_of(model__depth=2),
-    jax.devices()[:4],
-    mesh__fsdp=4,
-  )
-  encoder = parts.trainer.state.fixed["teacher"]["Transformer"]
+  teacher = {"teacher": teacher_of(model__depth=2)}
+  run = methods.Run(config(mesh__fsdp=4), 4, teacher)
+  encoder = run.trainer.state.fixed["teacher"]["Transformer"]
   kernel = encoder["encoderblock"]["MlpBlock_0"]["Dense_0"]["kernel"]
   assert kernel.shape == (2, 16, 64)
   assert kernel.sharding.shard_shape(kernel.shape) == (2, 4, 64)
@@ -437,19 +335,11 @@ def test_flops_are_those_of_both():
 
 
 def write_teacher(path, teacher):
-  config = tiny.config()
-  write_params(
-    str(path),
-    teacher.params,
-    dict(
-      config={**to_dict(config), "model": dataclasses.asdict(teacher.config)},
-      image_size=[*teacher.image_size],
-      grid=[*teacher.config.grid(teacher.image_size)],
-      num_classes=teacher.num_classes,
-      has_cls_row=True,
-    ),
-  )
-  return str(path)
+  made = dataclasses.replace(tiny.config(), model=teacher.config)
+  ops = f"decode|resize({teacher.image_size[0]})"
+  data = dataclasses.replace(made.data, ops=ops)
+  made = dataclasses.replace(made, data=data)
+  return methods.write(path, made, teacher.params, teacher.num_classes)
 
 
 class Ends(Callback):
@@ -469,7 +359,7 @@ def test_only_the_address_of_the_teacher_may_change():
   assert found == {"objective.teacher": False, "objective.mixup": True}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_is_stopped_ends_in_the_same_bits(tmp_path):
   """A moved teacher is the same; a changed one is refused."""
   teacher = teacher_of()
@@ -508,17 +398,15 @@ def test_a_run_that_is_stopped_ends_in_the_same_bits(tmp_path):
 
 
 def test_a_student_of_features_leaves_its_maps_behind(tmp_path):
-  path = write_teacher(tmp_path / "teacher", teacher_of(0))
-  objective = Distillation(teacher=path, loss="features")
-  config = dataclasses.replace(tiny.config(total_steps=1), objective=objective)
-  state = train_and_evaluate(config, str(tmp_path / "a"), tiny.Data())
-  vit = vit_jax.load(str(tmp_path / "a"), verbose=False)
+  made = config(FEATURES)
+  params = methods.Run(made, 1, {"teacher": teacher_of(0)}).start().params
+  vit = vit_jax.load(methods.write(tmp_path / "a", made, params), verbose=False)
   assert vit.num_classes == 0 and len(vit.report.ignored) == 4
-  want = {k: v for k, v in state.params.items() if k != "distillation"}
+  want = {k: v for k, v in params.items() if k != "distillation"}
   jax.tree.map(np.testing.assert_array_equal, vit.params, want)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_with_pixels_of_its_own_for_the_teacher(tmp_path):
   """Its positions are resized, too."""
   path = write_teacher(tmp_path / "teacher", teacher_of(0))
@@ -532,59 +420,58 @@ def test_a_run_with_pixels_of_its_own_for_the_teacher(tmp_path):
   assert 0 < row["train/vector"] < 2 and 0 < row["train/patches"] < 2
 
 
-# Words.
-
-
-def test_options_that_do_not_fit():
-  wrong = Distillation(loss="features", alpha=0.1, token=True)
-  text = "\n".join(wrong.errors())
-  assert "objective.teacher: got none" in text
-  assert "objective.alpha: got 0.1, expected 0.5 for" in text
-  assert "objective.token: got True" in text
-  wrong = Distillation(teacher="x", cutmix=1.0, teacher_ops="decode|resize(8)")
-  (error,) = wrong.errors()
-  assert "cutmix" in error
-
-
-def errors_of(objective, teacher, names=None, **changes):
-  config = dataclasses.replace(tiny.config(**changes), objective=objective)
-  if errors := checks.errors(config):
-    return errors
-  shape = RunShape(tiny.NUM_CLASSES, (16, 16), 4, class_names=names)
-  return [*objective.make_errors(config.model, shape, {"teacher": teacher})]
-
-
-FEATURES = Distillation(teacher="x", loss="features")
-TOKEN = Distillation(teacher="x", loss="hard", token=True)
+# What does not fit.
 
 
 @pytest.mark.parametrize(
-  "objective, teacher, text",
+  "options, names",
   [
-    (Distillation(teacher="x"), dict(num_classes=0), "without a head"),
-    (Distillation(teacher="x"), dict(num_classes=7), "7 classes"),
     (
-      Distillation(teacher="x"),
-      dict(names=tuple(f"other {i}" for i in range(10))),
-      "(other 0, ",
+      dict(loss="features", alpha=0.1, token=True),
+      ("teacher: got none", "alpha: got 0.1", "token: got True"),
     ),
-    (FEATURES, tiny.RESNET, "no patch tokens"),
-    (TOKEN, {}, "config.model.distilled: got False"),
-    (Distillation(teacher="x"), dict(model__channels=1), "1 channels"),
+    (
+      dict(teacher="x", cutmix=1.0, teacher_ops="decode|resize(8)"),
+      ("cutmix",),
+    ),
   ],
 )
-def test_teachers_that_do_not_fit(objective, teacher, text):
+def test_options_that_do_not_fit(options, names):
+  errors = [*Distillation(**options).errors()]
+  assert len(errors) == len(names)
+  assert all(name in "".join(errors) for name in names)
+
+
+@pytest.mark.parametrize(
+  "objective, teacher, changes, word",
+  [
+    (LOGITS, dict(num_classes=0), {}, "head"),
+    (LOGITS, dict(num_classes=7), {}, "7 classes"),
+    (
+      LOGITS,
+      dict(names=tuple(f"other {i}" for i in range(10))),
+      {},
+      "other 0",
+    ),
+    (LOGITS, dict(model__channels=1), {}, "1 channels"),
+    (FEATURES, tiny.RESNET, {}, "patch tokens"),
+    (FEATURES, {}, tiny.RESNET, "Transformer"),
+    (TOKEN, {}, {}, "model.distilled: got False"),
+  ],
+)
+def test_teachers_and_students_that_do_not_fit(
+  objective, teacher, changes, word
+):
   made = dict(num_classes=10, names=None) | teacher
   model = {k: v for k, v in made.items() if k.startswith("model__")}
-  config = tiny.config(**({"model__width": 16} | model)).model
-  given = Named(config, {}, made["num_classes"], (16, 16), made["names"])
-  (error,) = errors_of(objective, given, NAMES)
-  assert text in error
-
-
-def test_a_resnet_learns_no_features():
-  (error,) = errors_of(FEATURES, None, **tiny.RESNET)
-  assert "expected a Transformer" in error
+  model = tiny.config(**({"model__width": 16} | model)).model
+  given = methods.Named(model, {}, made["num_classes"], (16, 16), made["names"])
+  student = config(objective, **{"model__depth": None} | changes)
+  shape = RunShape(tiny.NUM_CLASSES, (16, 16), 4, class_names=NAMES)
+  errors = checks.errors(student) or [
+    *objective.make_errors(student.model, shape, {"teacher": given})
+  ]
+  assert len(errors) == 1 and word in errors[0]
 
 
 def test_a_size_that_the_teachers_patch_does_not_divide(tmp_path):
@@ -594,13 +481,14 @@ def test_a_size_that_the_teachers_patch_does_not_divide(tmp_path):
   config = dataclasses.replace(
     tiny.config(), objective=Distillation(teacher=path)
   )
-  with pytest.raises(ConfigError, match="multiples of the patch's side 6"):
+  with pytest.raises(ConfigError, match="side 6"):
     run_checks.setup(config, None, tiny.Data())
 
 
 # Planning.
 
 
+@pytest.mark.slow
 def test_a_published_teacher_is_planned_without_its_file():
   """Its table has the shapes."""
   objective = Distillation(

@@ -5,12 +5,12 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import methods
 import numpy as np
 import pytest
 import tiny
 
 from vit_jax.models import build
-from vit_jax.models.variables import only_params
 from vit_jax.self_supervised import heads
 
 FILE = np.load(pathlib.Path(__file__).parents[1] / "data" / "ssl_dino.npz")
@@ -114,27 +114,21 @@ def _network(**changes):
   model = tiny.config(**changes).model
   head = heads.DINOHead(12, 16, 8, name="dino")
   module = heads.MultiCrop(build(model, 0), head, model, (32, 32))
-  images = jnp.zeros((1, 32, 32, 3))
-  params = jax.jit(
-    lambda: only_params(module.init(jax.random.key(0), images))
-  )()
-  return model, module, params
+  return model, module, methods.params_of(module, 32)
 
 
 @pytest.mark.parametrize(
   "name",
-  ["vit", *(pytest.param(n, marks=pytest.mark.slow) for n in [*MODELS][1:])],
+  ["vit", *(pytest.param(n, marks=pytest.mark.nightly) for n in [*MODELS][1:])],
 )
 def test_crops_of_two_sizes_pass_one_network(name):
   """The network's parameters are at the root; the vector is what it pools."""
   model, module, params = _network(**MODELS[name])
   plain = build(model, 0)
-  shapes = jax.eval_shape(
-    plain.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3))
-  )["params"]
   own = params.pop("dino")
-  same = lambda a, b: jax.tree.map(lambda x, y: x.shape == y.shape, a, b)
-  assert all(jax.tree.leaves(same(params, only_params({"params": shapes}))))
+  # Drawn by path and shape: none is elsewhere.
+  like = methods.params_of(plain, 32)
+  jax.tree.map(np.testing.assert_array_equal, params, like)
   rng = np.random.default_rng(0)
   scores = jax.jit(
     lambda p, x: module.apply({"params": p}, x, None, method="scores")
@@ -144,10 +138,11 @@ def test_crops_of_two_sizes_pass_one_network(name):
     got, vectors = scores({**params, "dino": own}, images)
     assert got.shape == (2, 12) and np.isfinite(got).all()
     if side == 32:
-      _, out = plain.apply({"params": params}, images)
+      _, out = jax.jit(plain.apply)({"params": params}, images)
       np.testing.assert_allclose(vectors, out["pooled"], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_each_crop_has_its_own_noise():
   """A crop's noise depends on its record's number and its own, not on rows."""
   _, module, params = _network(model__stochastic_depth=0.6, model__dropout=0.3)

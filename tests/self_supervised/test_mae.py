@@ -1,4 +1,4 @@
-"""MAE: the authors' values, masks, the step on meshes, weights, words."""
+"""MAE: the authors' values, masks, loss, weights, what it cannot train."""
 
 import dataclasses
 import functools
@@ -6,6 +6,7 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import methods
 import numpy as np
 import pytest
 import tiny
@@ -13,17 +14,14 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from vit_jax import weights
 from vit_jax.batch import normalise
-from vit_jax.checkpointing import checkpointer
-from vit_jax.config import checks, model_config, to_dict
+from vit_jax.config import checks, model_config
 from vit_jax.models import build
 from vit_jax.models.posemb import sincos2d
-from vit_jax.models.stacking import stack_blocks
 from vit_jax.self_supervised import mae_model as lib
 from vit_jax.self_supervised.mae import MAE
 from vit_jax.step import RunShape
 from vit_jax.tools.reporting import visualize
 
-ONE = jax.devices()[:1]
 SMALL = dict(decoder_width=16, decoder_depth=1, decoder_heads=2)
 AUTHORS = pathlib.Path(__file__).parents[1] / "data" / "ssl_mae.npz"
 
@@ -104,7 +102,9 @@ def _part(arrays, prefix):
   }
 
 
-@pytest.mark.parametrize("family", ["vit", "modern"])
+@pytest.mark.parametrize(
+  "family", ["vit", pytest.param("modern", marks=pytest.mark.nightly)]
+)
 def test_values_and_gradients_of_the_authors(family, authors):
   """float64; only the positions are rounded to float32, as in their file."""
   model = dataclasses.replace(
@@ -125,7 +125,6 @@ def test_values_and_gradients_of_the_authors(family, authors):
     masked = lib.is_masked(order, 9)
     np.testing.assert_array_equal(masked, authors["mask"])
 
-    @jax.jit
     def losses(flat):
       outputs = module.apply(
         {"params": unflatten_dict(flat, sep="/")},
@@ -137,11 +136,11 @@ def test_values_and_gradients_of_the_authors(family, authors):
         k: jnp.sum(jnp.square(outputs - v).mean(-1) * masked) / masked.sum()
         for k, v in targets.items()
       }
-      return found, outputs
+      return found, (found, outputs)
 
-    found, outputs = losses(params)
+    compute = jax.jit(jax.jacrev(losses, has_aux=True))
+    grads, (found, outputs) = compute(params)
     np.testing.assert_allclose(outputs, authors["pred"], atol=1e-12)
-    grads, _ = jax.jit(jax.jacrev(losses, has_aux=True))(params)
     for name, loss in found.items():
       np.testing.assert_allclose(loss, authors[f"{name}/loss"], rtol=1e-12)
       theirs = _ours(_part(authors, f"{name}/grad"), positions=False)
@@ -151,6 +150,7 @@ def test_values_and_gradients_of_the_authors(family, authors):
         )
 
 
+@pytest.mark.slow
 def test_the_first_values_are_the_authors(authors):
   """Bounds of the uniform ones, deviations of the normal ones."""
   config = model_config(variant="B/4", width=32, depth=2, mlp_dim=128)
@@ -242,12 +242,18 @@ def made(name, size=(16, 24)):
   model = model_config(**changes | MODELS[name])
   assert not [*model.errors(), *MAE().start_errors(model)]
   learner = MAE(**SMALL).make(model, RunShape(0, size), {})
-  init = jax.jit(learner.module.init)
-  params = init(jax.random.key(0), jnp.zeros((1, *size, 3)))["params"]
-  return model, learner, params
+  images = jax.ShapeDtypeStruct((1, *size, 3), "float32")
+  shapes = jax.eval_shape(learner.module.init, jax.random.key(0), images)
+  return model, learner, methods.drawn(shapes["params"])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+  "name",
+  [
+    n if n == "token" else pytest.param(n, marks=pytest.mark.nightly)
+    for n in MODELS
+  ],
+)
 def test_only_visible_patches_are_seen_in_any_order(name):
   """A masked pixel changes nothing, a visible one every prediction."""
   _, learner, params = made(name)
@@ -281,98 +287,46 @@ def test_the_network_keeps_its_paths():
   assert {*params} - {*want} == {"mae"}
 
 
-# The loss and the step.
+# The loss.
 
 
-@pytest.mark.parametrize("target", ["pixels", "norm_pixels"])
-def test_the_loss_written_out(target):
-  made = config({"target": target})
-  learner = made.objective.make(made.model, RunShape(0, (16, 16)), {})
-  batch = tiny.batch(0, made)
-  init = jax.jit(learner.module.init)
-  params = init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))["params"]
-  rng = jax.random.key(7)
-  total, count, _ = jax.jit(learner.loss)(params, batch, rng, 0)
-  assert count == 15 * 3  # a row does not count, and one patch is visible
-  order = lib.draw(jax.random.fold_in(rng, 1), jnp.arange(16), 4)
-  outputs = jax.jit(
-    functools.partial(learner.module.apply, method="predict_patches"),
-    static_argnums=3,
-  )({"params": params}, normalise(batch["image"]), order, 1, None)
-  want, mean, std = 0.0, *lib.COLOURS
-  for row in range(15):
+def test_the_loss_written_out():
+  """Of both targets; a row that does not count, one visible patch of four."""
+  made = methods.config("mae")
+  learners = {
+    target: dataclasses.replace(made.objective, target=target).make(
+      made.model, RunShape(0, (16, 16)), {}
+    )
+    for target in ("pixels", "norm_pixels")
+  }
+  batch, rng = methods.batch(0, made), jax.random.key(7)
+  module = learners["pixels"].module
+  params = methods.params_of(module)
+  records = jnp.asarray(batch["index"])
+  order = lib.draw(jax.random.fold_in(rng, 1), records, 4)
+
+  @jax.jit
+  def computed(params, batch):
+    args = {"params": params}, normalise(batch["image"]), order, 1, None
+    outputs = module.apply(*args, method="predict_patches")
+    of = {k: v.loss(params, batch, rng, 0)[:2] for k, v in learners.items()}
+    return of, outputs
+
+  of, outputs = computed(params, batch)
+  mean, std = lib.COLOURS
+  want = dict.fromkeys(of, 0.0)
+  for row in np.flatnonzero(batch["mask"]):
     for patch in order[row, 1:]:
       y, x = 8 * (patch // 2), 8 * (patch % 2)
       pixels = batch["image"][row, y : y + 8, x : x + 8] / 255
       pixels = (pixels - mean) / std
-      if target == "norm_pixels":
-        variance = np.square(pixels - pixels.mean()).sum() / 191
-        pixels = (pixels - pixels.mean()) / np.sqrt(variance + 1e-6)
-      want += np.square(outputs[row, patch] - pixels.ravel()).mean()
-  np.testing.assert_allclose(total, want, rtol=1e-5)
-
-
-# SGD: Adam divides by gradients that are nothing but rounding.
-SGD = dict(optim__name="sgd", optim__lr=0.1, model__dropout=0.1)
-
-
-@functools.cache
-def trained():
-  """Three steps on one device."""
-  parts = tiny.Parts(config(**SGD), ONE)
-  return parts, *parts.run(3)
-
-
-MESHES = {
-  "2 x 2": dict(mesh__fsdp=2, mesh__data=2, optim__microbatch=2),
-  "8": dict(mesh__fsdp=8, mesh__data=1),
-  "tensor": dict(mesh__tensor=2, mesh__data=2),
-  "scan": dict(mesh__fsdp=4, model__scan=True, model__remat="full"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES)
-def test_equal_on_any_mesh_and_in_microbatches(mesh):
-  one, _, want = trained()
-  changes = {**SGD, **MESHES[mesh]}
-  num_devices = 8 if mesh == "8" else 4
-  parts = tiny.Parts(config(**changes), jax.devices()[:num_devices])
-  params = jax.device_get(one.state().params)
-  if parts.config.model.scan:
-    params = stack_blocks(params, type(parts.config.model))
-  state = parts.state()
-  put = lambda new, old: jax.device_put(new, old.sharding)
-  state = state.replace(params=jax.tree.map(put, params, state.params))
-  _, got = parts.run(3, state)
-  for a, b in zip(got, want, strict=True):
-    assert a == pytest.approx(b, rel=1e-5)
-
-
-def test_it_learns():
-  _, _, metrics = trained()
-  assert metrics[2]["loss"] < metrics[0]["loss"] - 0.01
-
-
-@pytest.mark.slow
-def test_a_resumed_run_ends_in_the_same_bits(tmp_path):
-  from vit_jax.callbacks import Callback, Stop
-  from vit_jax.train import train_and_evaluate
-
-  made = config(total_steps=4, checkpoint__every_steps=2, model__dropout=0.1)
-  whole = train_and_evaluate(made, str(tmp_path / "a"), tiny.Data())
-
-  class Ends(Callback):
-    def check_stop(self, step):
-      if step == 3:
-        raise Stop("a test")
-
-  run = functools.partial(
-    train_and_evaluate, made, str(tmp_path / "b"), tiny.Data()
-  )
-  with pytest.raises(Stop):
-    run(callbacks=[Ends()])
-  jax.tree.map(np.testing.assert_array_equal, run(), whole)
+      variance = np.square(pixels - pixels.mean()).sum() / 191
+      normal = (pixels - pixels.mean()) / np.sqrt(variance + 1e-6)
+      for target, x in {"pixels": pixels, "norm_pixels": normal}.items():
+        want[target] += np.square(outputs[row, patch] - x.ravel()).mean()
+  for target, (total, count) in of.items():
+    assert count == 6 * 3
+    np.testing.assert_allclose(total, want[target], rtol=1e-5)
 
 
 # What it leaves to others.
@@ -383,21 +337,12 @@ def checkpoint(tmp_path_factory):
   """The checkpoint of a run with fixed positions."""
   made = config({}, model__posemb="sincos2d", model__gelu="erf")
   learner = made.objective.make(made.model, RunShape(0, (16, 16)), {})
-  init = jax.jit(learner.module.init)
-  params = init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))["params"]
-  params = jax.device_get(params)
-  about = dict(
-    config=to_dict(made),
-    image_size=[16, 16],
-    grid=[2, 2],
-    num_classes=0,
-    objective_parameters="mae/",
-  )
-  path = str(tmp_path_factory.mktemp("mae") / "run")
-  checkpointer.write_params(path, params, about)
+  params = methods.params_of(learner.module)
+  path = methods.write(tmp_path_factory.mktemp("mae") / "run", made, params)
   return path, made, learner.module, params
 
 
+@pytest.mark.slow
 def test_its_checkpoint_is_fine_tuned_as_the_authors_do(checkpoint):
   """With a learned table, and a new norm behind the mean of the patches."""
   path, made, _, params = checkpoint
@@ -419,6 +364,7 @@ def test_its_checkpoint_is_fine_tuned_as_the_authors_do(checkpoint):
   np.testing.assert_array_equal(table[0, 1:], sincos2d(3, 2, 32))
 
 
+@pytest.mark.nightly
 def test_what_visualize_shows_of_its_checkpoint(checkpoint):
   path, made, module, params = checkpoint
   images = tiny.batch(0, made)["image"][:2]
@@ -463,31 +409,28 @@ def test_flops_are_those_of_visible_patches_and_decoder():
   assert 2.9 < model.train_flops((224, 224), 0) / flops < 3.0
 
 
-# Words.
-
-
 @pytest.mark.parametrize(
-  "changes, text",
+  "option, changes",
   [
-    (tiny.RESNET, "config.model.variant: got 'R26x0.5', expected a model"),
-    (tiny.HYBRID, "config.model.variant"),
-    (dict(data__ops="decode|resize(8)"), "expected 2 patches of 8 pixels"),
-    (dict(data__ops="decode|resize(20)"), "expected multiples of the patch"),
-    (dict(model__pool="map"), "config.model.pool: got 'map', expected no"),
-    (dict(model__channels=1), "config.model.channels: got 1, expected 3"),
+    ("model.variant: got 'R26x0.5'", tiny.RESNET),
+    ("model.variant", tiny.HYBRID),
+    ("2 patches of 8 pixels", dict(data__ops="decode|resize(8)")),
+    ("multiples of the patch", dict(data__ops="decode|resize(20)")),
+    ("model.pool: got 'map'", dict(model__pool="map")),
+    ("model.channels: got 1", dict(model__channels=1)),
     (
+      "model.final_norm: got 'pooled'",
       dict(model__name="modern", model__final_norm="pooled"),
-      "config.model.final_norm: got 'pooled', expected no layer",
     ),
-    (dict(mask_ratio=1.0), "config.objective.mask_ratio: got 1.0"),
-    (dict(mask_ratio=0.0), "config.objective.mask_ratio: got 0.0"),
-    (dict(decoder_width=18), "config.objective.decoder_width: got 18"),
-    (dict(decoder_heads=3), "config.objective.decoder_width: got 16"),
+    ("objective.mask_ratio: got 1.0", dict(mask_ratio=1.0)),
+    ("objective.mask_ratio: got 0.0", dict(mask_ratio=0.0)),
+    ("objective.decoder_width: got 18", dict(decoder_width=18)),
+    ("objective.decoder_width: got 16", dict(decoder_heads=3)),
   ],
-  ids=lambda v: None if isinstance(v, str) else next(iter(v)),
+  ids=lambda x: None if isinstance(x, str) else next(iter(x)),
 )
-def test_what_it_cannot_train(changes, text):
+def test_what_it_cannot_train(option, changes):
   own = {k: v for k, v in changes.items() if "__" not in k}
   others = {k: v for k, v in changes.items() if "__" in k}
   (error,) = checks.errors(config(own, **others))
-  assert text in error
+  assert option in error

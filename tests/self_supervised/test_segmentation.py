@@ -7,6 +7,7 @@ import shutil
 
 import jax
 import jax.numpy as jnp
+import methods
 import numpy as np
 import pytest
 import tiny
@@ -172,13 +173,17 @@ def test_patches_of_several_blocks_have_the_final_norm():
     build(config, 0),
     jax.random.normal(jax.random.key(1), (2, 16, 24, 3)),
   )
-  params = jax.jit(model.init)(jax.random.key(0), images)["params"]
+  params = methods.drawn(
+    jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+  )
   _, out = jax.jit(model.apply)({"params": params}, images)
   x = segmentation.patches_of(out, params, config, (2, 3), 2)
   assert x.shape == (2, 2, 3, 48)
   inner = np.asarray(out["encoderblock_0"]["after_mlp"], np.float64)[:, 1:]
   inner = inner - inner.mean(-1, keepdims=True)
   inner /= np.sqrt(np.square(inner).mean(-1, keepdims=True) + 1e-5)
+  norm = params["Transformer"]["encoder_norm"]
+  inner = inner * norm["scale"] + norm["bias"]
   np.testing.assert_allclose(
     x[..., :24].reshape(2, 6, 24), inner, rtol=1e-4, atol=1e-5
   )
@@ -261,6 +266,7 @@ def _evaluator(model, options):
   return options.make(context)
 
 
+@pytest.mark.slow
 def test_coloured_shapes_are_found(shapes, model, monkeypatch):
   """By a network with random parameters; all background has 0.3."""
   evaluator = _evaluator(model, _options(shapes))
@@ -347,7 +353,7 @@ def test_masks(tmp_path):
       segmentation.read_mask(bad, picture, number)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_is_scored(shapes, tmp_path):
   """By command, with real images and with fake ones."""
   common = [

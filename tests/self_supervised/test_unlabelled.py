@@ -2,13 +2,14 @@
 
 import doctest
 
+import methods
 import numpy as np
 import pytest
 import tiny
 from PIL import Image
 
-from vit_jax.checkpointing.checkpointer import write_params
-from vit_jax.config import cli, to_dict
+from vit_jax.config import cli
+from vit_jax.models import build
 from vit_jax.self_supervised import improvement
 from vit_jax.self_supervised.improvement import Improvement
 from vit_jax.train import train_and_evaluate
@@ -31,15 +32,8 @@ def arguments(tmp_path_factory):
     _images(root / "images" / str(i), 24, colour)
     _images(root / "labels" / f"class_{i}", 20, colour)
   config = tiny.config(model__variant="Ti/4")
-  parts = tiny.Parts(config)
-  about = dict(
-    config=to_dict(config),
-    image_size=[16, 16],
-    grid=[4, 4],
-    num_classes=tiny.NUM_CLASSES,
-    has_cls_row=True,
-  )
-  write_params(str(root / "init"), parts.trainer.init_params(), about)
+  params = methods.params_of(build(config.model, tiny.NUM_CLASSES))
+  methods.write(root / "init", config, params, tiny.NUM_CLASSES)
   return f"path={root}/images,init={root}/init", f"labels={root}/labels"
 
 
@@ -61,7 +55,7 @@ def test_what_follows_from_images_and_model(arguments):
     _config(["init=x"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_last_line_says_what_became_of_the_scores(
   arguments, tmp_path, capsys
 ):

@@ -205,13 +205,12 @@ ROWS = {
     variant="clip_1",
   ),
 }
-# Slow alone: what differs from another row in little.
-SLOW = {
-  "big_vision_2_cap",
-  "big_vision_3",
-  "big_vision_3_frozen",
-  "timm_adam",
-  "timm_clip_1",
+# They share no optimizer, no schedule, no loss and no model: AdamW with layer
+# decay and a running mean, Adafactor with sigmoids, SGD.
+FIRST_STEPS = {
+  "timm": (),
+  "big_vision_2_plain": pytest.mark.slow,
+  "big_vision_3_decay": pytest.mark.slow,
 }
 
 
@@ -363,7 +362,9 @@ def test_learning_rates(name):
   np.testing.assert_allclose(got, want, rtol=0, atol=2e-7 * config.optim.lr)
 
 
-@pytest.mark.parametrize("name", [n for n in ROWS if n not in SLOW])
+@pytest.mark.parametrize(
+  "name", [pytest.param(n, marks=m) for n, m in FIRST_STEPS.items()]
+)
 def test_the_first_steps(name, tmp_path):
   """Losses and norms of 20 steps; blocks in a scan."""
   row = ROWS[name]
@@ -390,7 +391,7 @@ def test_the_first_steps(name, tmp_path):
     assert np.sqrt(np.mean((got - want) ** 2)) < 5e-8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ROWS)
 def test_all_steps(name, tmp_path):
   row = ROWS[name]
@@ -403,7 +404,7 @@ def test_all_steps(name, tmp_path):
     assert run.end_error(state.eval_params, "ema") < 10 * row.end
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_on_four_devices_in_two_microbatches(tmp_path):
   row = ROWS["big_vision_1"]
   mesh = dict(mesh__data=2, mesh__fsdp=2, optim__microbatch=4)

@@ -1,0 +1,108 @@
+"""Every method on several devices, in microbatches, and on other models."""
+
+import methods
+import numpy as np
+import pytest
+
+from vit_jax.microbatch import microbatches_of
+from vit_jax.self_supervised import patch_scores
+
+MESH = dict(mesh__data=2, mesh__fsdp=2)
+PARTS = MESH | dict(optim__microbatch=1)  # of 2 rows on each of 4 devices
+EIGHT = dict(mesh__fsdp=8, mesh__data=1)
+TENSOR = dict(mesh__tensor=2, mesh__data=2)
+NOISE = dict(model__dropout=0.1)
+
+
+def outcome(name, options=None, devices=1, **changes):
+  run = methods.Run(methods.config(name, options, **changes), devices)
+  return run.outcome()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_four_devices_in_two_microbatches_are_one(name):
+  """Three steps with dropout; KoLeo compares rows of a whole batch."""
+  options = dict(koleo=0.0) if name == "dinov2" else {}
+  run = methods.Run(methods.config(name, options, **NOISE, **PARTS), 4)
+  assert microbatches_of(run.config, run.mesh) == 2
+  methods.assert_close(outcome(name, options, **NOISE), run.outcome())
+
+
+SCAN = dict(model__depth=2, model__scan=True)
+SINKHORN = dict(centring="sinkhorn", patch_head=True, patch_bottleneck=6)
+MODERN = dict(
+  model__name="modern",
+  model__rope="dinov3",
+  model__posemb="none",
+  model__registers=2,
+  model__layer_scale=0.1,
+)
+FROZEN = ("embedding/*", "*/encoderblock_0/*")
+# Method, its options, options of the model, and where they are compared.
+VARIANTS = {
+  "mae, eight devices": ("mae", {}, NOISE, EIGHT),
+  "mae, tensor": ("mae", {}, NOISE, TENSOR),
+  "mae, scan": ("mae", {}, SCAN | dict(model__remat="full"), PARTS),
+  "dino, eight devices": ("dino", {}, {}, EIGHT),
+  "dino, tensor": ("dino", {}, {}, TENSOR),
+  "dino, sinkhorn": ("dino", dict(centring="sinkhorn"), {}, PARTS),
+  "dino, gain": (
+    "dino", dict(norm_last_layer=False, centring="none"), {}, PARTS,
+  ),
+  "dino, scan": ("dino", {}, SCAN | dict(model__stochastic_depth=0.5), PARTS),
+  "dino, modern": ("dino", {}, MODERN, PARTS),
+  "dino, lora": ("dino", {}, dict(lora__rank=2), PARTS),
+  "dino, freeze": (
+    "dino", {}, dict(model__depth=2, optim__freeze=FROZEN), PARTS,
+  ),
+  "dinov2, koleo": ("dinov2", {}, {}, MESH),
+  "dinov2, eight devices": ("dinov2", {}, {}, EIGHT),
+  "dinov2, tensor": ("dinov2", {}, {}, TENSOR),
+  "dinov2, sinkhorn in parts": ("dinov2", SINKHORN, {}, MESH),
+  "dinov2, scan": ("dinov2", {}, SCAN, MESH),
+  "distillation, logits": ("distillation", dict(loss="logits"), {}, TENSOR),
+  "distillation, soft": (
+    "distillation", dict(loss="soft", label_smoothing=0.1), {}, EIGHT,
+  ),
+  "distillation, token": (
+    "distillation",
+    dict(token=True, mixup=0.0, cutmix=1.0),
+    dict(model__name="modern", model__distilled=True),
+    PARTS,
+  ),
+  "distillation, features": (
+    "distillation", dict(loss="features", mixup=0.0), {}, TENSOR,
+  ),
+  "masked_patch, mean_color": (
+    "masked_patch", dict(target="mean_color"), NOISE, TENSOR,
+  ),
+  "masked_patch, pixels": ("masked_patch", dict(target="pixels"), NOISE, EIGHT),
+  "masked_patch, scan": (
+    "masked_patch", {}, SCAN | dict(model__remat="full"), PARTS,
+  ),
+  "mixing, tensor": ("mixing", {}, {}, TENSOR | dict(mesh__fsdp=2)),
+}  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_on_devices(variant, monkeypatch):
+  """With a scan, the one device has a loop over the blocks."""
+  name, options, changes, mesh = VARIANTS[variant]
+  apart = {k: v for k, v in changes.items() if k != "model__scan"}
+  want = outcome(name, options, **apart)
+  if variant == "dinov2, sinkhorn in parts":
+    monkeypatch.setattr(patch_scores, "MOST_SCORES", 1000)
+  devices = int(np.prod([v for k, v in mesh.items() if k.startswith("mesh")]))
+  got = outcome(name, options, devices, **changes, **mesh)
+  methods.assert_close(want, got)
+
+
+@pytest.mark.nightly
+def test_a_teacher_in_bfloat16_is_near_that_in_float32():
+  options = dict(loss="logits", teacher_dtype="bfloat16")
+  one, _, _ = outcome("distillation", dict(loss="logits"))
+  many, _, _ = outcome("distillation", options, 4, **MESH)
+  for a, b in zip(one, many, strict=True):
+    assert a["loss"] == pytest.approx(b["loss"], rel=0.05)
