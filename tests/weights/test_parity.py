@@ -40,7 +40,9 @@ def _rows():
     is_slow = case.library in SLOW.get(case.family, ()) and key not in seen
     seen.add(key)
     mark = pytest.mark.slow if is_slow else pytest.mark.nightly
-    rows.append(pytest.param(case, id=f"{case.library}-{case.name}", marks=mark))
+    rows.append(
+      pytest.param(case, id=f"{case.library}-{case.name}", marks=mark)
+    )
   return rows
 
 

@@ -264,5 +264,7 @@ def case(family: str, name: str, pixels, kwargs: dict[str, Any]) -> Case:
 def cases() -> list[Case]:
   """Returns a case for each model."""
   return [
-    case(family, *model) for family, models in MODELS.items() for model in models
+    case(family, *model)
+    for family, models in MODELS.items()
+    for model in models
   ]
