@@ -171,6 +171,15 @@ TIMM = [
     {},
     ("0.4", "expected 0.5"),
   ),
+  *(
+    (
+      of_timm({"model_args": args}, model=BIT, num_classes=3),
+      {},
+      (f"model_args.{key}",),
+    )
+    for args in ({"output_stride": 16}, {"act_layer": "silu"})
+    for key in args
+  ),
   *(  # our own header
     (header(**changes), {}, words)
     for changes, words in (

@@ -49,6 +49,7 @@ MODELS = {
   "ViT": (
     ("ViTForImageClassification", SQUARE | {"qkv_bias": False}),
     ("ViTForImageClassification", SQUARE | TANH),
+    ("ViTForImageClassification", SQUARE | {"image_size": [24, 32]}),
     ("ViTForImageClassification", FULL),
     ("ViTModel", SQUARE),
     ("ViTModel", SQUARE | {"pooler_act": "tanh"}),
@@ -221,6 +222,8 @@ IMAGES = ((32, 32), (48, 48), (24, 40))
 def _sizes(name, options):
   if options is FULL:
     return ((224, 224),)
+  if isinstance(options.get("image_size"), list):
+    return (24, 32), *IMAGES
   return IMAGES[:1] if name == "CLIPForImageClassification" else IMAGES
 
 

@@ -156,6 +156,7 @@ MODELS = {
     ("vit_base_patch16_224", HALF, {"pos_embed": "none"}),
     ("vit_base_patch16_224", HALF, {"no_embed_class": True}),
     ("vit_base_patch16_224", HALF, GAP),
+    ("vit_base_patch16_224", HALF, {"img_size": [24, 32]}),
     ("vit_base_patch16_224", HALF, FULL),
   ),
   "hybrids, BiT": (
@@ -249,6 +250,8 @@ def case(family: str, name: str, pixels, kwargs: dict[str, Any]) -> Case:
     sizes = ((64, 64), (64, 96))
   if "embed_dim" in kwargs:
     sizes = ((224, 224),)
+  if isinstance(kwargs.get("img_size"), list):
+    sizes = (tuple(kwargs["img_size"]), *SIZES)
   kwargs = {"num_classes": 5} if "resnetv2" in name else small(**kwargs)
   return Case(
     family,
