@@ -105,10 +105,20 @@ def shapes(model, num_classes, size):
   return jax.eval_shape(init, jax.random.key(0), images)["params"]
 
 
+# Other sizes of the same parts are nightly.
+SEEN = {row[0]: row for row in reversed(COUNTS)}
+
+
 @pytest.mark.parametrize(
   "name, variant, side, parts, expected",
-  COUNTS,
-  ids=[f"{n} {v} {s}" for n, v, s, *_ in COUNTS],
+  [
+    pytest.param(
+      *row,
+      id="{} {} {}".format(*row),
+      marks=() if SEEN[row[0]] is row else pytest.mark.nightly,
+    )
+    for row in COUNTS
+  ],
 )
 def test_parameter_counts_are_those_published(
   name, variant, side, parts, expected
@@ -166,66 +176,23 @@ def test_arithmetic_is_that_of_the_products(parts):
 @pytest.mark.parametrize(
   "parts, message",
   [
-    (
-      dict(class_token=False),
-      "config.model.class_token: got False, expected True for"
-      " config.model.pool='token'.",
-    ),
-    (
-      dict(distilled=True, pool="gap"),
-      "config.model.pool: got 'gap', expected 'token' for"
-      " config.model.distilled=True.",
-    ),
-    (
-      dict(posemb="relative"),
-      "config.model.posemb: got 'relative', expected one of learn, learn2d,"
-      " sincos2d, relative_bias, none. Did you mean 'relative_bias'?",
-    ),
-    (
-      dict(posemb="relative_bias", registers=4),
-      "config.model.registers: got 4, expected 0 for"
-      " config.model.posemb='relative_bias'.",
-    ),
-    (
-      dict(posemb_at="blocks"),
-      "config.model.posemb_at: got 'blocks', expected 'stem' in this family.",
-    ),
-    (
-      dict(rope="eva02", width=36, num_heads=2),
-      "config.model.num_heads: got 2, expected heads of a multiple of 4"
-      " channels for config.model.rope='eva02', not of 18.",
-    ),
-    (
-      dict(gelu="quick", pool="map"),
-      "config.model.gelu: got 'quick', expected tanh or erf for"
-      " config.model.pool='map'.",
-    ),
-    (
-      dict(pre_logits=True, pool="token_gap"),
-      "config.model.pre_logits: got True, expected False beside"
-      " config.model.projection or pool='token_gap'.",
-    ),
-    (
-      dict(layer_scale=0.0),
-      "config.model.layer_scale: got 0.0, expected more than 0, or None.",
-    ),
-    (
-      dict(registers=-1),
-      "config.model.registers: got -1, expected 0 or more.",
-    ),
-    (
-      dict(projection=0),
-      "config.model.projection: got 0, expected 1 or more, or None.",
-    ),
-    (
-      dict(variant="H*/14"),
-      "config.model.variant: got 'H*/14', expected '<size>/<patch in pixels>'"
-      " such as 'B/16', or 'R50+B/16'.",
-    ),
+    (dict(class_token=False), "class_token: got False"),
+    (dict(distilled=True, pool="gap"), "pool: got 'gap'"),
+    (dict(posemb="relative"), "posemb: got 'relative'"),
+    (dict(posemb="relative_bias", registers=4), "registers: got 4"),
+    (dict(posemb_at="blocks"), "posemb_at: got 'blocks'"),
+    (dict(rope="eva02", width=36, num_heads=2), "num_heads: got 2"),
+    (dict(gelu="quick", pool="map"), "gelu: got 'quick'"),
+    (dict(pre_logits=True, pool="token_gap"), "pre_logits: got True"),
+    (dict(layer_scale=0.0), "layer_scale: got 0.0"),
+    (dict(registers=-1), "registers: got -1"),
+    (dict(projection=0), "projection: got 0"),
+    (dict(variant="H*/14"), "variant: got 'H*/14'"),
   ],
 )
 def test_options_that_do_not_fit(parts, message):
-  assert list(model_config("modern", **parts).errors()) == [message]
+  (error,) = model_config("modern", **parts).errors()
+  assert error.startswith(f"config.model.{message}, expected")
 
 
 def test_all_that_does_not_fit_is_said_at_once():

@@ -239,7 +239,7 @@ def test_a_bare_file_says_what_its_model_is_taken_for(tmp_path):
     assert part in note
   options = dict(gelu="tanh", grid=(4, 4), verbose=False, **HEADS)
   _, note, _ = vit_jax.load(path, **options).report.notes
-  assert "class token as output" in note and "gelu" not in note
+  assert "class token as output" in note and "gelu='erf'" not in note
   timm_file(tmp_path, {"architecture": "vit"})
   vit = vit_jax.load(path, verbose=False, **HEADS)
   assert len(vit.report.notes) == 1  # of the pixels

@@ -3,16 +3,15 @@
 import dataclasses
 import pathlib
 
+import foreign
 import jax
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
 
-from vit_jax import models, weights
+from vit_jax import weights
 from vit_jax.config import cli, model_config
 from vit_jax.families import FAMILIES
 from vit_jax.families.vit import ViTConfig
-from vit_jax.models.stacking import unstack_blocks
 from vit_jax.weights.weights_file import lazy
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -45,14 +44,12 @@ KNOWN = {
 
 
 def shapes(model):
-  """Shapes of the parameters, unstacked; a scan is traced faster."""
+  """Shapes of the parameters for 5 classes."""
   side = 56 if "/14" in model.variant else 64
-  module = models.build(model.stacked() or model, num_classes=5)
-  images = jax.ShapeDtypeStruct((1, side, side, 3), np.float32)
-  tree = jax.eval_shape(module.init, jax.random.key(0), images)["params"]
-  return flatten_dict(
-    jax.eval_shape(lambda x: unstack_blocks(x, ViTConfig), tree), sep="/"
-  )
+  return {
+    name: jax.ShapeDtypeStruct(shape, np.float32)
+    for name, shape in foreign.shapes(model, 5, (side, side)).items()
+  }
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -193,14 +190,14 @@ def test_what_a_cut_file_lacks_is_no_option(lost):
     ({"embedding/kernel": None}, "got 'Transformer/encoder_n"),
     (
       {"embedding/kernel": (8, 4, 3, 48)},
-      "embedding/kernel: got (8, 4, 3, 48), expected squares.",
+      "embedding/kernel: got (8, 4, 3, 48)",
     ),
     (
       {
         "conv_root/kernel": (7, 7, 3, 64),
         "block1/unit1/conv1/kernel": (1, 1, 64, 64),
       },
-      "embedding/kernel: got patch 8, expected 1.",
+      "embedding/kernel: got patch 8",
     ),
   ],
 )

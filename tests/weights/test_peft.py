@@ -176,6 +176,7 @@ def test_two_towers(tmp_path):
 
 
 FC1 = f"{ours.PREFIX}vit.layers.1.mlp.fc1"
+FC1_B = f"{FC1}.lora_B.weight"
 
 
 def _changed(name, change):
@@ -207,7 +208,7 @@ def _changed(name, change):
     ),
     (
       {},
-      lambda arrays: {k: v for k, v in arrays.items() if f"{FC1}.lora_B" not in k},
+      lambda arrays: {k: v for k, v in arrays.items() if k != FC1_B},
       "encoderblock_1/MlpBlock_0/Dense_0",
     ),
     (
