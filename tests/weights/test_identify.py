@@ -16,6 +16,11 @@ from vit_jax.weights.weights_file import lazy
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 SIZE = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
+MODERN = dict(name="modern")
+EVA02 = dict(
+  mlp="swiglu", mlp_norm=True, qkv_bias="no_key", pool="gap",
+  final_norm="pooled",
+)  # fmt: skip
 # What the files of tests/data hold, as their makers documented it.
 KNOWN = {
   "vit_token": dict(SIZE, depth=3),
@@ -83,42 +88,37 @@ def test_fine_tuning_begins_with_the_defaults_of_the_family():
   assert weights.model_to_finetune(file) == model
 
 
+SHAPES = [
+  dict(variant="So400m/14"),
+  dict(name="bit", variant="R50x1", stage_blocks=(1, 1)),
+  dict(name="bit_v1", variant="R50x3", stage_blocks=(1, 1)),
+  dict(variant="S/16", pool="gap", posemb="none"),
+  dict(variant="Ti/16", pool="map", posemb="learn2d"),
+  dict(variant="Ti/16", posemb="relative", pre_logits=True),
+  dict(variant="Ti/16", posemb="learn2d", posemb_at="blocks"),
+  # DINOv2 and v3, DeiT, CLIP, EVA-02
+  MODERN | dict(variant="g2/14", layer_scale=1e-5, mlp="swiglu"),
+  MODERN | dict(variant="M/16", registers=4, posemb="none", rope="dinov3"),
+  MODERN | dict(variant="Ti/16", distilled=True),
+  MODERN | dict(variant="B/16", projection=9, pre_norm=True, patch_bias=False),
+  MODERN | EVA02 | dict(variant="Ti/16"),
+  MODERN | dict(variant="R+Ti/16", registers=1),
+]
+NIGHTLY = [
+  *(dict(variant=v) for v in ("Ti/16", "S/32", "H/14")),
+  dict(variant="R+Ti/16"),
+  dict(name="bit", variant="R50x1"),
+  dict(variant="B/16", num_heads=16),  # as vit_base_patch16_gap_224 of timm
+  MODERN | dict(variant="H+/16", layer_scale=1e-5, qkv_bias="no_key"),
+  MODERN | dict(variant="gopt/16", pool="map", class_token=False, registers=1),
+  MODERN | dict(variant="Ti/16", registers=2, pool="token_gap"),
+  MODERN | dict(variant="Ti/16", posemb="relative_bias", layer_scale=1e-5),
+]
+
+
 @pytest.mark.parametrize(
   "fields",
-  [
-    *(dict(variant=v) for v in ("Ti/16", "S/32", "H/14", "So400m/14")),
-    dict(variant="R+Ti/16"),
-    dict(name="bit", variant="R50x1"),
-    dict(name="bit_v1", variant="R50x3", stage_blocks=(1, 1)),
-    dict(variant="S/16", pool="gap", posemb="none"),
-    dict(variant="Ti/16", pool="map", posemb="learn2d"),
-    dict(variant="Ti/16", posemb="relative", pre_logits=True),
-    dict(variant="B/16", num_heads=16),  # as vit_base_patch16_gap_224 of timm
-    dict(variant="Ti/16", posemb="learn2d", posemb_at="blocks"),
-    *(
-      dict(name="modern") | fields
-      for fields in (
-        # DINOv2 and v3, DeiT, CLIP, EVA-02, SigLIP's size with registers
-        dict(variant="g2/14", layer_scale=1e-5, mlp="swiglu"),
-        dict(variant="M/16", registers=4, posemb="none", rope="dinov3"),
-        dict(variant="H+/16", layer_scale=1e-5, qkv_bias="no_key"),
-        dict(variant="Ti/16", distilled=True),
-        dict(variant="B/16", pre_norm=True, patch_bias=False, projection=9),
-        dict(
-          variant="Ti/16",
-          mlp="swiglu",
-          mlp_norm=True,
-          pool="gap",
-          final_norm="pooled",
-          qkv_bias="no_key",
-        ),
-        dict(variant="gopt/16", pool="map", class_token=False, registers=1),
-        dict(variant="Ti/16", registers=2, pool="token_gap"),
-        dict(variant="Ti/16", posemb="relative_bias", layer_scale=1e-5),
-        dict(variant="R+Ti/16", registers=1),
-      )
-    ),
-  ],
+  [*SHAPES, *(pytest.param(x, marks=pytest.mark.nightly) for x in NIGHTLY)],
   ids=lambda fields: "-".join(map(str, fields.values())),
 )
 def test_shapes_decide_the_model(fields):
@@ -144,9 +144,7 @@ def test_options_have_precedence():
   )
 
 
-@pytest.mark.parametrize(
-  "name", ["vit_gap", "hybrid_r", "bv_gap_sincos2d_rep", "bit_v1", "bit_v2"]
-)
+@pytest.mark.parametrize("name", ["hybrid_r", "bv_gap_sincos2d_rep", "bit_v2"])
 def test_the_description_is_a_command_line_that_makes_the_model(name):
   model = model_config(**KNOWN[name])
   flags = weights.describe(model).split()
