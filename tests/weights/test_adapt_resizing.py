@@ -235,10 +235,10 @@ def test_a_class_row_of_every_block_cannot_become_part_of_cls(at, path):
   "at, scan, cls_row",
   [
     ("blocks", True, True),
-    ("blocks", False, False),
-    ("stem", True, False),
-    ("shared", True, False),
-    ("shared", False, True),
+    pytest.param("blocks", False, False, marks=pytest.mark.nightly),
+    pytest.param("stem", True, False, marks=pytest.mark.nightly),
+    pytest.param("shared", True, False, marks=pytest.mark.nightly),
+    pytest.param("shared", False, True, marks=pytest.mark.nightly),
   ],
 )
 def test_a_checkpoint_of_any_place_loads_again(tmp_path, at, scan, cls_row):

@@ -31,6 +31,7 @@ from vit_jax.weights.weights_file import POS_EMBEDDING
 from vit_jax.zoo.files import timm_names
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+BYTES = (np.zeros(3), np.full(3, 1 / 255))  # images from 0 to 255
 HEADS = {"num_heads": 4}
 MODERN = SIZE | dict(name="modern")
 SCALED = MODERN | dict(layer_scale=1e-5, gelu="erf")
@@ -58,17 +59,17 @@ def embed(params, pixels):
 
 
 @pytest.mark.parametrize(
-  "mean, std, expected",
+  "mean, std, expected, model",
   [
-    ("imagenet", None, IMAGENET),
-    (*IMAGENET, IMAGENET),
-    ("0.485,0.456,0.406", "0.229,0.224,0.225", IMAGENET),
-    ("0.485,0.456,0.406/0.229,0.224,0.225", None, IMAGENET),
-    (0, 1 / 255, (np.zeros(3), np.full(3, 1 / 255))),  # images from 0 to 255
-    ("half", None, ((0.5,) * 3, (0.5,) * 3)),
+    ("imagenet", None, IMAGENET, MODEL),
+    (*IMAGENET, IMAGENET, MODEL),
+    ("0.485,0.456,0.406", "0.229,0.224,0.225", IMAGENET, MODEL),
+    ("0.485,0.456,0.406/0.229,0.224,0.225", None, IMAGENET, MODEL),
+    (0, 1 / 255, BYTES, MODEL),
+    ("imagenet", None, IMAGENET, TOWER),
+    (0, 1 / 255, BYTES, TOWER),
   ],
 )
-@pytest.mark.parametrize("model", [MODEL, TOWER], ids=["bias", "no bias"])
 def test_images_enter_as_in_training(tmp_path, mean, std, expected, model):
   """The normalisation moves into the patches, without a bias into positions."""
   if model is TOWER:

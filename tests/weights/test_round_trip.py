@@ -179,7 +179,7 @@ def test_there_and_back(tmp_path, kind, options, names):
 
 @pytest.mark.parametrize("kind", ["timm", "ViTForImageClassification"])
 @pytest.mark.parametrize(
-  "options", [dict(posemb="sincos2d"), dict(cls_row=False), dict(posemb="none")]
+  "options", [dict(posemb="sincos2d"), dict(cls_row=False)]
 )
 def test_positions_that_are_no_whole_table_become_one(tmp_path, kind, options):
   """transformers' table has a row for the class token, timm's need not."""
