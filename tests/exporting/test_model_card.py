@@ -211,9 +211,7 @@ def test_a_model_that_was_changed_has_no_scores(tmp_path):
   assert "ViTModel.from_pretrained('x')" in text
 
 
-def test_scores_of_an_earlier_step_are_not_the_checkpoint_s(
-  tmp_path, write_run
-):
+def test_scores_of_an_earlier_step_are_not_the_checkpoint_s(tmp_path):
   """The run died between a checkpoint and the next line of metrics."""
   vit = write_run(tmp_path)
   lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -223,16 +221,13 @@ def test_scores_of_an_earlier_step_are_not_the_checkpoint_s(
   assert "99.00%" not in text and "The run's scores are not here" in text
 
 
-def test_fake_data_have_no_scores(tmp_path):
-  text = model_card.text(write_run(tmp_path, fake_data=True), "x")
-  assert parsed(text).data.eval_results is None
+def test_fake_or_given_data_are_no_data_set_of_the_hub(tmp_path):
+  text = model_card.text(write_run(tmp_path / "a", fake_data=True), "x")
+  data = parsed(text).data
+  assert data.eval_results is None and data.datasets is None
   assert "The data were fake" in text and "75.00%" not in text
-  assert parsed(text).data.datasets is None
   assert "\n| data | cifar10 [train[:90%]], fake |\n" in text
-
-
-def test_a_loader_of_one_s_own_is_no_data_set_of_the_hub(tmp_path):
-  text = model_card.text(write_run(tmp_path, data_given="Squares"), "x")
+  text = model_card.text(write_run(tmp_path / "b", data_given="Squares"), "x")
   assert parsed(text).data.datasets is None
   assert "\n| data | Squares, given |\n" in text
   assert "| cifar10 | train[90%:] | top-1 accuracy | 50.00% |" in text
@@ -246,19 +241,16 @@ def test_published_weights_say_what_they_know():
   assert "## Training" not in text and "## Scores" not in text
 
 
-def test_weights_of_the_hub_are_the_base_model(tmp_path):
-  vit = write_run(tmp_path, init="hf-hub:google/vit-base@v2")
-  assert parsed(model_card.text(vit, "x")).data.base_model == "google/vit-base"
-
-
 def test_the_folder_has_it_and_loads(tmp_path, monkeypatch):
   """A relative folder is not taken for one of the hub."""
-  vit = write_run(tmp_path / "run")
+  vit = write_run(tmp_path / "run", init="hf-hub:google/vit-base@v2")
   monkeypatch.chdir(tmp_path)
   folder = "hf/b16"
   convert.convert(vit, folder, "hf")
   text = pathlib.Path(folder, "README.md").read_text()
   assert text == model_card.text(vit, folder)
-  assert f"vit = vit_jax.load('{folder}')" in text and "hf-hub:" not in text
+  assert parsed(text).data.base_model == "google/vit-base"
+  assert f"vit = vit_jax.load('{folder}')" in text
+  assert "load('hf-hub:" not in text
   again = vit_jax.load(folder, verbose=False)
   assert again.class_names == tuple("abcdefghij")

@@ -160,7 +160,7 @@ MODELS = {
 }
 
 
-QUICK = ("DINOv3", "distilled", "both", "EVA-02", "BEiT", "MAP")
+QUICK = ("DINOv3", "distilled", "EVA-02", "MAP")
 
 
 @pytest.mark.parametrize(

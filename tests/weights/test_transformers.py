@@ -6,6 +6,7 @@ import re
 import foreign
 import numpy as np
 import pytest
+import test_round_trip
 import torch_libraries
 import weights_cases_hf
 from PIL import Image
@@ -21,6 +22,7 @@ from vit_jax.zoo.files import hf, hf_preprocessing
 
 transformers = torch_libraries.Later("transformers")
 SIZE = (24, 32)
+NIGHTLY = pytest.mark.nightly
 PLAIN = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
 
 
@@ -170,12 +172,11 @@ def test_names_in_memory_are_read(tmp_path):
 
 
 S, B, L = (384, 12, 6), (768, 12, 12), (1024, 24, 16)
+SWIGLU = dict(use_gated_mlp=True, hidden_act="silu", intermediate_size=8192)
 # Class, (width, depth, heads), other options of its config, size in our table,
 # and transformers' number of parameters.
 PUBLISHED = [
-  ("Dinov2Model", S, dict(image_size=518), "S/14", 22_056_576),
   ("Dinov2Model", B, dict(image_size=518), "B/14", 86_580_480),
-  ("Dinov2Model", L, dict(image_size=518), "L/14", 304_368_640),
   (
     "Dinov2Model",
     (1536, 40, 24),
@@ -193,29 +194,14 @@ PUBLISHED = [
   ("DINOv3ViTModel", S, dict(intermediate_size=1536), "S/16", 21_596_544),
   (
     "DINOv3ViTModel",
-    (1280, 32, 20),
-    dict(intermediate_size=5120, use_gated_mlp=True, hidden_act="silu"),
-    "H+/16",
-    840_592_640,
-  ),
-  (
-    "DINOv3ViTModel",
     (4096, 40, 32),
-    dict(intermediate_size=8192, use_gated_mlp=True, hidden_act="silu")
-    | dict(query_bias=False, value_bias=False),
+    SWIGLU | dict(query_bias=False, value_bias=False),
     "7B/16",
     6_716_035_072,
   ),
   (
-    "DeiTForImageClassificationWithTeacher",
-    B,
-    dict(num_labels=1000),
-    "B/16",
-    87_338_192,
-  ),
-  (
     "CLIPVisionModelWithProjection",
-    (1024, 24, 16),
+    L,
     dict(intermediate_size=4096, patch_size=14, projection_dim=768),
     "L/14",
     303_966_208,
@@ -262,43 +248,20 @@ def test_published_sizes_are_named(name, size, options, variant, expected):
   assert sum(a.size for a in params.values()) == expected - mask
 
 
-SMALL = dict(variant="B/8", width=48, depth=2, mlp_dim=192, num_heads=4)
-MODERN = SMALL | dict(name="modern", gelu="erf")
-SCALED = MODERN | dict(layer_scale=1e-5)
-CLIP = MODERN | dict(pre_norm=True, patch_bias=False)
-ROPE = dict(posemb="none", rope="dinov3", ln_eps=1e-5, qkv_bias="no_key")
-BEIT = SCALED | dict(posemb="relative_bias", qkv_bias="no_key")
-BEIT |= dict(pool="gap", final_norm="pooled")
-# Class -> our model, and whether a test of `.ci/run` has it.
+# Class -> our model.
 CARDS = {
-  "ViTModel": (SMALL | dict(pre_logits=True), True),
-  "IJepaModel": (SMALL | dict(pool="gap", ln_eps=1e-12), False),
-  "IJepaForImageClassification": (SMALL | dict(pool="gap"), False),
-  "SiglipVisionModel": (SMALL | dict(pool="map"), False),
-  "DeiTModel": (MODERN | dict(registers=1), False),
-  "DeiTForImageClassification": (MODERN | dict(registers=1), False),
-  "DeiTForImageClassificationWithTeacher": (
-    MODERN | dict(distilled=True), False
-  ),
-  "Dinov2Model": (SCALED, False),
-  "Dinov2ForImageClassification": (SCALED | dict(pool="token_gap"), True),
-  "Dinov2WithRegistersModel": (SCALED | dict(registers=4), False),
-  "DINOv3ViTModel": (SCALED | ROPE | dict(registers=4), False),
-  "BeitModel": (BEIT, False),
-  "BeitForImageClassification": (BEIT, False),
-  "CLIPVisionModel": (CLIP | dict(gelu="quick", ln_eps=1e-5), False),
-  "CLIPForImageClassification": (
-    CLIP | dict(pool="gap", final_norm="none"), False
-  ),
-  "CLIPVisionModelWithProjection": (CLIP | dict(projection=16), True),
-}  # fmt: skip
+  row[0]: row[1]
+  for row in test_round_trip.NIGHTLY + test_round_trip.ROWS
+  if row[0][0].isupper()
+}
+SLOW = ("ViTModel", "Dinov2ForImageClassification")
 
 
 @pytest.mark.parametrize(
   "name",
   [
-    pytest.param(k, marks=pytest.mark.slow if v[1] else pytest.mark.nightly)
-    for k, v in CARDS.items()
+    pytest.param(k, marks=pytest.mark.slow if k in SLOW else NIGHTLY)
+    for k in CARDS
   ],
 )
 def test_the_card_names_class_and_output(tmp_path, name):
@@ -308,7 +271,7 @@ def test_the_card_names_class_and_output(tmp_path, name):
   hf_folder(
     tmp_path,
     (32, 32),
-    model=model_config(**CARDS[name][0]),
+    model=model_config(**CARDS[name]),
     num_classes=3 * ("ForImageClass" in name),
   )
   vit = vit_jax.load(tmp_path, mean="half", verbose=False)
