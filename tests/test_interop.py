@@ -286,16 +286,14 @@ assert "flax" not in sys.modules
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
   "name, options",
   [
-    pytest.param(
-      *("vit_token", {"image_size": (16, 40), "dtype": "bfloat16"}),
-      marks=pytest.mark.slow,
-    ),
-    pytest.param("vit_token", {}, marks=pytest.mark.nightly),
-    pytest.param("hybrid_r", {}, marks=pytest.mark.nightly),
-    pytest.param("bit_v2", {}, marks=pytest.mark.nightly),
+    ("vit_token", {"image_size": (16, 40), "dtype": "bfloat16"}),
+    ("vit_token", {}),
+    ("hybrid_r", {}),
+    ("bit_v2", {}),
   ],
 )
 def test_exported_models_need_jax_alone(name, options, tmp_path):

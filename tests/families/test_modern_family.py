@@ -13,20 +13,12 @@ from vit_jax.models import build
 DINOV2 = dict(layer_scale=1e-5)
 WITH_REGISTERS = dict(layer_scale=1e-5, registers=4, cls_row=False)
 DINOV3 = dict(
-  layer_scale=1e-5,
-  registers=4,
-  posemb="none",
-  rope="dinov3",
-  qkv_bias="none",
+  layer_scale=1e-5, registers=4, posemb="none", rope="dinov3", qkv_bias="none"
 )
 DEIT3 = dict(layer_scale=1e-4, cls_row=False)
 CLIP = dict(pre_norm=True, patch_bias=False)
 EVA02 = dict(
-  mlp="swiglu",
-  rope="eva02",
-  qkv_bias="no_key",
-  pool="gap",
-  final_norm="pooled",
+  mlp="swiglu", rope="eva02", qkv_bias="no_key", pool="gap", final_norm="pooled"
 )
 BEIT = dict(
   posemb="relative_bias",
@@ -41,18 +33,12 @@ SIGLIP = dict(pool="map", class_token=False)
 # Numbers of timm's models without a head, of transformers' CLIP with its
 # projection: name, size and patch, side in pixels, parts, parameters.
 COUNTS = [
-  ("DINOv2", "S/14", 518, DINOV2, 22_056_192),
   ("DINOv2", "B/14", 518, DINOV2, 86_579_712),
-  ("DINOv2", "L/14", 518, DINOV2, 304_367_616),
   ("DINOv2", "g2/14", 518, DINOV2 | SWIGLU, 1_136_479_232),
-  ("registers", "S/14", 518, WITH_REGISTERS, 22_057_344),
   ("registers", "B/14", 518, WITH_REGISTERS, 86_582_016),
-  ("registers", "L/14", 518, WITH_REGISTERS, 304_370_688),
   ("registers", "g2/14", 518, WITH_REGISTERS | SWIGLU, 1_136_483_840),
-  ("DINOv3", "S/16", 224, DINOV3, 21_586_944),
   ("DINOv3 S+", "S/16", 224, DINOV3 | SWIGLU, 28_683_264),
   ("DINOv3", "B/16", 224, DINOV3, 85_641_216),
-  ("DINOv3", "L/16", 224, DINOV3, 303_079_424),
   ("DINOv3", "H+/16", 224, DINOV3 | SWIGLU, 840_509_440),
   ("DINOv3", "7B/16", 224, DINOV3 | SWIGLU, 6_716_030_976),
   *(
@@ -65,10 +51,8 @@ COUNTS = [
       ("H+/16", dict(qkv_bias="no_key") | SWIGLU, 840_591_360),
     )
   ),
-  ("DeiT III", "S/16", 224, DEIT3, 21_674_496),
   ("DeiT III", "M/16", 224, DEIT3, 38_336_512),
   ("DeiT III", "B/16", 224, DEIT3, 85_816_320),
-  ("DeiT III", "L/16", 224, DEIT3, 303_349_760),
   ("DeiT III", "H/14", 224, DEIT3, 630_845_440),
   ("DeiT distilled", "B/16", 224, dict(distilled=True), 85_800_192),
   ("CLIP", "B/32", 224, CLIP | dict(projection=512), 87_849_216),
@@ -76,7 +60,6 @@ COUNTS = [
   ("CLIP", "L/14", 224, CLIP | dict(projection=768), 303_966_208),
   ("CLIP", "L/14", 336, CLIP | dict(projection=768), 304_293_888),
   ("OpenCLIP", "H/14", 224, CLIP, 630_766_080),
-  ("OpenCLIP", "g/14", 224, CLIP, 1_011_203_840),
   ("OpenCLIP", "G/14", 224, CLIP, 1_842_777_344),
   ("EVA-02", "Ti/14", 224, EVA02 | dict(mlp_dim=512), 5_502_144),
   ("EVA-02", "S/14", 224, EVA02 | dict(mlp_dim=1024), 21_621_120),
@@ -90,13 +73,9 @@ COUNTS = [
   ("BEiT", "B/16", 224, BEIT, 85_761_984),
   ("BEiT", "L/16", 224, BEIT, 303_405_568),
   ("SigLIP", "B/16", 224, SIGLIP, 92_884_224),
-  ("SigLIP", "B/16", 512, SIGLIP, 93_520_128),
-  ("SigLIP", "B/32", 256, SIGLIP, 94_552_320),
   ("SigLIP", "L/16", 256, SIGLIP, 315_956_224),
   ("SigLIP", "So400m/14", 224, SIGLIP, 427_680_704),
-  ("SigLIP", "So400m/16", 384, SIGLIP, 428_256_704),
   ("SigLIP", "gopt/16", 256, SIGLIP, 1_163_168_256),
-  ("SigLIP", "gopt/16", 384, SIGLIP, 1_163_659_776),
 ]
 
 
@@ -139,8 +118,7 @@ def test_parameter_counts_are_those_published(
 
 
 @pytest.mark.parametrize(
-  "parts, expected",
-  [(dict(distilled=True), 87_338_192), (DEIT3, 86_585_320)],
+  "parts, expected", [(dict(distilled=True), 87_338_192), (DEIT3, 86_585_320)]
 )
 def test_parameter_counts_with_a_thousand_classes(parts, expected):
   assert count(model_config("modern", **parts), 1000, (224, 224)) == expected

@@ -92,18 +92,8 @@ def test_the_head_is_loaded_as_a_whole_or_not(
       False,
       "the head is not loaded",
     ),
-    (
-      "abcdefghijk",
-      "bacdefghijk",
-      True,
-      "the data's order, by name",
-    ),
-    (
-      None,
-      "abcdefghijk",
-      True,
-      "number of classes",
-    ),
+    ("abcdefghijk", "bacdefghijk", True, "the data's order, by name"),
+    (None, "abcdefghijk", True, "number of classes"),
     ("abcdefghijk", None, True, None),
   ],
 )
@@ -208,11 +198,7 @@ def test_the_model_that_fits_has_no_training_of_another_family():
       dict(pool="gap"),
       "pos_embedding: got shape .*- cls: got shape",
     ),
-    (
-      "vit_linen_names",
-      dict(posemb="none"),
-      "pos_embedding: got shape",
-    ),
+    ("vit_linen_names", dict(posemb="none"), "pos_embedding: got shape"),
     (
       "vit_linen_names",
       dict(depth=3, scan=True),

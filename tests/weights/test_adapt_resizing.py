@@ -6,13 +6,7 @@ import foreign
 import jax
 import numpy as np
 import pytest
-from adapting import (
-  SIZE,
-  adapt,
-  make_target,
-  published,
-  random_weights,
-)
+from adapting import SIZE, adapt, make_target, published, random_weights
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 import vit_jax
@@ -20,10 +14,7 @@ from vit_jax import weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import model_config, to_dict
 from vit_jax.models.posemb import sincos2d
-from vit_jax.models.resample import (
-  resample_patch_kernel,
-  resample_posemb,
-)
+from vit_jax.models.resample import resample_patch_kernel, resample_posemb
 from vit_jax.models.stacking import unstack_blocks
 from vit_jax.weights.weights_file import POS_EMBEDDING, lazy
 
@@ -47,8 +38,7 @@ def test_positions_are_resampled_to_the_grid(image, grid, method):
   assert report.resized == {POS_EMBEDDING: ((4, 4), grid)}
   table = np.asarray(file.params[POS_EMBEDDING], np.float32)
   np.testing.assert_array_equal(
-    params[POS_EMBEDDING],
-    resample_posemb(table, (4, 4), grid, 1, method),
+    params[POS_EMBEDDING], resample_posemb(table, (4, 4), grid, 1, method)
   )
 
 

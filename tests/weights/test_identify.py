@@ -36,10 +36,7 @@ KNOWN = {
   "bv_scan": dict(SIZE, pool="gap"),
   "bit_v1": dict(name="bit_v1", variant="R50x0.5", stage_blocks=(1, 2, 1)),
   "bit_v2": dict(
-    name="bit",
-    variant="R50x0.5",
-    stage_blocks=(1, 2, 1),
-    root_pad="nothing",
+    name="bit", variant="R50x0.5", stage_blocks=(1, 2, 1), root_pad="nothing"
   ),
 }
 

@@ -488,10 +488,7 @@ def test_checkpoints_of_another_program(tmp_path, steps, capsys):
 
 @pytest.mark.parametrize(
   "name, options",
-  [
-    ("bit_v2", {"root_pad": "nothing"}),
-    ("bv_token", {"cls_row": False}),
-  ],
+  [("bit_v2", {"root_pad": "nothing"}), ("bv_token", {"cls_row": False})],
 )
 def test_a_tree_states_what_its_names_state(tmp_path, name, options):
   """The same as a `.npz` of big_vision with these names."""

@@ -19,13 +19,7 @@ from vit_jax.models.posemb import sincos2d
 from vit_jax.weights import bit, google
 from vit_jax.weights.npz_file import open_npz
 from vit_jax.weights.weights_file import POS_EMBEDDING, lazy
-from vit_jax.zoo.files import (
-  hf,
-  hf_classes,
-  hf_names,
-  openclip,
-  timm,
-)
+from vit_jax.zoo.files import hf, hf_classes, hf_names, openclip, timm
 
 IMAGE = (24, 32)
 VIT = dict(variant="B/8", width=48, depth=2, mlp_dim=192, num_heads=4)
@@ -457,11 +451,7 @@ def test_odd_arrays_of_google_s():
       "resnet/block2/unit01/a/proj/standardized_conv2d/kernel",
       "block2/unit1/conv_proj/kernel",
     ),
-    (
-      bit,
-      "resnet/block3/unit23/b/group_norm/gamma",
-      "block3/unit23/gn2/scale",
-    ),
+    (bit, "resnet/block3/unit23/b/group_norm/gamma", "block3/unit23/gn2/scale"),
     (bit, "resnet/group_norm/beta", "norm-pre-head/bias"),
     (bit, "resnet/head/conv2d/bias", "head/bias"),
     (bit, "resnet/block1/unit01/d/group_norm/beta", None),

@@ -134,8 +134,7 @@ def reload(path: str) -> Theirs:
 def of_timm() -> Theirs:
   """Its attention has one A for query, key and value."""
   model = weights_cases_timm.created(
-    "vit_base_patch16_224",
-    **weights_cases_timm.small(dynamic_img_size=True),
+    "vit_base_patch16_224", **weights_cases_timm.small(dynamic_img_size=True)
   )
 
   def save(folder: pathlib.Path) -> pathlib.Path:
