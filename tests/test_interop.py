@@ -193,7 +193,7 @@ LAYOUTS = {
   "writer, layout",
   [
     ("manager", "tree"),
-    ("standard", "stacked"),
+    pytest.param("standard", "stacked", marks=pytest.mark.slow),
     pytest.param("v1", "state", marks=pytest.mark.slow),
     *(
       pytest.param(*row, marks=pytest.mark.nightly)
@@ -242,7 +242,7 @@ def test_a_model_of_ours_is_one_of_nnx(vit):
   assert out["pre_logits"].shape == (2, 48)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nnx_trains_them(vit, plain_vit):
   model = nnx.bridge.ToNNX(plain_vit, rngs=nnx.Rngs(0))
   x = images(vit)

@@ -237,7 +237,7 @@ def test_the_model_that_fits_is_named_and_loads(source, options, message):
         "these weights were trained with ln_eps=1e-12, the model has 1e-06.",
       ),
     ),
-    (
+    pytest.param(
       "bit_v2",
       {"gn_eps": 1e-5, "ws_eps": 1e-8, "ws_eps_on": "var"},  # timm's
       (
@@ -245,6 +245,7 @@ def test_the_model_that_fits_is_named_and_loads(source, options, message):
         "these weights were trained with gn_eps, ws_eps, ws_eps_on=(1e-05,"
         " 1e-08, 'var'), the model has (1e-05, 1e-10, 'var').",
       ),
+      marks=pytest.mark.slow,
     ),
   ],
 )

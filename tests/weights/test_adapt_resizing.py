@@ -223,7 +223,7 @@ def test_a_class_row_of_every_block_cannot_become_part_of_cls(at, path):
 @pytest.mark.parametrize(
   "at, scan, cls_row",
   [
-    ("blocks", True, True),
+    pytest.param("blocks", True, True, marks=pytest.mark.slow),
     pytest.param("blocks", False, False, marks=pytest.mark.nightly),
     pytest.param("stem", True, False, marks=pytest.mark.nightly),
     pytest.param("shared", True, False, marks=pytest.mark.nightly),
@@ -270,7 +270,9 @@ def test_relative_positions_of_another_grid_are_refused():
   assert text in str(e.value)
 
 
-@pytest.mark.parametrize("patch", [4, 16])
+@pytest.mark.parametrize(
+  "patch", [4, pytest.param(16, marks=pytest.mark.nightly)]
+)
 def test_the_patch_embedding_is_resized_if_asked(patch):
   file = published("vit_linen_names")
   # As many tokens as before: no other change.

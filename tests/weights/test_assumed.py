@@ -242,7 +242,9 @@ def test_a_bare_file_says_what_its_model_is_taken_for(tmp_path):
   assert len(vit.report.notes) == 1  # of the pixels
 
 
-@pytest.mark.parametrize("pool", ["gap", "map"])
+@pytest.mark.parametrize(
+  "pool", ["gap", pytest.param("map", marks=pytest.mark.nightly)]
+)
 def test_other_poolings(tmp_path, pool):
   """A pooling by attention has arrays, which tell it."""
   model = model_config(**SIZE, pool=pool)

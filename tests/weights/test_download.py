@@ -154,6 +154,7 @@ def test_published_buckets_are_read_by_https(monkeypatch):
   assert not download.is_remote("gs://my-bucket/vit.npz")
 
 
+@pytest.mark.slow
 def test_training_starts_from_an_address():
   config = cli.parse(
     "train",

@@ -17,7 +17,6 @@ TOLERANCE = 1e-5
 SLOW = {
   "ViT": ("transformers",),
   "hybrids, BiT": ("timm",),
-  "DeiT, distilled": ("timm",),
   "DeiT III": ("Meta",),
   "DINOv2": ("Meta",),
   "DINOv2 with registers": ("transformers",),
@@ -27,7 +26,6 @@ SLOW = {
   "MAE": ("transformers",),
   "BEiT, BEiT v2": ("transformers",),
   "EVA-02": ("timm",),
-  "UNI, UNI 2": ("timm",),
   "LoRA": ("peft",),
 }
 

@@ -91,7 +91,15 @@ def write(folder, series, library):
   return folder
 
 
-@pytest.mark.parametrize("series, library", CASES)
+@pytest.mark.parametrize(
+  "series, library",
+  [
+    pytest.param(
+      *case, marks=pytest.mark.nightly if case[1] in ("npz", "hf") else ()
+    )
+    for case in CASES
+  ],
+)
 def test_it_is_that_of_the_authors_whatever_the_library(
   tmp_path, series, library
 ):
@@ -104,7 +112,7 @@ def test_it_is_that_of_the_authors_whatever_the_library(
 @pytest.mark.parametrize(
   "series, to",
   [
-    ("DINOv2", "orbax"),
+    pytest.param("DINOv2", "orbax", marks=pytest.mark.slow),
     *(("DeiT", to) for to in ("timm", "npz")),
     *(
       pytest.param(series, to, marks=pytest.mark.nightly)

@@ -74,7 +74,9 @@ def test_nothing_is_read_before_it_is_used(monkeypatch):
   [
     ("params/", "ema/", False),
     ("params/params/", "ema_params/params/", False),
-    ("params/", "state/params_ema/", True),
+    pytest.param(
+      *("params/", "state/params_ema/", True), marks=pytest.mark.nightly
+    ),
   ],
 )
 def test_an_average_beside_the_parameters_is_taken(
@@ -264,6 +266,7 @@ def test_a_head_is_read_as_it_was_trained(
   assert is_said == (loss == "regression")
 
 
+@pytest.mark.slow
 def test_one_output_of_transformers_is_a_regression(tmp_path):
   folder = hf_folder(tmp_path, (32, 32), num_classes=1, problem_type=None)
   vit = vit_jax.load(folder, verbose=False)
@@ -445,7 +448,10 @@ def test_a_tower_of_timm_s_in_a_file_of_openclip_s(tmp_path):
 # Checkpoints, ours and others'.
 
 
-@pytest.mark.parametrize("inside", ["", "checkpoints/7/params"])
+@pytest.mark.parametrize(
+  "inside",
+  ["", pytest.param("checkpoints/7/params", marks=pytest.mark.nightly)],
+)
 def test_a_run(tmp_path, inside):
   params = nested(our_params((16, 32)))
   metadata = {

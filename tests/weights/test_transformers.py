@@ -128,7 +128,7 @@ def test_crops_of_200_sizes_are_those_of_the_processor(name, about):
 # Names and sizes.
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_names_in_memory_are_read(tmp_path):
 
   models = [m for ms in weights_cases_hf.MODELS.values() for m in ms]
