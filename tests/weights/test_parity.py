@@ -12,6 +12,9 @@ import weights_table
 # All sums are float32 in other orders: the largest error seen is 1e-6 of the
 # largest value.
 TOLERANCE = 1e-5
+# Of ResNets with random weights 4e-5, and less than 5e-6 in float64: see
+# test_timm_names.py.
+OF_RESNETS = 1e-4
 # The library of the row that `.ci/run` has of each family. The other rows take
 # the same path with other names.
 SLOW = {
@@ -48,4 +51,5 @@ def _rows():
 def test_in_outputs_and_out(tmp_path, case):
   sizes = dict.fromkeys((case.sizes[0], case.sizes[-1]))
   errors = weights_table.compare(case._replace(sizes=tuple(sizes)), tmp_path)
-  assert max(errors.values()) < TOLERANCE, errors
+  tolerance = OF_RESNETS if "BiT" in case.family else TOLERANCE
+  assert max(errors.values()) < tolerance, errors

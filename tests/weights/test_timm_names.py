@@ -109,6 +109,32 @@ def test_the_stated_norm_makes_other_eps_equal():
   assert foreign.error(ours, expected) < 5e-6
 
 
+SMALL = dict(width=24, depth=2, mlp_dim=48, num_heads=3)
+# Name in timm -> our model, arguments in timm.
+RESNETS = {
+  "vit_base_r50_s16_224": (
+    dict(SMALL, variant="R50+B/16", **AS_TIMM),
+    dict(embed_dim=24, depth=2, num_heads=3, mlp_ratio=2.0, img_size=64)
+    | dict(act_layer="gelu_tanh"),
+  ),
+  "resnetv2_50x1_bit": (dict(name="bit", variant="R50x1", **AS_TIMM), {}),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", RESNETS)
+def test_resnets_differ_by_rounding_alone(name):
+  fields, kwargs = RESNETS[name]
+  theirs = timm.create_model(name, num_classes=11, **kwargs)
+  foreign.randomise(theirs)
+  params, *_ = foreign.translate(weights.SERIES, foreign.state(theirs), 3)
+  images = foreign.image((64, 64))
+  model = model_config(**fields, dtype="float64")
+  ours = foreign.our_logits(model, 11, params, images)
+  expected = foreign.torch_logits(theirs, images, "float64")
+  assert foreign.error(ours, expected) < 5e-6
+
+
 @pytest.mark.slow
 def test_timm_has_the_names():
   names = set(timm_names._names().values())
