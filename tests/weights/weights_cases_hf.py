@@ -223,7 +223,7 @@ def _sizes(name, options):
   if options is FULL:
     return ((224, 224),)
   if isinstance(options.get("image_size"), list):
-    return (24, 32), *IMAGES
+    return ((24, 32),)  # transformers resizes square tables alone
   return IMAGES[:1] if name == "CLIPForImageClassification" else IMAGES
 
 

@@ -162,7 +162,12 @@ def cases() -> list[Case]:
   )
   return [
     *(
-      of_hf(name, functools.partial(of_transformers, name), to="peft")
+      of_hf(
+        name,
+        functools.partial(of_transformers, name),
+        filter="bicubic" if name.startswith("Dinov2With") else "hf",
+        to="peft",
+      )
       for name in MODELS
     ),
     of_hf(
