@@ -163,6 +163,8 @@ def outputs(model: Any, pixels, images: np.ndarray) -> Outputs:
     x = patches.permute(0, 2, 3, 4, 5, 1).reshape(len(images), -1, 192)
     options["pixel_attention_mask"] = torch.ones(x.shape[:2])
     options["spatial_shapes"] = torch.tensor([[height, width]] * len(images))
+  elif [height * 8, width * 8] == getattr(model.config, "image_size", None):
+    pass  # a rectangle that it was trained for
   elif not name.startswith(("Dinov2", "DINOv3", "CLIPFor")):
     options["interpolate_pos_encoding"] = True
   if name.startswith("ViTMAE"):  # patches stay in their order
