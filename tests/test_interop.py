@@ -119,6 +119,7 @@ def restore(vit, folder, tmp_path):
   return x, np.load(tmp_path / "logits.npy")
 
 
+@pytest.mark.slow
 def test_the_docs_module_has_models_without_a_class_token(docs_module):
   vit = vit_jax.load(DATA / "vit_gap.weights.npz", pool="gap", verbose=False)
   c, x = vit.config, images(vit)
@@ -150,7 +151,7 @@ def test_sharded_parameters_are_read_on_one_device(vit, tmp_path):
   assert_same(logits, vit(x)[0])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_trained_run_is_read_by_orbax_alone(tmp_path):
   c = defaults()
   c.model.variant = "Ti/8"
@@ -190,8 +191,20 @@ LAYOUTS = {
 
 @pytest.mark.parametrize(
   "writer, layout",
-  [("pytree", "tree"), ("manager", "tree"), ("v1", "tree"), ("v1", "state")]
-  + [("standard", layout) for layout in ("params", "stacked", "state")],
+  [
+    ("manager", "tree"),
+    pytest.param("standard", "stacked", marks=pytest.mark.slow),
+    pytest.param("v1", "state", marks=pytest.mark.slow),
+    *(
+      pytest.param(*row, marks=pytest.mark.nightly)
+      for row in (
+        ("pytree", "tree"),
+        ("v1", "tree"),
+        ("standard", "params"),
+        ("standard", "state"),
+      )
+    ),
+  ],
 )
 def test_trees_of_others_are_read(vit, tmp_path, monkeypatch, writer, layout):
   monkeypatch.chdir(tmp_path)
@@ -229,7 +242,7 @@ def test_a_model_of_ours_is_one_of_nnx(vit):
   assert out["pre_logits"].shape == (2, 48)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nnx_trains_them(vit, plain_vit):
   model = nnx.bridge.ToNNX(plain_vit, rngs=nnx.Rngs(0))
   x = images(vit)
@@ -273,16 +286,14 @@ assert "flax" not in sys.modules
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
   "name, options",
   [
-    pytest.param(
-      *("vit_token", {"image_size": (16, 40), "dtype": "bfloat16"}),
-      marks=pytest.mark.slow,
-    ),
-    pytest.param("vit_token", {}, marks=pytest.mark.nightly),
-    pytest.param("hybrid_r", {}, marks=pytest.mark.nightly),
-    pytest.param("bit_v2", {}, marks=pytest.mark.nightly),
+    ("vit_token", {"image_size": (16, 40), "dtype": "bfloat16"}),
+    ("vit_token", {}),
+    ("hybrid_r", {}),
+    ("bit_v2", {}),
   ],
 )
 def test_exported_models_need_jax_alone(name, options, tmp_path):
@@ -304,18 +315,18 @@ def test_exported_models_need_jax_alone(name, options, tmp_path):
       )
 
 
+@pytest.mark.slow
 def test_an_export_states_its_platforms(vit):
   def read(**options):
     return jax.export.deserialize(bytearray(vit.export(**options)))
 
   assert read().platforms == ("cpu",)
-  assert read(platforms="cpu").platforms == ("cpu",)
   exported = read(platforms=("cuda", "tpu"))
   assert exported.platforms == ("cuda", "tpu")
   with pytest.raises(ValueError, match="platforms"):
     exported.call(images(vit))
   for wrong in ("gpu", ("cpu", "gpu"), ()):
-    with pytest.raises(ValueError, match="expected one or more of cpu, cuda, "):
+    with pytest.raises(ValueError, match="platforms"):
       read(platforms=wrong)
 
 
@@ -330,7 +341,7 @@ for tree in params, vit.params:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_int8_by_qwix_as_in_the_docs(tmp_path, monkeypatch):
   pytest.importorskip("qwix")
   monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))

@@ -46,6 +46,16 @@ def load(name: str) -> types.ModuleType:
     _hide()
 
 
+class Later:
+  """A library that `load` imports when something of it is used first."""
+
+  def __init__(self, name: str) -> None:
+    self._name = name
+
+  def __getattr__(self, attribute: str):
+    return getattr(load(self._name), attribute)
+
+
 def torchvision_works() -> bool:
   """Whether torchvision can be imported; otherwise it is hidden."""
   if sys.modules.get("torchvision", "") is None:

@@ -1,5 +1,6 @@
 """The family `modern`: counts, arithmetic, options that do not fit."""
 
+import dataclasses
 import math
 
 import jax
@@ -12,20 +13,12 @@ from vit_jax.models import build
 DINOV2 = dict(layer_scale=1e-5)
 WITH_REGISTERS = dict(layer_scale=1e-5, registers=4, cls_row=False)
 DINOV3 = dict(
-  layer_scale=1e-5,
-  registers=4,
-  posemb="none",
-  rope="dinov3",
-  qkv_bias="none",
+  layer_scale=1e-5, registers=4, posemb="none", rope="dinov3", qkv_bias="none"
 )
 DEIT3 = dict(layer_scale=1e-4, cls_row=False)
 CLIP = dict(pre_norm=True, patch_bias=False)
 EVA02 = dict(
-  mlp="swiglu",
-  rope="eva02",
-  qkv_bias="no_key",
-  pool="gap",
-  final_norm="pooled",
+  mlp="swiglu", rope="eva02", qkv_bias="no_key", pool="gap", final_norm="pooled"
 )
 BEIT = dict(
   posemb="relative_bias",
@@ -40,18 +33,12 @@ SIGLIP = dict(pool="map", class_token=False)
 # Numbers of timm's models without a head, of transformers' CLIP with its
 # projection: name, size and patch, side in pixels, parts, parameters.
 COUNTS = [
-  ("DINOv2", "S/14", 518, DINOV2, 22_056_192),
   ("DINOv2", "B/14", 518, DINOV2, 86_579_712),
-  ("DINOv2", "L/14", 518, DINOV2, 304_367_616),
   ("DINOv2", "g2/14", 518, DINOV2 | SWIGLU, 1_136_479_232),
-  ("registers", "S/14", 518, WITH_REGISTERS, 22_057_344),
   ("registers", "B/14", 518, WITH_REGISTERS, 86_582_016),
-  ("registers", "L/14", 518, WITH_REGISTERS, 304_370_688),
   ("registers", "g2/14", 518, WITH_REGISTERS | SWIGLU, 1_136_483_840),
-  ("DINOv3", "S/16", 224, DINOV3, 21_586_944),
   ("DINOv3 S+", "S/16", 224, DINOV3 | SWIGLU, 28_683_264),
   ("DINOv3", "B/16", 224, DINOV3, 85_641_216),
-  ("DINOv3", "L/16", 224, DINOV3, 303_079_424),
   ("DINOv3", "H+/16", 224, DINOV3 | SWIGLU, 840_509_440),
   ("DINOv3", "7B/16", 224, DINOV3 | SWIGLU, 6_716_030_976),
   *(
@@ -64,10 +51,8 @@ COUNTS = [
       ("H+/16", dict(qkv_bias="no_key") | SWIGLU, 840_591_360),
     )
   ),
-  ("DeiT III", "S/16", 224, DEIT3, 21_674_496),
   ("DeiT III", "M/16", 224, DEIT3, 38_336_512),
   ("DeiT III", "B/16", 224, DEIT3, 85_816_320),
-  ("DeiT III", "L/16", 224, DEIT3, 303_349_760),
   ("DeiT III", "H/14", 224, DEIT3, 630_845_440),
   ("DeiT distilled", "B/16", 224, dict(distilled=True), 85_800_192),
   ("CLIP", "B/32", 224, CLIP | dict(projection=512), 87_849_216),
@@ -75,7 +60,6 @@ COUNTS = [
   ("CLIP", "L/14", 224, CLIP | dict(projection=768), 303_966_208),
   ("CLIP", "L/14", 336, CLIP | dict(projection=768), 304_293_888),
   ("OpenCLIP", "H/14", 224, CLIP, 630_766_080),
-  ("OpenCLIP", "g/14", 224, CLIP, 1_011_203_840),
   ("OpenCLIP", "G/14", 224, CLIP, 1_842_777_344),
   ("EVA-02", "Ti/14", 224, EVA02 | dict(mlp_dim=512), 5_502_144),
   ("EVA-02", "S/14", 224, EVA02 | dict(mlp_dim=1024), 21_621_120),
@@ -89,13 +73,9 @@ COUNTS = [
   ("BEiT", "B/16", 224, BEIT, 85_761_984),
   ("BEiT", "L/16", 224, BEIT, 303_405_568),
   ("SigLIP", "B/16", 224, SIGLIP, 92_884_224),
-  ("SigLIP", "B/16", 512, SIGLIP, 93_520_128),
-  ("SigLIP", "B/32", 256, SIGLIP, 94_552_320),
   ("SigLIP", "L/16", 256, SIGLIP, 315_956_224),
   ("SigLIP", "So400m/14", 224, SIGLIP, 427_680_704),
-  ("SigLIP", "So400m/16", 384, SIGLIP, 428_256_704),
   ("SigLIP", "gopt/16", 256, SIGLIP, 1_163_168_256),
-  ("SigLIP", "gopt/16", 384, SIGLIP, 1_163_659_776),
 ]
 
 
@@ -105,27 +85,43 @@ def shapes(model, num_classes, size):
   return jax.eval_shape(init, jax.random.key(0), images)["params"]
 
 
+def count(model, num_classes, size):
+  """Returns the number of parameters; one block is traced for any depth."""
+  params = shapes(dataclasses.replace(model, depth=1), num_classes, size)
+  total, block = (
+    sum(x.size for x in jax.tree.leaves(tree))
+    for tree in (params, params["Transformer"]["encoderblock_0"])
+  )
+  return total + (model.size.depth - 1) * block
+
+
+# Other sizes of the same parts are nightly.
+SEEN = {row[0]: row for row in reversed(COUNTS)}
+
+
 @pytest.mark.parametrize(
   "name, variant, side, parts, expected",
-  COUNTS,
-  ids=[f"{n} {v} {s}" for n, v, s, *_ in COUNTS],
+  [
+    pytest.param(
+      *row,
+      id="{} {} {}".format(*row),
+      marks=() if SEEN[row[0]] is row else pytest.mark.nightly,
+    )
+    for row in COUNTS
+  ],
 )
 def test_parameter_counts_are_those_published(
   name, variant, side, parts, expected
 ):
-  # Stacked blocks are traced once for any depth.
-  model = model_config("modern", variant=variant, scan=True, **parts)
-  params = shapes(model, 0, (side, side))
-  assert sum(x.size for x in jax.tree.leaves(params)) == expected
+  model = model_config("modern", variant=variant, **parts)
+  assert count(model, 0, (side, side)) == expected
 
 
 @pytest.mark.parametrize(
-  "parts, expected",
-  [(dict(distilled=True), 87_338_192), (DEIT3, 86_585_320)],
+  "parts, expected", [(dict(distilled=True), 87_338_192), (DEIT3, 86_585_320)]
 )
 def test_parameter_counts_with_a_thousand_classes(parts, expected):
-  params = shapes(model_config("modern", **parts), 1000, (224, 224))
-  assert sum(x.size for x in jax.tree.leaves(params)) == expected
+  assert count(model_config("modern", **parts), 1000, (224, 224)) == expected
 
 
 MODELS = {
@@ -142,7 +138,18 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("parts", MODELS.values(), ids=MODELS)
+QUICK = ("DINOv3", "EVA-02", "MAP")
+
+
+@pytest.mark.parametrize(
+  "parts",
+  [
+    pytest.param(
+      parts, id=name, marks=() if name in QUICK else pytest.mark.nightly
+    )
+    for name, parts in MODELS.items()
+  ],
+)
 def test_arithmetic_is_that_of_the_products(parts):
   sizes = dict(variant="B/4", width=32, depth=2, mlp_dim=20, num_heads=2)
   model, size = model_config("modern", **sizes | parts), (16, 24)
@@ -166,66 +173,23 @@ def test_arithmetic_is_that_of_the_products(parts):
 @pytest.mark.parametrize(
   "parts, message",
   [
-    (
-      dict(class_token=False),
-      "config.model.class_token: got False, expected True for"
-      " config.model.pool='token'.",
-    ),
-    (
-      dict(distilled=True, pool="gap"),
-      "config.model.pool: got 'gap', expected 'token' for"
-      " config.model.distilled=True.",
-    ),
-    (
-      dict(posemb="relative"),
-      "config.model.posemb: got 'relative', expected one of learn, learn2d,"
-      " sincos2d, relative_bias, none. Did you mean 'relative_bias'?",
-    ),
-    (
-      dict(posemb="relative_bias", registers=4),
-      "config.model.registers: got 4, expected 0 for"
-      " config.model.posemb='relative_bias'.",
-    ),
-    (
-      dict(posemb_at="blocks"),
-      "config.model.posemb_at: got 'blocks', expected 'stem' in this family.",
-    ),
-    (
-      dict(rope="eva02", width=36, num_heads=2),
-      "config.model.num_heads: got 2, expected heads of a multiple of 4"
-      " channels for config.model.rope='eva02', not of 18.",
-    ),
-    (
-      dict(gelu="quick", pool="map"),
-      "config.model.gelu: got 'quick', expected tanh or erf for"
-      " config.model.pool='map'.",
-    ),
-    (
-      dict(pre_logits=True, pool="token_gap"),
-      "config.model.pre_logits: got True, expected False beside"
-      " config.model.projection or pool='token_gap'.",
-    ),
-    (
-      dict(layer_scale=0.0),
-      "config.model.layer_scale: got 0.0, expected more than 0, or None.",
-    ),
-    (
-      dict(registers=-1),
-      "config.model.registers: got -1, expected 0 or more.",
-    ),
-    (
-      dict(projection=0),
-      "config.model.projection: got 0, expected 1 or more, or None.",
-    ),
-    (
-      dict(variant="H*/14"),
-      "config.model.variant: got 'H*/14', expected '<size>/<patch in pixels>'"
-      " such as 'B/16', or 'R50+B/16'.",
-    ),
+    (dict(class_token=False), "class_token: got False"),
+    (dict(distilled=True, pool="gap"), "pool: got 'gap'"),
+    (dict(posemb="relative"), "posemb: got 'relative'"),
+    (dict(posemb="relative_bias", registers=4), "registers: got 4"),
+    (dict(posemb_at="blocks"), "posemb_at: got 'blocks'"),
+    (dict(rope="eva02", width=36, num_heads=2), "num_heads: got 2"),
+    (dict(gelu="quick", pool="map"), "gelu: got 'quick'"),
+    (dict(pre_logits=True, pool="token_gap"), "pre_logits: got True"),
+    (dict(layer_scale=0.0), "layer_scale: got 0.0"),
+    (dict(registers=-1), "registers: got -1"),
+    (dict(projection=0), "projection: got 0"),
+    (dict(variant="H*/14"), "variant: got 'H*/14'"),
   ],
 )
 def test_options_that_do_not_fit(parts, message):
-  assert list(model_config("modern", **parts).errors()) == [message]
+  (error,) = model_config("modern", **parts).errors()
+  assert error.startswith(f"config.model.{message}, expected")
 
 
 def test_all_that_does_not_fit_is_said_at_once():

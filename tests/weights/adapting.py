@@ -5,9 +5,9 @@ import pathlib
 
 import foreign
 import jax
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
-from vit_jax import models, weights
+from vit_jax import weights
 from vit_jax.config import model_config
 from vit_jax.weights.weights_file import lazy
 
@@ -18,9 +18,9 @@ SIZE = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
 
 @functools.cache
 def make_target(model, image=(32, 32), num_classes=11):
-  module = models.build(model, num_classes)
-  images = jax.ShapeDtypeStruct((1, *image, 3), "float32")
-  return jax.eval_shape(module.init, jax.random.key(0), images)["params"]
+  shapes = foreign.shapes(model, num_classes, tuple(image))
+  structs = {k: jax.ShapeDtypeStruct(v, "float32") for k, v in shapes.items()}
+  return unflatten_dict(structs, sep="/")
 
 
 def published(name="vit_token_prelogits"):

@@ -1,5 +1,8 @@
 """Random weights and logits, for tests of other libraries' weights."""
 
+import dataclasses
+import functools
+
 import flax
 import jax
 import numpy as np
@@ -10,13 +13,24 @@ from vit_jax.weights.weights_file import StateDict, lazy
 from vit_jax.zoo.files import series
 
 
+@functools.cache
 def shapes(model, num_classes, image_size):
-  """Returns the shapes of our model's parameters, by flat names."""
+  """Returns the shapes of our model's parameters, by flat names.
+
+  The parameters of all blocks have the same shapes: one block is traced.
+  """
+  depth = 0 if model.name.startswith("bit") else model.size.depth
+  if depth and not model.scan:
+    model = dataclasses.replace(model, depth=1)
   images = jax.ShapeDtypeStruct((1, *image_size, 3), np.float32)
   module = models.build(model, num_classes)
   tree = jax.eval_shape(module.init, jax.random.key(0), images)["params"]
   flat = flax.traverse_util.flatten_dict(tree, sep="/")
-  return {k: v.shape for k, v in flat.items()}
+  return {
+    name.replace("encoderblock_0/", f"encoderblock_{i}/"): x.shape
+    for name, x in flat.items()
+    for i in range(depth if "encoderblock_0/" in name else 1)
+  }
 
 
 def random_params(model, num_classes, image_size, seed=0):

@@ -6,26 +6,16 @@ import foreign
 import jax
 import numpy as np
 import pytest
-from adapting import (
-  DATA,
-  SIZE,
-  adapt,
-  make_target,
-  published,
-  random_weights,
-)
+from adapting import SIZE, adapt, make_target, published, random_weights
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 import vit_jax
-from vit_jax import models, weights
+from vit_jax import weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import model_config, to_dict
 from vit_jax.models.posemb import sincos2d
-from vit_jax.models.resample import (
-  METHODS,
-  resample_patch_kernel,
-  resample_posemb,
-)
+from vit_jax.models.resample import resample_patch_kernel, resample_posemb
+from vit_jax.models.stacking import unstack_blocks
 from vit_jax.weights.weights_file import POS_EMBEDDING, lazy
 
 KERNEL = "embedding/kernel"
@@ -39,7 +29,7 @@ IN_BLOCKS = [
   [
     ((48, 48), (6, 6), "zoom"),
     ((16, 64), (2, 8), "zoom"),  # as many patches, on another grid
-    *(((16, 40), (2, 5), method) for method in METHODS),
+    ((16, 40), (2, 5), "dinov2"),
   ],
 )
 def test_positions_are_resampled_to_the_grid(image, grid, method):
@@ -48,8 +38,7 @@ def test_positions_are_resampled_to_the_grid(image, grid, method):
   assert report.resized == {POS_EMBEDDING: ((4, 4), grid)}
   table = np.asarray(file.params[POS_EMBEDDING], np.float32)
   np.testing.assert_array_equal(
-    params[POS_EMBEDDING],
-    resample_posemb(table, (4, 4), grid, 1, method),
+    params[POS_EMBEDDING], resample_posemb(table, (4, 4), grid, 1, method)
   )
 
 
@@ -65,10 +54,7 @@ def test_the_filter_of_the_file():
 def test_an_unknown_filter():
   with pytest.raises(ValueError) as e:
     adapt(published(), adapt_options=dict(posemb_filter="zom"))
-  assert str(e.value) == (
-    "posemb_filter: got 'zom', expected one of zoom, bilinear, linear,"
-    " bicubic, timm, hf, dinov2. Did you mean 'zoom'?"
-  )
+  assert "posemb_filter: got 'zom'" in str(e.value)
 
 
 def test_an_unknown_grid_is_asked_for():
@@ -87,38 +73,22 @@ def test_an_unknown_grid_is_asked_for():
 
 
 @pytest.mark.parametrize(
-  "name, cls_row, note",
-  [
-    ("bv_token", True, "the position table got zeros for cls."),
-    (
-      "vit_linen_names",
-      False,
-      "the first rows of positions were added to cls.",
-    ),
-  ],
+  "name, cls_row", [("bv_token", True), ("vit_linen_names", False)]
 )
-def test_a_row_for_the_class_token_comes_and_goes(name, cls_row, note):
+def test_a_row_for_the_class_token_comes_and_goes(name, cls_row):
   """No output changes: cls and its row are added before anything else."""
   file = published(name)
   cls, table = (
     np.asarray(file.params[k], np.float32) for k in ("cls", POS_EMBEDDING)
   )
   params, report = adapt(file, cls_row=cls_row)
-  assert report.notes == (note,) and not report.resized
+  assert len(report.notes) == 1 and not report.resized
   if cls_row:
     table = np.pad(table, ((0, 0), (1, 0), (0, 0)))
   else:
     cls, table = cls + table[:, :1], table[:, 1:]
   np.testing.assert_array_equal(params["cls"], cls)
   np.testing.assert_array_equal(params[POS_EMBEDDING], table)
-
-  model = models.build(model_config(**SIZE, cls_row=cls_row), 11)
-  io = np.load(DATA / f"{name}.io.npz")
-  logits, _ = jax.jit(model.apply)(
-    {"params": unflatten_dict(params, sep="/")}, io["image"]
-  )
-  # As test_pretrained.py explains.
-  np.testing.assert_allclose(logits, io["logits"], atol=2e-5)
 
   # And at once with another grid.
   resized, report = adapt(file, (48, 64), cls_row=cls_row)
@@ -253,11 +223,11 @@ def test_a_class_row_of_every_block_cannot_become_part_of_cls(at, path):
 @pytest.mark.parametrize(
   "at, scan, cls_row",
   [
-    ("blocks", True, True),
-    pytest.param("blocks", False, False, marks=pytest.mark.slow),
-    pytest.param("stem", True, False, marks=pytest.mark.slow),
-    pytest.param("shared", True, False, marks=pytest.mark.slow),
-    pytest.param("shared", False, True, marks=pytest.mark.slow),
+    pytest.param("blocks", True, True, marks=pytest.mark.slow),
+    pytest.param("blocks", False, False, marks=pytest.mark.nightly),
+    pytest.param("stem", True, False, marks=pytest.mark.nightly),
+    pytest.param("shared", True, False, marks=pytest.mark.nightly),
+    pytest.param("shared", False, True, marks=pytest.mark.nightly),
   ],
 )
 def test_a_checkpoint_of_any_place_loads_again(tmp_path, at, scan, cls_row):
@@ -275,11 +245,11 @@ def test_a_checkpoint_of_any_place_loads_again(tmp_path, at, scan, cls_row):
   checkpointer.write_params(path, params, metadata)
   assert weights.read(path).has_cls_row == cls_row
   vit = vit_jax.load(path, verbose=False)
-  images = jax.random.uniform(jax.random.key(1), (2, 24, 32, 3)) * 2 - 1
-  apply = jax.jit(models.build(model, 11).apply)
-  logits, _ = apply({"params": params}, images)
-  # Rounding: blocks in a scan are unrolled. Logits reach 5.
-  np.testing.assert_allclose(vit(images)[0], logits, atol=1e-5)
+  assert vit.config.unstacked() == model.unstacked()
+  got = unstack_blocks(vit.params, vit.config)
+  jax.tree.map(
+    np.testing.assert_array_equal, got, unstack_blocks(params, model)
+  )
   wider = vit_jax.load(path, image_size=(40, 16), verbose=False)
   assert len(wider.report.resized) == (2 if at == "blocks" else 1)
 
@@ -296,26 +266,21 @@ def test_relative_positions_of_another_grid_are_refused():
     flatten_dict(make_target(model, (side, side)), sep="/")[path.format(0)]
     for side in (32, 16)
   )
-  assert str(e.value) == (
-    "2 errors in the weights of random for this model:\n"
-    f"  - {path.format('*')}: got shape {old.shape}, expected {new.shape}."
-    " (2 times)"
-  )
+  text = f"{path.format('*')}: got shape {old.shape}, expected {new.shape}"
+  assert text in str(e.value)
 
 
-@pytest.mark.parametrize("patch", [4, 16])
+@pytest.mark.parametrize(
+  "patch", [4, pytest.param(16, marks=pytest.mark.nightly)]
+)
 def test_the_patch_embedding_is_resized_if_asked(patch):
   file = published("vit_linen_names")
   # As many tokens as before: no other change.
   image, options = (4 * patch,) * 2, dict(variant=f"B/{patch}")
   with pytest.raises(ValueError) as e:
     adapt(file, image, **options)
-  assert str(e.value) == (
-    f"1 error in the weights of {file.path} for this model:\n"
-    f"  - embedding/kernel: got shape (8, 8, 3, 48), expected ({patch},"
-    f" {patch}, 3, 48). patch={patch} resizes it.\n"
-    "The model that fits them: --config.model.variant=B/8"
-  )
+  assert "embedding/kernel: got shape (8, 8, 3, 48)" in str(e.value)
+  assert f"patch={patch}" in str(e.value)
   resize = dict(resize_patch=True)
   params, report = adapt(file, image, adapt_options=resize, **options)
   assert report.resized == {KERNEL: ((8, 8), (patch, patch))}

@@ -17,12 +17,11 @@ from vit_jax.batch import normalise
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import ConfigError
 from vit_jax.finetune import lora_base
+from vit_jax.tools.exporting import convert
 from vit_jax.weights import google, source_file
 from vit_jax.weights.weights_file import Weights, lazy
 
 IMAGES = normalise(jnp.asarray(tiny.batch(0, tiny.config())["image"]))
-
-pytestmark = pytest.mark.slow  # they train a run
 
 
 def _config(folder, **changes):
@@ -56,7 +55,8 @@ def run(tmp_path_factory):
   return folder, state
 
 
-def test_a_checkpoint_has_the_adapters_and_the_head(run):
+@pytest.mark.slow
+def test_a_run_has_the_adapters_and_loads_with_its_base(run):
   folder, state = run
   params, metadata = checkpointer.load_params(str(folder / "run"))
   flat = flatten_dict(params, sep="/")
@@ -70,10 +70,6 @@ def test_a_checkpoint_has_the_adapters_and_the_head(run):
   base = vit_jax.load(folder / "base.npz", verbose=False).params
   count = sum(x.size for x in jax.tree.leaves({**base, "head": ()}))
   assert metadata["num_params"] == count + 32 * 10 + 10
-
-
-def test_it_is_loaded_with_its_base(run):
-  folder, state = run
   vit = vit_jax.load(folder / "run", verbose=False)
   assert vit.num_classes == tiny.NUM_CLASSES
   parts = tiny.Parts(_config(folder))
@@ -81,6 +77,12 @@ def test_it_is_loaded_with_its_base(run):
   want, _ = parts.trainer.predict(state.eval_params, images)
   np.testing.assert_allclose(vit(IMAGES)[0], want, rtol=1e-5, atol=1e-5)
   assert any("merged into" in note for note in vit.report.notes)
+  # peft's files of it are the same model.
+  adapter = folder / "adapter"
+  convert.convert(vit, str(adapter), "peft")
+  again = flatten_dict(vit_jax.load(adapter, verbose=False).params, sep="/")
+  for name, array in flatten_dict(vit.params, sep="/").items():
+    np.testing.assert_array_equal(again[name], array, name)
 
 
 def test_a_base_has_positions_and_a_tanh_layer_of_its_own():
@@ -111,6 +113,7 @@ def test_a_base_has_positions_and_a_tanh_layer_of_its_own():
   assert read.posemb_filter == "hf"
 
 
+@pytest.mark.nightly
 def test_it_resumes_to_the_same_bits(run, tmp_path):
   folder, state = run
   shutil.copytree(folder / "run", tmp_path / "run")
@@ -121,6 +124,7 @@ def test_it_resumes_to_the_same_bits(run, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, state, again)
 
 
+@pytest.mark.slow
 def test_another_base_or_none_is_an_error(run, tmp_path):
   folder, _ = run
   shutil.copytree(folder / "run", tmp_path / "run")

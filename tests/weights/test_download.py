@@ -84,8 +84,8 @@ def test_a_file_is_downloaded_once(cache, capsys):
     assert file == download.cached(url)
     assert hashlib.md5(url.encode()).hexdigest() in file.name
     printed = capsys.readouterr()
-    assert printed.out.startswith(f"weights         {url}\n")
-    assert printed.err == f"downloading     {url}\n{'':<16}to {file}\n"
+    assert url in printed.out and url in printed.err
+    assert str(file) in printed.err
     again = vit_jax.load(url, verbose=False)
     assert capsys.readouterr().err == "" and len(asked) == 1
   # Without the server as well.
@@ -107,21 +107,17 @@ def test_processes_of_a_host_wait_for_one_download(cache):
   assert {w.path for w in paths} == {url}
 
 
-def test_a_truncated_download_leaves_nothing(cache):
-  data = TOKEN.read_bytes()
-  broken = lambda h: send(h, data[:5000], length=len(data))
-  with server(broken) as (host, _):
-    text = error(f"{host}/vit.npz")
-  more = len(data) - 5000
-  assert f"IncompleteRead(5000 bytes read, {more} more expected)" in text
-  assert list(cache.iterdir()) == []
-
-
-def test_what_a_server_refuses(cache):
-  with server(lambda h: send(h, b"gone", 404)) as (host, _):
-    url = f"{host}/vit.npz"
-    text = error(url)
-  assert "404 Client Error: Not Found" in text and url in text
+@pytest.mark.parametrize(
+  "answer, words",
+  [
+    (lambda h: send(h, bytes(5000), length=9000), "4000 more"),
+    (lambda h: send(h, b"gone", 404), "404"),
+  ],
+)
+def test_what_fails_leaves_nothing(cache, answer, words):
+  with server(answer) as (host, _):
+    text = error(url := f"{host}/vit.npz")
+  assert words in text and url in text
   assert list(cache.iterdir()) == []
 
 
@@ -129,19 +125,16 @@ def test_a_page_instead_of_weights_can_be_fetched_again(cache):
   with server(lambda h: send(h, b"<html>Sign in</html>")) as (host, _):
     url = f"{host}/vit.npz"
     text, file = error(url, ValueError), download.cached(url)
-  assert text.startswith(f"{url}: got '{file}', of no known format")
-  assert text.endswith(f" To fetch it again: delete {file}.")
+  assert text.startswith(f"{url}: got '{file}'") and f"delete {file}" in text
 
 
 def test_without_a_network_the_text_says_what_to_do(cache):
   with server(lambda h: send(h, b"")) as (host, _):
     pass  # the server is gone
   url = f"{host}/x/vit.npz"
-  text = error(url)
-  assert "Connection refused" in text
-  # By hand, as the message says.
   file = download.cached(url)
-  assert text.endswith(f"or put it at {file}.")
+  assert str(file) in error(url)
+  # By hand, as the message says.
   file.write_bytes(TOKEN.read_bytes())
   assert weights.read(url).path == url
 
@@ -161,6 +154,7 @@ def test_published_buckets_are_read_by_https(monkeypatch):
   assert not download.is_remote("gs://my-bucket/vit.npz")
 
 
+@pytest.mark.slow
 def test_training_starts_from_an_address():
   config = cli.parse(
     "train",
@@ -174,8 +168,7 @@ def test_training_starts_from_an_address():
   with pytest.raises(ConfigError) as e:
     run_checks.setup(config)
   (error,) = e.value.errors
-  assert error.startswith("config.init: got 'http://127.0.0.1:9/x.npz', which")
-  assert "cannot be downloaded: " in error
+  assert error.startswith("config.init: got 'http://127.0.0.1:9/x.npz'")
 
 
 # Names.
@@ -184,22 +177,18 @@ def test_training_starts_from_an_address():
 @pytest.mark.parametrize("name", ["B/16", "ViT-B_16"])
 def test_the_name_of_a_model(name):
   text = error(name, ValueError)
-  assert f"got the model {name!r}, expected the path" in text
-  lines = text.splitlines()[1:]
-  assert lines[:3] == [
-    "  gs://vit_models/imagenet21k/ViT-B_16.npz",
-    "  gs://vit_models/augreg/B_16-*.npz (all are named in"
-    " gs://vit_models/augreg/index.csv)",
-    "  hf-hub:timm/vit_base_patch16_224.augreg_in21k",
-  ]
-  assert "  gs://vit_models/imagenet21k+imagenet2012/ViT-B_16.npz" in lines
+  assert repr(name) in text
+  for file in (
+    "gs://vit_models/imagenet21k/ViT-B_16.npz",
+    "gs://vit_models/augreg/B_16-*.npz",
+    "hf-hub:timm/vit_base_patch16_224.augreg_in21k",
+  ):
+    assert f"\n  {file}" in text
 
 
 def test_other_names(tmp_path, monkeypatch):
-  assert "  gs://bit_models/BiT-S-R50x1.npz\n  gs://bit_models/BiT-M" in error(
-    "R50x1", ValueError
-  )
-  assert error("S/14", ValueError).endswith("expected the path of its weights.")
+  assert "gs://bit_models/BiT-S-R50x1.npz" in error("R50x1", ValueError)
+  assert "gs://" not in error("S/14", ValueError)
   # An existing file has precedence.
   monkeypatch.chdir(tmp_path)
   convert.convert(vit_jax.load(TOKEN), "B/16", "orbax")

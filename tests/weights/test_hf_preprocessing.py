@@ -1,7 +1,6 @@
 """Hugging Face's preprocessor_config.json, read and written."""
 
 import json
-import re
 
 import pytest
 from weight_files import assert_same, hf_folder, our_params
@@ -14,37 +13,6 @@ from vit_jax.zoo.files import hf_preprocessing
 
 PILLOW = "decode(dct='accurate')|"  # what follows is Pillow's, too
 SIZE = (24, 32)
-
-
-@pytest.mark.parametrize("do_normalize", [True, False])
-def test_hugging_face_s_preprocessor(tmp_path, do_normalize):
-  folder = hf_folder(tmp_path / "m")
-  about = {"image_mean": [0.4] * 3, "image_std": [0.2] * 3}
-  about |= {"do_normalize": do_normalize}
-  (folder / "preprocessor_config.json").write_text(json.dumps(about))
-  (note,) = weights.read(folder).notes
-  mean, std = ("0.4", "0.2") if do_normalize else ("0.0", "1.0")
-  assert f"with mean [{mean}, " in note and f"deviation [{std}, " in note
-
-
-def test_the_processor_of_transformers_5_takes_precedence(tmp_path):
-  """CLIPProcessor and SiglipProcessor write processor_config.json alone."""
-  folder = hf_folder(tmp_path / "m", image=(32, 32))
-  about = {"image_processor_type": "CLIPImageProcessor", **ALL}
-  about |= {"image_mean": [0.4] * 3, "image_std": [0.2] * 3}
-  nested = {"image_processor": about, "processor_class": "CLIPProcessor"}
-  file = folder / "processor_config.json"
-  file.write_text(json.dumps(nested))
-  result = weights.read(folder)
-  assert result.ops == PILLOW + CROPPED
-  (note,) = result.notes
-  assert "with mean [0.4, 0.4, 0.4] and deviation [0.2, 0.2, 0.2]" in note
-
-  file.write_text('{"processor_class": "CLIPProcessor"}')  # that of 4.x
-  other = weights.read(folder)
-  assert "with mean [0.4" not in str(other.notes) and other.ops != result.ops
-
-
 SQUARE = {"height": 40, "width": 40}
 CROPPED = "resize_small_torch(36)|central_crop(32)"
 WHOLE = "resize_torch(32, 'bilinear')"
@@ -59,6 +27,32 @@ ALL = dict(
   image_mean=[0.5] * 3,
   image_std=[0.5] * 3,
 )
+
+
+@pytest.mark.parametrize("do_normalize", [True, False])
+def test_hugging_face_s_preprocessor(tmp_path, do_normalize):
+  about = {"image_mean": [0.4] * 3, "image_std": [0.2] * 3}
+  about |= {"do_normalize": do_normalize}
+  result = weights.read(hf_folder(tmp_path, about=about))
+  mean, std = (0.4, 0.2) if do_normalize else (0.0, 1.0)
+  assert result.pixels == ((mean,) * 3, (std,) * 3)
+
+
+def test_the_processor_of_transformers_5_takes_precedence(tmp_path):
+  """CLIPProcessor and SiglipProcessor write processor_config.json alone."""
+  folder = hf_folder(tmp_path, image=(32, 32))
+  about = {"image_processor_type": "CLIPImageProcessor", **ALL}
+  about |= {"image_mean": [0.4] * 3, "image_std": [0.2] * 3}
+  nested = {"image_processor": about, "processor_class": "CLIPProcessor"}
+  file = folder / "processor_config.json"
+  file.write_text(json.dumps(nested))
+  result = weights.read(folder)
+  assert result.ops == PILLOW + CROPPED
+  assert result.pixels == ((0.4,) * 3, (0.2,) * 3)
+
+  file.write_text('{"processor_class": "CLIPProcessor"}')  # that of 4.x
+  other = weights.read(folder)
+  assert other.pixels != result.pixels and other.ops != result.ops
 
 
 @pytest.mark.parametrize(
@@ -101,23 +95,20 @@ ALL = dict(
   ],
 )
 def test_the_operations_of_a_preprocessor(tmp_path, name, about, ops):
-  folder = hf_folder(tmp_path / "m", image=(32, 32))
   key = "feature_extractor_type"
   if "Extractor" not in name:
     key = "image_processor_type"
   stated = {key: name, **about} if name else about
-  (folder / "preprocessor_config.json").write_text(json.dumps(stated))
-  result = weights.read(folder)
+  result = weights.read(hf_folder(tmp_path, (32, 32), about=stated))
   assert result.ops == (ops and PILLOW + ops)
   notes = [n for n in result.notes if "which no operation here does" in n]
   assert len(notes) == (ops is None)
   assert (f"{key}={name!r}" in str(notes)) == (not ops and "ConvN" in name)
   if not ops and not name:
-    values = ", ".join(f"{k}={v!r}" for k, v in about.items())
-    assert f"preprocessor_config.json: got {values}, which" in notes[0]
+    assert all(f"{k}={v!r}" in notes[0] for k, v in about.items())
   # CLIP's own mean and deviation, if no others are stated.
-  folded = [n for n in result.notes if "with mean [0.48145466, " in n]
-  assert len(folded) == (name[:3] in ("CLI", "Bit"))
+  is_clip = result.pixels == normalisation.NAMED["clip"]
+  assert is_clip == name.startswith("CLIP")
   if ops:
     assert image_size(result.ops) == (32, 32)
 
@@ -144,68 +135,23 @@ def test_the_processor_of_efficientnet(about, mean, std):
   assert got == Pixels(pytest.approx((mean,) * 3), pytest.approx((std,) * 3))
 
 
-def test_an_unknown_processor_states_no_normalisation(tmp_path):
-  folder = hf_folder(tmp_path / "m", image=(32, 32))
-  about = {"image_processor_type": "PvtImageProcessor", "size": 32}
-  (folder / "preprocessor_config.json").write_text(json.dumps(about))
-  first, second = weights.read(folder).notes
-  assert "they are resized otherwise" in first
-  assert second == normalisation.UNSTATED
-
-
-def test_hugging_face_without_a_preprocessor(tmp_path):
-  folder = hf_folder(tmp_path / "m")
-  (folder / "preprocessor_config.json").unlink()
-  result = weights.read(folder)
-  assert result.ops is None and result.notes == (normalisation.UNSTATED,)
-
-
 @pytest.mark.parametrize(
-  "about, text",
-  [
-    ({"size": "224"}, "size: got '224', expected whole numbers from 1."),
-    ({"resample": "bicubic"}, "resample: got 'bicubic', expected a value of"),
-    ({"rescale_factor": 0}, "rescale_factor: got 0, expected 1/255 or"),
-    ({"image_processor_type": 5}, "image_processor_type: got 5, expected a"),
-  ],
+  "about", [{}, {"image_processor_type": "PvtImageProcessor", "size": 32}]
 )
-def test_a_preprocessor_that_is_wrong(tmp_path, about, text):
-  folder = hf_folder(tmp_path / "m")
-  (folder / "preprocessor_config.json").write_text(json.dumps(about))
-  with pytest.raises(ValueError, match=re.escape(text)):
-    weights.read(folder)
-
-
-@pytest.mark.parametrize(
-  "about, text",
-  [
-    ({"resample": "bicubic"}, "resample: got 'bicubic', expected"),
-    ({"size": {"shortest_edge": 0}}, "size: got [0], expected whole numbers"),
-    ({"size": [3, 3, 3]}, "size: got (3, 3, 3), expected one side or two"),
-    ({"rescale_factor": 0}, "rescale_factor: got 0, expected 1/255 or"),
-    ({"do_resize": False}, "got do_resize=False, which no operation here does"),
-  ],
-)
-def test_the_processor_s_file_is_named(tmp_path, about, text):
-  folder = hf_folder(tmp_path / "m")
-  file = folder / "processor_config.json"
-  file.write_text(json.dumps({"image_processor": about}))
-  try:
-    got = weights.read(folder).notes[0]
-  except ValueError as e:
-    got = str(e).removeprefix(f"{folder}: ")
-  assert got.startswith(f"processor_config.json: {text}")
+def test_a_normalisation_that_nothing_states(tmp_path, about):
+  """Without a preprocessor, or with an unknown one."""
+  result = weights.read(hf_folder(tmp_path, (32, 32), about=about))
+  assert result.ops is None and result.notes[-1] == normalisation.UNSTATED
+  assert len(result.notes) == 1 + bool(about)
 
 
 @pytest.mark.parametrize(
   "about", [{"do_rescale": False}, {"rescale_factor": 1}]
 )
 def test_hugging_face_s_pixels_up_to_255(tmp_path, about):
-  folder = hf_folder(tmp_path / "m")
   about |= {"image_mean": [127.5] * 3, "image_std": [127.5] * 3}
-  (folder / "preprocessor_config.json").write_text(json.dumps(about))
-  result = weights.read(folder)  # as it is: -1 to 1
-  assert not result.notes
+  result = weights.read(hf_folder(tmp_path, about=about))
+  assert not result.notes  # as it is: -1 to 1
   assert_same(result, our_params((32, 48)))
 
 
@@ -236,7 +182,7 @@ WIDE = {"height": 24, "width": 32}
     ),
   ],
 )
-def test_the_preprocessor(ops, size, resample, read):
+def test_the_preprocessor_that_is_written(ops, size, resample, read):
   about, result = hf_preprocessing.write(ops, SIZE)
   assert (about["size"], about["resample"]) == (size, resample)
   assert result == hf_preprocessing.ops_of(json.loads(json.dumps(about)), SIZE)

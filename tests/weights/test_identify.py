@@ -3,20 +3,20 @@
 import dataclasses
 import pathlib
 
+import foreign
 import jax
 import numpy as np
 import pytest
-from flax.traverse_util import flatten_dict
 
-from vit_jax import models, weights
+from vit_jax import weights
 from vit_jax.config import cli, model_config
 from vit_jax.families import FAMILIES
 from vit_jax.families.vit import ViTConfig
-from vit_jax.models.stacking import unstack_blocks
 from vit_jax.weights.weights_file import lazy
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 SIZE = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
+MODERN = dict(name="modern")
 # What the files of tests/data hold, as their makers documented it.
 KNOWN = {
   "vit_token": dict(SIZE, depth=3),
@@ -36,23 +36,18 @@ KNOWN = {
   "bv_scan": dict(SIZE, pool="gap"),
   "bit_v1": dict(name="bit_v1", variant="R50x0.5", stage_blocks=(1, 2, 1)),
   "bit_v2": dict(
-    name="bit",
-    variant="R50x0.5",
-    stage_blocks=(1, 2, 1),
-    root_pad="nothing",
+    name="bit", variant="R50x0.5", stage_blocks=(1, 2, 1), root_pad="nothing"
   ),
 }
 
 
 def shapes(model):
-  """Shapes of the parameters, unstacked; a scan is traced faster."""
+  """Shapes of the parameters for 5 classes."""
   side = 56 if "/14" in model.variant else 64
-  module = models.build(model.stacked() or model, num_classes=5)
-  images = jax.ShapeDtypeStruct((1, side, side, 3), np.float32)
-  tree = jax.eval_shape(module.init, jax.random.key(0), images)["params"]
-  return flatten_dict(
-    jax.eval_shape(lambda x: unstack_blocks(x, ViTConfig), tree), sep="/"
-  )
+  return {
+    name: jax.ShapeDtypeStruct(shape, np.float32)
+    for name, shape in foreign.shapes(model, 5, (side, side)).items()
+  }
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -86,43 +81,23 @@ def test_fine_tuning_begins_with_the_defaults_of_the_family():
   assert weights.model_to_finetune(file) == model
 
 
+# test_round_trip.py identifies the other parts.
+SHAPES = [
+  dict(variant="So400m/14"),
+  dict(name="bit_v1", variant="R50x3", stage_blocks=(1, 1)),
+  dict(variant="S/16", pool="gap", posemb="none"),
+  dict(variant="Ti/16", pool="map", posemb="learn2d"),
+  dict(variant="Ti/16", posemb="relative", pre_logits=True),
+  dict(variant="Ti/16", posemb="learn2d", posemb_at="blocks"),
+  MODERN | dict(variant="g2/14", layer_scale=1e-5, mlp="swiglu"),
+  MODERN | dict(variant="gopt/16", pool="map", class_token=False, registers=1),
+  MODERN | dict(variant="Ti/16", registers=2, pool="token_gap"),
+  MODERN | dict(variant="R+Ti/16", registers=1),
+]
+
+
 @pytest.mark.parametrize(
-  "fields",
-  [
-    *(dict(variant=v) for v in ("Ti/16", "S/32", "H/14", "So400m/14")),
-    dict(variant="R+Ti/16"),
-    dict(name="bit", variant="R50x1"),
-    dict(name="bit_v1", variant="R50x3", stage_blocks=(1, 1)),
-    dict(variant="S/16", pool="gap", posemb="none"),
-    dict(variant="Ti/16", pool="map", posemb="learn2d"),
-    dict(variant="Ti/16", posemb="relative", pre_logits=True),
-    dict(variant="B/16", num_heads=16),  # as vit_base_patch16_gap_224 of timm
-    dict(variant="Ti/16", posemb="learn2d", posemb_at="blocks"),
-    *(
-      dict(name="modern") | fields
-      for fields in (
-        # DINOv2 and v3, DeiT, CLIP, EVA-02, SigLIP's size with registers
-        dict(variant="g2/14", layer_scale=1e-5, mlp="swiglu"),
-        dict(variant="M/16", registers=4, posemb="none", rope="dinov3"),
-        dict(variant="H+/16", layer_scale=1e-5, qkv_bias="no_key"),
-        dict(variant="Ti/16", distilled=True),
-        dict(variant="B/16", pre_norm=True, patch_bias=False, projection=9),
-        dict(
-          variant="Ti/16",
-          mlp="swiglu",
-          mlp_norm=True,
-          pool="gap",
-          final_norm="pooled",
-          qkv_bias="no_key",
-        ),
-        dict(variant="gopt/16", pool="map", class_token=False, registers=1),
-        dict(variant="Ti/16", registers=2, pool="token_gap"),
-        dict(variant="Ti/16", posemb="relative_bias", layer_scale=1e-5),
-        dict(variant="R+Ti/16", registers=1),
-      )
-    ),
-  ],
-  ids=lambda fields: "-".join(map(str, fields.values())),
+  "fields", SHAPES, ids=lambda fields: "-".join(map(str, fields.values()))
 )
 def test_shapes_decide_the_model(fields):
   model = model_config(**fields)
@@ -147,9 +122,7 @@ def test_options_have_precedence():
   )
 
 
-@pytest.mark.parametrize(
-  "name", ["vit_gap", "hybrid_r", "bv_gap_sincos2d_rep", "bit_v1", "bit_v2"]
-)
+@pytest.mark.parametrize("name", ["hybrid_r", "bv_gap_sincos2d_rep", "bit_v2"])
 def test_the_description_is_a_command_line_that_makes_the_model(name):
   model = model_config(**KNOWN[name])
   flags = weights.describe(model).split()
@@ -193,14 +166,14 @@ def test_what_a_cut_file_lacks_is_no_option(lost):
     ({"embedding/kernel": None}, "got 'Transformer/encoder_n"),
     (
       {"embedding/kernel": (8, 4, 3, 48)},
-      "embedding/kernel: got (8, 4, 3, 48), expected squares.",
+      "embedding/kernel: got (8, 4, 3, 48)",
     ),
     (
       {
         "conv_root/kernel": (7, 7, 3, 64),
         "block1/unit1/conv1/kernel": (1, 1, 64, 64),
       },
-      "embedding/kernel: got patch 8, expected 1.",
+      "embedding/kernel: got patch 8",
     ),
   ],
 )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny
 from flax.traverse_util import flatten_dict
+from weight_files import assert_same
 
 import vit_jax
 from vit_jax import train, weights
@@ -90,7 +91,15 @@ def write(folder, series, library):
   return folder
 
 
-@pytest.mark.parametrize("series, library", CASES)
+@pytest.mark.parametrize(
+  "series, library",
+  [
+    pytest.param(
+      *case, marks=pytest.mark.nightly if case[1] in ("npz", "hf") else ()
+    )
+    for case in CASES
+  ],
+)
 def test_it_is_that_of_the_authors_whatever_the_library(
   tmp_path, series, library
 ):
@@ -100,21 +109,20 @@ def test_it_is_that_of_the_authors_whatever_the_library(
   assert read.posemb_filter == SERIES[series][3]
 
 
-def same(a, b):
-  """Asserts that two models have the same parameters, bit for bit."""
-  a, b = (flatten_dict(vit.params, sep="/") for vit in (a, b))
-  assert a.keys() == b.keys()
-  for name, array in a.items():
-    np.testing.assert_array_equal(array, b[name], name)
-
-
 @pytest.mark.parametrize(
   "series, to",
   [
-    *((series, "orbax") for series in ("SigLIP", "DINO", "DINOv2", "BEiT")),
-    *(("DeiT", to) for to in ("orbax", "timm", "npz", "hf")),
-    ("DINOv2", "hf"),
-    ("CLIP", "openclip"),
+    pytest.param("DINOv2", "orbax", marks=pytest.mark.slow),
+    *(("DeiT", to) for to in ("timm", "npz")),
+    *(
+      pytest.param(series, to, marks=pytest.mark.nightly)
+      for series, to in (
+        *((series, "orbax") for series in ("SigLIP", "DINO", "DeiT", "BEiT")),
+        ("DeiT", "hf"),
+        ("DINOv2", "hf"),
+        ("CLIP", "openclip"),
+      )
+    ),
   ],
 )
 def test_what_is_written_is_resized_as_the_file(tmp_path, series, to):
@@ -123,12 +131,9 @@ def test_what_is_written_is_resized_as_the_file(tmp_path, series, to):
   vit = vit_jax.load(path, verbose=False)
   written = str(tmp_path / f"again{convert.WRITERS[to].suffix or ''}")
   notes = convert.convert(vit, written, to)
-  stated = {}
-  if series == "DeiT" and to in ("npz", "hf"):  # no place for it
-    assert "posemb_filter='hf'" in "\n".join(notes)
-    stated = {"posemb_filter": "hf"}
-  else:
-    assert "posemb_filter" not in "\n".join(notes)
+  lacks_it = series == "DeiT" and to in ("npz", "hf")  # no place for it
+  assert ("posemb_filter='hf'" in "\n".join(notes)) == lacks_it
+  stated = {"posemb_filter": "hf"} if lacks_it else {}
   if to == "npz":
     stated |= {"gelu": "erf", "num_heads": 4}
   size = {"image_size": SIDES, "verbose": False}
@@ -136,7 +141,7 @@ def test_what_is_written_is_resized_as_the_file(tmp_path, series, to):
   wanted = vit_jax.load(path, **size)
   assert again.report.resized
   assert again.config == wanted.config
-  same(again, wanted)
+  assert_same(*(flatten_dict(v.params, sep="/") for v in (again, wanted)))
 
 
 GRID = (6, 3)
@@ -153,6 +158,7 @@ AUTHORS = {
   "DINOv2 registers": PLAIN | {"antialias": True},
   "CLIP": PLAIN | {"antialias": True},
 }
+ONE_EACH = ("MAE", "DINOv2", "CLIP")
 
 
 def table_of(vit):
@@ -162,8 +168,15 @@ def table_of(vit):
   return np.asarray(table)[0, -height * width :]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("series", AUTHORS)
+@pytest.mark.parametrize(
+  "series",
+  [
+    pytest.param(
+      k, marks=pytest.mark.slow if k in ONE_EACH else pytest.mark.nightly
+    )
+    for k in AUTHORS
+  ],
+)
 def test_another_size_equals_the_authors_call(tmp_path, series):
   import torch
 

@@ -7,7 +7,6 @@ from foreign import random_params, translate
 from vit_jax import weights
 from vit_jax.config import model_config
 from vit_jax.weights.weights_file import POS_EMBEDDING
-from vit_jax.zoo.files import timm_names
 from vit_jax.zoo.files.series import Series, Stated
 from vit_jax.zoo.files.torch_layout import Row
 
@@ -66,19 +65,3 @@ def test_what_is_missing_unknown_or_contradicts(about, changes, error):
   arrays |= {k: np.zeros(3, "f") for k, v in changes.items() if v is not None}
   with pytest.raises(ValueError, match=f"(?s)weights of a library: .*{error}"):
     translate(OWN, arrays, config=about)
-
-
-@pytest.mark.parametrize(
-  "size, heads",
-  [
-    ((384, 12, 1536), 6),
-    ((256, 14, 1280), 4),  # timm's vit_wee
-    ((320, 14, 1792), 5),  # vit_little
-    ((896, 18, 2304), 14),  # vit_so150m
-    ((1280, 32, 3416), 16),  # Virchow
-    ((1536, 24, 4096), 24),  # UNI 2
-  ],
-)
-def test_heads_of_known_sizes(size, heads):
-  assert timm_names.known_heads(*size) == (heads, None)
-  assert timm_names.known_heads(size[0], size[1] + 1, size[2])[1]

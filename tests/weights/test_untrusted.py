@@ -2,12 +2,14 @@
 
 import ast
 import doctest
+import functools
 import gzip
 import io
 import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import tarfile
 
@@ -37,9 +39,18 @@ FORBIDDEN = {
 MODEL = model_config(variant="B/4", width=8, depth=2, mlp_dim=12, num_heads=2)
 
 
+CHECKED = {"np.load", "torch.load", "Image.open"}
+WORDS = re.compile(
+  r"\b({})\b".format("|".join(map(re.escape, FORBIDDEN | CHECKED)))
+)
+
+
 def calls_and_imports(path):
   """Yields (dotted name, call or None) of what a file calls and imports."""
-  for node in ast.walk(ast.parse(path.read_text())):
+  text = path.read_text()
+  if not WORDS.search(text):
+    return
+  for node in ast.walk(ast.parse(text)):
     if isinstance(node, ast.Call):
       name = ast.unparse(node.func)
       yield name, node
@@ -84,12 +95,8 @@ def test_links_that_lead_out_of_a_folder(tmp_path):
   assert paths.file_in(epath.Path(folder), "inside") == folder / "inside"
   assert paths.file_in(epath.Path(tmp_path / "named"), "x").exists()
   assert not paths.file_in(epath.Path(folder), "missing").exists()
-  with pytest.raises(ValueError) as e:
+  with pytest.raises(ValueError, match=f"outside.*{other}/x"):
     paths.file_in(epath.Path(folder), "outside")
-  assert str(e.value) == (
-    f"got '{folder}/outside', which is a link to {other}/x, outside of its"
-    " folder."
-  )
 
 
 def test_links_of_hugging_face_s_cache(tmp_path):
@@ -129,18 +136,10 @@ def test_a_checkpoint_that_states_more_than_its_files_have(tmp_path):
     weights.read(path)
 
 
-@pytest.mark.parametrize(
-  "text, message",
-  [
-    (b"9" * 5000, "got no JSON"),
-    (b"\xff\xfe", "got no JSON"),
-    (b"{", "got no JSON (Expecting property name"),
-  ],
-)
-def test_json_that_is_none(text, message):
-  with pytest.raises(ValueError) as e:
+@pytest.mark.parametrize("text", [b"9" * 5000, b"\xff\xfe", b"{"])
+def test_json_that_is_none(text):
+  with pytest.raises(ValueError, match="^a.json: got no JSON"):
     json_file.parse(text, "a.json")
-  assert message in str(e.value) and str(e.value).startswith("a.json: got ")
 
 
 def write_npz(folder):
@@ -175,8 +174,9 @@ def write_tar(folder, compress=bytes, name="train.tar"):
   (folder / name).write_bytes(compress(out.getvalue()))
 
 
-def write_tar_gz(folder):
-  write_tar(folder, gzip.compress, "train.tar.gz")
+write_tar_gz = functools.partial(
+  write_tar, compress=gzip.compress, name="train.tar.gz"
+)
 
 
 def write_parquet(folder):

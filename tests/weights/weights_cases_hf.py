@@ -6,7 +6,6 @@ import pathlib
 from typing import Any
 
 import numpy as np
-import torch
 import torch_libraries
 from etils import epath
 from weights_cases_timm import randomise
@@ -17,9 +16,8 @@ from vit_jax.weights.safetensors_file import open_safetensors
 from vit_jax.weights.weights_file import StateDict
 from vit_jax.zoo.files import hf, hf_names, series
 
-transformers = torch_libraries.load("transformers")
-transformers.logging.set_verbosity_error()
-transformers.logging.disable_progress_bar()
+torch = torch_libraries.Later("torch")
+transformers = torch_libraries.Later("transformers")
 
 SIZES = {
   "hidden_size": 32,
@@ -29,6 +27,8 @@ SIZES = {
   "patch_size": 8,
 }
 SQUARE = SIZES | {"image_size": 32}
+TANH = {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3}
+FULL = {"image_size": 224}
 TEXT = {k: v for k, v in SIZES.items() if k != "patch_size"} | {
   "num_hidden_layers": 1, "vocab_size": 64, "max_position_embeddings": 16
 }  # fmt: skip
@@ -47,8 +47,12 @@ DECODER = {
 # Family -> class, options of its config.
 MODELS = {
   "ViT": (
-    ("ViTModel", SQUARE),
     ("ViTForImageClassification", SQUARE | {"qkv_bias": False}),
+    ("ViTForImageClassification", SQUARE | TANH),
+    ("ViTForImageClassification", SQUARE | {"image_size": [24, 32]}),
+    ("ViTForImageClassification", FULL),
+    ("ViTModel", SQUARE),
+    ("ViTModel", SQUARE | {"pooler_act": "tanh"}),
     ("ViTMSNModel", SQUARE),
     ("ViTMSNForImageClassification", SQUARE),
     ("IJepaModel", SQUARE),
@@ -105,12 +109,15 @@ MODELS = {
 FILTERS = {"Dinov2With": "bicubic", "Siglip2": "bilinear", "Beit": "linear"}
 
 
-def make(name: str, options: dict[str, Any]) -> torch.nn.Module:
+def make(name: str, options: dict[str, Any]) -> Any:
   """Returns a model with random weights; MAE's table, too, is random."""
+  transformers.logging.set_verbosity_error()
+  transformers.logging.disable_progress_bar()
   cls = getattr(transformers, name)
   if "ForImage" in name:
     options = options | {"num_labels": 3}
-  kwargs = {"add_pooling_layer": False} if name == "ViTModel" else {}
+  has_pooler = "pooler_act" in options
+  kwargs = {"add_pooling_layer": has_pooler} if name == "ViTModel" else {}
   model = cls(cls.config_class(**options), **kwargs)
   randomise(model)
   return model.eval()
@@ -133,17 +140,19 @@ def reload(path: str) -> Theirs:
   """Returns transformers' model of a folder of ours, which lacks nothing."""
   config = json.loads((pathlib.Path(path) / "config.json").read_text())
   (name,) = config["architectures"]
+  arrays, _ = open_safetensors(epath.Path(path) / "model.safetensors")
+  kwargs = {}
+  if name == "ViTModel":
+    kwargs = {"add_pooling_layer": any("pooler" in name for name in arrays)}
   model, report = getattr(transformers, name).from_pretrained(
-    path, local_files_only=True, output_loading_info=True
+    path, local_files_only=True, output_loading_info=True, **kwargs
   )
-  lacking = {*report["missing_keys"], *report["unexpected_keys"]}
-  # A ViT without a pooler gets a random one, which is not read here.
-  assert not {n for n in lacking if not n.startswith("pooler.")}, lacking
+  assert not report["missing_keys"] and not report["unexpected_keys"], report
   half = normalisation.HALF
   return Theirs(None, functools.partial(outputs, model.eval(), half))
 
 
-def outputs(model: torch.nn.Module, pixels, images: np.ndarray) -> Outputs:
+def outputs(model: Any, pixels, images: np.ndarray) -> Outputs:
   """Returns what a model computes of images in [-1, 1]."""
   mean, std = (np.float32(x) for x in pixels)
   x = torch.from_numpy(((images + 1) / 2 - mean) / std).permute(0, 3, 1, 2)
@@ -154,6 +163,8 @@ def outputs(model: torch.nn.Module, pixels, images: np.ndarray) -> Outputs:
     x = patches.permute(0, 2, 3, 4, 5, 1).reshape(len(images), -1, 192)
     options["pixel_attention_mask"] = torch.ones(x.shape[:2])
     options["spatial_shapes"] = torch.tensor([[height, width]] * len(images))
+  elif [height * 8, width * 8] == getattr(model.config, "image_size", None):
+    pass  # a rectangle that it was trained for
   elif not name.startswith(("Dinov2", "DINOv3", "CLIPFor")):
     options["interpolate_pos_encoding"] = True
   if name.startswith("ViTMAE"):  # patches stay in their order
@@ -166,7 +177,9 @@ def outputs(model: torch.nn.Module, pixels, images: np.ndarray) -> Outputs:
   with torch.no_grad():
     out = model(x, **options)
     last = out.get("logits")
-    if name in ("ViTModel", "ViTMSNModel") or name.startswith("ViTMAE"):
+    if getattr(model, "pooler", None) is not None and name == "ViTModel":
+      last = out.pooler_output
+    elif name in ("ViTModel", "ViTMSNModel") or name.startswith("ViTMAE"):
       last = out.last_hidden_state[:, 0]
     elif name == "IJepaModel":
       last = out.last_hidden_state.mean(1)
@@ -175,7 +188,7 @@ def outputs(model: torch.nn.Module, pixels, images: np.ndarray) -> Outputs:
     if last is None:
       last = out.pooler_output
       last = projection(last) if name == "CLIPModel" else last
-  blocks = [h.numpy() for h in out.hidden_states[1:3]]
+  blocks = [h.numpy() for h in out.hidden_states[1:]]
   return Outputs(blocks, last.numpy())
 
 
@@ -205,16 +218,26 @@ def big_vision() -> Theirs:
   return Theirs(save, model.outputs)
 
 
+IMAGES = ((32, 32), (48, 48), (24, 40))
+
+
+def _sizes(name, options):
+  if options is FULL:
+    return ((224, 224),)
+  if isinstance(options.get("image_size"), list):
+    return ((24, 32),)  # transformers resizes square tables alone
+  return IMAGES[:1] if name == "CLIPForImageClassification" else IMAGES
+
+
 def cases() -> list[Case]:
   """Returns a case for each class, and big_vision's."""
-  sizes = ((32, 32), (48, 48), (24, 40))
   cases = [
     Case(
       family,
       "transformers",
       name,
       functools.partial(theirs, name, options),
-      sizes[:1] if name == "CLIPForImageClassification" else sizes,
+      _sizes(name, options),
       next((f for k, f in FILTERS.items() if name.startswith(k)), "hf"),
       "hf",
     )
@@ -222,6 +245,6 @@ def cases() -> list[Case]:
     for name, options in models
   ]
   siglip = Case(
-    "SigLIP, SigLIP 2", "big_vision", "npz", big_vision, sizes, "hf", "npz"
+    "SigLIP, SigLIP 2", "big_vision", "npz", big_vision, IMAGES, "hf", "npz"
   )
   return [*cases, siglip]

@@ -10,14 +10,17 @@ import json
 import pathlib
 import re
 from collections.abc import Callable
+from typing import Any
 
-import torch
+import numpy as np
+import torch_libraries
 import weights_cases_timm
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 from weights_cases_timm import CLIP, IMAGENET, SIZES, small
 from weights_table import Case, Theirs
 
-Arrays = dict[str, torch.Tensor]
+torch = torch_libraries.Later("torch")
+Arrays = dict[str, Any]
 
 
 def _plain(arrays: Arrays) -> Arrays:
@@ -167,9 +170,9 @@ def _openclip(name: str, kwargs, is_quick: bool) -> Theirs:
       array = array.T if key == "head.weight" else array
       array = array.reshape(-1) if key == "cls_token" else array
       array = array[0] if key == "pos_embed" else array
-      arrays[f"visual.{names.get(key, key)}"] = array.contiguous()
+      arrays[f"visual.{names.get(key, key)}"] = array.contiguous().numpy()
     texts = ("token_embedding.weight", "transformer.resblocks.0.ln_1.weight")
-    arrays |= {n: torch.ones(2, 2) for n in (*texts, "logit_scale")}
+    arrays |= {n: np.ones((2, 2), "f") for n in (*texts, "logit_scale")}
     folder = folder / "openclip"
     folder.mkdir()
     save_file(arrays, folder / "open_clip_model.safetensors")

@@ -6,13 +6,14 @@ import pathlib
 from typing import Any
 
 import numpy as np
-import torch
 import torch_libraries
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import load_file, save_file
 from weights_table import Case, Outputs, Theirs
 
-timm = torch_libraries.load("timm")
-hub = torch_libraries.load("timm.models._hub")
+torch = torch_libraries.Later("torch")
+timm = torch_libraries.Later("timm")
+hub = torch_libraries.Later("timm.models._hub")
+beit = torch_libraries.Later("timm.models.beit")
 
 HALF = ((0.5,) * 3, (0.5,) * 3)
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -23,15 +24,11 @@ CLIP = (
 AS_IT_IS = ((0.0,) * 3, (1.0,) * 3)  # images in [0, 1]
 # Arguments of UNI and Virchow; config.json does not state the classes.
 LAYER_SCALE = {"init_values": 1e-5, "num_classes": 0, "dynamic_img_size": True}
-SWIGLU = {
-  "mlp_layer": timm.layers.SwiGLUPacked,
-  "act_layer": torch.nn.SiLU,
-  "mlp_ratio": 4,
-}
+SWIGLU = {"mlp_layer": "SwiGLUPacked", "mlp_ratio": 4}
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
 
 
-def randomise(module: torch.nn.Module, seed: int = 0) -> None:
+def randomise(module: Any, seed: int = 0) -> None:
   """Gives a module weights in which every part matters."""
   rng = np.random.default_rng(seed)
   for name, leaf in module.named_parameters():
@@ -45,12 +42,12 @@ def randomise(module: torch.nn.Module, seed: int = 0) -> None:
     leaf.data = torch.from_numpy(np.asarray(x, np.float32))
 
 
-def outputs(model: torch.nn.Module, images: np.ndarray, pixels) -> Outputs:
+def outputs(model: Any, images: np.ndarray, pixels) -> Outputs:
   """Returns what a model of timm's computes of images in [-1, 1]."""
   mean, std = (np.float32(x) for x in pixels)
   x = torch.from_numpy(((images + 1) / 2 - mean) / std).permute(0, 3, 1, 2)
   blocks, hooks = [], []
-  for block in model.blocks:
+  for block in getattr(model, "blocks", ()):
     hooks.append(
       block.register_forward_hook(lambda *args: blocks.append(args[2].numpy()))
     )
@@ -61,15 +58,23 @@ def outputs(model: torch.nn.Module, images: np.ndarray, pixels) -> Outputs:
   return Outputs(blocks, last)
 
 
-def created(name: str, **kwargs: Any) -> torch.nn.Module:
+def created(name: str, **kwargs: Any) -> Any:
   """Returns a model of timm's with random weights."""
   model = timm.create_model(name, **kwargs)
   randomise(model)
   return model
 
 
-def theirs(name: str, pixels, **kwargs: Any) -> Theirs:
+def arrays_of(model: Any) -> dict[str, np.ndarray]:
+  """Returns the arrays of a model of torch's."""
+  return {k: v.numpy().copy() for k, v in model.state_dict().items()}
+
+
+def theirs(name: str, pixels, kwargs: dict[str, Any]) -> Theirs:
   """Returns a model of timm's, which is saved as timm pushes it to the hub."""
+  if kwargs.get("mlp_layer"):
+    layers = {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": torch.nn.SiLU}
+    kwargs = kwargs | layers
   model = created(name, **kwargs)
   model.pretrained_cfg = model.pretrained_cfg | {
     "mean": pixels[0], "std": pixels[1],
@@ -78,7 +83,7 @@ def theirs(name: str, pixels, **kwargs: Any) -> Theirs:
   def save(folder: pathlib.Path) -> pathlib.Path:
     folder = folder / "timm"
     folder.mkdir()
-    save_file(model.state_dict(), folder / "model.safetensors")
+    save_file(arrays_of(model), folder / "model.safetensors")
     classes = {k for k, v in kwargs.items() if callable(v)}
     path = folder / "config.json"
     hub.save_config_for_hf(
@@ -104,9 +109,11 @@ def at_any_size(model, name, kwargs, pixels, images) -> Outputs:
   if name.startswith("beit"):
     kwargs = {**kwargs, "img_size": images.shape[1:3]}
     resized = timm.create_model(name, **kwargs)
-    resize = torch_libraries.load("timm.models.beit").checkpoint_filter_fn
-    resized.load_state_dict(resize(model.state_dict(), resized))
+    arrays = beit.checkpoint_filter_fn(model.state_dict(), resized)
+    resized.load_state_dict(arrays)
     return outputs(resized, images, pixels)
+  if name.startswith("resnetv2"):
+    return outputs(model, images, pixels)
   dynamic = timm.create_model(name, **{**kwargs, "dynamic_img_size": True})
   dynamic.load_state_dict(model.state_dict())
   return outputs(dynamic, images, pixels)
@@ -119,8 +126,11 @@ def reload(name: str, kwargs: dict[str, Any], path: str) -> Theirs:
 
   vit = vit_jax.load(path, verbose=False)
   assert not timm_names.differences(vit.config)
-  model = timm.create_model(name, **{**kwargs, "img_size": vit.image_size})
-  model.load_state_dict(load_file(path))
+  if "img_size" in kwargs:
+    kwargs = {**kwargs, "img_size": vit.image_size}
+  model = timm.create_model(name, **kwargs)
+  arrays = {k: torch.from_numpy(v) for k, v in load_file(path).items()}
+  model.load_state_dict(arrays)
   return Theirs(None, lambda images: outputs(model, images, HALF))
 
 
@@ -134,9 +144,28 @@ def small(**kwargs: Any) -> dict[str, Any]:
   return SMALL | P8 | kwargs
 
 
+GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}
+FULL = {"patch_size": 16, "img_size": 224}
+FULL |= {"embed_dim": 768, "depth": 12, "num_heads": 12}
+HYBRID = {"patch_size": 1, "img_size": 64}
 # Family -> (name in timm, pixels, arguments).
 MODELS = {
-  "ViT": (("vit_base_patch16_224", HALF, {}),),
+  "ViT": (
+    ("vit_base_patch16_224", HALF, {}),
+    ("vit_base_patch16_224", HALF, {"act_layer": "gelu_tanh"}),
+    ("vit_base_patch16_224", HALF, {"pos_embed": "none"}),
+    ("vit_base_patch16_224", HALF, {"no_embed_class": True}),
+    ("vit_base_patch16_224", HALF, GAP),
+    ("vit_base_patch16_224", HALF, {"img_size": [24, 32]}),
+    ("vit_base_patch16_224", HALF, FULL),
+  ),
+  "hybrids, BiT": (
+    ("vit_tiny_r_s16_p8_224", HALF, {"img_size": 64}),
+    ("vit_small_r26_s32_224", HALF, HYBRID),
+    ("vit_base_r50_s16_224", HALF, HYBRID),
+    ("vit_base_r50_s16_224", HALF, FULL | {"patch_size": 1}),
+    ("resnetv2_50x1_bit", HALF, {}),
+  ),
   "DeiT, distilled": (("deit_small_distilled_patch16_224", IMAGENET, {}),),
   "DeiT III": (("deit3_small_patch16_224", IMAGENET, {}),),
   "DINOv2": (
@@ -208,25 +237,38 @@ MODELS = {
 }
 
 
-# Their tables have rows for registers, which we do not write.
 ONLY_READ = (
   "vit_so150m_patch16_reg4_gap_256",
   "vit_so150m2_patch16_reg1_gap_256",
 )
 
 
+def case(family: str, name: str, pixels, kwargs: dict[str, Any]) -> Case:
+  sizes = SIZES
+  if family == "hybrids, BiT":
+    sizes = ((64, 64), (64, 96))
+  if "embed_dim" in kwargs:
+    sizes = ((224, 224),)
+  if isinstance(kwargs.get("img_size"), list):
+    sizes = (tuple(kwargs["img_size"]), *SIZES)
+  # Their tables have rows for registers, which we do not write.
+  is_read = name in ONLY_READ or family.startswith("Virchow")
+  kwargs = {"num_classes": 5} if "resnetv2" in name else small(**kwargs)
+  return Case(
+    family,
+    "timm",
+    name,
+    functools.partial(theirs, name, pixels, kwargs),
+    sizes,
+    "timm",
+    None if is_read and "reg" in str(kwargs) + name else "timm",
+  )
+
+
 def cases() -> list[Case]:
   """Returns a case for each model."""
   return [
-    Case(
-      family,
-      "timm",
-      name,
-      functools.partial(theirs, name, pixels, **small(**kwargs)),
-      SIZES,
-      "timm",
-      None if name in ONLY_READ else "timm",
-    )
+    case(family, *model)
     for family, models in MODELS.items()
-    for name, pixels, kwargs in models
+    for model in models
   ]

@@ -1,0 +1,262 @@
+"""The call that makes our model in timm, and timm's own names."""
+
+import dataclasses
+
+import foreign
+import numpy as np
+import pytest
+import torch_libraries
+
+from vit_jax.config import model_config
+from vit_jax.weights.weights_file import lazy
+from vit_jax.zoo.files import timm as weights
+from vit_jax.zoo.files import timm_names
+
+timm = torch_libraries.Later("timm")
+AS_TIMM = dict(gn_eps=1e-5, ws_eps=1e-8, ws_eps_on="var")
+B16 = "vit_base_patch16_224"
+
+
+@pytest.mark.parametrize(
+  "fields, image_size, name, kwargs",
+  [
+    (dict(variant="B/16"), 224, B16, {}),
+    (dict(variant="B/16", posemb="learn"), 384, B16, {}),
+    (
+      dict(variant="B/16", pool="map", posemb="sincos2d"),
+      224,
+      "vit_base_patch16_siglip_256",
+      {},
+    ),
+    (
+      dict(variant="B/32", channels=1),
+      224,
+      "vit_base_patch32_224",
+      dict(in_chans=1),
+    ),
+    (dict(variant="R26+S/32"), 224, "vit_small_r26_s32_224", {}),
+    (dict(name="bit", variant="R152x4"), 480, "resnetv2_152x4_bit", {}),
+    # Each differs in one part from a published model.
+    (dict(variant="S/14"), 224, None, None),
+    (dict(variant="B/16", num_heads=6), 224, None, None),
+    (dict(variant="B/16", pool="gap"), 224, None, None),
+    (dict(variant="B/16", depth=11), 224, None, None),
+    (dict(variant="B/32", cls_row=False), 224, None, None),
+    (dict(variant="B/16", posemb="none"), 224, None, None),
+    (dict(variant="R101+B/32"), 224, None, None),
+    (dict(name="bit", variant="R50x2"), 480, None, None),
+  ],
+)
+def test_the_call_that_makes_the_model(fields, image_size, name, kwargs):
+  gelu = {} if "name" in fields else dict(gelu="erf")
+  model = model_config(**fields, **gelu)
+  call = timm_names.create_call(model, 7, (image_size, image_size))
+  if name is None:
+    assert call == (None, {})
+    return
+  if gelu:
+    kwargs = kwargs | {"act_layer": "gelu", "img_size": [image_size] * 2}
+  assert call == (name, {"num_classes": 7} | kwargs)
+
+
+def test_differences():
+  def keys(**fields):
+    texts = timm_names.differences(model_config(**fields))
+    return [text.split("=")[0].rpartition(".")[2] for text in texts]
+
+  assert keys() == []
+  assert keys(ln_eps=1e-12) == ["ln_eps"]
+  assert keys(variant="R50+B/16") == ["gn_eps", "ws_eps", "ws_eps_on"]
+  assert keys(variant="R50+B/16", **AS_TIMM) == []
+  bit = dict(name="bit", variant="R50x1")
+  assert keys(**bit, root_pad="nothing") == ["ws_eps", "root_pad"]
+
+
+@pytest.mark.parametrize(
+  "size, heads",
+  [
+    ((384, 12, 1536), 6),
+    ((256, 14, 1280), 4),  # timm's vit_wee
+    ((320, 14, 1792), 5),  # vit_little
+    ((896, 18, 2304), 14),  # vit_so150m
+    ((1280, 32, 3416), 16),  # Virchow
+    ((1536, 24, 4096), 24),  # UNI 2
+  ],
+)
+def test_heads_of_known_sizes(size, heads):
+  assert timm_names.known_heads(*size) == (heads, None)
+  assert timm_names.known_heads(size[0], size[1] + 1, size[2])[1]
+
+
+@pytest.mark.slow
+def test_the_stated_norm_makes_other_eps_equal():
+  import functools
+
+  options = dict(width=24, depth=2, mlp_dim=40, num_heads=3, ln_eps=0.1)
+  model = model_config(variant="B/8", **options, dtype="float64")
+  norm = functools.partial(timm.layers.LayerNorm, eps=0.1)
+  theirs = timm.create_model(
+    B16,
+    **dict(patch_size=8, embed_dim=24, depth=2, num_heads=3, mlp_ratio=5 / 3),
+    **dict(num_classes=11, act_layer="gelu_tanh", img_size=32),
+    norm_layer=norm,
+  )
+  foreign.randomise(theirs)
+  params, *_ = foreign.translate(weights.SERIES, foreign.state(theirs), 3)
+  images = foreign.image((32, 32))
+  ours = foreign.our_logits(model, 11, params, images)
+  expected = foreign.torch_logits(theirs, images, "float64")
+  assert foreign.error(ours, expected) < 5e-6
+
+
+SMALL = dict(width=24, depth=2, mlp_dim=48, num_heads=3)
+# Name in timm -> our model, arguments in timm.
+RESNETS = {
+  "vit_base_r50_s16_224": (
+    dict(SMALL, variant="R50+B/16", **AS_TIMM),
+    dict(embed_dim=24, depth=2, num_heads=3, mlp_ratio=2.0, img_size=64)
+    | dict(act_layer="gelu_tanh"),
+  ),
+  "resnetv2_50x1_bit": (dict(name="bit", variant="R50x1", **AS_TIMM), {}),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", RESNETS)
+def test_resnets_differ_by_rounding_alone(name):
+  fields, kwargs = RESNETS[name]
+  theirs = timm.create_model(name, num_classes=11, **kwargs)
+  foreign.randomise(theirs)
+  params, *_ = foreign.translate(weights.SERIES, foreign.state(theirs), 3)
+  images = foreign.image((64, 64))
+  model = model_config(**fields, dtype="float64")
+  ours = foreign.our_logits(model, 11, params, images)
+  expected = foreign.torch_logits(theirs, images, "float64")
+  assert foreign.error(ours, expected) < 5e-6
+
+
+@pytest.mark.slow
+def test_timm_has_the_names():
+  names = set(timm_names._names().values())
+  assert len(names) > 50 and names <= set(timm.list_models())
+
+
+def _without_memory(name, **kwargs):
+  import torch
+
+  with torch.device("meta"):
+    return timm.create_model(name, **kwargs)
+
+
+def _meta(module):
+  return {
+    k: dataclasses.replace(lazy(np.zeros(0, np.float32)), shape=tuple(v.shape))
+    for k, v in module.state_dict().items()
+  }
+
+
+GELUS = {"GELU": "erf", "GELUTanh": "tanh", "QuickGELU": "quick"}
+MODULES = "vision_transformer vision_transformer_hybrid deit eva beit".split()
+
+
+@pytest.mark.nightly  # it builds all transformers of timm
+def test_architectures_tell_heads_and_gelu():
+  read = set()
+  for name in [n for m in MODULES for n in timm.list_models(module=m)]:
+    if "radio" in name or "_rope_" in name:
+      continue  # without the last norm, or refused by their names
+    theirs = _without_memory(name)
+    about = {"architecture": f"{name}.tag", "global_pool": theirs.global_pool}
+    try:
+      params, options, _ = foreign.translate(
+        weights.SERIES, _meta(theirs), config=about
+      )
+    except ValueError:
+      continue  # it has parts of its own, or is of no known size
+    read.add(name)
+    block = theirs.blocks[0]
+    if act := GELUS.get(type(getattr(block.mlp, "act", None)).__name__):
+      assert options["gelu"] == act, name
+    assert options["ln_eps"] == theirs.blocks[0].norm1.eps, name
+    query = "encoderblock_0/MultiHeadDotProductAttention_0/query/kernel"
+    heads = params[f"Transformer/{query}"].shape[1]
+    assert heads == block.attn.num_heads, name
+    rope = getattr(theirs, "rope", None)
+    assert bool(options.get("rope")) == (rope is not None), name
+    count = sum(x.numel() for x in theirs.parameters())
+    if name != "vit_base_patch16_224_miil":  # has no biases: it gets zeros
+      assert sum(x.size for x in params.values()) == count, name
+  assert {*weights.TANH, *weights.HEADS} <= read
+  named = {name for _, theirs in timm_names.published() for name in theirs}
+  assert {n for n in named if "resnetv2" not in n} <= read
+
+
+GIANT = dict(rope="dinov3", posemb="none", registers=4, ln_eps=1e-5)
+# Options of a model -> timm's name for it, one of each series.
+PUBLISHED = {
+  "vit_huge_patch14_224": dict(variant="H/14", gelu="erf"),
+  "vit_so400m_patch14_siglip_378": dict(variant="So400m/14", pool="map"),
+  "vit_giantopt_patch16_siglip_256": dict(
+    name="modern", variant="gopt/16", class_token=False, pool="map", gelu="erf"
+  ),
+  "vit_base_r50_s16_224": dict(variant="R50+B/16", **AS_TIMM),
+  "resnetv2_50x1_bit": dict(name="bit", variant="R50x1", **AS_TIMM),
+  "deit_tiny_distilled_patch16_224": dict(
+    name="modern", variant="Ti/16", distilled=True, gelu="erf"
+  ),
+  "deit3_medium_patch16_224": dict(
+    name="modern", variant="M/16", layer_scale=1e-6, cls_row=False, gelu="erf"
+  ),
+  "vit_base_patch14_dinov2": dict(
+    name="modern", variant="B/14", layer_scale=1.0, gelu="erf"
+  ),
+  "vit_giant_patch14_reg4_dinov2": dict(
+    name="modern", variant="g2/14", layer_scale=1.0, registers=4,
+    cls_row=False, mlp="swiglu",
+  ),
+  "vit_base_patch32_clip_quickgelu_224": dict(
+    name="modern", variant="B/32", pre_norm=True, patch_bias=False, ln_eps=1e-5,
+    gelu="quick",
+  ),
+  "vit_small_patch16_dinov3_qkvb": dict(
+    name="modern", variant="S/16", layer_scale=1.0, qkv_bias="no_key",
+    gelu="erf", **GIANT,
+  ),
+  "vit_huge_plus_patch16_dinov3": dict(
+    name="modern", variant="H+/16", mlp="swiglu", layer_scale=1.0,
+    qkv_bias="none", pool="gap", **GIANT,
+  ),
+  "eva02_tiny_patch14_224": dict(
+    name="modern", variant="Ti/14", mlp_dim=512, rope="eva02", mlp="swiglu",
+    qkv_bias="no_key", pool="gap", final_norm="pooled",
+  ),
+  "beit_base_patch16_224": dict(
+    name="modern", variant="B/16", posemb="relative_bias", layer_scale=0.1,
+    qkv_bias="no_key", pool="gap", final_norm="pooled", gelu="erf",
+  ),
+}  # fmt: skip
+ACTS = {"tanh": "GELUTanh", "erf": "GELU", "quick": "QuickGELU"}
+SLOW = ("vit_base_patch14_dinov2", "vit_huge_plus_patch16_dinov3")
+
+
+@pytest.mark.parametrize(
+  "expected",
+  [
+    pytest.param(
+      n, marks=pytest.mark.slow if n in SLOW else pytest.mark.nightly
+    )
+    for n in PUBLISHED
+  ],
+)
+def test_the_call_makes_the_published_model(expected):
+  """Every parameter has the shape that timm's model has."""
+  model = model_config(**PUBLISHED[expected])
+  name, kwargs = timm_names.create_call(model, 3, (224, 224))
+  assert name == expected and not timm_names.differences(model)
+  theirs = _without_memory(name, **kwargs)
+  params, options, *_ = foreign.translate(weights.SERIES, _meta(theirs))
+  shapes = foreign.shapes(model, 3, (224, 224))
+  assert {k: v.shape for k, v in params.items()} == shapes
+  assert options.get("ln_eps", 0) == getattr(model, "ln_eps", 0)
+  if getattr(model, "mlp", None) == "gelu":
+    assert type(theirs.blocks[0].mlp.act).__name__ == ACTS[model.gelu]
