@@ -48,6 +48,7 @@ def test_the_gradient_is_that_of_the_formula(save_weights):
   np.testing.assert_allclose(got[1], want[1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_weights", [True, False])
 def test_the_gradient_in_bfloat16_is_as_good(save_weights):
   """Its error against float32 is that of autodiff in bfloat16, or less."""
@@ -131,11 +132,13 @@ def whole(relative):
 
 # 6 images, each with 2 heads x 9 x 9 scores.
 @pytest.mark.parametrize(
-  "max_scores, chunks",
-  [pytest.param(5 * 162, 2, marks=pytest.mark.slow), (1, 6)],
-)
-@pytest.mark.parametrize(
-  "relative", [pytest.param(False, marks=pytest.mark.slow), True]
+  "max_scores, chunks, relative",
+  [
+    pytest.param(5 * 162, 2, True, marks=pytest.mark.slow),
+    pytest.param(1, 6, True, marks=pytest.mark.nightly),
+    pytest.param(5 * 162, 2, False, marks=pytest.mark.nightly),
+    pytest.param(1, 6, False, marks=pytest.mark.nightly),
+  ],
 )
 def test_chunks_give_the_numbers_of_the_whole(
   monkeypatch, max_scores, chunks, relative
@@ -178,6 +181,7 @@ def test_only_in_a_step_on_such_a_chip(monkeypatch):
   assert count(fn) == attention + mlp
 
 
+@pytest.mark.slow
 def test_outside_of_a_step_it_differentiates_forwards_and_twice():
   module = MultiHeadDotProductAttention(2)
   variables = jax.jit(module.init)(jax.random.key(0), TOKENS, TOKENS)

@@ -20,7 +20,9 @@ SPLIT = jnp.asarray(np.random.default_rng(0).normal(size=(3, 5, 2, 4)), "f")
     layers.DenseGeneral(6, (-2, -1)),
   ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+  "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)]
+)
 def test_the_numbers_are_those_of_dot_general(layer, dtype):
   layer = layer.clone(dtype=dtype)
   x = SPLIT if isinstance(getattr(layer, "axis", -1), tuple) else SPLIT[:, :, 0]

@@ -56,6 +56,7 @@ def test_a_table_without_a_row_is_one_with_a_row_of_zeros():
   np.testing.assert_array_equal(run(ViT(**TINY), params)[0], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("posemb", ["learn", "learn2d"])
 def test_images_of_another_size_get_the_resized_table(posemb):
   """One module serves crops of two sizes, with one table."""
@@ -105,10 +106,15 @@ def test_offsets_are_keys_of_their_own():
 @pytest.mark.parametrize(
   "options",
   [
-    pytest.param(dict(posemb="learn2d"), marks=pytest.mark.slow),
+    pytest.param(dict(posemb="learn2d"), marks=pytest.mark.nightly),
     pytest.param(dict(posemb="relative"), marks=pytest.mark.slow),
-    dict(posemb="learn2d", posemb_at="blocks", remat="full"),
-    dict(posemb_at="shared", remat="dots"),
+    pytest.param(
+      dict(posemb="learn2d", posemb_at="blocks", remat="full"),
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(
+      dict(posemb_at="shared", remat="dots"), marks=pytest.mark.nightly
+    ),
   ],
 )
 def test_a_scan_has_the_same_positions(options):
@@ -125,6 +131,7 @@ def test_a_scan_has_the_same_positions(options):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [dict(gelu="erf"), dict(ln_eps=0.5)])
 def test_numerics_reach_every_layer(options):
   """Checks closed forms of one MLP, and a norm of known variance."""
@@ -146,6 +153,7 @@ def test_numerics_reach_every_layer(options):
   )
 
 
+@pytest.mark.slow
 def test_float64_is_not_rounded_on_the_way():
   with jax.enable_x64(True):
     model = ViT(**TINY, dtype="float64")
@@ -157,6 +165,7 @@ def test_float64_is_not_rounded_on_the_way():
   np.testing.assert_allclose(exact, logits, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_one_block_with_positions_is_the_stem_with_them():
   """Before a single block, all three places are the same place."""
   options = TINY | dict(depth=1, posemb="learn2d")
@@ -172,6 +181,7 @@ def test_one_block_with_positions_is_the_stem_with_them():
   np.testing.assert_array_equal(run(blocks, params)[0], expected)
 
 
+@pytest.mark.slow
 def test_positions_are_added_to_what_each_block_gets():
   """Blocks whose branches are zero return the sum of their tables."""
   model = ViT(**TINY, cls_row=False, posemb_at="blocks")
@@ -192,6 +202,7 @@ def test_positions_are_added_to_what_each_block_gets():
     np.testing.assert_allclose(of_image, sum(tables), atol=5e-7)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_shared_table_is_the_sum_over_the_blocks():
   blocks = ViT(**TINY, posemb_at="blocks")
   shared = ViT(**TINY, posemb_at="shared")
