@@ -82,7 +82,7 @@ def test_it_learns_is_scored_and_goes_on_to_the_bit(run, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, again.params, state.params)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_its_checkpoint_is_read_inspected_and_exported(run, tmp_path):
   for name in onnx.PACKAGES:
     pytest.importorskip(name)
