@@ -121,8 +121,7 @@ def assert_equal(one_device, **changes):
   """Compares five steps from the same weights; returns the first state."""
   parts = tiny.Parts(tiny.config(**changes))
   state = placed(parts, one_device.start)
-  params = state.params
-  shardings = jax.tree.map(lambda x: x.sharding, params)
+  shardings = jax.tree.map(lambda x: x.sharding, state.params)
   # Sums in another order; five steps at a high learning rate amplify it.
   assert_losses_are_close(one_device.metrics, parts.run(5, state)[1])
   return shardings
@@ -144,37 +143,29 @@ def test_equal_on_a_mesh_in_a_loop(one_device):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-  "changes",
-  [
-    dict(mesh__fsdp=4, optim__microbatch=1),
-    dict(mesh__fsdp=2, optim__microbatch=1, model__scan=True),
-  ],
-  ids=str,
-)
-def test_equal_on_other_meshes(one_device, changes):
+@pytest.mark.parametrize("scan", [False, True])
+def test_equal_on_other_meshes(one_device, scan):
+  fsdp = 2 if scan else 4
+  changes = dict(mesh__fsdp=fsdp, optim__microbatch=1, model__scan=scan)
   assert_equal(one_device, **changes)
 
 
 @pytest.mark.parametrize(
   "changes, spec",
   [
-    pytest.param(*case, marks=mark)
-    for mark, *case in (
-      (pytest.mark.nightly, {"mesh__fsdp": 4}, (None, "fsdp", None)),
-      # 8 of 4 heads:
-      (pytest.mark.nightly, {"mesh__fsdp": 8}, ("fsdp", None, None)),
-      (
-        pytest.mark.nightly,
-        {"mesh__fsdp": 2, "mesh__tensor": 2},
-        ("fsdp", "tensor", None),
-      ),
-      (
-        pytest.mark.slow,
-        {"mesh__fsdp": 4, "model__scan": True},
-        (None, None, "fsdp", None),
-      ),
-    )
+    pytest.param(
+      dict(mesh__fsdp=4, model__scan=True),
+      (None, None, "fsdp", None),
+      marks=pytest.mark.slow,
+    ),
+    *(
+      pytest.param(changes, spec, marks=pytest.mark.nightly)
+      for changes, spec in (
+        (dict(mesh__fsdp=4), (None, "fsdp", None)),
+        (dict(mesh__fsdp=8), ("fsdp", None, None)),  # of 4 heads
+        (dict(mesh__fsdp=2, mesh__tensor=2), ("fsdp", "tensor", None)),
+      )
+    ),
   ],
   ids=str,
 )

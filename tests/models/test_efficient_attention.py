@@ -92,7 +92,13 @@ def block(relative: bool):
     posemb="relative" if relative else "learn",
   )
   module = EncoderBlock(options, (3, 3))
-  variables = jax.jit(module.init)(jax.random.key(0), TOKENS, None, {}, None)
+  shapes = jax.eval_shape(
+    lambda key: module.init(key, TOKENS, None, {}, None), jax.random.key(0)
+  )
+  numbers = np.random.default_rng(1)
+  variables = jax.tree.map(
+    lambda x: numbers.normal(0, 0.3, x.shape).astype("f"), shapes
+  )
 
   def fn(variables, tokens, draws):
     return module.apply(variables, tokens, jnp.float32(0.5), draws, None)
@@ -173,7 +179,7 @@ def test_chunks_give_the_numbers_of_the_whole(
 def test_only_in_a_step_on_such_a_chip(monkeypatch):
   """Elsewhere images may be spread over devices, or their number be unknown."""
   fn, variables = block(False)
-  count = lambda fn: products(fn, variables, TOKENS, drawn())
+  count = lambda fn: products(fn, variables, TOKENS, jax.eval_shape(drawn))
   attention, mlp = 4 + 2, 2
   assert count(tiny.in_step(fn)) == attention + mlp
   monkeypatch.setitem(CHOICES, "cpu", Choices(max_scores=1))

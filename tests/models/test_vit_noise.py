@@ -76,6 +76,10 @@ def test_dropout_has_the_paper_s_places():
   text = str(jax.make_jaxpr(fn)(jax.random.key(0)))
   # After the positions; and in each of 3 blocks after attention, GELU and MLP.
   assert text.count(" = ge ") == 1 + 3 * 3
+
+
+@pytest.mark.slow
+def test_dropout_drops_as_often_as_asked():
   _, out = apply(images(200), seed=3, dropout=0.25, scan=True)
   for i in range(3):
     for branch in ("attention", "mlp"):
