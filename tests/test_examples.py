@@ -280,25 +280,21 @@ def test_muon(whole):
     assert values[32] > 0.5 * values[0], path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "options, word",
   [
-    pytest.param(options, word, marks=mark)
-    for mark, options, word in (
-      ((), ["objective.kind=faulty:Mixed"], "faulty.py line"),
-      (pytest.mark.slow, ["objective.kind=faulty:Local"], "over.mean"),
-      (pytest.mark.slow, ["objective.kind=faulty:Disowned"], "own=None"),
-      (
-        pytest.mark.slow,
-        ["objective.kind=faulty:Headed", "objective.is_shared=false"],
-        "share_scope",
-      ),
-      (
-        pytest.mark.slow,
-        ["model.name=faulty:Headless", "objective.kind=classification"],
-        "HEADS",
-      ),
-    )
+    (["objective.kind=faulty:Mixed"], "faulty.py line"),
+    (["objective.kind=faulty:Local"], "over.mean"),
+    (["objective.kind=faulty:Disowned"], "own=None"),
+    (
+      ["objective.kind=faulty:Headed", "objective.is_shared=false"],
+      "share_scope",
+    ),
+    (
+      ["model.name=faulty:Headless", "objective.kind=classification"],
+      "HEADS",
+    ),
   ],
 )
 def test_what_cannot_work_is_refused(lab, options, word):

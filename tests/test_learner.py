@@ -180,6 +180,7 @@ def on_a_mesh(one, **changes):
   return other.parts.shapes
 
 
+@pytest.mark.slow
 def test_a_mesh_microbatches_and_a_scan_have_the_losses_of_one_device(one):
   shapes = on_a_mesh(one, **MESH, optim__microbatch=2, model__scan=True)
   teacher = shapes.fixed["teacher"]  # split as a model of its own family

@@ -159,7 +159,13 @@ def test_a_mesh_gives_the_same():
   assert_losses_are_close(*runs)
 
 
-@pytest.mark.parametrize("name", FINE_TUNING)
+@pytest.mark.parametrize(
+  "name",
+  [
+    "layer_decay",
+    *(pytest.param(n, marks=pytest.mark.slow) for n in ("lora", "muon")),
+  ],
+)
 def test_what_is_not_declared_is_refused_with_the_option(name):
   option, *_ = FINE_TUNING[name]
   option = option.replace("__", ".") if name != "lora" else "lora.rank"
@@ -211,6 +217,7 @@ def test_positions_and_attention_that_are_not_declared(run):
     inspection.attention_map(Silent(), params, images)
 
 
+@pytest.mark.slow
 def test_the_normalisation_of_images_is_folded(run):
   file = weights.read(run)
   vit = vit_jax.load(run, verbose=False)
@@ -252,10 +259,3 @@ def test_other_collections_are_refused():
     setup(config, data=tiny.Data())
   with pytest.raises(ValueError, match="collection batch_stats"):
     tiny.Parts(config, ONE)
-
-
-def test_weights_that_do_not_fit_name_the_arrays():
-  """`scan` is no option of a ResNet's."""
-  path = "tests/data/bit_v2.weights.npz"
-  with pytest.raises(ValueError, match="conv_root/kernel: got shape"):
-    vit_jax.load(path, stage_width=2.0, verbose=False)

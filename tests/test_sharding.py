@@ -246,14 +246,14 @@ def test_batches_that_do_not_divide():
 
 
 def test_specs_of_a_block():
-  specs = _specs(model_config(variant="S/16"))
+  specs = _specs(model_config(variant="S/16", depth=4))
   block = "Transformer/encoderblock_3/"
   attention = block + "MultiHeadDotProductAttention_0/"
   assert specs[attention + "query/kernel"][1] == P("fsdp", "tensor", None)
   assert specs[attention + "out/kernel"][1] == P("tensor", None, "fsdp")
   assert specs[block + "MlpBlock_0/Dense_0/kernel"][1] == P("fsdp", "tensor")
   assert not any(specs[block + "LayerNorm_0/scale"][1])
-  specs = _specs(model_config("modern", variant="S/16", **SWIGLU))
+  specs = _specs(model_config("modern", variant="S/16", depth=4, **SWIGLU))
   for leaf, spec in (("kernel", P("fsdp", "tensor")), ("bias", P("tensor"))):
     for name in ("Gate", "Dense_0"):  # so that their product needs no link
       assert specs[f"{block}MlpBlock_0/{name}/{leaf}"][1] == spec
@@ -273,7 +273,7 @@ def test_specs_of_a_block():
 def test_some_kinds_split_heads_where_they_can(kind, variant, shape, spec):
   device = jax.sharding.AbstractDevice(kind, None, "tpu")
   mesh = jax.sharding.AbstractMesh(shape, sharding.AXES, abstract_device=device)
-  specs = _specs(model_config(variant=variant), mesh)
+  specs = _specs(model_config(variant=variant, depth=4), mesh)
   key = "Transformer/encoderblock_3/MultiHeadDotProductAttention_0/query/kernel"
   assert specs[key][1] == spec
 
@@ -301,7 +301,7 @@ EIGHT = jax.sharding.AbstractMesh((1, 8, 1), sharding.AXES)
 @pytest.mark.parametrize(
   "model",
   [
-    model_config(variant="S/16", pool="map", posemb="relative"),
+    model_config(variant="S/16", pool="map", posemb="relative", scan=True),
     model_config(variant="B/16", pool="gap", scan=True),
     model_config("modern", variant="S/8", projection=512, scan=True, **SWIGLU),
     *(

@@ -451,42 +451,24 @@ def dropped(images, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "rule, rates", [("linear", (0, 0.5)), ("constant", (0.5, 0.5))]
-)
-def test_rules_of_stochastic_depth(rule, rates):
+def test_stochastic_depth_may_be_the_same_in_all_blocks():
   noise = np.random.default_rng(0).uniform(-1, 1, (1000, 4, 8, 3))
   images = jnp.asarray(noise, "float32")
-  options = dict(stochastic_depth=0.5, stochastic_depth_rule=rule)
+  options = dict(stochastic_depth=0.5, stochastic_depth_rule="constant")
   out, plain = dropped(images, **options)
-  for i, rate in enumerate(rates):
-    block = out[f"encoderblock_{i}"]
+  for i in range(2):
     for branch in ("attention", "mlp"):
-      is_dropped = np.all(block[branch] == 0, (1, 2))
+      is_dropped = np.all(out[f"encoderblock_{i}"][branch] == 0, (1, 2))
       # Standard deviation sqrt(0.25 / 1000) = 0.016; 4 of them.
-      assert np.mean(is_dropped) == pytest.approx(rate, abs=0.064 * (rate > 0))
+      assert np.mean(is_dropped) == pytest.approx(0.5, abs=0.064)
   first = out["encoderblock_0"]["attention"]
   survives = ~np.all(first == 0, (1, 2))
   np.testing.assert_allclose(
     first[survives],
-    plain["encoderblock_0"]["attention"][survives] / (1 - rates[0]),
+    plain["encoderblock_0"]["attention"][survives] * 2,
     rtol=1e-5,
     atol=1e-5,
   )
-
-
-def test_dropout_has_the_places_of_the_plain_vit():
-  options = modern(**TWO | EVERYTHING, dropout=0.25)
-  model, params = build(options, 5), random_params(options)
-
-  def fn(key):
-    return model.apply(
-      {"params": params}, IMAGES, is_training=True, rngs={"dropout": key}
-    )
-
-  text = str(jax.make_jaxpr(fn)(jax.random.key(0)))
-  # After the positions; and in each of 2 blocks after attention, GELU and MLP.
-  assert text.count(" = ge ") == 1 + 2 * 3
 
 
 @pytest.mark.slow

@@ -282,15 +282,8 @@ def logits_and_gradients(scan, remat):
   return np.asarray(logits), unstack_blocks(jax.device_get(grads), ViTConfig)
 
 
-@pytest.mark.parametrize(
-  "scan, remat",
-  [
-    pytest.param(True, "dots", marks=pytest.mark.slow),
-    pytest.param(False, "full", marks=pytest.mark.slow),
-    pytest.param(True, "none", marks=pytest.mark.nightly),
-    pytest.param(False, "dots", marks=pytest.mark.nightly),
-  ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("scan, remat", [(True, "dots"), (False, "full")])
 def test_scan_and_remat_change_no_number(scan, remat):
   logits, grads = logits_and_gradients(scan, remat)
   expected_logits, expected = logits_and_gradients(False, "none")
