@@ -81,13 +81,13 @@ def counts(variant):
   )
 
 
-QUICK = ("B/32", "H/14")
+QUICK = ("B/32",)
 
 
 @pytest.mark.parametrize(
   "variants",
   [QUICK, pytest.param(COUNTS.keys() - {*QUICK}, marks=pytest.mark.slow)],
-  ids=["two", "others"],
+  ids=["one", "others"],
 )
 def test_parameter_counts_are_those_published(variants):
   for variant in variants:
@@ -224,6 +224,7 @@ def test_without_positions_the_order_of_patches_is_nothing():
   np.testing.assert_allclose(got, logits, atol=5e-6)
 
 
+@pytest.mark.slow
 def test_initial_values():
   model = ViT(
     num_classes=10,

@@ -46,6 +46,7 @@ def apply(x=None, seed=None, is_training=True, **options):
   )
 
 
+@pytest.mark.slow
 def test_training_is_the_same_without_dropout_and_asks_for_no_key():
   expected, _ = apply(is_training=False)
   np.testing.assert_array_equal(apply()[0], expected)
