@@ -165,7 +165,7 @@ class Bands:
       }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_on_several_bands(tmp_path):
   config = _config(5, data__ops="decode|resize(32)")
   state = train_and_evaluate(config, str(tmp_path / "run"), Bands())

@@ -4,7 +4,6 @@ They are those of CONTRIBUTING.md, and train with every part of a run.
 """
 
 import contextlib
-import io
 import json
 import pathlib
 import shutil
@@ -23,7 +22,7 @@ from planning.test_planner import needs_libtpu
 
 import vit_jax
 from vit_jax import sharding
-from vit_jax.commands import evaluate, predict, train
+from vit_jax.commands import predict, train
 from vit_jax.config import cli, freeze
 from vit_jax.tools.exporting import convert
 from vit_jax.tools.planning import planner
@@ -76,13 +75,9 @@ def _output(*argv, devices=1):
 @pytest.fixture(scope="module")
 def printed(lab):
   """A run of 12 steps with a callback whose metric is not finite at first."""
-  import my_run
-
-  c = my_run.get_config()
-  c.callbacks += ("faulty:Logarithm",)
-  with contextlib.redirect_stderr(io.StringIO()) as err:
-    train_and_evaluate(freeze(c), "runs/whole")
-  return err.getvalue()
+  callbacks = "my_lab.cosine:Cosine(decay=0.5),faulty:Logarithm"
+  flags = "--workdir=runs/whole", f"--config.callbacks={callbacks}"
+  return _output("train", CONFIG, *flags)
 
 
 @pytest.fixture(scope="module")
@@ -101,18 +96,10 @@ def test_a_metric_that_is_not_finite_is_noted_and_written(printed, whole):
 
 @pytest.mark.slow
 def test_the_evaluator_compares_with_a_second_run(whole):
-  def scores_of(checkpoint, folder):
-    argv = [f"--checkpoint={checkpoint}", f"{CONFIG}:{whole}"]
-    evaluate.main([*argv, f"--workdir={folder}"])
-    (line,) = pathlib.Path(folder, "evaluation.jsonl").read_text().splitlines()
-    return json.loads(line)["scores"]
-
-  scores = scores_of(whole, "runs/last")
-  assert scores["agreement/cka"] == pytest.approx(1, abs=1e-9)
-  (*_, last) = [r for r in runs.rows(whole) if "knn/10nn" in r]
-  assert scores["knn/10nn"] == last["knn/10nn"]
-  scores = scores_of(whole / "checkpoints/8", "runs/first")
-  assert 0 < scores["agreement/cka"] < 1 - 1e-6
+  first = f"--checkpoint={whole}/checkpoints/8"
+  _output("evaluate", first, f"{CONFIG}:{whole}", "--workdir=runs/first")
+  scores = json.loads(pathlib.Path("runs/first/evaluation.jsonl").read_text())
+  assert 0 < scores["scores"]["agreement/cka"] < 1 - 1e-6
 
 
 @pytest.mark.nightly
@@ -205,14 +192,14 @@ def moved(whole):
   return _tuned(whole, "layer_decay")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_layer_decay(moved):
   first, last = (np.abs(moved[f"block_{i}/mlp_in/kernel"]) for i in (0, 3))
   # The first updates of Adam are as long as the rate.
   assert last.mean() / first.mean() == pytest.approx(0.5**-3, rel=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_predictions_and_attention_of_a_fine_tuned_run(moved, whole, capsys):
   Image.fromarray(np.full((40, 40, 3), 9, np.uint8)).save("grey.png")
   with contextlib.suppress(SystemExit):
@@ -226,7 +213,7 @@ def test_predictions_and_attention_of_a_fine_tuned_run(moved, whole, capsys):
   assert vit.params["positions"].shape == (1, 64, 64)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_is_exported_converted_and_drawn(moved):
   vit = vit_jax.load("runs/layer_decay", verbose=False)
   images = np.random.default_rng(0).uniform(-1, 1, (2, 24, 24, 3)).astype("f")

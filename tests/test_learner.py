@@ -297,7 +297,7 @@ class Distill(Objective):
     return Learner(module, loss, Frozen(given), targets)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_with_a_frozen_teacher_resumes(tmp_path):
   """Its weights are read again, and must be the same."""
   from vit_jax.checkpointing.checkpointer import load_metadata, write_params

@@ -73,14 +73,8 @@ def test_every_mesh_has_the_losses_of_one_device(name, mesh):
   check(name, mesh)
 
 
-@pytest.mark.parametrize(
-  "mesh",
-  [
-    pytest.param((1, 8, 1), marks=pytest.mark.nightly),
-    pytest.param((2, 2, 2), marks=pytest.mark.slow),
-  ],
-  ids=str,
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", [(1, 8, 1), (2, 2, 2)], ids=str)
 def test_a_transformer_of_odd_sizes(mesh):
   check("odd", mesh, optim__microbatch=1)
 

@@ -150,7 +150,7 @@ def test_muon_and_adapters_take_the_declared_matrices():
   assert factors == {k.replace("kernel", lora.A) for k in matrices}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_mesh_gives_the_same():
   changes = FINE_TUNING["muon"]
   one = tiny.Parts(config_of(Own(), **changes), ONE)

@@ -137,7 +137,7 @@ def test_equal_on_a_mesh_in_microbatches_and_in_a_scan(one_device):
   )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_equal_on_a_mesh_in_a_loop(one_device):
   assert_equal(one_device, **MESH)
 
