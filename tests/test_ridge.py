@@ -134,7 +134,7 @@ def test_shots_are_the_first_of_each_class_in_turn():
 def test_too_few_examples_of_a_class(labels, shots, word):
   labels = np.array(labels)
   with pytest.raises(ValueError, match=word):
-    ridge.sample_shots(labels, shots, seed=0, num_classes=labels.max() + 1)
+    ridge.sample_shots(labels, shots, seed=0, num_classes=int(labels.max()) + 1)
 
 
 def test_classes_with_fewer_examples_give_all_of_them():
