@@ -57,7 +57,7 @@ class Contrast(Objective):
 
   kind: str = "contrast"
   whole_batch: bool = option(False, "the keys have a gradient; no teachers")
-  momentum: float = option(0.5, "of the running mean")
+  momentum: float = option(0.75, "of the running mean")
 
   SHARDING = ((r"head/bias", ("fsdp",)),)
 
@@ -202,10 +202,10 @@ def test_named_sums_have_counts_of_their_own(one):
 
 
 def test_the_teacher_is_a_running_mean(one):
-  """After each update: half of the old teacher, half of the parameters."""
+  """After each update: three quarters of the old one, and the parameters."""
   want, *later = one.params
   for params in later:
-    want = jax.tree.map(lambda a, b: (a + b) / 2, want, params)
+    want = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, want, params)
   got = one.state.averages["ema"]
   close = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6)
   jax.tree.map(close, got, want)
