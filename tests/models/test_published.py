@@ -49,13 +49,18 @@ def count(params):
 
 
 # A trace takes as long as a network is deep.
-QUICK = ("R+Ti/16",)
+QUICK, SLOW = ("R+Ti/16",), ("R26+S/32", "R50+B/16", "R50x1")
+OTHERS = COUNTS.keys() - {*QUICK, *SLOW}
 
 
 @pytest.mark.parametrize(
   "names",
-  [QUICK, pytest.param(COUNTS.keys() - {*QUICK}, marks=pytest.mark.slow)],
-  ids=["one", "others"],
+  [
+    QUICK,
+    pytest.param(SLOW, marks=pytest.mark.slow),
+    pytest.param(OTHERS, marks=pytest.mark.nightly),
+  ],
+  ids=["one", "few", "others"],
 )
 def test_parameter_counts_are_those_published(names):
   for name in names:
