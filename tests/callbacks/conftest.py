@@ -27,25 +27,28 @@ class _Scores(Callback):
     self.seen.append((step, scores["digits/top1"]))
 
 
+LOGGER = logging.getLogger("jax._src.interpreters.pxla")
+
+
 class Compiled(logging.Handler):
   """Notes the names of the programs that jax compiles, in all threads."""
 
   def __init__(self):
     super().__init__()
-    self.names, self._logger = [], logging.getLogger("jax._src.interpreters.pxla")
+    self.names = []
 
   def emit(self, record):
     if match := re.match(r"Compiling jit\((.+?)\) with", record.getMessage()):
       self.names.append(match[1])
 
   def __enter__(self):
-    self._logger.addHandler(self)
+    LOGGER.addHandler(self)
     jax.config.update("jax_log_compiles", True)
     return self
 
   def __exit__(self, *_):
     jax.config.update("jax_log_compiles", False)
-    self._logger.removeHandler(self)
+    LOGGER.removeHandler(self)
 
 
 @pytest.fixture(scope="session")
