@@ -33,6 +33,8 @@ PAIR = {
   "MEGASCALE_SLICE_ID": "0",
 }
 
+slow = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def tpu_vm(monkeypatch):
@@ -209,17 +211,22 @@ ALONE = {
 }
 
 
-def test_commands_without_others_are_refused_on_a_part_of_a_slice(monkeypatch):
+@pytest.mark.parametrize(
+  "verb",
+  [v if v == "predict" else pytest.param(v, marks=slow) for v in ALONE],
+)
+def test_a_command_without_others_is_refused_on_a_part_of_a_slice(
+  monkeypatch, verb
+):
   """libtpu would wait for the other hosts, without a word."""
   # convert uses the TPU only if it is named.
   for name, value in {**PAIR, "JAX_PLATFORMS": "tpu,cpu"}.items():
     monkeypatch.setenv(name, value)
-  for verb, arguments in ALONE.items():
-    with pytest.raises(SystemExit, match="TPU slice: .*TPU_WORKER_HOSTNAMES"):
-      COMMANDS[verb].main(arguments)
+  with pytest.raises(SystemExit, match="TPU slice: .*TPU_WORKER_HOSTNAMES"):
+    COMMANDS[verb].main(ALONE[verb])
 
 
-@pytest.mark.slow
+@slow
 def test_a_second_command_on_a_host_leaves_the_run_alone():
   """Without the lock jax aborts both processes of the run (134)."""
   env = PAIR | {"JAX_COORDINATOR_PORT": several.address().split(":")[1]}
