@@ -117,12 +117,20 @@ def _forbidden(where, package, at_once):
 
 
 def test_imports():
-  """One pass over all imports: layers, circles, heavy libraries."""
+  """One pass over all files: layers, circles, heavy libraries.
+
+  And whether families are compared by name: what differs between them is asked
+  of config.model.
+  """
   errors = []
   files, rooms = graphlib.TopologicalSorter(), graphlib.TopologicalSorter()
   for path in FILES:
     room, tree = _room(path), ast.parse(path.read_text())
     where = path.relative_to(PACKAGE)
+    if room not in ("weights", "families", "zoo"):
+      compared = (x for x in ast.walk(tree) if isinstance(x, ast.Compare))
+      if any("model.name" in ast.unparse(x) for x in compared):
+        errors.append(f"{where} compares a model's name")
     if room not in LAYER:
       errors.append(f"{where}: {room} has no layer")
       continue
@@ -147,26 +155,57 @@ def test_imports():
     graph.prepare()  # raises CycleError, which names the circle
 
 
-def test_families_are_compared_by_name_only_in_weights():
-  """What differs between families is asked of config.model."""
+def _after(module, at_once):
+  """Returns the modules of vit_jax that are imported with one, and itself."""
+  found, new = set(), {module}
+  while new:
+    found |= new
+    parents = {name.rpartition(".")[0] for name in new} - {""}
+    new = parents.union(*(at_once[name] for name in new)) & MODULES - found
+  return found
+
+
+def test_what_is_imported_with_a_module():
+  """A run from scratch has, of the wings, what the tables of kinds need."""
+  at_once = {}
   for path in FILES:
-    if _room(path) not in ("weights", "families", "zoo"):
-      for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Compare):
-          text = ast.unparse(node)
-          assert "model.name" not in text, f"{path}: {text}"
+    imports = _imports(ast.parse(path.read_text()))
+    at_once[_module(path)] = {
+      name for name, is_at_once in imports if is_at_once
+    }
+  heavy = lambda name: {
+    package
+    for module in _after(name, at_once)
+    for package in {x.partition(".")[0] for x in at_once[module]}
+    if package in TENSORFLOW | JAX
+  }
+  rooms = "losses models step weights sharding checkpointing"
+  for name in (*rooms.split(), "tools.reporting.report"):
+    assert not heavy(f"vit_jax.{name}") & TENSORFLOW, name
+  assert not heavy("vit_jax.models") and not heavy(
+    "vit_jax.distributed.signals"
+  )
+  run = _after("vit_jax.train", at_once) | _after("vit_jax.weights", at_once)
+  wings = {name for name in run if name.split(".")[1:2] in [[w] for w in WINGS]}
+  assert wings == {
+    "vit_jax.zoo",
+    "vit_jax.zoo.families",
+    "vit_jax.zoo.families.modern",
+  }
 
 
 def _loaded(modules):
-  """Imports modules in a new process; returns the heavy ones there are then."""
+  """Imports modules in a new process; returns those that there are then."""
   code = f"import sys, {modules}; print(*sys.modules)"
   done = subprocess.run(
     [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
   )
-  return {*done.stdout.split()} & (TENSORFLOW | JAX)
+  return {*done.stdout.split()}
 
 
+@pytest.mark.slow
 def test_what_loads_no_tensorflow():
+  """Neither do the libraries that these modules import."""
   rooms = "losses models step weights sharding checkpointing"
   modules = ", ".join(f"vit_jax.{room}" for room in rooms.split())
   assert not _loaded(f"{modules}, vit_jax.tools.reporting.report") & TENSORFLOW
@@ -179,7 +218,8 @@ def test_what_loads_no_flax():
 
 
 def test_what_loads_neither():
-  assert not _loaded("vit_jax.models, vit_jax.distributed.signals")
+  loaded = _loaded("vit_jax.models, vit_jax.distributed.signals")
+  assert not loaded & (TENSORFLOW | JAX)
 
 
 HELP = """
@@ -207,22 +247,3 @@ def test_what_help_loads():
   assert packages >= {"numpy"}
   others = "jaxtyping etils PIL matplotlib scipy sklearn pandas torch einops"
   assert not packages & (TENSORFLOW | JAX | {*others.split()})
-
-
-SCRATCH = "import sys, vit_jax.train, vit_jax.weights; print(*sys.modules)"
-
-
-def test_what_a_run_from_scratch_loads():
-  """Of the wings, the options that the tables of kinds need."""
-  done = subprocess.run(
-    [sys.executable, "-c", SCRATCH],
-    stdout=subprocess.PIPE,
-    text=True,
-    check=True,
-  )
-  wings = tuple(f"vit_jax.{wing}." for wing in WINGS)
-  loaded = {name for name in done.stdout.split() if name.startswith(wings)}
-  assert loaded == {
-    "vit_jax.zoo.families",
-    "vit_jax.zoo.families.modern",
-  }
