@@ -81,7 +81,10 @@ WRONG = [
     },
     "config.evals.e.dataset: .*100 classes.* 10,",
   ),
-  ({"evals": {"train": _eval(**TOP1, split="test")["e"]}}, "config.evals.train: "),
+  (
+    {"evals": {"train": _eval(**TOP1, split="test")["e"]}},
+    "config.evals.train: ",
+  ),
   ({"num_classes": 5}, "config.num_classes: got 5.* 10"),
   # It is the evaluator's, too.
   (
