@@ -85,6 +85,11 @@ def _room(path):
   return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+@pytest.fixture(scope="module")
+def trees():
+  return {path: ast.parse(path.read_text()) for path in FILES}
+
+
 def _imports(tree):
   """Yields (module, whether it is imported with the file).
 
@@ -116,7 +121,7 @@ def _forbidden(where, package, at_once):
   return package in TENSORFLOW or (room in LIGHT and at_once and package in JAX)
 
 
-def test_imports():
+def test_imports(trees):
   """One pass over all files: layers, circles, heavy libraries.
 
   And whether families are compared by name: what differs between them is asked
@@ -124,9 +129,8 @@ def test_imports():
   """
   errors = []
   files, rooms = graphlib.TopologicalSorter(), graphlib.TopologicalSorter()
-  for path in FILES:
-    room, tree = _room(path), ast.parse(path.read_text())
-    where = path.relative_to(PACKAGE)
+  for path, tree in trees.items():
+    room, where = _room(path), path.relative_to(PACKAGE)
     if room not in ("weights", "families", "zoo"):
       compared = (x for x in ast.walk(tree) if isinstance(x, ast.Compare))
       if any("model.name" in ast.unparse(x) for x in compared):
@@ -165,30 +169,25 @@ def _after(module, at_once):
   return found
 
 
-def test_what_is_imported_with_a_module():
+def test_what_is_imported_with_a_module(trees):
   """A run from scratch has, of the wings, what the tables of kinds need."""
-  at_once = {}
-  for path in FILES:
-    imports = _imports(ast.parse(path.read_text()))
-    at_once[_module(path)] = {
-      name for name, is_at_once in imports if is_at_once
-    }
-  heavy = lambda name: {
-    package
-    for module in _after(name, at_once)
-    for package in {x.partition(".")[0] for x in at_once[module]}
-    if package in TENSORFLOW | JAX
+  at_once = {
+    _module(path): {name for name, with_file in _imports(tree) if with_file}
+    for path, tree in trees.items()
   }
-  rooms = "losses models step weights sharding checkpointing"
-  for name in (*rooms.split(), "tools.reporting.report"):
-    assert not heavy(f"vit_jax.{name}") & TENSORFLOW, name
-  assert not heavy("vit_jax.models") and not heavy(
-    "vit_jax.distributed.signals"
-  )
+
+  def heavy(module):
+    names = (n for m in _after(module, at_once) for n in at_once[m])
+    return {n.partition(".")[0] for n in names} & (TENSORFLOW | JAX)
+
+  for module in ("vit_jax.models", "vit_jax.distributed.signals"):
+    assert not heavy(module)
+  rooms = "losses step weights sharding checkpointing tools.reporting.report"
+  for room in rooms.split():
+    assert not heavy(f"vit_jax.{room}") & TENSORFLOW, room
   run = _after("vit_jax.train", at_once) | _after("vit_jax.weights", at_once)
-  wings = {name for name in run if name.split(".")[1:2] in [[w] for w in WINGS]}
-  assert wings == {
-    "vit_jax.zoo",
+  wings = tuple(f"vit_jax.{wing}." for wing in WINGS)
+  assert {name for name in run if name.startswith(wings)} == {
     "vit_jax.zoo.families",
     "vit_jax.zoo.families.modern",
   }

@@ -146,6 +146,7 @@ def test_no_long_sum_in_bfloat16(changes):
   assert all(n <= LONGEST for kind, n in lengths if kind == "bfloat16")
 
 
+@slow
 def test_the_gradient_of_a_bias_is_a_sum_in_float32():
   config = tiny.config(model__dtype="bfloat16").model
   block, rng = MlpBlock(config), np.random.default_rng(0)

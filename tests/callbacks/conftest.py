@@ -8,6 +8,7 @@ import jax
 import pytest
 import tiny
 
+from vit_jax import sharding
 from vit_jax.callbacks import Callback
 from vit_jax.train import train_and_evaluate
 
@@ -53,13 +54,16 @@ class Compiled(logging.Handler):
 
 @pytest.fixture(scope="session")
 def seen(tmp_path_factory) -> Seen:
-  """A run of two steps, with an evaluation before each and at the end."""
+  """A run of two steps on one device, evaluated at 0, 1 and 2."""
   score = dict(kind="classification", dataset="digits", split="test[:64]")
   score |= dict(ops="decode|resize(16)", every_steps=1, at_start=True)
   config = tiny.config(
     total_steps=2, model__depth=1, optim__warmup_steps=0, evals__digits=score
   )
   folder, scores = str(tmp_path_factory.mktemp("run")), _Scores()
-  with Compiled() as compiled:
+  make_mesh = sharding.make_mesh
+  one = lambda mesh: make_mesh(mesh, jax.devices()[:1])
+  with pytest.MonkeyPatch.context() as patch, Compiled() as compiled:
+    patch.setattr(sharding, "make_mesh", one)
     train_and_evaluate(config, folder, tiny.Data(), callbacks=[scores])
   return Seen(scores.seen, compiled.names)

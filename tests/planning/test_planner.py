@@ -84,7 +84,7 @@ def test_the_state_of_what_is_frozen_is_its_parameters_alone(name):
 
   def state(**changes):
     config = tiny.config(optim__name=name, num_classes=10, **changes)
-    _, (state, _) = planner.lower(config, tiny.Parts(config).mesh)
+    _, (state, _) = planner.lower(config, sharding.make_mesh(config.mesh))
     counts = size([x for x in jax.tree.leaves(state.opt_state) if not x.ndim])
     return state, programs.per_device(state) - counts - 4  # and the step
 
@@ -103,14 +103,14 @@ def test_the_state_of_what_is_frozen_is_its_parameters_alone(name):
 def test_options_that_name_nothing_are_errors_of_a_plan():
   config = tiny.config(num_classes=10, lora__rank=2, lora__targets=("Gate",))
   with pytest.raises(ConfigError, match="config.lora.targets: got Gate"):
-    planner.checked(config, tiny.Parts(tiny.config()).mesh)
+    planner.checked(config, sharding.make_mesh(config.mesh))
   for pattern, error in (
     ("haed/*", "matches 'haed/"),
     ("*", "leave some param"),
   ):
     config = tiny.config(num_classes=10, optim__freeze=(pattern,))
     with pytest.raises(ConfigError, match=f"config.optim.freeze: .*{error}"):
-      planner.checked(config, tiny.Parts(tiny.config()).mesh)
+      planner.checked(config, sharding.make_mesh(config.mesh))
 
 
 # A word of each line of the table, and what the line has.

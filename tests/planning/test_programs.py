@@ -205,6 +205,7 @@ def test_evaluations_count_by_their_batches_and_times():
   assert "evaluation  1.20 % " in text and " a (1.00 %)" in text
 
 
+@pytest.mark.slow
 def test_the_seven_sets_have_as_many_batches_as_a_run():
   """The sum, over both splits of each set, of the batches that it reads."""
   c = defaults()
