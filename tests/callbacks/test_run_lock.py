@@ -158,8 +158,13 @@ def test_a_dead_run_is_watched_once(tmp_path, clock):
   assert clock.now == run_lock.WATCH_SECONDS
 
 
-def test_a_run_that_ends_while_it_is_watched_is_dead(tmp_path, clock):
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_run_that_ends_while_it_is_watched_is_dead(
+  tmp_path, clock, is_damaged
+):
   record = _write(tmp_path)
+  if is_damaged:
+    (tmp_path / run_record.FILE).write_bytes(b"{")
   clock.acts[3] = lambda: _write(tmp_path, id=record["id"], ended=1.0)
   run_lock.refuse_live(str(tmp_path))
   run_lock.refuse_live(str(tmp_path))
