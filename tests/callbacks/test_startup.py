@@ -57,6 +57,7 @@ def test_the_line_about_the_first_step(clock, is_hit):
   ]
 
 
+@pytest.mark.slow
 def test_a_run_compiles_its_step_once(seen):
   """A thread begins before there is a batch, and compiles for its shapes."""
   assert seen.compiled.count("train_step") == 1
