@@ -108,9 +108,9 @@ def process():
     return started[-1]
 
   yield of
-  for process in started:
-    if process.is_alive():
-      process.kill()
+  for each in started:
+    if each.is_alive():
+      each.kill()
 
 
 def _stop():
