@@ -60,10 +60,10 @@ test-all: $(VENV)/installed-parity
 	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 --durations=10 -m "not nightly" $(OPTIMISED)
 	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 --durations=30 -m "not nightly" $(REST)
 
-# All tests; among them those that run the documentation, and those that libtpu
-# compiles.
+# All tests but most of `make faults`; among them those that run the
+# documentation, and those that libtpu compiles.
 test-nightly: $(VENV)/installed-tpu
-	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m "nightly or not nightly" -o faulthandler_timeout=5400
+	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m "not faults or not nightly" -o faulthandler_timeout=5400
 
 # The quick tests with the newest jax, flax, optax and Orbax, also those that
 # pyproject.toml does not allow yet. Our calls of deprecated functions fail.
@@ -96,7 +96,7 @@ check-plans:
 # has the last figures.
 # Goes on where it was stopped: what has a line for this code is not run.
 faults: $(VENV)/installed-test
-	PYTHONPATH=.:tests:benchmarks $(RUN) faults
+	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 --dist=load -m faults -o faulthandler_timeout=1500
 
 # Changes a line of the package at a time, and fails if no quick test notices.
 mutants: $(VENV)/installed-test

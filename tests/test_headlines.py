@@ -130,9 +130,7 @@ def _killed(workdir):
   _train(workdir)
 
 
-def test_a_stopped_and_killed_run_ends_in_the_same_bits(
-  whole, tmp_path, process
-):
+def test_a_killed_run_ends_in_the_same_bits(whole, tmp_path, process):
   """The last checkpoint is unfinished, and the one before it lost a half."""
   workdir = tmp_path / "run"
   with pytest.raises(Stop):
@@ -148,6 +146,24 @@ def test_a_stopped_and_killed_run_ends_in_the_same_bits(
   os.truncate(largest, largest.stat().st_size // 2)
   assert _train(workdir) == [3]
   assert runs.assert_same(workdir, whole) > 10_000
+
+
+def test_other_bits_and_rows_are_noticed(whole, tmp_path):
+  """By `assert_same`, which the trials of `make faults` compare with."""
+  folder = shutil.copytree(whole, tmp_path / "run")
+  path = folder / "metrics.jsonl"
+  first, second, *rest = path.read_text().splitlines(keepends=True)
+  for lines in ([first, second, second, *rest], [second, first, *rest]):
+    path.write_text("".join(lines))
+    with pytest.raises(AssertionError, match="rows"):
+      runs.assert_same(folder, whole)
+  path.write_text("".join([first, second, *rest]))
+  shutil.rmtree(folder / "tensorboard")
+  with pytest.raises(AssertionError, match="TensorBoard"):
+    runs.assert_same(folder, whole)
+  shutil.rmtree(folder / "checkpoints/6")
+  with pytest.raises(AssertionError, match="differs"):
+    runs.assert_same(folder, whole)
 
 
 def _one_of_two(index, address, workdir):
@@ -175,7 +191,7 @@ def _one_of_two(index, address, workdir):
     jax.distributed.shutdown()
 
 
-def test_two_processes_go_on_and_stop_at_one_step(whole, tmp_path, process):
+def test_two_processes_stop_at_one_step(whole, tmp_path, process):
   """Each has one device, of eight before. Devices add float32 (eps 1.2e-7) in
   another order; one row is masked, so they have no equal number of rows."""
   folder, address = tmp_path / "run", several.address()

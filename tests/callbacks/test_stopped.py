@@ -17,6 +17,7 @@ from vit_jax.tools.reporting import run_state
 from vit_jax.tools.reporting.runs import find_runs
 
 STEPS = 18
+pytestmark = pytest.mark.faults
 
 
 class StopAt(Callback):

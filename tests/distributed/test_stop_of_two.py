@@ -9,6 +9,8 @@ import time
 import pytest
 from faults import runs
 
+pytestmark = pytest.mark.faults
+
 CONFIG = """
 from vit_jax.config import defaults
 
