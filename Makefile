@@ -8,22 +8,27 @@ DEMO = runs/demo
 
 .PHONY: demo study own-images weights-table check-plans faults mutants test test-all test-nightly test-newest lint wheel test-wheel clean
 
-$(VENV)/installed: pyproject.toml setup.py
+# Each of the three installs all by itself, so that a new environment, as that of
+# .ci/run, needs one pass of pip. pip knows dependency groups since 25.1, which
+# is later than Python 3.11's own.
+$(VENV)/pip: pyproject.toml setup.py
 	$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 15) or sys.exit("got Python %d.%d, expected 3.11 to 3.14; choose one with: make PYTHON=python3.12" % v[:2])'
 	@echo "Installs jax, TensorFlow and more into $(VENV): 2.6 GB, a minute or several."
 	$(PYTHON) -m venv $(VENV)
+	$(RUN) pip install --quiet --upgrade 'pip>=25.1'
+	touch $@
+
+$(VENV)/installed: $(VENV)/pip
 	$(RUN) pip install --quiet --editable '.[train]'
 	touch $@
 
-# pip knows dependency groups since 25.1, which is later than Python 3.11's own.
-$(VENV)/installed-test: $(VENV)/installed
-	$(RUN) pip install --quiet --upgrade 'pip>=25.1'
+$(VENV)/installed-test: $(VENV)/pip
 	$(RUN) pip install --quiet --editable '.[train,serve]' --group test
-	touch $@
+	touch $(VENV)/installed $@
 
-$(VENV)/installed-parity: $(VENV)/installed-test
-	$(RUN) pip install --quiet --editable '.[train,serve,onnx,trackers]' --group parity
-	touch $@
+$(VENV)/installed-parity: $(VENV)/pip
+	$(RUN) pip install --quiet --editable '.[train,serve,onnx,trackers]' --group test --group parity
+	touch $(VENV)/installed $(VENV)/installed-test $@
 
 $(VENV)/installed-tpu: $(VENV)/installed-parity
 	$(RUN) pip install --quiet --editable '.[train,tpu]'
@@ -49,16 +54,10 @@ study: $(VENV)/installed
 test: $(VENV)/installed-test
 	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 --durations=10
 
-# First what is compared with other code, and processes against one, compiled as
-# for users; then the rest, compiled faster (tests/conftest.py). test-nightly
-# compiles all as for users.
-OPTIMISED = $(addprefix tests/models/test_,published.py vit.py \
-  efficient_attention.py) tests/distributed/test_two_processes.py
-REST = $(addprefix --ignore=,$(OPTIMISED))
-
+# Compiled faster than for users (tests/conftest.py); test-nightly compiles all as
+# for users.
 test-all: $(VENV)/installed-parity
-	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 --durations=10 -m "not nightly" $(OPTIMISED)
-	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 --durations=30 -m "not nightly" $(REST)
+	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 --durations=30 -m "not nightly"
 
 # All tests but most of `make faults`; among them those that run the
 # documentation, and those that libtpu compiles.
