@@ -148,6 +148,7 @@ def test_a_killed_run_ends_in_the_same_bits(whole, tmp_path, process):
   assert runs.assert_same(workdir, whole) > 10_000
 
 
+@pytest.mark.slow
 def test_other_bits_and_rows_are_noticed(whole, tmp_path):
   """By `assert_same`, which the trials of `make faults` compare with."""
   folder = shutil.copytree(whole, tmp_path / "run")
