@@ -55,14 +55,18 @@ test: $(VENV)/installed-test
 	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 --durations=10
 
 # Compiled faster than for users (tests/conftest.py); test-nightly compiles all as
-# for users.
+# for users. It also checks the array shapes in all signatures, which takes a
+# fifth longer; here two files do.
+SHAPES = --jaxtyping-packages=vit_jax,beartype.beartype
+
 test-all: $(VENV)/installed-parity
+	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -q -n 0 $(SHAPES) tests/test_experiment.py tests/models/test_layers.py
 	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 --durations=30 -m "not nightly"
 
 # All tests but most of `make faults`; among them those that run the
 # documentation, and those that libtpu compiles.
 test-nightly: $(VENV)/installed-tpu
-	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m "not faults or not nightly" -o faulthandler_timeout=5400
+	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 $(SHAPES) -m "not faults or not nightly" -o faulthandler_timeout=5400
 
 # The quick tests with the newest jax, flax, optax and Orbax, also those that
 # pyproject.toml does not allow yet. Our calls of deprecated functions fail.
