@@ -28,8 +28,8 @@ def _made_up(shapes):
   )
 
 
-def _saved(folder, config, *, steps=(2,), **options):
-  parts = tiny.Parts(config)
+def _saved(folder, config, devices, *, steps=(2,), **options):
+  parts = tiny.Parts(config, jax.devices()[:devices])
   state = _made_up(parts.shapes)
   saver = checkpointer.Checkpointer(str(folder), CheckpointConfig(**options))
   for step in steps:
@@ -41,8 +41,8 @@ def _saved(folder, config, *, steps=(2,), **options):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
   folder = tmp_path_factory.mktemp("run")
-  config = tiny.config(optim__ema_decay=0.9, mesh__data=2, mesh__fsdp=4)
-  return folder, *_saved(folder, config)
+  config = tiny.config(optim__ema_decay=0.9, mesh__data=2, mesh__fsdp=2)
+  return folder, *_saved(folder, config, 4)
 
 
 def test_restores_the_same_bits(saved):
@@ -121,6 +121,7 @@ def test_keeps_the_last_and_every_so_many(tmp_path):
   _saved(
     tmp_path,
     tiny.config(optim__name="sgd", model__depth=1),
+    1,
     steps=(2, 3, 4),
     keep_last=1,
     keep_every_steps=2,
