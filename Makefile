@@ -8,22 +8,27 @@ DEMO = runs/demo
 
 .PHONY: demo study own-images weights-table check-plans faults mutants test test-all test-nightly test-newest lint wheel test-wheel clean
 
-$(VENV)/installed: pyproject.toml setup.py
+# Each of the three installs all by itself, so that a new environment, as that of
+# .ci/run, needs one pass of pip. pip knows dependency groups since 25.1, which
+# is later than Python 3.11's own.
+$(VENV)/pip: pyproject.toml setup.py
 	$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 15) or sys.exit("got Python %d.%d, expected 3.11 to 3.14; choose one with: make PYTHON=python3.12" % v[:2])'
 	@echo "Installs jax, TensorFlow and more into $(VENV): 2.6 GB, a minute or several."
 	$(PYTHON) -m venv $(VENV)
+	$(RUN) pip install --quiet --upgrade 'pip>=25.1'
+	touch $@
+
+$(VENV)/installed: $(VENV)/pip
 	$(RUN) pip install --quiet --editable '.[train]'
 	touch $@
 
-# pip knows dependency groups since 25.1, which is later than Python 3.11's own.
-$(VENV)/installed-test: $(VENV)/installed
-	$(RUN) pip install --quiet --upgrade 'pip>=25.1'
+$(VENV)/installed-test: $(VENV)/pip
 	$(RUN) pip install --quiet --editable '.[train,serve]' --group test
-	touch $@
+	touch $(VENV)/installed $@
 
-$(VENV)/installed-parity: $(VENV)/installed-test
-	$(RUN) pip install --quiet --editable '.[train,serve,onnx,trackers]' --group parity
-	touch $@
+$(VENV)/installed-parity: $(VENV)/pip
+	$(RUN) pip install --quiet --editable '.[train,serve,onnx,trackers]' --group test --group parity
+	touch $(VENV)/installed $(VENV)/installed-test $@
 
 $(VENV)/installed-tpu: $(VENV)/installed-parity
 	$(RUN) pip install --quiet --editable '.[train,tpu]'
@@ -49,21 +54,19 @@ study: $(VENV)/installed
 test: $(VENV)/installed-test
 	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 --durations=10
 
-# First what is compared with other code, and processes against one, compiled as
-# for users; then the rest, compiled faster (tests/conftest.py). test-nightly
-# compiles all as for users.
-OPTIMISED = $(addprefix tests/models/test_,published.py vit.py \
-  efficient_attention.py) tests/distributed/test_two_processes.py
-REST = $(addprefix --ignore=,$(OPTIMISED))
+# Compiled faster than for users (tests/conftest.py); test-nightly compiles all as
+# for users. It also checks the array shapes in all signatures, which takes a
+# fifth longer; here two files do.
+SHAPES = --jaxtyping-packages=vit_jax,beartype.beartype
 
 test-all: $(VENV)/installed-parity
-	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 --durations=10 -m "not nightly" $(OPTIMISED)
-	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 --durations=30 -m "not nightly" $(REST)
+	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -q -n 0 $(SHAPES) tests/test_experiment.py tests/models/test_layers.py
+	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 --durations=30 -m "not nightly"
 
-# All tests; among them those that run the documentation, and those that libtpu
-# compiles.
+# All tests but most of `make faults`; among them those that run the
+# documentation, and those that libtpu compiles.
 test-nightly: $(VENV)/installed-tpu
-	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 -m "nightly or not nightly" -o faulthandler_timeout=5400
+	env -u PYTHONDONTWRITEBYTECODE TEST_WHAT_USERS_RUN=1 $(RUN) pytest -n 2 $(SHAPES) -m "not faults or not nightly" -o faulthandler_timeout=5400
 
 # The quick tests with the newest jax, flax, optax and Orbax, also those that
 # pyproject.toml does not allow yet. Our calls of deprecated functions fail.
@@ -96,7 +99,7 @@ check-plans:
 # has the last figures.
 # Goes on where it was stopped: what has a line for this code is not run.
 faults: $(VENV)/installed-test
-	PYTHONPATH=.:tests:benchmarks $(RUN) faults
+	env -u PYTHONDONTWRITEBYTECODE $(RUN) pytest -n 2 --dist=load -m faults -o faulthandler_timeout=1500
 
 # Changes a line of the package at a time, and fails if no quick test notices.
 mutants: $(VENV)/installed-test

@@ -1,6 +1,7 @@
 """Set-up of every test: eight CPU devices, no silent rank promotion."""
 
 import atexit
+import collections
 import gc
 import importlib.metadata
 import importlib.util
@@ -39,12 +40,21 @@ if importlib.util.find_spec("triton"):
   importlib.import_module("triton")
 
 import jax  # noqa: E402  (after the flags that it reads)
+import pytest  # noqa: E402
 
 from vit_jax.callbacks import run_lock  # noqa: E402
 
 run_lock.SETTLE_SECONDS = 0.0  # runs of tests are short, and start one by one
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.hookimpl(trylast=True)  # after tests were deselected
+def pytest_collection_modifyitems(items):
+  """Sorts files: the headlines, then those of most tests, for two workers."""
+  sizes = collections.Counter(item.path for item in items)
+  is_rest = lambda path: path.name != "test_headlines.py"
+  items.sort(key=lambda item: (is_rest(item.path), -sizes[item.path]))
 
 
 def pytest_collection_finish(session):

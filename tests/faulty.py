@@ -35,19 +35,8 @@ class Mixed(Twins):
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole(Twins):
-  """A loss that needs all rows of a batch."""
-
-  def make(self, model, run_shape, models):
-    learner = super().make(model, run_shape, models)
-    return dataclasses.replace(learner, whole_batch=True)
-
-
-@dataclasses.dataclass(frozen=True)
 class Local(Twins):
-  """Its memory, or its targets, are centred over the rows of a device."""
-
-  what: str = option("memory", "what is wrong: memory, rows or nothing")
+  """Its memory is a mean over the rows of a device."""
 
   def make(self, model, run_shape, models):
     learner = super().make(model, run_shape, models)
@@ -55,13 +44,8 @@ class Local(Twins):
     def targets(teacher, batch, rng, step, memory, over):
       found = learner.targets(teacher, batch, rng, step, memory, over)
       bright = batch["views"].astype(jnp.float32).mean((1, 2, 3, 4))
-      centre = over.mean(bright)
-      if self.what == "memory":
-        centre = bright.mean()
-      if self.what == "rows":
-        bright = bright - bright.mean(0)[None]
       rows = {**found.rows, "bright": bright - memory["centre"]}
-      return found._replace(rows=rows, memory={"centre": centre})
+      return found._replace(rows=rows, memory={"centre": bright.mean()})
 
     first = {"centre": jnp.zeros(())}
     return dataclasses.replace(learner, targets=targets, memory=first)
@@ -104,20 +88,3 @@ class Headless(Plain):
   """A family whose declared head is not there."""
 
   HEADS = r"answer/"
-
-
-class Usurper(Callback):
-  """Its metric has the name of one of the step."""
-
-  def step_metrics(self, step, grads, updates, params, memory):
-    return {"loss": step * 0.0}, memory
-
-
-class Vector(Callback):
-  def step_metrics(self, step, grads, updates, params, memory):
-    return {"vector": jnp.ones(3)}, memory
-
-
-class Forgetful(Callback):
-  def step_metrics(self, step, grads, updates, params, memory):
-    return {"step": step * 1.0}

@@ -125,7 +125,7 @@ def test_a_run_is_the_ordinary_one(once, config, tmp_path, capfd):
   assert_close(scores["val/loss"], scores["last/loss"], rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_resumed_run_ends_in_the_same_bits(once, config, tmp_path, capfd):
   c, cut = config(), str(tmp_path / "cut")
   with pytest.raises(KeyboardInterrupt):
@@ -135,7 +135,7 @@ def test_a_resumed_run_ends_in_the_same_bits(once, config, tmp_path, capfd):
   assert_close(once[0], resumed, rtol=0)  # to the bit
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_a_run_kept_is_released_and_its_end_is_not_compiled(
   config, tmp_path, monkeypatch
 ):
@@ -188,11 +188,9 @@ def test_a_run_resumed_near_its_end_computes_as_before(config):
   ("changes", "expected"),
   [
     ({"data__ops": "decode|resize(20)|random_crop(16)"}, "random operations"),
-    ({"data__ops": "decode|flip_lr|resize(16)"}, "random operations"),
-    ({"objective__mixup": 0.2}, "config.objective changes the images"),
-    ({"model__dropout": 0.1}, "random in training"),
+    ({"objective__mixup": 0.2}, "config.objective"),
     ({"model__stochastic_depth": 0.1}, "random in training"),
-    ({"total_steps": 3}, "sees only 24 images, and activations of 24 would"),
+    ({"total_steps": 3}, "only 24 images"),
   ],
 )
 def test_why_a_part_is_computed_in_every_step(config, changes, expected):
@@ -209,6 +207,7 @@ def test_activations_that_do_not_fit(config, monkeypatch):
   assert "24 images take 0.0 GiB" in text
 
 
+@pytest.mark.slow
 def test_batches_are_those_of_the_pipeline(config):
   """Records, labels, masks and mirrored images of the same steps."""
   c = config(data__repeats=2)

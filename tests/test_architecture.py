@@ -85,6 +85,11 @@ def _room(path):
   return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+@pytest.fixture(scope="module")
+def trees():
+  return {path: ast.parse(path.read_text()) for path in FILES}
+
+
 def _imports(tree):
   """Yields (module, whether it is imported with the file).
 
@@ -116,13 +121,20 @@ def _forbidden(where, package, at_once):
   return package in TENSORFLOW or (room in LIGHT and at_once and package in JAX)
 
 
-def test_imports():
-  """One pass over all imports: layers, circles, heavy libraries."""
+def test_imports(trees):
+  """One pass over all files: layers, circles, heavy libraries.
+
+  And whether families are compared by name: what differs between them is asked
+  of config.model.
+  """
   errors = []
   files, rooms = graphlib.TopologicalSorter(), graphlib.TopologicalSorter()
-  for path in FILES:
-    room, tree = _room(path), ast.parse(path.read_text())
-    where = path.relative_to(PACKAGE)
+  for path, tree in trees.items():
+    room, where = _room(path), path.relative_to(PACKAGE)
+    if room not in ("weights", "families", "zoo"):
+      compared = (x for x in ast.walk(tree) if isinstance(x, ast.Compare))
+      if any("model.name" in ast.unparse(x) for x in compared):
+        errors.append(f"{where} compares a model's name")
     if room not in LAYER:
       errors.append(f"{where}: {room} has no layer")
       continue
@@ -147,26 +159,52 @@ def test_imports():
     graph.prepare()  # raises CycleError, which names the circle
 
 
-def test_families_are_compared_by_name_only_in_weights():
-  """What differs between families is asked of config.model."""
-  for path in FILES:
-    if _room(path) not in ("weights", "families", "zoo"):
-      for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Compare):
-          text = ast.unparse(node)
-          assert "model.name" not in text, f"{path}: {text}"
+def _after(module, at_once):
+  """Returns the modules of vit_jax that are imported with one, and itself."""
+  found, new = set(), {module}
+  while new:
+    found |= new
+    parents = {name.rpartition(".")[0] for name in new} - {""}
+    new = parents.union(*(at_once[name] for name in new)) & MODULES - found
+  return found
+
+
+def test_what_is_imported_with_a_module(trees):
+  """A run from scratch has, of the wings, what the tables of kinds need."""
+  at_once = {
+    _module(path): {name for name, with_file in _imports(tree) if with_file}
+    for path, tree in trees.items()
+  }
+
+  def heavy(module):
+    names = (n for m in _after(module, at_once) for n in at_once[m])
+    return {n.partition(".")[0] for n in names} & (TENSORFLOW | JAX)
+
+  for module in ("vit_jax.models", "vit_jax.distributed.signals"):
+    assert not heavy(module)
+  rooms = "losses step weights sharding checkpointing tools.reporting.report"
+  for room in rooms.split():
+    assert not heavy(f"vit_jax.{room}") & TENSORFLOW, room
+  run = _after("vit_jax.train", at_once) | _after("vit_jax.weights", at_once)
+  wings = tuple(f"vit_jax.{wing}." for wing in WINGS)
+  assert {name for name in run if name.startswith(wings)} == {
+    "vit_jax.zoo.families",
+    "vit_jax.zoo.families.modern",
+  }
 
 
 def _loaded(modules):
-  """Imports modules in a new process; returns the heavy ones there are then."""
+  """Imports modules in a new process; returns those that there are then."""
   code = f"import sys, {modules}; print(*sys.modules)"
   done = subprocess.run(
     [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True
   )
-  return {*done.stdout.split()} & (TENSORFLOW | JAX)
+  return {*done.stdout.split()}
 
 
+@pytest.mark.slow
 def test_what_loads_no_tensorflow():
+  """Neither do the libraries that these modules import."""
   rooms = "losses models step weights sharding checkpointing"
   modules = ", ".join(f"vit_jax.{room}" for room in rooms.split())
   assert not _loaded(f"{modules}, vit_jax.tools.reporting.report") & TENSORFLOW
@@ -179,7 +217,8 @@ def test_what_loads_no_flax():
 
 
 def test_what_loads_neither():
-  assert not _loaded("vit_jax.models, vit_jax.distributed.signals")
+  loaded = _loaded("vit_jax.models, vit_jax.distributed.signals")
+  assert not loaded & (TENSORFLOW | JAX)
 
 
 HELP = """
@@ -207,22 +246,3 @@ def test_what_help_loads():
   assert packages >= {"numpy"}
   others = "jaxtyping etils PIL matplotlib scipy sklearn pandas torch einops"
   assert not packages & (TENSORFLOW | JAX | {*others.split()})
-
-
-SCRATCH = "import sys, vit_jax.train, vit_jax.weights; print(*sys.modules)"
-
-
-def test_what_a_run_from_scratch_loads():
-  """Of the wings, the options that the tables of kinds need."""
-  done = subprocess.run(
-    [sys.executable, "-c", SCRATCH],
-    stdout=subprocess.PIPE,
-    text=True,
-    check=True,
-  )
-  wings = tuple(f"vit_jax.{wing}." for wing in WINGS)
-  loaded = {name for name in done.stdout.split() if name.startswith(wings)}
-  assert loaded == {
-    "vit_jax.zoo.families",
-    "vit_jax.zoo.families.modern",
-  }

@@ -1,6 +1,7 @@
 """Wrong batches are refused before they reach the step."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -56,53 +57,49 @@ def test_keys_that_are_there_stay():
   assert batch["image"].shape == (4, 8, 6, 3)
 
 
-@pytest.mark.parametrize(
-  "changes, words",
-  [
-    (
-      {"image": np.zeros((4, 3, 8, 6), np.uint8)},
-      "image: got uint8 (4, 3, 8, 6), expected uint8 (4, 8, 6, 3).",
-    ),
-    ({"image": None}, "image: got nothing"),
-    ({"image": [[0]]}, "image: got <class 'list'>"),
-    ({"label": np.zeros(5, np.int32)}, "label: got int32 (5,)"),
-    ({"label": np.array([0, 1, 2, 3])}, "label: got 3, expected"),
-    ({"label": np.array([0, 1, 2, -2])}, "label: got -2, expected"),
-    ({"label": np.full((4, 3), np.nan, np.float32)}, "label: got nan"),
-    ({"mask": np.ones(4, np.uint8)}, "mask: got uint8 (4,)"),
-    ({"images": 3}, "key 'images'"),
-  ],
-)
+FLOATS = np.full((4, 3), -2.0, np.float32)
+# What is wrong with a batch, and key words of its errors, one a line.
+WRONG = [
+  ({"image": np.zeros((4, 3, 8, 6), np.uint8)}, ["image: .*4, 8, 6, 3"]),
+  ({"image": None}, ["image: "]),
+  ({"image": [[0]]}, ["image: .*list"]),
+  ({"label": np.zeros(5, np.int32)}, ["label: .*5,"]),
+  ({"label": np.array([0, 1, 2, 3])}, ["label: got 3"]),
+  ({"label": np.array([0, 1, 2, -2])}, ["label: got -2"]),
+  ({"label": np.full((4, 3), np.nan, np.float32)}, ["label: got nan"]),
+  ({"label": FLOATS}, ["label: got -2.0"]),
+  ({"mask": np.ones(4, np.uint8)}, ["mask: .*uint8"]),
+  ({"images": 3}, ["'images'"]),
+  ({"image": np.zeros(3), "label": np.zeros(9)}, ["image: ", "label: "]),
+]
+
+
+@pytest.mark.parametrize("changes, words", WRONG)
 def test_errors_of_a_batch(changes, words):
   with pytest.raises(DataError) as e:
     next(_checked([_batch(**changes)]))
-  _, error = str(e.value).split("\n")
-  assert words in error
+  _, *errors = str(e.value).split("\n")
+  for error, word in zip(errors, words, strict=True):
+    assert re.search(word, error), error
 
 
-def test_all_errors_of_the_first_batch_and_classes_of_later_ones():
-  bad = _batch(image=np.zeros(3), label=np.zeros(9), mask=None)
-  with pytest.raises(DataError, match=r"image: .*\n.*label: "):
-    next(_checked([bad]))
-  with pytest.raises(DataError, match="expected a dict"):
-    next(_checked([(1, 2)]))
+def test_later_batches_are_checked_too():
   batches = _checked([_batch(), _batch(label=np.full(4, 7))], start_step=10)
   next(batches)
   with pytest.raises(DataError, match="batch 11 .*\n.*label: got 7"):
     next(batches)
+  with pytest.raises(DataError, match="dict"):
+    next(_checked([(1, 2)]))
 
 
 def test_numbers_of_a_regression_may_be_negative_but_not_infinite():
-  label = np.full((4, 3), -2.0, np.float32)
-  next(_checked([_batch(label=label)], is_regression=True))
-  with pytest.raises(DataError, match="label: got -2.0 to -2.0, .* 0 or more"):
-    next(_checked([_batch(label=label)]))
-  label[1, 2] = np.inf
-  with pytest.raises(DataError, match="label: got -2.0 to inf"):
-    next(_checked([_batch(label=label)], is_regression=True))
+  next(_checked([_batch(label=FLOATS)], is_regression=True))
+  infinite = np.where(np.arange(3) == 1, np.inf, FLOATS)
+  with pytest.raises(DataError, match="label: .*inf"):
+    next(_checked([_batch(label=infinite)], is_regression=True))
 
 
 def test_data_that_end_are_reported():
   batches = _checked(itertools.repeat(_batch(), 3), start_step=7)
-  with pytest.raises(DataError, match="ended after 3 batches, at batch 10"):
+  with pytest.raises(DataError, match="3 batches, at batch 10"):
     list(batches)

@@ -28,7 +28,7 @@ def test_differences_from_table_6_are_as_the_page_says():
       assert abs(ours / paper - 1) < 0.0025
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_configs_state_their_cost():
   """The exaFLOPs in the docstrings; of a comparison the least and the most."""
   stated = {}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny
 from flax import linen as nn
+from steps import ONE, assert_losses_are_close, placed
 
 from vit_jax import sharding
 from vit_jax.config import model_config
@@ -48,7 +49,7 @@ CASES = {
   ),
 }
 
-MOST_UNLIKE = ("head, scan", "modern", "resnet")
+MOST_UNLIKE = ("head, scan", "modern")
 
 
 def parts(freeze, **options):
@@ -63,19 +64,7 @@ def parts(freeze, **options):
     **options,
   }
   config = tiny.config(optim__freeze=freeze, optim__ema_decay=0.9, **options)
-  return tiny.Parts(config, jax.devices()[:1])
-
-
-def moved(state):
-  """The state with a head that is not zero: blocks get gradients, too."""
-
-  def move(path, x):
-    is_head = "head" in str(path)
-    return x + 0.1 * jnp.arange(x.size).reshape(x.shape) % 0.3 * is_head
-
-  params = jax.tree_util.tree_map_with_path(move, state.params)
-  averages = {k: jax.tree.map(jnp.copy, params) for k in state.averages}
-  return state.replace(params=params, averages=averages)
+  return tiny.Parts(config, ONE)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +82,7 @@ def test_a_step_from_activations_is_the_step_from_images(name):
   model = parts(freeze, **options)
   part = model.trainer.trainable.frozen_part
   assert part.first_trained == first
-  ordinary, other = moved(model.state()), moved(model.state())
+  ordinary, other = placed(model), placed(model)
   compute = jax.jit(part)
   for i in range(2):
     batch = tiny.batch(i, model.config)
@@ -114,10 +103,9 @@ def test_a_step_from_activations_is_the_step_from_images(name):
     strict=True,
   ):
     np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
-  logits, out = model.trainer.predict(
-    ordinary.model_params, jnp.asarray(batch["image"])
-  )
-  same, nothing = model.trainer.predict(ordinary.model_params, jnp.asarray(x))
+  predict = jax.jit(model.trainer.predict)
+  logits, out = predict(ordinary.model_params, jnp.asarray(batch["image"]))
+  same, nothing = predict(ordinary.model_params, jnp.asarray(x))
   np.testing.assert_allclose(logits, same, rtol=rtol, atol=4 * atol)
   assert out and nothing == {}
 
@@ -125,7 +113,7 @@ def test_a_step_from_activations_is_the_step_from_images(name):
 @pytest.mark.slow
 def test_of_the_frozen_part_nothing_is_computed():
   model = parts(FIRST)
-  part, state = model.trainer.trainable.frozen_part, model.state()
+  part, state = model.trainer.trainable.frozen_part, placed(model)
   batch = tiny.batch(0, model.config)
   images = jnp.asarray(batch["image"])
 
@@ -189,15 +177,15 @@ def test_frozen_kernels_of_a_scan_that_are_split():
     mesh__data=2,
     mesh__fsdp=4,
   )
-  split = tiny.Parts(config)
-  whole = tiny.Parts(
-    dataclasses.replace(config, mesh=tiny.config().mesh), jax.devices()[:1]
+  mesh = tiny.config().mesh
+  one, split = (
+    tiny.Parts(dataclasses.replace(config, mesh=mesh), ONE),
+    tiny.Parts(config),
   )
-  (_, metrics), (_, others) = split.run(2), whole.run(2)
-  for key in ("loss", "grad_norm"):  # sums of float32 in another order
-    np.testing.assert_allclose(
-      *([m[key] for m in run] for run in (metrics, others)), rtol=1e-5
-    )
+  runs = [parts.run(2, placed(parts))[1] for parts in (one, split)]
+  assert_losses_are_close(*runs)  # sums of float32 in another order
+  norms = [[m["grad_norm"] for m in metrics] for metrics in runs]
+  np.testing.assert_allclose(*norms, rtol=1e-5)
 
 
 def test_adapters_are_in_all_blocks():

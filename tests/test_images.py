@@ -96,12 +96,9 @@ def test_what_is_random_is_refused():
   image = np.zeros((40, 40, 3), np.uint8)
   ops = "decode_inception_crop(32)|flip_lr"
   assert pixels.is_random(ops) and not pixels.is_random("decode|resize(8)")
-  with pytest.raises(ValueError) as e:
+  with pytest.raises(ValueError, match="decode_inception_crop, flip_lr, "):
     pixels.apply(image, ops)
-  assert str(e.value) == (
-    f"got {ops!r} with decode_inception_crop, flip_lr, which is random."
-  )
-  with pytest.raises(ValueError, match="expected at most the"):
+  with pytest.raises(ValueError, match="at most"):
     pixels.apply(image, "decode|central_crop(41)")
 
 
@@ -182,9 +179,11 @@ def test_what_is_listed(small, tmp_path, monkeypatch):
   assert len(images.listed(np.stack([one] * 3))) == 3
   assert len(images.listed(image for image in (one, small))) == 2
   assert images.listed([]) == []
-  with pytest.raises(FileNotFoundError) as e:
+  with pytest.raises(FileNotFoundError, match="tiff"):
     images.listed(f"{tmp_path}/*.tiff")
-  assert str(e.value) == f"got '{tmp_path}/*.tiff', which matches no file."
+
+
+# What is wrong.
 
 
 def error(image):
@@ -198,72 +197,60 @@ def test_open_files(small, tmp_path):
   small.save(tmp_path / "a.png")
   with open(tmp_path / "a.png", "rb") as file:
     assert (images.read(file) == np.asarray(small)).all()
-  assert error(file) == "cannot be read: read of closed file."
+  assert "closed" in error(file)
 
 
-def test_postscript_is_no_image(tmp_path):
-  """Pillow would start another program to draw it."""
-  (tmp_path / "x.jpg").write_bytes(
-    b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n"
-  )
-  assert Image.open(tmp_path / "x.jpg").format == "EPS"
-  with pytest.raises(ValueError, match="that are no image; expected JPEG"):
-    images.read(tmp_path / "x.jpg")
+# Pillow would start another program to draw it.
+POSTSCRIPT = (
+  b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n"
+)
+# The bytes of a file, and words of its error.
+FILES = {
+  "text": (b"buy milk", "8 bytes"),
+  "nothing": (b"", "no bytes"),
+  "postscript": (POSTSCRIPT, "no image"),
+  "cut": (None, "cannot be decoded"),
+}
 
 
-def test_what_is_no_image(small, tmp_path):
-  text = tmp_path / "notes.jpg"
-  text.write_bytes(b"buy milk")
-  assert error(text) == (
-    "got 8 bytes that are no image; expected JPEG, PNG, WebP, BMP, GIF, TIFF or"
-    " PPM."
-  )
-  text.write_bytes(b"")
-  assert error(text).startswith("got no bytes; expected JPEG")
-  assert error(io.BytesIO()).startswith("got no bytes; expected JPEG")
-  assert error(tmp_path / "none.jpg") == (
-    "got a path with no file, expected an image."
-  )
-  assert error(tmp_path) == (
-    f"got a folder, expected a file or a glob: {tmp_path}/*.jpg."
-  )
-  cut = tmp_path / "cut.png"
-  whole = encoded(small, "PNG")
-  cut.write_bytes(whole[: len(whole) // 2])
-  assert error(cut).startswith("got data that cannot be decoded (")
-  assert error(cut).endswith(
-    "); expected JPEG, PNG, WebP, BMP, GIF, TIFF or PPM."
-  )
-  assert error(small.convert("F")) == (
-    "got a PIL image of mode F, expected 8 bits."
-  )
+@pytest.mark.parametrize("kind", FILES)
+def test_bytes_that_are_no_image(small, tmp_path, kind):
+  data, words = FILES[kind]
+  if data is None:
+    whole = encoded(small, "PNG")
+    data = whole[: len(whole) // 2]
+  (tmp_path / "x.jpg").write_bytes(data)
+  for it in (tmp_path / "x.jpg", io.BytesIO(data)):
+    assert words in error(it) and "JPEG, PNG, WebP" in error(it)
 
 
-def test_addresses(monkeypatch):
-  assert error("https://x.y/a.png") == (
-    "got an address, expected a file or gs://...; download the image first."
-  )
+def test_what_is_no_file_of_an_image(small, tmp_path, monkeypatch):
+  assert "no file" in error(tmp_path / "none.jpg")
+  assert f"{tmp_path}/*.jpg" in error(tmp_path)
+  assert "mode F" in error(small.convert("F"))
+  assert "download" in error("https://x.y/a.png")
 
   class Unreachable:  # as TensorFlow's errors, no OSError
     def __init__(self, path):
       raise RuntimeError("No such host.\n\twhen reading gs://b/a.png")
 
   monkeypatch.setattr(images.epath, "Path", Unreachable)
-  assert error("gs://b/a.png") == "cannot be read: No such host."
+  assert error("gs://b/a.png").endswith("No such host.")
 
 
 @pytest.mark.parametrize(
-  "array, got",
+  "shape, dtype",
   [
-    (np.zeros((8, 8, 3), "f4"), "float32 of shape (8, 8, 3)"),
-    (np.zeros((8, 8), "i8"), "int64 of shape (8, 8, 1)"),
-    (np.zeros((0, 8, 3), "u1"), "uint8 of shape (0, 8, 3)"),
-    (np.zeros((8, 8, 2), "u1"), "uint8 of shape (8, 8, 2)"),
-    (np.zeros((3, 8, 8), "u1"), "uint8 of shape (3, 8, 8)"),
+    ((8, 8, 3), "float32"),
+    ((8, 8, 1), "int64"),
+    ((0, 8, 3), "uint8"),
+    ((8, 8, 2), "uint8"),
+    ((3, 8, 8), "uint8"),
   ],
 )
-def test_arrays_of_another_kind(array, got):
-  assert error(array).startswith(f"got {got}, expected uint8 of [h, w], [h,")
+def test_arrays_of_another_kind(shape, dtype):
+  text = error(np.zeros(shape, dtype))
+  assert text.startswith(f"got {dtype} of shape {shape}")
 
 
 def test_a_fourth_band_of_a_tiff_is_alpha_if_the_file_says_so():

@@ -30,13 +30,6 @@ def no_transformation():
   return 3
 
 
-def needs_value():
-  def update(updates, state, params, *, value):
-    return updates, state
-
-  return optax.GradientTransformationExtraArgs(lambda _: (), update)
-
-
 def _tree(scan=False, seed=0):
   numbers = np.random.default_rng(seed)
   draw = lambda *shape: jnp.asarray(numbers.normal(size=shape), jnp.float32)
@@ -84,9 +77,11 @@ def _near(a, b, **tolerances):
   "name",
   [
     "optax:adamw",  # has a rate, a decay and a mask
-    "optax:adam",  # has a rate
     "optax:scale_by_adam",  # has none
-    "optax:adam(b1=0.9, b2=0.999)",
+    pytest.param(
+      "optax:adam(b1=0.9, b2=0.999)",  # has a rate
+      marks=pytest.mark.slow,
+    ),
   ],
 )
 def test_rate_decay_and_factors_are_those_of_adamw(name):
@@ -120,7 +115,12 @@ def test_a_decay_without_a_mask_is_not_used():
 
 
 @pytest.mark.parametrize(
-  "name", ["optax:lars", "optax:novograd", "optax:normalize_by_update_norm"]
+  "name",
+  [
+    "optax:lars",
+    pytest.param("optax:novograd", marks=pytest.mark.slow),
+    pytest.param("optax:normalize_by_update_norm", marks=pytest.mark.slow),
+  ],
 )
 def test_a_scan_moves_blocks_as_a_loop_does(name):
   """Norms of parameters, in the state or not, and of the whole tree."""
@@ -130,27 +130,25 @@ def test_a_scan_moves_blocks_as_a_loop_does(name):
 
 
 @pytest.mark.parametrize(
-  ("name", "words"),
+  ("name", "word"),
   [
-    ("optax:contrib.ademamiks", "no contrib.ademamiks"),
-    ("optacks:adam", "no module 'optacks'"),
-    ("optax:adamw(b4=1)", "no argument 'b4'"),
-    ("optax:adamw(learning_rate=1.0)", "no learning_rate in brackets"),
-    ("optax:adamw(weight_decay=1.0)", "no weight_decay in brackets"),
-    ("optax:adamw(0.9)", "as Python writes them"),
+    ("optax:contrib.ademamiks", "contrib.ademamiks"),
+    ("optacks:adam", "optacks"),
+    ("optax:adamw(b4=1)", "b4"),
+    ("optax:adamw(learning_rate=1.0)", "learning_rate"),
+    ("optax:adamw(weight_decay=1.0)", "weight_decay"),
     ("optax:adamw(mu_dtype='flat8')", "flat8"),
-    ("optax:adamw(b1='a')", "raises TypeError"),
+    ("optax:adamw(b1='a')", "TypeError"),
     ("optax:polyak_sgd", "'value'"),
-    (f"{HERE}:raises", "raises RuntimeError: no luck"),
+    (f"{HERE}:raises", "no luck"),
     (f"{HERE}:no_transformation", "returns 3"),
-    (f"{HERE}:needs_value", "'value'"),
-    (f"{HERE}:HERE", "expected a function"),
+    (f"{HERE}:HERE", "a function"),
   ],
 )
-def test_errors_are_those_of_the_config(name, words):
+def test_errors_are_those_of_the_config(name, word):
   params = jax.eval_shape(_tree)
   (error,) = optim_checks.errors(OptimConfig(name=name), params, ViTConfig())
-  assert error.startswith("config.optim.name: got") and words in error
+  assert "config.optim.name" in error and word in error
 
 
 def test_errors_of_a_schedule_are_those_of_the_config():
@@ -169,15 +167,7 @@ SEVERAL = dict(
 )
 
 
-@pytest.mark.parametrize(
-  "name",
-  [
-    "optax:contrib.ademamix",
-    "optax:lars",
-    "optax:contrib.prodigy",
-    "optax:adafactor",
-  ],
-)
+@pytest.mark.parametrize("name", ["optax:lars", "optax:contrib.prodigy"])
 def test_state_is_split_like_the_parameters(name):
   parts = tiny.Parts(tiny.config(optim__name=name, **SEVERAL))
   leaves = jax.tree_util.tree_leaves_with_path(parts.shapes.opt_state)

@@ -1,14 +1,16 @@
-"""The contract of the step: targets, teacher, memory, whole-batch losses."""
+"""The contract of the step: targets, teachers, memory, whole-batch losses."""
 
 import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from steps import MESH, ONE, placed
 
-from vit_jax import sharding, step, step_checks
+from vit_jax import step, step_checks
 from vit_jax.batch import normalise
 from vit_jax.models import build
 from vit_jax.objectives.objective import (
@@ -20,308 +22,244 @@ from vit_jax.objectives.objective import (
 )
 from vit_jax.options import option
 
-ONE = jax.devices()[:1]
-FOUR = jax.devices()[:4]
 
-
-def _vectors(module, params, batch, rng=None):
-  kwargs = {}
-  if rng is not None:
-    records = batch["index"]
-    kwargs = dict(is_training=True, records=records, rngs={"dropout": rng})
-  _, out = module.apply({"params": params}, normalise(batch["image"]), **kwargs)
+def _vectors(out):
   x = out["pre_logits"].astype(jnp.float32)
   return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class Contrast(Objective):
-  """InfoNCE of a network and its running mean, with a centre in memory."""
-
-  kind: str = "contrast"
-  whole_batch: bool = option(False, "whether the keys have a gradient")
-  momentum: float = option(0.5, "of the teacher")
-
-  trains_head = False
-
-  def make(self, model, run_shape, models):
-    module = build(model, 0)
-
-    def targets(teacher, batch, rng, step, memory, over):
-      keys = _vectors(module, teacher, batch)
-      centre = over.mean(keys, batch["mask"])
-      new = 0.9 * memory["centre"] + 0.1 * centre
-      everything = over.gather(keys - memory["centre"][None])
-      places = over.rows(len(keys))
-      return Targets({"place": places}, {"keys": everything}, {"centre": new})
-
-    def loss(params, batch, rng, step, over=None):
-      x = _vectors(module, params, batch, rng)
-      if over is None:
-        keys, places = batch["shared"]["keys"], batch["targets"]["place"]
-      else:
-        keys, places = over.gather(x + 0.1), over.rows(len(x))
-      log_p = jax.nn.log_softmax(x @ keys.T * (1.0 + step))
-      own = jnp.take_along_axis(log_p, places[:, None], 1)[:, 0]
-      mask = batch["mask"].astype(jnp.float32)
-      seen = jnp.sum(own * 0 + places.astype(jnp.float32))
-      return (
-        -jnp.sum(own * mask),
-        jnp.sum(mask),
-        {"place": (seen, jnp.float32(len(x)))},
-      )
-
-    if self.whole_batch:
-      return Learner(module, loss, whole_batch=True)
-    return Learner(
-      module,
-      loss,
-      teacher=Average(lambda step: self.momentum + 0.0 * step),
-      targets=targets,
-      memory={"centre": np.zeros(32, np.float32)},
-    )
-
-
-class _Parts(tiny.Parts):
-  def __init__(self, config, devices, objective, observers=()):
-    super().__init__(config, devices)
-    self.config = dataclasses.replace(config, objective=objective)
-    shape = step.RunShape(tiny.NUM_CLASSES, (16, 16), config.total_steps)
-    self.trainer = step.assemble(self.config, shape, self.mesh, observers)
-    self.train_step = self.trainer.train_step
-
-
-def _run(devices, objective=Contrast(), num_steps=3, **changes):
-  parts = _Parts(tiny.config(**changes), devices, objective)
-  state, metrics = parts.run(num_steps)
-  return jax.device_get(state), metrics
-
-
-@pytest.fixture(scope="module")
-def one():
-  return _run(ONE)
-
-
-MESHES = {
-  "data": dict(mesh__data=4),
-  "fsdp": dict(mesh__fsdp=4),
-  "tensor": dict(mesh__tensor=2, mesh__data=2),
-  "microbatches": dict(mesh__fsdp=2, mesh__data=2, optim__microbatch=2),
-  "scan": dict(mesh__fsdp=4, model__scan=True),
-}
-
-
-@pytest.mark.parametrize("mesh", ["data", "fsdp", "microbatches"])
-def test_a_loss_over_the_batch_is_that_of_one_device(mesh, one):
-  _close(one, _run(FOUR, **MESHES[mesh]))
-
-
-@pytest.mark.slow
-def test_a_loss_over_the_batch_beside_a_tensor_axis(one):
-  _close(one, _run(FOUR, **MESHES["tensor"]))
-
-
-@pytest.mark.slow
-def test_a_loss_over_the_batch_with_blocks_in_a_scan():
-  _close(_run(ONE, model__scan=True), _run(FOUR, **MESHES["scan"]))
-
-
-def _close(one, other):
-  (state, metrics), (others_state, others) = one, other
-  for a, b in zip(metrics, others, strict=True):
-    for key in a:
-      # float32, in another order of sums, in three steps
-      np.testing.assert_allclose(a[key], b[key], rtol=2e-5, err_msg=key)
-  np.testing.assert_allclose(
-    state.memory["objective"]["centre"],
-    others_state.memory["objective"]["centre"],
-    atol=2e-6,
-  )
-
-
-def test_named_sums_have_counts_of_their_own(one):
-  _, metrics = one
-  assert metrics[0]["place"] == (16 - 1) / 2  # 15 rows count for the loss
-
-
-def test_the_teacher_is_a_running_mean(one):
-  """After each update: half of the old teacher, half of the parameters."""
-  parts = _Parts(tiny.config(), ONE, Contrast())
-  state, want = parts.state(), None
-  for _ in range(3):
-    before = jax.device_get(state.averages["teacher"]) if want is None else want
-    state, _ = parts.run(1, state)
-    want = jax.tree.map(lambda a, b: (a + b) / 2, before, state.params)
-  got = state.averages["teacher"]
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want
-  )
-  jax.tree.map(np.testing.assert_array_equal, got, one[0].averages["teacher"])
-
-
-def test_a_skipped_step_keeps_teacher_and_memory():
-  parts = _Parts(tiny.config(), ONE, Contrast())
-  state, _ = parts.run(2)
-  kept = jax.device_get((state.averages, state.memory))
-  batch = tiny.batch(2, parts.config)
-  nan = jax.tree.map(lambda x: x * np.nan, state.params["embedding"])
-  state = state.replace(params={**state.params, "embedding": nan})
-  state, metrics = parts.train_step(
-    state, sharding.to_global(batch, parts.mesh)
-  )
-  assert metrics["skipped"] == 1
-  jax.tree.map(
-    np.testing.assert_array_equal, kept, (state.averages, state.memory)
-  )
-
-
-@pytest.fixture(scope="module")
-def whole():
-  return _run(ONE, Contrast(whole_batch=True))[1]
-
-
-@pytest.mark.parametrize("mesh", ["fsdp", pytest.param("tensor")])
-def test_a_gradient_through_all_rows_is_that_of_one_device(mesh, whole):
-  _, metrics = _run(FOUR, Contrast(whole_batch=True), **MESHES[mesh])
-  for a, b in zip(whole, metrics, strict=True):
-    for key in a:
-      np.testing.assert_allclose(a[key], b[key], rtol=2e-5, err_msg=key)
-
-
-class _Teacher:
+class Teacher:
   """What `vit_jax.load` returns, as far as an objective needs it."""
 
   def __init__(self):
     self.config = tiny.config(model__width=16).model
     self.num_classes, self.image_size = tiny.NUM_CLASSES, (16, 16)
     self.model = build(self.config, self.num_classes)
-    images = jnp.zeros((1, 16, 16, 3))
-    self.params = jax.jit(self.model.init)(jax.random.key(3), images)["params"]
+    images, rng = jnp.zeros((1, 16, 16, 3)), np.random.default_rng(3)
+    shapes = jax.eval_shape(self.model.init, jax.random.key(0), images)
+    draw = lambda x: rng.normal(0, 0.2, x.shape).astype("f")
+    self.params = jax.tree.map(draw, shapes["params"])
+
+  def logits(self, params, batch):
+    images = normalise(batch["image"])
+    return self.model.apply({"params": params}, images)[0]
 
 
-def test_a_frozen_teacher_is_an_argument_of_the_step():
-  teacher = _Teacher()
-  config = tiny.config(mesh__fsdp=4)
-  shape = step.RunShape(tiny.NUM_CLASSES, (16, 16), 4)
-  module = build(config.model, tiny.NUM_CLASSES)
-
-  def targets(params, batch, rng, step, memory, over):
-    _, out = teacher.model.apply({"params": params}, normalise(batch["image"]))
-    return Targets({"norm": jnp.square(out["pre_logits"]).sum(-1)})
-
-  def loss(params, batch, rng, step):
-    total = jnp.sum(batch["targets"]["norm"] * batch["mask"])
-    logits, _ = module.apply({"params": params}, normalise(batch["image"]))
-    total += jnp.sum(logits * batch["mask"][:, None])
-    return total, jnp.sum(batch["mask"], dtype=jnp.float32), {}
-
-  learner = Learner(module, loss, Frozen(teacher), targets)
-  parts = tiny.Parts(config, FOUR)
-  trainer = step.assemble(config, shape, parts.mesh, (), learner)
-  state = trainer.init_state()
-  like = trainer.state.fixed["teacher"]
-  sharding_ = like["embedding"]["kernel"].sharding
-  assert sharding_.spec != jax.sharding.PartitionSpec()  # a model of its family
-  placed = jax.tree.map(
-    lambda x, s: jax.device_put(np.array(x), s.sharding),
-    teacher.params,
-    like,
-  )
-  state = state.replace(fixed={"teacher": placed})
-  batch = tiny.batch(0, config)
-  state, metrics = trainer.train_step(
-    state, sharding.to_global(batch, parts.mesh)
-  )
-  images = jnp.asarray(normalise(batch["image"]))
-  _, out = teacher.model.apply({"params": teacher.params}, images)
-  norms = np.square(out["pre_logits"]).sum(-1)
-  want = norms[batch["mask"]].mean()
-  np.testing.assert_allclose(metrics["loss"], want, rtol=1e-5)
-  jax.tree.map(
-    np.testing.assert_array_equal, state.fixed["teacher"], teacher.params
-  )
+TEACHER = Teacher()
 
 
-class Both(Contrast):
-  """A frozen teacher beside a running mean, which is evaluated."""
+@dataclasses.dataclass(frozen=True)
+class Contrast(Objective):
+  """InfoNCE of a network and its running mean, with a centre in memory.
+
+  A frozen teacher's logits are the targets of the head.
+  """
+
+  kind: str = "contrast"
+  whole_batch: bool = option(False, "the keys have a gradient; no teachers")
+  momentum: float = option(0.75, "of the running mean")
 
   SHARDING = ((r"head/bias", ("fsdp",)),)
 
   def make(self, model, run_shape, models):
-    learner, teacher = super().make(model, run_shape, models), _Teacher()
+    module = build(model, run_shape.num_classes)
 
-    def targets(params, batch, *args):
+    def apply(params, batch, rng=None):
+      kwargs = {}
+      if rng is not None:
+        records = batch["index"]
+        kwargs = dict(is_training=True, records=records, rngs={"dropout": rng})
+      return module.apply(
+        {"params": params}, normalise(batch["image"]), **kwargs
+      )
+
+    def targets(params, batch, rng, step, memory, over):
       mean, frozen = params
-      made = learner.targets(mean, batch, *args)
-      _, out = teacher.model.apply(
-        {"params": frozen}, normalise(batch["image"])
-      )
-      return made._replace(rows=made.rows | {"place": out["logits"].sum(-1)})
+      keys = _vectors(apply(mean, batch)[1])
+      centre = over.mean(keys, batch["mask"])
+      new = 0.9 * memory["centre"] + 0.1 * centre
+      rows = {
+        "place": over.rows(len(keys)),
+        "logits": TEACHER.logits(frozen, batch),
+      }
+      shared = {"keys": over.gather(keys - memory["centre"][None])}
+      return Targets(rows, shared, {"centre": new})
 
-    def loss(params, batch, rng, step):
-      _, out = learner.module.apply(
-        {"params": params}, normalise(batch["image"])
+    def loss(params, batch, rng, step, over=None):
+      logits, out = apply(params, batch, rng)
+      x, mask = _vectors(out), batch["mask"].astype(jnp.float32)
+      error = seen = jnp.zeros(len(x))
+      if over is None:
+        keys, places = batch["shared"]["keys"], batch["targets"]["place"]
+        seen = batch["targets"]["logits"].sum(-1)
+        error = jnp.square(logits - batch["targets"]["logits"]).sum(-1)
+      else:
+        keys, places = over.gather(x + 0.1), over.rows(len(x))
+      log_p = jax.nn.log_softmax(x @ keys.T * (1.0 + step))
+      own = jnp.take_along_axis(log_p, places[:, None], 1)[:, 0]
+      # Depends on x, else it would be counted on one device alone.
+      number = jnp.sum(own * 0 + places.astype(jnp.float32))
+      return (
+        jnp.sum((error - own) * mask),
+        jnp.sum(mask),
+        {
+          "place": (number, jnp.float32(len(x))),
+          "frozen": (jnp.sum(seen * mask), jnp.sum(mask)),
+        },
       )
-      mask = batch["mask"].astype(jnp.float32)
-      total = jnp.sum(jnp.square(out["logits"] - 1.0).sum(-1) * mask)
-      seen = jnp.sum(batch["targets"]["place"] * mask)
-      return total, jnp.sum(mask), {"frozen": (seen, jnp.sum(mask))}
 
-    average = Average(self.momentum, is_published=True)
-    return dataclasses.replace(
-      learner,
-      module=build(model, run_shape.num_classes),
-      teacher=(average, Frozen(teacher)),
+    if self.whole_batch:
+      return Learner(module, loss, whole_batch=True)
+    mean = Average(lambda step: self.momentum + 0.0 * step, is_published=True)
+    return Learner(
+      module,
+      loss,
+      teacher=(mean, Frozen(TEACHER)),
       targets=targets,
-      loss=loss,
+      memory={"centre": np.zeros(32, np.float32)},
     )
 
 
-def test_a_running_mean_beside_a_frozen_teacher(tmp_path):
-  """The mean is what is evaluated and published; both reach the targets."""
-  runs = {}
-  for devices, mesh in ((ONE, {}), (FOUR, dict(mesh__fsdp=4))):
+class Parts(tiny.Parts):
+  def __init__(self, objective, devices=None, **changes):
     # Adam would divide gradients that are only rounding by their own size.
-    config, teacher = tiny.config(optim__name="sgd", **mesh), _Teacher()
-    parts = _Parts(config, devices, Both())
-    like = parts.trainer.state
-    if mesh:  # by a rule of the objective
-      spec = like.averages["ema"]["head"]["bias"].sharding.spec
-      assert spec == like.params["head"]["bias"].sharding.spec != ()
-    state = parts.state().with_fixed("teacher", teacher.params, like)
-    first = jax.device_get(state.params)
-    runs[len(devices)] = parts.run(2, state)
-  (state, metrics), (others, others_metrics) = runs.values()
-  for a, b in zip(metrics, others_metrics, strict=True):
+    config = tiny.config(optim__name="sgd", optim__lr=0.1, **changes)
+    super().__init__(config, devices)
+    self.config = dataclasses.replace(config, objective=objective)
+    shape = step.RunShape(tiny.NUM_CLASSES, (16, 16), config.total_steps)
+    self.trainer = step.assemble(self.config, shape, self.mesh)
+    self.shapes, self.train_step = self.trainer.state, self.trainer.train_step
+
+  def placed(self, params):
+    state = placed(self, params)
+    if not state.fixed:
+      return state
+    return state.with_fixed("teacher", TEACHER.params, self.shapes)
+
+
+class Run(NamedTuple):
+  parts: Parts
+  params: list[dict]  # before each step, and at the end
+  state: Any
+  metrics: list[dict[str, float]]
+
+
+def run(objective, devices=None, params=None, **changes):
+  """Three steps."""
+  parts = Parts(objective, devices, **changes)
+  state, history, metrics = parts.placed(params), [], []
+  for _ in range(3):
+    history.append(jax.device_get(state.params))
+    state, values = parts.run(1, state)
+    metrics += values
+  history.append(jax.device_get(state.params))
+  return Run(parts, history, jax.device_get(state), metrics)
+
+
+@pytest.fixture(scope="module")
+def one():
+  return run(Contrast(), ONE)
+
+
+def assert_close(one, other):
+  for a, b in zip(one.metrics, other.metrics, strict=True):
+    assert a.keys() == b.keys()
     for key in a:
+      # float32, in another order of sums, in three steps
       np.testing.assert_allclose(a[key], b[key], rtol=2e-5, err_msg=key)
-  batch = tiny.batch(0, parts.config)
-  _, out = teacher.model.apply(
-    {"params": teacher.params}, jnp.asarray(normalise(batch["image"]))
+
+
+def on_a_mesh(one, **changes):
+  other = run(Contrast(), params=one.params[0], **changes)
+  assert_close(one, other)
+  want, got = (
+    (x.state.memory, x.state.eval_params["head"]) for x in (one, other)
   )
-  want = out["logits"].sum(-1)[batch["mask"]].mean()
-  np.testing.assert_allclose(metrics[0]["frozen"], want, rtol=1e-5)
-  assert state.eval_params is state.averages["ema"]
-  assert not np.array_equal(first["cls"], state.params["cls"])
-  _close_trees(state.averages["ema"], others.averages["ema"])
+  close = lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6)
+  jax.tree.map(close, want, got)
+  return other.parts.shapes
 
 
-def _close_trees(one, other):
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
-    jax.device_get(one),
-    jax.device_get(other),
-  )
+@pytest.mark.slow
+def test_a_mesh_microbatches_and_a_scan_have_the_losses_of_one_device(one):
+  shapes = on_a_mesh(one, **MESH, optim__microbatch=2, model__scan=True)
+  teacher = shapes.fixed["teacher"]  # split as a model of its own family
+  assert teacher["embedding"]["kernel"].sharding.spec != jax.P()
+  for params in (shapes.params, shapes.averages["ema"]):
+    assert params["head"]["bias"].sharding.spec == jax.P("fsdp")
 
 
-def test_a_published_teacher_takes_the_place_of_the_average():
-  config = dataclasses.replace(
-    tiny.config(optim__ema_decay=0.9), objective=Both()
-  )
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+  "mesh", [dict(mesh__data=4, mesh__tensor=2), dict(mesh__fsdp=8)]
+)
+def test_any_mesh_has_the_losses_of_one_device(one, mesh):
+  on_a_mesh(one, **mesh)
+
+
+def test_named_sums_have_counts_of_their_own(one):
+  assert one.metrics[0]["place"] == (16 - 1) / 2  # 15 rows count for the loss
+
+
+def test_the_teacher_is_a_running_mean(one):
+  """After each update: three quarters of the old one, and the parameters."""
+  want, *later = one.params
+  for params in later:
+    want = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, want, params)
+  got = one.state.averages["ema"]
+  close = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6)
+  jax.tree.map(close, got, want)
+  assert np.any(one.params[0]["cls"] != one.params[-1]["cls"])
+  assert one.state.eval_params is got
+
+
+def test_a_frozen_teacher_is_an_argument_of_the_step(one):
+  batch = tiny.batch(0, one.parts.config)
+  images = {"image": jnp.asarray(batch["image"])}
+  logits = jax.jit(TEACHER.logits)(TEACHER.params, images)
+  want = logits.sum(-1)[batch["mask"]].mean()
+  np.testing.assert_allclose(one.metrics[0]["frozen"], want, rtol=1e-5)
+  fixed = one.state.fixed["teacher"]
+  jax.tree.map(np.testing.assert_array_equal, fixed, TEACHER.params)
+
+
+def test_a_skipped_step_keeps_teacher_and_memory(one):
+  parts = one.parts
+  state, _ = parts.run(1, parts.placed(one.params[0]))
+  kept = jax.device_get((state.averages, state.memory))
+  nan = jax.tree.map(lambda x: x * np.nan, state.params["embedding"])
+  state = state.replace(params={**state.params, "embedding": nan})
+  state, (metrics,) = parts.run(1, state)
+  assert metrics["skipped"] == 1
+  after = (state.averages, state.memory)
+  jax.tree.map(np.testing.assert_array_equal, kept, after)
+
+
+@pytest.mark.slow
+def test_a_gradient_through_all_rows_is_that_of_one_device():
+  whole = run(Contrast(whole_batch=True), ONE)
+  mesh = run(Contrast(whole_batch=True), params=whole.params[0], **MESH)
+  assert_close(whole, mesh)
+
+
+@pytest.mark.parametrize(
+  "objective, changes, option",
+  [
+    (Contrast(), dict(optim__ema_decay=0.9), "config.optim.ema_decay"),
+    (
+      Contrast(whole_batch=True),
+      dict(optim__microbatch=8),
+      "config.optim.microbatch",
+    ),
+  ],
+)
+def test_options_that_the_contract_excludes(objective, changes, option):
+  """A published teacher is an average; microbatches have no whole batch."""
+  config = dataclasses.replace(tiny.config(**changes), objective=objective)
   shape = step.RunShape(tiny.NUM_CLASSES, (16, 16), 4)
   learner = config.objective.make(config.model, shape, {})
   (error,) = step_checks.errors(config, shape, learner, ())
-  assert "config.optim.ema_decay" in error
+  assert option in error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -359,14 +297,17 @@ class Distill(Objective):
     return Learner(module, loss, Frozen(given), targets)
 
 
-def test_a_run_with_a_frozen_teacher_resumes(tmp_path, monkeypatch):
+@pytest.mark.nightly
+def test_a_run_with_a_frozen_teacher_resumes(tmp_path):
   """Its weights are read again, and must be the same."""
   from vit_jax.checkpointing.checkpointer import load_metadata, write_params
   from vit_jax.config import ConfigError, to_dict
   from vit_jax.train import train_and_evaluate
 
-  teacher = _Teacher()
-  config = tiny.config(total_steps=4, checkpoint__every_steps=2, log_steps=1)
+  teacher = Teacher()
+  config = tiny.config(
+    model__depth=1, total_steps=4, checkpoint__every_steps=2, log_steps=1
+  )
   about = dict(
     config={**to_dict(config), "model": dataclasses.asdict(teacher.config)},
     image_size=[16, 16],

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny
 from flax.traverse_util import flatten_dict, unflatten_dict
+from steps import MESH, ONE, assert_losses_are_close, drawn, placed
 
 from vit_jax import param_groups
 from vit_jax.batch import normalise
@@ -18,8 +19,8 @@ from vit_jax.finetune import lora
 from vit_jax.models import build
 from vit_jax.models.stacking import unstack_blocks
 
-ONE = jax.devices()[:1]
 ALL = ("query", "key", "value", "out", "Dense_0", "Dense_1")
+SMALL = dict(model__depth=1)
 LORA = dict(lora__rank=2, lora__alpha=6.0, lora__targets=ALL)
 MODERN = dict(
   model__name="modern",
@@ -44,25 +45,33 @@ def test_examples():
 @pytest.mark.parametrize(
   "options",
   [
-    {},
+    SMALL,
     pytest.param(
-      {"model__scan": True, "model__remat": "full"}, marks=pytest.mark.slow
+      {"model__scan": True, "model__remat": "full"}, marks=pytest.mark.nightly
     ),
-    pytest.param(MODERN, marks=pytest.mark.slow),
+    pytest.param(MODERN, marks=pytest.mark.nightly),
     pytest.param({**MODERN, "model__scan": True}, marks=pytest.mark.slow),
   ],
   ids=str,
 )
 def test_it_starts_as_its_base_and_is_merged_exactly(options):
   parts = tiny.Parts(tiny.config(**{**LORA, **options}), ONE)
-  start = parts.state()
-  batch = jnp.asarray(tiny.batch(0, parts.config)["image"])
-  plain = build(parts.config.model, tiny.NUM_CLASSES)
-  base = lora.without_factors(start.model_params)
-  # Zero factors add zeros.
-  np.testing.assert_array_equal(
-    parts.trainer.predict(start.eval_params, batch)[1]["pre_logits"],
-    plain.apply({"params": base}, normalise(batch))[1]["pre_logits"],
+  images = jnp.asarray(tiny.batch(0, parts.config)["image"])
+  predict = jax.jit(lambda p: parts.trainer.predict(p, images))
+  module = build(parts.config.model.for_inference(), tiny.NUM_CLASSES)
+  apply = jax.jit(lambda p: module.apply({"params": p}, normalise(images)))
+
+  def plain(params):
+    return unstack_blocks(jax.device_get(params), ViTConfig)
+
+  flat = _flat(drawn(parts.shapes.params))
+  flat |= {k: 0 * v for k, v in flat.items() if k.endswith("lora_b")}
+  start = placed(parts, unflatten_dict(flat, sep="/"))
+  np.testing.assert_allclose(  # zero factors add zeros
+    predict(start.eval_params)[1]["pre_logits"],
+    apply(plain(lora.without_factors(start.model_params)))[1]["pre_logits"],
+    rtol=1e-5,
+    atol=1e-5,
   )
   before = jax.device_get(start.fixed["base"])
   state, metrics = parts.run(3, start)
@@ -73,27 +82,17 @@ def test_it_starts_as_its_base_and_is_merged_exactly(options):
   assert kinds == {"lora_a", "lora_b"}
   assert all(np.any(v) for k, v in trained.items() if k.endswith("lora_b"))
 
-  flat = _flat(unstack_blocks(jax.device_get(state.model_params), ViTConfig))
-  merged = {k: v for k, v in flat.items() if "lora" not in k}
+  flat = _flat(plain(state.model_params))
+  base = {k: v for k, v in flat.items() if "lora" not in k}
+  merged = dict(base)
   for name in [k for k in flat if k.endswith("lora_a")]:
     path = name.removesuffix("/lora_a")
     a, b, kernel = flat[name], flat[f"{path}/lora_b"], flat[f"{path}/kernel"]
     merged[f"{path}/kernel"] = lora.merged(kernel, a, b, scale=6 / 2)
-  module = build(parts.config.model.for_inference(), tiny.NUM_CLASSES)
-  got, _ = module.apply(
-    {"params": unflatten_dict(merged, sep="/")}, normalise(batch)
-  )
-  want, _ = parts.trainer.predict(state.eval_params, batch)
-  np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-  unmerged = module.apply(
-    {
-      "params": unstack_blocks(
-        jax.device_get(lora.without_factors(state.model_params)), ViTConfig
-      )
-    },
-    normalise(batch),
-  )[0]
-  assert np.abs(unmerged - want).max() > 1e-3
+  logits = lambda flat: apply(unflatten_dict(flat, sep="/"))[0]
+  want = predict(state.eval_params)[0]
+  np.testing.assert_allclose(logits(merged), want, rtol=1e-5, atol=1e-5)
+  assert np.abs(logits(base) - want).max() > 1e-3
 
 
 @pytest.mark.slow
@@ -101,10 +100,9 @@ def test_on_a_mesh_in_microbatches():
   """Sums of eight devices in another order; the factors are split."""
   changes = {**LORA, "optim__microbatch": 1, "model__scan": True}
   one = tiny.Parts(tiny.config(**changes), ONE)
-  mesh = dict(mesh__data=2, mesh__fsdp=2, mesh__tensor=2)
-  many = tiny.Parts(tiny.config(**changes, **mesh))
-  losses = lambda parts: [m["loss"] for m in parts.run(3)[1]]
-  np.testing.assert_allclose(losses(many), losses(one), rtol=1e-5)
+  many = tiny.Parts(tiny.config(**changes, **MESH))
+  runs = [parts.run(3, placed(parts))[1] for parts in (one, many)]
+  assert_losses_are_close(*runs)
   shapes = _flat(many.shapes.params)
   factors = {k: v for k, v in shapes.items() if "/lora_" in k}
   for name, x in factors.items():
@@ -121,37 +119,33 @@ def test_on_a_mesh_in_microbatches():
     assert x.sharding == shapes[owner].sharding, path
 
 
-@pytest.mark.parametrize("scan", [False, True])
-def test_the_step_forms_no_product_of_factors_and_no_gradient_of_the_base(scan):
-  """Per token and map: the forward pass, the gradient of the inputs, and for
-  the factors three times their size each; nothing of a kernel's shape."""
-  parts = tiny.Parts(tiny.config(model__scan=scan, **LORA), ONE)
+def _products(**options):
+  """Shapes of the products of a step, and the state's shapes."""
+  parts = tiny.Parts(tiny.config(**SMALL, **options), ONE)
   batch = tiny.batch(0, parts.config)
   jaxpr = jax.make_jaxpr(parts.train_step)(parts.shapes, batch)
-  results = [
+  shapes = {
     equation.outvars[0].aval.shape
     for equation, _ in tiny.equations(jaxpr)
     if equation.primitive.name == "dot_general"
-  ]
+  }
+  return shapes, parts.shapes
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_the_step_forms_no_product_of_factors_and_no_gradient_of_the_base(scan):
+  """Nothing of a kernel's shape, whose rows are a matrix in a step on a CPU."""
+  shapes, state = _products(model__scan=scan, **LORA)
   kernels = {
     x.shape[int(scan) :]
-    for name, x in _flat(parts.shapes.fixed["base"]).items()
+    for name, x in _flat(state.fixed["base"]).items()
     if name.endswith("kernel") and "block" in name
   }
-  # by_rows multiplies matrices.
   matrices = {(32, 32), (32, 64), (64, 32)}
-  sizes = {int(np.prod(k)) for k in kernels}
-  assert sizes == {32 * 32, 32 * 64}
-  assert not {*results} & (kernels | matrices)
-  full = tiny.Parts(tiny.config(model__scan=scan), ONE)
-  products = [
-    equation.outvars[0].aval.shape
-    for equation, _ in tiny.equations(
-      jax.make_jaxpr(full.train_step)(full.shapes, batch)
-    )
-    if equation.primitive.name == "dot_general"
-  ]
-  assert {*products} & (kernels | matrices)  # what is looked for
+  assert {int(np.prod(k)) for k in kernels} == {32 * 32, 32 * 64}
+  assert not shapes & (kernels | matrices)
+  full, _ = _products(model__scan=scan)
+  assert full & (kernels | matrices)  # what is looked for
 
 
 def test_an_option_without_effect_is_an_error():

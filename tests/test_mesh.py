@@ -3,14 +3,11 @@
 import functools
 import itertools
 
-import jax
 import numpy as np
 import pytest
 import tiny
+from steps import ONE, assert_losses_are_close
 
-from vit_jax.config import Config
-
-ONE = jax.devices()[:1]
 MESHES = [
   m for m in itertools.product((1, 2, 4, 8), repeat=3) if np.prod(m) == 8
 ]
@@ -42,57 +39,33 @@ MODELS = {
 }
 
 
+def run(devices=None, **changes) -> list[dict[str, float]]:
+  return tiny.Parts(tiny.config(**SGD | changes), devices).run(20)[1]
+
+
 @functools.cache
-def on_one_device(name: str) -> tuple[Config, list[float]]:
-  config = tiny.config(**SGD | MODELS[name])
-  return config, losses(tiny.Parts(config, ONE))
-
-
-def losses(parts: tiny.Parts) -> list[float]:
-  return [m["loss"] for m in parts.run(20)[1]]
+def on_one_device(name: str) -> list[dict[str, float]]:
+  return run(ONE, **MODELS[name])
 
 
 def check(name: str, mesh: tuple[int, int, int], **changes) -> None:
-  _, expected = on_one_device(name)
   data, fsdp, tensor = mesh
-  config = tiny.config(
-    **SGD | MODELS[name],
-    **changes,
-    mesh__data=data,
-    mesh__fsdp=fsdp,
-    mesh__tensor=tensor,
-  )
-  got = losses(tiny.Parts(config))
-  assert got[-1] < 0.99 * got[0]
-  np.testing.assert_allclose(got, expected, rtol=1e-5)
+  axes = dict(mesh__data=data, mesh__fsdp=fsdp, mesh__tensor=tensor)
+  got = run(**MODELS[name], **axes, **changes)
+  assert got[-1]["loss"] < 0.99 * got[0]["loss"]
+  assert_losses_are_close(on_one_device(name), got)
 
 
-@pytest.mark.parametrize(
-  "mesh",
-  [
-    pytest.param((1, 8, 1), marks=pytest.mark.nightly),
-    pytest.param((2, 2, 2), marks=pytest.mark.slow),
-  ],
-  ids=str,
-)
-def test_a_transformer_of_odd_sizes(mesh):
-  check("odd", mesh, optim__microbatch=1)
-
-
-def _is_rare(name: str, mesh: tuple[int, int, int]) -> bool:
+def _mark(name: str, mesh: tuple[int, int, int]):
   """The model with most parts, on two devices along each axis, tells most."""
-  return mesh != (2, 2, 2) or name != "parts in a scan"
+  tells_most = mesh == (2, 2, 2) and name == "parts in a scan"
+  return pytest.mark.slow if tells_most else pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
   "name, mesh",
   [
-    pytest.param(
-      name,
-      mesh,
-      marks=pytest.mark.nightly if _is_rare(name, mesh) else pytest.mark.slow,
-      id=f"{name}-{mesh}",
-    )
+    pytest.param(name, mesh, marks=_mark(name, mesh), id=f"{name}-{mesh}")
     for name, mesh in itertools.product(MODELS, MESHES)
   ],
 )
@@ -100,40 +73,25 @@ def test_every_mesh_has_the_losses_of_one_device(name, mesh):
   check(name, mesh)
 
 
-@pytest.mark.parametrize(
-  "scan, remat",
-  [
-    pytest.param(
-      scan,
-      remat,
-      marks=pytest.mark.slow
-      if (scan, remat) == (True, "full")
-      else pytest.mark.nightly,
-    )
-    for scan, remat in itertools.product(
-      (False, True), ("none", "dots", "full")
-    )
-  ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", [(1, 8, 1), (2, 2, 2)], ids=str)
+def test_a_transformer_of_odd_sizes(mesh):
+  check("odd", mesh, optim__microbatch=1)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("scan", [False, True])
 def test_memory_savers_combine(scan, remat):
   """Microbatches, remat, scan, average and bfloat16 moment, all at once."""
-  savers = dict(
+  changes = dict(
     model__scan=scan,
-    optim__ema_decay=0.9,
-    optim__accumulator_dtype="bfloat16",
     model__dropout=0.1,
     model__stochastic_depth=0.2,
+    optim__ema_decay=0.9,
+    optim__accumulator_dtype="bfloat16",
   )
-  plain = tiny.Parts(tiny.config(**SGD, **savers), ONE)
-  all_on = tiny.Parts(
-    tiny.config(
-      **SGD,
-      **savers,
-      model__remat=remat,
-      optim__microbatch=1,
-      mesh__data=-1,
-      mesh__fsdp=-1,
-    )
-  )
+  mesh = dict(mesh__data=-1, mesh__fsdp=-1, optim__microbatch=1)
+  all_on = run(**changes, **mesh, model__remat=remat)
   # A first moment in bfloat16 rounds 1e-7 up to 4e-3 where it falls on an edge.
-  np.testing.assert_allclose(losses(all_on), losses(plain), rtol=1e-4)
+  assert_losses_are_close(run(ONE, **changes), all_on, rtol=1e-4)

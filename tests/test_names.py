@@ -31,23 +31,22 @@ def test_table_and_paths():
   assert inner.__qualname__ == "Number.Inner"
 
 
-@pytest.mark.parametrize(
-  ("name", "words"),
-  [
-    ("itn", ["'itn'", "expected one of int, text."]),
-    ("absent_lab.a:B", ["no module 'absent_lab'", "PYTHONPATH"]),
-    ("own_a.b:B", ["own_a"]),
-    ("own_needs:B", ["'absent_library'"]),
-    ("own_a:Nubmer", ["own_a has no Nubmer. Did you mean 'Number'?"]),
-    ("own_a:Number(a=1)", ["'own_a:Number(a=1)'", "package.module:Class"]),
-    ("own_a:value", ["subclass of builtins.int"]),
-    ("own_broken:B", ["own_broken.py, line 2", "AttributeError"]),
-    ("own_wrong:B", ["own_wrong.py, line 1", "SyntaxError"]),
-  ],
-)
-def test_one_sentence_says_what_is_wrong(name, words):
-  with pytest.raises(ValueError) as error:
+# What is wrong, and key words of its error.
+WRONG = {
+  "itn": "int, text",
+  "absent_lab.a:B": "PYTHONPATH",
+  "own_a.b:B": "own_a",
+  "own_needs:B": "'absent_library'",
+  "own_a:Nubmer": "'Number'",
+  "own_a:Number(a=1)": "package.module:Class",
+  "own_a:value": "builtins.int",
+  "own_broken:B": "own_broken.py, line 2",
+  "own_wrong:B": "own_wrong.py, line 1",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_one_sentence_says_what_is_wrong(name):
+  with pytest.raises(ValueError, match="^config.x.kind: ") as error:
     names.resolve(name, TABLE, "config.x.kind", int)
-  text = str(error.value)
-  assert text.startswith("config.x.kind: ")
-  assert all(word in text for word in words), text
+  assert WRONG[name] in str(error.value)

@@ -10,10 +10,12 @@ import pytest
 import tiny
 from flax.traverse_util import flatten_dict
 from own_family import Own, Plain, Transformer
+from steps import MESH, ONE, assert_losses_are_close, drawn, placed
 
 import vit_jax
-from vit_jax import optim_checks, param_groups, train, weights
-from vit_jax.config import ConfigError
+from vit_jax import optim_checks, param_groups, weights
+from vit_jax.checkpointing import checkpointer
+from vit_jax.config import ConfigError, to_dict
 from vit_jax.evaluators.features import joined, tokens_error
 from vit_jax.families import FAMILIES
 from vit_jax.finetune import lora
@@ -24,7 +26,7 @@ from vit_jax.tools.planning import planner
 from vit_jax.weights import normalisation
 from vit_jax.weights.weights_file import Pixels
 
-ONE = jax.devices()[:1]
+KEY = jax.random.key(0)
 NAMES = ("query", "key", "value", "out", "fc1", "fc2")
 FINE_TUNING = {
   "layer_decay": dict(optim__layer_decay=0.5),
@@ -45,26 +47,23 @@ def config_of(model, **changes):
   return dataclasses.replace(c, model=model)
 
 
-class Data(tiny.Data):
-  def __init__(self, side):
-    self.side = side
-
-  def batches(self, *args):
-    for rows in super().batches(*args):
-      image = np.tile(rows["image"], (1, 3, 3, 1))[:, : self.side, : self.side]
-      yield rows | {"image": image}
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """A run on images of 16 pixels, whose grid is 2 x 2."""
-  folder = tmp_path_factory.mktemp("own") / "run"
+  """A checkpoint for images of 16 pixels, whose grid is 2 x 2."""
+  folder = str(tmp_path_factory.mktemp("own") / "run")
   with pytest.MonkeyPatch.context() as patch:
     patch.setitem(FAMILIES, Own.name, Own)
-    train.train_and_evaluate(
-      config_of(Own(), total_steps=2), str(folder), Data(16)
+    config = config_of(Own())
+    about = dict(
+      config=to_dict(config),
+      image_size=[16, 16],
+      grid=[2, 2],
+      num_classes=tiny.NUM_CLASSES,
+      has_cls_row=True,
     )
-  return str(folder)
+    params = drawn(tiny.Parts(config, ONE).shapes.params)
+    checkpointer.write_params(folder, params, about)
+  return folder
 
 
 def test_layers():
@@ -79,42 +78,6 @@ def test_layers():
     2: {"block_1"},
     3: {"last_norm", "classifier"},
   }
-
-
-@pytest.mark.parametrize(
-  "name",
-  [
-    "layer_decay",
-    # test_examples.py has both for another family.
-    pytest.param("lora", marks=pytest.mark.nightly),
-    pytest.param("muon", marks=pytest.mark.nightly),
-  ],
-)
-def test_fine_tuning_at_another_size(run, tmp_path, name):
-  config = config_of(
-    Own(), init=run, data__ops="decode|resize(24)", total_steps=3,
-    **FINE_TUNING[name],
-  )  # fmt: skip
-  train.train_and_evaluate(config, str(tmp_path / "new"), Data(24))
-  old = vit_jax.load(run, verbose=False)
-  new = vit_jax.load(tmp_path / "new", verbose=False)
-  assert (old.image_size, new.image_size) == ((16, 16), (24, 24))
-  assert new.params["pos_embedding"].shape == (1, 10, 32)
-  moved = {
-    k: np.abs(v - flatten_dict(old.params, sep="/")[k]).max()
-    for k, v in flatten_dict(new.params, sep="/").items()
-    if k != "pos_embedding"
-  }
-  assert moved["classifier/kernel"] > 0
-  if name == "lora":
-    assert {k for k, v in moved.items() if v} == {
-      *("classifier/bias", "classifier/kernel"),
-      *(f"block_{i}/attn/{n}/kernel" for i in (0, 1) for n in NAMES[:4]),
-      *(f"block_{i}/{n}/kernel" for i in (0, 1) for n in NAMES[4:]),
-    }
-  if name == "layer_decay":  # the first steps of Adam are as long as the rate
-    steps = [moved[f"block_{i}/fc1/kernel"] for i in (0, 1)]
-    np.testing.assert_allclose(steps[1] / steps[0], 2, rtol=0.2)
 
 
 def test_positions_are_resized_and_attention_is_read(run):
@@ -152,9 +115,9 @@ def test_tokens_of_several_blocks_need_a_declaration():
   assert "from 1 to 2" in tokens_error("cls*3", Declared())
   model = Declared()
   module = Transformer(model, 0)
-  images = np.random.default_rng(0).uniform(-1, 1, (2, 16, 16, 3))
-  params = module.init(jax.random.key(0), images)["params"]
-  _, out = module.apply({"params": params}, images)
+  images = np.random.default_rng(0).uniform(-1, 1, (2, 16, 16, 3)).astype("f")
+  params = drawn(jax.eval_shape(module.init, KEY, images)["params"])
+  _, out = jax.jit(module.apply)({"params": params}, images)
   got = joined(out, params, model, ("cls*2+patches",))
   norm = nn.LayerNorm().apply({"params": params["last_norm"]}, out["block_0"])
   want = [norm[:, 0], out["encoded"][:, 0], out["encoded"][:, 1:].mean(1)]
@@ -178,7 +141,7 @@ def test_muon_and_adapters_take_the_declared_matrices():
     lambda x: lora.split(
       x,
       config_of(Own(), **FINE_TUNING["lora"]).lora,
-      jax.random.key(0),
+      KEY,
       Own(),
     ),
     parts.shapes.params,
@@ -187,23 +150,22 @@ def test_muon_and_adapters_take_the_declared_matrices():
   assert factors == {k.replace("kernel", lora.A) for k in matrices}
 
 
+@pytest.mark.nightly
+def test_a_mesh_gives_the_same():
+  changes = FINE_TUNING["muon"]
+  one = tiny.Parts(config_of(Own(), **changes), ONE)
+  many = tiny.Parts(config_of(Own(), **changes, **MESH))
+  runs = [parts.run(2, placed(parts))[1] for parts in (one, many)]
+  assert_losses_are_close(*runs)
+
+
 @pytest.mark.parametrize(
   "name",
   [
-    pytest.param("muon", marks=pytest.mark.slow),
-    pytest.param("lora", marks=pytest.mark.nightly),  # test_lora.py has a mesh
+    "layer_decay",
+    *(pytest.param(n, marks=pytest.mark.slow) for n in ("lora", "muon")),
   ],
 )
-def test_a_mesh_gives_the_same(name):
-  changes = FINE_TUNING[name]
-  one = tiny.Parts(config_of(Own(), **changes), ONE)
-  mesh = dict(mesh__data=2, mesh__fsdp=2, mesh__tensor=2)
-  many = tiny.Parts(config_of(Own(), **changes, **mesh))
-  losses = lambda parts: [m["loss"] for m in parts.run(2)[1]]
-  np.testing.assert_allclose(losses(many), losses(one), rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", FINE_TUNING)
 def test_what_is_not_declared_is_refused_with_the_option(name):
   option, *_ = FINE_TUNING[name]
   option = option.replace("__", ".") if name != "lora" else "lora.rank"
@@ -211,7 +173,7 @@ def test_what_is_not_declared_is_refused_with_the_option(name):
   with pytest.raises(ConfigError, match=rf"config\.{option}.*Plain\."):
     planner.checked(config, tiny.Parts(config_of(Plain()), ONE).mesh)
   with pytest.raises(ConfigError, match=rf"config\.{option}.*Plain\."):
-    setup(config, data=Data(16))
+    setup(config, data=tiny.Data())
 
 
 def test_a_declaration_that_does_not_fit_is_refused():
@@ -238,7 +200,7 @@ def test_positions_and_attention_that_are_not_declared(run):
   file = dataclasses.replace(file, options=file.options | {"name": Plain.name})
   target = jax.eval_shape(
     Transformer(Plain(), tiny.NUM_CLASSES).init,
-    jax.random.key(0),
+    KEY,
     jnp.zeros((1, 48, 48, 3)),
   )["params"]
   with pytest.raises(ValueError, match=r"pos_embedding: .*Plain\.POSITIONS"):
@@ -255,6 +217,7 @@ def test_positions_and_attention_that_are_not_declared(run):
     inspection.attention_map(Silent(), params, images)
 
 
+@pytest.mark.slow
 def test_the_normalisation_of_images_is_folded(run):
   file = weights.read(run)
   vit = vit_jax.load(run, verbose=False)
@@ -293,13 +256,6 @@ class WithBatchNorm(Plain):
 def test_other_collections_are_refused():
   config = config_of(WithBatchNorm())
   with pytest.raises(ConfigError, match="collection batch_stats"):
-    setup(config, data=Data(16))
+    setup(config, data=tiny.Data())
   with pytest.raises(ValueError, match="collection batch_stats"):
     tiny.Parts(config, ONE)
-
-
-def test_weights_that_do_not_fit_name_the_arrays():
-  """`scan` is no option of a ResNet's."""
-  path = "tests/data/bit_v2.weights.npz"
-  with pytest.raises(ValueError, match="conv_root/kernel: got shape"):
-    vit_jax.load(path, stage_width=2.0, verbose=False)

@@ -115,7 +115,7 @@ def test_what_is_built(built):
   assert len(always) == len(PROJECT["dependencies"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_editable_install_beside_a_clone(sources, tmp_path):
   """A clone is a folder vit_jax, which Python may take for the package."""
   python, _ = _installed(tmp_path / "venv", "--editable", sources)

@@ -122,16 +122,19 @@ def test_shots_are_the_first_of_each_class_in_turn():
   assert set(ridge.sample_shots(labels, 1, 5, 3)) < set(got)
 
 
-def test_too_few_examples_of_a_class():
-  labels = np.array([0, 0, 0, 2, 2, 2, 1])
-  with pytest.raises(ValueError, match="class 0 has 3, class 1 has 1, class 2"):
-    ridge.sample_shots(labels, 4, seed=0, num_classes=3)
-  with pytest.raises(ValueError, match="got 1 per class, but class 3 has 0"):
-    ridge.sample_shots(labels, 1, seed=0, num_classes=4)
-  with pytest.raises(ValueError, match="and 15 more classes"):
-    ridge.sample_shots(np.arange(20), 2, seed=0, num_classes=20)
-  with pytest.raises(ValueError, match="shots: got 0"):
-    ridge.sample_shots(labels, 0, seed=0, num_classes=3)
+@pytest.mark.parametrize(
+  "labels, shots, word",
+  [
+    ([0, 0, 0, 2, 2, 2, 1], 4, "class 1 has 1"),
+    ([0, 0, 2], 1, "class 1 has 0"),
+    (range(20), 2, "and 15 more classes"),
+    ([0, 1, 2], 0, "shots: got 0"),
+  ],
+)
+def test_too_few_examples_of_a_class(labels, shots, word):
+  labels = np.array(labels)
+  with pytest.raises(ValueError, match=word):
+    ridge.sample_shots(labels, shots, seed=0, num_classes=int(labels.max()) + 1)
 
 
 def test_classes_with_fewer_examples_give_all_of_them():
@@ -140,12 +143,16 @@ def test_classes_with_fewer_examples_give_all_of_them():
   assert labels[got].tolist() == [0, 0, 1, 2, 2]
 
 
-def test_wrong_input():
+@pytest.mark.parametrize(
+  "num_classes, l2, place, word",
+  [
+    (3, 0.0, 0.0, "l2: got 0"),
+    (2, 1.0, 0.0, "classes from 0 to 2"),
+    (3, 1.0, np.nan, "row 4"),
+  ],
+)
+def test_wrong_input(num_classes, l2, place, word):
   x, y = _case(20, 6)
-  with pytest.raises(ValueError, match="l2: got 0"):
-    ridge.fit(x, y, 3, [1.0, 0.0])
-  with pytest.raises(ValueError, match="classes from 0 to 2, expected"):
-    ridge.fit(x, y, 2, [1.0])
-  x[4, 1] = np.nan
-  with pytest.raises(ValueError, match="1 of 20 rows .* first is row 4"):
-    ridge.fit(x, y, 3, [1.0])
+  x[4, 1] = place
+  with pytest.raises(ValueError, match=word):
+    ridge.fit(x, y, num_classes, [1.0, l2])

@@ -65,16 +65,14 @@ def test_a_rate_of_zero_is_no_division_by_zero():
   assert float(schedules.make_schedule(config, 10)(5)) == 0.0
 
 
-@pytest.mark.parametrize("warmup", [1000, -1])
-def test_warmup_must_end_before_the_run(warmup):
-  config = dataclasses.replace(CONFIG, warmup_steps=warmup)
-  with pytest.raises(ValueError, match=rf"warmup_steps: got {warmup}, .* 1000"):
+@pytest.mark.parametrize(
+  "option, value",
+  [("warmup_steps", TOTAL), ("warmup_steps", -1), ("schedule", "stair")],
+)
+def test_what_cannot_be_is_refused(option, value):
+  config = dataclasses.replace(CONFIG, **{option: value})
+  with pytest.raises(ValueError, match=f"{option}: got '?{value}"):
     schedules.make_schedule(config, TOTAL)
-
-
-def test_unknown_decay():
-  with pytest.raises(ValueError, match="got 'stair', expected one of cosine"):
-    schedules.make_schedule(OptimConfig(schedule="stair"), 10)
 
 
 def test_steps_of_a_short_run_may_coincide():
@@ -108,16 +106,15 @@ def test_an_imported_schedule_decides_the_warmup():
 
 
 @pytest.mark.parametrize(
-  ("text", "words"),
+  ("text", "word"),
   [
-    ("stair", "has no stair. Did you mean 'stairs'?"),
-    ("stairs(3)", "arguments as Python writes them"),
-    ("stairs(width=3)", "raises TypeError: .*'width'"),
-    ("stairs(height='a')", "raises TypeError"),
-    ("WARMUP", "raises TypeError: 'int' object is not callable"),
-    ("twice", r"rate has the shape \(2,\), expected \(\)"),
+    ("stair", "'stairs'"),
+    ("stairs(width=3)", "'width'"),
+    ("stairs(height='a')", "TypeError"),
+    ("WARMUP", "TypeError"),
+    ("twice", r"\(2,\)"),
   ],
 )
-def test_errors_of_imported_schedules(text, words):
-  with pytest.raises(ValueError, match=f"config.optim.schedule: got .*{words}"):
+def test_errors_of_imported_schedules(text, word):
+  with pytest.raises(ValueError, match=f"config.optim.schedule: .*{word}"):
     _imported(text)

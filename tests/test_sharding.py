@@ -210,15 +210,8 @@ def test_microbatches_are_not_tiny_without_a_warning(kind, rows, parts):
   mesh = sharding.make_mesh(MeshConfig(), _chips(kind, (2, 4, 1)))
   assert microbatch.microbatches_of(freeze(c), mesh) == parts
   text = sharding.describe(freeze(c), {}, mesh)
-  expected = f"{parts} microbatch{'es' * (parts > 1)} a step"
-  if parts == 67:
-    images = {67: "1 image", 134: "2 images"}[rows]
-    expected += (
-      f" of {images}, which is slow: the {rows} of a device have no divisor"
-      f" nearer to {16 if 'v5' in kind else 64} and within"
-      " config.optim.microbatch = 64; choose another config.data.batch_size"
-    )
-  assert text == expected
+  assert text.startswith(f"{parts} microbatch")
+  assert ("config.data.batch_size" in text) == (parts == 67)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,33 +233,27 @@ def test_a_family_without_mlp_dim_has_the_microbatch_that_is_set():
     assert microbatch.fast_microbatch(config, mesh) == 64
 
 
-def test_batches_are_held_to_a_mesh_whose_axes_are_open():
+def test_batches_that_do_not_divide():
   evals = {"val": {"kind": "classification", "batch_size": 12}}
   config = tiny.config(mesh__fsdp=-1, data__batch_size=20, evals=evals)
-  batch, val = sharding.mesh_errors(config)
-  assert batch.startswith("config.data.batch_size: got 20, which does not")
-  assert val.startswith("config.evals.val.batch_size: got 12, which does not")
-
-
-def test_batch_that_does_not_divide():
+  batch, val = sharding.mesh_errors(config)  # the axes are open
+  assert "config.data.batch_size: got 20" in batch
+  assert "config.evals.val.batch_size: got 12" in val
   shape = {"data": 4, "fsdp": 2, "tensor": 1}
   assert sharding.batch_errors("k", 32, shape) == []
-  (error,) = sharding.batch_errors("config.data.batch_size", 36, shape)
-  assert error == (
-    "config.data.batch_size: got 36, which does not split over data*fsdp = 8"
-    " devices; use a multiple of 8 such as 32, or set config.mesh."
-  )
+  (error,) = sharding.batch_errors("k", 36, shape)
+  assert "k: got 36" in error and "such as 32" in error
 
 
 def test_specs_of_a_block():
-  specs = _specs(model_config(variant="S/16"))
+  specs = _specs(model_config(variant="S/16", depth=4))
   block = "Transformer/encoderblock_3/"
   attention = block + "MultiHeadDotProductAttention_0/"
   assert specs[attention + "query/kernel"][1] == P("fsdp", "tensor", None)
   assert specs[attention + "out/kernel"][1] == P("tensor", None, "fsdp")
   assert specs[block + "MlpBlock_0/Dense_0/kernel"][1] == P("fsdp", "tensor")
   assert not any(specs[block + "LayerNorm_0/scale"][1])
-  specs = _specs(model_config("modern", variant="S/16", **SWIGLU))
+  specs = _specs(model_config("modern", variant="S/16", depth=4, **SWIGLU))
   for leaf, spec in (("kernel", P("fsdp", "tensor")), ("bias", P("tensor"))):
     for name in ("Gate", "Dense_0"):  # so that their product needs no link
       assert specs[f"{block}MlpBlock_0/{name}/{leaf}"][1] == spec
@@ -286,7 +273,7 @@ def test_specs_of_a_block():
 def test_some_kinds_split_heads_where_they_can(kind, variant, shape, spec):
   device = jax.sharding.AbstractDevice(kind, None, "tpu")
   mesh = jax.sharding.AbstractMesh(shape, sharding.AXES, abstract_device=device)
-  specs = _specs(model_config(variant=variant), mesh)
+  specs = _specs(model_config(variant=variant, depth=4), mesh)
   key = "Transformer/encoderblock_3/MultiHeadDotProductAttention_0/query/kernel"
   assert specs[key][1] == spec
 
@@ -314,13 +301,18 @@ EIGHT = jax.sharding.AbstractMesh((1, 8, 1), sharding.AXES)
 @pytest.mark.parametrize(
   "model",
   [
-    model_config(variant="Ti/16"),
-    model_config(variant="S/16", pool="map", posemb="relative"),
+    model_config(variant="S/16", pool="map", posemb="relative", scan=True),
     model_config(variant="B/16", pool="gap", scan=True),
-    model_config(variant="R50+B/16"),
-    model_config("modern", variant="S/8", projection=512, **SWIGLU),
-    model_config("modern", variant="S/8", distilled=True),
-    model_config(name="bit_v1", variant="R26x1"),
+    model_config("modern", variant="S/8", projection=512, scan=True, **SWIGLU),
+    *(
+      pytest.param(model, marks=pytest.mark.slow)
+      for model in (
+        model_config(variant="Ti/16"),
+        model_config(variant="R50+B/16"),
+        model_config("modern", variant="S/8", distilled=True),
+        model_config(name="bit_v1", variant="R26x1"),
+      )
+    ),
   ],
   ids=lambda m: m.variant,
 )

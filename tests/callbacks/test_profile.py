@@ -9,7 +9,7 @@ import tiny
 from vit_jax import train
 from vit_jax.config import ConfigError
 
-pytestmark = pytest.mark.slow  # clu's profiler loads TensorFlow
+pytestmark = pytest.mark.nightly  # clu's profiler loads TensorFlow
 
 
 def _run(folder: pathlib.Path, **options):

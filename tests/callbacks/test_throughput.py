@@ -2,6 +2,7 @@
 
 import threading
 import time
+import types
 
 import pytest
 
@@ -36,25 +37,12 @@ def test_rates_leave_out_compilation_and_pauses(clock):
   }
 
 
-class Device:
-  """Counts its memory, or does not, as a CPU."""
-
-  def __init__(self, counts):
-    self._counts = counts
-
-  def memory_stats(self):
-    return self._counts
-
-
-@pytest.mark.parametrize(
-  "counts, peak",
-  [
-    ([{"peak_bytes_in_use": 3}, {"peak_bytes_in_use": 5}], 5.0),
-    ([None, None], None),
-  ],
-)
-def test_the_most_memory_of_a_device(clock, counts, peak):
-  throughput = Throughput(8, 2, 5, None, map(Device, counts))
+@pytest.mark.parametrize("bytes_, peak", [((3, 5), 5.0), ((None,) * 2, None)])
+def test_the_most_memory_of_a_device(clock, bytes_, peak):
+  """A CPU does not count its memory."""
+  counts = [n and {"peak_bytes_in_use": n} for n in bytes_]
+  devices = (types.SimpleNamespace(memory_stats=lambda c=c: c) for c in counts)
+  throughput = Throughput(8, 2, 5, None, devices)
   assert throughput.on_log(1, {}) == {}
   clock[0] = 1.0
   values = throughput.on_log(2, {})
@@ -130,8 +118,7 @@ def test_waiting_counts_from_when_the_device_is_idle(clock, run):
     clock[0] = start + 100.0
   assert run.hooks.on_log(2, {})["input_wait"] == 0.5
   (text,) = run.notes
-  assert text.startswith("input       the device waited for images 50% of")
-  assert "docs/troubleshooting.md" in text
+  assert text.startswith("input ") and "50%" in text
   with run.hooks.phase("input"):
     clock[0] += 1.0
   assert run.hooks.on_log(3, {})["input_wait"] == 1.0

@@ -11,27 +11,18 @@ from vit_jax.callbacks.watchdog import Watchdog
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-class Clock:
-  """Turned by hand."""
-
-  now = 0.0
-
-  def __call__(self):
-    return self.now
-
-
 class Watched:
   """A watchdog whose clock is turned by hand, a second for each check."""
 
   def __init__(self, seconds=20.0):
-    self.clock = Clock()
-    self.dog = Watchdog(seconds, "unused", clock=self.clock)
+    self.now = 0.0
+    self.dog = Watchdog(seconds, "unused", clock=lambda: self.now)
     self.dog.close(None)  # its thread
 
   def passes(self, seconds):
     """Looks once a second; returns the first alarm."""
     for _ in range(seconds):
-      self.clock.now += 1.0
+      self.now += 1.0
       if alarm := self.dog.alarm():
         return alarm
     return None
@@ -42,10 +33,9 @@ def test_the_alarm_names_phase_step_and_limit():
   watched.passes(10)
   watched.dog.on_phase("compile")
   assert watched.passes(20) is None
-  assert watched.passes(1) == (
-    "hung        phase compile, step 0: no progress for 21 s;"
-    " config.watchdog_seconds is 20"
-  )
+  alarm = watched.passes(1)
+  for words in ("compile, step 0", "21 s", "config.watchdog_seconds is 20"):
+    assert words in alarm
 
 
 def test_every_sign_of_progress_starts_the_limit_anew():
@@ -63,7 +53,7 @@ def test_every_sign_of_progress_starts_the_limit_anew():
 def test_a_process_that_was_suspended_gets_the_limit_anew():
   watched = Watched()
   watched.passes(18)
-  watched.clock.now += 3600.0  # SIGSTOP, and SIGCONT an hour later
+  watched.now += 3600.0  # SIGSTOP, and SIGCONT an hour later
   assert watched.passes(20) is None
   assert watched.passes(3) is not None
 
@@ -91,11 +81,11 @@ def test_a_hang_ends_with_124_and_the_stacks(tmp_path):
     timeout=60,
   )
   assert done.returncode == 124
-  assert done.stdout.startswith("hung phase evaluation, step 7: no progress")
-  assert 'File "<string>", line 10 in <module>' in done.stderr
-  file = workdir / watchdog.STACKS.format(3)
-  assert file.read_text().startswith("hung        phase evaluation, step 7")
-  assert 'File "<string>", line 10 in <module>' in file.read_text()
+  stacks = (workdir / watchdog.STACKS.format(3)).read_text()
+  assert "phase evaluation, step 7" in done.stdout
+  assert "phase evaluation, step 7" in stacks
+  for text in (done.stderr, stacks):
+    assert 'File "<string>", line 10 in <module>' in text
 
 
 def test_a_limit_of_0_is_none(tmp_path):

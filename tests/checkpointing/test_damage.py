@@ -374,32 +374,6 @@ def test_retention_counts_only_what_is_whole(tmp_path, shapes):
   assert (tmp_path / "checkpoints/2").is_dir()
 
 
-@pytest.mark.slow
-def test_a_reader_beside_a_run_reads_a_whole_one(tmp_path, shapes, capfd):
-  states = {n: _state(shapes, n) for n in range(1, 13)}
-  saver = checkpointer.Checkpointer(
-    str(tmp_path), CheckpointConfig(keep_last=1)
-  )
-  saver.save_now(1, states[1], {"step": 1})
-  read, over = [], threading.Event()
-
-  def read_all():
-    while not over.is_set():
-      params, metadata = checkpointer.load_params(str(tmp_path))
-      read.append((metadata["step"], _bits(params)))
-
-  reader = threading.Thread(target=read_all)
-  reader.start()
-  for n in range(2, 13):
-    saver.save_now(n, states[n], {"step": n})
-  over.set()
-  reader.join()
-  saver.close()
-  assert len(read) > 3 and "damaged" not in capfd.readouterr().err
-  for n, got in read:
-    assert got == _bits(states[n].params)
-
-
 def test_what_a_removal_left_is_no_checkpoint(copy):
   (copy / "checkpoints/2").rename(copy / "checkpoints/2.deleted")
   assert checkpointer.find(str(copy)).name == "1"

@@ -18,6 +18,8 @@ from vit_jax.config import ConfigError
 from vit_jax.writers import atomic_files
 from vit_jax.writers.metric_writer import read_metrics
 
+pytestmark = pytest.mark.faults
+
 
 class Stopped(Exception):
   """Stands for a machine that is taken away."""
@@ -208,7 +210,7 @@ def test_a_deleted_workdir_is_not_made_again(tmp_path):
   assert not folder.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_full_disk_is_reported_and_waited_for(tmp_path, monkeypatch, capfd):
   """TensorBoard cannot be written at all, metrics not for a while."""
   folder, append, replace = (

@@ -16,11 +16,11 @@ from vit_jax.data import sources
 from vit_jax.distributed import agreement
 from vit_jax.models import cudnn
 
-# Two processes with different values: each prints the error that it gets.
+# One of two processes, which prints the error of each (values, folder).
 PROCESS = """
 import json, sys
 
-address, index, values, folder = json.loads(sys.argv[1])
+address, index, pairs = json.loads(sys.argv[1])
 import jax
 
 jax.distributed.initialize(address, 2, index)
@@ -29,54 +29,50 @@ from vit_jax.distributed import agreement
 
 agreement.VISIBLE_SECONDS = 2.0
 results = [agreement.broadcast_text(f"{index}" * (3 + index))]
-checks = (agreement.check, values), (agreement.check_folder, folder)
-for check, value in checks:
-  try:
-    check(value)
-    results.append("")
-  except ConfigError as e:
-    results.append(e.errors[0])
+checks = agreement.check, agreement.check_folder
+for pair in pairs:
+  for check, value in zip(checks, pair):
+    try:
+      check(value)
+      results.append("")
+    except ConfigError as e:
+      results.append(e.errors[0])
 print(json.dumps(results))
 """
 
 
-def both(values, folders):
-  address = several.address()
-  arguments = [
-    json.dumps([address, i, values[i], str(folders[i])]) for i in range(2)
-  ]
-  commands = [[sys.executable, "-c", PROCESS, a] for a in arguments]
-  results = several.outputs(commands, several.env())
-  return [json.loads(out.splitlines()[-1]) for out in results]
-
-
 @pytest.mark.slow
-def test_processes_that_are_alike_go_on(tmp_path):
-  values = {"a": [1, 2], "b": None}
-  assert both([values, values], [tmp_path, tmp_path]) == [["000", "", ""]] * 2
-  assert [*tmp_path.iterdir()] == []
-
-
-@pytest.mark.slow
-def test_those_that_differ_all_end_and_say_how(tmp_path):
-  folders = tmp_path / "0", tmp_path / "1"
-  for folder in folders:
+def test_two_that_are_alike_go_on_and_two_that_differ_say_how(tmp_path):
+  own = tmp_path / "0", tmp_path / "1"
+  for folder in own:
     folder.mkdir()
-  nan = float("nan")
-  values = [{"a": 1, "b": 2, "same": nan}, {"a": 1, "same": nan}]
-  first, second = both(values, folders)
-  assert first[1] == ("got other options, data or versions in process 1.")
-  assert second[1] == ("b: got None in process 1, expected 2 as in process 0.")
-  for folder, result in zip(folders, (first, second), strict=True):
-    assert result[2].startswith(
-      f"--workdir: got '{folder}', where process 1 cannot find what process 0"
-    )
+  nan, address = float("nan"), several.address()
+  alike = {"a": [1, 2], "b": None}, str(tmp_path)
+  values = {"a": 1, "b": 2, "same": nan}, {"a": 1, "same": nan}
+  commands = [
+    [sys.executable, "-c", PROCESS]
+    + [json.dumps([address, i, [alike, (values[i], str(own[i]))]])]
+    for i in range(2)
+  ]
+  outputs = several.outputs(commands, several.env())
+  results = [json.loads(out.splitlines()[-1]) for out in outputs]
+  assert [result[:3] for result in results] == [["000", "", ""]] * 2
+  (first, *_), (second, *_) = differ = [result[3:] for result in results]
+  assert "process 1" in first
+  assert second.startswith("b: got None in process 1, expected 2")
+  for folder, (_, error) in zip(own, differ, strict=True):
+    assert error.startswith(f"--workdir: got '{folder}'")
     assert [*folder.iterdir()] == []
+  assert {*tmp_path.iterdir()} == {*own}
 
 
 def of_run(source, config=None, params=None):
   config = config or tiny.config()
   return agreement.of_run(config, {"train": source}, params or {})
+
+
+def differing(first, second):
+  return {k for k in first if first[k] != second[k]}
 
 
 @pytest.fixture
@@ -100,23 +96,18 @@ def test_hosts_compare_what_computes_attention(folder, monkeypatch):
 
 def test_where_a_host_has_its_files_is_its_own_affair(folder):
   there = shutil.copytree(folder, folder.parent / "somewhere" / "else")
-  first, second = (
-    sources.open_source(f"folder:{path}", "train") for path in (folder, there)
-  )
-  config, other = (
-    tiny.config(
-      data__data_dir=f"{path}/tfds",
-      data__dataset=f"folder:{path}",
-      init=f"{path}/w.npz",
-    )
-    for path in (folder, there)
-  )
-  assert of_run(first, config) == of_run(second, other)
+
+  def of(path):
+    files = dict(data__data_dir=f"{path}/tfds", init=f"{path}/w.npz")
+    config = tiny.config(data__dataset=f"folder:{path}", **files)
+    return of_run(sources.open_source(f"folder:{path}", "train"), config)
+
+  assert of(folder) == of(there)
 
 
 @pytest.mark.parametrize("change", ["missing", "renamed", "moved", "subset"])
 def test_other_files_are_other_data(folder, change):
-  split, other = "train+val", "train+val"
+  split = "train+val@4" if change == "subset" else "train+val"
   first = of_run(sources.open_source(f"folder:{folder}", split))
   if change == "missing":
     (folder / "a/0.png").unlink()
@@ -125,41 +116,28 @@ def test_other_files_are_other_data(folder, change):
   elif change == "moved":
     (folder / "a/0.png").rename(folder / "b/0.png")
   else:
-    split, other = "train+val@4", "train+val@4/seed=1"
-    first = of_run(sources.open_source(f"folder:{folder}", split))
-  second = of_run(sources.open_source(f"folder:{folder}", other))
-  differing = {k for k in first if first[k] != second[k]}
-  assert differing == {"records of train"}
+    split += "/seed=1"
+  second = of_run(sources.open_source(f"folder:{folder}", split))
+  assert differing(first, second) == {"records of train"}
 
 
-def test_other_code_and_settings_of_jax_are_reported(monkeypatch):
-  source = sources.open_source("digits", "train", fake=True)
-  first = of_run(source)
-  with jax.default_prng_impl("rbg"), jax.default_matmul_precision("float32"):
-    second = of_run(source)
-  assert {k for k in first if first[k] != second[k]} == {
-    *("jax_default_prng_impl", "jax_default_matmul_precision")
-  }
-  read = pathlib.Path.read_bytes
-  monkeypatch.setattr(
-    pathlib.Path,
-    "read_bytes",
-    lambda p: read(p) + b"#" * (p.name == "optim.py"),
-  )
-  third = of_run(source)
-  assert {k for k in first if first[k] != third[k]} == {
-    "code of vit_jax/optim.py"
-  }
-
-
-def test_other_options_and_weights_are_reported():
+def test_other_code_options_weights_and_settings_of_jax_are_reported(
+  monkeypatch,
+):
   source = sources.open_source("digits", "train", fake=True)
   params = {"head": {"bias": np.ones(3, "float32")}}
   first = of_run(source, params=params)
-  params["head"]["bias"][1] = 1.0000001
-  second = of_run(source, tiny.config(optim__lr=0.5), params)
-  assert {k for k in first if first[k] != second[k]} == {
-    "config.optim.lr",
-    "initial value of head/bias",
-  }
   assert json.loads(json.dumps(first)) == first
+  with jax.default_prng_impl("rbg"), jax.default_matmul_precision("float32"):
+    second = of_run(source, params=params)
+  settings = {"jax_default_prng_impl", "jax_default_matmul_precision"}
+  assert differing(first, second) == settings
+  params["head"]["bias"][1] = 1.0000001
+  third = of_run(source, tiny.config(optim__lr=0.5), params)
+  names = {"config.optim.lr", "initial value of head/bias"}
+  assert differing(first, third) == names
+  read = pathlib.Path.read_bytes
+  more = lambda path: read(path) + b"#" * (path.name == "optim.py")
+  monkeypatch.setattr(pathlib.Path, "read_bytes", more)
+  fourth = of_run(source, tiny.config(optim__lr=0.5), params)
+  assert differing(third, fourth) == {"code of vit_jax/optim.py"}

@@ -41,7 +41,7 @@ sys.stderr.write("x" * 10**6)
 # A run goes on when the connection that started it is closed: stderr is a pipe
 # without a reader.
 UNHEARD = """
-import os, sys
+import os
 from vit_jax.distributed import exit_codes as exits
 from vit_jax.callbacks import progress
 
@@ -59,11 +59,17 @@ print("trained")
 """
 
 
+def run(code, **options):
+  """Returns the finished process of a program."""
+  command = [sys.executable, "-u", "-c", code]
+  return subprocess.run(command, cwd=ROOT, text=True, timeout=60, **options)
+
+
 @pytest.mark.slow
 def test_a_hang_of_stderr_ends_too():
-  with subprocess.Popen(
-    [sys.executable, "-c", STDERR], cwd=ROOT, stderr=subprocess.PIPE
-  ) as process:
+  command = [sys.executable, "-c", STDERR]
+  pipe = subprocess.PIPE
+  with subprocess.Popen(command, cwd=ROOT, stderr=pipe) as process:
     try:
       assert process.wait(60) == 124
     finally:
@@ -71,13 +77,7 @@ def test_a_hang_of_stderr_ends_too():
 
 
 def test_what_hangs_or_fails_keeps_no_process():
-  done = subprocess.run(
-    [sys.executable, "-u", "-c", CODE],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=20,
-  )
+  done = run(CODE, capture_output=True)
   assert done.returncode == 124
   assert "a text" in done.stdout and "called" in done.stdout
   assert "too late" not in done.stdout
@@ -93,12 +93,7 @@ def test_one_of_several_processes_without_a_device(monkeypatch, capfd):
   assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_run_that_nobody_hears_goes_on():
-  done = subprocess.run(
-    [sys.executable, "-c", UNHEARD],
-    cwd=ROOT,
-    stdout=subprocess.PIPE,
-    text=True,
-    timeout=60,
-  )
+  done = run(UNHEARD, stdout=subprocess.PIPE)
   assert (done.returncode, done.stdout) == (0, "trained\n")

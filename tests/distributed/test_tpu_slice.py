@@ -7,11 +7,11 @@ import importlib.util
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import several
 
+from vit_jax.commands import COMMANDS
 from vit_jax.config import ConfigError
 from vit_jax.distributed import tpu_slice
 
@@ -32,6 +32,8 @@ PAIR = {
   "MEGASCALE_NUM_SLICES": "1",
   "MEGASCALE_SLICE_ID": "0",
 }
+
+slow = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
@@ -62,37 +64,43 @@ def metadata(monkeypatch):
       pass
 
   server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-  threading.Thread(target=server.serve_forever, daemon=True).start()
+  serve = threading.Thread(target=server.serve_forever, args=[0.01])
+  serve.start()
   monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{server.server_port}")
   yield answers, asked
   server.shutdown()
   server.server_close()
 
 
-def _find(monkeypatch, **variables):
-  for name, value in variables.items():
-    monkeypatch.setenv(name, value)
-  return tuple(tpu_slice.find())
+@pytest.fixture
+def is_shared(monkeypatch):
+  """Whether the slice is shared, where these variables are set."""
+
+  def find(**variables):
+    with monkeypatch.context() as patch:
+      for name, value in variables.items():
+        patch.setenv(name, value)
+      return tpu_slice.find().is_shared
+
+  return find
 
 
-@pytest.mark.parametrize(
-  "libtpu, chips, want",
-  [
-    (True, ["/dev/accel0"], True),
-    (True, ["/dev/vfio/0"], True),
-    (True, [], False),
-    (False, ["/dev/accel0"], False),
-  ],
-)
-def test_what_a_tpu_vm_is(monkeypatch, libtpu, chips, want):
+def test_what_a_tpu_vm_is(monkeypatch):
   monkeypatch.delenv("JAX_FORCE_TPU_INIT", raising=False)
-  monkeypatch.setattr(importlib.util, "find_spec", lambda name: libtpu or None)
-  monkeypatch.setattr(glob, "glob", lambda p: fnmatch.filter(chips, p))
-  assert tpu_slice.is_tpu_vm() == want
+  for libtpu, chips, want in (
+    (True, "/dev/accel0", True),
+    (True, "/dev/vfio/0", True),
+    (True, "", False),
+    (None, "/dev/accel0", False),
+  ):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _, it=libtpu: it)
+    found = lambda pattern, it=chips: fnmatch.filter([it], pattern)
+    monkeypatch.setattr(glob, "glob", found)
+    assert tpu_slice.is_tpu_vm() == want
 
 
 @pytest.mark.parametrize(
-  "variables, is_shared",
+  "variables, want",
   [
     # The slice has other hosts.
     (TWO, True),
@@ -111,47 +119,37 @@ def test_what_a_tpu_vm_is(monkeypatch, libtpu, chips, want):
     ({"TPU_PROCESS_ADDRESSES": "local"}, False),
   ],
 )
-def test_variables_of_a_slice(monkeypatch, variables, is_shared):
-  assert _find(monkeypatch, **variables)[0] == is_shared
+def test_variables_of_a_slice(is_shared, variables, want):
+  assert is_shared(**variables) == want
 
 
-@pytest.mark.parametrize(
-  "workers, slices, is_shared",
-  [
+def test_answers_of_the_metadata_server(is_shared, metadata):
+  answers, asked = metadata
+  for workers, slices, want in (
     ("10.0.0.2", "", False),
     ("a:0:10.0.0.2,b:1:10.0.0.3", "", True),
     ("10.0.0.2", "MEGASCALE_NUM_SLICES: '2'", True),
-  ],
-)
-def test_answers_of_the_metadata_server(
-  monkeypatch, metadata, workers, slices, is_shared
-):
-  answers, asked = metadata
-  answers["worker-network-endpoints"] = workers
-  answers["tpu-env"] = f"ZONE: 'z'\n{slices}"
-  assert _find(monkeypatch)[0] == is_shared
-  asked.clear()
-  one = _find(monkeypatch, **ONE)  # of the slices the variables say nothing
-  assert asked == ["tpu-env"] and one[0] == bool(slices)
+  ):
+    answers["worker-network-endpoints"] = workers
+    answers["tpu-env"] = f"ZONE: 'z'\n{slices}"
+    assert is_shared() == want
+    asked.clear()
+    one = is_shared(**ONE)  # about the slices the variables say nothing
+    assert asked == ["tpu-env"] and one == bool(slices)
 
 
-def test_hosts_in_a_file(monkeypatch, tmp_path):
+def test_hosts_in_a_file(is_shared, tmp_path):
   path = tmp_path / "hosts"
   path.write_text("a:1,b:1")
-  assert _find(monkeypatch, TPU_PROCESS_ADDRESSES_PATH=str(path))[0]
+  assert is_shared(TPU_PROCESS_ADDRESSES_PATH=str(path))
 
 
 def _python(code, **env):
-  env_without_platform = {
-    k: v for k, v in several.env().items() if k != "JAX_PLATFORMS"
-  }
+  env = several.env() | {"PYTHONUNBUFFERED": "1"} | env
+  env.pop("JAX_PLATFORMS", None)
+  pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
   return subprocess.Popen(
-    [sys.executable, "-c", code],
-    env=env_without_platform | {"PYTHONUNBUFFERED": "1"} | env,
-    text=True,
-    stdin=subprocess.PIPE,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
+    [sys.executable, "-c", code], env=env, text=True, **pipes
   )
 
 
@@ -204,14 +202,6 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.slow
-def test_a_host_that_is_alone_starts_no_coordinator():
-  env = PAIR | {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
-  out, err = _python(JOINS, **env).communicate(timeout=60)
-  assert out == "False\n", err
-  assert "this process works alone" in err
-
-
 ALONE = {
   "benchmark": ["--config=vit_b16:imagenet2012"],
   "convert": ["a.npz", "b.npz", "--to=npz"],
@@ -223,43 +213,31 @@ ALONE = {
 
 @pytest.mark.parametrize(
   "verb",
-  [
-    "predict",
-    *(pytest.param(v, marks=pytest.mark.slow) for v in ALONE if v != "predict"),
-  ],
+  [v if v == "predict" else pytest.param(v, marks=slow) for v in ALONE],
 )
-def test_a_command_without_others_is_refused_on_a_part_of_a_slice(verb):
+def test_a_command_without_others_is_refused_on_a_part_of_a_slice(
+  monkeypatch, verb
+):
   """libtpu would wait for the other hosts, without a word."""
-  env_without_platform = {
-    k: v for k, v in several.env().items() if k != "JAX_PLATFORMS"
-  }
-  command = [sys.executable, "-m", "vit_jax", verb, *ALONE[verb]]
-
-  # convert uses the TPU only if JAX_PLATFORMS names it.
-  platforms = {"JAX_PLATFORMS": "tpu,cpu" if verb == "convert" else ""}
-  done = subprocess.run(
-    command,
-    env=env_without_platform | PAIR | platforms,
-    capture_output=True,
-    text=True,
-    timeout=60,
-  )
-  assert (done.returncode, done.stdout) == (1, "")
-  assert done.stderr.startswith("TPU slice: got one of several hosts")
+  # convert uses the TPU only if it is named.
+  for name, value in {**PAIR, "JAX_PLATFORMS": "tpu,cpu"}.items():
+    monkeypatch.setenv(name, value)
+  with pytest.raises(SystemExit, match="TPU slice: .*TPU_WORKER_HOSTNAMES"):
+    COMMANDS[verb].main(ALONE[verb])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("worker", ["0", "1"])
-def test_a_second_command_on_a_host_leaves_the_run_alone(worker):
+@slow
+def test_a_second_command_on_a_host_leaves_the_run_alone():
   """Without the lock jax aborts both processes of the run (134)."""
   env = PAIR | {"JAX_COORDINATOR_PORT": several.address().split(":")[1]}
   run = [_python(JOINS, **env, TPU_WORKER_ID=str(i)) for i in range(2)]
   for process in run:
     # After a line of Gloo.
     assert "True\n" in iter(process.stdout.readline, "")
-  out, err = _python(JOINS, **env, TPU_WORKER_ID=worker).communicate(timeout=60)
-  assert out == "" and "another process of this host" in err
-  time.sleep(2)
+  for worker in range(2):
+    third = _python(JOINS, **env, TPU_WORKER_ID=str(worker))
+    out, err = third.communicate(timeout=60)
+    assert out == "" and "another process of this host" in err
   for process in run:
     process.stdin.write("\n")
     process.stdin.close()

@@ -4,7 +4,6 @@ They run on this machine and meet on its loopback; their collectives are gloo's.
 The single process that they are compared with is this one, on 1 or 2 devices.
 """
 
-import contextlib
 import json
 import pathlib
 import re
@@ -21,9 +20,10 @@ import several
 from vit_jax import evaluate, param_groups, sharding, train
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import cli
+from vit_jax.distributed.processes import VARIABLES
 from vit_jax.writers.metric_writer import is_measured, read_metrics
 
-ROOT = pathlib.Path(__file__).parents[2]
+pytestmark = pytest.mark.nightly
 # Plain SGD, since Adam makes a whole step of a gradient that is 0 but for
 # rounding (that of the bias of the keys); a constant rate, since runs of 6 and
 # 8 steps are compared.
@@ -43,28 +43,17 @@ def get_config(scored="yes"):
   c.optim.name, c.optim.lr, c.optim.schedule = "sgd", 0.005, "constant"
   c.log_steps = 1
   c.checkpoint.every_steps, c.checkpoint.keep_last = 3, 3
-  ops = "decode|resize(16)"
-  split = {"split": "test[:101]", "ops": ops}
+  split = dict(split="test[:101]", ops="decode|resize(16)")
+  learns = dict(train_split="train[:200]", **split)
+  few = dict(l2=(1.0,), shots=(1, 5), baselines=True, every_steps=7)
   if scored == "yes":
-    c.evals = {
-      "test": {"kind": "classification", **split},
-      "few": {
-        "kind": "fewshot",
-        **split,
-        "l2": (1.0,),
-        "shots": (1, 5),
-        "baselines": True,
-        "every_steps": 7,
-      },
-      "near": {"kind": "knn", **split, "train_split": "train[:200]"},
-      "line": {
-        "kind": "linear",
-        **split,
-        "train_split": "train[:200]",
-        "steps": 50,
-      },
-      "each": {"kind": "per_class", **split},
-    }
+    c.evals = dict(
+      test=dict(kind="classification", **split),
+      few=dict(kind="fewshot", **few, **split),
+      near=dict(kind="knn", **learns),
+      line=dict(kind="linear", steps=50, **learns),
+      each=dict(kind="per_class", **split),
+    )
   return c
 """
 # One start, since that takes longest: the command, to step 6; then a run that
@@ -80,6 +69,7 @@ import jax
 from vit_jax import evaluate
 from vit_jax import train
 from vit_jax.config import cli
+from vit_jax.distributed.processes import VARIABLES
 
 config = cli.parse("", {}, [config]).config
 train.train_and_evaluate(config, workdir)
@@ -98,31 +88,22 @@ class Run(NamedTuple):
 
 def _start(num_processes, by_flags, config, options, workdir):
   """Runs `PROCESS` several times at once; returns their (stdout, stderr)."""
-  env, address = several.env(), several.address()
-  processes = []
+  env, address, processes = several.env(), several.address(), []
   for i in range(num_processes):
+    place = (address, str(num_processes), str(i))
+    more = []
     if by_flags:
-      more = [f"--coordinator={address}", f"--process_id={i}"]
-      more += [f"--num_processes={num_processes}"]
+      flags = "coordinator", "num_processes", "process_id"
+      more = [f"--{k}={v}" for k, v in zip(flags, place, strict=True)]
     else:
-      more = []
-      env |= {
-        "JAX_COORDINATOR_ADDRESS": address,
-        "JAX_NUM_PROCESSES": str(num_processes),
-        "JAX_PROCESS_ID": str(i),
-      }
-    asked = json.dumps(
-      [
-        [f"--config={config}:no", "--config.total_steps=6", *options, *more],
-        f"--config={config}",
-        str(workdir),
-      ]
-    )
+      env |= dict(zip(VARIABLES, place, strict=True))
+    config_of_6 = [f"--config={config}:no", "--config.total_steps=6"]
+    asked = [[*config_of_6, *options, *more], f"--config={config}"]
     processes.append(
       subprocess.Popen(
-        [sys.executable, "-c", PROCESS, asked],
+        [sys.executable, "-c", PROCESS, json.dumps([*asked, str(workdir)])],
         env=dict(env),
-        cwd=ROOT,
+        cwd=several.ROOT,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -134,34 +115,19 @@ def _start(num_processes, by_flags, config, options, workdir):
     for p in processes:
       p.kill()
   # One that dies takes the others along: its own output tells why.
-  texts = "\n".join(
-    f"{p.returncode}: {o + e}"
-    for p, (o, e) in zip(processes, outputs, strict=True)
-  )
+  texts = "\n".join(o + e for o, e in outputs)
   assert not any(p.returncode for p in processes), texts
   return outputs
 
 
-@contextlib.contextmanager
-def _devices(count):
-  """This process then uses so many of its devices."""
+def _alone(config, workdir, num_devices, act=train.train_and_evaluate):
+  """Trains or evaluates in this process, which then has so many devices."""
   make_mesh = sharding.make_mesh
+  few = lambda mesh: make_mesh(mesh, jax.devices()[:num_devices])
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(
-      sharding,
-      "make_mesh",
-      lambda mesh: make_mesh(mesh, jax.devices()[:count]),
-    )
-    yield
-
-
-def _parsed(config):
-  return cli.parse("", {}, [f"--config={config}"]).config
-
-
-def _alone(config, workdir, num_devices):
-  with _devices(num_devices):
-    train.train_and_evaluate(_parsed(config), str(workdir))
+    patch.setattr(sharding, "make_mesh", few)
+    parsed = cli.parse("", {}, [f"--config={config}"]).config
+    return act(parsed, str(workdir))
 
 
 @pytest.fixture(scope="module")
@@ -239,16 +205,7 @@ def run(request):
 
 
 def _runs(*names):
-  """More than two processes take minutes to start on two cores.
-
-  Several tests of the step compare one device with two.
-  """
-  rare = ("one", "two_four", "two_three", "four_one")
-  params = [
-    pytest.param(name, marks=pytest.mark.nightly if name in rare else ())
-    for name in names
-  ]
-  return pytest.mark.parametrize("run", params, indirect=True)
+  return pytest.mark.parametrize("run", names, indirect=True)
 
 
 def _values(workdir):
@@ -277,7 +234,6 @@ def _state(workdir, step=8):
 EXACT = r"train/(lr|epoch)|(test|each)/(top|count|per|worst)|few/|near/|line/"
 
 
-@pytest.mark.slow
 @_runs("one", "two", "two_four", "two_three", "four_one")
 def test_the_numbers_are_those_of_one_process(one_on_two, run):
   """Agrees to 1e-6: devices add float32 (eps 1.2e-7) in another order."""
@@ -295,7 +251,6 @@ def test_the_numbers_are_those_of_one_process(one_on_two, run):
     )
 
 
-@pytest.mark.slow
 def test_two_processes_are_one_with_two_devices_bit_for_bit(one_on_two, two):
   """A sum of two numbers has one order only, also after a stop."""
   one, other = _state(one_on_two.folder), _state(two.folder)
@@ -308,7 +263,6 @@ def test_two_processes_are_one_with_two_devices_bit_for_bit(one_on_two, two):
       assert other[key] == value, key
 
 
-@pytest.mark.slow
 @_runs("two", "two_three", "two_four")
 def test_evaluation_is_exact_in_every_process(config, run):
   scored = [
@@ -316,21 +270,18 @@ def test_evaluation_is_exact_in_every_process(config, run):
     for i in range(len(run.outputs))
   ]
   assert all(scores == scored[0] for scores in scored)
-  with _devices(1):
-    alone = evaluate.evaluate(_parsed(config), str(run.folder))
+  alone = _alone(config, run.folder, 1, evaluate.evaluate)
   assert alone.keys() == scored[0].keys()
   for key, value in alone.items():
     rtol = 0 if re.match(EXACT, key) else 1e-6
     np.testing.assert_allclose(scored[0][key], value, rtol, err_msg=key)
 
 
-@pytest.mark.slow
 @_runs("two", "two_four")
 def test_only_process_0_speaks(run):
   (out, err), *others = run.outputs
-  count = 1 + len(others)
-  assert f"{count} process(es)" in err and "step 6/6" in err
-  assert "resumes     step 6" in err and "step 8/8" in err
+  for text in (f"{1 + len(others)} process(es)", "resumes ", "step 8/8"):
+    assert text in err
   assert re.search(r"^step 8: test", out, re.M)  # of evaluate
   for out, err in others:
     # gloo itself greets, in C++.
@@ -338,7 +289,6 @@ def test_only_process_0_speaks(run):
     assert not re.search(r"^(parameter|devices|resumes|step) ", err, re.M)
 
 
-@pytest.mark.slow
 @_runs("two", "two_three", "two_four", "four_one")
 def test_a_checkpoint_is_written_once(one_on_two, run):
   folder = run.folder / "checkpoints"

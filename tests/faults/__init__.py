@@ -1,6 +1,7 @@
-"""Fault injection: the trials of `make faults`, which pytest does not run.
+"""Fault injection: the trials of `make faults`.
 
-Every module of `MODULES` has `TRIALS`. Tests use `runs`.
+Every module of `MODULES` has `TRIALS`, which test_trials.py runs. Other tests
+use `runs`.
 """
 
 # In the order of benchmarks/notes/reliability_trials.md.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from faults import runs
 from faults.trial import Trial
 
-SMALL = "tests/checkpointing/test_kill.py"
+SMALL = "tests/test_headlines.py"
 KILLS_A_RUN = 5
 # What a process says when it comes to a phase, the newest first.
 SIGNS = (

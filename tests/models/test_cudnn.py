@@ -55,7 +55,7 @@ def test_it_works(monkeypatch):
   assert cudnn.why_not(*SIZES) == ""
 
 
-@pytest.mark.parametrize("num_tokens", [196, 197])
+@pytest.mark.parametrize("num_tokens", [197])
 def test_gradients_are_cudnn_s_for_any_number_of_tokens(
   monkeypatch, num_tokens
 ):
@@ -80,7 +80,7 @@ def test_gradients_are_cudnn_s_for_any_number_of_tokens(
   ]
 
 
-@pytest.mark.parametrize("num_tokens", [9, 10])
+@pytest.mark.parametrize("num_tokens", [9])
 def test_numbers_do_not_depend_on_the_token_that_is_added(
   monkeypatch, num_tokens
 ):
@@ -93,7 +93,9 @@ def test_numbers_do_not_depend_on_the_token_that_is_added(
     np.testing.assert_allclose(g, w, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("num_heads, of_each", [(4, 2), (3, 3)])
+@pytest.mark.parametrize(
+  "num_heads, of_each", [pytest.param(4, 2, marks=pytest.mark.slow), (3, 3)]
+)
 def test_devices_along_an_axis_of_xla_s_have_their_share_of_the_heads(
   monkeypatch, num_heads, of_each
 ):
@@ -125,7 +127,9 @@ def test_numbers_that_are_off(monkeypatch, factor, reason):
   assert reason in cudnn.why_not(*SIZES)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+  "dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)]
+)
 def test_the_model_takes_it_on_a_gpu(monkeypatch, dtype):
   made = in_its_place(monkeypatch)
   module = MultiHeadDotProductAttention(2, jnp.dtype(dtype))

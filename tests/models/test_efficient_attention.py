@@ -48,6 +48,7 @@ def test_the_gradient_is_that_of_the_formula(save_weights):
   np.testing.assert_allclose(got[1], want[1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_weights", [True, False])
 def test_the_gradient_in_bfloat16_is_as_good(save_weights):
   """Its error against float32 is that of autodiff in bfloat16, or less."""
@@ -91,7 +92,13 @@ def block(relative: bool):
     posemb="relative" if relative else "learn",
   )
   module = EncoderBlock(options, (3, 3))
-  variables = jax.jit(module.init)(jax.random.key(0), TOKENS, None, {}, None)
+  shapes = jax.eval_shape(
+    lambda key: module.init(key, TOKENS, None, {}, None), jax.random.key(0)
+  )
+  numbers = np.random.default_rng(1)
+  variables = jax.tree.map(
+    lambda x: numbers.normal(0, 0.3, x.shape).astype("f"), shapes
+  )
 
   def fn(variables, tokens, draws):
     return module.apply(variables, tokens, jnp.float32(0.5), draws, None)
@@ -131,11 +138,13 @@ def whole(relative):
 
 # 6 images, each with 2 heads x 9 x 9 scores.
 @pytest.mark.parametrize(
-  "max_scores, chunks",
-  [pytest.param(5 * 162, 2, marks=pytest.mark.slow), (1, 6)],
-)
-@pytest.mark.parametrize(
-  "relative", [pytest.param(False, marks=pytest.mark.slow), True]
+  "max_scores, chunks, relative",
+  [
+    pytest.param(5 * 162, 2, True, marks=pytest.mark.slow),
+    pytest.param(1, 6, True, marks=pytest.mark.nightly),
+    pytest.param(5 * 162, 2, False, marks=pytest.mark.nightly),
+    pytest.param(1, 6, False, marks=pytest.mark.nightly),
+  ],
 )
 def test_chunks_give_the_numbers_of_the_whole(
   monkeypatch, max_scores, chunks, relative
@@ -170,7 +179,7 @@ def test_chunks_give_the_numbers_of_the_whole(
 def test_only_in_a_step_on_such_a_chip(monkeypatch):
   """Elsewhere images may be spread over devices, or their number be unknown."""
   fn, variables = block(False)
-  count = lambda fn: products(fn, variables, TOKENS, drawn())
+  count = lambda fn: products(fn, variables, TOKENS, jax.eval_shape(drawn))
   attention, mlp = 4 + 2, 2
   assert count(tiny.in_step(fn)) == attention + mlp
   monkeypatch.setitem(CHOICES, "cpu", Choices(max_scores=1))
@@ -178,6 +187,7 @@ def test_only_in_a_step_on_such_a_chip(monkeypatch):
   assert count(fn) == attention + mlp
 
 
+@pytest.mark.slow
 def test_outside_of_a_step_it_differentiates_forwards_and_twice():
   module = MultiHeadDotProductAttention(2)
   variables = jax.jit(module.init)(jax.random.key(0), TOKENS, TOKENS)

@@ -97,7 +97,18 @@ def branch(model, params, weights, out, i):
   return got * block.get("LayerScale_0", {"scale": 1})["scale"]
 
 
-@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+QUICK = ("scan, positions in blocks",)
+
+
+@pytest.mark.parametrize(
+  "options",
+  [
+    pytest.param(
+      options, marks=() if name in QUICK else pytest.mark.slow, id=name
+    )
+    for name, options in MODELS.items()
+  ],
+)
 def test_weights_times_values_are_the_branch_of_the_model(options):
   model, params = made(**options)
   with jax.default_matmul_precision("highest"):
@@ -115,6 +126,7 @@ def test_weights_times_values_are_the_branch_of_the_model(options):
     np.testing.assert_allclose(got, expected, rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 def test_of_a_hybrid():
   sizes = {k: v for k, v in TINY.items() if k not in ("num_classes", "patch")}
   options = ViTConfig(variant="R+Ti/4", stage_width=0.5, **sizes)
@@ -130,6 +142,7 @@ def test_of_a_hybrid():
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_inside_a_step_that_computes_attention_in_chunks(monkeypatch):
   """The efficient programs return no weights; these are the same without."""
   model, params = made()
@@ -141,6 +154,7 @@ def test_inside_a_step_that_computes_attention_in_chunks(monkeypatch):
   np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_stacked_parameters_give_the_same_whatever_the_option():
   model, params = made()
   expected = inspection.attention_of(model.options, params, IMAGES)
@@ -190,7 +204,10 @@ def test_the_last_layer_stands_left():
   np.testing.assert_allclose(got.sum(-1), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize("pool", ["token", "gap", "map"])
+@pytest.mark.parametrize(
+  "pool",
+  ["token", *(pytest.param(p, marks=pytest.mark.slow) for p in ("gap", "map"))],
+)
 def test_the_map_is_the_row_that_the_head_reads(pool):
   model, params = made(pool=pool)
   rolled = np.asarray(
@@ -217,16 +234,16 @@ def test_the_map_is_the_row_that_the_head_reads(pool):
   assert np.ptp(got[0]) > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "parts",
   [
-    dict(registers=2),
+    dict(distilled=True, registers=1),
     dict(registers=1, pool="gap"),
     dict(registers=1, pool="token_gap"),
-    dict(distilled=True, registers=1),
     dict(registers=1, pool="map"),
   ],
-  ids=lambda p: p.get("pool", "token") + " distilled" * ("distilled" in p),
+  ids=lambda p: p.get("pool", "token"),
 )
 def test_the_map_leaves_out_registers_and_class_tokens(parts):
   model, params = made(name="modern", **parts)
@@ -315,6 +332,7 @@ def test_layers_come_out_in_front():
   np.testing.assert_allclose(got[1, 0, 2], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_survey_is_distances_and_maps():
   model, params = made(pool="gap")
   result = inspection.survey(model.options, params, IMAGES)
@@ -351,6 +369,7 @@ def _added(model, params):
   return out["with_posemb"][:, -6:] - out["stem"].reshape(2, 6, 16)
 
 
+@pytest.mark.slow
 def test_positions_are_those_that_the_model_adds():
   for options in (
     dict(cls_row=False),
@@ -373,18 +392,15 @@ def test_positions_in_blocks_are_of_the_first_block():
 
 
 @pytest.mark.parametrize(
-  "options, why",
+  "options, word",
   [
-    (dict(posemb="relative"), "are offsets"),
-    (dict(posemb="none"), "the model has no positions"),
-    (dict(name="modern", posemb="relative_bias"), "are biases of scores"),
-    (
-      dict(name="modern", posemb="none", rope="dinov3"),
-      "positions rotate queries and keys",
-    ),
+    (dict(posemb="relative"), "offsets"),
+    (dict(posemb="none"), "no positions"),
+    (dict(name="modern", posemb="relative_bias"), "biases"),
+    (dict(name="modern", posemb="none", rope="dinov3"), "rotate"),
   ],
 )
-def test_why_there_is_no_table(options, why):
+def test_why_there_is_no_table(options, word):
   model, params = made(**options)
-  with pytest.raises(ValueError, match=why):
+  with pytest.raises(ValueError, match=word):
     inspection.position_table(model.options, params, (8, 12))

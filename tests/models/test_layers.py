@@ -20,7 +20,9 @@ SPLIT = jnp.asarray(np.random.default_rng(0).normal(size=(3, 5, 2, 4)), "f")
     layers.DenseGeneral(6, (-2, -1)),
   ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+  "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)]
+)
 def test_the_numbers_are_those_of_dot_general(layer, dtype):
   layer = layer.clone(dtype=dtype)
   x = SPLIT if isinstance(getattr(layer, "axis", -1), tuple) else SPLIT[:, :, 0]
@@ -51,7 +53,7 @@ def test_the_numbers_are_those_of_dot_general(layer, dtype):
 
 
 def test_a_step_on_a_cpu_multiplies_matrices_alone():
-  config = tiny.config()
+  config = tiny.config(model__depth=1)
   parts = tiny.Parts(config, jax.devices()[:1])
   batch = sharding.to_global(tiny.batch(0, config), parts.mesh)
   program = jax.make_jaxpr(parts.train_step)(parts.shapes, batch)
@@ -60,7 +62,7 @@ def test_a_step_on_a_cpu_multiplies_matrices_alone():
     if equation.primitive.name == "dot_general":
       rank = len(equation.invars[0].aval.shape)
       ranks[rank] = ranks.get(rank, 0) + 1
-  # Of both blocks: six layers, each with three products; attention's products
-  # of each image and head.
-  assert ranks[2] >= 2 * 6 * 3
+  # Six layers, each with three products; attention's products of each image
+  # and head.
+  assert ranks[2] >= 6 * 3
   assert set(ranks) == {2, 4}

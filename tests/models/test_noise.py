@@ -31,8 +31,8 @@ def drawn_bits(records, shape):
 
 @functools.cache
 def many_bits():
-  """16.8 million draws, of 256 records with 64 rows and 1,024 columns."""
-  return np.asarray(drawn_bits(jnp.arange(256), (64, 1024)))
+  """4.2 million draws, of 64 records with 64 rows and 1,024 columns."""
+  return np.asarray(drawn_bits(jnp.arange(64), (64, 1024)))
 
 
 def dropped_scores():
@@ -40,8 +40,7 @@ def dropped_scores():
   return np.where(many_bits() >> 31, np.float32(1), np.float32(-1))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rate", [1e-3, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("rate", [1e-3, 0.5])
 def test_drops_as_often_as_asked(rate):
   drawn = survivors(rate=rate)
   # Five standard deviations of a binomial; over all, and over each record's.
@@ -109,7 +108,7 @@ def test_no_two_windows_are_shared(axis):
 def test_pairs_are_independent(what):
   scores = dropped_scores()
   if what == "records":
-    scores = scores.reshape(256, -1)
+    scores = scores.reshape(64, -1)
   elif what == "rows":  # of 32 records
     scores = scores[:32].reshape(-1, 1024)
   else:
@@ -124,14 +123,14 @@ def test_pairs_are_independent(what):
 
 
 def test_no_lag_is_correlated():
-  scores = dropped_scores().reshape(256, -1)
+  scores = dropped_scores().reshape(64, -1)
   size = scores.shape[1]
   total = 0
-  for part in np.split(scores, 16):
+  for part in np.split(scores, 4):
     spectrum = np.fft.rfft(part, 2 * size)
     total += np.fft.irfft((np.abs(spectrum) ** 2).sum(0))[:size]
   lags = np.arange(1, size - 64)
-  z = total[lags] / (256 * (size - lags)) ** 0.5
+  z = total[lags] / (64 * (size - lags)) ** 0.5
   # The largest of 65,000 normal numbers is 4.3 in the mean, and above 6 in one
   # case of 8,000. Consecutive numbers through a short hash had 10.7.
   assert np.abs(z).max() < 6, (lags[np.abs(z).argmax()], z)
@@ -174,6 +173,7 @@ def test_keeps_the_mean_and_nothing_without_records():
   assert Dropout(0.0).apply({}, x, RECORDS) is x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.1, 0.1 / 23])
 def test_drop_scales_bfloat16_in_float32(rate):
   x = jnp.full((64, *SHAPE), 1.0078125, jnp.bfloat16)
@@ -182,6 +182,7 @@ def test_drop_scales_bfloat16_in_float32(rate):
   np.testing.assert_allclose(values, [1.0078125 / (1 - rate)], rtol=2**-22)
 
 
+@pytest.mark.slow
 def test_dropout_in_bfloat16_is_rounded_once():
   # All 128 numbers of bfloat16 from 1 to 2, and the gradient of each.
   number = jnp.arange(128, 256, dtype=jnp.bfloat16) / 128

@@ -9,7 +9,10 @@ import pytest
 from vit_jax.models.layers import product_of_patches
 
 
-@pytest.mark.parametrize("patch, sides", [(4, (8, 12)), (1, (3, 5))])
+@pytest.mark.parametrize(
+  "patch, sides",
+  [(4, (8, 12)), pytest.param(1, (3, 5), marks=pytest.mark.slow)],
+)
 def test_the_product_is_the_convolution(patch, sides):
   """To 1e-5: float32 (eps 1.2e-7), up to 48 terms added in another order."""
   images = jax.random.normal(jax.random.key(0), (2, *sides, 3))

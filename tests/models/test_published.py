@@ -11,7 +11,6 @@ import torch_libraries
 from vit_jax.config import model_config
 from vit_jax.families import PUBLISHED, by_variant, published
 from vit_jax.models import build
-from vit_jax.tools import model_table
 from vit_jax.zoo.families import later
 from vit_jax.zoo.families.later import LATER
 
@@ -49,25 +48,28 @@ def count(params):
   return sum(x.size for x in jax.tree.leaves(params))
 
 
-# A trace takes as long as a network is deep, so the quick suite has one of
-# each kind, depth or width.
-QUICK = ("R+Ti/16", "R26+S/32", "R50+B/16", "R50x1")
+# A trace takes as long as a network is deep.
+QUICK, SLOW = ("R+Ti/16",), ("R26+S/32", "R50+B/16", "R50x1")
+OTHERS = COUNTS.keys() - {*QUICK, *SLOW}
 
 
 @pytest.mark.parametrize(
-  "name",
+  "names",
   [
-    pytest.param(n, marks=() if n in QUICK else pytest.mark.slow)
-    for n in COUNTS
+    QUICK,
+    pytest.param(SLOW, marks=pytest.mark.slow),
+    pytest.param(OTHERS, marks=pytest.mark.nightly),
   ],
+  ids=["one", "few", "others"],
 )
-def test_parameter_counts_are_those_published(name):
-  params = shapes(name)
-  total = count(params)
-  # A ResNet is as large at any size of the images.
-  large = total if "x" in name else count(shapes(name, 384))
-  got = (total - count(params["head"]), total, large)
-  assert got == COUNTS[name]
+def test_parameter_counts_are_those_published(names):
+  for name in names:
+    params = shapes(name)
+    total = count(params)
+    # A ResNet is as large at any size of the images.
+    large = total if "x" in name else count(shapes(name, 384))
+    got = (total - count(params["head"]), total, large)
+    assert got == COUNTS[name], name
 
 
 @pytest.mark.parametrize(
@@ -89,8 +91,13 @@ def test_tokens(name, at_224, at_384):
 @pytest.mark.parametrize(
   "model",
   [
-    model_config(name="bit", variant="R26x0.5"),
-    model_config(variant="R26+Ti/16", depth=1, stage_width=0.5),
+    pytest.param(
+      model_config(name="bit", variant="R26x0.5"), marks=pytest.mark.slow
+    ),
+    pytest.param(
+      model_config(variant="R26+Ti/16", depth=1, stage_width=0.5),
+      marks=pytest.mark.slow,
+    ),
     model_config(variant="R+Ti/16", depth=1, posemb="relative", pool="map"),
   ],
   ids=lambda m: f"{m.name} {m.variant}",
@@ -129,14 +136,6 @@ def test_every_row_is_whole():
   for row in ROWS:
     key = row.series, row.variant, row.pixels
     assert by_size.setdefault(key, row.parameters) == row.parameters
-
-
-def test_the_parameters_are_counted():
-  """Others in the nightly test."""
-  for series in ("MAE", "Virchow 2"):
-    row = next(row for row in ROWS if row.series == series)
-    model = model_table.model_of(row)
-    assert published_models.count(model, row.pixels) == row.parameters
 
 
 @pytest.mark.nightly

@@ -133,6 +133,7 @@ def test_computing_again_changes_nothing(form):
   )
 
 
+@pytest.mark.slow
 def test_bfloat16_keeps_the_head_in_float32():
   params = random_params("v2")
   logits, out = run(ResNet(**SMALL, dtype="bfloat16"), params)

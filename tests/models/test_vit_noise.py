@@ -46,11 +46,13 @@ def apply(x=None, seed=None, is_training=True, **options):
   )
 
 
+@pytest.mark.slow
 def test_training_is_the_same_without_dropout_and_asks_for_no_key():
   expected, _ = apply(is_training=False)
   np.testing.assert_array_equal(apply()[0], expected)
 
 
+@pytest.mark.slow
 def test_dropout_is_off_in_evaluation_and_a_function_of_the_key():
   x = images(200)
   expected, _ = apply(x, is_training=False, scan=True)
@@ -75,6 +77,10 @@ def test_dropout_has_the_paper_s_places():
   text = str(jax.make_jaxpr(fn)(jax.random.key(0)))
   # After the positions; and in each of 3 blocks after attention, GELU and MLP.
   assert text.count(" = ge ") == 1 + 3 * 3
+
+
+@pytest.mark.slow
+def test_dropout_drops_as_often_as_asked():
   _, out = apply(images(200), seed=3, dropout=0.25, scan=True)
   for i in range(3):
     for branch in ("attention", "mlp"):
@@ -83,14 +89,12 @@ def test_dropout_has_the_paper_s_places():
       assert zeros == pytest.approx(0.25, abs=0.025)
 
 
-@pytest.mark.parametrize(
-  "scan", [pytest.param(False, marks=pytest.mark.slow), True]
-)
-def test_stochastic_depth(scan):
+@pytest.mark.slow
+def test_stochastic_depth():
   number = 2000
   x = images(number)
-  _, plain = apply(x, is_training=False, scan=scan)
-  _, out = apply(x, seed=4, stochastic_depth=0.5, scan=scan)
+  _, plain = apply(x, is_training=False, scan=True)
+  _, out = apply(x, seed=4, stochastic_depth=0.5, scan=True)
   # Block l of 0, 1, 2 drops a branch of an example with chance 0.5 l / 2.
   for i, rate in enumerate((0.0, 0.25, 0.5)):
     block = out[f"encoderblock_{i}"]
@@ -110,6 +114,7 @@ def test_stochastic_depth(scan):
       )
 
 
+@pytest.mark.slow
 def test_stochastic_depth_keeps_the_expectation_in_bfloat16():
   # Block 1 of 0, 1, 2 drops with chance 0.1; block 0 drops none.
   x, options = images(2000), dict(dtype="bfloat16", scan=True)
@@ -127,6 +132,7 @@ def test_stochastic_depth_keeps_the_expectation_in_bfloat16():
   assert out["encoderblock_1"]["after_mlp"].dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_one_block_drops_nothing():
   model = ViT(**TINY | dict(depth=1), stochastic_depth=0.5)
   apply = functools.partial(model.apply, {"params": random_params(model)})
@@ -137,6 +143,7 @@ def test_one_block_drops_nothing():
   np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_close_and_ends_in_float32():
   def run(dtype):
     model = ViT(**TINY, pool="map", pre_logits=True, dtype=dtype)

@@ -21,6 +21,7 @@ def module():
   return Module(text.decode())
 
 
+@pytest.mark.slow
 def test_sums_are_those_of_another_reader(module):
   looped, _ = module.totals(V5E)
   assert looped.cycles == 1_543_088
@@ -38,6 +39,7 @@ def test_sums_are_those_of_another_reader(module):
   assert looped.link_seconds(V5E) == pytest.approx(passed / 200e9)
 
 
+@pytest.mark.slow
 def test_loops_have_their_trips(module):
   """The scans over blocks, forward and back, and that of microbatches."""
   looped, once = module.totals(V5E)

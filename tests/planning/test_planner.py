@@ -1,7 +1,6 @@
 """The planner: arguments, errors, tables; compiling needs libtpu."""
 
 import importlib.util
-import pathlib
 import re
 
 import jax
@@ -14,7 +13,6 @@ from vit_jax.tools.planning import planner, programs
 from vit_jax.tools.planning.plan import table
 from vit_jax.tools.planning.topology import canonical, describe
 
-ROOT = pathlib.Path(__file__).parents[2]
 PLAN = {
   "topology": "v5e:2x4",
   "chips": 8,
@@ -76,7 +74,9 @@ def test_the_step_is_the_one_that_trains():
   assert lowered == mine
 
 
-@pytest.mark.parametrize("name", ["adamw", "lion"])
+@pytest.mark.parametrize(
+  "name", ["adamw", pytest.param("lion", marks=pytest.mark.slow)]
+)
 def test_the_state_of_what_is_frozen_is_its_parameters_alone(name):
   """Bytes: once for the base, and for each moment again what is trained."""
   moments = {"adamw": 2, "lion": 1}[name]
@@ -84,7 +84,7 @@ def test_the_state_of_what_is_frozen_is_its_parameters_alone(name):
 
   def state(**changes):
     config = tiny.config(optim__name=name, num_classes=10, **changes)
-    _, (state, _) = planner.lower(config, tiny.Parts(config).mesh)
+    _, (state, _) = planner.lower(config, sharding.make_mesh(config.mesh))
     counts = size([x for x in jax.tree.leaves(state.opt_state) if not x.ndim])
     return state, programs.per_device(state) - counts - 4  # and the step
 
@@ -103,45 +103,48 @@ def test_the_state_of_what_is_frozen_is_its_parameters_alone(name):
 def test_options_that_name_nothing_are_errors_of_a_plan():
   config = tiny.config(num_classes=10, lora__rank=2, lora__targets=("Gate",))
   with pytest.raises(ConfigError, match="config.lora.targets: got Gate"):
-    planner.checked(config, tiny.Parts(tiny.config()).mesh)
+    planner.checked(config, sharding.make_mesh(config.mesh))
   for pattern, error in (
     ("haed/*", "matches 'haed/"),
     ("*", "leave some param"),
   ):
     config = tiny.config(num_classes=10, optim__freeze=(pattern,))
     with pytest.raises(ConfigError, match=f"config.optim.freeze: .*{error}"):
-      planner.checked(config, tiny.Parts(tiny.config()).mesh)
+      planner.checked(config, sharding.make_mesh(config.mesh))
+
+
+# A word of each line of the table, and what the line has.
+TABLE = {
+  "slice": "v5e:2x4, 8 chips; mesh data=8 x fsdp=1 x tensor=1",
+  "split": "4 microbatches",
+  "verdict": "4.00 GiB of 16.00 GiB a chip, 12.00 GiB to spare",
+  "memory": "arguments 1.00 GiB, temporaries 3.00 GiB",
+  "work": "13.68 TFLOP, 86.9 GB",
+  "collectives": "97 x all-reduce 753 MB",
+  "step": "200.0 ms, an estimate (cycles and links 400.0, roofline 100.0)",
+  "speed": "5,120 images/s, MFU 25.0 %",
+  "run": "18,000 steps: 1.0 hours, 8 chip-hours",
+  "input": "2,560 images/s on each of 2 hosts: 3 cores at 879 a core",
+  "price": "10.00 USD at 1.25 USD",
+}
+
+
+def _table(**changes):
+  """Returns the lines of the table by their first words."""
+  return {line.split()[0]: line for line in table(PLAN | changes).splitlines()}
 
 
 def test_the_table():
-  assert table(PLAN).splitlines() == [
-    "slice       v5e:2x4, 8 chips; mesh data=8 x fsdp=1 x tensor=1",
-    "split       4 microbatches a step",
-    "verdict     fits: 4.00 GiB of 16.00 GiB a chip, 12.00 GiB to spare",
-    "memory      arguments 1.00 GiB, temporaries 3.00 GiB",
-    "work        13.68 TFLOP, 86.9 GB a chip and step",
-    "collectives 97 x all-reduce 753 MB",
-    "step        200.0 ms, an estimate (cycles and links 400.0, roofline"
-    " 100.0)",
-    "speed       5,120 images/s, MFU 25.0 %, estimates",
-    "run         18,000 steps: 1.0 hours, 8 chip-hours, estimates, without"
-    " evaluation",
-    "input       2,560 images/s on each of 2 hosts: 3 cores at 879 a core, as"
-    " measured; a host of four chips has 112 vCPUs (56 cores)",
-    "price       10.00 USD at 1.25 USD a chip and hour, an estimate",
-  ]
-  other = {"price": None, "host_vcpus": 4, "hosts": 1}
-  assert table(PLAN | other).splitlines()[9:] == [
-    "input       2,560 images/s on one host: 3 cores at 879 a core, as"
-    " measured; a host of four chips has 4 vCPUs (2 cores), fewer than needed"
-  ]
-  partial = table(PLAN | {"mfu": None}).splitlines()
-  assert "speed       5,120 images/s, estimate" in partial
-  too_much = PLAN | dict.fromkeys(planner.ESTIMATES)
+  lines = _table()
+  assert lines.keys() == TABLE.keys()
+  for name, text in TABLE.items():
+    assert text in lines[name]
+  few = _table(price=None, host_vcpus=4, hosts=1)
+  assert "price" not in few and "fewer than needed" in few["input"]
+  assert "MFU" not in _table(mfu=None)["speed"]
+  too_much = dict.fromkeys(planner.ESTIMATES)
   too_much |= {"fits": False, "peak_bytes": 20 * 2**30}
-  assert table(too_much).splitlines()[2] == (
-    "verdict     DOES NOT FIT: 20.00 GiB of 16.00 GiB a chip, 4.00 GiB too much"
-  )
+  assert "NOT FIT: 20.00 GiB" in _table(**too_much)["verdict"]
 
 
 @pytest.mark.parametrize(
@@ -186,23 +189,19 @@ def test_the_length_of_the_run_needs_no_data():
 def test_errors_are_reported_before_compiling():
   config = tiny.config(data__batch_size=12, data__dataset="cifar10")
   (error,) = planner.errors(config, jax.devices())
-  assert error.startswith("config.data.batch_size: got 12, which does not")
+  assert error.startswith("config.data.batch_size: got 12")
   (error,) = planner.errors(tiny.config(mesh__data=3), jax.devices())
-  assert "does not fit 8 device(s)" in error
+  assert error.startswith("config.mesh: ")
 
 
 @pytest.mark.parametrize(
-  "changes, text",
-  [
-    ({"total_epochs": 1e-9}, "config.optim.warmup_steps: got 7, expected"),
-    ({"total_epochs": None}, "config.total_steps: got None"),
-  ],
+  "epochs, option", [(1e-9, "optim.warmup_steps"), (None, "total_steps")]
 )
-def test_an_error_of_the_length_is_reported_once(changes, text):
-  length = {"total_steps": None, "total_epochs": 9.0, "optim__warmup_steps": 7}
-  config = tiny.config(data__dataset="cifar10", **length | changes)
+def test_an_error_of_the_length_is_reported_once(epochs, option):
+  length = dict(total_steps=None, total_epochs=epochs, optim__warmup_steps=7)
+  config = tiny.config(data__dataset="cifar10", **length)
   (error,) = planner.errors(config, jax.devices())
-  assert error.startswith(text)
+  assert error.startswith(f"config.{option}: ")
 
 
 def test_an_unknown_length_is_longer_than_the_warm_up():
@@ -258,21 +257,14 @@ def test_names_that_users_know(topology, name):
   assert canonical(topology) == name == canonical(name)
 
 
-def test_slices_of_the_documentation_exist(monkeypatch):
-  """And those which libtpu knows beside them."""
+def test_slices_that_exist(monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-  names = {"v4:4x4x256", "v5p:4x4x8_twisted", "v5e:1x1", "v3:32x32"}
-  for path in (*ROOT.glob("docs/**/*.md"), ROOT / "benchmarks/plans.py"):
-    names.update(
-      re.findall(r"\b(?:v|tpu)\d\w*:\d[\dx]*(?:,slices=\d+)?", path.read_text())
-    )
-  assert len(names) > 15 and "v5e:16x16,slices=4" in names
-  for name in names:
-    with pytest.raises(ConfigError, match=r"pip install 'jax\[tpu\]'"):
+  for name in ("v4:4x4x256", "v5p:4x4x8_twisted", "v5e:1x1", "v3:32x32"):
+    with pytest.raises(ConfigError, match="pip install"):
       describe(name)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_libtpu
 def test_a_plan_for_two_slices_has_what_passes_between_them():
   config = tiny.config(mesh__fsdp=-1, data__dataset="digits")
@@ -288,7 +280,7 @@ def test_a_plan_for_two_slices_has_what_passes_between_them():
   assert plan["cycles_seconds"] > 2 * size / 3.125e9
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_libtpu
 @pytest.mark.parametrize(
   "topology", ["v5e:2x2", "v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"]

@@ -59,7 +59,7 @@ class Compiled(logging.Handler):
       self.names.add(match[1])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_compiles_nothing_else(tmp_path, monkeypatch):
   config = _config()
   named, *_ = _programs(config)
@@ -127,9 +127,8 @@ def test_each_program_is_named_once_and_what_is_unknown_is_noted():
     "near/nearer",
     "heads/heads of 3 steps",
   ]
-  assert notes == [
-    "own: the number of classes of 'mine' is not known without its data"
-  ]
+  (note,) = notes
+  assert note.startswith("own: ") and "'mine'" in note
 
 
 def test_the_state_stays_beside_an_evaluation():
@@ -167,21 +166,15 @@ def test_what_does_not_fit_beside_the_state():
 
   too_large = programs.Program("sums", Full(), (one,), 0)
   rows += programs.compiled([too_large], capacity=3000)
-  assert rows[-1] == {
-    "name": "sums",
-    "peak_bytes": None,
-    "fits": False,
-    "seconds": None,
-  }
+  unknown = {"peak_bytes": None, "seconds": None}
+  assert rows[-1] == {"name": "sums", "fits": False, **unknown}
   known = {"capacity_bytes": 3000, "peak_bytes": 2000, "fits": False}
   text = table({**PLAN, **known, "programs": rows, "left_out": ["own: why"]})
-  assert "verdict     A PROGRAM DOES NOT FIT; the step does: 0.00 GiB" in text
-  assert text.splitlines()[-4:] == [
-    "program     digest of 2 kinds of array: 0.00 GiB",
-    "program     features: 0.00 GiB, DOES NOT FIT",
-    "program     sums: DOES NOT FIT, even alone",
-    "left out    own: why",
-  ]
+  assert "A PROGRAM DOES NOT FIT" in text
+  digests, features, sums, left_out = text.splitlines()[-4:]
+  assert "2 kinds" in digests and "NOT FIT" not in digests
+  assert "features: 0.00 GiB, DOES NOT FIT" in features
+  assert "even alone" in sums and left_out.endswith("own: why")
 
 
 def test_evaluations_count_by_their_batches_and_times():
@@ -192,11 +185,8 @@ def test_evaluations_count_by_their_batches_and_times():
   evals["map"]["split"] = evals["near"]["split"] = "nowhere"
   listed, passes, notes = _programs(freeze({**to_dict(config), "evals": evals}))
   of_map, of_near = notes
-  assert of_map.startswith("map: its share of the time, because the number")
-  assert of_near.startswith(
-    "near: its share of the time and its programs of one device, because the"
-    " number of images of 'digits' ['nowhere'] is not known"
-  )
+  assert of_map.startswith("map: ")
+  assert of_near.startswith("near: ") and "programs of one device" in of_near
   assert "near/nearer" not in {program.name for program in listed}
   by_name = {p.name: p for p in passes}
   # 20 images in batches of 16; at steps 30, 60, 90 and at the end.
@@ -212,24 +202,15 @@ def test_evaluations_count_by_their_batches_and_times():
   assert shares["test"] == 4 * 2 * 0.5 / 100
   assert shares["same"] == 4 * 0.5 / 100
   text = table({**PLAN, "evaluation": {"a": 0.01, "b": 0.002}})
-  assert (
-    "evaluation  1.20 % of the time of all steps on the chips, an estimate,"
-    " most of it a (1.00 %)" in text
-  )
+  assert "evaluation  1.20 % " in text and " a (1.00 %)" in text
 
 
+@pytest.mark.slow
 def test_the_seven_sets_have_as_many_batches_as_a_run():
   """The sum, over both splits of each set, of the batches that it reads."""
   c = defaults()
   c.update(to_dict(tiny.config(data__batch_size=4096, total_steps=1)))
-  c.evals = {
-    **(c.evals or {}),
-    **fewshot_evals(
-      ops="decode|resize(256)|central_crop(224)", every_steps=10_000
-    ),
-  }
-  for e in c.evals.values():
-    e["ops"] = OPS
+  c.evals = fewshot_evals(ops=OPS, every_steps=10_000)
   passes = {p.name: p.batches for p in _programs(freeze(c))[1]}
   of = lambda *nums: sum(-(-n // 4096) for n in nums)
   assert passes == {
@@ -244,7 +225,7 @@ def test_the_seven_sets_have_as_many_batches_as_a_run():
   assert sum(passes.values()) == 47
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_libtpu
 def test_all_of_a_run_is_compiled_for_a_slice():
   code = (

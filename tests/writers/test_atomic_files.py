@@ -5,7 +5,6 @@ import errno
 import json
 import math
 import os
-import re
 import types
 
 import pytest
@@ -18,6 +17,7 @@ from vit_jax.config import Config
 from vit_jax.step import TrainState
 from vit_jax.writers import atomic_files, metric_writer
 from vit_jax.writers.atomic_files import Records, WriteError
+from vit_jax.writers.metric_writer import MetricLog
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,16 @@ def _nonfinite(folder):
 CHANGE = resume_rules.Change(
   "log_steps", 1, 2, resume_rules.rule_of("log_steps")
 )
+
+
 # What a run that resumes at step 1 makes anew of what it reads.
+def _changes(folder):
+  resume_rules.write(folder, resume_rules.trail(folder, 1, [CHANGE]))
+
+
 REPLACED = {
-  metric_writer.METRICS: lambda folder: metric_writer.MetricLog(
-    folder, 1
-  ).close(),
-  resume_rules.FILE: lambda folder: resume_rules.write(
-    folder, resume_rules.trail(folder, 1, [CHANGE])
-  ),
+  metric_writer.METRICS: lambda folder: MetricLog(folder, 1).close(),
+  resume_rules.FILE: _changes,
   nonfinite.FILE: _nonfinite,
 }
 
@@ -89,11 +91,10 @@ def test_a_file_that_cannot_be_read_is_not_replaced(
     return call
 
   path.write_bytes(b"what it holds")
-  text = re.escape(f"{path}: cannot be read (Stale file handle)")
   with monkeypatch.context() as patch:
     patch.setattr(os, "stat", fails(os.stat))
     patch.setattr(type(path), "open", fails(type(path).open))
-    with pytest.raises(WriteError, match=text + ".* unchanged"):
+    with pytest.raises(WriteError, match=f"{path}: .*Stale"):
       REPLACED[name](folder)
   assert path.read_bytes() == b"what it holds"
 
@@ -103,8 +104,7 @@ def test_a_file_is_the_old_or_the_new_one(tmp_path, monkeypatch):
   atomic_files.replace(path, "old")
   with monkeypatch.context() as patch:
     patch.setattr(atomic_files, "write", full)
-    text = f"{path}: cannot be written (No space left on device)"
-    with pytest.raises(WriteError, match=re.escape(text)):
+    with pytest.raises(WriteError, match=f"{path}: .*No space"):
       atomic_files.replace(path, "new")
   assert path.read_text() == "old"
 
@@ -131,12 +131,13 @@ def test_records_wait_for_a_disk_and_are_whole(tmp_path, monkeypatch):
   disk.is_full = True
   for line in (b"22\n", b"33\n", b"44\n"):
     lines.append(line)
-  assert path.read_text().startswith("0\n11\n") and len(notes) == 1
-  assert "(No space left on device): the run goes on" in notes[0]
+  assert path.read_text().startswith("0\n11\n")
+  assert len(notes) == 1 and "No space" in notes[0]
   disk.is_full = False
   lines.append(b"55\n")
   assert path.read_text() == "0\n11\n22\n33\n44\n55\n"
-  assert notes[1:] == [f"file        {path}: 4 records written again"]
+  (note,) = notes[1:]
+  assert "4 records" in note
   assert lines.close() is None
 
 
@@ -159,12 +160,12 @@ def test_records_that_never_can_be_written_are_kept_elsewhere(
     if folder_is_full:
       monkeypatch.setattr(atomic_files, "write", full)
     text = lines.close()
-    assert "could not be written (No space left on device)" in text
+    assert "No space" in text and "last 2 records" in text
     if folder_is_full:
-      assert "its last 2 records are lost" in text
+      assert "lost" in text
     else:
       (other,) = (tmp_path / "t").iterdir()
-      assert f"its last 2 records are in {other}: append them" in text
+      assert str(other) in text
       rows = [json.loads(x)["step"] for x in other.read_text().splitlines()]
       assert rows == [2, 3]
 
@@ -176,7 +177,7 @@ def test_records_do_not_wait_for_ever(tmp_path, monkeypatch):
   disk.is_full = True
   lines.append(b"1")
   lines.append(b"2")
-  with pytest.raises(WriteError, match="3 records wait .* free disk space"):
+  with pytest.raises(WriteError, match="3 records"):
     lines.append(b"3")
 
 

@@ -113,9 +113,7 @@ def test_scores_that_are_not_finite_are_printed_and_left_out(tmp_path):
   (row,) = read_metrics(str(tmp_path))
   assert row.pop("time") > 1e9
   assert row == {"step": 8, "a/1shot": 0.5, "a/not_finite": 2}
-  assert notes[0] == (
-    "not finite  a/5shot is inf, a/x is nan at step 8; not written"
-  )
+  assert "a/5shot is inf, a/x is nan at step 8" in notes[0]
   with _log(tmp_path):  # a new run
     assert _read(tmp_path) == []
 
@@ -126,7 +124,7 @@ def test_scores_of_the_newest_step_need_not_be_waited_for(tmp_path):
     log.write_later(1, val.score, 1)
     log.write(2, {"train/loss": 0.5})
     log.write_later(2, few.score, 1)
-    threading.Timer(0.2, val.go.set).start()
+    threading.Timer(0.05, val.go.set).start()
     log.flush(before=2)
     assert _read(tmp_path) == [(1, "val/x"), (2, "train/loss")]
     few.go.set()
@@ -136,7 +134,7 @@ def test_a_stop_ends_the_wait_for_scores(tmp_path):
   few, stop = Slow("few"), threading.Event()
   with _log(tmp_path, until=stop.is_set) as log:
     log.write_later(1, few.score, 1)
-    threading.Timer(0.1, stop.set).start()
+    threading.Timer(0.05, stop.set).start()
     log.flush()
     assert _read(tmp_path) == []
     few.go.set()
@@ -200,6 +198,7 @@ def test_a_writer_that_fails_ends_the_run_and_loses_no_row(tmp_path):
   assert _read(tmp_path) == [(1, "train/loss")]
 
 
+@pytest.mark.slow
 def test_a_writer_of_clu(tmp_path, caplog):
   clu = pytest.importorskip("clu.metric_writers")
   caplog.set_level(logging.INFO, "absl")  # which others silence

@@ -28,6 +28,8 @@ from vit_jax import digests as digests_lib
 from vit_jax.checkpointing import layout
 
 MAX_WAIT = 60.0  # seconds for the other parts of a save after one has failed
+# Replicas share the writing of an array if each has so much of it.
+MIN_SLICE_BYTES = 2**16
 T = TypeVar("T")
 
 
@@ -58,11 +60,15 @@ def _tree_handler() -> ocp.PyTreeCheckpointHandler:
   """Returns Orbax's handler of a tree of jax arrays.
 
   Orbax's default would also write a file of shapes for each process, which
-  process 0 would read, and which only arrays of random keys need.
+  process 0 would read, and which only arrays of random keys need. It would also
+  compile programs that cut small arrays into a part for each replica.
   """
+  arrays = type_handlers.ArrayHandler(
+    min_slice_bytes_for_replica_parallel=MIN_SLICE_BYTES
+  )
   return ocp.PyTreeCheckpointHandler(
     type_handler_registry=type_handlers.create_type_handler_registry(
-      (jax.Array, type_handlers.ArrayHandler())
+      (jax.Array, arrays)
     )
   )
 
