@@ -212,7 +212,7 @@ def test_two_processes_stop_at_one_step(whole, tmp_path, process):
   first, second = ((tmp_path / f"stopped{i}").read_text() for i in range(2))
   start, end = first.split()
   assert first == second and start == "4" and int(end) > STEPS
-  assert _steps(folder)[-1] == end  # with the shards of both
+  assert end in _steps(folder)  # with the shards of both
   assert checkpointer.verify(layout.find(str(folder))) is None
   got, want = (
     [row["train/loss"] for row in runs.rows(path)[:STEPS]]
