@@ -96,7 +96,7 @@ def once(config, tmp_path_factory):
   return state, folder, err.getvalue()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_is_the_ordinary_one(once, config, tmp_path, capfd):
   state, folder, err = once
   assert re.search(

@@ -85,7 +85,7 @@ def whole(printed):
   return pathlib.Path("runs/whole")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_metric_that_is_not_finite_is_noted_and_written(printed, whole):
   rows = runs.rows(whole)
   values = [r["train/logarithm"] for r in rows if "train/logarithm" in r]
@@ -94,7 +94,7 @@ def test_a_metric_that_is_not_finite_is_noted_and_written(printed, whole):
   assert "not finite" in printed and "the run continues" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_evaluator_compares_with_a_second_run(whole):
   first = f"--checkpoint={whole}/checkpoints/8"
   _output("evaluate", first, f"{CONFIG}:{whole}", "--workdir=runs/first")

@@ -150,13 +150,8 @@ def rows(workdir):
   return scores
 
 
-@pytest.mark.parametrize(
-  "is_distilled",
-  [
-    pytest.param(False, marks=pytest.mark.slow),
-    pytest.param(True, marks=pytest.mark.nightly),
-  ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("is_distilled", [False, True])
 def test_a_run_starts_from_it(is_distilled, tmp_path, monkeypatch):
   """Its score is the first row; a rate of 0 keeps it; it is a model, too."""
   (tmp_path / "probe").mkdir()  # of a run that ended before its checkpoint

@@ -56,19 +56,9 @@ def check(name: str, mesh: tuple[int, int, int], **changes) -> None:
   assert_losses_are_close(on_one_device(name), got)
 
 
-def _mark(name: str, mesh: tuple[int, int, int]):
-  """The model with most parts, on two devices along each axis, tells most."""
-  tells_most = mesh == (2, 2, 2) and name == "parts in a scan"
-  return pytest.mark.slow if tells_most else pytest.mark.nightly
-
-
-@pytest.mark.parametrize(
-  "name, mesh",
-  [
-    pytest.param(name, mesh, marks=_mark(name, mesh), id=f"{name}-{mesh}")
-    for name, mesh in itertools.product(MODELS, MESHES)
-  ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("name", MODELS)
 def test_every_mesh_has_the_losses_of_one_device(name, mesh):
   check(name, mesh)
 

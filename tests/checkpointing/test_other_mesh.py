@@ -16,7 +16,7 @@ from vit_jax.writers.metric_writer import read_metrics
 
 
 @pytest.mark.faults
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_losses_are_those_of_the_run_that_stayed(tmp_path, monkeypatch):
   def trained(folder, **changes):
     config = tiny.config(

@@ -111,7 +111,7 @@ def test_batches_of_another_size_go_on_behind_the_images_seen(tmp_path):
   assert first == [0, 8, 12, 4, 18]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_changed_run_is_refused_or_recorded_and_its_time_adds_up(
   tmp_path, capfd
 ):

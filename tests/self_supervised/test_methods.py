@@ -3,6 +3,7 @@
 import methods
 import numpy as np
 import pytest
+import tiny
 
 from vit_jax.microbatch import microbatches_of
 from vit_jax.self_supervised import patch_scores
@@ -38,6 +39,10 @@ MODERN = dict(
   model__registers=2,
   model__layer_scale=0.1,
 )
+# Of crops of 8 px, groups of the norms would be one constant pixel, whose
+# gradient is rounding.
+LARGE = dict(local_ops="decode|resize(64)")
+RESNET = dict(data__ops="decode|resize(96)", **tiny.RESNET)
 FROZEN = ("embedding/*", "*/encoderblock_0/*")
 # Method, its options, options of the model, and where they are compared.
 VARIANTS = {
@@ -51,6 +56,7 @@ VARIANTS = {
     "dino", dict(norm_last_layer=False, centring="none"), {}, PARTS,
   ),
   "dino, scan": ("dino", {}, SCAN | dict(model__stochastic_depth=0.5), PARTS),
+  "dino, resnet": ("dino", LARGE, RESNET, PARTS),
   "dino, modern": ("dino", {}, MODERN, PARTS),
   "dino, lora": ("dino", {}, dict(lora__rank=2), PARTS),
   "dino, freeze": (
