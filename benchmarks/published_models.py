@@ -46,8 +46,9 @@ vit = vit_jax.load("hf-hub:timm/deit3_small_patch16_384.fb_in22k_ft_in1k")
 ```
 
 - *million*: parameters without a classifier. *GFLOPs*: forward pass of one
-  image, two per multiply-add, counted by vit_jax. *images/s*: measured, in
-  float32 and batches of 8, on one core ({{machine}}; jax {{jax}}).
+  image, two per multiply-add, counted by vit_jax.
+- *images/s*: measured, per second of processor time of one core, in float32 and
+  batches of 8 ({{machine}}, the other one busy; jax {{jax}}).
 - *classes*: outputs of the classifier that the file has.
 - *top-1*, *k-NN*: **published** accuracy on ImageNet in percent. top-1 is that
   of the file's own classifier, unless the cell has another word. None was
