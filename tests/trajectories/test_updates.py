@@ -358,8 +358,10 @@ def test_learning_rates(name):
   want = row.series("lr")
   if want is None:
     want = _file(row.file)["lr"]
-  # The cosine of a float32 angle.
-  np.testing.assert_allclose(got, want, rtol=0, atol=2e-7 * config.optim.lr)
+  # A root, a quotient, or the cosine of an angle in float32, here and there; how
+  # the processor rounds each differs.
+  atol = 3 * np.finfo(np.float32).eps * config.optim.lr
+  np.testing.assert_allclose(got, want, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize(
