@@ -60,7 +60,7 @@ def test_a_broken_image_in_mid_run_shifts_nothing(caplog):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Far(Numbers):
-  """As `Numbers`, from a store that raises the first error while there is one."""
+  """As `Numbers`, whose store raises `errors[0]` while there is one."""
 
   errors: list
 

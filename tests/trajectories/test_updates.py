@@ -358,8 +358,8 @@ def test_learning_rates(name):
   want = row.series("lr")
   if want is None:
     want = _file(row.file)["lr"]
-  # A root, a quotient, or the cosine of an angle in float32, here and there; how
-  # the processor rounds each differs.
+  # Both have a root, a quotient, or the cosine of an angle in float32, which
+  # processors round differently.
   atol = 3 * np.finfo(np.float32).eps * config.optim.lr
   np.testing.assert_allclose(got, want, rtol=0, atol=atol)
 
