@@ -103,20 +103,30 @@ def test_an_average_beside_the_parameters_is_taken(
   assert repr(word) in result.notes[0] and raw.split("/")[0] in result.notes[0]
 
 
+def with_head(path, num_classes, bias):
+  return save(
+    path,
+    head__kernel=np.zeros((48, num_classes), "f"),
+    head__bias=np.full(num_classes, bias, "f"),
+  )
+
+
 @pytest.mark.parametrize(
   "num_classes, loss", [(1000, None), (21_843, "sigmoid")]
 )
 def test_a_width_that_has_names(tmp_path, num_classes, loss):
   """Google's files of ImageNet-21k were trained with a sigmoid."""
-  path = save(
-    tmp_path / "x.npz",
-    head__kernel=np.zeros((48, num_classes), "f"),
-    head__bias=np.zeros(num_classes, "f"),
-  )
-  result = weights.read(path)
+  result = weights.read(with_head(tmp_path / "x.npz", num_classes, -10.0))
   assert result.class_names == class_names.known(num_classes)
   assert result.loss == loss
   assert result.notes == (class_names.describe(num_classes),)
+
+
+def test_a_classifier_of_zeros_is_none(tmp_path):
+  """That of Google's files of ImageNet-21k without AugReg."""
+  result = weights.read(with_head(tmp_path / "x.npz", 21_843, 0.0))
+  assert not any(name.startswith("head/") for name in result.params)
+  assert result.class_names is None and "zeros" in result.notes[0]
 
 
 # timm's config.json.

@@ -148,6 +148,19 @@ def read(
   return params, options
 
 
+def has_empty_head(params: Mapping[str, LazyArray]) -> bool:
+  """Whether these are a file of `gs://vit_models/imagenet21k`.
+
+  Its authors set the classifier to zero, since it is not published
+  (google-research/vision_transformer, issue 10). Other files of 21,843 classes
+  have one.
+  """
+  head, bias = params.get("head/kernel"), params.get("head/bias")
+  if head is None or bias is None or head.shape[-1] != 21_843:
+    return False
+  return not np.any(np.asarray(bias)) and not np.any(np.asarray(head))
+
+
 def is_big_vision(model: ModelConfig, params: Mapping[str, Any]) -> bool:
   """Whether only big_vision has names for all parts of a model.
 

@@ -240,6 +240,9 @@ def _read_file(file: epath.Path, options: dict[str, Any]) -> Weights:
       pixels, texts = normalisation.HALF, google.left_out(arrays)
       if texts:
         notes.append(f"left out: {shorten(texts)}, which only texts need.")
+      if google.has_empty_head(params):
+        del params["head/kernel"], params["head/bias"]
+        notes.append("the file's classifier is all zeros, and left out.")
       return Weights(
         str(file), name, params, stated, pixels=pixels, notes=tuple(notes)
       )
