@@ -37,7 +37,8 @@ HEAD = f"""{NOTE}
 
 # Which model?
 
-The published weights that vit_jax reads. `vit-jax models` prints the same list.
+The published weights that vit_jax reads. `vit-jax models` prints the same list. A row without a file
+is a size that `--config.model.variant` knows, but of which no weights are listed.
 A name of the last column, without `*`, is what `vit_jax.load`, `--config.init`
 and `vit-jax convert` take:
 
@@ -46,7 +47,9 @@ vit = vit_jax.load("hf-hub:timm/deit3_small_patch16_384.fb_in22k_ft_in1k")
 ```
 
 - *million*: parameters without a classifier. *GFLOPs*: forward pass of one
-  image, two per multiply-add, counted by vit_jax.
+  image of *pixels* x *pixels*, two per multiply-add, counted by vit_jax.
+  DINOv2's files of Meta and transformers are loaded at 224 px, unless you pass
+  `image_size=518`.
 - *images/s*: measured, per second of processor time of one core, in float32 and
   batches of 8 ({{machine}}, the other one busy; jax {{jax}}).
 - *classes*: outputs of the classifier that the file has.

@@ -299,7 +299,7 @@ REFUSED = [
   (AB, "", "train", "/train alone, .*/val beside"),
   ([*AB, "val/a*2", "val/bb*2"], "", "val", "/val/bb, expected a class"),
   ([*AB, "val/a*2", "Valid/a*2"], "", "val", "/Valid and .*/val"),
-  (["images*3", "0.png", "labels.csv"], "", "train", "path=.*labels.csv"),
+  (["images*3", "test.csv", "train.csv"], "", "train", "path=.*train.csv"),
   # Classes one level too deep.
   (["big/a*3", "big/b*3", "small/a*3"], "", "train", "only folders"),
   (["x/Train/a*3", "x/Train/b*3", "x/Val/a*3"], "", "train", "two or more"),

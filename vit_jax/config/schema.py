@@ -158,7 +158,7 @@ class OptimConfig:
   lr_zero: tuple[str, ...] = option(
     (),
     "first steps in which some parameters have the learning rate 0, such as"
-    " dino/head/prototypes/*=1250; patterns as in freeze",
+    " dino/prototypes/*=1251; patterns as in freeze",
   )
   microbatch: int | None = option(
     None,

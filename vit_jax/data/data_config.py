@@ -17,8 +17,8 @@ class DataConfig:
 
   dataset: str = option(
     "imagenet2012",
-    "TFDS name (cifar10, glyphs/...), folder:/path, csv:/path, parquet:/path or"
-    " vtab:TASK",
+    "TFDS name (cifar10, glyphs/...), folder:/path, images:/path, csv:/path,"
+    " parquet:/path, vtab:TASK, or an import path",
   )
   split: str = option(
     "train",
@@ -46,7 +46,7 @@ class DataConfig:
   shrink: int = option(
     0,
     "shorter side, in pixels, of cached copies of large training images"
-    " (folder:/path): an image whose shorter side is at least twice as long is"
+    " (folder:, images:, csv:): an image whose shorter side is at least twice as long is"
     " shrunk once; 0: no image is",
     limit=AT_LEAST_0,
   )

@@ -353,7 +353,8 @@ def _class_files(
     if loose := sum(name.lower().endswith(SUFFIXES) for name in names):
       got += f", but {loose:,} loose images"
     if tables := [name for name in names if name.lower().endswith(_TABLES)]:
-      expected += f", or the file of the labels: path={root / tables[0]}"
+      table = min(tables, key=lambda name: "train" not in name.lower())
+      expected += f", or the file of the labels: path={root / table}"
     raise _error(dataset, f"with {got}", expected)
   empty = [name for name in names if not files[name]]
   levels = {path.split(os.sep)[0] for paths in files.values() for path in paths}
