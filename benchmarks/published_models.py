@@ -37,8 +37,9 @@ HEAD = f"""{NOTE}
 
 # Which model?
 
-The published weights that vit_jax reads. `vit-jax models` prints the same list. A row without a file
-is a size that `--config.model.variant` knows, but of which no weights are listed.
+The published weights that vit_jax reads. `vit-jax models` prints the same list.
+A row without a file is a size that `--config.model.variant` knows, but of which
+no weights are listed.
 A name of the last column, without `*`, is what `vit_jax.load`, `--config.init`
 and `vit-jax convert` take:
 

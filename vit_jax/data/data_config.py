@@ -46,8 +46,8 @@ class DataConfig:
   shrink: int = option(
     0,
     "shorter side, in pixels, of cached copies of large training images"
-    " (folder:, images:, csv:): an image whose shorter side is at least twice as long is"
-    " shrunk once; 0: no image is",
+    " (folder:, images:, csv:): an image whose shorter side is at least twice"
+    " as long is shrunk once; 0: no image is",
     limit=AT_LEAST_0,
   )
   batch_size: int = option(
