@@ -23,12 +23,3 @@ def test_files_are_the_same_by_all_their_bytes(tmp_path):
   of = {path[-1]: first[-1] for path, first in same.items()}
   assert of == {"a": "a", "c": "a", "g": "a", "x": "x", "y": "x"}
   assert copies.find([]) == {}
-
-
-def test_many_files_are_compared_in_parts(tmp_path):
-  paths = [str(tmp_path / str(i)) for i in range(600)]
-  for i, path in enumerate(paths):
-    with open(path, "w") as file:
-      file.write(str(i % 500))
-  same = copies.find(paths)
-  assert len(same) == 200 and same[paths[599]] == paths[99]

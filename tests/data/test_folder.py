@@ -6,10 +6,9 @@ import shutil
 
 import numpy as np
 import pytest
-from numbered import unusable
 from PIL import Image
 
-from vit_jax.data import listed, pipeline, sources
+from vit_jax.data import sources
 from vit_jax.data.splits import SPLIT_FOLDERS
 from vit_jax.finetune.data.imports import KINDS, Options
 
@@ -130,25 +129,6 @@ def test_copies_in_given_splits_are_counted(tmp_path):
   assert KINDS["folder:"](str(tmp_path), Options()).remarks == (note,)
 
 
-def test_classes_of_one_image_alone(tmp_path):
-  tree(tmp_path / "some", "a*9")
-  for i in range(9):
-    for name in ("some/b", "none/a", "none/b"):
-      write(tmp_path / name / f"{i}.png", 99)
-  val = sources.open_source(f"folder:{tmp_path}/some", "val")
-  assert val.labels().tolist() == [0] and "are also in" not in val.note()
-  # Without two different images of any class, copies are divided.
-  val = sources.open_source(f"folder:{tmp_path}/none", "val")
-  assert val.labels().tolist() == [0, 1]
-  assert "2 of 2 images of 'val' are also in 'train'" in val.note()
-
-
-def test_large_folders_are_not_searched_for_copies(tmp_path, monkeypatch):
-  monkeypatch.setattr(listed, "MAX_FILES", 19)
-  note = sources.open_source(tree(tmp_path, "a*10", "b*10"), "train").note()
-  assert "20 files, too many" in note
-
-
 def test_images_of_a_group_are_on_one_side(tmp_path):
   """Patients have images of both classes; some files are copies, too."""
   for name in ("healthy", "ill"):
@@ -168,14 +148,6 @@ def test_images_of_a_group_are_on_one_side(tmp_path):
   assert all(patients) and sum(map(len, patients)) == len(whole)
   (together,) = (names for names in patients if "p00" in names)
   assert "p03" in together
-  # Without the pattern they are on both sides.
-  of_split = [
-    {pathlib.Path(p).name[:3] for p in opened.inspect(dataset, split).paths}
-    for dataset, split in itertools.product(
-      [f"folder:{tmp_path}"], ["train", "val"]
-    )
-  ]
-  assert of_split[0] & of_split[1]
 
 
 # Names of splits and files.
@@ -183,20 +155,11 @@ def test_images_of_a_group_are_on_one_side(tmp_path):
 
 @pytest.mark.parametrize(
   "train, held_out, split",
-  [
-    ("train", "validation", "val"),
-    ("TRAINING", "valid", "val"),
-    ("Train", "Testing", "test"),
-  ],
+  [("TRAINING", "valid", "val"), ("Train", "Testing", "test")],
 )
 def test_splits_by_any_usual_name(tmp_path, train, held_out, split):
-  folders = (
-    f"{train}/a*3",
-    f"{train}/b*4",
-    f"{held_out}/a*1",
-    f"{held_out}/b*1",
-  )
-  dataset = tree(tmp_path, *folders)
+  classes = {f"{train}/a*3", f"{train}/b*4"}
+  dataset = tree(tmp_path, *classes, f"{held_out}/a*1", f"{held_out}/b*1")
   source = sources.open_source(dataset, "train[:3]+Training[3:]")
   assert source.num_examples == 7 and source.class_names == ("a", "b")
   for name in (split, held_out, *SPLIT_FOLDERS[split]):
@@ -240,14 +203,13 @@ PROGRAMS = (
 )
 
 
-@pytest.mark.parametrize("where", ["", "train/", "train/cat/"])
+@pytest.mark.parametrize("where", ["", "train/cat/"])
 def test_folders_that_programs_make_are_left_out_and_said(where, tmp_path):
   of_splits = [f"{s}/{c}*2" for s in ("train", "val") for c in ("cat", "dog")]
   made = [f"{where}{name}/0.png" for name in PROGRAMS]
   opened = sources.open_source(tree(tmp_path, *of_splits, *made), "train")
   assert opened.class_names == ("cat", "dog") and opened.num_examples == 4
   assert f"{len(PROGRAMS)} files or folders" in opened.note()
-  assert "$RECYCLE.BIN" in opened.note()
 
 
 def test_a_relative_path_and_the_home_folder(tmp_path, monkeypatch):
@@ -282,20 +244,13 @@ def test_what_is_said_of_a_folder(files, query, words, tmp_path):
   assert words in sources.open_source(dataset + query, "train").note()
 
 
-def test_nothing_is_said_of_plain_folders(tmp_path):
-  dataset = tree(tmp_path, "train_images*3", "test_images*3")
-  assert not sources.open_source(dataset, "train").note()
-
-
 AB = ["train/a*2", "train/b*2"]
 # Files, what follows the path, the split, and what the error names.
 REFUSED = [
   ([], "/no", "train", "/no is no folder"),
   (["1.png"], "", "train", "no class folders"),
-  (["a*2"], "", "train", r"\['a'\]"),
   (["a*2", "b/"], "", "train", "/b, expected files"),
   (["a*2", "b*2", "c*2"], "", "test", "train .3 records., val .3"),
-  ([*AB, "val/a*2", "val/b*2"], "", "train2", "train .4 records., val .4"),
   (AB, "", "train", "/train alone, .*/val beside"),
   ([*AB, "val/a*2", "val/bb*2"], "", "val", "/val/bb, expected a class"),
   ([*AB, "val/a*2", "Valid/a*2"], "", "val", "/Valid and .*/val"),
@@ -303,13 +258,6 @@ REFUSED = [
   # Classes one level too deep.
   (["big/a*3", "big/b*3", "small/a*3"], "", "train", "only folders"),
   (["x/Train/a*3", "x/Train/b*3", "x/Val/a*3"], "", "train", "two or more"),
-  (["trains/a*3", "trains/b*3", "vals/a*3"], "", "train", "only folders"),
-  (
-    ["train/x/a*3", "train/x/b*3", "train/y/a*3", "val/x/a*3"],
-    "",
-    "train",
-    "only folders",
-  ),
   ([*AB, "val/images*3"], "", "val", "two or more classes"),
   (["a*4", "b*4"], "?group=x", "train", "'x', which is not in '0.png'"),
   (["a*4", "b*4"], "?group=(", "train", "regular expression"),
@@ -322,31 +270,3 @@ def test_folders_that_are_refused(files, after, split, words, tmp_path):
   dataset = tree(tmp_path, *files)
   with pytest.raises(ValueError, match=words):
     sources.open_source(dataset + after, split)
-
-
-@pytest.mark.nightly
-def test_undecodable_images_are_masked_named_once_and_counted(tmp_path, caplog):
-  tree(tmp_path, "a*20", "b*1")
-  whole = (tmp_path / "a/0.png").read_bytes()
-  for i, data in enumerate((b"", whole[: len(whole) // 2], b"no image")):
-    (tmp_path / f"b/bad{i}.jpg").write_bytes(data)
-  source = sources.open_source(f"folder:{tmp_path}", "train+val")
-  is_bad = np.array(["bad" in path for path in source.paths])
-  ops = "decode|resize(8)"
-  batches = pipeline.train_batches(source, ops, batch_size=8, seed=0)
-  for _ in range(9):  # three epochs
-    batch = next(batches)
-    np.testing.assert_array_equal(batch["mask"], ~is_bad[batch["index"]])
-    assert not batch["image"][~batch["mask"]].any()
-    assert batch["image"][batch["mask"]].any((1, 2, 3)).all()
-  lines = unusable(caplog)
-  assert len(lines) == 3 and "(number 3 of up to 10)" in lines[-1]
-  for path, bad in zip(source.paths, is_bad, strict=True):
-    assert sum(path in line for line in lines) == bad
-  # No row moves: the others are those of an evaluation as well.
-  (scored,) = pipeline.eval_batches(source, ops, batch_size=24)
-  assert len(unusable(caplog)) == 3
-  np.testing.assert_array_equal(scored["mask"], ~is_bad)
-  np.testing.assert_array_equal(scored["index"], np.arange(24))
-  good = scored["label"][~is_bad]
-  np.testing.assert_array_equal(good, source.labels()[~is_bad])

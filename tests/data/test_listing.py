@@ -1,7 +1,6 @@
 """What an import finds: splits, classes, columns, and errors of a source."""
 
 import doctest
-import gzip
 import io
 import os
 import tarfile
@@ -11,7 +10,7 @@ import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from importable import NAMES, SPLITS, add, encoded, images, write_webdataset
+from importable import NAMES, add, encoded, images
 from pyarrow import parquet
 
 from vit_jax.finetune.data.imports import KINDS, files, hugging_face, listing
@@ -47,12 +46,19 @@ def write(kind, root, labels, image="image", label="label", **columns):
     path.write_text("\n".join(map(",".join, lines)))
   else:
     path = root / "train.tar"
-    with tarfile.open(path, "w") as tar:
-      for i, value in enumerate(labels):
-        add(tar, f"{i}.jpg", images[i])
-        if value is not None:
-          add(tar, f"{i}.cls", str(value).encode())
+    members = {}
+    for i, value in enumerate(labels):
+      members[f"{i}.jpg"] = images[i]
+      if value is not None:
+        members[f"{i}.cls"] = str(value).encode()
+    write_tar(path, members.items())
   return KINDS[kind], str(path)
+
+
+def write_tar(path, members):
+  with tarfile.open(path, "w") as tar:
+    for name, data in members:
+      add(tar, name, data)
 
 
 def write_images(root, names):
@@ -61,53 +67,36 @@ def write_images(root, names):
     (root / name).write_bytes(encoded(i))
 
 
+def entries_of(listed):
+  return [*listed.splits["train"].entries()]
+
+
 def labels_of(listed):
-  return [e.error or e.label for e in listed.splits["train"].entries()]
+  return [e.error or e.label for e in entries_of(listed)]
 
 
 # Tars.
 
 
-def test_compressed_tars_are_read_forward(tmp_path, monkeypatch):
-  """To go back, gzip decompresses all that is before once more."""
-  source = write_webdataset(tmp_path).removeprefix("webdataset:")
-  seek = gzip.GzipFile.seek
-
-  def forward(self, offset, whence=io.SEEK_SET):
-    if whence == io.SEEK_SET:  # else to tell the place
-      assert offset >= seek(self, 0, io.SEEK_CUR)
-    return seek(self, offset, whence)
-
-  monkeypatch.setattr(gzip.GzipFile, "seek", forward)
-  result = KINDS["webdataset:"](source, Options())
-  entries = [*result.splits["train"].entries()]
-  assert {e.image for e in entries} == {image for image, _ in SPLITS["train"]}
-
-
 def test_tars_with_errors(tmp_path):
   good = images(0, 3)
-  with tarfile.open(tmp_path / "0.tar", "w") as tar:
-    for i, (image, _) in enumerate(good):
-      add(tar, f"./._{i}.jpg", b"Mac OS X")
-      add(tar, f"{i}.jpg", image)
-      add(tar, f"._{i}.cls", b"Mac OS X")
-      add(tar, f"{i}.cls", b"2\n")
-    add(tar, "3.jpg", good[0][0])  # without a label
-    add(tar, "4.cls", b"1")
-    add(tar, "5.a.jpg", good[0][0])
-    add(tar, "5.b.jpg", good[0][0])
-    add(tar, "5.cls", b"1")
-    add(tar, "0.jpg", good[0][0])
-    add(tar, "0.cls", b"0")
+  members = []
+  for i, (image, _) in enumerate(good):
+    members += [(f"./._{i}.jpg", b"Mac OS X"), (f"{i}.jpg", image)]
+    members += [(f"._{i}.cls", b"Mac OS X"), (f"{i}.cls", b"2\n")]
+  members += [("3.jpg", good[0][0]), ("4.cls", b"1")]
+  members += [("5.a.jpg", good[0][0]), ("5.b.jpg", good[0][0]), ("5.cls", b"1")]
+  members += [("0.jpg", good[0][0]), ("0.cls", b"0")]
+  write_tar(tmp_path / "0.tar", members)
   whole = (tmp_path / "0.tar").read_bytes()
   with tarfile.open(tmp_path / "0.tar") as tar:
     header = tar.getmembers()[7].offset
   (tmp_path / "1.tar").write_bytes(whole[: header + 100])  # within a header
-  (tmp_path / "3.tar").write_bytes(whole[: header + 600])  # within a label
   (tmp_path / "2.tar").write_bytes(b"no tar at all")
+  (tmp_path / "3.tar").write_bytes(whole[: header + 600])  # within a label
   result = KINDS["webdataset:"](str(tmp_path), Options())
   assert result.class_names == ("0", "1", "2")
-  entries = list(result.splits["train"].entries())
+  entries = entries_of(result)
   assert [e.image for e in entries[:3]] == [image for image, _ in good]
   assert [e.label for e in entries[:3]] == [2, 2, 2]
   errors = {e.key: e.error for e in entries if e.error}
@@ -125,36 +114,32 @@ def test_tars_with_errors(tmp_path):
 
 
 def test_the_image_of_a_record_is_the_only_one_or_the_chosen_one(tmp_path):
-  def read(**names):
-    with tarfile.open(tmp_path / "x.tar", "w") as tar:
-      for name, data in names.items():
-        add(tar, f"BZh.{name.replace('_', '.')}", data)
-      add(tar, "BZh.cls", b"0")
-    return lambda image=None: [
-      entry.error or entry.image
-      for entry in KINDS["webdataset:"](str(tmp_path), Options(image=image))
-      .splits["train"]
-      .entries()
-    ]
+  def read(image=None, **names):
+    members = {name.replace("_", "."): data for name, data in names.items()}
+    members = {f"BZh.{name}": data for name, data in members.items()}
+    write_tar(tmp_path / "x.tar", [*members.items(), ("BZh.cls", b"0")])
+    listed = KINDS["webdataset:"](str(tmp_path), Options(image=image))
+    return [entry.error or entry.image for entry in entries_of(listed)]
 
   # The name begins as a file compressed with bzip2.
-  assert read(JPG=encoded(0), json=b"{}")() == [encoded(0)]
-  several = read(seg_png=encoded(0), jpg=encoded(1))
-  assert several("seg.png") == several(".SEG.png") == [encoded(0)]
-  assert several("jpg") == [encoded(1)]
+  assert read(JPG=encoded(0), json=b"{}") == [encoded(0)]
+  several = dict(seg_png=encoded(0), jpg=encoded(1))
+  assert read("seg.png", **several) == [encoded(0)]
+  assert read(".SEG.png", **several) == [encoded(0)]
+  assert read("jpg", **several) == [encoded(1)]
   for image, count in ((None, 2), ("gif", 0)):
-    (error,) = several(image)
+    (error,) = read(image, **several)
     assert f"{count} images among seg.png, jpg" in error
 
 
 def test_names_with_dots_are_one_record_up_to_the_first_dot(tmp_path):
   """As in the format; their labels are not found, and no other is taken."""
-  with tarfile.open(tmp_path / "x.tar", "w") as tar:
-    for name in ("a", "2.5_x", "2.5_y"):
-      add(tar, f"{name}.png", encoded(0))
-      add(tar, f"{name}.cls", b"1")
+  members = []
+  for name in ("a", "2.5_x", "2.5_y"):
+    members += [(f"{name}.png", encoded(0)), (f"{name}.cls", b"1")]
+  write_tar(tmp_path / "x.tar", members)
   read = KINDS["webdataset:"](str(tmp_path), Options())
-  assert [(e.key, e.label) for e in read.splits["train"].entries()] == [
+  assert [(e.key, e.label) for e in entries_of(read)] == [
     ("x.tar/a", 1),
     ("x.tar/2", -1),
   ]
@@ -169,12 +154,10 @@ def test_names_with_dots_are_one_record_up_to_the_first_dot(tmp_path):
     ([b"b", "a ", None, ""], None, ("a", "b"), [1, 0, -1, -1]),
     (["07", " 7\n", "cat"], None, ("07", "7", "cat"), [0, 1, 2]),
     ({3}, None, ("0", "1", "2", "3"), [3]),
-    ([1, -1], None, ("0", "1"), [1, -1]),
     (["00", "02", "-01"], None, ("0", "1", "2"), [0, 2, -1]),
     (["01", b"00 "], ("x", "y"), ("x", "y"), [1, 0]),
     (["1.0", 0.5], ("0.5", "1.0", "2"), ("0.5", "1.0", "2"), [1, 0]),
     (["1_000", "2_0"], None, ("1_000", "2_0"), [0, 1]),  # no numbers
-    (["1" * 20, "2"], None, ("1" * 20, "2"), [0, 1]),  # many digits
   ],
 )
 def test_classes_of_labels(labels, given, names, expected):
@@ -191,22 +174,14 @@ def test_classes_of_labels(labels, given, names, expected):
     (["c"], ("a", "b"), r"\['c'\]"),
     ([5, 70_000], None, "up to 70,000"),
     ([0], ("a", "a"), "two classes named 'a'"),
-    (["0.5", b"1"], ("0.5", "2"), r"\['1'\]"),
     (["0.5", b"1"], None, "label 0.5 .* --classes.* --numbers"),
     ([1.0, None], None, "label 1.0"),  # as pandas writes 1
-    ([1e20, 1.0], None, "label 1e"),
-    (["1", "nan"], None, "label nan"),
     (["a", "nan"], None, "label nan"),
   ],
 )
 def test_labels_that_are_no_classes(labels, given, word):
   with pytest.raises(ValueError, match=word):
     listing.Classes(labels, given, "x")
-
-
-def test_numbers_of_one_name_are_refused():
-  with pytest.raises(ValueError, match="two numbers named 'age'"):
-    listing.Numbers(("age", "age"), 1, "x")
 
 
 # Columns.
@@ -261,7 +236,7 @@ def test_images_and_labels_that_are_missing_in_parquet(tmp_path):
   columns = {"image": [image, None, image, b""], "label": [2, 1, -1, 1]}
   parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
   read = KINDS["parquet:"](str(tmp_path), Options())
-  first, *rest = read.splits["train"].entries()
+  first, *rest = entries_of(read)
   assert first == ("x.parquet:0", image, 2, "")
   words = ["no image", "no label", "no image"]
   assert all(w in e.error for w, e in zip(words, rest, strict=True))
@@ -305,12 +280,11 @@ def test_hugging_face_reads_files_of_the_data_set_alone(tmp_path):
       read(name)
 
 
-@pytest.mark.parametrize("text", ["string", "large_string"])  # pandas' is large
-def test_a_saved_part_of_a_split_has_the_split_s_name(text, tmp_path):
+def test_a_saved_part_of_a_split_has_the_split_s_name(tmp_path):
   datasets = pytest.importorskip("datasets")
   features = datasets.Features(
-    {"image": datasets.Image(), "label": datasets.Value(text)}
-  )
+    {"image": datasets.Image(), "label": datasets.Value("large_string")}
+  )  # as pandas has texts
   records = {"image": [{"bytes": encoded(0), "path": None}], "label": ["ant"]}
   datasets.Dataset.from_dict(
     records, features=features, split="train[:50%]"
@@ -404,7 +378,7 @@ def read_csv(folder, text, **options):
     file.write(text.encode())
     file.flush()
     listed = KINDS["csv:"](file.name, Options(**options))
-    entries = [*listed.splits["train"].entries()]
+    entries = entries_of(listed)
   assert {e.image for e in entries if not e.error} <= {encoded(0), encoded(1)}
   return listed, entries
 
@@ -450,7 +424,6 @@ def test_labels_of_a_csv(
   [
     ("file,label\n0.jpg,c|a\n1.jpg,\n", {}, ("a", "c"), [(0, 1), ()]),
     ("file,label\n0.jpg,b,\n1.jpg,a, ,\n", {}, ("a", "b"), [1, 0]),
-    ("file,label\n0.jpg,b\n1.jpg,a|\n", {}, ("a", "b"), [(1,), (0,)]),
     # Columns of any names, and one without.
     (
       ",n,a,b,file\n0,1,x,0.jpg,no.jpg\n1,1,y,1.jpg,no.jpg\n",
@@ -469,40 +442,22 @@ def test_lists_and_columns_of_a_csv(two_images, text, columns, names, labels):
   ]
 
 
-def test_a_class_that_may_be_a_missing_label_is_said(two_images):
-  text = "file,label\n0.jpg,a\n1.jpg,None\n"
-  (remark,) = read_csv(two_images, text)[0].remarks
-  assert "'None' is a class" in remark
-  assert not read_csv(two_images, text, classes=("a", "None"))[0].remarks
-
-
 def test_lines_of_a_csv_that_cannot_be_used(tmp_path):
   """An image has one label, by whatever path it is named."""
   write_images(tmp_path, ["0.jpg", "1.jpg", "sub/3.jpg"])
   lines = {
     "0.jpg,a": "",
-    "./0.jpg,b": "is listed before",
-    "1.jpg,": "has no label",
-    "2.jpg,a": f"cannot be read: {tmp_path}/2.jpg: No such file or directory",
-    f"{tmp_path}/0.jpg,a": "is listed before",
+    "./0.jpg,b": "listed before",
+    "1.jpg,": "no label",
+    "2.jpg,a": f"{tmp_path}/2.jpg: No such file",
+    f"{tmp_path}/0.jpg,a": "listed before",
     "sub//3.jpg,b": "",
-    "sub/../sub/3.jpg,b": "is listed before",
+    "sub/../sub/3.jpg,b": "listed before",
   }
   (tmp_path / "x.csv").write_text("\n".join(["file,label", *lines]))
   read = KINDS["csv:"](f"{tmp_path}/x.csv", Options())
-  entries = read.splits["train"].entries()
-  assert [e.error for e in entries] == [*lines.values()]
-
-
-def test_csv_files_in_two_folders_list_the_same_names(tmp_path):
-  write_images(tmp_path, ["a/0.jpg", "b/c/0.jpg"])
-  for folder in ("a", "b/c"):
-    text = f"file,label\n0.jpg,{folder[0]}"
-    (tmp_path / folder / "x.csv").write_text(text)
-  read = KINDS["csv:"](str(tmp_path), Options())
-  entries = [*read.splits["train"].entries()]
-  assert [e.key for e in entries] == ["a/0.jpg", "b/c/0.jpg"]
-  assert [e.image for e in entries] == [encoded(0), encoded(1)]
+  for entry, word in zip(entries_of(read), lines.values(), strict=True):
+    assert word in entry.error and bool(word) == bool(entry.error)
 
 
 # Sources that are refused: kind, files, --splits, and what the error names.
@@ -525,27 +480,20 @@ def compressed(mode):
 
 
 REFUSED = [
-  of_csv(b"", "UTF-8"),
   of_csv(b"\xff\xfe", "UTF-8"),
-  of_csv(b"file,label\n", "without any label"),
   of_csv(b"file,label\n0.jpg,\n", "without any label"),
   of_csv(b"0.jpg,a\n1.jpg,b\n", "--image: .*0.jpg, a"),
   of_csv(b"file|label\n0.jpg|b\n", r"--image: .*file\|label"),
   of_csv(b"file,b,c\n0.jpg,1.0,0.0\n", "--label: .*0 or 1 .*: b, c"),
   of_csv(b"file,image,label\n0,1,a\n", "--image: got file and image"),
-  of_csv(b"file,label,label\n0.jpg,a,b\n", "--label: got label and label"),
   of_csv(b"file,label\n1.jpg\n", "a cell for each of file, label"),
   of_csv(b"file,label\n1.jpg,sea,sky\n", r"'sky'\], .* \| between"),
-  of_csv(b"file;a\n0.jpg;50,7;5\n", "'50,7', '5'"),
   of_tars([], {}, ".tar"),
   of_tars(FILES, {"test": None}, "--splits: .*train, validation"),
   of_tars(["0.tar"], {"train": "x*"}, r"train=x\* \(0 files"),
-  of_tars(["0.tar"], {"train": "0*", "test": None}, r"test=None \(0 files"),
   of_tars(["0.tar"], {"train": "*", "test": "0*"}, "at most one"),
   of_tars([*FILES, "more.tar"], {}, "1 files of no split .*more.tar"),
-  of_tars(["0.tar"], {"train": None, "test": None}, r"train=0\*\.tar"),
   ("webdataset:", compressed("xz"), {}, r"x\.tar is broken after 0"),
-  ("webdataset:", compressed("bz2"), {}, r"x\.tar is broken after 0"),
   ("parquet:", {"x.parquet": b"PAR1"}, {}, "no whole parquet file"),
   ("folder:", {"cat/1.jpg": b"", "cat /1.jpg": b""}, {}, "'cat '"),
 ]

@@ -98,26 +98,6 @@ def test_records_are_seen_equally_often_by_any_processes_from_any_start(
   np.testing.assert_array_equal(resumed, parts[process])
 
 
-def test_a_process_of_many_reads_at_many_places_at_a_time(monkeypatch):
-  """One of 64 has four lanes, each with four places, which a store delays."""
-  interleave, threads = tf.data.Dataset.interleave, []
-
-  def noted(self, fn, **options):
-    threads.append((options["cycle_length"], options["num_parallel_calls"]))
-    return interleave(self, fn, **options)
-
-  monkeypatch.setattr(tf.data.Dataset, "interleave", noted)
-  records = pipeline.train_records(
-    numbered.numbers(65_536, Streamed),
-    process_index=3,
-    process_count=64,
-    batch_size=256,
-    seed=0,
-  )
-  next(iter(records))
-  assert (4, 4) in threads  # the places of a lane
-
-
 def test_a_process_reads_only_its_lanes_of_the_files():
   read = collections.Counter()
 
@@ -146,36 +126,25 @@ def test_a_process_reads_only_its_lanes_of_the_files():
   assert 60 <= sum(read.values()) < 120
 
 
-@pytest.mark.parametrize(
-  "batch_size, ideal, start",
-  [
-    pytest.param(1000, 632, 0, marks=pytest.mark.slow),
-    pytest.param(1000, 632, 180, marks=pytest.mark.nightly),
-    pytest.param(4096, 983, 0, marks=pytest.mark.nightly),
-    pytest.param(4096, 983, 180, marks=pytest.mark.nightly),
-  ],
-)
-def test_a_sorted_split_of_imagenets_size_is_mixed(batch_size, ideal, start):
-  """A random batch has `ideal` of the 1,000 classes, in class order."""
-  num = 1_281_167
+@pytest.mark.slow
+def test_a_sorted_split_of_imagenets_size_is_mixed():
+  """A random batch has 632 of the 1,000 classes, in class order."""
+  num, batch_size = 1_281_167, 1000
 
   class Files(Streamed):
     def file_starts(self):
       return np.arange(1024) * num // 1024
 
   source = numbered.numbers(num, Files)
-  records = pipeline.train_records(
-    source, batch_size=batch_size, seed=0, start_step=start
-  )
+  records = pipeline.train_records(source, batch_size=batch_size, seed=0)
   counts = np.stack(
     [
       np.bincount(batch["raw"]["index"] * 1000 // num, minlength=1000)
       for batch in records.batch(batch_size).take(3).as_numpy_iterator()
     ]
   )
-  assert (counts > 0).sum(1).min() > 0.97 * ideal
-  expected = batch_size / 1000
-  chi_square = ((counts - expected) ** 2 / expected).sum(1)
+  assert (counts > 0).sum(1).min() > 0.97 * 632
+  chi_square = ((counts - 1) ** 2).sum(1)
   # 999 degrees of freedom: mean 999, deviation 45. Lower is more even.
   assert chi_square.max() < 999 + 5 * 45
 

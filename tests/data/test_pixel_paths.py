@@ -8,6 +8,7 @@ import pathlib
 import numpy as np
 import PIL
 import pytest
+from kinds import encoded as as_file
 from PIL import Image
 from sklearn import datasets
 
@@ -48,13 +49,7 @@ def encoded(name):
   if name != "odd":
     return (PHOTOS / f"{name}.jpg").read_bytes()
   with Image.open(PHOTOS / "china.jpg") as image:
-    return jpeg(image.crop((0, 0, 333, 251)).rotate(90, expand=True), "PNG")
-
-
-def jpeg(image, kind="JPEG", **options):
-  stream = io.BytesIO()
-  image.save(stream, kind, **options)
-  return stream.getvalue()
+    return as_file(image.crop((0, 0, 333, 251)).rotate(90, expand=True), "PNG")
 
 
 def evaluated(data, text):
@@ -123,10 +118,8 @@ KINDS = {
 def test_pillow_s_decoder_to_the_bit(kind):
   options = {**KINDS[kind]}
   with Image.open(PHOTOS / "china.jpg") as image:
-    data = jpeg(
-      image.crop((0, 0, 333, 251)).convert(options.pop("mode", "RGB")),
-      **options,
-    )
+    image = image.crop((0, 0, 333, 251)).convert(options.pop("mode", "RGB"))
+    data = as_file(image, "JPEG", **options)
   with Image.open(io.BytesIO(data)) as image:
     expected = np.asarray(image.convert("RGB")).astype(int)
 
@@ -139,14 +132,6 @@ def test_pillow_s_decoder_to_the_bit(kind):
   assert 0 < difference("decode").max() <= 6
   plain = difference("decode(dct='accurate', upsampling='plain')").max()
   assert plain > 20 if kind in ("4:2:0", "4:2:2", "progressive") else plain == 0
-
-
-@pytest.mark.nightly
-def test_other_formats_have_one_decoder():
-  data = encoded("odd")
-  for text in ("dct='accurate'", "upsampling='plain'"):
-    image = evaluated(data, f"decode({text})|pad(0)")
-    np.testing.assert_array_equal(image, evaluated(data, "decode|pad(0)"))
 
 
 def test_big_vision_s_and_google_s_paths():
@@ -170,18 +155,6 @@ PATHS = (
 def test_a_path_is_its_operations(path):
   assert image_size(path.ops) == path.size
   assert taken_apart(path.ops) == path
-
-
-@pytest.mark.parametrize(
-  "text",
-  [
-    "decode|resize(32)|pad(4)",
-    "decode_inception_crop(32)|flip_lr",
-    "decode|resize_small(40)|central_crop_torch(32)",
-  ],
-)
-def test_other_operations_are_no_path(text):
-  assert taken_apart(text) is None
 
 
 def test_the_share_of_a_crop():

@@ -107,7 +107,7 @@ MISSING = [
   ("scans", "train", "folder:/path/to/images"),
   ("{cwd}/scans", "train", "write folder:PATH"),
   ("", "train", "''"),
-  ("glyphs/size=0", "train", "'glyphs/size=0'"),
+  ("glyphs/size=0", "train", "glyphs/size: got 0"),
   ("cifar10/no_such", "train", "'cifar10/no_such'"),
   # Other features.
   ("coco/2017", "validation", "objects"),
@@ -213,16 +213,6 @@ def test_a_slice_of_fake_data_holds_the_same_records():
   assert [int(r["index"]) for r in records] == [2, 3, 4]
   np.testing.assert_array_equal(part.labels(), [5, 6, 0, 1, 2])
   assert np.bincount(whole.labels()).tolist() == [5000] * 10
-
-
-def test_fake_images_of_a_class_are_alike():
-  source = sources.open_source("cifar10", "train", fake=True)
-  images = np.stack(
-    [tf.io.decode_png(r["image"]).numpy() for r in source.records(0, 40)]
-  ).astype(float)
-  same = np.abs(images[:30] - images[10:]).mean()
-  other = np.abs(images[:39] - images[1:]).mean()
-  assert 0 < same < 0.8 * other
 
 
 def test_devices_are_left_to_jax():

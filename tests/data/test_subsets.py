@@ -31,20 +31,6 @@ def test_smaller_subsets_lie_inside_larger_ones(a, b, seed):
   assert len(small) == min(a, b) and (np.diff(large) > 0).all()
 
 
-def test_members_are_drawn_as_if_at_random():
-  # Every record is in a tenth of 2,000 subsets: 200 of them, with a standard
-  # deviation of 13.4; so are neighbours, together in a hundredth of them.
-  counts = np.zeros(100)
-  pairs = 0
-  for seed in range(2000):
-    drawn = subsets.members(100, 10, seed)
-    counts[drawn] += 1
-    pairs += (np.diff(drawn) == 1).sum()
-  assert np.abs(counts - 200).max() < 5 * 13.4
-  expected = 2000 * 99 * (10 * 9) / (100 * 99)
-  assert abs(pairs - expected) < 5 * expected**0.5
-
-
 def open_from(builder, monkeypatch, **options):
   """Returns a function that opens splits of what the builder prepared."""
   monkeypatch.setattr(tfds_source, "find_builder", lambda *_, **__: builder)
@@ -184,43 +170,3 @@ def test_a_subset_of_a_folder(tmp_path):
   batch = scored(drawn, "decode|resize(4)")
   assert np.flatnonzero(~batch["mask"]).tolist() == [7]
   assert drawn.undecodable == {7}
-
-
-@pytest.mark.parametrize(
-  "is_in_memory", [False, pytest.param(True, marks=pytest.mark.slow)]
-)
-def test_a_subset_of_images_with_several_classes(tmp_path, is_in_memory):
-  def features(i):
-    image = tf.train.BytesList(value=[str(i).encode()])
-    labels = tf.train.Int64List(value=range(i % 3))
-    return {
-      "image": tf.train.Feature(bytes_list=image),
-      "labels": tf.train.Feature(int64_list=labels),
-    }
-
-  file = str(tmp_path / "x.tfrecord")
-  with tf.io.TFRecordWriter(file) as writer:
-    for i in range(20):
-      example = tf.train.Features(feature=features(i))
-      writer.write(tf.train.Example(features=example).SerializeToString())
-  whole = tfds_records.TfdsStream(
-    name="x",
-    split="train",
-    num_examples=20,
-    num_classes=2,
-    is_multilabel=True,
-    label_key="labels",
-    pieces=(tfds_records.Piece(file, 0, 20),),
-    file_bytes=200 * is_in_memory,
-  )
-  members = subsets.members(20, 7, 0)
-  drawn = subsets.Subset.of(whole, members, "train@7")
-  source = tfds_source.in_memory_if_small(drawn)
-  assert isinstance(source, tfds_records.TfdsMemory) == is_in_memory
-  labels = source.labels()
-  assert labels.dtype == bool
-  expected = [[i % 3 > 0, i % 3 > 1] for i in members]
-  np.testing.assert_array_equal(labels, expected)
-  for record, number in zip(source.records(), members, strict=True):
-    assert record["image"] == str(number).encode()
-    assert record["label"].dtype == tf.float32

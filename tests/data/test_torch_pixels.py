@@ -8,7 +8,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from by_name import run
+from by_name import keys, run
 from PIL import Image
 
 from vit_jax.data import ops, preprocessing, torch_pixels
@@ -18,10 +18,6 @@ from vit_jax.data.tf_cpu import tf
 STORED = np.load(pathlib.Path(__file__).parent / "torchvision_pixels.npz")
 IMAGE = STORED["image"]
 COLOURS = "jitter(0.4, 0.4, 0.2, 0.1, 0.8)|random_grey(0.2)"
-
-
-def keys(num):
-  return [tf.constant([7, i], tf.int64) for i in range(num)]
 
 
 def most(a, b):
@@ -48,37 +44,6 @@ def test_pixels_are_torchvisions(image):
   for i, (kernel, sigma) in enumerate(STORED["blurs"].tolist()):
     blurred = torch_pixels.gaussian_blur(image, int(kernel), sigma)
     assert most(blurred, STORED[f"blur_{i}"]) <= 1
-
-
-def test_the_hue_has_pillows_rounding():
-  """Whatever the order of the channels, also where two or three are equal."""
-  rng = np.random.default_rng(0)
-  image = rng.integers(0, 256, (256, 256, 3), np.uint8)
-  image[:64, :, 1] = image[:64, :, 0]
-  image[32:96, :, 2] = image[32:96, :, 1]
-  image[128:] //= 16  # dark colours, whose steps are large
-  hue, *others = Image.fromarray(image).convert("HSV").split()
-  for turns in (0.0, 0.03, -0.1, 0.25, 0.5, -0.5):
-    shifted = np.asarray(hue) + np.uint8(int(turns * 255) % 256)
-    bands = [Image.fromarray(shifted), *others]
-    expected = Image.merge("HSV", bands).convert("RGB")
-    got = torch_pixels.jitter(image, [None, None, None, turns], [3])
-    difference = np.abs(np.asarray(got).astype(int) - np.asarray(expected))
-    # Halves that float32 rounds down, one in a million.
-    assert difference.max() <= 1 and difference.sum() <= 2
-
-
-def test_the_blur_of_a_point():
-  point = np.zeros((15, 15, 3), np.uint8)
-  point[7, 7] = 255
-  weights = np.exp(-0.5 * (np.arange(-4, 5) / 1.2) ** 2)
-  weights /= weights.sum()
-  expected = np.zeros((15, 15))
-  expected[3:12, 3:12] = 255 * weights[:, None] * weights
-  blurred = np.asarray(torch_pixels.gaussian_blur(point, 9, 1.2))
-  np.testing.assert_allclose(blurred[..., 1], expected, rtol=0, atol=0.501)
-  flat = np.full((6, 7, 3), 201, np.uint8)
-  assert most(torch_pixels.gaussian_blur(flat, 9, 2.0), flat) == 0
 
 
 @pytest.mark.slow
