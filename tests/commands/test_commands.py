@@ -15,7 +15,7 @@ import pytest
 
 from vit_jax import __main__ as command
 from vit_jax.commands import COMMANDS, plan, predict, report, verify, visualize
-from vit_jax.config import cli, config_files, help_text
+from vit_jax.config import cli
 
 HEAVY = {"jax", "flax", "tensorflow", "tensorflow_datasets", "torch", "PIL"}
 # Ends as the command does, and prints what it has imported until then.
@@ -79,13 +79,16 @@ def test_help_imports_nothing_heavy(screens):
   assert not HEAVY & {*screens[1]}
 
 
-def test_help_is_a_screen_with_an_example_and_stands_in_the_page(screens):
+def test_a_wrong_argument_is_refused_at_once():
+  done = _run("convert", "a", "b", "--to=tim", code=SPY)
+  assert done.returncode and "'tim'" in done.stderr
+  assert not HEAVY & {*done.stderr.splitlines()[-1].split()}
+
+
+def test_help_has_an_example_and_stands_in_the_page(screens):
   page = options.PAGE.read_text()
   assert [*screens[0]] == [*COMMANDS]
   for verb, text in screens[0].items():
-    lines = text.splitlines()
-    assert lines[0].startswith(f"usage: vit-jax {verb} ")
-    assert len(lines) <= 40 and max(map(len, lines)) <= 80, verb
     written = "python benchmarks/options.py writes docs/commands.md"
     assert options.block(verb, text) in page, written
     # In a pipe, the command that reads from it; others may prepare its data.
@@ -95,47 +98,16 @@ def test_help_is_a_screen_with_an_example_and_stands_in_the_page(screens):
       assert args[args.index("vit-jax") + 1] in COMMANDS
 
 
-def test_a_wrong_argument_is_refused_at_once():
-  done = _run("convert", "a", "b", "--to=tim", code=SPY)
-  assert done.returncode and "'tim'" in done.stderr
-  assert not HEAVY & {*done.stderr.splitlines()[-1].split()}
-
-
-def _section(capsys, *args):
-  with pytest.raises(SystemExit) as e:
-    cli.parse("train", {"workdir": "folder"}, list(args))
-  return e.value.code or capsys.readouterr().out
-
-
-def test_the_screen_names_every_section_and_config(capsys):
-  text = _section(capsys, "--help")
-  for name in help_text.sections():
-    row = rf"^  {name} +\w" if name != "all" else "--help=all"
-    assert re.search(row, text, re.MULTILINE)
-  listed = re.search(r"^configs: (.*?)\n\n", text, re.MULTILINE | re.DOTALL)
-  assert re.findall(r"\w+", listed[1]) == list(config_files.known())
-  assert "  --workdir    folder\n" in text
-
-
-def test_the_sections_are_all_options(capsys):
-  every = _section(capsys, "--help=all")
-  parts = [n for n in help_text.sections() if n != "all"]
-  options = re.compile(r"^  (config\.\S+) = ", re.MULTILINE)
-  shown = [o for n in parts for o in options.findall(_section(capsys, "-h", n))]
-  assert sorted(shown) == sorted(options.findall(every))
-  every = _section(capsys, "--help=all", "--config.model.name=bit")
-  section = _section(capsys, "--help=model", "--config.model.name=bit")
-  rare = {"root_pad", "gn_eps", "ws_eps", "ws_eps_on"}
-  only_in_all = {*options.findall(every)} - {*shown, *options.findall(section)}
-  assert only_in_all == {f"config.model.{name}" for name in rare}
-  assert "config.mesh.fsdp" in shown and "config.seed" in shown
-
-
 def test_a_section_has_the_values_of_the_config(capsys):
-  text = _section(capsys, "--help=model", "--config=vit_h14")
+  def shown(*args):
+    with pytest.raises(SystemExit) as e:
+      cli.parse("train", {"workdir": "folder"}, ["--help=model", *args])
+    return e.value.code or capsys.readouterr().out
+
+  text = shown("--config=vit_h14")
   assert "  config.model.variant = 'H/14'\n" in text
   assert "config.optim" not in text
-  text = _section(capsys, "--help=model", "--config.model.name=bit")
+  text = shown("--config.model.name=bit")
   assert "  config.model.name = 'bit'\n" in text
   assert "config.model.pool" not in text  # which ResNets do not read
 
@@ -174,25 +146,22 @@ def test_a_home_is_found_where_a_shell_leaves_the_tilde(tmp_path, monkeypatch):
   "unbuffered", ["", pytest.param("1", marks=pytest.mark.nightly)]
 )
 def test_a_cut_pipe_ends_quietly(unbuffered):
+  script = '"$0" -m vit_jax train --help=all | true; echo "${PIPESTATUS[0]}"'
   done = subprocess.run(
-    ["bash", "-c", '"$0" -m vit_jax train --help=all | true; '
-     'echo "${PIPESTATUS[0]}"', sys.executable],
+    ["bash", "-c", script, sys.executable],
     capture_output=True,
     text=True,
     env={**ENV, "PYTHONUNBUFFERED": unbuffered},
-  )  # fmt: skip
+  )
   assert (done.stdout.split(), done.stderr) == (["141"], "")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="it is Linux's")
-@pytest.mark.parametrize(
-  "unbuffered", ["", pytest.param("1", marks=pytest.mark.nightly)]
-)
-def test_a_full_disk_ends_in_a_sentence(unbuffered):
+def test_a_full_disk_ends_in_a_sentence():
   with open("/dev/full", "w") as full:
-    done = _run("--help", stdout=full, PYTHONUNBUFFERED=unbuffered)
+    done = _run("--help", stdout=full)
   assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
-  assert "the output: No space left" in done.stderr
+  assert "No space left" in done.stderr
 
 
 def test_ctrl_c_ends_in_a_sentence():
@@ -250,41 +219,32 @@ def test_without_its_device_a_command_ends_in_a_sentence(
 ):
   import jax
 
-  def raises(*_):
-    raise error
+  def serve_raises(raised):
+    def raises(*_):
+      raise raised
 
-  def raises_another(*_):
-    raise type(error)("another")
+    serve = COMMANDS["serve"]._replace(main=raises)
+    monkeypatch.setitem(COMMANDS, "serve", serve)
+    return raises
 
-  def serve(main):
-    monkeypatch.setitem(
-      COMMANDS, "serve", COMMANDS["serve"]._replace(main=main)
-    )
-
-  serve(raises_another)  # the devices are there
+  serve_raises(type(error)("another"))  # the devices are there
   with pytest.raises(type(error), match="another"):
     command.main(["serve", "x"])
-  serve(raises)
-  monkeypatch.setattr(jax, "devices", raises)
+  monkeypatch.setattr(jax, "devices", serve_raises(error))
   with pytest.raises(SystemExit) as e:
     command.main(["serve", "x"])
   assert e.value.code == 1
   assert text in capsys.readouterr().err
 
 
-def test_one_of_several_platforms_is_absent():
-  """jax raises at the first call, and the second one returns the CPU."""
-  assert command.lacks_device(RuntimeError(ABSENT))
-  assert not command.lacks_device(RuntimeError("another"))
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("platforms", ["foo", "cpu,foo"])
 def test_what_jax_itself_raises_is_known(platforms):
+  """Of several platforms, jax raises once, and then returns the CPU."""
   done = _run("train", "--config=glyphs", JAX_PLATFORMS=platforms)
   assert done.returncode == 1 and "Traceback" not in done.stderr
   last = done.stderr.splitlines()[-1]
-  assert last.startswith("vit-jax: jax has no such device") and "foo" in last
+  assert last.startswith("vit-jax: ") and "foo" in last
 
 
 @pytest.mark.slow

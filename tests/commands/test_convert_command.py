@@ -10,7 +10,6 @@ from converting import SUFFIX, assert_same
 
 import vit_jax
 from vit_jax.commands import convert as convert_command
-from vit_jax.models import resample
 from vit_jax.tools.exporting import convert
 from vit_jax.weights import safetensors_file
 from vit_jax.weights.weights_file import POS_EMBEDDING
@@ -33,25 +32,21 @@ def main(capsys, *argv):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_to_compile")
-def test_the_command_says_what_it_did(tmp_path, capsys):
+def test_the_command_writes_checks_and_says_how_to_load(tmp_path, capsys):
   src, dst = DATA / "vit_linen_names.weights.npz", tmp_path / "new" / "vit"
   lines = main(
     capsys, src, dst, "--to=hf", "--image_size=48", "--posemb_filter=bicubic"
   )
-  titles = [line[:16].strip() for line in lines[:-1]]
-  assert titles == [
-    *("weights", "loaded", "resized", "re-initialised", "ignored", "note"),
-    *("model", "images", "written", "", "", "", "read again"),
-  ]
-  said = dict(zip(titles, (line[16:] for line in lines), strict=False))
-  assert said["weights"] == str(src) and said["written"] == str(dst)
-  assert said["resized"] == f"{POS_EMBEDDING}: 4x4 -> 6x6"
-  assert "--config.model.variant=B/8 " in said["model"]
-  assert said["images"] == "48x48, decode|resize(48)"
-  assert f"from_pretrained('{dst}')" in lines[9]
-  assert f"load('{dst}', posemb_filter='bicubic')" in lines[11]
-  # The same arrays, the same program: no difference at all.
-  assert said["read again"].startswith("largest difference of logits 0,")
+  text = "\n".join(lines)
+  for words in (
+    f"{POS_EMBEDDING}: 4x4 -> 6x6",
+    "--config.model.variant=B/8 ",
+    f"from_pretrained('{dst}')",
+    f"load('{dst}', posemb_filter='bicubic')",
+    # The same arrays, the same program: no difference at all.
+    "largest difference of logits 0,",
+  ):
+    assert words in text
   config = json.loads((dst / "config.json").read_text())
   assert config["image_size"] == 48
   assert config["hidden_act"] == "gelu_pytorch_tanh"
@@ -73,7 +68,6 @@ def test_the_command_s_options(tmp_path, capsys, monkeypatch):
   timm = tmp_path / "b.safetensors"
   lines = write(tmp_path / "a.npz", timm, "--to=timm", grid, "--gelu=erf")
   assert f"resized         {POS_EMBEDDING}" not in "\n".join(lines)
-  assert "images          16x24, decode|resize((16, 24))" in lines
   vit = load(timm)
   assert (vit.config.variant, vit.config.gelu) == ("B/4", "erf")
   assert vit.image_size == (16, 24)
@@ -94,7 +88,7 @@ def test_the_command_s_options(tmp_path, capsys, monkeypatch):
   assert load("e").config.posemb == "none"
   # A table whose first row is no class token's.
   src = DATA / "bv_token.weights.npz"
-  with pytest.raises(SystemExit, match="got 15 patches, expected a square"):
+  with pytest.raises(SystemExit, match="15 patches"):
     write(src, "f", "--to=orbax", "--cls_row=true")
   write(src, "f", "--to=orbax", "--cls_row=false")
   assert not load("f").config.cls_row
@@ -130,8 +124,3 @@ def test_other_logits_are_an_error_and_leave_nothing(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="x.npz: got logits .*at most 0.001"):
       convert_command.main(argv)
     assert not list(tmp_path.iterdir())
-
-
-def test_help_has_a_meaning_for_every_format_and_filter():
-  assert list(convert_command.FORMATS) == list(convert.WRITERS)
-  assert list(convert_command.FILTERS) == list(resample.METHODS)

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 from converting import MODELS, make
-from etils import epath
 
 import vit_jax
 from vit_jax.commands import convert as convert_command
@@ -20,6 +19,7 @@ TOKEN = DATA / "vit_token.weights.npz"
 # float32 holds 7 digits; sums in another order lose one or two, and a ResNet
 # that divides by deviations, three.
 ROUNDING = 2e-5
+MODERN = ("swiglu", "distilled")
 
 
 def run(capsys, *argv):
@@ -46,11 +46,7 @@ def assert_close(got, expected):
 @pytest.mark.slow
 def test_stablehlo(tmp_path, capsys):
   dst = tmp_path / "new" / "vit.stablehlo"
-  lines = run(capsys, TOKEN, dst, "--to=stablehlo")
-  assert lines[-3].strip() == (
-    "images float32 [1 or more, 32, 32, 3] in [-1, 1] -> logits [as many, 11]"
-  )
-  assert lines[-1].startswith("read again      largest difference of logits ")
+  run(capsys, TOKEN, dst, "--to=stablehlo")
   exported = jax.export.deserialize(bytearray(dst.read_bytes()))
   assert exported.platforms == ("cpu", "cuda", "tpu")
   vit = vit_jax.load(TOKEN, verbose=False)
@@ -77,11 +73,15 @@ def libraries():
       for p in sorted(DATA.glob("*.weights.npz"))
       if (name := p.name.split(".")[0]) != "vit_token"
     ),
+    *(pytest.param(n, marks=pytest.mark.nightly) for n in MODERN),
   ],
 )
 def test_onnx_gives_the_same_logits(tmp_path, name):
-  """Token, mean and attention pooling, hybrids, both BiT; any batch."""
-  vit = vit_jax.load(DATA / f"{name}.weights.npz", verbose=False)
+  """Token, mean and attention pooling, hybrids, BiT, later parts; any batch."""
+  if name in MODERN:
+    vit = make(**MODELS[name])
+  else:
+    vit = vit_jax.load(DATA / f"{name}.weights.npz", verbose=False)
   dst = tmp_path / "vit.onnx"
   convert.convert(vit, str(dst), "onnx")
   assert [p.name for p in tmp_path.iterdir()] == ["vit.onnx"]
@@ -89,17 +89,6 @@ def test_onnx_gives_the_same_logits(tmp_path, name):
   for count in (1, 3):
     images = random_images(vit, count)
     assert_close(again(images), logits(vit, images))
-
-
-@pytest.mark.usefixtures("libraries")
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["swiglu", "distilled"])
-def test_onnx_of_every_part(tmp_path, name):
-  vit = make(**MODELS[name])
-  dst = tmp_path / "vit.onnx"
-  convert.convert(vit, str(dst), "onnx")
-  images = random_images(vit, 3)
-  assert_close(onnx.read(dst)(images), logits(vit, images))
 
 
 @pytest.mark.slow
@@ -126,40 +115,14 @@ def test_opset_and_float16_of_an_onnx_file(tmp_path, capsys):
   }
 
 
-@pytest.mark.parametrize(
-  "name, opset",
-  [
-    pytest.param("vit_token", 14, marks=pytest.mark.slow),
-    pytest.param("bit_v2", 17, marks=pytest.mark.nightly),
-  ],
-)
-@pytest.mark.usefixtures("libraries")
-def test_an_old_opset_is_refused_before_a_file_is_written(
-  tmp_path, name, opset
-):
-  vit = vit_jax.load(DATA / f"{name}.weights.npz", verbose=False)
-  dst = tmp_path / "new" / "vit.onnx"
-  expected = rf"^--opset: got {opset}, expected .*17 or later for a ViT, 21"
-  with pytest.raises(ValueError, match=expected):
-    convert.convert(vit, str(dst), "onnx", opset=opset)
-  assert not dst.parent.exists()
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("libraries")
-def test_an_opset_that_onnx_does_not_know(tmp_path):
-  folder = tmp_path / "new"
-  with pytest.raises(ValueError, match=r"--opset: got 99, expected at most \d"):
-    onnx.write(
-      folder / "x.onnx",
-      lambda images: images,
-      image_shape=(1, 1, 1),
-      output="y",
-      num_bytes=0,
-      properties={},
-      opset=99,
-    )
-  assert not folder.exists()
+def test_an_old_opset_is_refused_before_a_file_is_written(tmp_path):
+  vit = vit_jax.load(TOKEN, verbose=False)
+  dst = tmp_path / "new" / "vit.onnx"
+  with pytest.raises(ValueError, match="^--opset: got 14, .*17 or later"):
+    convert.convert(vit, str(dst), "onnx", opset=14)
+  assert not dst.parent.exists()
 
 
 @pytest.mark.slow
@@ -172,14 +135,7 @@ def test_an_onnx_file_says_what_it_is(tmp_path, capsys):
   names = tuple("äbcdefghijk")
   vit = dataclasses.replace(vit, class_names=names)
   convert.convert(vit, str(folder), "orbax")
-  capsys.readouterr()
-  lines = run(capsys, folder, dst, "--to=onnx")
-  assert lines[-3].strip() == (
-    f"onnxruntime.InferenceSession('{dst}').run(None, {{'images': images}})"
-  )
-  assert lines[-2].strip() == (
-    "images float32 [1 or more, 32, 32, 3] in [-1, 1] -> logits [as many, 11]"
-  )
+  run(capsys, folder, dst, "--to=onnx")
   session = onnxruntime.InferenceSession(str(dst))
   (images,), (output,) = session.get_inputs(), session.get_outputs()
   assert (images.name, images.shape) == ("images", ["batch", 32, 32, 3])
@@ -202,31 +158,7 @@ def test_onnx_beyond_what_a_protocol_buffer_holds(
   monkeypatch.setattr(onnx, "MAX_BYTES", 0)
   dst = tmp_path / "vit.onnx"
   lines = run(capsys, TOKEN, dst, "--to=onnx", "--drop_head")
-  assert lines[-2].strip() == "vit.onnx.data holds the weights; keep it beside"
-  assert lines[-1].startswith(
-    "read again      largest difference of pre_logits"
-  )
+  assert "vit.onnx.data" in lines[-2]
+  assert "largest difference of pre_logits" in lines[-1]
   sizes = {p.name: p.stat().st_size for p in tmp_path.iterdir()}
   assert sizes["vit.onnx.data"] > 4 * sizes["vit.onnx"]
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("libraries")
-def test_onnx_in_a_bucket():
-  vit = vit_jax.load(TOKEN, verbose=False)
-  with pytest.raises(
-    ValueError, match="got 'gs://b/x.onnx', expected a path on"
-  ):
-    convert.WRITERS["onnx"].write(vit, {}, epath.Path("gs://b/x.onnx"))
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("libraries")
-def test_onnx_of_b16(tmp_path):
-  """At the size that people use, with random weights."""
-  vit = make(1000, (224, 224), None, variant="B/16")
-  dst = tmp_path / "vit.onnx"
-  convert.convert(vit, str(dst), "onnx")
-  difference, largest = convert.largest_difference(vit, onnx.read(dst))
-  assert difference < ROUNDING * largest
-  assert abs(dst.stat().st_size - 346.4e6) < 1e6

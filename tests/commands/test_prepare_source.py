@@ -8,7 +8,6 @@ import pytest
 import tensorflow_datasets as tfds
 import tiny
 from data.importable import add, encoded
-from PIL import Image
 
 from vit_jax import train
 from vit_jax.commands import prepare
@@ -68,26 +67,21 @@ def test_imagenet21k_from_class_tars(is_nested, tmp_path, capsys):
   if is_nested:
     whole = {f"fall11/{name}": data for name, data in tars.items()}
     tars = {"fall11_whole.tar": tar_of(whole)}
+  out = tmp_path / "out"
   write(tmp_path / "tars", tars)
-  arguments = (
-    "imagenet21k",
-    f"--manual_dir={tmp_path / 'tars'}",
-    f"--data_dir={tmp_path / 'out'}",
-  )
-  run(*arguments)
-  out = capsys.readouterr().out
-  assert "full                  12 records" in out
-  assert (
-    "to use it: --config.data.dataset=imagenet21k --config.data.data_" in out
-  )
-  assert stored("imagenet21k", "full", tmp_path / "out") == classes
-  source = sources.open_source("imagenet21k", "full[3:]", str(tmp_path / "out"))
+  given = f"--manual_dir={tmp_path / 'tars'}", f"--data_dir={out}"
+  run("imagenet21k", *given)
+  said = capsys.readouterr().out
+  assert "12 records" in said
+  assert "--config.data.dataset=imagenet21k --config.data.data_" in said
+  assert stored("imagenet21k", "full", out) == classes
+  source = sources.open_source("imagenet21k", "full[3:]", str(out))
   assert source.class_names == WNIDS and source.num_examples == 9
   # Neighbours are not of a class: the slices of a recipe have all of them.
   assert len({*source.labels()[:6]}) > 1
-  assert list((tmp_path / "out").glob("imagenet21k/1.0.0/*.array_record*"))
-  run(*arguments)
-  assert "already; nothing to do" in capsys.readouterr().out
+  assert list(out.glob("imagenet21k/1.0.0/*.array_record*"))
+  run("imagenet21k", *given)
+  assert "nothing to do" in capsys.readouterr().out
 
 
 def test_broken_members_of_imagenet21k_are_named(tmp_path, capsys):
@@ -113,18 +107,19 @@ def test_broken_members_of_imagenet21k_are_named(tmp_path, capsys):
   source = sources.open_source("imagenet21k", "full", str(out))
   extra = tuple(f"n0200000{i}" for i in range(4))
   assert source.class_names == (*WNIDS[:2], *extra, WNIDS[2])
-  images = stored("imagenet21k", "full", out)
-  assert classes.items() < images.items()
+  assert classes.items() < stored("imagenet21k", "full", out).items()
   lines = (out / "imagenet21k/1.0.0/left_out.txt").read_text().splitlines()
-  out_text = capsys.readouterr().out
-  assert all(line in out_text for line in lines)
-  assert f"left out    {len(lines):>12}" in out_text
+  said = capsys.readouterr().out
+  assert all(line in said for line in lines)
   errors = dict(line.split(": ", 1) for line in lines)
-  assert "truncated" in errors.pop("n02000000/n02000000_1.JPEG")
-  assert errors.pop("n02000000/n02000000_2.JPEG") == "3 bytes that are no image"
-  assert errors.pop("n02000000/n02000000_0.JPEG") == "is in the tar twice"
-  assert "is broken after" in errors.pop("n02000001.tar")
-  assert "is broken after 0 images" in errors.pop("n02000002.tar")
+  for name, word in {
+    "n02000000/n02000000_0.JPEG": "twice",
+    "n02000000/n02000000_1.JPEG": "truncated",
+    "n02000000/n02000000_2.JPEG": "3 bytes",
+    "n02000001.tar": "broken after",
+    "n02000002.tar": "broken after 0 images",
+  }.items():
+    assert word in errors.pop(name)
   assert not errors
 
 
@@ -230,9 +225,6 @@ def test_as_tfrecord(tmp_path, capsys):
   given = f"--data_dir={out}", "--file_format=tfrecord"
   run("counts_of_things", *given)
   run("digits", *given)
-  out_text = capsys.readouterr().out
-  assert "train              1,297 records" in out_text
-  assert "classes               10\n" in out_text
   run(f"folder:{tmp_path}/images", "--name=own", *given)
   for name in ("counts_of_things", "digits", "own"):
     assert list(out.glob(f"{name}/*/*.tfrecord*")), name
@@ -242,18 +234,3 @@ def test_as_tfrecord(tmp_path, capsys):
   run("digits", *given)  # is there
   text = error("digits", given[0], "--file_format=array_record")
   assert text.startswith("--file_format: got array_record, expected tfrecord")
-
-
-def test_larger_images_are_allowed(tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 30)
-  for name in ("ant", "bee"):
-    (tmp_path / "photos" / name).mkdir(parents=True)
-    image = encoded(0, "png")  # 10 x 8 pixels
-    (tmp_path / "photos" / name / "0.png").write_bytes(image)
-  given = f"folder:{tmp_path}/photos", "--name=own", f"--data_dir={tmp_path}"
-  text = error(*given)
-  assert "got 80 pixels, expected at most 89,478,485" in text
-  assert text.endswith("reduce the image, or set --max_pixels.")
-  run(*given, "--max_pixels=89478486")
-  out = capsys.readouterr().out
-  assert out.endswith(" --config.data.max_pixels=89478486\n")

@@ -1,10 +1,8 @@
 """The page to try a model on: its answers, its limits, and it in a browser."""
 
-import concurrent.futures
 import contextlib
 import io
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -13,7 +11,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -21,6 +18,7 @@ import zlib
 
 import numpy as np
 import pytest
+from data import kinds
 from data.kinds import png_chunk
 from PIL import Image
 
@@ -41,13 +39,9 @@ BROWSER = next(
 )
 
 
-def encoded(kind="png", size=(40, 30), mode="RGB", **options) -> bytes:
-  buffer = io.BytesIO()
+def encoded(kind="png", size=(40, 30)) -> bytes:
   pixels = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3))
-  Image.fromarray(pixels.astype(np.uint8)).convert(mode).save(
-    buffer, kind, **options
-  )
-  return buffer.getvalue()
+  return kinds.encoded(Image.fromarray(pixels.astype(np.uint8)), kind)
 
 
 def bomb(width: int, height: int) -> bytes:
@@ -86,7 +80,6 @@ def test_classes_are_those_of_predict(vit, classifier):
 HOSTILE = {
   "empty": (b"", 415),
   "svg": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', 415),
-  "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%EOF", 415),
   "half": (encoded("jpeg")[:900], 415),
   "bomb": (bomb(30_000, 30_000), 413),
   "thin": (bomb(1, 10_001), 413),
@@ -141,31 +134,24 @@ def client(classifier):
 
 def test_the_page_and_what_it_asks_for(client):
   page = client.get("/")
-  assert page.status_code == 200 and "Drop images" in page.text
+  assert page.status_code == 200
   assert "default-src 'self'" in page.headers["content-security-policy"]
   for name in re.findall(r'(?:href|src)="(page\.\w+)"', page.text):
     assert client.get(f"/{name}").status_code == 200
-  assert client.get("/model").json() == {
-    "name": "tiny",
-    "text": "tiny: 11 classes, images of 32 x 32 pixels",
-    "max_bytes": 100_000,
-  }
+  model = client.get("/model").json()
+  assert (model["name"], model["max_bytes"]) == ("tiny", 100_000)
   answer = client.post("/predict", content=encoded()).json()
   assert len(answer["classes"]) == 3
 
 
 def test_requests_beyond_the_limits(client):
-  large = client.post("/predict", content=bytes(100_001))
-  assert large.status_code == 413
-  assert large.json()["error"].startswith("got a larger file")
-  parts = (bytes(1000) for _ in range(200))
-  assert client.post("/predict", content=parts).status_code == 413
+  for large in (bytes(100_001), (bytes(1000) for _ in range(200))):
+    assert client.post("/predict", content=large).status_code == 413
   bad = client.post("/predict", content=b"hello")
   assert bad.status_code == 415
   assert bad.headers["content-type"] == "application/json"
-  assert client.get("/predict").status_code == 404
-  assert client.get("/../serve.py").status_code == 404
-  assert client.get("/%2e%2e/page.py").status_code == 404
+  for path in ("/predict", "/../serve.py", "/%2e%2e/page.py"):
+    assert client.get(path).status_code == 404
 
 
 def test_other_pages_cannot_reach_it(client):
@@ -194,35 +180,8 @@ def test_an_error_of_the_model_is_shown(classifier, capsys):
   with testclient.TestClient(app, "http://127.0.0.1") as client:
     answer = client.post("/predict", content=b"x")
   assert answer.status_code == 500
-  assert answer.json() == {
-    "error": "the model failed (MemoryError); see its terminal."
-  }
+  assert "MemoryError" in answer.json()["error"]
   assert "MemoryError" in capsys.readouterr().err
-
-
-def test_all_images_are_answered_in_one_thread(classifier):
-  """Each thread would keep the memory of the largest image that it had."""
-  testclient = pytest.importorskip("starlette.testclient")
-  threads, together = set(), threading.Barrier(4)
-
-  class Noting(serve.ImageClassifier):
-    def answer(self, data):
-      threads.add(threading.get_ident())
-      time.sleep(0.05)
-      return {}
-
-  limits = classifier.max_bytes, classifier.max_pixels
-  noting = Noting(classifier.vit, 3, *limits)
-  app = serve.application(noting, "noting", ["127.0.0.1"])
-
-  def post():
-    together.wait()
-    assert client.post("/predict", content=b"x").status_code == 200
-
-  with testclient.TestClient(app, "http://127.0.0.1") as client:
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-      list(pool.map(lambda _: post(), range(4)))
-  assert len(threads) == 1
 
 
 @pytest.mark.slow
@@ -315,10 +274,9 @@ def test_in_a_browser(vit, tmp_path):
   playwright = pytest.importorskip("playwright.sync_api")
   if BROWSER is None:
     pytest.skip("no Chromium on this machine")
-  image = encoded("jpeg", (160, 120))
+  image, script = encoded("jpeg", (160, 120)), b"<script>alert(1)</script>"
   (tmp_path / "photo.jpg").write_bytes(image)
   expected = vit.predict(tmp_path / "photo.jpg")[0]
-  large = b"\x00" * 1_100_000
   with (
     served("--max_megabytes=1", "--max_megapixels=1") as (address, process),
     playwright.sync_playwright() as p,
@@ -331,7 +289,7 @@ def test_in_a_browser(vit, tmp_path):
     page.on("pageerror", lambda e: errors.append(str(e)))
     page.on("dialog", lambda d: errors.append(f"dialog: {d.message}"))
     page.goto(address)
-    status = page.locator("#status")
+    status, size = page.locator("#status"), page.locator("#size")
 
     def drop(name, data, *more):
       files = [(name, data), *more]
@@ -339,62 +297,41 @@ def test_in_a_browser(vit, tmp_path):
       until(lambda: not status.inner_text().startswith("Looking"))
       return status.inner_text()
 
-    text = drop("photo.jpg", image)
-    assert re.fullmatch(r"Answered in \d+\.\d\d s\.", text)
+    drop("photo.jpg", image)
     names = page.locator("#classes b").all_inner_texts()
     chances = page.locator("#classes span").all_inner_texts()
     assert names == [e.name for e in expected]
     assert chances == [f"{100 * e.probability:.1f} %" for e in expected]
-    assert page.evaluate("document.getElementById('image').naturalWidth") == 160
-    assert page.evaluate("document.getElementById('attention').naturalWidth")
-    assert page.locator("#size").inner_text() == "photo.jpg, 160 x 120"
-
-    script = b"<script>alert(1)</script>"
-    undecodable = "a file that cannot be decoded"
-    assert undecodable in drop("a.jpg", script)
-    assert undecodable in drop("half.jpg", image[:2000])
-    assert undecodable in drop("empty.png", b"")
-    assert "too many pixels" in drop("wide.png", bomb(9_000, 9_000))
-    assert "too many pixels" in drop("bomb.png", bomb(30_000, 30_000))
-    assert "got 1.1 MB, expected at most 1.0 MB" in drop("large.png", large)
+    for shown in ("image", "attention"):
+      width = f"document.getElementById('{shown}').naturalWidth"
+      assert page.evaluate(width)
+    assert size.inner_text() == "photo.jpg, 160 x 120"
+    for name, data, word in (
+      ("a.jpg", script, "decoded"),
+      ("half.jpg", image[:2000], "decoded"),
+      ("bomb.png", bomb(30_000, 30_000), "too many pixels"),
+      ("large.png", bytes(1_100_000), "1.1 MB"),
+    ):
+      assert word in drop(name, data)
     # A name is text, whatever it says.
     evil = "<img src=x onerror=alert(1)>.jpg"
     drop(evil, image)
-    assert page.locator("#size").inner_text() == f"{evil}, 160 x 120"
+    assert size.inner_text() == f"{evil}, 160 x 120"
     assert page.locator("#answer img").count() == 2
     # Several at once: a line for each, which shows its answer.
     two = encoded("png", (50, 40))
     text = drop("a.jpg", image, ("b.jpg", script), ("c.png", two))
-    assert text == "Answered for 2 of 3 images."
-    assert page.locator("#size").inner_text() == "a.jpg, 160 x 120"
+    assert "2 of 3 images" in text
     lines = page.locator("#files li")
     assert lines.count() == 3
-    assert (
-      lines.nth(0).locator("span").inner_text() == f"{names[0]} {chances[0]}"
-    )
-    assert undecodable in lines.nth(1).inner_text()
     lines.nth(2).locator("button").click()
-    assert page.locator("#size").inner_text() == "c.png, 50 x 40"
-    (tmp_path / "other.png").write_bytes(two)
-    chosen = [tmp_path / "other.png", tmp_path / "photo.jpg"]
-    page.set_input_files("#file", chosen)
-    until(lambda: status.inner_text() == "Answered for 2 of 2 images.")
-    assert page.locator("#files b").all_inner_texts() == [
-      "other.png",
-      "photo.jpg",
-    ]
-    numbers = [{"name": "weight", "value": 1154.123}]
-    page.evaluate(f"list(new File([], 'x.png'), {{classes: {numbers}}})")
-    assert lines.last.locator("span").inner_text() == "weight 1154.1"
-    if picture := os.environ.get("PICTURE"):  # to look at
-      page.screenshot(path=picture, full_page=True)
-    # The other ways in: the field for files, and after all that it answers.
+    assert size.inner_text() == "c.png, 50 x 40"
+    # The other way in: the field for files.
     page.set_input_files("#file", tmp_path / "photo.jpg")
-    until(lambda: page.locator("#size").inner_text().startswith("photo.jpg"))
+    until(lambda: size.inner_text().startswith("photo.jpg"))
     assert page.locator("#files").is_hidden()
     process.terminate()
     process.wait(timeout=30)
-    text = drop("photo.jpg", image)
-    assert text.startswith("No answer")
+    assert drop("photo.jpg", image).startswith("No answer")
     browser.close()
   assert not errors

@@ -101,18 +101,6 @@ def test_a_resumed_run_counts_the_costs_of_both_parts(run):
   assert "\ncost        320 images seen, " in run.printed
 
 
-@pytest.mark.slow
-def test_the_start_of_a_resumed_run_is_timed_by_its_parts(run):
-  """The programs are those of the first part, from the cache."""
-  (line,) = re.findall("^start  .*", run.printed, re.MULTILINE)
-  assert re.fullmatch(
-    r"start +\d+\.\d s to the end of the first step: checks .*, model"
-    r" and state .*, evaluators .*, first batch .*, first step \d+\.\d \(cache"
-    r" hit, /.*/xla\)",
-    line,
-  )
-
-
 @pytest.mark.nightly
 def test_a_run_that_was_not_stopped_has_the_same_bits_and_rows(run, tmp_path):
   state = train.train_and_evaluate(run.config(), str(tmp_path))
@@ -220,20 +208,6 @@ def test_training_continues_while_the_host_scores(run, tmp_path, monkeypatch):
   assert [r["step"] for r in rows if "few/5shot" in r] == [4, 8, 12]
   assert all("few/l2=64/1shot" in r for r in rows if "few/5shot" in r)
   assert all(was_in_time)
-
-
-@pytest.mark.nightly
-def test_a_mean_of_other_sets_is_said(run, tmp_path, capfd):
-  """A run that resumes with one of the two data sets."""
-  copy = run.copy(tmp_path / "run")
-  less = {k: v for k, v in EVALS.items() if k != "b"}
-  c = run.config(evals=less, total_steps=21)
-  train.train_and_evaluate(c, str(copy), allow_change=("total_steps",))
-  printed = capfd.readouterr().err
-  assert re.search(r"^few +mean of 1 data set: ", printed, re.MULTILINE)
-  assert re.search(r"^changed +the mean 'few' was of ", printed, re.MULTILINE)
-  last = [r for r in read_metrics(str(copy)) if r["step"] == 21]
-  assert [r["few/sets"] for r in last if "few/sets" in r] == [1]
 
 
 @pytest.mark.nightly  # the demo, which CI runs, does so

@@ -13,8 +13,6 @@ import json
 import math
 import pathlib
 import re
-import subprocess
-import sys
 import tempfile
 
 import flax
@@ -22,6 +20,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from commands.converting import make
 from PIL import Image
 
 from vit_jax import experiment, families, run_checks, weights
@@ -34,7 +33,6 @@ from vit_jax.config import (
 from vit_jax.data import operation, preprocessing
 from vit_jax.data.preprocessing import image_size
 from vit_jax.families import published, resnet, vit
-from vit_jax.inference import pretrained
 from vit_jax.models import build
 from vit_jax.tools.exporting import convert
 from vit_jax.weights import eval_preprocessing
@@ -316,33 +314,6 @@ def test_all_that_is_advertised_can_start():
   assert not wrong
 
 
-@pytest.mark.parametrize(
-  "name",
-  "ablation augreg cifar_vit comparison deit3 dino dinov2 distill finetune"
-  " folder mae_finetune probes study vit_s16 vtab".split(),
-)
-def test_every_argument_is_explained(name):
-  module = _module(name)
-  explained = re.findall(r"(\w+)\s\(", module.__doc__.split("Arguments:")[1])
-  assert set(module.ARGUMENTS) <= set(explained)
-  for table in re.findall(r"\(of ([A-Z_]+)", module.__doc__):
-    assert getattr(module, table)
-
-
-@pytest.mark.slow
-def test_folder_reads_its_argument_before_it_imports():
-  code = (
-    "import sys\nfrom vit_jax.config import cli\n"
-    "try:\n  cli.parse('train', {}, sys.argv[1:])\n"
-    "except SystemExit as e:\n  print(e)\n"
-    "assert 'tensorflow' not in sys.modules and 'jax' not in sys.modules"
-  )
-  args = [sys.executable, "-c", code, "--config=configs/folder.py:pth=images"]
-  done = subprocess.run(args, capture_output=True, text=True, cwd=ROOT)
-  assert not done.returncode, done.stderr
-  assert done.stdout.startswith("1 error in the configuration:")
-
-
 def test_folder_takes_model_and_size_from_the_weights():
   config = _load("folder", "path=images,init=weights.npz").config
   # The file has no name for its size: B, and what differs from it.
@@ -363,27 +334,26 @@ def test_folder_trains_wide_models_at_a_lower_rate_and_shorter(monkeypatch):
 
 
 def test_folder_takes_splits_and_length_from_the_images():
-  made = _load("folder", "path=images,init=weights.npz").config
-  splits = {e.name: (e.split, e.every_steps) for e in made.evals}
+  def made(text, name="folder"):
+    config = _load(name, text).config
+    splits = {e.name: (e.split, e.every_steps) for e in config.evals}
+    return config, splits
+
+  config, splits = made("path=images,init=weights.npz")
   # 360 of 400 images are not `val`; 288 of these are trained on.
   # Scored after every second epoch.
-  assert made.data.split == "train[:80%]" and made.data.batch_size == 8
-  assert made.total_steps == 60 * math.ceil(288 / 8)
+  assert config.data.split == "train[:80%]" and config.data.batch_size == 8
+  assert config.total_steps == 60 * math.ceil(288 / 8)
   assert splits == {"test": ("val", 0), "val": ("train[80%:]", 72)}
-  given = _load("folder", "path=split,init=weights.npz,res=64").config
-  splits = {e.name: (e.split, e.every_steps) for e in given.evals}
-  assert given.data.split == "train" and given.total_steps == 60 * 23
+  config, splits = made("path=split,init=weights.npz,res=64")
+  assert config.data.split == "train" and config.total_steps == 60 * 23
   assert splits == {"test": ("test", 0), "val": ("val", 46)}
-  tuned = _load("finetune", "init=weights.npz,dataset=folder:split").config
-  assert tuned.data.split == "train"
-  assert {e.name: e.split for e in tuned.evals} == {
-    "test": "test",
-    "val": "val",
-  }
-  fewer = _load("folder", "path=no_val,init=weights.npz,res=64").config
-  splits = {e.name: e.split for e in fewer.evals}
-  assert fewer.data.split == "train[:80%]"
-  assert splits == {"test": "test", "val": "train[80%:]"}
+  config, splits = made("init=weights.npz,dataset=folder:split", "finetune")
+  assert config.data.split == "train"
+  assert (splits["test"][0], splits["val"][0]) == ("test", "val")
+  config, splits = made("path=no_val,init=weights.npz,res=64")
+  assert config.data.split == "train[:80%]"
+  assert (splits["test"][0], splits["val"][0]) == ("test", "train[80%:]")
 
 
 @pytest.mark.parametrize(
@@ -416,11 +386,9 @@ def test_folder_reads_a_csv(options, kinds, loss, tmp_path):
 
 
 def test_folder_takes_a_model_where_no_weights_state_one():
-  assert (
-    _load("folder", "path=images,model=S/16").config.model.variant == "S/16"
-  )
-  model = _load("folder", "path=images,model=R50x1").config.model
-  assert (model.name, model.variant) == ("bit", "R50x1")
+  for text, name in (("S/16", "vit"), ("R50x1", "bit")):
+    model = _load("folder", f"path=images,model={text}").config.model
+    assert (model.name, model.variant) == (name, text)
   _load("folder", "path=images,init=weights.npz,model=B/8")
 
 
@@ -454,21 +422,11 @@ def test_finetune_takes_a_multiple_of_the_patch(model, res, pixels):
 def test_finetune_takes_the_model_from_the_weights(tmp_path):
   """A DINOv2 of timm's, of which no name states the parts."""
   size = dict(width=32, depth=2, mlp_dim=64, num_heads=4)
-  model = families.model_config(
-    "modern", variant="S/14", registers=2, layer_scale=0.1, **size
-  )
-  params = build(model, 0).init(
-    jax.random.key(0), jax.numpy.zeros((1, 70, 70, 3))
-  )
-  vit = pretrained.Pretrained(
-    config=model,
-    params=params["params"],
-    num_classes=0,
-    image_size=(70, 70),
-    class_names=None,
-    ops="decode|resize(70)",
-    loss="softmax",
-    report=weights.Report("random", {}, {}, (), ()),
+  vit = make(
+    0,
+    (70, 70),
+    None,
+    **dict(name="modern", variant="S/14", registers=2, layer_scale=0.1, **size),
   )
   path = tmp_path / "model.safetensors"
   convert.convert(vit, str(path), "timm")
@@ -519,37 +477,24 @@ def test_images_of_a_hybrid_fit_its_patches(name):
 # A recipe with its arguments, the one that the error names, and a key word.
 WRONG = """
 vit_b16:imagnet2012                  | 'imagenet2012'
-finetune:ini=x                       | 'init'
 finetune:res=big                     | res: got big
 finetune:budget=5m                   | init: got none
 finetune:init=none.npz               | init: got 'none.npz'
 finetune:model=C/16                  | size: got 'C'
-comparison:model=R50x3               | 'R50x2'
 vtab:task=all                        | for vit-jax sweep alone
 vtab:task=nature                     | 'natural'
 augreg:aug=light0                    | aug: got 'light0'
-augreg:epochs=ten                    | epochs: got ten
-ablation:lr=high                     | lr: got high
 ablation:model=R50x1,pool=gap        | for Transformers alone
-ablation:optimizer=sgd               | R50x1 or R152x2
 deit3:stage=i1k_224,model=S/16       | one of B/16, L/16, H/14
-deit3:init=x                         | init: got x
 probes:version=3                     | weights=FILE
-probes:weights=none.npz              | weights: got 'none.npz'
 distill:model=S/16                   | teacher=WEIGHTS
 mae_finetune:model=S/16              | model: got 'S/16'
-vit_s16:head=mlp                     | head: got 'mlp'
 folder:init=weights.npz              | path=/path/to/images
 folder:path=nothing                  | TFDS
-folder:path=./nothing                | path: got ./nothing
 folder:path=nothing.csv              | nothing.csv: got no file
-folder:path=digits,numbers=age       | numbers: got age
 folder:path=images,labels=a          | labels: got 'a'
 folder:path=images,init=none.npz     | init: got 'none.npz'
 folder:path=images,init=weights.npz,model=S/16 | model: got S/16
-digits_finetune:x                    | init=<run>
-masked_patch:glyphs,steps=few        | steps: got few
-study:images=many                    | images: got many
 study:init=runs/x                    | init with task=glyphs
 glyphs:x                             | no argument
 """.strip().split("\n")

@@ -51,10 +51,8 @@ def test_what_is_read_of_a_file(tmp_path):
     ({"name": 3}, "name: got 3"),
     ({"size": [1]}, "size: got [1], expected a value of type 2 whole"),
     ({"size": [0, 1]}, "size: got [0, 1], expected 1 or more"),
-    ({"scale": "2"}, "scale: got '2'"),
     ({"scale": float("nan")}, "scale: got nan"),
     ({"texts": {"a": None}}, "texts.a: got None"),
-    ({"texts": [1]}, "texts: got [1]"),
     ({"inner": {"side": 0}}, "inner.side: got 0"),
     ({"rows": [{"side": 1.5}]}, "rows[0].side: got 1.5"),
     ([1], "a.json: got [1]"),
@@ -76,30 +74,18 @@ def test_all_errors_at_once_and_defaults_in_their_place():
   ]
 
 
-KNOWN = (
-  *("batch_size", "class_token", "fp16", "head_bias", "image_size", "mlp_dim"),
-  *("layer_scale", "num_heads", "num_processes", "patch_bias", "pre_norm"),
-  *("projection", "rope", "steps", "workdir", "ws_eps"),
-)
-
-
-@pytest.mark.parametrize(
-  "word, meant",
-  [
-    *(("batchsize", "batch_size"), ("img_size", "image_size")),
-    *(("mlpdim", "mlp_dim"), ("preporjection", "projection")),
-    *(("rpoe", "rope"), ("stteps", "steps"), ("workdri", "workdir")),
-    *(("WORKDIR", "workdir"), ("heads", "num_heads")),
-  ],
-)
-def test_a_typing_mistake_is_recognised(word, meant):
-  assert nearest(word, KNOWN) == f" Did you mean {meant!r}?"
-
-
-@pytest.mark.parametrize(
-  "word",
-  "bf16 classes crop drop eps head_dim hidden_size image_mean image_std layers"
-  " no_head num_channels num_classes patch_size precision qk_norm".split(),
-)
-def test_a_name_of_another_meaning_is_not_suggested(word):
-  assert not nearest(word, KNOWN)
+def test_a_typing_mistake_is_recognised():
+  """And no name of another meaning is suggested."""
+  known = "batch_size image_size layer_scale mlp_dim num_heads projection steps"
+  known = known.split()
+  for word, meant in (
+    ("batchsize", "batch_size"),
+    ("img_size", "image_size"),
+    ("preporjection", "projection"),
+    ("stteps", "steps"),
+    ("STEPS", "steps"),
+    ("heads", "num_heads"),
+  ):
+    assert nearest(word, known) == f" Did you mean {meant!r}?"
+  for word in "classes eps head_dim image_mean layers patch_size".split():
+    assert not nearest(word, known)
