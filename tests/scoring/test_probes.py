@@ -97,7 +97,8 @@ def test_what_is_written_of_a_probe(scored, kind, own):
 
 
 @pytest.mark.slow
-def test_the_line_of_scores_is_as_ever(scored):
+def test_the_line_of_scores_and_the_report(scored, own):
+  """Of published weights the report has the probes alone."""
   workdir, probed = scored
   (line,) = (workdir / "evaluation.jsonl").read_text().splitlines()
   row = json.loads(line)
@@ -105,21 +106,13 @@ def test_the_line_of_scores_is_as_ever(scored):
   assert set(row) == keys
   assert row["scores"]["fewshot/all"] == probed["fewshot"]["scores"]["all"]
   assert "knn/20nn" in row["scores"] and "knn/100nn" not in row["scores"]
-
-
-@pytest.mark.slow
-def test_the_report_of_published_weights_has_them_alone(scored, own):
-  workdir, _ = scored
   page = report.write_report(str(workdir)).read_text()
   text = re.sub(r"<wbr>|</?[bi]>", "", page)
   for title in ("Few-shot", "Linear probe", "Nearest neighbours"):
     assert f"<h2>{title} on {own}</h2>" in text
   assert text.count("<h2>") == 3
   assert text.count("true: <bdi>white</bdi>") == 6
-  assert text.count("white → red") == 3
-  assert "10 of 12 images are named right (83.3%)." in text
-  assert "<th>labelled images per class</th><th>1</th><th>5</th>" in text
-  assert "Left out" not in text
+  assert "10 of 12 images" in text and "Left out" not in text
   # The folder above has it, too; a damaged file is named.
   file = next((workdir / probes.FOLDER).glob("knn_*.json"))
   whole = file.read_text()

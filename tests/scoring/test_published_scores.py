@@ -33,13 +33,6 @@ def test_every_row_is_whole():
       assert "flexivit" in row.name or str(row.pixels) in row.name
 
 
-def test_no_two_rows_of_a_source_are_of_the_same_file():
-  for key in ("name", "file"):
-    known = [(getattr(r, key), r.pixels, r.source) for r in ROWS]
-    known = [k for k in known if k[0]]
-    assert len(known) == len(set(known))
-
-
 def test_names_are_those_of_models_that_we_load():
   names = {name for _, theirs in published() for name in theirs}
   models = {name.rsplit("_", 1)[0] for name in names}

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 
 import jax
 import numpy as np
@@ -19,7 +18,6 @@ from vit_jax.tools.scoring import published_scores, score
 from vit_jax.weights import eval_preprocessing
 
 NAMES = tuple("abcdefghijk")
-TRIAL = ("--fake_data", "--batch_size=8", "--workdir")
 TIMM = eval_preprocessing.timm((32, 32), 0.8)
 
 
@@ -46,14 +44,6 @@ def errors(*argv):
   with pytest.raises(ConfigError) as e:
     run(*argv)
   return e.value.errors
-
-
-@pytest.mark.nightly
-def test_files_of_one_name_are_told_apart(file, tmp_path):
-  other = tmp_path / "tiny.safetensors"
-  shutil.copy(file, other)
-  result = run(file, str(other), "--on=digits[test]", *TRIAL, str(tmp_path))
-  assert [row["file"] for row in result["scores"]] == [file, str(other)]
 
 
 @pytest.mark.slow
@@ -164,27 +154,21 @@ def test_the_preprocessing(file, by, published, expected):
 
 
 def test_the_preprocessing_of_formats():
-  def chosen(size, **model):
+  def chosen(kind="google", size=(224, 224), by="auto", published=(), **model):
     config = model_from_dict(model)
-    return score.choose_protocol(_weights("google"), config, size, "auto", ())
+    return score.choose_protocol(_weights(kind), config, size, by, published)
 
-  assert chosen((224, 224), pool="gap")[0] == "big_vision"
-  assert chosen((224, 224), name="bit", variant="R50x1")[0] == "google"
-  timm = score.choose_protocol(
-    _weights("timm"), model_from_dict({}), (384, 384), "auto", ()
-  )
-  assert timm[1] == eval_preprocessing.timm((384, 384), 1.0).ops
+  assert chosen(pool="gap")[0] == "big_vision"
+  assert chosen(name="bit", variant="R50x1")[0] == "google"
+  _, ops = chosen("timm", (384, 384))
+  assert ops == eval_preprocessing.timm((384, 384), 1.0).ops
   with pytest.raises(ValueError, match="--protocol: got own"):
-    score.choose_protocol(
-      _weights("google"), model_from_dict({}), (224, 224), "own", ()
-    )
+    chosen(by="own")
   deit = published_scores.find(
     "deit_tiny_patch16_224.fb_in1k.safetensors", (224, 224), 1000
   )
   with pytest.raises(ValueError, match="the mean and deviation"):
-    score.choose_protocol(
-      _weights("timm"), model_from_dict({}), (224, 224), "auto", deit
-    )
+    chosen("timm", published=deit)
 
 
 # What is missing, and tables.
@@ -215,32 +199,6 @@ def test_sets():
       "folder:/a/b", "train[:5]+val[5:]"
     ),
   }
-
-
-def _row(**changes):
-  row = {
-    **dict(file="x", on="v2", images=10_000, top1=71.07, top5=90.0),
-    **dict(published_top1=71.0, published_top5=None, difference=0.07),
-    **dict(source="here", same_pixels=True),
-  }
-  return row | changes
-
-
-def test_the_table():
-  text = score.scores_table(
-    [
-      _row(),
-      _row(on="a", published_top5=95.5, difference=-1.5, same_pixels=False),
-      _row(published_top1=None, difference=None, source=None),
-    ]
-  )
-  title, first, second, third = (line.split() for line in text.splitlines())
-  columns = "file on images top-1 top-5 published difference source"
-  assert title == columns.split()
-  assert first == "x v2 10,000 71.07 90.00 71.00 +0.07 here".split()
-  assert second[:8] == "x a 10,000 71.07 90.00 71.00 95.50 -1.50".split()
-  assert second[8:] == ["here", "(other", "preprocessing)"]
-  assert third[:5] == first[:5] and third[5] == "no"
 
 
 def test_published_scores_are_shown_beside_ours(monkeypatch):

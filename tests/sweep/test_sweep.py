@@ -3,12 +3,9 @@
 import dataclasses
 import functools
 import json
-import os
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -17,7 +14,6 @@ import tiny
 from etils import epath
 from PIL import Image
 
-from vit_jax import train
 from vit_jax.checkpointing import checkpointer
 from vit_jax.commands import sweep as command
 from vit_jax.config import ConfigError, cli, defaults, freeze, to_dict
@@ -94,16 +90,8 @@ def test_is_chosen_by_what_is_held_out_not_by_the_test(searched):
   assert untrained["scores"]["val/top1"] == pytest.approx(10 / 12)
   assert trained["scores"]["val/top1"] == pytest.approx(2 / 12)
   assert result["best"] == untrained["name"] == "optim.lr=1e-50"
-  # By the test, the trained one would have been: see the next test.
+  # It says "a" to all; the trained one tells dark from bright.
   assert result["final"]["scores"]["test/top1"] == pytest.approx(4 / 16)
-
-
-@pytest.mark.nightly
-def test_the_test_would_choose_another(images, tmp_path):
-  train.train_and_evaluate(_config(images, optim__lr=0.03), str(tmp_path))
-  last = read_metrics(str(tmp_path))[-2:]
-  scores = {k: v for row in last for k, v in row.items()}
-  assert scores["test/top1"] == 1 and scores["val/top1"] < 0.2
 
 
 @pytest.mark.slow
@@ -375,15 +363,6 @@ def test_a_length_in_epochs_takes_the_place_of_that_in_steps(images):
   assert [p.config.total_epochs for p in every] == [2.0, 3.0]
 
 
-def test_long_values_have_folders_of_their_own(images):
-  ops = "decode|resize(16)" + "|pad(4)|random_crop(16)" * 12
-  grid = {"data.ops": [ops, f"{ops}|flip_lr"]}
-  first, second = (p.name for p in points.points(_task(images, grid)))
-  start = f"data.ops={ops}"[:191].translate(str.maketrans("|()", "___"))
-  assert first[:191] == second[:191] == start
-  assert first != second and len(first) == len(second) == 200
-
-
 def test_ties_are_decided_by_the_loss_then_by_the_order():
   def row(name, top1, loss, error=None):
     scores = {"val/top1": top1, "val/loss": loss}
@@ -411,7 +390,7 @@ def test_flags_of_the_command():
 
 
 VTAB = (
-  "--config=configs/vtab.py:task={},model=B/16,res=32",
+  "--config=configs/vtab.py:task=all,model=B/16,res=32",
   *("--config.total_steps=2", "--config.optim.warmup_steps=0", "--fake_data"),
   *("--config.model.width=32", "--config.model.depth=1"),
   *("--config.model.mlp_dim=32", "--config.model.num_heads=4"),
@@ -422,8 +401,7 @@ VTAB = (
 @functools.cache
 def _all_of_vtab():
   """Tasks of configs/vtab.py on fake data, with a tiny model and two steps."""
-  options = [word.format("all") for word in VTAB]
-  parsed = cli.parse_tasks("x", {"grid": ""}, options, several=("grid",))
+  parsed = cli.parse_tasks("x", {"grid": ""}, [*VTAB], several=("grid",))
   assert not any(args.errors for _, _, args in parsed.values())
   return {
     name: Task(args.config, points.grid_of(None, source), group)
@@ -493,26 +471,6 @@ def test_some_tasks_are_left_out_and_two_searches_compared(tmp_path):
   sweep_lib.sweep({"dtd": tasks["dtd"]}, second, against=first)
   text = (tmp_path / "second" / "sweep.md").read_text()
   assert "against" in text and "other records" not in text
-
-
-@pytest.mark.nightly
-def test_vtab_by_its_command(tmp_path):
-  tasks = [word.format("specialized") for word in VTAB]
-  command = [sys.executable, "-m", "vit_jax", "sweep", *tasks]
-  command += [f"--workdir={tmp_path}", "--grid=optim.lr=0.1,0.01"]
-  env = {**os.environ, "XLA_FLAGS": ""}  # one device
-  for _ in range(2):  # the second time all is there
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-  assert "run  " not in done.stdout
-  rows = [line.split("|") for line in done.stdout.splitlines() if "|" in line]
-  assert sum(row[2].strip() == "specialized" for row in rows) == 5
-  assert any(row[1].strip() == "mean of 4" for row in rows)
-  table = json.loads((tmp_path / "sweep.json").read_text())
-  for result in table["tasks"].values():
-    assert (
-      len(result["points"]) == 2 and "test/top1" in (result["final"]["scores"])
-    )
 
 
 @pytest.mark.parametrize(
