@@ -58,9 +58,9 @@ def _examples(text):
 
 @pytest.fixture(scope="module")
 def screens():
-  """Verb -> what its --help prints, all from one process; and its modules."""
+  """Verb -> what its --help prints, all from one process."""
   code = (
-    "import contextlib, io, json, sys\n"
+    "import contextlib, io, json\n"
     "from vit_jax import __main__ as command\n"
     "screens = {}\n"
     "for verb in command.COMMANDS:\n"
@@ -68,15 +68,11 @@ def screens():
     "    with contextlib.suppress(SystemExit):\n"
     "      command.run([verb, '--help'])\n"
     "  screens[verb] = out.getvalue()\n"
-    "print(json.dumps([screens, [*sys.modules]]))"
+    "print(json.dumps(screens))"
   )
   done = _run(code=code)
   assert done.returncode == 0, done.stderr
   return json.loads(done.stdout)
-
-
-def test_help_imports_nothing_heavy(screens):
-  assert not HEAVY & {*screens[1]}
 
 
 def test_a_wrong_argument_is_refused_at_once():
@@ -87,8 +83,8 @@ def test_a_wrong_argument_is_refused_at_once():
 
 def test_help_has_an_example_and_stands_in_the_page(screens):
   page = options.PAGE.read_text()
-  assert [*screens[0]] == [*COMMANDS]
-  for verb, text in screens[0].items():
+  assert [*screens] == [*COMMANDS]
+  for verb, text in screens.items():
     written = "python benchmarks/options.py writes docs/commands.md"
     assert options.block(verb, text) in page, written
     # In a pipe, the command that reads from it; others may prepare its data.
@@ -187,30 +183,14 @@ def test_what_needs_no_accelerator_leaves_it_to_others(module, monkeypatch):
   assert os.environ["JAX_PLATFORMS"] == "cpu"
 
 
-@pytest.mark.slow
-def test_convert_computes_on_the_cpu_before_jax_looks_for_others():
-  code = (
-    "import os, sys\n"
-    "del os.environ['JAX_PLATFORMS']\n"
-    "from vit_jax import __main__ as command\n"
-    "try:\n  command.main()\n"
-    "except SystemExit as e:\n  print(e)\n"
-    "import jax\nprint(jax.config.jax_platforms, jax.devices()[0].platform)"
-  )
-  done = _run("convert", "absent.npz", "new.npz", "--to=npz", code=code)
-  assert done.stdout.endswith("\ncpu cpu\n"), done.stderr
-
-
 UNABLE = "Unable to initialize backend 'tpu': "
 IN_USE = UNABLE + "ABORTED: The TPU is already in use by process with pid 4242."
-ABSENT = UNABLE + "NOT_FOUND: TPU initialization failed: No jellyfish device."
 
 
 @pytest.mark.parametrize(
   "error, text",
   [
     (RuntimeError(IN_USE), "in use by process with pid 4242"),
-    (RuntimeError(ABSENT), "No jellyfish device"),
     (AssertionError(), "no device is visible"),
   ],
 )
@@ -259,14 +239,3 @@ def test_a_library_of_the_extra_train_that_is_missing():
   done = _run("train", "--config=glyphs", code=WITHOUT + "command.main()")
   assert done.stderr.startswith("vit-jax: tensorflow_datasets is not installed")
   assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_what_needs_no_extra():
-  modules = (
-    "vit_jax.inference.predict, vit_jax.tools.serve,"
-    " vit_jax.tools.reporting.report, vit_jax.tools.reporting.visualize,"
-    " vit_jax.tools.exporting.convert"
-  )
-  done = _run(code=f"{WITHOUT}import {modules}")
-  assert done.returncode == 0, done.stderr

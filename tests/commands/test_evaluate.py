@@ -5,21 +5,17 @@ import pathlib
 import shutil
 
 import jax
-import numpy as np
 import pytest
 from etils import epath
 from shared_runs import COLOURS, OPS, config, folder
 
-import vit_jax
 from vit_jax import evaluate, train
 from vit_jax.callbacks import run_record
 from vit_jax.checkpointing import checkpointer, layout
 from vit_jax.commands import evaluate as command
-from vit_jax.config import Config, ConfigError
+from vit_jax.config import ConfigError
 from vit_jax.data.sources import Sources
 from vit_jax.finetune import probes
-from vit_jax.models import precision
-from vit_jax.tools.exporting import convert
 
 EVERY = {name: name for name in COLOURS}
 
@@ -122,21 +118,6 @@ def test_beside_a_running_run_nothing_is_written_unasked(
   assert f"not written: a run is training in {copy}" in capsys.readouterr().out
 
 
-@pytest.mark.nightly
-def test_training_scores_another_data_set_by_name(run, tmp_path, capfd):
-  few = folder(tmp_path / "few", {"red": "red", "white": "white"})
-  c = run.config(
-    init=str(run.workdir), total_steps=1, optim__lr=1e-9, evals=_eval(few)
-  )
-  train.train_and_evaluate(c, str(tmp_path / "run"))
-  err = capfd.readouterr().err
-  assert "re-initialised  nothing" in err and "top1 1.0000" in err
-  with np.load(tmp_path / "run" / "predictions.npz") as saved:
-    # Columns of the head, as the names in metadata.json.
-    assert set(saved["label"]) == {2, 3}
-    np.testing.assert_array_equal(saved["label"], saved["prediction"])
-
-
 @pytest.mark.slow
 def test_fewshot_of_a_checkpoint_on_a_folder(run, tmp_path, capfd):
   """It needs no config; shots are as many as every class has, and all."""
@@ -155,31 +136,6 @@ def test_fewshot_of_a_checkpoint_on_a_folder(run, tmp_path, capfd):
   assert f"fewshot     {text}\nstep 20: fewshot  1shot " in err
   (line,) = (tmp_path / "here" / "evaluation.jsonl").read_text().splitlines()
   assert json.loads(line) == row
-
-
-@pytest.mark.nightly
-def test_features_of_a_file_have_the_products_that_are_fastest(
-  run, tmp_path, capfd, monkeypatch
-):
-  """The bound of docs/tasks/predict.md, whose model was trained longer."""
-  own = folder(tmp_path / "own", EVERY, 7)
-  file = tmp_path / "weights.npz"
-  vit = vit_jax.load(str(run.workdir), verbose=False)
-  convert.convert(vit, str(file), "npz")
-  scores = {}
-  for dtype in ("float32", "bfloat16"):
-    monkeypatch.setattr(precision, "fastest_dtype", lambda dtype=dtype: dtype)
-    workdir = f"--workdir={tmp_path / dtype}"
-    _main(f"--checkpoint={file}", f"--fewshot={own}", workdir)
-    assert f"dtype           {dtype}\n" in capfd.readouterr().out
-    (line,) = (tmp_path / dtype / "evaluation.jsonl").read_text().splitlines()
-    assert json.loads(line)["dtype"] == dtype
-    scores[dtype] = json.loads(line)["scores"]
-  assert scores["bfloat16"] == scores["float32"]
-  options = Config(), str(file)
-  assert probes.config_of_file(*options, "float32").model.dtype == "float32"
-  monkeypatch.setattr(jax, "process_count", lambda: 2)
-  assert probes.config_of_file(*options).model.dtype == "float32"
 
 
 @pytest.mark.slow

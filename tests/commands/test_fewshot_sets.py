@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from vit_jax import config, run_checks
-from vit_jax.config import ConfigError, defaults, fewshot_evals, freeze, to_dict
+from vit_jax.config import ConfigError, freeze
 
 OPS = "decode|resize(16)"
 FEW = {
@@ -28,13 +28,6 @@ def _errors(c):
   with pytest.raises(ConfigError) as e:
     run_checks.setup(c)
   return e.value.errors
-
-
-def test_sets_that_are_not_on_disk_are_refused():
-  (advice,) = _errors(_config())
-  assert advice.startswith("config.fewshot: got 'required'")
-  assert "--config.fewshot=available" in advice
-  assert "for d in oxford_iiit_pet; do vit-jax prepare $d; done" in advice
 
 
 def test_a_recipe_without_data_has_an_error_for_each_way_out(tmp_path):
@@ -60,23 +53,3 @@ def test_only_what_is_not_on_disk_is_left_out(key):
   evals = {"val": {**val, "dataset": "oxford_iiit_pet"}}
   (error,) = _errors(_config(evals, fewshot="available"))
   assert "not prepared" in error
-
-
-@pytest.mark.nightly
-def test_fake_sets_are_all_there_and_read_in_part():
-  """Of ImageNet's 65,000 and 50,000 images, two batches of 16 each."""
-  c = defaults()
-  c.update(to_dict(_config(fake_data=True)))
-  c.evals = fewshot_evals(ops=OPS, every_steps=10_000)
-  c = freeze(c)
-  prepared = run_checks.setup(c)
-  assert not prepared.skipped_evals and len(prepared.evals) == 7
-  parts = tiny.Parts(c)
-  evaluators = prepared.evaluators(parts.trainer, parts.mesh)
-  assert len({id(e._features) for e in evaluators}) == 1  # compiled once
-  gathered = evaluators[-1].gather(parts.state().params)
-  assert [len(rows["label"]) for rows in gathered[""]] == [32, 32]
-  scores = evaluators[-1].score(gathered)
-  assert scores.keys() == {
-    f"fewshot_imagenet2012/{k}shot" for k in (1, 5, 10, 25)
-  }

@@ -152,27 +152,28 @@ def test_a_flag_of_another_meaning_is_not_suggested(capsys):
 
 
 @pytest.mark.parametrize(
-  "modules, line, words",
+  "modules, row",
   [
-    (("datasets",), "prepare hf:beans --name=x", ["pip install datasets"]),
+    ("datasets", ("prepare hf:beans --name=x", "install datasets")),
     (
-      ("pyarrow",),
-      "predict {weights} {photo} --features=x.parquet",
-      ["pip install pyarrow"],
+      "pyarrow",
+      (
+        "predict {weights} {photo} --features=x.parquet",
+        "install pyarrow",
+      ),
     ),
     # Before the weights are read.
     (
-      ("jax2onnx", "onnx", "onnxruntime"),
-      "convert none.npz x.onnx --to=onnx",
-      ["jax2onnx, onnx, onnxruntime", "'onnx'"],
+      "jax2onnx onnx onnxruntime",
+      ("convert none.npz x.onnx --to=onnx", "jax2onnx, onnx", "'onnx'"),
     ),
   ],
 )
 def test_a_missing_library_comes_with_its_command(
-  modules, line, words, paths, tmp_path, monkeypatch, capsys
+  modules, row, paths, tmp_path, monkeypatch, capsys
 ):
-  for name in modules:
+  for name in modules.split():
     monkeypatch.setitem(sys.modules, name, None)
   test_the_message_names_what_is_wrong(
-    (line, *words), paths, tmp_path, monkeypatch, capsys
+    row, paths, tmp_path, monkeypatch, capsys
   )

@@ -1,8 +1,6 @@
 """Training on data of one's own (docs/tasks/extend.md); all is opened once."""
 
-import collections
 import importlib.util
-import json
 import pathlib
 import re
 import types
@@ -11,13 +9,10 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from PIL import Image
 
-import vit_jax
-from vit_jax import run_checks, train, weights
+from vit_jax import run_checks, train
 from vit_jax.batch import DataError
 from vit_jax.config import ConfigError, defaults, freeze, to_dict
-from vit_jax.data import download_and_prepare, folder, sources
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "tasks" / "extend.md"
 BLOCKS = re.findall(
@@ -27,7 +22,6 @@ ARRAYS, LOADER = (
   next(b for b in BLOCKS if f"class {name}" in b)
   for name in ("Arrays:", "Loader(")
 )
-OPS = "decode|resize(16)"
 
 
 def _config(**changes):
@@ -146,79 +140,3 @@ def test_errors_of_data_come_with_the_rest():
   assert {"config.optim.lr", "data.num_classes", "data.class_names"} <= keys
   keys = {e.split(":")[0] for e in run_checks.given_data_errors(object())}
   assert keys >= {"data.num_examples", "data.num_classes", "data.batches"}
-
-
-@pytest.fixture
-def counts(tmp_path, monkeypatch):
-  """Opens of "counted:/path" by split, and reads of weights."""
-  counts = collections.Counter()
-  for i, split in enumerate(("train", "test")):
-    for name in "ab":
-      (tmp_path / "data" / split / name).mkdir(parents=True)
-      for j in range(8):
-        image = Image.new("RGB", (16, 16), (10 * i, 10 * j, 200))
-        image.save(tmp_path / "data" / split / name / f"{j}.png")
-
-  def open_counted(dataset, split, data_dir):
-    counts[split] += 1
-    dataset = dataset.replace("counted:", folder.PREFIX)
-    return folder.open_folder(dataset, split, data_dir)
-
-  monkeypatch.setitem(sources.OPENERS, "counted:", open_counted)
-  for name in ("read", "adapt"):
-    monkeypatch.setattr(weights, name, _counted(counts, getattr(weights, name)))
-  return counts
-
-
-def _counted(counts, fn):
-  def counted(*args, **kwargs):
-    counts[fn.__name__] += 1
-    return fn(*args, **kwargs)
-
-  return counted
-
-
-@pytest.mark.nightly
-def test_several_classes_an_image_from_a_csv_to_predict(tmp_path):
-  """Pictures that are red, green, both or neither, on a transparent ground."""
-  lines, classes = ["file,label"], ("green", "red")
-  for i in range(48):
-    is_there = [i % 2, i // 2 % 2]
-    pixels = np.zeros([16, 16, 4], np.uint8)
-    pixels[:8, :, 1], pixels[8:, :, 0] = 255, 255
-    pixels[:8, :, 3], pixels[8:, :, 3] = np.multiply(255, is_there)
-    Image.fromarray(pixels).save(tmp_path / f"{i}.png")
-    names = [
-      name for name, there in zip(classes, is_there, strict=True) if there
-    ]
-    lines.append(f"{i}.png,{'|'.join(names)}")
-  (tmp_path / "labels.csv").write_text("\n".join(lines))
-  download_and_prepare.import_source(
-    f"csv:{tmp_path}/labels.csv", "own", str(tmp_path), say=lambda line: None
-  )
-  config = tiny.config(
-    total_steps=30,
-    data__dataset="own",
-    data__data_dir=str(tmp_path),
-    data__background="black",
-    objective__loss="sigmoid",
-    evals={
-      "val": {"kind": "multilabel", "split": "train", "ops": OPS},
-    },
-  )
-  run = tmp_path / "run"
-  train.train_and_evaluate(config, str(run))
-  text = (run / "metrics.jsonl").read_text()
-  rows = map(json.loads, text.splitlines())
-  (score,) = (row for row in rows if "val/map" in row)
-  assert score["val/map"] == 1 and score["val/count"] == 48
-  vit = vit_jax.load(run)
-  assert vit.ops == "decode(background='black')|resize(16)"
-  other = vit_jax.load(run, background="white", image_size=16)
-  assert other.ops == "decode(background='white')|resize(16)"
-  images = [tmp_path / f"{i}.png" for i in range(4)]
-  probable = [
-    {p.name for p in answers if p.probability > 0.5}
-    for answers in vit.predict(images)
-  ]
-  assert probable == [set(), {"green"}, {"red"}, {"green", "red"}]

@@ -48,9 +48,9 @@ class Stdin:
 
 @pytest.fixture
 def call(monkeypatch, capsys):
-  def of(*argv, stdin=b"", weights=TOKEN):
+  def of(*argv, stdin=b""):
     monkeypatch.setattr(sys, "stdin", Stdin(stdin))
-    argv = [str(weights), *map(str, argv), "--batch_size=4"]
+    argv = [str(TOKEN), *map(str, argv), "--batch_size=4"]
     status = predict.run(predict_command.parse(argv))
     return status, *capsys.readouterr()
 
@@ -96,25 +96,6 @@ def test_streamed_answers_are_those_of_predict(
     )
     assert answer.pixels.shape == (32, 32, 3)
     assert answer.pixels.dtype == np.uint8
-
-
-def test_answers_come_while_images_are_read(vit, folder):
-  """Not only at the end: a folder of any size can pass."""
-  image = folder / "00.png"
-  drawn = 0
-
-  def endless():
-    nonlocal drawn
-    while True:
-      drawn += 1
-      yield streaming.Named("x", image)
-
-  result = vit.predictions(endless(), batch_size=4)
-  for _ in range(3):
-    next(result)
-  # Two batches are computed, one waits, and two are read ahead.
-  assert drawn <= 4 * 5
-  result.close()
 
 
 # The command.
@@ -284,17 +265,3 @@ def test_features_by_the_names_of_files(
   # Another batch size is another order of sums.
   np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
   assert f"{path}: {layer} of 17 images, float32 {[*expected.shape]}" in err
-
-
-@pytest.mark.slow
-def test_features_of_a_model_without_a_head(call, tmp_path, folder, vit):
-  with np.load(TOKEN) as file:
-    arrays = {k: v for k, v in file.items() if not k.startswith("head/")}
-  weights, out = tmp_path / "headless.npz", tmp_path / "x.npz"
-  np.savez(weights, **arrays)
-  argv = folder / "00.png", f"--features={out}", "--dtype=float32"
-  assert call(*argv, weights=weights)[0] == 0
-  want = vit.features(folder / "00.png")
-  np.testing.assert_allclose(
-    np.load(out)["features"], want, rtol=1e-5, atol=1e-6
-  )

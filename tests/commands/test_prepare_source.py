@@ -6,10 +6,8 @@ import tarfile
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-import tiny
-from data.importable import add, encoded
+from data.importable import add, encoded, stored
 
-from vit_jax import train
 from vit_jax.commands import prepare
 from vit_jax.data import sources
 from vit_jax.data.builders import embedded
@@ -41,13 +39,6 @@ def write(folder, tars):
   folder.mkdir(parents=True, exist_ok=True)
   for name, data in tars.items():
     (folder / name).write_bytes(data)
-
-
-def stored(name, split, data_dir):
-  """{encoded image: name of its class}"""
-  source = sources.open_source(name, split, str(data_dir))
-  records = source.records().as_numpy_iterator()
-  return {r["image"]: source.class_names[r["label"]] for r in records}
 
 
 def run(*arguments):
@@ -171,22 +162,6 @@ def test_an_import_says_what_there_is_and_what_not(tmp_path, capsys):
   for line in ("2 classes: a, b", "train 12", "validation 4", "left out 1"):
     assert line in " ".join(words)
   assert "val/a/bad.jpg:" in words
-
-
-@pytest.mark.nightly
-def test_data_of_ones_own_can_be_trained_on(tmp_path, capsys):
-  import_own(tmp_path)
-  config = tiny.config(
-    data__dataset="own",
-    data__split="train@8/seed=2",
-    data__data_dir=str(tmp_path / "out"),
-    data__batch_size=8,
-    data__ops="decode|resize(16)",
-    total_steps=2,
-    model__depth=1,
-  )
-  train.train_and_evaluate(config, str(tmp_path / "run"))
-  assert "own [train@8/seed=2]" in capsys.readouterr().err
 
 
 class CountsOfThings(embedded.EmbeddedBuilder):

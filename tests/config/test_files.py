@@ -33,12 +33,6 @@ def test_a_name_or_path_and_its_argument(source, expected):
   assert config_files.split(source) == expected
 
 
-def test_the_known_are_those_of_the_repository():
-  assert config_files.known_folder() == ROOT / "configs"
-  assert {"vit_b16", "glyphs"} < {*config_files.known()}
-  assert len(config_files.known()) == len(list((ROOT / "configs").glob("*.py")))
-
-
 def test_a_name_is_that_of_a_known_config_wherever_one_is(
   tmp_path, monkeypatch
 ):

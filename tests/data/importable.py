@@ -9,6 +9,8 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from vit_jax.data import sources
+
 NAMES = ("ant", "bee", "cat")
 
 
@@ -108,6 +110,13 @@ def write_hugging_face(root):
   )
   made.save_to_disk(root)
   return f"hf:{root}"
+
+
+def stored(name, split, data_dir):
+  """{encoded image: name of its class}"""
+  source = sources.open_source(name, split, str(data_dir))
+  records = source.records().as_numpy_iterator()
+  return {r["image"]: source.class_names[r["label"]] for r in records}
 
 
 WRITERS = {

@@ -43,9 +43,16 @@ def ycck():
   return data[: at + 11] + b"\x02" + data[at + 12 :]
 
 
-def png_chunk(name, data):
-  check = struct.pack(">I", zlib.crc32(name + data))
-  return struct.pack(">I", len(data)) + name + data + check
+def png(width, height, bits, kind, packed):
+  """Returns a PNG of compressed rows; of any size that its header states."""
+
+  def chunk(name, data):
+    check = struct.pack(">I", zlib.crc32(name + data))
+    return struct.pack(">I", len(data)) + name + data + check
+
+  head = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
+  parts = chunk(b"IHDR", head) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+  return b"\x89PNG\r\n\x1a\n" + parts
 
 
 def png_16_bits(channels):
@@ -53,28 +60,15 @@ def png_16_bits(channels):
   pixels = np.asarray(photo().convert("RGB" if channels == 3 else "L"))
   deep = pixels.astype(">u2") * 256 + 77
   rows = b"".join(b"\0" + row.tobytes() for row in deep)
-  kind = {1: 0, 3: 2}[channels]
-  head = struct.pack(">IIBBBBB", 40, 24, 16, kind, 0, 0, 0)
-  return (
-    b"\x89PNG\r\n\x1a\n"
-    + png_chunk(b"IHDR", head)
-    + png_chunk(b"IDAT", zlib.compress(rows))
-    + png_chunk(b"IEND", b"")
-  )
+  return png(40, 24, 16, {1: 0, 3: 2}[channels], zlib.compress(rows))
 
 
 def bomb_png(width=14_000, height=14_000):
   """Returns a PNG of one bit a pixel: 25 kB, 0.2 billion pixels."""
   row = b"\0" + bytes(-(-width // 8))
   packer = zlib.compressobj(9)
-  body = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
-  head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-  return (
-    b"\x89PNG\r\n\x1a\n"
-    + png_chunk(b"IHDR", head)
-    + png_chunk(b"IDAT", body)
-    + png_chunk(b"IEND", b"")
-  )
+  rows = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+  return png(width, height, 1, 0, rows)
 
 
 def bomb_jpeg(side=65_500, **options):

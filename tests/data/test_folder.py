@@ -212,14 +212,6 @@ def test_folders_that_programs_make_are_left_out_and_said(where, tmp_path):
   assert f"{len(PROGRAMS)} files or folders" in opened.note()
 
 
-def test_a_relative_path_and_the_home_folder(tmp_path, monkeypatch):
-  tree(tmp_path / "x", "a*2", "b*2")
-  monkeypatch.chdir(tmp_path)
-  monkeypatch.setenv("HOME", str(tmp_path))
-  for path in ("x", "~/x", f"{tmp_path}/x/"):
-    assert sources.open_source(f"folder:{path}", "train").num_examples == 2
-
-
 # What is said: files, what follows the path, and key words.
 
 SAID = [

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from importable import NAMES, SPLITS, WRITERS, encoded, write_folder
+from importable import NAMES, SPLITS, WRITERS, encoded, stored, write_folder
 from PIL import Image
 
 from vit_jax.data import download_and_prepare, operation, sources
@@ -25,13 +25,6 @@ from vit_jax.data.builders.image_builder import (
 from vit_jax.finetune.data.builder import OwnData
 from vit_jax.finetune.data.imports import KINDS
 from vit_jax.finetune.data.imports.listing import Listing
-
-
-def stored(name, split, data_dir):
-  """{encoded image: name of its class}"""
-  source = sources.open_source(name, split, str(data_dir))
-  records = source.records().as_numpy_iterator()
-  return {r["image"]: source.class_names[r["label"]] for r in records}
 
 
 @pytest.mark.parametrize(
@@ -226,9 +219,7 @@ def test_an_image_with_any_number_of_classes(tmp_path):
   assert "1 images have none of the classes" in lines
   source = sources.open_source("own", "train", str(tmp_path))
   assert source.is_multilabel and source.class_names == NAMES
-  stored = {
-    record["image"]: record["label"].tolist()
-    for record in source.records().as_numpy_iterator()
-  }
+  records = source.records().as_numpy_iterator()
+  labels = {r["image"]: r["label"].tolist() for r in records}
   expected = [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
-  assert stored == {encoded(i): row for i, row in enumerate(expected)}
+  assert labels == {encoded(i): row for i, row in enumerate(expected)}

@@ -189,15 +189,6 @@ def test_inception_crop_takes_the_whole_image_when_nothing_fits():
 
 
 @pytest.mark.slow
-def test_fused_decode_equals_decode_then_crop(china):
-  data = tf.constant(encoded(run("decode", tf.constant(china), KEY).numpy()))
-  whole = run("decode", data, KEY)
-  for key in keys(4):
-    fused = run("decode_inception_crop", data, key, 64)
-    np.testing.assert_array_equal(fused, run("inception_crop", whole, key, 64))
-
-
-@pytest.mark.slow
 def test_fused_decode_differs_at_the_outermost_pixels_alone():
   """Of JPEG; at ImageNet's size they are those that the docstring states.
 

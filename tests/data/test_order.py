@@ -98,34 +98,6 @@ def test_records_are_seen_equally_often_by_any_processes_from_any_start(
   np.testing.assert_array_equal(resumed, parts[process])
 
 
-def test_a_process_reads_only_its_lanes_of_the_files():
-  read = collections.Counter()
-
-  class Counted(Streamed):
-    def raw(self, start, stop, streams=1):
-      def count(index):
-        read[int(index)] += 1
-        return index
-
-      def counted(raw):
-        index = tf.numpy_function(count, [raw["index"]], tf.int64)
-        return {"index": tf.ensure_shape(index, [])}
-
-      return super().raw(start, stop, streams).map(counted)
-
-  records = pipeline.train_records(
-    numbered.numbers(1200, Counted),
-    batch_size=12,
-    seed=0,
-    shuffle_buffer=12,
-    process_index=1,
-    process_count=4,
-  )
-  list(records.take(3 * 20))
-  # A quarter of 20 batches, and what is read ahead.
-  assert 60 <= sum(read.values()) < 120
-
-
 @pytest.mark.slow
 def test_a_sorted_split_of_imagenets_size_is_mixed():
   """A random batch has 632 of the 1,000 classes, in class order."""
@@ -147,20 +119,6 @@ def test_a_sorted_split_of_imagenets_size_is_mixed():
   chi_square = ((counts - 1) ** 2).sum(1)
   # 999 degrees of freedom: mean 999, deviation 45. Lower is more even.
   assert chi_square.max() < 999 + 5 * 45
-
-
-def test_permuted_batches_have_the_classes_of_random_ones():
-  """Chi-square over 64 classes in class order, 200 batches of 512."""
-  num, batch, classes = 50_000, 512, 64
-  positions = tf.range(200 * batch, dtype=tf.int64)
-  drawn = order.shuffled(positions, num, seed=1).numpy() * classes // num
-  counts = np.stack(
-    [np.bincount(b, minlength=classes) for b in drawn.reshape(200, batch)]
-  )
-  chi_square = ((counts - batch / classes) ** 2 / (batch / classes)).sum(1)
-  # Without replacement: (1 - batch / num) of 63; deviation sqrt(126 / 200).
-  mean = 63 * (1 - batch / num)
-  assert abs(chi_square.mean() - mean) < 4 * np.sqrt(2 * 63 / 200)
 
 
 def test_neighbours_in_the_order_are_not_correlated():

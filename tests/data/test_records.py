@@ -14,7 +14,6 @@ from vit_jax.data import pipeline
 from vit_jax.data.sources import Sources, open_source, typical_side
 from vit_jax.evaluate import evaluate
 from vit_jax.tools.planning import planner, programs
-from vit_jax.writers.metric_writer import read_metrics
 
 OPS = "decode|resize(16)"
 
@@ -174,24 +173,6 @@ def test_objects_of_the_program_are_those_of_the_import_path():
       config("mine"),
       sources=Sources(given={"mine": {"train": Shapes("train")}}),
     )
-
-
-@pytest.mark.nightly
-def test_a_loader_of_ones_own_is_scored_on_records_of_ones_own(tmp_path):
-  class Loader(tiny.Data):
-    num_classes, class_names = 2, Shapes.class_names
-
-    def batches(self, start_step, process_index, process_count):
-      for batch in super().batches(start_step, process_index, process_count):
-        yield {k: v[:8] for k, v in batch.items()} | {
-          "label": batch["label"][:8] % 2
-        }
-
-  made = config("mine", fewshot=True)
-  train.train_and_evaluate(
-    made, str(tmp_path), Loader(), sources={"mine": Shapes}
-  )
-  assert any("few/" in key for r in read_metrics(str(tmp_path)) for key in r)
 
 
 def test_a_plan_knows_the_classes_and_the_length():

@@ -5,7 +5,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from kinds import broken, encoded, good, oriented, photo, write_classes
+from kinds import broken, encoded, good, photo, write_classes
 from numbered import scored, unusable
 from PIL import Image
 
@@ -70,22 +70,6 @@ def test_of_every_kind_only_the_pixels_of_large_images_differ(tmp_path, caplog):
   assert small.identity() == source.identity()
   assert small.record_name(0) == source.record_name(0)
   np.testing.assert_array_equal(small.labels(), source.labels())
-
-
-@pytest.mark.parametrize("number", [1, 4, 6])
-def test_images_are_turned_before_they_are_shrunk(number):
-  upright = images.read(oriented("JPEG", number, photo(96, 160), quality=95))
-  data = shrunk.shrunk_file(
-    oriented("JPEG", number, photo(96, 160), quality=95),
-    SIDE,
-    exif=True,
-    max_pixels=10**6,
-  )
-  small = images.read(data)
-  assert small.shape == ((12, 20, 3) if number < 5 else (20, 12, 3))
-  means = [x.reshape(2, -1, 2, x.shape[1] // 2, 3) for x in (upright, small)]
-  means = [x.mean((1, 3)) for x in means]  # of the quarters
-  assert np.abs(means[0] - means[1]).max() < 3
 
 
 @pytest.mark.slow
@@ -164,17 +148,6 @@ def test_small_images_and_other_sources_stay_as_they_are(tmp_path):
   assert shrunk.shrunk(source, 13, OPS) is source  # 24 is less than twice
   tiny = sources.open_source("folder:x", "train", fake=True)
   assert shrunk.shrunk(tiny, SIDE, OPS) is tiny
-
-
-@pytest.mark.slow
-def test_subsets_are_of_shrunk_images(tmp_path):
-  dataset = photos(tmp_path).name
-  subset = sources.open_source(dataset, "train+val@4")
-  small = shrunk.shrunk(subset.base, SIDE, OPS)
-  want = scored(small, OPS)["image"][subset.indices]
-  small = shrunk.shrunk(subset, SIDE, OPS)
-  assert "large images" in small.note()
-  np.testing.assert_array_equal(scored(small, OPS)["image"], want)
 
 
 @pytest.mark.slow

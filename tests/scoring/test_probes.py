@@ -126,58 +126,32 @@ def test_the_line_of_scores_and_the_report(scored, own):
   assert f"Left out: probes/{file.name} of token: " in text
 
 
-@pytest.mark.slow
-def test_features_that_overflow_end_in_a_sentence(own, tmp_path):
-  weights = dict(np.load(TOKEN))
-  (scale,) = (k for k in weights if k.endswith("encoder_norm/scale"))
-  # All that is 1.14 deviations from the mean is beyond float32.
-  weights[scale] = np.full(weights[scale].shape, 3e38, np.float32)
-  np.savez(tmp_path / "large.npz", **weights)
-  with pytest.raises(SystemExit) as e:
-    main(
-      f"--checkpoint={tmp_path}/large.npz",
-      f"--knn={own}",
-      f"--workdir={tmp_path}/run",
-      "--config.data.batch_size=8",
-    )
-  assert re.match(
-    rf"config.evals.knn: got features of '{own}' \[train\] with NaN or infinity"
-    r" for \d+ of 24 images",
-    str(e.value),
-  )
-
-
 def test_a_split_without_labels_is_not_scored(capsys):
   """As the test split of ImageNet, whose labels, -1, are secret."""
   labels = {"train": [0, -1, 1, 1], "test": [-1, -1], "validation": [1, 0]}
+  facts = dict(is_multilabel=False, is_regression=False, class_names=("a", "b"))
 
   class Opened(Sources):
     def inspect(self, dataset, split):
       if split not in labels:
         raise SplitError(f"no {split}")
       array = np.array(labels[split])
-      return types.SimpleNamespace(
-        labels=lambda: array,
-        num_classes=2,
-        num_examples=len(array),
-        is_multilabel=False,
-        is_regression=False,
-        class_names=("a", "b"),
-      )
+      facts.update(labels=lambda: array, num_examples=len(array), num_classes=2)
+      return types.SimpleNamespace(**facts)
 
-  config = probes.with_probes(Config(), {"fewshot": "x"}, Opened(None))
-  assert config.evals[0].split == "validation"
-  assert config.evals[0].shots == (1, 0)  # one image of class 0
+  def probe(kind):
+    return probes.with_probes(Config(), {kind: "x"}, Opened(None)).evals[0]
+
+  fewshot = probe("fewshot")
+  assert fewshot.split == "validation"
+  assert fewshot.shots == (1, 0)  # one image of class 0
   said = capsys.readouterr().out
   assert "without 5, 10, 25 shots" in said and "the fewest a: 1" in said
-  ks = lambda: (
-    probes.with_probes(Config(), {"knn": "x"}, Opened(None)).evals[0].ks
-  )
-  assert ks() == (1,)
+  assert probe("knn").ks == (1,)
   assert "without 20, 10, 100, 200 neighbours" in capsys.readouterr().out
   del labels["validation"]
   with pytest.raises(ConfigError, match="and no split"):
-    probes.with_probes(Config(), {"fewshot": "x"}, Opened(None))
+    probe("fewshot")
 
 
 def test_a_probe_has_neither_name_nor_group_of_the_config_s_own(own):

@@ -3,18 +3,16 @@
 Two real processes, each with a disk of its own.
 """
 
-import pathlib
-import socket
 import subprocess
 import sys
 
 import pytest
+import several
 
-ROOT = pathlib.Path(__file__).parents[2]
 CODE = """
 import sys, time, jax
-index, port, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-jax.distributed.initialize(f"localhost:{port}", 2, index)
+index, address, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+jax.distributed.initialize(address, 2, index)
 from etils import epath
 from vit_jax.finetune import one_run
 from vit_jax.distributed import exit_codes
@@ -25,30 +23,28 @@ if index == int(sys.argv[4]):
   exit_codes.refuse("--available: got an error")
 time.sleep(60)
 """
+FILES = {
+  "0/both.json": "[0]",
+  "1/both.json": '["another, and longer"]',
+  "0/first.json": '{"a": 1}',
+  "1/second.json": '{"b": 2}',
+}
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("refuses", [0, 1])
 def test_the_first_decides_and_who_refuses_ends_at_once(tmp_path, refuses):
-  files = {
-    "0/both.json": "[0]",
-    "1/both.json": '["another, and longer"]',
-    "0/first.json": '{"a": 1}',
-    "1/second.json": '{"b": 2}',
-  }
-  for name, text in files.items():
+  for name, text in FILES.items():
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
-  with socket.socket() as s:
-    s.bind(("localhost", 0))
-    port = str(s.getsockname()[1])
+  given = several.address(), str(tmp_path), str(refuses)
   processes = [
     subprocess.Popen(
-      [sys.executable, "-c", CODE, str(i), port, str(tmp_path), str(refuses)],
+      [sys.executable, "-c", CODE, str(i), *given],
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,
-      cwd=ROOT,
+      cwd=several.ROOT,
     )
     for i in range(2)
   ]

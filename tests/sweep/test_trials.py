@@ -409,22 +409,6 @@ def test_what_is_tried(config):
   assert larger(config) == {}
 
 
-@pytest.mark.parametrize(
-  "options, is_tried",
-  [
-    ({"total_steps": 150}, True),  # 15 passes over 480 images in batches of 48
-    ({"total_steps": 151}, False),
-    ({"total_steps": None, "total_epochs": 15.0}, True),
-    ({"total_steps": None, "total_epochs": 15.5}, False),
-  ],
-)
-def test_many_passes_do_not_try_none(config, options, is_tried):
-  augmentations = rounds(28, 480, {}, model_config())[0]
-  tried = augmentations(dataclasses.replace(config, **options))
-  assert ("no augmentation" in tried) == is_tried
-  assert {"pad and crop", "crop of 50 to 100 %"} <= {*tried}
-
-
 def test_budgets():
   for text in ("10", "0", "10m", "1.5m", "90s"):
     check_budget(text)
