@@ -1,7 +1,6 @@
 """Fault injection: the trials of `make faults`.
 
-Every module of `MODULES` has `TRIALS`, which test_trials.py runs. Other tests
-use `runs`.
+test_trials.py runs those of every module of `MODULES`. Other tests use `runs`.
 """
 
 # In the order of benchmarks/notes/reliability_trials.md.
@@ -9,7 +8,7 @@ MODULES = (
   "kill",
   "signals",
   "hangs",
-  "bad_numbers",
+  "numbers",
   "checkpoints",
   "saves",
   "elsewhere",

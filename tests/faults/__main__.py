@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 
-from faults.receipts import all_trials
+from faults import receipts
 
 FIGURE = "figure: "  # begins the line; threads may print more after it
 
@@ -19,7 +19,8 @@ if __name__ == "__main__":
   _, name, seed = sys.argv
   folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}."))
   try:
-    figure = all_trials()[name].run(folder, int(seed))
+    trial = receipts.all_trials()[name]
+    figure = trial.run(folder, int(seed) + trial.part)
   finally:
     if not os.environ.get("KEEP"):
       shutil.rmtree(folder, ignore_errors=True)

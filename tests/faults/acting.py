@@ -3,8 +3,8 @@
 Run: python -m faults.acting PLACE ACT WORDS...
 
 PLACE: start, restore, compile, input, step, evaluation, scoring, save.
-ACT: a signal (SIGTERM, SIGSTOP, SIGKILL), fail (raises an error), hang (waits
-for ever), or twice (SIGTERM, and SIGINT while the checkpoint is written).
+ACT: a signal (SIGTERM, SIGSTOP, SIGKILL), fail (raises an error), or hang
+(waits for ever).
 
 PLACE batches: labels are a number per class, and ACT spoils those of steps:
 nan:3,5 (one label is none), or nothing.
@@ -15,7 +15,6 @@ import runpy
 import signal
 import sys
 import threading
-import time
 
 PLACE, ACT = sys.argv[1:3]
 AFTER = {"compile": 1, "input": 4, "step": 4, "save": 2}  # times of the phase
@@ -33,8 +32,7 @@ def act() -> None:
   if ACT == "hang":
     threading.Event().wait()
   else:
-    name = "SIGTERM" if ACT == "twice" else ACT
-    os.kill(os.getpid(), getattr(signal, name))
+    os.kill(os.getpid(), getattr(signal, ACT))
 
 
 def before(owner, name: str) -> None:
@@ -91,14 +89,6 @@ def main() -> None:
         act()
 
     base.CallbackList.enter = entering
-  if ACT == "twice":
-
-    def slow(self, *_):
-      time.sleep(2.0)
-      os.kill(os.getpid(), signal.SIGINT)
-      time.sleep(60.0)
-
-    checkpointer.Checkpointer.save_now = slow
   # What a script starts in the background ignores Ctrl-C, and hands that down.
   signal.signal(signal.SIGINT, signal.default_int_handler)
   sys.argv[1:] = sys.argv[3:]

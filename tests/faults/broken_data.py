@@ -10,56 +10,21 @@ import time
 import numpy as np
 
 from faults import runs
-from faults.trial import Trial
+from faults.trial import trial
 
 sys.path.append(str(runs.ROOT / "tests" / "data"))
 
-SMALL = "tests/data/test_broken.py"
 OPS = "decode|resize((24, 40))"
 # An image at the limit is decoded to 3 bytes a pixel; the decoder, the file and
 # what resizing needs come on top.
 MOST_BOMB_MB, MOST_BYTES_A_PIXEL = 64, 20
 
 
-def kinds(folder: pathlib.Path, seed: int) -> str:
-  """Every kind, by training, evaluation and predict, beside Pillow's pixels."""
-  import kinds as files
-
-  from vit_jax.data import images, pipeline, pixels
-
-  good, broken = files.good(), files.broken()
-  _write(folder / "good", good)
-  source, record = _opened(folder / "good")
-  scored = next(pipeline.eval_batches(source, OPS, batch_size=len(record)))
-  trained = next(
-    pipeline.train_batches(source, OPS, batch_size=len(record), seed=seed)
-  )
-  place = {int(i): row for row, i in enumerate(trained["index"])}
-  worst = 0
-  for name, data in good.items():
-    want = files.expected(data)
-    assert np.array_equal(images.read(data), want), f"predict: {name}"
-    want = pixels.apply(want, OPS).astype(int)
-    i = record[name]
-    for batch, row in ((scored, i), (trained, place[i])):
-      assert batch["mask"][row], f"{name} is masked"
-      error = int(np.abs(batch["image"][row] - want).max())
-      is_jpeg = data.startswith(b"\xff\xd8")
-      assert error <= (10 if is_jpeg else 0), f"{name}: {error} levels"
-      worst = max(worst, error)
-  _write(folder / "bad", {n: data for n, (data, _) in broken.items()})
-  _write(folder / "bad", {f"{i}.png": good["plain.png"] for i in range(2000)})
-  source, record = _opened(folder / "bad")
-  for _ in pipeline.eval_batches(source, OPS, batch_size=256):
-    pass
-  masked = {i for i in source.undecodable}
-  assert masked == {record[n] for n in broken}, "other files are masked"
-  return (
-    f"{len(good)} kinds as Pillow has them (JPEG within {worst} of 255 levels,"
-    f" all else to the bit), {len(broken)} kinds of broken files left out"
-  )
-
-
+@trial(
+  "No header makes the input take memory: at most 89,478,485 pixels an image"
+  " are decoded.",
+  seconds=40,
+)
 def bombs(folder: pathlib.Path, seed: int) -> str:
   """The memory of a process that reads bombs, and images at the limit."""
   import kinds as files
@@ -92,6 +57,11 @@ def bombs(folder: pathlib.Path, seed: int) -> str:
   )
 
 
+@trial(
+  "Broken files are named, counted in the metrics, also in a run that was"
+  " killed, and limited, in training and evaluators.",
+  seconds=90,
+)
 def counted(folder: pathlib.Path, seed: int) -> str:
   """A run with broken files, whole and killed; and too many of them."""
   from vit_jax.data import pipeline, sources
@@ -199,31 +169,3 @@ def _peak(root: pathlib.Path) -> int:
   )
   assert done.returncode == 0, done.stderr[-2000:]
   return int(done.stdout)
-
-
-TRIALS = (
-  Trial(
-    "broken_data.kinds",
-    "Images of every kind come out as Pillow has them, upright, in training,"
-    " evaluation and predict, or are left out.",
-    kinds,
-    small=f"{SMALL}::test_right_pixels_of_every_kind",
-    seconds=20,
-  ),
-  Trial(
-    "broken_data.bombs",
-    "No header makes the input take memory: at most 89,478,485 pixels an image"
-    " are decoded.",
-    bombs,
-    small=f"{SMALL}::test_broken_files_are_named_with_the_reason",
-    seconds=40,
-  ),
-  Trial(
-    "broken_data.counted",
-    "Broken files are named, counted in the metrics, also in a run that was"
-    " killed, and limited, in training and evaluators.",
-    counted,
-    small=f"{SMALL}::test_other_batches_are_the_same_bits",
-    seconds=90,
-  ),
-)

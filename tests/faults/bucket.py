@@ -18,11 +18,11 @@ from collections.abc import Sequence
 import object_store
 
 from faults import runs
-from faults.trial import Trial
+from faults.trial import trial
 
-SMALL = "tests/checkpointing/test_bucket.py"
 URL = "gs://bkt/run"
 STEPS = 60
+BITS = " It ends in the bits of a run on a disk that was left alone."
 # A model of 15,626 parameters that saves every 20 steps.
 TINY = runs.ROOT / "tests" / "tiny_run.py"
 
@@ -68,6 +68,11 @@ def wanted(folder: pathlib.Path, steps: int = STEPS, **options):
   return config, folder / "want"
 
 
+@trial(
+  "A run whose folder is in a bucket, and that is killed or gets SIGTERM,"
+  " resumes." + BITS,
+  seconds=180,
+)
 def stops(folder: pathlib.Path, seed: int) -> str:
   rng = random.Random(seed)
   config, want = wanted(folder)
@@ -92,6 +97,11 @@ def stops(folder: pathlib.Path, seed: int) -> str:
   )
 
 
+@trial(
+  "A bucket that answers with errors, or not at all for a minute, loses"
+  " nothing; after 10 seconds a line says what is waited for." + BITS,
+  seconds=200,
+)
 def faults(folder: pathlib.Path, seed: int) -> str:
   del seed
   config, want = wanted(folder)
@@ -118,6 +128,11 @@ def faults(folder: pathlib.Path, seed: int) -> str:
   )
 
 
+@trial(
+  "A bucket that refuses writes from the start ends the run with a message;"
+  " one that refuses them later loses nothing." + BITS,
+  seconds=120,
+)
 def refused(folder: pathlib.Path, seed: int) -> str:
   del seed
   config, want = wanted(folder)
@@ -141,21 +156,10 @@ def refused(folder: pathlib.Path, seed: int) -> str:
   return f"then {numbers:,} numbers, all rows and all events equal in bits"
 
 
-def missing(folder: pathlib.Path, seed: int) -> str:
-  del seed
-  config = runs.write_config(folder, STEPS)
-  with object_store.Bucket() as bucket:
-    began = time.monotonic()
-    started = start(bucket, config, folder, workdir="gs://no-bucket/run")
-    codes = runs.finish(started, 60)
-    text = runs.output(folder / "run")
-    assert codes == [1] and "the bucket does not exist" in text, text
-    count = bucket.counts()["all"]
-    assert count < 20, count
-  seconds = time.monotonic() - began
-  return f"ended after {seconds:.0f} s and {count} requests"
-
-
+@trial(
+  "One of two processes is killed; both start again." + BITS,
+  seconds=200,
+)
 def two_processes(folder: pathlib.Path, seed: int) -> str:
   rng = random.Random(seed)
   config, want = wanted(folder, 200, processes=2)
@@ -177,26 +181,11 @@ def two_processes(folder: pathlib.Path, seed: int) -> str:
   )
 
 
-def third(folder: pathlib.Path, seed: int) -> str:
-  """The record says another machine, so that the heartbeat decides."""
-  del seed
-  config = runs.write_config(folder, 6000)
-  with object_store.Bucket() as bucket:
-    (process,) = start(bucket, config, folder)
-    runs.wait_for(folder / "run", "\nstep ", [process], count=2)
-    record = json.loads(bucket.get("run/process.json"))
-    record |= {"machine": "elsewhere", "host": "elsewhere"}
-    bucket.put("run/process.json", json.dumps(record).encode())
-    began = time.monotonic()
-    (code,) = runs.finish(start(bucket, config, folder, name="other"), 120)
-    seconds, text = time.monotonic() - began, runs.output(folder / "other")
-    assert code == 1 and "another run trains: host elsewhere" in text, text
-    assert process.poll() is None, runs.output(folder / "run")
-    process.send_signal(signal.SIGTERM)
-    assert runs.finish([process], 100) == [75], runs.output(folder / "run")
-  return f"refused after {seconds:.0f} s; the first run went on"
-
-
+@trial(
+  "A save of a small model takes at most 120 requests, and a run ends within"
+  " 15 seconds of SIGTERM, though each request takes 50 ms.",
+  seconds=120,
+)
 def requests(folder: pathlib.Path, seed: int) -> str:
   del seed
   texts = []
@@ -236,6 +225,11 @@ def requests(folder: pathlib.Path, seed: int) -> str:
   return "with 50 ms a request: " + "; ".join(texts)
 
 
+@trial(
+  "evaluate, predict, convert and vit_jax.load read a run in a bucket; report"
+  " says how to copy it.",
+  seconds=150,
+)
 def commands(folder: pathlib.Path, seed: int) -> str:
   """What reads a run in a bucket: scores, predictions, weights."""
   del seed
@@ -278,67 +272,3 @@ Image.fromarray((load_digits().images[0] * 15).astype("uint8")).save("{}")
     assert "expected a local folder" in text, text
   del counts["report"]
   return "; ".join(f"{k}: {v} requests" for k, v in counts.items())
-
-
-BITS = " It ends in the bits of a run on a disk that was left alone."
-TRIALS = (
-  Trial(
-    "bucket.stops",
-    "A run whose folder is in a bucket, and that is killed or gets SIGTERM,"
-    " resumes." + BITS,
-    stops,
-    SMALL,
-    seconds=180,
-  ),
-  Trial(
-    "bucket.faults",
-    "A bucket that answers with errors, or not at all for a minute, loses"
-    " nothing; after 10 seconds a line says what is waited for." + BITS,
-    faults,
-    SMALL,
-    seconds=200,
-  ),
-  Trial(
-    "bucket.refused",
-    "A bucket that refuses writes from the start ends the run with a message;"
-    " one that refuses them later loses nothing." + BITS,
-    refused,
-    SMALL,
-    seconds=120,
-  ),
-  Trial(
-    "bucket.missing",
-    "A bucket that does not exist ends the run with a message, at once.",
-    missing,
-    SMALL,
-    seconds=20,
-  ),
-  Trial(
-    "bucket.two_processes",
-    "One of two processes is killed; both start again." + BITS,
-    two_processes,
-    seconds=200,
-  ),
-  Trial(
-    "bucket.third",
-    "A run in a bucket keeps its folder while its heartbeat changes.",
-    third,
-    SMALL,
-    seconds=80,
-  ),
-  Trial(
-    "bucket.requests",
-    "A save of a small model takes at most 120 requests, and a run ends within"
-    " 15 seconds of SIGTERM, though each request takes 50 ms.",
-    requests,
-    SMALL,
-    seconds=120,
-  ),
-  Trial(
-    "bucket.commands",
-    "evaluate, predict, convert and vit_jax.load read a run in a bucket; report"
-    " says how to copy it.",
-    commands,
-    seconds=150,
-  ),
-)

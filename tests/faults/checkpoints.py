@@ -1,4 +1,4 @@
-"""Damaged checkpoints, readers beside a run, what digests cost.
+"""Damaged checkpoints, and readers beside a run.
 
 One process, a tiny model: what is tried is `checkpoint.Checkpointer`, as the
 train loop uses it.
@@ -8,16 +8,10 @@ import os
 import pathlib
 import random
 import shutil
-import statistics
 import threading
-import time
 from collections.abc import Callable
-from unittest import mock
-
-import jax
 
 from faults.saved import (
-  METADATA,
   Saved,
   bits,
   captured_stderr,
@@ -25,12 +19,10 @@ from faults.saved import (
   saved,
   tiny,
 )
-from faults.trial import Trial
+from faults.trial import trial
 from vit_jax.checkpointing import checkpointer as checkpointer_lib
 from vit_jax.checkpointing import layout, retention
 from vit_jax.config import CheckpointConfig
-
-SMALL = "tests/checkpointing/test_damage.py"
 
 
 def flip(path: pathlib.Path, rng: random.Random) -> None:
@@ -106,6 +98,11 @@ def outcome(run: Saved, folder: pathlib.Path, what: str) -> str:
   return "named"
 
 
+@trial(
+  "A checkpoint of which any file is damaged is named and passed over for the"
+  " newest good one, or gives the same bits.",
+  seconds=90,
+)
 def damaged_files(folder: pathlib.Path, seed: int) -> str:
   rng = random.Random(seed)
   run = saved(folder / "run")
@@ -133,53 +130,10 @@ def damaged_files(folder: pathlib.Path, seed: int) -> str:
   )
 
 
-def damaged_folders(folder: pathlib.Path, seed: int) -> str:
-  rng = random.Random(seed)
-  run = saved(folder / "run")
-  number = 0
-
-  def copied() -> pathlib.Path:
-    nonlocal number
-    number += 1
-    copy = folder / f"{number}"
-    shutil.copytree(run.folder, copy)
-    return copy
-
-  for _ in range(20):  # as rsync or scp leave it when they are stopped
-    copy = copied()
-    files = [p for p in (copy / "checkpoints/2").rglob("*") if p.is_file()]
-    for file in rng.sample(files, rng.randrange(1, len(files))):
-      file.unlink()
-    outcome(run, copy, "copied half")
-  for name in ("params", "train", "metadata", "params/d", "train/d"):
-    copy = copied()
-    shutil.rmtree(copy / "checkpoints/2" / name)
-    assert outcome(run, copy, f"{name} removed") == "named"
-  copy = copied()
-  shutil.rmtree(copy / "checkpoints/2")
-  (copy / "checkpoints/2").mkdir()
-  assert outcome(run, copy, "an empty folder") == "named"
-  copy = copied()
-  for name in ("3.orbax-checkpoint-tmp", "4.deleted", "notes", "0x5", "٣"):
-    (copy / "checkpoints" / name).mkdir()
-  assert outcome(run, copy, "folders of other names") == "same bits"
-  stops = 0
-  for what in ("all damaged", "all gone", "checkpoints/ gone"):
-    copy = copied()
-    for n in (1, 2):
-      if what == "all damaged":
-        (copy / f"checkpoints/{n}/params/_METADATA").write_text("{")
-      else:
-        shutil.rmtree(copy / f"checkpoints/{n}")
-    if what == "checkpoints/ gone":
-      shutil.rmtree(copy / "checkpoints")
-    with captured_stderr():
-      start, errors = retention.start(layout.epath.Path(copy / "checkpoints"))
-    assert start == 0 and "start over" in errors[0], f"{what}: {errors}"
-    stops += 1
-  return f"{number - stops} folders passed over or restored, {stops} stops"
-
-
+@trial(
+  "evaluate, report and load beside a run always read a whole checkpoint.",
+  seconds=30,
+)
 def readers(folder: pathlib.Path, seed: int) -> str:
   """Reads all the time, while a run saves and removes."""
   shapes = tiny()
@@ -218,72 +172,3 @@ def readers(folder: pathlib.Path, seed: int) -> str:
     f"{len(read)} reads of {len(set(read))} of 40 steps, each removed as the"
     " next was there: all whole"
   )
-
-
-def cost(folder: pathlib.Path, seed: int) -> str:
-  """Saves of a state of S/16's size, with and without digests, in turns."""
-  from vit_jax import digests
-
-  shapes = tiny(width=384, depth=12)
-  state = made_up(shapes, seed)
-  size = sum(x.nbytes for x in jax.tree.leaves(state))
-
-  class Nothing:
-    def __init__(self, tree):
-      self.get = dict
-
-  # Seconds of all cores: other work of the machine does not count in them.
-  seconds = {of: [] for of in (digests.of_state, Nothing)}
-  for n in range(10):
-    for of in sorted(seconds, key=lambda of: (of is Nothing) ^ n % 2):
-      workdir = folder / f"{n}.{of.__name__}"
-      checkpointer = checkpointer_lib.Checkpointer(
-        str(workdir), CheckpointConfig()
-      )
-      with mock.patch.object(digests, "of_state", of):
-        began = time.process_time()
-        checkpointer.save(1, state, METADATA)
-        checkpointer.close()
-        seconds[of].append(time.process_time() - began)
-      shutil.rmtree(workdir)
-  with_them, without = (statistics.median(s[2:]) for s in seconds.values())
-  share = 1 - without / with_them
-  assert share < 0.2, f"{share:.1%} of a save's time"
-  return (
-    f"{share:.1%} of the {with_them:.2f} s of processor time of a save of"
-    f" {size / 1e6:,.0f} MB (medians of 8)"
-  )
-
-
-TRIALS = (
-  Trial(
-    "checkpoints.damaged_files",
-    "A checkpoint of which any file is damaged is named and passed over for the"
-    " newest good one, or gives the same bits.",
-    damaged_files,
-    small=SMALL,
-    seconds=90,
-  ),
-  Trial(
-    "checkpoints.damaged_folders",
-    "Empty, half-copied and missing checkpoints are reported; where none is"
-    " left the run stops and says how to start over.",
-    damaged_folders,
-    small=SMALL,
-    seconds=30,
-  ),
-  Trial(
-    "checkpoints.readers",
-    "evaluate, report and load beside a run always read a whole checkpoint.",
-    readers,
-    small=SMALL,
-    seconds=30,
-  ),
-  Trial(
-    "checkpoints.cost",
-    "The digests take less than a fifth of a save's processor time, where the"
-    " processor has to compute them.",
-    cost,
-    seconds=40,
-  ),
-)

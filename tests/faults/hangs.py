@@ -1,14 +1,13 @@
 """Processes of a run that hang, die or fail; what the others do then."""
 
 import concurrent.futures
-import os
 import pathlib
 import re
 import signal
 import time
 
 from faults import runs
-from faults.trial import Trial
+from faults.trial import trial
 
 # Seconds without progress. Several trials may share two cores, where a start,
 # with its imports, and a compilation take a minute.
@@ -23,6 +22,11 @@ MARGIN = 15.0  # for a check every second, and a busy machine
 ABORTED = -signal.SIGABRT  # 134 in a shell
 
 
+@trial(
+  "A process without progress ends within `watchdog_seconds` with code 124"
+  " and the stacks of its threads.",
+  seconds=60,
+)
 def hung(folder: pathlib.Path, seed: int) -> str:
   """The only process hangs in an evaluation; returns what came of it."""
   del seed  # nothing is random
@@ -48,6 +52,12 @@ def hung(folder: pathlib.Path, seed: int) -> str:
   return f"124 after {seconds:.0f} s (limit {limit})"
 
 
+@trial(
+  "Where one of two processes is suspended (SIGSTOP), in any phase, jax ends"
+  " the other within `heartbeat_timeout_seconds` with code 134, and names the"
+  " one that is suspended.",
+  seconds=150,
+)
 def stopped(folder: pathlib.Path, seed: int) -> str:
   """One of two processes is suspended, at each place in turn."""
   del seed
@@ -63,6 +73,11 @@ def stopped(folder: pathlib.Path, seed: int) -> str:
   return "; ".join(results)
 
 
+@trial(
+  "Where one of two processes is killed or fails, jax ends the other within"
+  " `heartbeat_timeout_seconds` with code 134.",
+  seconds=100,
+)
 def died(folder: pathlib.Path, seed: int) -> str:
   """One of two processes is killed, or raises an error."""
   del seed
@@ -97,57 +112,3 @@ def _ends_the_other(config, folder, who, place, act) -> str:
     assert "an error on purpose" in runs.output(workdir, who)
   assert seconds < HEARTBEAT_SECONDS + MARGIN, f"{seconds:.0f} s:\n{log}"
   return f"{act} of process {who} in {place}: 134 after {seconds:.1f} s"
-
-
-def no_alarm(folder: pathlib.Path, seed: int) -> str:
-  """A process that was suspended itself, and goes on, gets its whole limit."""
-  del seed
-  config, workdir = runs.write_config(folder), folder / "continued"
-  options = ["--config.watchdog_seconds=60", "--config.total_steps=4000"]
-  started = runs.start(config, workdir, options)
-  try:
-    runs.wait_for(workdir, "step 5/", started)
-    os.kill(started[0].pid, signal.SIGSTOP)
-    time.sleep(75.0)
-    os.kill(started[0].pid, signal.SIGCONT)
-    time.sleep(4.0)
-    assert started[0].poll() is None, runs.output(workdir)
-  finally:
-    runs.kill(started)
-  return "a process suspended for 75 s and continued, whose limit is 60 s"
-
-
-TRIALS = (
-  Trial(
-    "hangs.hung",
-    "A process without progress ends within `watchdog_seconds` with code 124"
-    " and the stacks of its threads.",
-    hung,
-    "tests/callbacks/test_watchdog.py",
-    seconds=60,
-  ),
-  Trial(
-    "hangs.stopped",
-    "Where one of two processes is suspended (SIGSTOP), in any phase, jax ends"
-    " the other within `heartbeat_timeout_seconds` with code 134, and names the"
-    " one that is suspended.",
-    stopped,
-    "tests/distributed/test_stop_of_two.py",
-    seconds=150,
-  ),
-  Trial(
-    "hangs.died",
-    "Where one of two processes is killed or fails, jax ends the other within"
-    " `heartbeat_timeout_seconds` with code 134.",
-    died,
-    "tests/distributed/test_stop_of_two.py",
-    seconds=100,
-  ),
-  Trial(
-    "hangs.no_false_alarm",
-    "A process that was itself suspended and goes on raises no alarm.",
-    no_alarm,
-    "tests/callbacks/test_watchdog.py",
-    seconds=110,
-  ),
-)

@@ -6,12 +6,10 @@ import pathlib
 import random
 import subprocess
 import time
-from collections.abc import Callable
 
 from faults import runs
-from faults.trial import Trial
+from faults.trial import trial
 
-SMALL = "tests/test_headlines.py"
 KILLS_A_RUN = 5
 # What a process says when it comes to a phase, the newest first.
 SIGNS = (
@@ -20,15 +18,6 @@ SIGNS = (
   ("restore and compilation", "\nresumes  "),
   ("initialisation and compilation", "\nfiles  "),
 )
-
-
-def killed(processes: int, part: int, kills: int) -> Callable:
-  """Returns a part of the trial, with a seed of its own."""
-
-  def run(folder: pathlib.Path, seed: int) -> str:
-    return _killed(folder, seed + part, processes, kills)
-
-  return run
 
 
 def _killed(folder: pathlib.Path, seed: int, processes: int, kills: int) -> str:
@@ -99,17 +88,19 @@ def _phase(workdir, began) -> str:
   return "imports and checks"
 
 
-GUARANTEE = (
+@trial(
   "A run that is killed (kill -9) at any instants goes on by the same command"
   " and ends in the bits of a run that was never killed: parameters, optimizer,"
-  " average, and every row of metrics.jsonl and TensorBoard."
+  " average, and every row of metrics.jsonl and TensorBoard.",
+  seconds=450,
+  parts=3,
 )
-OF_TWO = "The same with two processes, of which one or both are killed."
-# In parts, so that `make faults` goes on in the middle.
-TRIALS = (
-  *(
-    Trial(f"kill.one_process.{i}", GUARANTEE, killed(1, i, 30), SMALL, 450)
-    for i in range(1, 4)
-  ),
-  Trial("kill.two_processes", OF_TWO, killed(2, 1, 10), SMALL, 450),
+def one_process(folder: pathlib.Path, seed: int) -> str:
+  return _killed(folder, seed, processes=1, kills=30)
+
+
+@trial(
+  "The same with two processes, of which one or both are killed.", seconds=450
 )
+def two_processes(folder: pathlib.Path, seed: int) -> str:
+  return _killed(folder, seed, processes=2, kills=10)

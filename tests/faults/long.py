@@ -7,14 +7,18 @@ import time
 import numpy as np
 
 from faults import runs
-from faults.trial import Trial
+from faults.trial import trial
 
-SMALL = "tests/callbacks/test_leaks.py"
 STEPS, EVALUATIONS = 3000, 100
 # The C library keeps what it was given, and fragments it a little.
 GROWTH = 0.03  # of the memory, from a third of the run to its end
 
 
+@trial(
+  "A long run needs no more memory, threads or open files at its end than"
+  " in its middle.",
+  seconds=150,
+)
 def grows(folder: pathlib.Path, seed: int) -> str:
   """Samples a process while it trains; the last two thirds have no slope."""
   del seed  # nothing is random
@@ -87,15 +91,3 @@ def _growth(steps: np.ndarray, values: np.ndarray) -> float:
   """Returns how much a line through the points rises, as a share."""
   slope, _ = np.polyfit(steps, values, 1)
   return float(slope * (steps[-1] - steps[0]) / values.mean())
-
-
-TRIALS = (
-  Trial(
-    "long.grows",
-    "A long run needs no more memory, threads or open files at its end than"
-    " in its middle.",
-    grows,
-    SMALL,
-    seconds=150,
-  ),
-)

@@ -17,7 +17,7 @@ import tables
 from machine import machine
 
 import faults
-from faults.trial import Trial
+from faults.trial import TRIALS, Trial
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LINES = ROOT / "docs" / "reliability.jsonl"
@@ -28,14 +28,9 @@ FOLDERS = ("vit_jax", "configs", "tests/faults")  # of the code that runs
 
 def all_trials() -> dict[str, Trial]:
   """Returns the trials by name, in the order of the page."""
-  every = [
-    trial
-    for name in faults.MODULES
-    for trial in importlib.import_module(f"faults.{name}").TRIALS
-  ]
-  names = [trial.name for trial in every]
-  assert len(set(names)) == len(names), "two trials have one name"
-  return dict(zip(names, every, strict=True))
+  for name in faults.MODULES:
+    importlib.import_module(f"faults.{name}")
+  return TRIALS
 
 
 def code() -> str:
@@ -109,17 +104,16 @@ def write_page() -> None:
   """Writes the table: the newest line of every trial."""
   newest = {line["name"]: line for line in read()}
   rows = [
-    "| guarantee | figure | test | seconds | versions |",
+    "| guarantee | figure | trial | seconds | versions |",
     "|" + "---|" * 5,
   ]
-  by_guarantee: dict[str, list[Trial]] = {}
-  for trial in all_trials().values():
-    by_guarantee.setdefault(trial.guarantee, []).append(trial)
+  by_guarantee: dict[str, list[str]] = {}
+  for name, trial in all_trials().items():
+    by_guarantee.setdefault(trial.guarantee, []).append(name)
   for guarantee, parts in by_guarantee.items():
-    lines = [newest[part.name] for part in parts if part.name in newest]
-    name, small = parts[0].name, parts[0].small
-    name = name if len(parts) == 1 else name.rpartition(".")[0]
-    tests = f"`{name}`" + (f"; `{small}`" if small else "")
+    lines = [newest[name] for name in parts if name in newest]
+    first, *others = parts
+    name = first.rpartition(".")[0] if others else first
     figures = [line["figure"] for line in lines]
     figures += ["not yet run"] * (len(lines) < len(parts))
     cells = "", ""
@@ -131,7 +125,7 @@ def write_page() -> None:
         f"Python {known['python']}, jax {known['jax']}, Orbax"
         f" {known['orbax-checkpoint']}; {commits}; {lines[-1]['date']}",
       )
-    row = guarantee, "<br>".join(figures), tests, *cells
+    row = guarantee, "<br>".join(figures), f"`{name}`", *cells
     rows.append("| " + " | ".join(row) + " |")
   text = "\n".join(["<!-- receipt: reliability.jsonl -->", *rows])
   page = tables.with_tables(PAGE.read_text(), {"trials": lambda: text})

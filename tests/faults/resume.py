@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from faults import runs
 from faults.saved import assert_no_own_stack
-from faults.trial import Trial
+from faults.trial import trial
 
 MANY = 8  # that start at the same moment
 DAMAGES = 300
@@ -35,6 +35,11 @@ HOLD = (
 )
 
 
+@trial(
+  "A second run in a folder is refused with host, process and start of the"
+  " first, before it writes anything; a killed one is not in the way.",
+  seconds=60,
+)
 def two_runs(folder: pathlib.Path, seed: int) -> str:
   """The second refused, alone and of two processes; then the first killed."""
   del seed  # nothing is random
@@ -100,6 +105,11 @@ def _race(folder: pathlib.Path) -> str:
   return "one went on, twice"
 
 
+@trial(
+  "On a shared disk a run of another machine is known by its heartbeat; one"
+  " that was taken for dead notices, and leaves the folder to the other.",
+  seconds=80,
+)
 def other_host(folder: pathlib.Path, seed: int) -> str:
   """A run of another machine: alive, then suspended, then awake again."""
   del seed
@@ -137,53 +147,11 @@ def other_host(folder: pathlib.Path, seed: int) -> str:
   )
 
 
-def changed(folder: pathlib.Path, seed: int) -> str:
-  """Every change that makes another run is refused, and only those."""
-  del seed
-  config, workdir = runs.write_config(folder, steps=14), folder / "run"
-  runs.whole(config, workdir)
-  meaning = {
-    "model.width": "64",
-    "model.dropout": "0.2",
-    "model.dtype": "bfloat16",
-    "data.batch_size": "16",
-    "data.ops": "decode|resize(16)",
-    "objective.loss": "sigmoid",
-    "objective.mixup": "0.1",
-    "seed": "1",
-    "optim.lr": "0.1",
-    "optim.name": "sgd",
-    "total_steps": "21",
-  }
-  harmless = {"log_steps": "7", "checkpoint.keep_last": "3"}
-  options = [f"--config.{k}={v}" for k, v in {**meaning, **harmless}.items()]
-  (code,) = runs.finish(runs.start(config, workdir, options), 120)
-  output = runs.output(workdir, last=20_000)
-  named = [k for k in meaning if f"{runs_text(k)}" in output]
-  assert code == 1 and named == list(meaning), f"{code}, {named}:\n{output}"
-  assert not any(f"config.{k} was" in output for k in harmless), output
-  allowed = ["optim.lr", "total_steps"]
-  options = [
-    f"--config.{k}={(meaning | harmless)[k]}" for k in (*allowed, *harmless)
-  ]
-  runs.whole(config, workdir, [*options, "--allow_change=optim,total_steps"])
-  lines = (workdir / "changes.jsonl").read_text().splitlines()
-  trail = {x["key"]: x["by"] for x in map(json.loads, lines)}
-  want = dict.fromkeys(allowed, "--allow_change") | dict.fromkeys(
-    harmless, "harmless"
-  )
-  assert trail == want, trail
-  return (
-    f"{len(meaning)} changes refused at once, each by its name; 2 named by the"
-    f" flag and {len(harmless)} harmless ones taken, and recorded in the run"
-  )
-
-
-def runs_text(key: str) -> str:
-  """Returns how a refusal begins."""
-  return f"- config.{key} was "
-
-
+@trial(
+  "The buckets of the wall time add up to the time on the clock, whatever"
+  " happened to the run.",
+  seconds=60,
+)
 def adds_up(folder: pathlib.Path, seed: int) -> str:
   """Killed at random instants, the buckets are the time on the clock."""
   rng = random.Random(seed)
@@ -216,6 +184,10 @@ def adds_up(folder: pathlib.Path, seed: int) -> str:
   )
 
 
+@trial(
+  "A disk that is full for a while costs neither rows nor bits.",
+  seconds=60,
+)
 def full_disk(folder: pathlib.Path, seed: int) -> str:
   """A real disk that is full for a while; the run ends in the same bits."""
   del seed
@@ -252,6 +224,10 @@ def full_disk(folder: pathlib.Path, seed: int) -> str:
   return f"full for 20 s from step 20 on: it {how}; the same rows and bits"
 
 
+@trial(
+  "Damaged small files are reported in a line each, never by a traceback.",
+  seconds=10,
+)
 def odd_bytes(folder: pathlib.Path, seed: int) -> str:
   """Damages of the small files, read by all that read them."""
   from etils import epath
@@ -360,59 +336,3 @@ def _small_files(workdir: pathlib.Path) -> dict[str, bytes]:
   return {
     p.name: p.read_bytes() for p in workdir.iterdir() if p.suffix in SMALL
   }
-
-
-def _trial(
-  name: str, guarantee: str, run: Callable, small: str, seconds: float
-) -> Trial:
-  return Trial(f"resume.{name}", guarantee, run, f"tests/{small}", seconds)
-
-
-TRIALS = (
-  _trial(
-    "two_runs",
-    "A second run in a folder is refused with host, process and start of the"
-    " first, before it writes anything; a killed one is not in the way.",
-    two_runs,
-    "callbacks/test_run_lock.py",
-    60,
-  ),
-  _trial(
-    "other_host",
-    "On a shared disk a run of another machine is known by its heartbeat; one"
-    " that was taken for dead notices, and leaves the folder to the other.",
-    other_host,
-    "callbacks/test_run_lock.py",
-    80,
-  ),
-  _trial(
-    "changed",
-    "Changes that make another run are refused by name unless --allow_change"
-    " names them; harmless ones are taken; the trail is kept.",
-    changed,
-    "checkpointing/test_resume_rules.py",
-    30,
-  ),
-  _trial(
-    "adds_up",
-    "The buckets of the wall time add up to the time on the clock, whatever"
-    " happened to the run.",
-    adds_up,
-    "callbacks/test_accounting.py",
-    60,
-  ),
-  _trial(
-    "full_disk",
-    "A disk that is full for a while costs neither rows nor bits.",
-    full_disk,
-    "checkpointing/test_resume.py",
-    60,
-  ),
-  _trial(
-    "odd_bytes",
-    "Damaged small files are reported in a line each, never by a traceback.",
-    odd_bytes,
-    "writers/test_atomic_files.py",
-    10,
-  ),
-)

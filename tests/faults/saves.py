@@ -6,7 +6,6 @@ import os
 import pathlib
 import random
 import resource
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,19 +15,15 @@ from collections.abc import Callable
 from unittest import mock
 
 from faults.saved import (
-  METADATA,
   assert_no_own_stack,
-  bits,
   captured_stderr,
   made_up,
   tiny,
 )
-from faults.trial import Trial
+from faults.trial import trial
 from vit_jax.checkpointing import checkpointer as checkpointer_lib
-from vit_jax.checkpointing import layout, saving
-from vit_jax.config import CheckpointConfig, ConfigError
-
-SMALL = "tests/checkpointing/test_damage.py"
+from vit_jax.checkpointing import layout
+from vit_jax.config import CheckpointConfig
 
 
 @contextlib.contextmanager
@@ -73,103 +68,10 @@ FAILURES = {
 }
 
 
-def failed_saves(folder: pathlib.Path, seed: int) -> str:
-  shapes = tiny()
-  results = []
-  for number, (name, failure) in enumerate(FAILURES.items()):
-    workdir = folder / f"{number}"
-    checkpointer = checkpointer_lib.Checkpointer(
-      str(workdir), CheckpointConfig()
-    )
-    states = {n: made_up(shapes, n) for n in range(1, 13)}
-    saves, seen = [], {}
-    with captured_stderr() as out:
-      for n, state in states.items():  # the train loop, a save every 4 steps
-        retries = checkpointer.retry_due(n)
-        if n % 4 == 0 or retries:
-          during = failure() if 4 < n < 10 else contextlib.nullcontext()
-          with during:
-            checkpointer.save(n, state, {**METADATA, "step": n})
-            saves.append(n)
-            while not checkpointer.is_idle():
-              time.sleep(0.01)
-        seen[n] = out.getvalue().count("NOT SAVED")
-      checkpointer.save_now(12, states[12], {**METADATA, "step": 12})
-      checkpointer.close()
-    text = out.getvalue()
-    assert_no_own_stack(text)
-    assert saves[:3] == [4, 8, 10], f"{name}: saved at {saves}\n{text}"
-    assert seen[8] == 0 and seen[9] == 1, f"{name}: logged late\n{text}"
-    there = sorted(p.name for p in (workdir / "checkpoints").iterdir())
-    assert there == ["10", "12"], f"{name}: {there} are there"
-    last = checkpointer_lib.Checkpointer(str(workdir), CheckpointConfig())
-    n, state, _ = last.restore_newest(12, shapes)
-    last.close()
-    assert n == 12 and bits(state) == bits(states[12]), name
-    results.append(name)
-    # To the end of the run: an error of the run, and what was there stays.
-    workdir = folder / f"{number}.end"
-    last = checkpointer_lib.Checkpointer(str(workdir), CheckpointConfig())
-    with captured_stderr(), mock.patch.object(saving, "WAITS", (0.01, 0.01)):
-      last.save_now(1, states[1], METADATA)
-      try:
-        with failure():
-          last.save_now(2, states[2], METADATA)
-        raise AssertionError(f"{name}: no error at the end of the run")
-      except checkpointer_lib.SaveError as e:
-        assert "step 2" in str(e) and "that of step 1" in str(e), e
-      last.close()
-    assert last.steps() == [1]
-  return (
-    f"{len(results)} kinds ({', '.join(results)}): reported at the next step,"
-    " written again 2 steps later, the two newest stay; at the end of a run an"
-    " error"
-  )
-
-
-def full_disk(folder: pathlib.Path, seed: int) -> str:
-  """A disk of 2 MB, where it may be mounted."""
-  disk = folder / "disk"
-  disk.mkdir()
-  if os.system(f"mount -t tmpfs -o size=2m tmpfs {disk} 2>/dev/null"):
-    return "not tried: no disk may be mounted here"
-  try:
-    shapes = tiny()
-    states = {n: made_up(shapes, n) for n in (1, 2)}
-    checkpointer = checkpointer_lib.Checkpointer(str(disk), CheckpointConfig())
-    with (
-      captured_stderr() as out,
-      mock.patch.object(saving, "WAITS", (0.01,)),
-    ):
-      checkpointer.save_now(1, states[1], METADATA)
-      free = shutil.disk_usage(disk).free
-      (disk / "other").write_bytes(bytes(free - 40_000))
-      try:
-        checkpointer.save_now(2, states[2], METADATA)
-        raise AssertionError("saved on a full disk")
-      except checkpointer_lib.SaveError as e:
-        text = str(e)
-      (disk / "other").unlink()
-      checkpointer.save_now(2, states[2], METADATA)
-      (disk / "other").write_bytes(bytes(shutil.disk_usage(disk).free - 9_000))
-      try:
-        checkpointer.restore_newest(0, shapes)
-        raise AssertionError("a full disk was not reported at the start")
-      except ConfigError as e:
-        assert "free" in str(e)
-      checkpointer.close()
-    assert_no_own_stack(out.getvalue())
-    assert "No space left" in text or "ENOSPC" in text, text
-    assert checkpointer.steps() == [1, 2]
-    restored = checkpointer.restore(2, shapes)
-    assert bits(restored) == bits(states[2])
-  finally:
-    os.system(f"umount {disk}")
-  return (
-    "a full tmpfs: reported, step 1 stayed whole, step 2 saved once it had room"
-  )
-
-
+@trial(
+  "The last checkpoint that was verified good is never removed.",
+  seconds=30,
+)
 def retention(folder: pathlib.Path, seed: int) -> str:
   """Ten cycles, in which saves fail and folders are damaged at random."""
   rng = random.Random(seed)
@@ -260,6 +162,10 @@ print("SAVES", tried, saver.steps(), flush=True)
 """
 
 
+@trial(
+  "Where one process cannot write, all go on alike, and none waits for it.",
+  seconds=40,
+)
 def two_processes(folder: pathlib.Path, seed: int) -> str:
   with socket.socket() as s:
     s.bind(("127.0.0.1", 0))
@@ -297,35 +203,3 @@ def two_processes(folder: pathlib.Path, seed: int) -> str:
     "process 1 fails, then process 0: both say so and write again at the same"
     f" step; nobody waits for a time-out ({time.monotonic() - began:.0f} s)"
   )
-
-
-TRIALS = (
-  Trial(
-    "saves.fail",
-    "A save that fails is reported at the next step and tried again; at the"
-    " end of a run it is an error.",
-    failed_saves,
-    small=SMALL,
-    seconds=40,
-  ),
-  Trial(
-    "saves.two_processes",
-    "Where one process cannot write, all go on alike, and none waits for it.",
-    two_processes,
-    seconds=40,
-  ),
-  Trial(
-    "saves.full_disk",
-    "A full disk costs no checkpoint that was there.",
-    full_disk,
-    small=SMALL,
-    seconds=15,
-  ),
-  Trial(
-    "saves.retention",
-    "The last checkpoint that was verified good is never removed.",
-    retention,
-    small=SMALL,
-    seconds=30,
-  ),
-)

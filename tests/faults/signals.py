@@ -7,10 +7,10 @@ import signal
 import time
 
 from faults import runs
-from faults.trial import Trial
+from faults.trial import trial
 
-SMALL = "tests/callbacks/test_stopped.py"
 STEPS = 60
+BITS = " The same command then ends in the bits of a run that was left alone."
 STEPS_OF_TWO = 400  # jax looks for a signal once a second
 # In this order a run comes to all of them before it is done.
 PLACES = (
@@ -25,6 +25,11 @@ PLACES = (
 )
 
 
+@trial(
+  "After SIGTERM or Ctrl-C, wherever a run is, it saves within a step and"
+  " ends with code 75; no step is done twice." + BITS,
+  seconds=200,
+)
 def one_process(folder: pathlib.Path, seed: int) -> str:
   rng = random.Random(seed)
   config, want = runs.write_config(folder, STEPS), folder / "want"
@@ -34,7 +39,7 @@ def one_process(folder: pathlib.Path, seed: int) -> str:
     name = rng.choice(["SIGTERM", "SIGINT"])
     started = runs.start(config, workdir, acts={0: [place, name]})
     codes = runs.finish(started, 200)
-    step, lead = stops(workdir, codes, step, [name])
+    step, lead = stops(workdir, codes, step, name)
     results.append(f"{place} {name} step {step} (+{lead})")
   for _ in range(3):  # at any instant, the imports included
     started = runs.start(config, workdir)
@@ -55,6 +60,11 @@ def one_process(folder: pathlib.Path, seed: int) -> str:
   )
 
 
+@trial(
+  "A signal to one of two processes stops both at the same step, with code"
+  " 75." + BITS,
+  seconds=140,
+)
 def two_processes(folder: pathlib.Path, seed: int) -> str:
   rng = random.Random(seed)
   config, want = runs.write_config(folder, STEPS_OF_TWO), folder / "want"
@@ -64,7 +74,7 @@ def two_processes(folder: pathlib.Path, seed: int) -> str:
     who = rng.randrange(2)
     started = runs.start(config, workdir, (), 2, acts={who: [place, "SIGTERM"]})
     codes = runs.finish(started, 200)
-    step, lead = stops(workdir, codes, step, ["SIGTERM"], who)
+    step, lead = stops(workdir, codes, step, "SIGTERM", who)
     results.append(f"{place} of process {who}: step {step} (+{lead})")
   codes = runs.finish(runs.start(config, workdir, processes=2), 200)
   assert codes == [0, 0], runs.output(workdir)
@@ -75,14 +85,14 @@ def two_processes(folder: pathlib.Path, seed: int) -> str:
   )
 
 
-def stops(workdir, codes, before, names, who=0) -> tuple[int, int]:
+def stops(workdir, codes, before, name, who=0) -> tuple[int, int]:
   """Checks how processes ended that got a signal.
 
   Args:
     workdir: Folder of the run.
     codes: Exit codes of the processes.
     before: Step of the newest checkpoint at their start.
-    names: Names of the signals.
+    name: Name of the signal.
     who: Process that got it.
 
   Returns:
@@ -108,58 +118,10 @@ def stops(workdir, codes, before, names, who=0) -> tuple[int, int]:
     return newest, 0
   step = re.search(r" at step ([\d,]+), which is saved", end)
   assert step and int(step[1].replace(",", "")) == newest, f"{end}: {newest}"
-  name = "|".join(names)
-  at = re.findall(rf"^(?:{name}): received; .* at step ([\d,]+);", heard, re.M)
+  at = re.findall(rf"^{name}: received; .* at step ([\d,]+);", heard, re.M)
   if not at:  # jax received it
     assert len(codes) > 1, heard[-2000:]
     return newest, 0
   lead = newest - int(at[-1].replace(",", ""))
   assert 0 <= lead <= 3, f"{lead} steps after the signal"
   return newest, lead
-
-
-def twice(folder: pathlib.Path, seed: int) -> str:
-  del seed
-  config, workdir = runs.write_config(folder, STEPS), folder / "run"
-  want = folder / "want"
-  runs.whole(config, want)
-  began = time.monotonic()
-  started = runs.start(config, workdir, acts={0: ["scoring", "twice"]})
-  (code,) = runs.finish(started, 200)
-  output = runs.output(workdir)
-  assert code == -signal.SIGINT and "SIGINT again: ended at once" in output, (
-    output
-  )
-  assert time.monotonic() - began < 55  # it would have slept for a minute
-  assert runs.finish(runs.start(config, workdir), 200) == [0]
-  assert "resumes     step 14" in runs.log(workdir).read_text()
-  runs.assert_same(workdir, want)
-  return "SIGTERM, then SIGINT while it was saved: went on from step 14"
-
-
-BITS = " The same command then ends in the bits of a run that was left alone."
-TRIALS = (
-  Trial(
-    "signals.one_process",
-    "After SIGTERM or Ctrl-C, wherever a run is, it saves within a step and"
-    " ends with code 75; no step is done twice." + BITS,
-    one_process,
-    SMALL,
-    seconds=200,
-  ),
-  Trial(
-    "signals.two_processes",
-    "A signal to one of two processes stops both at the same step, with code"
-    " 75." + BITS,
-    two_processes,
-    SMALL,
-    seconds=140,
-  ),
-  Trial(
-    "signals.twice",
-    "A second signal ends a run at once; its last checkpoint is whole." + BITS,
-    twice,
-    SMALL,
-    seconds=50,
-  ),
-)
