@@ -31,8 +31,10 @@ def address() -> str:
     return f"127.0.0.1:{s.getsockname()[1]}"
 
 
-def outputs(commands: list[list[str]], env: dict[str, str]) -> list[str]:
-  """Runs all at once, and returns what each prints; none may fail."""
+def run(
+  commands: list[list[str]], envs: list[dict[str, str]]
+) -> list[tuple[int, str, str]]:
+  """Runs all at once; returns the code, stdout and stderr of each."""
   processes = [
     subprocess.Popen(
       command,
@@ -42,12 +44,18 @@ def outputs(commands: list[list[str]], env: dict[str, str]) -> list[str]:
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
     )
-    for command in commands
+    for command, env in zip(commands, envs, strict=True)
   ]
   try:
-    results = [p.communicate(timeout=400) for p in processes]
+    texts = [p.communicate(timeout=400) for p in processes]
   finally:
     for p in processes:
       p.kill()
-  assert not any(p.returncode for p in processes), results
-  return [out for out, _ in results]
+  return [(p.returncode, *t) for p, t in zip(processes, texts, strict=True)]
+
+
+def outputs(commands: list[list[str]], env: dict[str, str]) -> list[str]:
+  """Runs all at once, and returns what each prints; none may fail."""
+  results = run(commands, [env] * len(commands))
+  assert not any(code for code, *_ in results), results
+  return [out for _, out, _ in results]

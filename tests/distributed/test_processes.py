@@ -1,7 +1,6 @@
 """Flags, variables and SLURM state the process; errors are reported."""
 
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -84,21 +83,16 @@ def test_a_process_on_its_own_joins_nobody(machine, capfd):
   assert machine.calls == [] and capfd.readouterr() == ("", "")
 
 
+JOINED = {"heartbeat_timeout_seconds": 30, "initialization_timeout": 360}
+
+
 def test_flags_come_first(machine):
   machine.sets(VARIABLES | SLURM)
   machine.has_tpu(HOSTS)
   processes.initialise({**FLAGS, "workdir": "x"})
-  assert machine.calls == [
-    {
-      "coordinator_address": "host0:1234",
-      "num_processes": 2,
-      "process_id": 1,
-      "cluster_detection_method": "deactivate",
-      "local_device_ids": [1],
-      "heartbeat_timeout_seconds": 30,
-      "initialization_timeout": 360,
-    }
-  ]
+  told = {"coordinator_address": "host0:1234", "num_processes": 2}
+  told |= {"process_id": 1, "cluster_detection_method": "deactivate"}
+  assert machine.calls == [told | {"local_device_ids": [1]} | JOINED]
 
 
 def test_then_environment_variables(machine):
@@ -122,17 +116,34 @@ def test_then_slurm(machine):
 def test_then_a_tpu_of_several_hosts(machine, capfd):
   machine.has_tpu(HOSTS)
   processes.initialise(heartbeat_timeout_seconds=7)
-  timeouts = {"heartbeat_timeout_seconds": 7, "initialization_timeout": 360}
-  assert machine.calls == ["lock", timeouts]  # before it joins
+  joined = JOINED | {"heartbeat_timeout_seconds": 7}
+  assert machine.calls == ["lock", joined]  # before it joins
   assert capfd.readouterr().err == ""
 
 
-def test_the_only_host_of_a_tpu_joins_nobody_and_says_so(machine, capfd):
-  """A coordinator at jax's fixed port would meet a second process there."""
-  machine.has_tpu(tpu_slice.Slice(False, "X has 1 host"))
+# An sbatch script, and a shell in an allocation.
+BATCH = {k: v for k, v in SLURM.items() if "STEP" not in k}
+SHELL = SLURM | {"SLURM_STEP_NUM_TASKS": "1"}
+
+
+@pytest.mark.parametrize(
+  "tpu, variables, word",
+  [
+    # A coordinator at jax's fixed port would meet a second process there.
+    (tpu_slice.Slice(False, "X has 1 host"), {}, "X has 1 host"),
+    (None, BATCH, "srun"),
+    (None, SHELL, "srun"),
+  ],
+)
+def test_a_process_that_seems_to_have_others_is_alone_and_says_so(
+  machine, capfd, tpu, variables, word
+):
+  machine.sets(variables)
+  if tpu:
+    machine.has_tpu(tpu)
   processes.initialise()
   out, err = capfd.readouterr()
-  assert machine.calls == [] and out == "" and "X has 1 host" in err
+  assert machine.calls == [] and out == "" and word in err
 
 
 @pytest.mark.parametrize(
@@ -152,20 +163,6 @@ def test_devices_of_a_slurm_task(machine, changes, device_ids):
   machine.sets(SLURM | changes)
   processes.initialise()
   assert [c["local_device_ids"] for c in machine.calls] == [device_ids]
-
-
-@pytest.mark.parametrize(
-  "changes",
-  [
-    {"SLURM_STEP_NODELIST": "", "SLURM_STEP_NUM_TASKS": ""},  # sbatch
-    {"SLURM_STEP_NUM_TASKS": "1"},  # a shell in an allocation
-  ],
-)
-def test_without_srun_a_process_is_alone_and_says_so(machine, capfd, changes):
-  machine.sets({k: v for k, v in (SLURM | changes).items() if v})
-  processes.initialise()
-  out, err = capfd.readouterr()
-  assert machine.calls == [] and out == "" and "srun" in err
 
 
 # Flags, and the options that errors name.
@@ -305,18 +302,9 @@ def test_a_second_start_does_not_join_the_run_that_goes_on(
 
 def _outputs(code, arguments, **env):
   """Returns (status, stdout, stderr) of a program for each row of arguments."""
-  both = [
-    subprocess.Popen(
-      [sys.executable, "-c", "import sys, time\n" + code, *map(str, row)],
-      env=several.env() | env,
-      text=True,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-    )
-    for row in arguments
-  ]
-  texts = [process.communicate(timeout=120) for process in both]
-  return [(p.returncode, *t) for p, t in zip(both, texts, strict=True)]
+  program = [sys.executable, "-c", "import sys, time\n" + code]
+  commands = [[*program, *map(str, row)] for row in arguments]
+  return several.run(commands, [several.env() | env] * len(commands))
 
 
 JOIN = (
@@ -349,17 +337,11 @@ def test_real_processes_meet_as_tasks_of_slurm():
     assert f"{i} 2 2" in out.splitlines(), err
 
 
-@pytest.mark.parametrize(
-  "process_id, host",
-  [
-    pytest.param(0, "", marks=pytest.mark.slow),
-    pytest.param(1, "", marks=pytest.mark.nightly),
-    pytest.param(1, "nowhere.invalid:9", marks=pytest.mark.nightly),
-  ],
-)
-def test_a_real_process_whose_other_does_not_come(process_id, host):
+@pytest.mark.slow
+@pytest.mark.parametrize("process_id", [0, 1])
+def test_a_real_process_whose_other_does_not_come(process_id):
   """jax by itself would end it by SIGABRT, with a stack of C++."""
-  address = host or several.address()
+  address = several.address()
   ((status, out, err),) = _outputs(JOIN, [(1, address, 2, process_id)])
   assert status == exit_codes.EXIT_RESTART and out == ""
   (line,) = err.splitlines()

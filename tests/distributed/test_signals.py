@@ -21,9 +21,10 @@ signals.in_thread(work)
 
 # A planner whose compiler takes a moment for the first choice, and hours for
 # the second.
-PLAN = f"""
+SEARCH = f"""
 import hashlib, sys
 import tiny
+from planning.test_planner import PLAN
 from vit_jax.tools.planning import plan
 from vit_jax.config import cli
 from vit_jax.devices import CHIPS
@@ -31,13 +32,7 @@ from vit_jax.tools.planning import planner
 
 config = tiny.config(data__dataset="cifar10", data__batch_size=64)
 plan.describe = lambda topology: (CHIPS["v5e"], [None] * 4)
-plan_of = dict.fromkeys(planner.ESTIMATES) | dict(
-  topology="v5e:2x2", chips=4, mesh=dict(data=4), split="", fits=True,
-  capacity_bytes=2**34, peak_bytes=2**30, batch_size=64, argument_bytes=1,
-  temporary_bytes=1, flops=1.0, bytes_accessed=1.0, cycles_seconds=0.5,
-  optimal_seconds=0.5, price_seconds=0.5, collectives={{}},
-  images_per_second=128.0, mfu=0.1, hosts=1, input_per_host=128.0,
-)
+plan_of = PLAN | dict(images_per_second=128.0)
 calls = []
 
 def slow(choice, topology, **_):
@@ -125,7 +120,7 @@ signal.pause()
 
 @pytest.mark.slow
 def test_a_search_that_is_ended_prints_the_fastest_choice(start):
-  process = start(PLAN, "true")  # JSON on stdout, the choices on stderr
+  process = start(SEARCH, "true")  # JSON on stdout, the choices on stderr
   lines = [process.stderr.readline() for _ in range(2)]
   assert "16 choices" in lines[0] and lines[1].startswith("[ 1/16] ")
   assert process.stderr.read(8) == "[ 2/16] "  # which is being compiled

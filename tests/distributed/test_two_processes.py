@@ -8,7 +8,6 @@ import json
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 from typing import NamedTuple
 
@@ -83,41 +82,28 @@ class Run(NamedTuple):
   """A folder of 8 steps, and what each process wrote to stdout and stderr."""
 
   folder: pathlib.Path
-  outputs: list[tuple[str, str]]
+  outputs: list[tuple[str, str]] = []
 
 
 def _start(num_processes, by_flags, config, options, workdir):
   """Runs `PROCESS` several times at once; returns their (stdout, stderr)."""
-  env, address, processes = several.env(), several.address(), []
+  address, commands, envs = several.address(), [], []
+  first = [f"--config={config}:no", "--config.total_steps=6", *options]
   for i in range(num_processes):
     place = (address, str(num_processes), str(i))
-    more = []
+    flags, env = [], several.env()
     if by_flags:
-      flags = "coordinator", "num_processes", "process_id"
-      more = [f"--{k}={v}" for k, v in zip(flags, place, strict=True)]
+      names = "coordinator", "num_processes", "process_id"
+      flags = [f"--{k}={v}" for k, v in zip(names, place, strict=True)]
     else:
       env |= dict(zip(VARIABLES, place, strict=True))
-    config_of_6 = [f"--config={config}:no", "--config.total_steps=6"]
-    asked = [[*config_of_6, *options, *more], f"--config={config}"]
-    processes.append(
-      subprocess.Popen(
-        [sys.executable, "-c", PROCESS, json.dumps([*asked, str(workdir)])],
-        env=dict(env),
-        cwd=several.ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-      )
-    )
-  try:
-    outputs = [p.communicate(timeout=400) for p in processes]
-  finally:
-    for p in processes:
-      p.kill()
+    told = json.dumps([[*first, *flags], f"--config={config}", str(workdir)])
+    commands.append([sys.executable, "-c", PROCESS, told])
+    envs.append(env)
+  results = several.run(commands, envs)
   # One that dies takes the others along: its own output tells why.
-  texts = "\n".join(o + e for o, e in outputs)
-  assert not any(p.returncode for p in processes), texts
-  return outputs
+  assert not any(code for code, *_ in results), results
+  return [texts for _, *texts in results]
 
 
 def _alone(config, workdir, num_devices, act=train.train_and_evaluate):
@@ -138,70 +124,46 @@ def config(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-  return tmp_path_factory.mktemp("runs")
+def runs(config, tmp_path_factory) -> dict[str, Run]:
+  """Runs of one process, and of others.
 
-
-@pytest.fixture(scope="module")
-def one(config, folder):
-  """One process with one device."""
-  _alone(config, folder / "one", 1)
-  return Run(folder / "one", [])
-
-
-@pytest.fixture(scope="module")
-def one_on_two(config, folder):
-  """One process with two devices."""
-  _alone(config, folder / "one_on_two", 2)
-  return Run(folder / "one_on_two", [])
-
-
-@pytest.fixture(scope="module")
-def two(config, folder):
-  """Two processes to step 6, and two others to step 8."""
-  workdir = folder / "two"
-  outputs = _start(2, False, config, [f"--workdir={workdir}"], workdir)
-  return Run(workdir, outputs)
-
-
-def _of_two(two, workdir):
-  shutil.copytree(two.folder, workdir, ignore=shutil.ignore_patterns("8"))
-
-
-@pytest.fixture(scope="module")
-def two_three(config, folder, two):
-  """Two to step 6, then three."""
-  workdir = folder / "two_three"
-  _of_two(two, workdir)
-  options = [f"--workdir={folder / 'three'}"]
-  return Run(workdir, _start(3, False, config, options, workdir))
-
-
-@pytest.fixture(scope="module")
-def four(config, folder, two):
-  """Two to step 6, then four; and four, in shards, to step 6, then one."""
-  two_four, four_one = folder / "two_four", folder / "four_one"
-  _of_two(two, two_four)
-  options = [f"--workdir={four_one}", "--config.mesh.fsdp=2"]
-  outputs = _start(4, True, config, options, two_four)
-  _alone(config, four_one, 1)
-  return Run(two_four, outputs), Run(four_one, [])
-
-
-@pytest.fixture(scope="module")
-def two_four(four):
-  return four[0]
-
-
-@pytest.fixture(scope="module")
-def four_one(four):
-  return four[1]
+  one, one_on_two: One process with one device, and with two.
+  two: Two processes to step 6, and two others to step 8.
+  two_three, two_four: `two` to step 6, then three processes, then four.
+  four_one: Four processes, in shards, to step 6; then one.
+  """
+  folder = tmp_path_factory.mktemp("runs")
+  path = {name: folder / name for name in ("one", "one_on_two", "two", "three")}
+  path |= {n: folder / n for n in ("two_three", "two_four", "four_one")}
+  _alone(config, path["one"], 1)
+  _alone(config, path["one_on_two"], 2)
+  options = [f"--workdir={path['two']}"]
+  two = _start(2, False, config, options, path["two"])
+  for name in ("two_three", "two_four"):
+    ignored = shutil.ignore_patterns("8")
+    shutil.copytree(path["two"], path[name], ignore=ignored)
+  options = [f"--workdir={path['three']}"]
+  three = _start(3, False, config, options, path["two_three"])
+  options = [f"--workdir={path['four_one']}", "--config.mesh.fsdp=2"]
+  four = _start(4, True, config, options, path["two_four"])
+  _alone(config, path["four_one"], 1)
+  outputs = {"two": two, "two_three": three, "two_four": four}
+  return {k: Run(p, outputs.get(k, [])) for k, p in path.items()}
 
 
 @pytest.fixture
-def run(request):
-  """One of the fixtures above, by its name."""
-  return request.getfixturevalue(request.param)
+def one_on_two(runs):
+  return runs["one_on_two"]
+
+
+@pytest.fixture
+def two(runs):
+  return runs["two"]
+
+
+@pytest.fixture
+def run(runs, request):
+  return runs[request.param]
 
 
 def _runs(*names):

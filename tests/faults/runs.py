@@ -5,13 +5,13 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import several
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # All that a run can have within a few seconds: mixup, dropout, an average, two
@@ -113,14 +113,14 @@ def commands(
   acts: Mapping[int, Sequence[str]] | None = None,
 ) -> list[list[str]]:
   """Returns the command line of each process; arguments as for `start`."""
-  port, lines = free_port(), []
+  address, lines = several.address(), []
   for i in range(processes):
     acting = acts and i in acts
     program = ["faults.acting", *acts[i]] if acting else ["vit_jax", "train"]
     line = [sys.executable, "-m", *program, f"--config={config}"]
     line += [f"--workdir={workdir}", *options]
     if processes > 1:
-      line += [f"--coordinator=127.0.0.1:{port}", f"--process_id={i}"]
+      line += [f"--coordinator={address}", f"--process_id={i}"]
       line += [f"--num_processes={processes}"]
     lines.append(line)
   return lines
@@ -199,13 +199,6 @@ def whole(
   outputs = "\n".join(output(workdir, i) for i in range(processes))
   assert not any(codes), f"ended with {codes}:\n{outputs}"
   return time.monotonic() - began
-
-
-def free_port() -> int:
-  """Returns a port of this machine that is free now."""
-  with socket.socket() as s:
-    s.bind(("127.0.0.1", 0))
-    return s.getsockname()[1]
 
 
 def arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:

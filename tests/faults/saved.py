@@ -29,13 +29,13 @@ class Saved(NamedTuple):
   states: dict[int, list[bytes]]
 
 
-def tiny(width: int = 32, depth: int = 2, fsdp: int = 1) -> Any:
+def tiny(fsdp: int = 1) -> Any:
   """Returns the abstract state of a small ViT with an average."""
   c = defaults()
   c.total_steps = 20
   c.model.variant = "Ti/8"
-  c.model.width, c.model.depth = width, depth
-  c.model.mlp_dim, c.model.num_heads = 2 * width, 4
+  c.model.width, c.model.depth = 32, 1
+  c.model.mlp_dim, c.model.num_heads = 64, 4
   c.data.ops, c.data.batch_size = "decode|resize(16)", 16
   c.optim.ema_decay = 0.9
   c.mesh.fsdp = fsdp

@@ -6,13 +6,13 @@ import os
 import pathlib
 import random
 import resource
-import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from unittest import mock
+
+import several
 
 from faults.saved import (
   assert_no_own_stack,
@@ -125,15 +125,13 @@ def retention(folder: pathlib.Path, seed: int) -> str:
 # Each process writes half of every array. Process 1 fails in the save of step
 # 8, process 0 in that of step 16; both must go on alike.
 OF_TWO = """
-import resource, sys, time
+import sys, time
 import jax
-sys.path[:0] = {paths}
 jax.distributed.initialize({address!r}, 2, int(sys.argv[1]))
 import contextlib
 from faults import saved, saves
 from vit_jax.checkpointing import checkpointer as checkpoint
-from vit_jax import sharding
-from vit_jax.config import CheckpointConfig, MeshConfig
+from vit_jax.config import CheckpointConfig
 shapes = saved.tiny(fsdp=2)
 where = jax.tree.map(lambda x: x.sharding, shapes)
 def state(n):
@@ -167,36 +165,16 @@ print("SAVES", tried, saver.steps(), flush=True)
   seconds=40,
 )
 def two_processes(folder: pathlib.Path, seed: int) -> str:
-  with socket.socket() as s:
-    s.bind(("127.0.0.1", 0))
-    address = f"127.0.0.1:{s.getsockname()[1]}"
-  here = pathlib.Path(__file__).parents
-  code = OF_TWO.format(
-    paths=[str(here[2]), str(here[1])],
-    address=address,
-    folder=str(folder / "run"),
-  )
+  code = OF_TWO.format(address=several.address(), folder=str(folder / "run"))
   began = time.monotonic()
   env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-  running = [
-    subprocess.Popen(
-      [sys.executable, "-c", code, str(i)],
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-      env=env | {"JAX_PLATFORMS": "cpu"},
-    )
-    for i in range(2)
-  ]
-  try:
-    texts = [p.communicate(timeout=300) for p in running]
-  finally:
-    for p in running:
-      p.kill()
-  for p, (out, err) in zip(running, texts, strict=True):
-    assert p.returncode == 0, out + err
+  env |= {"JAX_PLATFORMS": "cpu"}
+  commands = [[sys.executable, "-c", code, str(i)] for i in range(2)]
+  results = several.run(commands, [env] * 2)
+  for returned, out, err in results:
+    assert returned == 0, out + err
     assert "SAVES [8, 10, 16, 18, 24] [10, 18, 24]" in out, out + err
-  (_, first), (_, second) = texts
+  (*_, first), (*_, second) = results
   assert first.count("NOT SAVED") == 2 and "another process" in first, first
   assert "step 8 (ValueError" in second or "step 8 (OSError" in second, second
   return (
