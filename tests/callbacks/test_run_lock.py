@@ -10,10 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-import types
 
 import disk
 import pytest
+from clock import Clock
 
 from vit_jax.callbacks import run_lock, run_record
 from vit_jax.config import ConfigError
@@ -41,30 +41,11 @@ def _write(folder, **changes):
   return record
 
 
-class Clock:
-  """The time of the lock, which sleeping alone moves.
-
-  Attributes:
-    now: Seconds.
-    slept: Each sleep.
-    acts: Second -> what happens then.
-  """
-
-  def __init__(self):
-    self.now, self.slept, self.acts = 0.0, [], {}
-
-  def sleep(self, seconds):
-    self.slept.append(seconds)
-    self.now += seconds
-    self.acts.get(self.now, lambda: None)()
-
-
 @pytest.fixture
 def clock(monkeypatch):
-  it = Clock()
-  times = dict(monotonic=lambda: it.now, time=time.time, sleep=it.sleep)
-  monkeypatch.setattr(run_lock, "time", types.SimpleNamespace(**times))
-  return it
+  clock = Clock()
+  monkeypatch.setattr(run_lock, "time", clock.module())
+  return clock
 
 
 @pytest.fixture

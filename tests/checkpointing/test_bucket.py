@@ -5,6 +5,7 @@ The trials "bucket" of `make faults` do whole runs.
 """
 
 import collections
+import functools
 import json
 import threading
 import time
@@ -16,6 +17,7 @@ import object_store
 import optax
 import pytest
 import tensorflow as tf
+from clock import Clock
 
 from vit_jax import bucket, paths, run_checks
 from vit_jax.callbacks import run_lock, run_record
@@ -112,7 +114,6 @@ def test_in_a_new_folder_this_process_knows_what_is_there(store, run):
 
 def test_a_new_run(run):
   folder = run / "checkpoints"
-  assert retention.start(folder) == (0, [])
   assert not run_checks.workdir_errors(str(run), is_training=True)
   assert retention.start(folder) == (0, [])
   retention.note_newest(folder, 3)
@@ -182,14 +183,9 @@ def test_saves(store, run):
   start, errors = retention.start(run / "checkpoints")
   assert (start, errors) == (4, [])
   (run / "checkpoints/6/params/left").write_text("by a run that was killed")
-  step, restored, _ = again.restore_newest(
-    start,
-    jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-      _state(0),
-    ),
-  )
-  again._saver._removing.result()
+  shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+  shapes = jax.tree.map(shape, _state(0))
+  step, restored, _ = again.restore_newest(start, shapes)
   assert step == 4 and restored.params["kernel"][0, 0] == 4
   np.testing.assert_array_equal(restored.step, 4)
   assert again.steps() == [3, 4]
@@ -202,26 +198,20 @@ def test_saves(store, run):
 
 def test_hosts_do_not_multiply_the_requests_of_process_0(store, run):
   """What 64 hosts leave in a step: names alone are listed, by the thousand."""
-  folder = run / "checkpoints/4"
+  folder, files = run / "checkpoints/4", store.buckets["bkt"]
+  (folder / "metadata/metadata").write_text('{"a": 1}')
+  one = files["run/checkpoints/4/metadata/metadata"]
   for host in range(64):
     for item in layout.ITEMS:
+      inside = f"run/checkpoints/4/{item}/ocdbt.process_{host}"
       for name in ("manifest.ocdbt", *(f"d/{i:032x}" for i in range(9))):
-        store._put(
-          "bkt",
-          f"run/checkpoints/4/{item}/ocdbt.process_{host}/{name}",
-          b"",
-          {},
-        )
-  metadata = {"a": 1}
-  (folder / "metadata/metadata").write_text(json.dumps(metadata))
+        files[f"{inside}/{name}"] = one
   store.log.clear()
-  layout.write_digests(folder, {"params": {}, "train": {}}, metadata)
+  layout.write_digests(folder, {"params": {}, "train": {}}, {"a": 1})
   assert _counts(store) == {"list": 2, "upload": 1}  # 1,281 names
   assert layout.damage(folder) is None
   assert _counts(store) == {"list": 2, "read": 2}
-  del store.buckets["bkt"][
-    "run/checkpoints/4/train/ocdbt.process_63/d/" + "0" * 32
-  ]
+  del files[f"{inside}/d/" + "0" * 32]
   assert "is missing" in layout.damage(folder)
 
 
@@ -320,7 +310,8 @@ def test_a_lock_outlives_an_error_of_the_bucket(store, run, monkeypatch):
     _until(lambda: notes)
     store.faults.share_503 = 1
     lock.check()
-    time.sleep(0.1)
+    store.log.clear()
+    _until(lambda: len(store.log) > 9)  # many heartbeats, and still one note
     assert len(notes) == 1 and "cannot be written" in notes[0]
     store.faults = object_store.Faults()
     lock.check()
@@ -333,46 +324,30 @@ def test_a_live_run_keeps_its_folder(run, monkeypatch):
 
   The new record is longer, and TensorFlow would cut it for 5 seconds.
   """
-  monkeypatch.setattr(run_lock, "WATCH_SECONDS", 0.5)
-  monkeypatch.setattr(run_lock, "POLL_SECONDS", 0.01)
   dead = run_record.new() | {"machine": "elsewhere", "host": "h0"}
   live = dead | {"id": "1", "host": "h1", "earlier": [[1.0, 2.0]] * 50}
-  record = run / run_record.FILE
+  record, clock, notes = run / run_record.FILE, Clock(), []
+  monkeypatch.setattr(run_lock, "time", clock.module())
   record.write_text(json.dumps(dead))
-  states = iter(['{"id": "1", "en', "", json.dumps(live)])
-  notes = []
-
-  def note(text):
-    """Called when the watch begins."""
-    notes.append(text)
-    thread.start()
-
-  def replace():
-    for state in states:
-      time.sleep(0.1)
-      record.write_text(state)
-
-  thread = threading.Thread(target=replace)
+  for second, text in enumerate(('{"id": "1", "en', "", json.dumps(live)), 1):
+    clock.acts[second] = functools.partial(record.write_text, text)
   with pytest.raises(ConfigError, match="another run trains: host h1"):
-    run_lock.refuse_live(str(run), note)
-  thread.join()
-
+    run_lock.refuse_live(str(run), notes.append)
   # A record that stays unreadable, without a heartbeat, is that of no run.
   record.write_text('{"id": "1", "en')
   run_lock.refuse_live(str(run), notes.append)
   assert "takes over" in notes[-1]
 
 
-def test_rows_do_not_ask_the_bucket_for_the_owner(store, run, monkeypatch):
+def test_a_run_whose_folder_is_taken_notices_without_waiting_for_the_bucket(
+  store, run, monkeypatch
+):
   monkeypatch.setattr(run_lock, "HEARTBEAT_SECONDS", 0.01)
-  with run_lock.RunLock(str(run), print) as lock:
-    lock.check()
+  lost = pytest.raises(run_lock.LostError, match="another run took this folder")
+  with run_lock.RunLock(str(run), print) as lock, lost:
     lock.on_log(1, {})
     (run / "process.json").write_text('{"id": "another"}')
-    with pytest.raises(
-      run_lock.LostError, match="another run took this folder"
-    ):
-      _until(lambda: lock.on_log(1, {}) is None)
+    _until(lambda: lock.on_log(1, {}) is None)
   asked = []
   check = lambda: asked.append(threading.current_thread())
   with metric_writer.MetricLog(str(run), check_owner=check) as log:

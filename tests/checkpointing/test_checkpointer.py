@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from faults.saved import made_up
 
 from vit_jax import sharding
 from vit_jax.checkpointing import checkpointer
@@ -17,40 +18,34 @@ def _equal(a, b):
     np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
 
 
-def _made_up(shapes):
-  """A state of these shapes and shardings, no two of its numbers alike."""
-  rng = np.random.default_rng(0)
-  return jax.tree.map(
-    lambda x: jax.device_put(
-      np.asarray(100 * rng.normal(size=x.shape)).astype(x.dtype), x.sharding
-    ),
-    shapes,
-  )
-
-
-def _saved(folder, config, devices, *, steps=(2,), **options):
-  parts = tiny.Parts(config, jax.devices()[:devices])
-  state = _made_up(parts.shapes)
-  saver = checkpointer.Checkpointer(str(folder), CheckpointConfig(**options))
-  for step in steps:
-    saver.save(step, state, META)
-  saver.close()
-  return parts, state
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
+  """A folder with a checkpoint of step 2, its parts, and its state."""
   folder = tmp_path_factory.mktemp("run")
   config = tiny.config(optim__ema_decay=0.9, mesh__data=2, mesh__fsdp=2)
-  return folder, *_saved(folder, config, 4)
+  parts = tiny.Parts(config, jax.devices()[:4])
+  state, saver = made_up(parts.shapes, 0), _saver(folder)
+  saver.save(2, state, META)
+  saver.close()
+  return folder, parts, state
+
+
+def _saver(folder):
+  return checkpointer.Checkpointer(str(folder), CheckpointConfig())
+
+
+def _restored(folder, parts):
+  loader = _saver(folder)
+  try:
+    return loader.restore(2, parts.shapes)
+  finally:
+    loader.close()
 
 
 def test_restores_the_same_bits(saved):
   folder, parts, state = saved
-  loader = checkpointer.Checkpointer(str(folder), CheckpointConfig())
-  assert loader.steps() == [2]
-  restored = loader.restore(2, parts.shapes)
-  loader.close()
+  assert _saver(folder).steps() == [2]
+  restored = _restored(folder, parts)
   _equal(state, restored)
   got = jax.tree.map(lambda x: x.sharding, restored)
   shardings = sharding.infer(parts.shapes, parts.mesh, parts.config.model)
@@ -69,7 +64,7 @@ def test_a_restored_optimizer_goes_on_to_the_same_bits(name, tmp_path):
   )
   parts = tiny.Parts(config)
   state, _ = parts.run(2)
-  saver = checkpointer.Checkpointer(str(tmp_path), CheckpointConfig())
+  saver = _saver(tmp_path)
   saver.save_now(2, state, META)
   restored = saver.restore(2, parts.shapes)
   saver.close()
@@ -79,10 +74,7 @@ def test_a_restored_optimizer_goes_on_to_the_same_bits(name, tmp_path):
 def test_restores_on_another_mesh(saved):
   folder, _, state = saved
   one = tiny.Parts(tiny.config(optim__ema_decay=0.9), jax.devices()[:1])
-  loader = checkpointer.Checkpointer(str(folder), CheckpointConfig())
-  restored = loader.restore(2, one.shapes)
-  loader.close()
-  _equal(state, restored)
+  _equal(state, _restored(folder, one))
 
 
 @pytest.mark.parametrize("inside", ["", "checkpoints", "checkpoints/2"])
@@ -95,12 +87,9 @@ def test_parameters_alone_as_numpy(saved, inside):
 
 
 def test_another_model_is_refused(saved):
-  folder, _, _ = saved
   other = tiny.Parts(tiny.config(model__mlp_dim=32))
-  loader = checkpointer.Checkpointer(str(folder), CheckpointConfig())
   with pytest.raises(ConfigError) as e:
-    loader.restore(2, other.shapes)
-  loader.close()
+    _restored(saved[0], other)
   (error,) = e.value.errors
   block = "Transformer/encoderblock_0/MlpBlock_0"
   assert f"{block}/Dense_0/kernel is float32[32,64]" in error
@@ -109,29 +98,13 @@ def test_another_model_is_refused(saved):
 
 
 def test_another_optimizer_is_refused(saved):
-  folder, _, _ = saved
   other = tiny.Parts(tiny.config(optim__name="sgd"))
-  loader = checkpointer.Checkpointer(str(folder), CheckpointConfig())
-  with pytest.raises(ConfigError, match="train does not fit config.optim"):
-    loader.restore(2, other.shapes)
-  loader.close()
-
-
-def test_keeps_the_last_and_every_so_many(tmp_path):
-  _saved(
-    tmp_path,
-    tiny.config(optim__name="sgd", model__depth=1),
-    1,
-    steps=(2, 3, 4),
-    keep_last=1,
-    keep_every_steps=2,
-  )
-  steps = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
-  assert steps == [2, 4]
+  with pytest.raises(ConfigError, match="config.optim"):
+    _restored(saved[0], other)
 
 
 def test_a_folder_without_checkpoint(tmp_path):
-  with pytest.raises(FileNotFoundError, match="has no checkpoint in it"):
+  with pytest.raises(FileNotFoundError, match="no checkpoint"):
     checkpointer.find(str(tmp_path))
   with pytest.raises(FileNotFoundError, match="does not exist"):
     checkpointer.find(str(tmp_path / "nowhere"))

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import pathlib
 
-import pytest
 import tiny
 
 from vit_jax.checkpointing import resume_rules
@@ -47,21 +46,13 @@ def test_every_option_is_in_exactly_one_class():
   assert all(rule.why for rule in resume_rules.RULES.values())
 
 
-@pytest.mark.parametrize(
-  "key, is_meaning",
-  [
-    ("model.width", True),
-    ("model.scan", False),
-    ("data.batch_size", True),
-    ("data.data_dir", False),
-    ("optim.lr", True),
-    ("optim.microbatch", False),
-    ("evals.val.every_steps", False),
-    ("no.such.option", True),
-  ],
-)
-def test_what_makes_another_run(key, is_meaning):
-  assert resume_rules.rule_of(key).makes_another_run == is_meaning
+def test_what_makes_another_run():
+  another = "model.width", "data.batch_size", "optim.lr", "no.such.option"
+  the_same = "model.scan", "data.data_dir", "optim.microbatch"
+  the_same += ("evals.val.every_steps",)
+  for key in (*another, *the_same):
+    rule = resume_rules.rule_of(key)
+    assert rule.makes_another_run == (key in another), key
 
 
 def _differences(**options):
