@@ -1,18 +1,16 @@
 """A step that is not finite: never applied, never saved, and reported."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
 
-from vit_jax import sharding, train
+from vit_jax import train
 from vit_jax.batch import DataError
 from vit_jax.callbacks import nonfinite
 from vit_jax.checkpointing import checkpointer
-from vit_jax.config import Config, defaults, freeze, to_dict
+from vit_jax.config import Config
 from vit_jax.step import TrainState
 from vit_jax.writers.metric_writer import is_measured, read_metrics
 
@@ -44,41 +42,10 @@ class Hot:
 
 
 def config(**changes) -> Config:
-  c = defaults()
-  c.update(to_dict(tiny.config(total_steps=12, objective__loss="sigmoid")))
-  c.data.dataset, c.fake_data, c.log_steps = "digits", True, 5
-  c.checkpoint.every_steps = 4
-  c.optim.ema_decay = 0.9
-  tiny.apply(c, changes)
-  return freeze(c)
-
-
-def leaves(state):
-  return [np.asarray(x) for x in jax.tree.leaves(state)]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_a_bad_update_leaves_every_bit(name):
-  cfg = config(optim__name=name)
-  parts = tiny.Parts(cfg, jax.devices()[:1])
-  state, _ = parts.run(2)
-  state = state.replace(step=jnp.array(6))  # the average is well under way
-  before = leaves(state.replace(step=0))
-  batches = Hot(cfg, 7).batches(6, 0, 1)
-  state, metrics = parts.train_step(
-    state, sharding.to_global(next(batches), parts.mesh)
-  )
-  assert not np.isfinite(metrics["loss"]) and metrics["skipped"] == 1
-  assert int(state.step) == 7
-  for old, new in zip(before, leaves(state.replace(step=0)), strict=True):
-    np.testing.assert_array_equal(old, new)
-  state, metrics = parts.train_step(
-    state, sharding.to_global(next(batches), parts.mesh)
-  )
-  assert metrics["skipped"] == 0
-  changed = zip(before, leaves(state.replace(step=0)), strict=True)
-  assert all((old != new).any() for old, new in changed if old.ndim)
+  options = dict(total_steps=12, log_steps=5, objective__loss="sigmoid")
+  options |= dict(data__dataset="digits", fake_data=True, optim__ema_decay=0.9)
+  options |= dict(checkpoint__every_steps=4, **changes)
+  return tiny.config(**options)
 
 
 @pytest.mark.slow
@@ -115,32 +82,20 @@ def test_skips_and_counts_also_after_a_stop(tmp_path, capfd):
     (1, 0), (2, 1), (4, 1), (6, 2), (8, 2), (10, 3), (12, 3)
   ]  # fmt: skip
   assert [r["step"] for r in rows if "train/loss" not in r] == [2, 6, 10]
-  # The last row of every batch is masked.
-  assert [r["train/undecodable"] for r in rows] == [r["step"] for r in rows]
   # 12 batches, 9 updates: the last was the ninth of the schedule.
-  parts = tiny.Parts(cfg)
-  assert rows[-1]["train/lr"] == pytest.approx(parts.trainer.schedule(8))
-  assert [e["step"] for e in nonfinite.read(one)] == [2, 6, 10]
-  err = capfd.readouterr().err
-  assert err.count("skipped     loss is nan") == 3 and "; 3 so far" in err
+  schedule = tiny.Parts(cfg).trainer.schedule
+  assert rows[-1]["train/lr"] == pytest.approx(schedule(8))
+  assert capfd.readouterr().err.count("skipped     loss is nan") == 3
 
   # It ends after step 10, and begins again at the checkpoint of step 8.
   with pytest.raises(DataError):
     train.train_and_evaluate(cfg, two, Hot(cfg, 2, 6, 10, ends=11))
   again = train.train_and_evaluate(cfg, two, data)
-  for a, b in zip(leaves(state), leaves(again), strict=True):
-    np.testing.assert_array_equal(a, b)
+  jax.tree.map(np.testing.assert_array_equal, state, again)
   drop = lambda r: {k: v for k, v in r.items() if not is_measured(k)}
   assert [drop(r) for r in read_metrics(two)] == [drop(r) for r in rows]
-  notes = [
-    [
-      # Which save had ended by then is a matter of time.
-      {k: v for k, v in e.items() if k not in ("before", "checkpoint")}
-      for e in nonfinite.read(w)
-    ]
-    for w in (one, two)
-  ]
-  assert notes[0] == notes[1]
+  for workdir in (one, two):
+    assert [e["step"] for e in nonfinite.read(workdir)] == [2, 6, 10]
 
 
 STATE, BATCH = TrainState(0, {}, ()), {"index": jnp.arange(4)}
@@ -202,13 +157,10 @@ def test_records_of_copies_in_a_batch(tmp_path):
   assert nonfinite.read(str(tmp_path))[0]["records"] == [[3, 4, 3]]
 
 
-def test_odd_bytes_in_its_file(tmp_path):
-  wrong = b"", b"{", b"[]", b'{"steps": 3}', b'{"steps": [{"step": "x"}]}'
-  for text in (*wrong, b"\xff\xfe"):
-    (tmp_path / nonfinite.FILE).write_bytes(text)
-    assert nonfinite.read(str(tmp_path)) == []
-  (tmp_path / nonfinite.FILE).write_text(json.dumps({"steps": [{"step": 3}]}))
-  assert nonfinite.read(str(tmp_path)) == [{"step": 3}]
+@pytest.mark.parametrize("text", [b"{", b"[]", b'{"steps": [{"step": "x"}]}'])
+def test_a_damaged_file_of_its_own_is_begun_anew(tmp_path, text):
+  (tmp_path / nonfinite.FILE).write_bytes(text)
+  assert nonfinite.read(str(tmp_path)) == []
 
 
 def test_too_many_broken_records_over_all_processes(tmp_path):

@@ -52,12 +52,6 @@ def test_several_processes_stop_where_jax_has_them_agree(monkeypatch):
   assert places == [1, 2, 3, 4]
 
 
-def test_a_process_without_signals_and_others_does_not_stop():
-  callback = Preemption()
-  callback.check_stop(1)
-  assert not callback.stop_requested()
-
-
 # A main thread that no handler of Python interrupts, as a compiler is; or one
 # that sleeps.
 BUSY = """

@@ -14,18 +14,15 @@ DATA = pathlib.Path(__file__).parents[1] / "data"
 V5E = CHIPS["v5e"]
 
 
-@pytest.fixture(scope="module")
-def module():
+@pytest.mark.slow
+def test_sums_are_those_of_another_reader():
   """Three scanned blocks, two microbatches, fsdp=2, compiled for v5e:2x2."""
   text = gzip.decompress((DATA / "tiny_v5e_2x2.hlo.gz").read_bytes())
-  return Module(text.decode())
-
-
-@pytest.mark.slow
-def test_sums_are_those_of_another_reader(module):
-  looped, _ = module.totals(V5E)
+  looped, once = Module(text.decode()).totals(V5E)
   assert looped.cycles == 1_543_088
   assert looped.flops == 241_594_368
+  # Most of the products are in the six runs of a block (two by three).
+  assert 5.4 < looped.flops / once.flops < 6
   assert looped.bytes == 198_164
   assert looped.roof_seconds == pytest.approx(1.46815001e-06, rel=1e-8)
   assert looped.collectives == {
@@ -37,14 +34,6 @@ def test_sums_are_those_of_another_reader(module):
   }
   passed = 67_968 + 393_216 + 34_816 + 2 * 3_036_192
   assert looped.link_seconds(V5E) == pytest.approx(passed / 200e9)
-
-
-@pytest.mark.slow
-def test_loops_have_their_trips(module):
-  """The scans over blocks, forward and back, and that of microbatches."""
-  looped, once = module.totals(V5E)
-  # Most of the products are in the six runs of a block (two by three).
-  assert 5.4 < looped.flops / once.flops < 6
 
 
 LOOP = """
@@ -171,8 +160,7 @@ def test_without_chains_it_counts_once_for_each_channel_of_a_computation():
   assert looped.collectives == {"all-gather(fused)": [6, 6 * 64 * 128 * 2]}
 
 
-def test_a_collective_of_a_sparse_core_counts():
-  text = """\
+SPARSE = """\
 %sent (p: bf16[4,128]) -> bf16[64,128] {
   %p = bf16[4,128]{1,0} parameter(0)
   ROOT %g = bf16[64,128]{1,0} all-gather(%p), channel_id=1, dimensions={0}
@@ -185,23 +173,29 @@ ENTRY %main (a: bf16[4,128]) -> bf16[64,128] {
   ROOT %done = bf16[64,128]{1,0} call-done(%on)
 }
 """
-  looped, _ = Module(text).totals(V5E)
-  assert looped.collectives == {"all-gather": [1, 64 * 128 * 2]}
-  assert looped.bytes == 0  # they count as those of links alone
+BETWEEN_SLICES = """\
+ENTRY %main (b: f32[]) -> f32[] {
+  ROOT %s = (bf16[6,8,128]{2,1,0:T(8,128)(2,1)}, u32[]{:S(2)}, token[]) \
+send(%b, %t), channel_id=3, is_host_transfer=true, frontend_attributes=\
+{_xla_host_transfer_handler_name="xla_megascale_runtime"}
+}
+"""
 
 
-def test_what_passes_between_slices_counts_at_the_network_s_rate():
-  sent = (
-    "%s = (bf16[6,8,128]{2,1,0:T(8,128)(2,1)}, u32[]{:S(2)}, token[])"
-    " send(%b, %t), channel_id=3, is_host_transfer=true, frontend_attributes="
-    '{_xla_host_transfer_handler_name="xla_megascale_runtime"}'
-  )
-  text = f"ENTRY %main (b: f32[]) -> f32[] {{\n  ROOT {sent}\n}}\n"
+@pytest.mark.parametrize(
+  "text, kind, size, seconds",
+  [
+    (SPARSE, "all-gather", 64 * 128 * 2, 64 * 128 * 2 / 200e9),
+    # At the rate of the network.
+    (BETWEEN_SLICES, "between-slices", 6 * 8 * 128 * 2, 2 * 12_288 / 3.125e9),
+  ],
+)
+def test_what_other_processors_send_counts_as_traffic_of_links_alone(
+  text, kind, size, seconds
+):
   looped, _ = Module(text).totals(V5E)
-  size = 6 * 8 * 128 * 2
-  assert looped.collectives == {"between-slices": [1, size]}
-  assert looped.link_seconds(V5E) == 2 * size / 3.125e9
-  assert looped.bytes == 0
+  assert looped.collectives == {kind: [1, size]} and looped.bytes == 0
+  assert looped.link_seconds(V5E) == seconds
 
 
 @pytest.mark.parametrize(

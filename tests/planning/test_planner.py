@@ -74,16 +74,13 @@ def test_the_step_is_the_one_that_trains():
   assert lowered == mine
 
 
-@pytest.mark.parametrize(
-  "name", ["adamw", pytest.param("lion", marks=pytest.mark.slow)]
-)
-def test_the_state_of_what_is_frozen_is_its_parameters_alone(name):
+def test_the_state_of_what_is_frozen_is_its_parameters_alone():
   """Bytes: once for the base, and for each moment again what is trained."""
-  moments = {"adamw": 2, "lion": 1}[name]
+  moments = 2  # of adamw
   size = lambda tree: sum(4 * x.size for x in jax.tree.leaves(tree))
 
   def state(**changes):
-    config = tiny.config(optim__name=name, num_classes=10, **changes)
+    config = tiny.config(num_classes=10, **changes)
     _, (state, _) = planner.lower(config, sharding.make_mesh(config.mesh))
     counts = size([x for x in jax.tree.leaves(state.opt_state) if not x.ndim])
     return state, programs.per_device(state) - counts - 4  # and the step
@@ -113,22 +110,6 @@ def test_options_that_name_nothing_are_errors_of_a_plan():
       planner.checked(config, sharding.make_mesh(config.mesh))
 
 
-# A word of each line of the table, and what the line has.
-TABLE = {
-  "slice": "v5e:2x4, 8 chips; mesh data=8 x fsdp=1 x tensor=1",
-  "split": "4 microbatches",
-  "verdict": "4.00 GiB of 16.00 GiB a chip, 12.00 GiB to spare",
-  "memory": "arguments 1.00 GiB, temporaries 3.00 GiB",
-  "work": "13.68 TFLOP, 86.9 GB",
-  "collectives": "97 x all-reduce 753 MB",
-  "step": "200.0 ms, an estimate (cycles and links 400.0, roofline 100.0)",
-  "speed": "5,120 images/s, MFU 25.0 %",
-  "run": "18,000 steps: 1.0 hours, 8 chip-hours",
-  "input": "2,560 images/s on each of 2 hosts: 3 cores at 879 a core",
-  "price": "10.00 USD at 1.25 USD",
-}
-
-
 def _table(**changes):
   """Returns the lines of the table by their first words."""
   return {line.split()[0]: line for line in table(PLAN | changes).splitlines()}
@@ -136,8 +117,16 @@ def _table(**changes):
 
 def test_the_table():
   lines = _table()
-  assert lines.keys() == TABLE.keys()
-  for name, text in TABLE.items():
+  for name, text in (
+    ("verdict", "4.00 GiB of 16.00 GiB a chip, 12.00 GiB to spare"),
+    ("work", "13.68 TFLOP"),
+    ("collectives", "97 x all-reduce 753 MB"),
+    ("step", "200.0 ms"),
+    ("speed", "5,120 images/s, MFU 25.0 %"),
+    ("run", "1.0 hours, 8 chip-hours"),
+    ("input", "2,560 images/s on each of 2 hosts: 3 cores"),
+    ("price", "10.00 USD"),
+  ):
     assert text in lines[name]
   few = _table(price=None, host_vcpus=4, hosts=1)
   assert "price" not in few and "fewer than needed" in few["input"]
@@ -173,33 +162,25 @@ def test_the_length_of_the_run_needs_no_data():
   run_shape = planner.run_shape_of(config)
   assert run_shape.total_steps == round(90 * (14_197_122 - 51_200) / 4096)
   assert run_shape.num_classes == 21_843 and run_shape.image_size == (16, 16)
-  assert (
-    planner.run_shape_of(tiny.config(data__dataset="folder:x")).total_steps
-    == 20
-  )
   epochs = {"total_steps": None, "total_epochs": 1.0}
   config = tiny.config(data__dataset="folder:x", **epochs)
-  assert (
-    planner.run_shape_of(config).total_steps is None
-  )  # only the folder tells
+  assert planner.run_shape_of(config).total_steps is None  # the folder tells
   with pytest.raises(ValueError, match="config.num_classes: got None"):
     planner.run_shape_of(tiny.config(data__dataset="somebody_s"))
 
 
-def test_errors_are_reported_before_compiling():
-  config = tiny.config(data__batch_size=12, data__dataset="cifar10")
-  (error,) = planner.errors(config, jax.devices())
-  assert error.startswith("config.data.batch_size: got 12")
-  (error,) = planner.errors(tiny.config(mesh__data=3), jax.devices())
-  assert error.startswith("config.mesh: ")
-
-
 @pytest.mark.parametrize(
-  "epochs, option", [(1e-9, "optim.warmup_steps"), (None, "total_steps")]
+  "changes, option",
+  [
+    ({"data__batch_size": 12}, "data.batch_size"),
+    ({"mesh__data": 3}, "mesh"),
+    ({"total_steps": None, "total_epochs": 1e-9}, "optim.warmup_steps"),
+    ({"total_steps": None}, "total_steps"),
+  ],
 )
-def test_an_error_of_the_length_is_reported_once(epochs, option):
-  length = dict(total_steps=None, total_epochs=epochs, optim__warmup_steps=7)
-  config = tiny.config(data__dataset="cifar10", **length)
+def test_an_error_is_reported_once_and_before_compiling(changes, option):
+  changes = {"optim__warmup_steps": 7, **changes}
+  config = tiny.config(data__dataset="cifar10", **changes)
   (error,) = planner.errors(config, jax.devices())
   assert error.startswith(f"config.{option}: ")
 
@@ -213,48 +194,42 @@ def test_an_unknown_length_is_longer_than_the_warm_up():
   planner.lower(config, sharding.make_mesh(config.mesh))
 
 
-@pytest.mark.parametrize(
-  "topology, text",
-  [
-    ("v9:2x2", "expected one of v3, v4, v5e, v5p, v6e, tpu7x and a shape"),
-    ("v5e:2x2,slices=two", "v5e:16x16,slices=2"),
-    ("v5e:3x5", "such as v5e:4x4"),
-    ("v5e:4x2", "such as v5e:2x4"),
-    ("v5e:0x4", "such as v5e:1x1"),
-    ("v5e:4x4,slices=100000", "expected at most 100,000 chips"),
-    ("v5litepod-100", "such as v5e:8x16"),
-    ("v5p:16x4x4", "such as v5p:4x4x16"),
-    ("tpu7x:3x5x7", "such as tpu7x:4x4x8"),
-    ("v4:2x2x1,slices=2", "expected slices of"),
-  ],
-)
-def test_an_unknown_slice(topology, text, monkeypatch):
+# What is wrong, and what the error suggests.
+WRONG = {
+  "v9:2x2": "v3, v4, v5e, v5p, v6e, tpu7x",
+  "v5e:2x2,slices=two": "v5e:16x16,slices=2",
+  "v5e:3x5": "v5e:4x4",
+  "v5e:4x2": "v5e:2x4",
+  "v5e:0x4": "v5e:1x1",
+  "v5e:4x4,slices=100000": "100,000 chips",
+  "v5litepod-100": "v5e:8x16",
+  "v5p:16x4x4": "v5p:4x4x16",
+  "v4:2x2x1,slices=2": "slices of",
+}
+
+
+@pytest.mark.parametrize("topology", WRONG)
+def test_an_unknown_slice(topology, monkeypatch):
   """It is refused before libtpu sees it, which may end the process."""
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-  with pytest.raises(ConfigError, match=re.escape(text)):
+  with pytest.raises(ConfigError, match=re.escape(WRONG[topology])):
     describe(topology)
 
 
-@pytest.mark.parametrize(
-  "topology, name",
-  [
-    ("v5e:16x16,slices=2", "v5e:16x16,slices=2"),
-    ("v5litepod-256", "v5e:16x16"),
-    ("v5litepod:2x4", "v5e:2x4"),
-    ("v5e-8", "v5e:2x4"),
-    ("v6e-64,slices=4", "v6e:8x8,slices=4"),
+def test_names_that_users_know():
+  for topology, name in {
+    "v5e:16x16,slices=2": "v5e:16x16,slices=2",
+    "v5litepod-256": "v5e:16x16",
+    "v5e-8": "v5e:2x4",
+    "v6e-64,slices=4": "v6e:8x8,slices=4",
     # These count cores, two a chip.
-    ("v3-8", "v3:2x2"),
-    ("v4-32", "v4:2x2x4"),
-    ("v5p-128", "v5p:4x4x4"),
-    ("v5p-1024", "v5p:8x8x8"),
-    ("tpu7x-128", "tpu7x:4x4x4"),
-    ("v7:4x4x8", "tpu7x:4x4x8"),
-    ("v7x:2x2x1", "tpu7x:2x2x1"),
-  ],
-)
-def test_names_that_users_know(topology, name):
-  assert canonical(topology) == name == canonical(name)
+    "v3-8": "v3:2x2",
+    "v4-32": "v4:2x2x4",
+    "v5p-1024": "v5p:8x8x8",
+    "tpu7x-128": "tpu7x:4x4x4",
+    "v7x:2x2x1": "tpu7x:2x2x1",
+  }.items():
+    assert canonical(topology) == name == canonical(name)
 
 
 def test_slices_that_exist(monkeypatch):

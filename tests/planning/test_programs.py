@@ -1,8 +1,6 @@
 """What is compiled beforehand is all that a run compiles."""
 
 import json
-import logging
-import re
 import subprocess
 import sys
 
@@ -10,35 +8,33 @@ import jax
 import jax.numpy as jnp
 import pytest
 import tiny
+from compiled import Compiled
 from planning.test_planner import PLAN, needs_libtpu
 
 from vit_jax import sharding, train
-from vit_jax.config import Config, defaults, fewshot_evals, freeze, to_dict
+from vit_jax.config import Config
 from vit_jax.evaluators import knn, linear
 from vit_jax.tools.planning import planner, programs
 from vit_jax.tools.planning.plan import table
 
-OPS = "decode|resize(16)"
+SPLIT = {"split": "test[:20]", "ops": "decode|resize(16)"}
+LEARNS = {**SPLIT, "train_split": "train[:40]"}
+FEW = {"kind": "fewshot", "shots": (1,), "l2": (1.0,), **LEARNS}
+EVALS = {
+  "test": {"kind": "classification", **SPLIT},
+  "each": {"kind": "per_class", **SPLIT},
+  "map": {"kind": "multilabel", **SPLIT},
+  "few": {**FEW, "baselines": True},
+  "same": {**FEW, "dataset": "digits"},
+  "near": {"kind": "knn", "ks": (1, 3), **LEARNS},
+  "heads": {"kind": "linear", "steps": 3, "lrs": (0.1,), **LEARNS},
+}
+OWN = {**SPLIT, "kind": "classification", "dataset": "mine"}
 
 
 def _config(**changes) -> Config:
-  c = defaults()
-  c.update(to_dict(tiny.config(**{"total_steps": 2} | changes)))
-  c.data.dataset = "digits"
-  split = {"split": "test[:20]", "ops": OPS}
-  learns = {**split, "train_split": "train[:40]"}
-  few = {"kind": "fewshot", "shots": (1,), "l2": (1.0,), **learns}
-  c.evals = {
-    "test": {"kind": "classification", **split},
-    "each": {"kind": "per_class", **split},
-    "map": {"kind": "multilabel", **split},
-    "few": {**few, "baselines": True},
-    "same": {**few, "dataset": "digits"},
-    "near": {"kind": "knn", "ks": (1, 3), **learns},
-    "heads": {"kind": "linear", "steps": 3, "lrs": (0.1,), **learns},
-    "own": {**split, "kind": "classification", "dataset": "mine"},
-  }
-  return freeze(c)
+  options = dict(total_steps=2, data__dataset="digits", evals=EVALS)
+  return tiny.config(**options | changes)
 
 
 def _programs(config, devices=1):
@@ -47,36 +43,17 @@ def _programs(config, devices=1):
   return programs.programs(config, known, mesh)
 
 
-class Compiled(logging.Handler):
-  """Notes the names of the programs that jax compiles."""
-
-  def __init__(self):
-    super().__init__()
-    self.names = set()
-
-  def emit(self, record):
-    if match := re.match(r"Compiling jit\((.+?)\) with", record.getMessage()):
-      self.names.add(match[1])
-
-
 @pytest.mark.nightly
 def test_a_run_compiles_nothing_else(tmp_path, monkeypatch):
   config = _config()
   named, *_ = _programs(config)
-  config = freeze({**to_dict(config), "evals": _without(config, "own")})
   used = _notes_shapes(monkeypatch)
   make_mesh = sharding.make_mesh
   one = lambda mesh: make_mesh(mesh, jax.devices()[:1])
   monkeypatch.setattr(sharding, "make_mesh", one)
-  logger, compiled = logging.getLogger("jax._src.interpreters.pxla"), Compiled()
-  logger.addHandler(compiled)
-  jax.config.update("jax_log_compiles", True)  # in all threads
-  try:
+  with Compiled() as compiled:
     train.train_and_evaluate(config, str(tmp_path))
-  finally:
-    jax.config.update("jax_log_compiles", False)
-    logger.removeHandler(compiled)
-  assert compiled.names == {program.fn.__name__ for program in named}
+  assert set(compiled.names) == {program.fn.__name__ for program in named}
   promised = {p.name: p.arguments for p in named}
   assert used["nearer"] == {_shapes(promised["near/nearer"])}
   assert used["training"] == {_shapes(promised["heads/heads of 3 steps"])}
@@ -105,12 +82,9 @@ def _notes_shapes(monkeypatch):
   return used
 
 
-def _without(config, name):
-  return {k: v for k, v in to_dict(config)["evals"].items() if k != name}
-
-
 def test_each_program_is_named_once_and_what_is_unknown_is_noted():
-  listed, _, notes = _programs(_config(optim__ema_decay=0.9))
+  config = _config(optim__ema_decay=0.9, evals={**EVALS, "own": OWN})
+  listed, _, notes = _programs(config)
   assert [program.name for program in listed] == [
     "init",
     "train_step",
@@ -178,12 +152,12 @@ def test_what_does_not_fit_beside_the_state():
 
 
 def test_evaluations_count_by_their_batches_and_times():
-  config = _config(data__batch_size=16, total_steps=100)
-  evals = _without(config, "own")
+  evals = {name: dict(options) for name, options in EVALS.items()}
   evals["test"]["every_steps"] = 30
   evals["few"]["shots"], evals["few"]["seeds"] = (1, 3), (0, 1)
   evals["map"]["split"] = evals["near"]["split"] = "nowhere"
-  listed, passes, notes = _programs(freeze({**to_dict(config), "evals": evals}))
+  config = _config(data__batch_size=16, total_steps=100, evals=evals)
+  listed, passes, notes = _programs(config)
   of_map, of_near = notes
   assert of_map.startswith("map: ")
   assert of_near.startswith("near: ") and "programs of one device" in of_near
@@ -203,26 +177,6 @@ def test_evaluations_count_by_their_batches_and_times():
   assert shares["same"] == 4 * 0.5 / 100
   text = table({**PLAN, "evaluation": {"a": 0.01, "b": 0.002}})
   assert "evaluation  1.20 % " in text and " a (1.00 %)" in text
-
-
-@pytest.mark.slow
-def test_the_seven_sets_have_as_many_batches_as_a_run():
-  """The sum, over both splits of each set, of the batches that it reads."""
-  c = defaults()
-  c.update(to_dict(tiny.config(data__batch_size=4096, total_steps=1)))
-  c.evals = fewshot_evals(ops=OPS, every_steps=10_000)
-  passes = {p.name: p.batches for p in _programs(freeze(c))[1]}
-  of = lambda *nums: sum(-(-n // 4096) for n in nums)
-  assert passes == {
-    "fewshot_caltech101": of(3060, 6084),
-    "fewshot_cars196": of(8144, 8041),
-    "fewshot_cifar100": of(25 * 100 * 3, 10_000),
-    "fewshot_dtd": of(1880, 1880),
-    "fewshot_oxford_iiit_pet": of(25 * 37 * 3, 3669),
-    "fewshot_uc_merced": of(1000, 1100),
-    "fewshot_imagenet2012": of(65_000, 50_000),
-  }
-  assert sum(passes.values()) == 47
 
 
 @pytest.mark.nightly
