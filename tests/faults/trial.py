@@ -14,7 +14,7 @@ class Trial(NamedTuple):
   run: Does the trial in an empty folder with a seed. Returns the figure as
     text; raises AssertionError where the guarantee is broken.
   seconds: About how long it takes on two cores.
-  part: Number of its part, which is added to the seed.
+  part: Number of its part, from 0, which is added to the seed.
   """
 
   guarantee: str
@@ -35,8 +35,8 @@ def trial(guarantee: str, seconds: float, parts: int = 1) -> Callable:
 
   def register(run: Run) -> Run:
     name = f"{run.__module__.removeprefix('faults.')}.{run.__name__}"
-    for part in range(1, parts + 1):
-      own = f"{name}.{part}" if parts > 1 else name
+    for part in range(parts):
+      own = f"{name}.{part + 1}" if parts > 1 else name
       TRIALS[own] = Trial(guarantee, run, seconds, part)
     return run
 
