@@ -34,84 +34,35 @@ def traced(objective=None, devices=None, **changes):
 
 
 def sent(**changes):
-  """Returns (primitive, type) -> arrays, and whether one is sent in a loop."""
-  counts, in_loops, loops_seen = collections.Counter(), 0, 0
+  """Returns (primitive, type) -> arrays, and how many are sent in a loop."""
+  counts, in_loops = collections.Counter(), 0
   for equation, loops in traced(**changes):
-    loops_seen += equation.primitive.name == "scan"
     name = next(
-      (s for s in SENDING if equation.primitive.name.startswith(s)), 0
+      (s for s in SENDING if equation.primitive.name.startswith(s)), None
     )
     if name:
-      for x in equation.invars:
-        counts[name, x.aval.dtype.name] += 1
+      counts.update((name, x.aval.dtype.name) for x in equation.invars)
       in_loops += bool(loops)
-  return counts, in_loops, loops_seen
+  return counts, in_loops
 
 
-@pytest.mark.parametrize("microbatch", [pytest.param(None, marks=slow), 1])
-def test_once_a_step(microbatch):
-  counts, in_loops, loops = sent(**SPLIT, optim__microbatch=microbatch)
-  assert loops == (microbatch is not None) and in_loops == 0
-  # 2 blocks with 6 kernels each, and the embedding's.
-  assert counts["all_gather", "bfloat16"] == 13
-  assert counts["reduce_scatter", "bfloat16"] == 13
+@pytest.mark.parametrize(
+  "scan, kernels, in_loops",
+  [
+    # 2 blocks with 6 kernels each, and the embedding's: once a step.
+    (False, 2 * 6 + 1, 0),
+    # A block at a time: gathered in both passes, reduced in the backward one.
+    (True, 6 + 1, 3 * 6),
+  ],
+)
+def test_kernels_are_sent_in_bfloat16(scan, kernels, in_loops):
+  counts, looped = sent(**SPLIT, optim__microbatch=1, model__scan=scan)
+  assert looped == in_loops
+  assert counts["reduce_scatter", "bfloat16"] == kernels
+  assert counts["all_gather", "bfloat16"] == kernels + 6 * scan
   # Positions and head stay in float32.
-  assert counts["all_gather", "float32"] == 2
   assert counts["reduce_scatter", "float32"] == 2
-
-
-@pytest.mark.parametrize("microbatch", [None, pytest.param(1, marks=slow)])
-def test_in_a_scan_a_block_at_a_time(microbatch):
-  """Gathered in the forward and in the backward pass, reduced in the latter."""
-  changes = dict(model__scan=True, optim__microbatch=microbatch)
-  counts, in_loops, _ = sent(**SPLIT, **changes)
-  # 6 kernels of the body, and outside of it the embedding's.
-  assert counts["all_gather", "bfloat16"] == 2 * 6 + 1
-  assert counts["reduce_scatter", "bfloat16"] == 6 + 1
-  # Along `data`, which may join slices, their parts cross after the loops.
-  assert in_loops == 3 * 6
-  assert counts["psum", "bfloat16"] == 6 + 1
-  # Positions and head stay in float32.
   assert counts["all_gather", "float32"] == 2
-  assert counts["reduce_scatter", "float32"] == 2
-
-
-@slow
-def test_nothing_is_gathered_where_nothing_is_split():
-  counts, *_ = sent(mesh__data=8)
-  assert {name for name, _ in counts} == {"psum"}
-
-
-@slow
-def test_in_float32_beside_an_axis_that_xla_splits():
-  two = dict.fromkeys(("mesh__data", "mesh__fsdp", "mesh__tensor"), 2)
-  counts, *_ = sent(**two, model__dtype="bfloat16")
-  assert counts["reduce_scatter", "bfloat16"] == counts["psum", "bfloat16"] == 0
-  assert counts["all_gather", "bfloat16"] > 0
-
-
-def test_kernels_are_gathered_as_matrices():
-  """A TPU would pad heads of 64 to 128, and copy them before and after."""
-  gathered = [
-    equation.invars[0].aval.ndim
-    for equation, _ in traced(**SPLIT, optim__microbatch=1)
-    if equation.primitive.name == "all_gather"
-  ]
-  assert set(gathered) == {2}
-
-
-def test_a_barrier_keeps_the_type_of_what_is_sent():
-  """And none stands before float32, which XLA would copy for it."""
-  made_by, scattered = {}, collections.Counter()
-  for equation, _ in traced(**SPLIT, optim__microbatch=1):
-    made_by |= dict.fromkeys(equation.outvars, equation)
-    if equation.primitive.name.startswith("reduce_scatter"):
-      (x,) = equation.invars
-      while (maker := made_by[x]).primitive.name == "reshape":
-        (x,) = maker.invars
-      has_barrier = maker.primitive.name == "optimization_barrier"
-      scattered[x.aval.dtype.name, has_barrier] += 1
-  assert scattered == {("bfloat16", True): 13, ("float32", False): 2}
 
 
 @pytest.mark.parametrize(

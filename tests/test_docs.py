@@ -191,14 +191,12 @@ def run_here(page: str, folder: pathlib.Path) -> None:
   (folder / "outputs.json").write_text(json.dumps(outputs))
 
 
+def _mark(page: str):
+  return pytest.mark.slow if page in SHORT else pytest.mark.nightly
+
+
 @pytest.mark.parametrize(
-  "page",
-  [
-    pytest.param(
-      p, marks=pytest.mark.slow if p in SHORT else pytest.mark.nightly
-    )
-    for p in PAGES
-  ],
+  "page", [pytest.param(page, marks=_mark(page)) for page in PAGES]
 )
 def test_blocks_run_and_print_what_the_page_shows(page, tmp_path):
   for (_, code, expected), output in zip(
@@ -232,52 +230,32 @@ def test_links_lead_somewhere():
   dead = []
   for page in TEXTS:
     for link in re.findall(r"\]\(([^)\s]+)\)", _outside_code(page)):
+      if "://" in link:
+        continue
       path, _, name = link.partition("#")
       target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
-      other = target.relative_to(ROOT).as_posix() if "://" not in link else ""
-      if "://" not in link and (
-        not target.exists()
-        or (name and other in TEXTS and name not in _anchors(other))
-      ):
+      other = target.relative_to(ROOT).as_posix()
+      has_name = not name or other not in TEXTS or name in _anchors(other)
+      if not (target.exists() and has_name):
         dead.append(f"{page}: {link}")
   assert not dead, "\n".join(dead)
 
 
-def test_the_index_has_every_page():
-  index = TEXTS["docs/README.md"]
-  pages = [p.removeprefix("docs/") for p in TEXTS if p.startswith("docs/")]
-  assert [p for p in pages if f"({p}" not in index] == ["README.md"]
-
-
-def test_what_pages_name_exists():
-  """Files, options, commands, config files, and targets of make."""
+def test_options_and_configs_in_commands_exist():
+  """Also in blocks that do not run, and inside sentences."""
   rows = re.findall(r"^\| `([\w.]+)` \|", TEXTS["docs/options.md"], re.M)
-  known = {row.removeprefix("evals.NAME.") for row in rows}
-  known |= {row.split(".")[0] for row in rows}
-  known |= {"json", "modle.variant"}  # config.json, and a misspelt option
-  targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
-  places = "vit_jax|tests|docs|configs|benchmarks"
-  config, files = config_files.known(), f"`((?:{places})/[\\w/]+\\.\\w+)`"
-  checks = [
-    (r"--config\.(?:evals\.\w+\.)?([a-z_0-9.]*[a-z_0-9])=", known.__contains__),
-    (r"^(?:\$ )?vit-jax ([a-z]+)", COMMANDS.__contains__),
-    (
-      r"vit-jax \w+ [^\n`]*--config=([a-z_0-9]+)[:\s`]",
-      lambda name: name in config,
-    ),
-    (r"(?:^|`)make ([\w-]+)(?:$|`)", targets.__contains__),
-  ]
-  of_ours = [
-    (files, lambda name: (ROOT / name).exists()),
-    (r"`config\.([a-z_0-9.]*[a-z_0-9])`", known.__contains__),
-  ]
+  options = {row.removeprefix("evals.NAME.") for row in rows}
+  options |= {row.split(".")[0] for row in rows} | {"modle.variant"}  # misspelt
+  known = (
+    (r"--config\.(?:evals\.\w+\.)?([a-z_0-9.]*[a-z_0-9])=", options),
+    (r"^(?:\$ )?vit-jax ([a-z]+)", COMMANDS),
+    (r"vit-jax \w+ [^\n`]*--config=([a-z_0-9]+)[:\s`]", config_files.known()),
+  )
   wrong = [
     f"{page}: {name}"
     for page, text in TEXTS.items()
-    # coming_from.md names files and options of other projects, too.
-    for pattern, exists in checks + of_ours * ("coming_from" not in page)
-    for name in {*re.findall(pattern, text, re.M)}
-    if not exists(name)
+    for pattern, names in known
+    for name in {*re.findall(pattern, text, re.M)} - {*names}
   ]
   assert not wrong, "\n".join(wrong)
 

@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 import tiny
-from PIL import Image
 
 from vit_jax import experiment, run_checks, sharding
 from vit_jax.config import ConfigError, defaults, freeze, to_dict
@@ -40,13 +39,14 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
   assert error.startswith(f"--workdir: got '{tmp_path}'")
 
 
-def test_everything_at_once(tmp_path):
-  """Faults of options, machine and disk, each with what to do."""
+def test_everything_at_once_and_before_a_data_set_is_made(tmp_path):
+  """Faults of options, machine and disk, each with its option."""
   config = _config(
     model__variant="Ti/7",
     model__num_heads=5,
     data__dataset="digitss",
     data__batch_size=20,
+    data__data_dir=str(tmp_path),
     init=str(tmp_path / "nowhere"),
     evals=_eval(kind="classification", split="tets"),
   )
@@ -62,6 +62,7 @@ def test_everything_at_once(tmp_path):
     "config.init: got",
   ):
     assert text in errors
+  assert not list(tmp_path.iterdir())
 
 
 FEWSHOT, TOP1 = {"kind": "fewshot"}, {"kind": "classification"}
@@ -100,53 +101,37 @@ def test_an_error_names_its_option(changes, words):
   assert re.match(words, error), error
 
 
-@pytest.mark.parametrize("classes", [0, 1])
-def test_folder_without_classes(tmp_path, classes):
-  for i in range(classes):
-    (tmp_path / f"class{i}").mkdir()
-    Image.new("RGB", (16, 16)).save(tmp_path / f"class{i}" / "a.png")
-  errors = _errors(_config(data__dataset=f"folder:{tmp_path}"))
-  word = "two or more classes" if classes else "class folders"
-  assert any(word in error for error in errors)
-
-
-def test_init_of_another_shape(tmp_path):
+def test_init_of_another_shape_or_damaged(tmp_path):
   path = tmp_path / "weights.npz"
+  config = _config(init=str(path))
   np.savez(path, **{"embedding/kernel": np.zeros((8, 8, 3, 64), np.float32)})
-  (error,) = _errors(_config(init=str(path)))
+  (error,) = _errors(config)
   assert "embedding/kernel: got shape (8, 8, 3, 64)" in error
   assert "(8, 8, 3, 32)" in error and "cls: missing" in error
-
-
-@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 cut off"])
-def test_init_that_is_damaged_or_no_run(tmp_path, content):
-  path = tmp_path
-  if content is not None:
-    path = tmp_path / "weights.npz"
-    path.write_bytes(content)
-  (error,) = _errors(_config(init=str(path)))
+  path.write_bytes(b"PK\x03\x04 cut off")
+  (error,) = _errors(config)
   assert error.startswith(f"config.init: got '{path}'")
-
-
-def test_processes_that_cannot_share_rows(monkeypatch):
-  error = lambda mesh: [f"of {dict(mesh.shape)}"]
-  monkeypatch.setattr(experiment.sharding, "row_errors", error)
-  errors = _errors(_config(mesh__data=1, mesh__tensor=8))
-  assert errors == ("of {'data': 1, 'fsdp': 1, 'tensor': 8}",)
-
-
-def test_errors_are_reported_before_a_data_set_is_made(tmp_path):
-  evals = _eval(**FEWSHOT, split="test", layer="nothing")
-  config = _config(data__data_dir=str(tmp_path), mesh__data=3, evals=evals)
-  errors = "\n".join(_errors(config, errors=["config.x: no such option."]))
-  for text in ("config.x", "config.mesh", "config.evals.e.layer"):
-    assert text in errors
-  assert not list(tmp_path.iterdir())
 
 
 def _data_errors(**changes):
   errors = run_checks.data_errors(experiment.Experiment(_config(**changes)))
   return [error for part in errors.values() for error in part]
+
+
+def test_errors_of_data_begin_with_the_key_and_come_all_at_once():
+  evals = {
+    "a": {**TOP1, "split": "vali"},
+    "b": {**TOP1, "dataset": "cifar01", "split": "test"},
+    "c": {**FEWSHOT, "train_split": "tran", "split": "test[5:2]"},
+  }
+  errors = _data_errors(data__split="train[", data__ops="none", evals=evals)
+  assert [error.split(" got ")[0] for error in errors] == [
+    "config.data.split:",
+    "config.evals.a.split:",
+    "config.evals.b.dataset:",
+    "config.evals.c.train_split:",
+    "config.evals.c.split:",
+  ]
 
 
 def test_without_errors():
@@ -159,24 +144,6 @@ def test_without_errors():
   assert _data_errors(fake_data=True, data__dataset="imagenet2012") == []
 
 
-def test_errors_of_data_begin_with_the_key_and_come_all_at_once():
-  evals = {
-    "a": {**TOP1, "split": "vali"},
-    "b": {**TOP1, "dataset": "cifar01", "split": "test"},
-    "c": {**FEWSHOT, "train_split": "tran", "split": "test[5:2]"},
-  }
-  errors = _data_errors(
-    data__split="train[", data__ops="no such thing", evals=evals
-  )
-  assert [error.split(" got ")[0] for error in errors] == [
-    "config.data.split:",
-    "config.evals.a.split:",
-    "config.evals.b.dataset:",
-    "config.evals.c.train_split:",
-    "config.evals.c.split:",
-  ]
-
-
 class _Data(tiny.Data):
   """Data whose batches have no numbers of records, and no name."""
 
@@ -185,12 +152,6 @@ class _Data(tiny.Data):
     while True:
       batch = tiny.batch(start_step, config)
       yield {k: batch[k] for k in ("image", "label")}
-
-
-def test_data_without_a_name_are_named_by_their_class():
-  run = experiment.Experiment(_config(num_classes=3), data=_Data())
-  (error,) = run_checks.length_and_head_errors(run)
-  assert "'_Data'" in error
 
 
 def test_records_without_numbers_count_from_the_images_seen():

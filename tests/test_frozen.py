@@ -133,10 +133,16 @@ def test_of_the_frozen_part_nothing_is_computed():
 
 
 @pytest.mark.parametrize(
-  "freeze", [(), STEM, ("Transformer/encoderblock_3/*",)]
+  "freeze, options",
+  [
+    ((), {}),
+    (STEM, {}),
+    (("Transformer/encoderblock_3/*",), {}),
+    (("head/*",), dict(lora__rank=2)),  # adapters are in all blocks
+  ],
 )
-def test_a_part_without_a_block_is_none(freeze):
-  assert parts(freeze).trainer.trainable.frozen_part is None
+def test_a_part_without_a_block_is_none(freeze, options):
+  assert parts(freeze, **options).trainer.trainable.frozen_part is None
 
 
 def test_a_trained_module_of_unknown_place_is_in_no_part():
@@ -186,16 +192,3 @@ def test_frozen_kernels_of_a_scan_that_are_split():
   assert_losses_are_close(*runs)  # sums of float32 in another order
   norms = [[m["grad_norm"] for m in metrics] for metrics in runs]
   np.testing.assert_allclose(*norms, rtol=1e-5)
-
-
-def test_adapters_are_in_all_blocks():
-  model = parts(("head/*",), lora__rank=2)
-  assert model.trainer.trainable.frozen_part is None
-
-
-def test_what_depends_on_the_images_is_not_a_number():
-  """Activations that do not enter leave the blank images to the model."""
-  part = parts(FIRST).trainer.trainable.frozen_part
-  x = jnp.zeros((2, *part.output.shape))
-  with part.entered(x) as images:
-    assert images.shape == (2, 16, 16, 3) and jnp.isnan(images).all()

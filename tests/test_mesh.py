@@ -64,12 +64,6 @@ def test_every_mesh_has_the_losses_of_one_device(name, mesh):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("mesh", [(1, 8, 1), (2, 2, 2)], ids=str)
-def test_a_transformer_of_odd_sizes(mesh):
-  check("odd", mesh, optim__microbatch=1)
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 @pytest.mark.parametrize("scan", [False, True])
 def test_memory_savers_combine(scan, remat):

@@ -7,17 +7,19 @@ import pytest
 from vit_jax import names
 
 TABLE = {"int": int, "text": str}
+FILES = {
+  "own_a.py": "class Number(int):\n  class Inner(int):\n    pass\nvalue = 3\n",
+  "own_broken.py": "x = 1\ny = x.missing\n",
+  "own_wrong.py": "x = (\n",
+  "own_needs.py": "import absent_library\n",
+}
 
 
 @pytest.fixture(autouse=True)
 def modules(tmp_path, monkeypatch):
   monkeypatch.syspath_prepend(str(tmp_path))
-  (tmp_path / "own_a.py").write_text(
-    "class Number(int):\n  class Inner(int):\n    pass\nvalue = 3\n"
-  )
-  (tmp_path / "own_broken.py").write_text("x = 1\ny = x.missing\n")
-  (tmp_path / "own_wrong.py").write_text("x = (\n")
-  (tmp_path / "own_needs.py").write_text("import absent_library\n")
+  for name, text in FILES.items():
+    (tmp_path / name).write_text(text)
   yield
   for name in [n for n in sys.modules if n.startswith("own_")]:
     del sys.modules[name]
@@ -46,7 +48,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_one_sentence_says_what_is_wrong(name):
+def test_an_error_names_the_option_and_the_cause(name):
   with pytest.raises(ValueError, match="^config.x.kind: ") as error:
     names.resolve(name, TABLE, "config.x.kind", int)
   assert WRONG[name] in str(error.value)

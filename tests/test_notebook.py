@@ -4,7 +4,6 @@ They run in a new environment, which has a Jupyter kernel and what the first
 cell of a notebook installs.
 """
 
-import ast
 import base64
 import fnmatch
 import glob
@@ -17,6 +16,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import NamedTuple
 
 import address
 import numpy as np
@@ -35,16 +36,6 @@ def read(name):
 
 def code(notebook):
   return [c for c in notebook.cells if c.cell_type == "code"]
-
-
-@pytest.fixture(params=PATHS, ids=lambda p: p.stem)
-def notebook_path(request):
-  return request.param
-
-
-@pytest.fixture
-def notebook(notebook_path):
-  return nbformat.read(notebook_path, as_version=4)
 
 
 @pytest.fixture(scope="module")
@@ -86,22 +77,8 @@ def bare(tmp_path_factory):
   shutil.rmtree(folder)  # 2.7 GB
 
 
-def test_all_are_here():
-  names = [
-    "01_model",
-    "02_data",
-    "03_finetune",
-    "04_fewshot",
-    "05_inside",
-    "06_pod",
-  ]
-  assert [p.stem for p in PATHS] == names
-  cells = {code(read(name))[0].source for name in names}
-  assert len(cells) == 1  # the same installation everywhere
-
-
 @pytest.mark.parametrize(
-  "device,extras",
+  "device, extras",
   [
     ("", "train"),
     ("/dev/nvidia0", "train,cuda"),
@@ -110,39 +87,24 @@ def test_all_are_here():
   ],
 )
 def test_the_first_cell_installs_for_the_machine(monkeypatch, device, extras):
+  (cell,) = {code(nbformat.read(p, 4))[0].source for p in PATHS}  # of all
   commands = []
-
-  def run(command, check):
-    assert check
-    commands.append(command)
 
   def missing(name):
     raise importlib.metadata.PackageNotFoundError(name)
 
-  def found(pattern):
-    return fnmatch.filter([device], pattern)
-
-  monkeypatch.setattr(subprocess, "run", run)
+  found = lambda pattern: fnmatch.filter([device], pattern)
+  monkeypatch.setattr(subprocess, "run", lambda x, check: commands.append(x))
   monkeypatch.setattr(glob, "glob", found)
-  cell = code(read("01_model"))[0].source
   exec(cell, {})  # it is installed
   assert not commands
   monkeypatch.setattr(importlib.metadata, "version", missing)
+  with pytest.raises(SystemExit, match="REPOSITORY"):
+    exec(_at("https://github.com/OWNER/any", cell), {})
   exec(_at("https://github.com/me/mine", cell), {})
   ((*pip, package),) = commands
   assert pip == [sys.executable, "-m", "pip", "install", "-q"]
   assert package == f"vit_jax[{extras}] @ git+https://github.com/me/mine"
-
-
-def test_the_first_cell_asks_for_an_address(monkeypatch):
-  def missing(name):
-    raise importlib.metadata.PackageNotFoundError(name)
-
-  monkeypatch.setattr(importlib.metadata, "version", missing)
-  monkeypatch.delattr(subprocess, "run")
-  cell = code(read("01_model"))[0].source
-  with pytest.raises(SystemExit, match="REPOSITORY"):
-    exec(_at("https://github.com/OWNER/any", cell), {})
 
 
 def _at(repository, cell):
@@ -154,44 +116,28 @@ def _at(repository, cell):
   return changed
 
 
-def test_the_link_opens_the_notebook(notebook_path):
-  first = read(notebook_path.stem).cells[0].source
-  site = "https://colab.research.google.com/github"
-  link = f"{site}/{address.present()}/blob/main/notebooks/{notebook_path.name}"
-  assert f"({link})" in first
+@pytest.fixture(params=PATHS, ids=lambda p: p.stem)
+def notebook_path(request):
+  return request.param
 
 
-def test_it_is_valid_and_has_no_traces_of_a_run(notebook):
+def test_it_is_valid_and_has_no_traces_of_a_run(notebook_path):
+  notebook = read(notebook_path.stem)
   nbformat.validate(notebook)
-  assert notebook.metadata == {
-    "kernelspec": {
-      "display_name": "Python 3",
-      "language": "python",
-      "name": "python3",
-    },
-    "language_info": {"name": "python"},
-  }
-  assert len({c.id for c in notebook.cells}) == len(notebook.cells)
+  site = f"https://colab.research.google.com/github/{address.present()}"
+  link = f"({site}/blob/main/notebooks/{notebook_path.name})"
+  assert link in notebook.cells[0].source
+  assert notebook.metadata.keys() == {"kernelspec", "language_info"}
+  assert notebook.metadata.kernelspec["name"] == "python3"
   for cell in notebook.cells:
     assert cell.metadata == {}, cell.id
   for cell in code(notebook):
     assert cell.outputs == [] and cell.execution_count is None, cell.id
-    ast.parse(cell.source, cell.id)
 
 
-def test_what_it_names_is_there(notebook):
-  text = "\n".join(c.source for c in notebook.cells)
-  for path in re.findall(r"`((?:configs|docs|vit_jax)/[\w/]+\.\w+)", text):
-    assert (ROOT / path).exists(), path
-  for name in re.findall(r"`(\w+\.ipynb)`", text):
-    assert (ROOT / "notebooks" / name).exists(), name
-  for name in re.findall(r"notebooks/(\w+\.ipynb)", text):
-    assert (ROOT / "notebooks" / name).exists(), name
-
-
-def test_downloads_are_off(notebook):
+def test_downloads_are_off(notebook_path):
   """One cell, at most, needs a network; it is marked, and does nothing."""
-  cells = [c.source for c in code(notebook)[1:]]  # the first one installs
+  cells = [c.source for c in code(read(notebook_path.stem))[1:]]
   network = ("gs://", "https://", "download_and_prepare", '"install"')
   marked = [c for c in cells if any(word in c for word in network)]
   assert marked
@@ -204,7 +150,7 @@ def test_downloads_are_off(notebook):
     assert not rest, rest
 
 
-def execute(bare, name, folder, probe="", twice=""):
+def execute(bare, name, folder, probe, twice):
   """Runs a notebook in an empty folder.
 
   Args:
@@ -216,7 +162,7 @@ def execute(bare, name, folder, probe="", twice=""):
 
   Returns:
     The text that all cells print, what the probe prints at the end, and the
-    pictures.
+    number of pictures.
   """
   nbclient = pytest.importorskip("nbclient")
   notebook = read(name)
@@ -243,111 +189,97 @@ def execute(bare, name, folder, probe="", twice=""):
   printed = "".join(o.text for c in cells for o in c.outputs if "text" in o)
   assert "\r" not in printed and "\x1b" not in printed  # no bar of a terminal
   outputs = [o.get("data", {}) for c in cells for o in c.outputs]
-  pictures = []
-  for output in outputs:
-    if "image/png" in output:
-      data = io.BytesIO(base64.b64decode(output["image/png"]))
-      with Image.open(data) as image:
-        pictures.append(np.asarray(image.convert("L")))
+  pictures = [o["image/png"] for o in outputs if "image/png" in o]
   for picture in pictures:
-    assert min(picture.shape) > 100, picture.shape
-    assert np.ptp(picture) > 200  # not blank
+    with Image.open(io.BytesIO(base64.b64decode(picture))) as image:
+      pixels = np.asarray(image.convert("L"))
+    assert min(pixels.shape) > 100 and np.ptp(pixels) > 200  # not blank
   print(text := "".join(o.text for o in last.outputs))
-  return printed, text.split(), pictures
+  return printed, text.split(), len(pictures)
 
 
-@pytest.mark.nightly
-def test_model(bare, tmp_path):
-  probe = "print(difference, losses[0], losses[-1], accuracy)"
-  printed, values, pictures = execute(bare, "01_model", tmp_path, probe)
-  assert "86,567,656 parameters" in printed
-  assert "pos_embedding: 4x4 -> 6x12" in printed
-  difference, first, last, accuracy = map(float, values)
-  assert difference < 1e-5  # float32
-  assert last < 0.5 * first and accuracy > 0.8  # 90 % with jax 0.12
-  assert len(pictures) == 4
+class Case(NamedTuple):
+  """What a notebook must show: texts, pictures, and numbers of the probe."""
+
+  probe: str
+  texts: tuple[str, ...]
+  num_pictures: int
+  is_right: Callable[..., bool]
+  twice: str = ""
 
 
-@pytest.mark.nightly
-def test_data(bare, tmp_path):
-  probe = (
-    "print(labels_mixup[row].max(), labels_cutmix[row].max(), is_same,"
-    " is_whole)"
-  )
-  printed, values, pictures = execute(bare, "02_data", tmp_path, probe)
-  assert "Did you mean 'resize'?" in printed
-  assert "mask [ True False False] records [ 3 -1 -1]" in printed
-  assert "epoch 1: 1,297 different records" in printed
-  assert all(0.5 < float(weight) < 0.9 for weight in values[:2])
-  assert values[2:] == ["True", "True"]
-  assert len(pictures) == 3
-
-
-@pytest.mark.nightly
-def test_fewshot(bare, tmp_path):
-  probe = (
+CASES = {
+  "01_model": Case(
+    "print(difference, losses[0], losses[-1], accuracy)",
+    ("86,567,656 parameters", "pos_embedding: 4x4 -> 6x12"),
+    4,
+    # Rounding of float32; an accuracy of 90 % with jax 0.12.
+    lambda d, first, last, top1: d < 1e-5 and last < 0.5 * first and top1 > 0.8,
+  ),
+  "02_data": Case(
+    "print(labels_mixup[row].max(), labels_cutmix[row].max(), int(is_same),"
+    " int(is_whole))",
+    ("epoch 1: 1,297 different records",),
+    3,
+    lambda mixup, cutmix, *are: 0.5 < min(mixup, cutmix) < 0.9 and all(are),
+  ),
+  "03_finetune": Case(
+    "print(*series('test/top1')[1], len(predictions), *vit.image_size)",
+    ("saved       ", "chosen      "),
+    4,
+    lambda top1, *_: top1 > 0.9,  # chance is 10 %
+    twice="train",
+  ),
+  "04_fewshot": Case(
     "print(*(scores[k] for k in ('fewshot/10shot', 'fewshot/raw_pixels/10shot',"
-    " 'knn/20nn', 'linear/top1')), len(wrong) / len(test_labels))"
-  )
-  printed, values, pictures = execute(bare, "04_fewshot", tmp_path, probe)
-  assert "re-initialised  nothing" in printed
-  # 93.9, 79.5, 97.8, 97.6 and 2.2 % with jax 0.10.2.
-  fewshot, pixels, knn, linear, wrong = map(float, values)
-  assert fewshot > pixels + 0.05 and knn > 0.95 and linear > 0.95
-  assert wrong < 0.05
-  assert len(pictures) == 3
-
-
-@pytest.mark.nightly
-def test_inside(bare, tmp_path):
-  probe = (
+    " 'knn/20nn', 'linear/top1')), len(wrong) / len(test_labels))",
+    ("re-initialised  nothing",),
+    3,
+    # 93.9, 79.5, 97.8, 97.6 and 2.2 % with jax 0.10.2.
+    lambda few, pixels, knn, linear, wrong: (
+      few > pixels + 0.05 and min(knn, linear) > 0.95 and wrong < 0.05
+    ),
+  ),
+  "05_inside": Case(
     "print(accuracy, np.abs(by_hand - maps).max(), distances.min(),"
-    " distances.max())"
-  )
-  printed, values, pictures = execute(bare, "05_inside", tmp_path, probe)
-  assert "(4, 100, 4, 16, 16)" in printed
-  accuracy, difference, least, most = map(float, values)
-  assert accuracy >= 0.9 and difference < 1e-6  # float32
-  # Between patches of 8 pixels: no further than corners apart.
-  assert 0 < least < most < 24 * 2**0.5
-  assert len(pictures) == 6
+    " distances.max())",
+    ("(4, 100, 4, 16, 16)",),
+    6,
+    # Between patches of 8 pixels: no further than corners apart.
+    lambda top1, difference, least, most: (
+      top1 >= 0.9 and difference < 1e-6 and 0 < least < most < 24 * 2**0.5
+    ),
+  ),
+  "06_pod": Case(
+    "print(int(is_same), largest, values[0])",
+    ("8 devices", "does not fit 8 device(s)", "resumes     step 20 of"),
+    3,
+    lambda is_same, largest, *_: is_same and largest < 1e-3,
+    twice="interrupt",
+  ),
+}
 
 
 @pytest.mark.nightly
-def test_pod(bare, tmp_path):
-  probe = "print(is_same, largest, values[0])"
-  printed, values, pictures = execute(
-    bare, "06_pod", tmp_path, probe, "interrupt"
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
+def test_it_runs(path, bare, tmp_path):
+  case = CASES[path.stem]
+  printed, values, num_pictures = execute(
+    bare, path.stem, tmp_path, case.probe, case.twice
   )
-  assert "8 devices" in printed and "does not fit 8 device(s)" in printed
-  assert "resumes     step 20 of runs/notebook/pod/resumed" in printed
-  assert values[0] == "True" and float(values[1]) < 1e-3
-  # Parameters and two moments, float32: as printed beside their number.
-  assert f"12 bytes each are {float(values[2]):.2f} GiB" in printed
-  assert len(pictures) == 3
-
-
-@pytest.mark.nightly
-def test_finetune(bare, tmp_path):
-  probe = "print(*series('test/top1')[1], len(predictions), *vit.image_size)"
-  printed, values, pictures = execute(
-    bare, "03_finetune", tmp_path, probe, "train"
-  )
-  work = tmp_path / "runs/notebook/finetune"
-  log = work.with_suffix(".log").read_text()
-  assert "steps were done before" in log  # the second execution
-  # As the recipe `folder`: trials, a linear probe, the choice of the saved one.
-  trials = json.loads((work / "trials.json").read_text())
-  assert (
-    len(trials["trials"]) > 5 and f"chosen      {trials['chosen']}" in printed
-  )
-  assert (
-    json.loads((work / "linear_probe.json").read_text())["weight"] is not None
-  )
-  assert "saved       " in printed
-  differences = re.findall(r"difference of a logit: (\S+)", printed)
-  assert len(differences) == 3 and max(map(float, differences)) < 1e-5
-  assert (work / "export/vit.safetensors").exists()
-  accuracy, *_ = map(float, values)
-  assert accuracy > 0.9  # chance is 10 %
-  assert len(pictures) == 4  # the curves twice
+  for text in case.texts:
+    assert text in printed
+  assert case.is_right(*map(float, values))
+  # Curves are drawn again by a cell that runs twice.
+  assert num_pictures == case.num_pictures
+  if path.stem == "03_finetune":
+    work = tmp_path / "runs/notebook/finetune"
+    assert "steps were done before" in work.with_suffix(".log").read_text()
+    # As the recipe `folder`: trials, a linear probe, the choice of the saved.
+    trials = json.loads((work / "trials.json").read_text())
+    assert len(trials["trials"]) > 5 and trials["chosen"] in printed
+    probe = json.loads((work / "linear_probe.json").read_text())
+    assert probe["weight"] is not None
+    differences = re.findall(r"difference of a logit: (\S+)", printed)
+    assert len(differences) == 3 and max(map(float, differences)) < 1e-5
+    assert (work / "export/vit.safetensors").exists()

@@ -10,10 +10,10 @@ import pytest
 import tiny
 from flax.traverse_util import flatten_dict
 from own_family import Own, Plain, Transformer
-from steps import MESH, ONE, assert_losses_are_close, drawn, placed
+from steps import ONE, drawn
 
 import vit_jax
-from vit_jax import optim_checks, param_groups, weights
+from vit_jax import optim_checks, param_groups, sharding, weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import ConfigError, to_dict
 from vit_jax.evaluators.features import joined, tokens_error
@@ -124,39 +124,17 @@ def test_tokens_of_several_blocks_need_a_declaration():
   np.testing.assert_allclose(got, np.concatenate(want, -1), rtol=1e-5)
 
 
-def test_the_training_size_follows_from_the_table(run):
-  file = dataclasses.replace(weights.read(run), image_size=None, grid=None)
-  assert weights.trained_at(file) == (16, 16)
-  assert weights.num_classes(file.params, Own()) == tiny.NUM_CLASSES
-
-
 def test_muon_and_adapters_take_the_declared_matrices():
-  config = config_of(Own(), optim__name="muon")
-  parts = tiny.Parts(config, ONE)
-  flat = flatten_dict(parts.shapes.params, sep="/")
+  config = config_of(Own(), **FINE_TUNING["lora"])
+  shapes = tiny.Parts(config_of(Own()), ONE).shapes.params
+  flat = flatten_dict(shapes, sep="/")
   matrices = {k for k in flat if Own.matrix(k)}
   kernels = {k for k in flat if k.startswith("block") and "kernel" in k}
   assert matrices == kernels and len(matrices) == 2 * len(NAMES)
-  trained, _ = jax.eval_shape(
-    lambda x: lora.split(
-      x,
-      config_of(Own(), **FINE_TUNING["lora"]).lora,
-      KEY,
-      Own(),
-    ),
-    parts.shapes.params,
-  )
+  split = lambda params: lora.split(params, config.lora, KEY, Own())
+  trained, _ = jax.eval_shape(split, shapes)
   factors = {k for k in flatten_dict(trained, sep="/") if k.endswith(lora.A)}
   assert factors == {k.replace("kernel", lora.A) for k in matrices}
-
-
-@pytest.mark.nightly
-def test_a_mesh_gives_the_same():
-  changes = FINE_TUNING["muon"]
-  one = tiny.Parts(config_of(Own(), **changes), ONE)
-  many = tiny.Parts(config_of(Own(), **changes, **MESH))
-  runs = [parts.run(2, placed(parts))[1] for parts in (one, many)]
-  assert_losses_are_close(*runs)
 
 
 @pytest.mark.parametrize(
@@ -167,54 +145,56 @@ def test_a_mesh_gives_the_same():
   ],
 )
 def test_what_is_not_declared_is_refused_with_the_option(name):
-  option, *_ = FINE_TUNING[name]
-  option = option.replace("__", ".") if name != "lora" else "lora.rank"
+  option = {"layer_decay": "optim.layer_decay", "lora": "lora.rank"}
+  word = rf"config\.{option.get(name, 'optim.name')}.*Plain\."
   config = config_of(Plain(), **FINE_TUNING[name])
-  with pytest.raises(ConfigError, match=rf"config\.{option}.*Plain\."):
-    planner.checked(config, tiny.Parts(config_of(Plain()), ONE).mesh)
-  with pytest.raises(ConfigError, match=rf"config\.{option}.*Plain\."):
+  mesh = sharding.make_mesh(config.mesh, ONE)
+  with pytest.raises(ConfigError, match=word):
+    planner.checked(config, mesh)
+  with pytest.raises(ConfigError, match=word):
     setup(config, data=tiny.Data())
 
 
-def test_a_declaration_that_does_not_fit_is_refused():
-  class NoStem(Own):
-    STEM = "patch_embed/.*"
+class NoStem(Own):
+  STEM = "patch_embed/.*"
 
-  parts = tiny.Parts(config_of(Own()), ONE)
-  config = config_of(Own(), optim__layer_decay=0.5).optim
-  (error,) = optim_checks.errors(config, parts.shapes.params, NoStem())
-  assert "layer_decay" in error and "no layer of cls_token" in error
-  assert not optim_checks.errors(config, parts.shapes.params, Own())
 
-  class Flat(Own):
-    MATRICES = {r"query/kernel": (1, 1)}
+class Flat(Own):
+  MATRICES = {r"query/kernel": (1, 1)}
 
-  config = config_of(Own(), optim__name="muon").optim
-  errors = optim_checks.errors(config, parts.shapes.params, Flat())
-  assert len(errors) == 2 and "Flat.MATRICES declares (1, 1)" in errors[0]
-  assert not optim_checks.errors(config, parts.shapes.params, Own())
+
+@pytest.mark.parametrize(
+  "model, options, words",
+  [
+    (NoStem(), "layer_decay", ["no layer of cls_token"]),
+    (Flat(), "muon", ["Flat.MATRICES", "Flat.MATRICES"]),
+  ],
+)
+def test_a_declaration_that_does_not_fit_is_refused(model, options, words):
+  config = config_of(Own(), **FINE_TUNING[options])
+  shapes = tiny.Parts(config_of(Own()), ONE).shapes.params
+  assert not optim_checks.errors(config.optim, shapes, Own())
+  errors = optim_checks.errors(config.optim, shapes, model)
+  for error, word in zip(errors, words, strict=True):
+    assert word in error
 
 
 def test_positions_and_attention_that_are_not_declared(run):
   file = weights.read(run)
   file = dataclasses.replace(file, options=file.options | {"name": Plain.name})
-  target = jax.eval_shape(
-    Transformer(Plain(), tiny.NUM_CLASSES).init,
-    KEY,
-    jnp.zeros((1, 48, 48, 3)),
-  )["params"]
+  model = Transformer(Plain(), tiny.NUM_CLASSES)
+  images = jnp.zeros((1, 48, 48, 3))
+  target = jax.eval_shape(model.init, KEY, images)["params"]
   with pytest.raises(ValueError, match=r"pos_embedding: .*Plain\.POSITIONS"):
     weights.adapt(file, target, Plain(), (48, 48))
-  params = vit_jax.load(run, verbose=False).params
-  images = jnp.zeros((1, 16, 16, 3))
-  with pytest.raises(ValueError, match=r"Plain\.ATTENTION"):
-    inspection.attention_map(Plain(), params, images)
 
   class Silent(Own):
     pool = None
 
-  with pytest.raises(ValueError, match=r"Silent\.pool=None"):
-    inspection.attention_map(Silent(), params, images)
+  params = vit_jax.load(run, verbose=False).params
+  for model, word in ((Plain(), r"Plain\.ATTENTION"), (Silent(), "pool=None")):
+    with pytest.raises(ValueError, match=word):
+      inspection.attention_map(model, params, images[:, :16, :16])
 
 
 @pytest.mark.slow
@@ -222,15 +202,10 @@ def test_the_normalisation_of_images_is_folded(run):
   file = weights.read(run)
   vit = vit_jax.load(run, verbose=False)
   mean, std = (0.3, 0.4, 0.5), (0.2, 0.3, 0.4)
-  folded = normalisation.fold(
-    dataclasses.replace(file, pixels=Pixels(mean, std))
-  )
-  params = vit.params | {
-    "patch_embed": {
-      k: np.asarray(folded.params[f"patch_embed/{k}"])
-      for k in ("kernel", "bias")
-    }
-  }
+  file = dataclasses.replace(file, pixels=Pixels(mean, std))
+  arrays = normalisation.fold(file).params
+  patches = {k: arrays[f"patch_embed/{k}"] for k in ("kernel", "bias")}
+  params = vit.params | {"patch_embed": patches}
   pixels = np.random.default_rng(0).uniform(0, 1, (2, 16, 16, 3)).astype("f")
   apply = lambda params, x: vit.model.apply({"params": params}, x)[0]
   np.testing.assert_allclose(

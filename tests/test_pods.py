@@ -17,9 +17,6 @@ SCONTROL = """#!/bin/bash
 echo "$@" >> scontrol.txt
 [ "$1" != show ] || echo "   JobState={state} Reason=None Dependency=(null)"
 """
-# Exit codes, and whether the job begins again.
-CODES = [*((c, True) for c in (75, 124, 134, 135, 137, 139))]
-CODES += [*((c, False) for c in (0, 1, 2, 130, 143))]
 
 
 def _script():
@@ -52,10 +49,10 @@ def _run(folder, code, state="RUNNING", restarts=None):
   return done.returncode, "requeue 4711" in asked
 
 
-@pytest.mark.parametrize("code, is_requeued", CODES)
-def test_what_was_interrupted_goes_back_to_the_queue(
-  tmp_path, code, is_requeued
-):
+@pytest.mark.parametrize("code", [75, 124, 137, 0, 1, 143])
+def test_what_was_interrupted_goes_back_to_the_queue(tmp_path, code):
+  """By Ctrl+C or scancel, or by an error of its own, it is not."""
+  is_requeued = code in (75, 124, 137)
   assert _run(tmp_path, code) == (0 if is_requeued else code, is_requeued)
 
 
@@ -64,12 +61,6 @@ def test_restarts_are_bounded_and_a_cancelled_job_stays_cancelled(tmp_path):
   (tmp_path / "scontrol.txt").unlink()
   assert _run(tmp_path, 75, restarts=50) == (75, False)
   assert _run(tmp_path, 75, state="CANCELLED") == (75, False)
-
-
-def test_the_signal_goes_to_the_tasks_in_time():
-  """With B: the shell would get it, which waits for srun and hears nothing."""
-  (lead,) = re.findall(r"^#SBATCH --signal=TERM@(\d+)$", _script(), re.M)
-  assert int(lead) >= 120
 
 
 def test_ssh_returns_while_the_run_goes_on(tmp_path):

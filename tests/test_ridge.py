@@ -1,7 +1,5 @@
 """Few-shot regression: stored results, normal equations, drawing of shots."""
 
-import contextlib
-import doctest
 import pathlib
 
 import numpy as np
@@ -18,19 +16,6 @@ def _case(num_examples, num_features, seed=0, num_classes=3):
     0.1, 9, num_features
   )
   return x.astype(np.float32), rng.integers(0, num_classes, num_examples)
-
-
-@contextlib.contextmanager
-def _eigh_counted():
-  """Yields the sizes of the matrices taken apart inside, in order."""
-  eigh, sizes = np.linalg.eigh, []
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(np.linalg, "eigh", lambda a: sizes.append(len(a)) or eigh(a))
-    yield sizes
-
-
-def test_examples():
-  assert doctest.testmod(ridge).failed == 0
 
 
 def test_accuracies_of_big_vision():
@@ -52,52 +37,46 @@ def test_accuracies_of_big_vision():
     assert abs(got - want) < 1.5 / len(y_test), name
 
 
-@pytest.mark.parametrize("sizes", [(8, 7), (7, 7), (5, 30)])
-def test_normal_equations(sizes):
-  """All penalties from one decomposition, of 8, 7 and 5 rows."""
+@pytest.mark.parametrize("of_class", [None, np.array([0.5, 1.0, 3.0])])
+@pytest.mark.parametrize("sizes", [(8, 7), (5, 30), (40, 12), (12, 40)])
+def test_normal_equations(sizes, of_class):
+  """(X'DX + l2) W = X'DY, with D the weight of each row's class.
+
+  With more features than rows, XX' is decomposed.
+  """
   x, y = _case(*sizes)
   l2s = [2.0**-6, 1.0, 2.0**10]
-  with _eigh_counted() as sizes_taken_apart:
-    models = ridge.fit(x, y, 3, l2s)
-  assert sizes_taken_apart == [min(sizes[0], sizes[1] + 1)]
-  z = (x.astype(np.float64) - x.mean(0, np.float64)) / (
-    x.std(0, dtype=np.float64) + 1e-5
-  )
-  z = np.concatenate([z, np.full((len(z), 1), 100.0)], axis=1)
+  models = ridge.fit(x, y, 3, l2s, of_class)
+  mean, std = x.mean(0, np.float64), x.std(0, dtype=np.float64) + 1e-5
+  if of_class is not None:
+    mean, std = models[0].mean, models[0].std
+  z = np.concatenate([(x - mean) / std, np.full((len(x), 1), 100.0)], axis=1)
+  d = np.ones((len(x), 1)) if of_class is None else of_class[y][:, None]
   targets = 2.0 * np.eye(3)[y] - 1.0
   for l2, model in zip(l2s, models, strict=True):
-    gram = z.T @ z + l2 * np.eye(z.shape[1])
-    want = np.linalg.solve(gram, z.T @ targets)
+    gram = z.T @ (d * z) + l2 * np.eye(z.shape[1])
+    want = np.linalg.solve(gram, z.T @ (d * targets))
     # Condition up to 4e5 / 0.016 (constant feature): 1e-16 * 3e7, with room.
     np.testing.assert_allclose(model.weights, want, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("sizes", [(40, 12), (12, 40)])
-def test_errors_are_weighted_by_class(sizes):
-  """(X'DX + l2) W = X'DY, with D the weight of each shot."""
-  x, labels = _case(*sizes)[:2]
-  of_class = np.array([0.5, 1.0, 3.0])
-  (fitted,) = ridge.fit(x, labels, 3, [4.0], of_class)
-  z = (x - fitted.mean) / fitted.std
-  z = np.concatenate([z, np.full((len(z), 1), ridge.BIAS)], axis=1)
-  d = of_class[labels][:, None]
-  gram = z.T @ (d * z) + 4.0 * np.eye(z.shape[1])
-  want = np.linalg.solve(gram, z.T @ (d * (2.0 * np.eye(3)[labels] - 1.0)))
-  np.testing.assert_allclose(fitted.weights, want, rtol=1e-7, atol=1e-9)
+def test_all_penalties_need_one_decomposition_of_the_smaller_matrix(
+  monkeypatch,
+):
+  eigh, sizes = np.linalg.eigh, []
+  monkeypatch.setattr(
+    np.linalg, "eigh", lambda a: sizes.append(len(a)) or eigh(a)
+  )
+  for rows, features in ((8, 7), (7, 7), (5, 30)):
+    ridge.fit(*_case(rows, features), 3, [1.0, 2.0, 4.0])
+  assert sizes == [8, 7, 5]
 
 
-def test_both_gram_matrices_give_the_same():
-  """Constant features are whitened to 0: more features than shots, no news."""
+def test_constant_features_have_no_weight():
   x, y = _case(9, 8)
   more = np.concatenate([x, np.full((9, 3), 4.0, np.float32)], axis=1)
-  with _eigh_counted() as sizes:
-    (primal,) = ridge.fit(x, y, 3, [1.0])
-    (dual,) = ridge.fit(more, y, 3, [1.0])
-  assert sizes == [9, 9]  # X'X of 8 features and the bias; XX' of 9 shots
-  # Condition 9e4 (the bias's feature) / 1: 1e-16 * 9e4, with room.
-  rest = np.delete(dual.weights, [8, 9, 10], axis=0)
-  np.testing.assert_allclose(rest, primal.weights, rtol=1e-9, atol=1e-11)
-  np.testing.assert_array_equal(dual.weights[8:11], 0.0)
+  (model,) = ridge.fit(more, y, 3, [1.0])
+  np.testing.assert_array_equal(model.weights[8:11], 0.0)
 
 
 def test_scored_in_parts(monkeypatch):
@@ -122,25 +101,25 @@ def test_shots_are_the_first_of_each_class_in_turn():
   assert set(ridge.sample_shots(labels, 1, 5, 3)) < set(got)
 
 
+FEW = np.array([0, 0, 0, 2, 2, 2, 1])
+
+
+def test_a_class_with_fewer_examples_gives_all_of_them():
+  got = ridge.sample_shots(FEW, 2, seed=0, num_classes=3)
+  assert FEW[got].tolist() == [0, 0, 1, 2, 2]
+
+
 @pytest.mark.parametrize(
   "labels, shots, word",
   [
-    ([0, 0, 0, 2, 2, 2, 1], 4, "class 1 has 1"),
-    ([0, 0, 2], 1, "class 1 has 0"),
-    (range(20), 2, "and 15 more classes"),
-    ([0, 1, 2], 0, "shots: got 0"),
+    (FEW, 4, "class 1 has 1"),
+    (np.array([0, 0, 2]), 1, "class 1 has 0"),
+    (np.array([0, 1, 2]), 0, "shots: got 0"),
   ],
 )
 def test_too_few_examples_of_a_class(labels, shots, word):
-  labels = np.array(labels)
   with pytest.raises(ValueError, match=word):
-    ridge.sample_shots(labels, shots, seed=0, num_classes=int(labels.max()) + 1)
-
-
-def test_classes_with_fewer_examples_give_all_of_them():
-  labels = np.array([0, 0, 0, 2, 2, 2, 1])
-  got = ridge.sample_shots(labels, 2, seed=0, num_classes=3)
-  assert labels[got].tolist() == [0, 0, 1, 2, 2]
+    ridge.sample_shots(labels, shots, seed=0, num_classes=3)
 
 
 @pytest.mark.parametrize(

@@ -43,23 +43,22 @@ def _specs(model: ModelConfig, mesh=MESH):
   }
 
 
-def test_rest_of_the_devices_goes_to_the_open_axis():
-  shape = sharding.mesh_shape(MeshConfig(data=-1, tensor=2), 8)
-  assert shape == {"data": 4, "fsdp": 1, "tensor": 2}
-  assert dict(MESH.shape) == {"data": 2, "fsdp": 2, "tensor": 2}
-
-
 @pytest.mark.parametrize(
-  "devices, data, fsdp", [(1, 1, 1), (8, 1, 8), (24, 2, 12), (256, 16, 16)]
+  "mesh, devices, data, fsdp",
+  [
+    (MeshConfig(tensor=2), 8, 4, 1),
+    (MeshConfig(fsdp=-1), 1, 1, 1),
+    (MeshConfig(fsdp=-1), 8, 1, 8),
+    (MeshConfig(fsdp=-1), 24, 2, 12),
+    (MeshConfig(fsdp=-1), 256, 16, 16),
+  ],
 )
-def test_fsdp_takes_up_to_16_and_data_the_rest(devices, data, fsdp):
-  shape = sharding.mesh_shape(MeshConfig(fsdp=-1), devices)
-  assert shape == {"data": data, "fsdp": fsdp, "tensor": 1}
+def test_fsdp_takes_up_to_16_and_data_the_rest(mesh, devices, data, fsdp):
+  shape = sharding.mesh_shape(mesh, devices)
+  assert shape == {"data": data, "fsdp": fsdp, "tensor": mesh.tensor}
 
 
-@pytest.mark.parametrize(
-  "mesh", [MeshConfig(data=3), MeshConfig(tensor=3), MeshConfig(data=16)]
-)
+@pytest.mark.parametrize("mesh", [MeshConfig(tensor=3), MeshConfig(data=16)])
 def test_mesh_that_does_not_fit(mesh):
   with pytest.raises(ValueError, match="does not fit 8 device"):
     sharding.make_mesh(mesh)
@@ -107,24 +106,26 @@ def test_an_axis_may_be_a_part_of_a_side_of_a_slice(kind, sides, mesh):
   assert sharding.row_errors(made) == []
 
 
-def test_gpus_of_a_node_share_the_state_by_default():
-  def gpus(nodes):
-    return [
-      Chip(i, (), i, "NVIDIA H100", "gpu", 0, i // 8) for i in range(8 * nodes)
-    ]
-
-  made = sharding.make_mesh(MeshConfig(fsdp=-1), gpus(4))
-  assert dict(made.shape) == {"data": 4, "fsdp": 8, "tensor": 1}
-  for row in made.devices:
-    assert len({gpu.slice_index for gpu in row.flat}) == 1
-  # A state that one node does not hold may be split over several.
-  made = sharding.make_mesh(MeshConfig(fsdp=16), gpus(4))
-  assert dict(made.shape) == {"data": 2, "fsdp": 16, "tensor": 1}
-  made = sharding.make_mesh(MeshConfig(data=1, fsdp=-1), gpus(3))
-  assert dict(made.shape) == {"data": 1, "fsdp": 24, "tensor": 1}
-  # Of three nodes, 16 GPUs would be two thirds.
-  made = sharding.make_mesh(MeshConfig(fsdp=-1), gpus(3))
-  assert dict(made.shape) == {"data": 3, "fsdp": 8, "tensor": 1}
+@pytest.mark.parametrize(
+  "nodes, mesh, expected",
+  [
+    (4, MeshConfig(fsdp=-1), (4, 8)),
+    # A state that one node does not hold may be split over several.
+    (4, MeshConfig(fsdp=16), (2, 16)),
+    (3, MeshConfig(data=1, fsdp=-1), (1, 24)),
+    # Of three nodes, 16 GPUs would be two thirds.
+    (3, MeshConfig(fsdp=-1), (3, 8)),
+  ],
+)
+def test_gpus_of_a_node_share_the_state_by_default(nodes, mesh, expected):
+  gpus = [
+    Chip(i, (), i, "NVIDIA H100", "gpu", 0, i // 8) for i in range(8 * nodes)
+  ]
+  made = sharding.make_mesh(mesh, gpus)
+  data, fsdp = expected
+  assert dict(made.shape) == {"data": data, "fsdp": fsdp, "tensor": 1}
+  if fsdp == 8:
+    assert all(len({g.slice_index for g in x.flat}) == 1 for x in made.devices)
 
 
 def test_every_process_holds_rows_of_its_own():
@@ -134,82 +135,48 @@ def test_every_process_holds_rows_of_its_own():
   assert "{'data': 2, 'fsdp': 1, 'tensor': 8} on 4 processes" in error
 
 
-@pytest.mark.parametrize(
-  "kind, model, options, expected",
-  [
-    ("TPU v5 lite", "L/16", {}, 16),
-    ("TPU v5 lite", "B/32", {}, 64),  # 85 would be allowed
-    ("TPU v5 lite", "H/14", {}, 16),  # not 9
-    ("TPU v5 lite", "B/32", {"model.mlp": "swiglu"}, 42),
-    ("TPU v5 lite", "L/16", {"optim.microbatch": 8}, 8),
-    ("TPU v5 lite", "L/16", {"optim.microbatch": None}, None),
-    ("TPU v5 lite", "L/16", {"model.scan": True}, 64),
-    ("TPU v5 lite", "R50x1", {}, 64),  # no hidden layers
-    ("TPU v6 lite", "L/16", {}, 64),
-  ],
-)
-def test_a_chip_may_take_fewer_images_at_a_time(kind, model, options, expected):
-  c = defaults()
-  c.model.name = "bit" if model == "R50x1" else "vit"
-  if "model.mlp" in options:
-    c.model.name = "modern"
-  c.model.variant = model
-  c.data.ops, c.data.batch_size = "decode|resize(224)", 1024
-  c.optim.microbatch = 64
-  for path, value in options.items():
-    section, name = path.split(".")
-    c[section][name] = value
-  config = freeze(c)
-  mesh = sharding.make_mesh(MeshConfig(), _chips(kind, (2, 4, 1)))
-  assert microbatch.fast_microbatch(config, mesh) == expected
-  parts = {16: 8, 42: 4, 64: 2, 8: 16, None: 1}[expected]
-  assert microbatch.microbatches_of(config, mesh) == parts
-
-
-@pytest.mark.parametrize(
-  "variant, image_size, rows, is_few",
-  [
-    ("L/16", 384, 2, True),  # 4.7 million
-    ("L/16", 384, 8, False),
-    ("B/32", 224, 16, True),
-    ("B/16", 224, 16, False),  # 9.7 million
-    ("B/32", 224, 128, False),  # two microbatches of 64
-    ("R50x1", 224, 2, False),  # no hidden layers
-  ],
-)
-def test_few_hidden_numbers_take_the_defaults_of_the_compiler(
-  variant, image_size, rows, is_few
-):
+def _on_chips(kind, variant, rows, **options):
+  """Returns a config with so many rows for each of 8 chips, and their mesh."""
   c = defaults()
   c.model.name = "bit" if variant == "R50x1" else "vit"
   c.model.variant, c.optim.microbatch = variant, 64
-  c.data.ops = f"decode|resize({image_size})"
-  c.data.batch_size = 8 * rows
-  for kind in ("TPU v5 lite", "TPU v4"):
-    mesh = sharding.make_mesh(MeshConfig(), _chips(kind, (2, 4, 1)))
-    hidden = microbatch.hidden_of_microbatch(freeze(c), mesh)
-    options = devices.compiler_options(kind, hidden)
-    assert bool(options) != (is_few and kind == "TPU v5 lite")
+  c.data.ops, c.data.batch_size = "decode|resize(224)", 8 * rows
+  tiny.apply(c, options)
+  mesh = sharding.make_mesh(MeshConfig(), _chips(kind, (2, 4, 1)))
+  return freeze(c), mesh
 
 
 @pytest.mark.parametrize(
-  "kind, rows, parts",
+  "kind, variant, rows, options, parts",
   [
-    ("TPU v5 lite", 24, 2),  # 12 are nearer to 16 than 24
-    ("TPU v5 lite", 61, 1),
-    ("TPU v5 lite", 64, 4),
-    ("TPU v5 lite", 67, 67),  # more than may be in the memory
-    ("TPU v5 lite", 134, 67),
-    ("TPU v6 lite", 96, 2),
+    ("TPU v5 lite", "L/16", 128, {}, 8),
+    ("TPU v5 lite", "B/32", 128, {}, 2),
+    ("TPU v5 lite", "H/14", 128, {}, 8),  # of 16, not 9
+    (
+      "TPU v5 lite",
+      "B/32",
+      128,
+      dict(model__name="modern", model__mlp="swiglu"),
+      4,
+    ),
+    ("TPU v5 lite", "L/16", 128, dict(optim__microbatch=8), 16),
+    ("TPU v5 lite", "L/16", 128, dict(optim__microbatch=None), 1),
+    ("TPU v5 lite", "L/16", 128, dict(model__scan=True), 2),
+    ("TPU v5 lite", "R50x1", 128, {}, 2),  # no hidden layers
+    ("TPU v6 lite", "L/16", 128, {}, 2),
+    ("TPU v5 lite", "L/16", 24, {}, 2),  # 12 are nearer to 16 than 24
+    ("TPU v5 lite", "L/16", 61, {}, 1),
+    ("TPU v5 lite", "L/16", 67, {}, 67),  # more than may be in the memory
+    ("TPU v5 lite", "L/16", 134, {}, 67),
   ],
 )
-def test_microbatches_are_not_tiny_without_a_warning(kind, rows, parts):
-  c = defaults()
-  c.model.variant, c.optim.microbatch = "L/16", 64
-  c.data.ops, c.data.batch_size = "decode|resize(224)", 8 * rows
-  mesh = sharding.make_mesh(MeshConfig(), _chips(kind, (2, 4, 1)))
-  assert microbatch.microbatches_of(freeze(c), mesh) == parts
-  text = sharding.describe(freeze(c), {}, mesh)
+def test_a_chip_may_take_fewer_images_at_a_time(
+  kind, variant, rows, options, parts
+):
+  """Microbatches are not tiny without a warning."""
+  config, mesh = _on_chips(kind, variant, rows, **options)
+  assert microbatch.microbatches_of(config, mesh) == parts
+  text = sharding.describe(config, {}, mesh)
   assert text.startswith(f"{parts} microbatch")
   assert ("config.data.batch_size" in text) == (parts == 67)
 
@@ -225,12 +192,27 @@ class Added(ModelConfig):
 
 
 def test_a_family_without_mlp_dim_has_the_microbatch_that_is_set():
-  c = defaults()
-  c.data.ops, c.optim.microbatch = "decode|resize(224)", 64
-  mesh = sharding.make_mesh(MeshConfig(), _chips("TPU v5 lite", (2, 4, 1)))
+  config, mesh = _on_chips("TPU v5 lite", "L/16", 128)
   for model in (Added(), ModelConfig()):
-    config = dataclasses.replace(freeze(c), model=model)
+    config = dataclasses.replace(config, model=model)
     assert microbatch.fast_microbatch(config, mesh) == 64
+
+
+@pytest.mark.parametrize(
+  "kind, variant, rows, is_few",
+  [
+    ("TPU v5 lite", "B/32", 16, True),
+    ("TPU v4", "B/32", 16, False),
+    ("TPU v5 lite", "B/16", 16, False),  # 9.7 million
+    ("TPU v5 lite", "B/32", 128, False),  # two microbatches of 64
+    ("TPU v5 lite", "R50x1", 2, False),  # no hidden layers
+  ],
+)
+def test_few_hidden_numbers_take_the_defaults_of_the_compiler(
+  kind, variant, rows, is_few
+):
+  hidden = microbatch.hidden_of_microbatch(*_on_chips(kind, variant, rows))
+  assert bool(devices.compiler_options(kind, hidden)) != is_few
 
 
 def test_batches_that_do_not_divide():
@@ -246,17 +228,19 @@ def test_batches_that_do_not_divide():
 
 
 def test_specs_of_a_block():
-  specs = _specs(model_config(variant="S/16", depth=4))
   block = "Transformer/encoderblock_3/"
-  attention = block + "MultiHeadDotProductAttention_0/"
-  assert specs[attention + "query/kernel"][1] == P("fsdp", "tensor", None)
-  assert specs[attention + "out/kernel"][1] == P("tensor", None, "fsdp")
-  assert specs[block + "MlpBlock_0/Dense_0/kernel"][1] == P("fsdp", "tensor")
-  assert not any(specs[block + "LayerNorm_0/scale"][1])
+  attention, mlp = "MultiHeadDotProductAttention_0/", "MlpBlock_0/"
   specs = _specs(model_config("modern", variant="S/16", depth=4, **SWIGLU))
-  for leaf, spec in (("kernel", P("fsdp", "tensor")), ("bias", P("tensor"))):
-    for name in ("Gate", "Dense_0"):  # so that their product needs no link
-      assert specs[f"{block}MlpBlock_0/{name}/{leaf}"][1] == spec
+  for name, spec in (
+    (attention + "query/kernel", P("fsdp", "tensor", None)),
+    (attention + "out/kernel", P("tensor", None, "fsdp")),
+    (mlp + "Dense_0/kernel", P("fsdp", "tensor")),
+    (mlp + "Dense_0/bias", P("tensor")),
+    (mlp + "Gate/kernel", P("fsdp", "tensor")),  # their product needs no link
+    (mlp + "Gate/bias", P("tensor")),
+    ("LayerNorm_0/scale", P(None)),
+  ):
+    assert specs[block + name][1] == spec, name
 
 
 @pytest.mark.parametrize(

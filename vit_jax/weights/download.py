@@ -181,7 +181,7 @@ def hub_hint(path: str | os.PathLike) -> str:
 
   Example:
     >>> hub_hint("vit_small_patch16_224")
-    " Did you mean 'hf-hub:timm/vit_small_patch16_224.augreg_in21k'?"
+    " Did you mean 'hf-hub:timm/vit_small_patch16_224.augreg_in1k'?"
   """
   text, files = str(path), [f for fs in PUBLISHED.values() for f in fs]
   known = [a for f in files for a in published.addresses(f)]

@@ -186,7 +186,7 @@ def create_call(
     name for a model of these sizes and parts.
 
   Example:
-    >>> create_call(model_config(variant="B/16"), 10, (224, 224))[0]
+    >>> create_call(by_variant("B/16"), 10, (224, 224))[0]
     'vit_base_patch16_224'
   """
   kwargs: dict[str, Any] = {"num_classes": num_classes}
