@@ -739,11 +739,11 @@ def _main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   verbs = parser.add_subparsers(dest="verb", required=True)
   run = verbs.add_parser("run", help="a command, with a store of its own")
-  run.add_argument("--bucket", default="bkt")
+
   run.add_argument("--latency", type=float, default=0.0, help="seconds")
-  run.add_argument("--upload", help="a folder whose files are in the bucket")
+
   run.add_argument("command", nargs="*", default=["bash"])
-  for verb in ("requests", "counts", "reset"):
+  for verb in ("counts", "reset"):
     verbs.add_parser(verb)
   verbs.add_parser("fault").add_argument("faults", nargs="*")
   serve = verbs.add_parser("serve")
@@ -756,10 +756,8 @@ def _main() -> int:
   if args.verb == "run":
     if not available():
       sys.exit("object_store.py: no network namespace can be made here")
-    with Bucket(args.bucket) as bucket:
+    with Bucket() as bucket:
       bucket.fault(latency=args.latency)
-      if args.upload:
-        bucket.upload(args.upload)
       code = bucket.run(args.command).returncode
       print(f"requests: {bucket.counts()}", file=sys.stderr)
       return code
@@ -767,9 +765,7 @@ def _main() -> int:
   if args.verb == "fault":
     faults = dict(f.split("=") for f in args.faults)
     admin.fault(**{k: json.loads(v) for k, v in faults.items()})
-  elif args.verb == "requests":
-    for request in admin.requests():
-      print(json.dumps(request))
+
   else:
     print(getattr(admin, args.verb)() or "")
   return 0

@@ -69,8 +69,15 @@ class Contrast(Objective):
     )
 
 
-def assembled(objective, devices=None, **changes):
-  """Returns a trainer on a mesh, and the state before its first step."""
+def assembled(objective, devices=None, params=None, **changes):
+  """Returns a trainer on a mesh, and the state before its first step.
+
+  Args:
+    objective: The objective.
+    devices: Of the mesh; None: all.
+    params: As of `placed`.
+    **changes: As of `tiny.config`.
+  """
   # Adam would divide gradients that are only rounding by their own size.
   config = tiny.config(optim__name="sgd", optim__lr=0.1, **changes)
   parts = tiny.Parts(config, devices)
@@ -79,7 +86,7 @@ def assembled(objective, devices=None, **changes):
   parts.trainer = step.assemble(config, shape, parts.mesh)
   parts.shapes = parts.trainer.state
   parts.train_step = parts.trainer.train_step
-  return parts, placed(parts)
+  return parts, placed(parts, params)
 
 
 @pytest.mark.slow
@@ -87,9 +94,10 @@ def assembled(objective, devices=None, **changes):
 def test_a_mesh_has_the_losses_of_one_device(whole_batch):
   """Also in microbatches and a scan, where no row needs the gradient of all."""
   changes = {} if whole_batch else dict(optim__microbatch=2, model__scan=True)
-  objective, outcomes = Contrast(whole_batch=whole_batch), []
+  objective, outcomes, params = Contrast(whole_batch=whole_batch), [], None
   for devices, options in ((ONE, {}), (None, MESH | changes)):
-    parts, start = assembled(objective, devices, **options)
+    parts, start = assembled(objective, devices, params, **options)
+    params = jax.device_get(start.params)
     state, metrics = parts.run(3, start)
     outcomes.append([metrics, jax.device_get(state.memory)])
   # float32, in another order of sums, in three steps
