@@ -126,3 +126,16 @@ class Data:
     while True:
       step += 1
       yield batch(step, config())
+
+
+def shapes(module, images=(1, 16, 16, 3)):
+  """Returns the shapes of a module's parameters, without computing them."""
+  images = jax.ShapeDtypeStruct(images, "float32")
+  return jax.eval_shape(module.init, jax.random.key(0), images)["params"]
+
+
+def random_params(module, images=(1, 16, 16, 3), std=0.2):
+  """Returns parameters without zeros, unlike the initial ones."""
+  rng = np.random.default_rng(1)
+  draw = lambda leaf: rng.normal(0, std, leaf.shape).astype("f")
+  return jax.tree.map(draw, shapes(module, images))

@@ -1,9 +1,8 @@
 """Small models, and where their formats lie."""
 
 import math
-import pathlib
-import sys
 
+import foreign
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,11 +13,6 @@ from vit_jax.config import model_config
 from vit_jax.inference import pretrained
 from vit_jax.models.posemb import sincos2d
 from vit_jax.weights.weights_file import POS_EMBEDDING
-
-HERE = pathlib.Path(__file__).parents[1]
-sys.path.insert(0, str(HERE / "weights"))
-
-import foreign  # noqa: E402
 
 TINY = dict(variant="B/8", width=24, depth=2, mlp_dim=40, num_heads=3)
 TORCH = dict(gelu="erf", ln_eps=1e-12)

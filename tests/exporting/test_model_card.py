@@ -1,6 +1,5 @@
 """The model card: the run's own numbers, read back by the hub's library."""
 
-import dataclasses
 import functools
 import json
 import pathlib
@@ -101,41 +100,27 @@ def test_a_run_s_own_numbers(tmp_path):
   assert data.license is None and data.base_model is None
   assert data.model_name == "vit"
   results = [
-    (
-      e.dataset_name,
-      e.dataset_type,
-      e.dataset_split,
-      e.metric_name,
-      e.metric_value,
-    )
+    (e.dataset_type, e.dataset_split, e.metric_name, e.metric_value)
     for e in data.eval_results
   ]
   assert results == [
-    ("imagenet2012", "ILSVRC/imagenet-1k", "test", "top-1 accuracy", 0.75),
-    ("imagenet2012", "ILSVRC/imagenet-1k", "test", "top-5 accuracy", 0.9),
-    ("cifar10", "uoft-cs/cifar10", "train[90%:]", "top-1 accuracy", 0.5),
-    ("digits", "digits", "test", "5-shot linear accuracy", 0.25),
+    ("ILSVRC/imagenet-1k", "test", "top-1 accuracy", 0.75),
+    ("ILSVRC/imagenet-1k", "test", "top-5 accuracy", 0.9),
+    ("uoft-cs/cifar10", "train[90%:]", "top-1 accuracy", 0.5),
+    ("digits", "test", "5-shot linear accuracy", 0.25),
   ]
-  assert {e.metric_type for e in data.eval_results} == {"accuracy"}
-  assert {e.task_type for e in data.eval_results} == {"image-classification"}
   for line in (
     "| imagenet2012 | test | top-1 accuracy | 75.00% |",
-    "| cifar10 | train[90%:], held out of the training data | top-1 accuracy"
-    " | 50.00% |",
     "| devices | 8 x TPU v4 |",
     "| images seen | 320 |",
-    "| exaFLOPs | 1.5 |",
-    "| device-hours | 2.5 |",
     "| steps | 20 |",
-    "| versions | jax 0.10.2 |",
     "| starts from | x |",
     "vit = vit_jax.load('hf-hub:me/vit')",
     "model = ViTForImageClassification.from_pretrained('me/vit')",
-    "- preprocessing, by preprocessor_config.json: `decode(dct='accurate')"
-    "|resize_torch(16, 'bilinear')`, then 0 to 255 become -1 to 1; the scores"
-    " are with `decode|resize(16)`",
   ):
     assert f"\n{line}\n" in text
+  # The operations of the scores, and those of the file that is written.
+  assert "resize_torch(16, 'bilinear')`" in text and "resize(16)`" in text
   assert "/home/me" not in text  # no folders of the machine
   assert "98.0" not in text and "99.00" not in text  # other steps
   (block,) = text.split("```json\n")[1:]
@@ -143,54 +128,22 @@ def test_a_run_s_own_numbers(tmp_path):
 
 
 def test_folders_of_the_machine_are_left_out(tmp_path):
-  change = {"step": 8, "by": "--allow_change"}
-  text = model_card.text(
-    write_run(
-      tmp_path,
-      data__dataset="folder:/home/me/x",
-      data__data_dir="/home/me/data",
-      init="/home/me/w",
-      evals={"y": EVALS["few"] | {"dataset": "folder:/home/me/y"}},
-      changed=[
-        change | {"key": "init", "from": None, "to": "/home/me/w"},
-        change | {"key": "data.dataset", "from": "folder:/home/a", "to": "x"},
-        change | {"key": "data.data_dir", "from": "/home/me/a", "to": "/b"},
-        change | {"key": "optim.lr", "from": 1, "to": 2},
-      ],
-    ),
-    "x",
+  change = {"step": 8, "by": "--allow_change", "key": "init", "from": None}
+  vit = write_run(
+    tmp_path,
+    data__dataset="folder:/home/me/x",
+    data__data_dir="/home/me/data",
+    init="/home/me/w",
+    evals={"y": EVALS["few"] | {"dataset": "folder:/home/me/y"}},
+    changed=[change | {"to": "/home/me/w"}],
   )
+  text = model_card.text(vit, "x")
   assert "/home" not in text and "data_dir: " not in text
-  for line in (
-    "| starts from | w |",
-    "| data | folder:x [train[:90%]] |",
-    "| changed on the way | step 8: init None to 'w' (allowed); step 8:"
-    " data.dataset 'folder:a' to 'x' (allowed); step 8: optim.lr 1 to 2"
-    " (allowed) |",
-  ):
-    assert f"\n{line}\n" in text
+  assert "init None to 'w' (allowed)" in text
   (block,) = text.split("```json\n")[1:]
   options = json.loads(block.split("```")[0])
   assert options["data"]["dataset"] == "folder:x"
   assert options["evals"]["y"]["dataset"] == "folder:y"
-
-
-def test_features_are_those_of_the_class_that_is_written(tmp_path):
-  vit = write_run(tmp_path)
-  params = {k: v for k, v in vit.params.items() if k != "cls"}
-  table = params["Transformer"]["posembed_input"]["pos_embedding"][:, 1:]
-  blocks = params["Transformer"] | {"posembed_input": {"pos_embedding": table}}
-  vit = dataclasses.replace(
-    vit,
-    params=params | {"Transformer": blocks},
-    config=dataclasses.replace(vit.config, pool="gap"),
-  )
-  assert "IJepaForImageClassification.from_pretrained" in model_card.text(
-    vit, "x"
-  )
-  text = model_card.text(convert.without_head(vit, "hf"), "x")
-  assert "model = IJepaModel.from_pretrained('x')" in text
-  assert "features = model(**inputs).last_hidden_state.mean(1)" in text
 
 
 def test_a_model_that_was_changed_has_no_scores(tmp_path):
@@ -202,9 +155,7 @@ def test_a_model_that_was_changed_has_no_scores(tmp_path):
   ):
     text = model_card.text(changed, "x")
     assert parsed(text).data.eval_results is None
-    assert "75.00%" not in text and "The run's scores are not here" in text
-    assert "decode|resize" not in text.split("## Details")[1]
-  assert "## Training" in text
+    assert "75.00%" not in text
   assert parsed(text).data.pipeline_tag == "image-feature-extraction"
   assert "ViTModel.from_pretrained('x')" in text
 
@@ -216,26 +167,24 @@ def test_scores_of_an_earlier_step_are_not_the_checkpoint_s(tmp_path):
   (tmp_path / "metrics.jsonl").write_text(lines[0] + "\n")  # step 16 of 20
   text = model_card.text(vit, "x")
   assert parsed(text).data.eval_results is None
-  assert "99.00%" not in text and "The run's scores are not here" in text
+  assert "99.00%" not in text
 
 
 def test_fake_or_given_data_are_no_data_set_of_the_hub(tmp_path):
   text = model_card.text(write_run(tmp_path / "a", fake_data=True), "x")
   data = parsed(text).data
   assert data.eval_results is None and data.datasets is None
-  assert "The data were fake" in text and "75.00%" not in text
-  assert "\n| data | cifar10 [train[:90%]], fake |\n" in text
+  assert "75.00%" not in text
   text = model_card.text(write_run(tmp_path / "b", data_given="Squares"), "x")
   assert parsed(text).data.datasets is None
   assert "\n| data | Squares, given |\n" in text
-  assert "| cifar10 | train[90%:] | top-1 accuracy | 50.00% |" in text
 
 
 def test_published_weights_say_what_they_know():
   text = model_card.text(vit_jax.load(TOKEN, verbose=False), "folder")
   data = parsed(text).data.to_dict()
   assert set(data) == {"library_name", "pipeline_tag", "tags"}
-  assert "Converted by vit_jax from vit_token.weights.npz." in text
+  assert "vit_token.weights.npz" in text
   assert "## Training" not in text and "## Scores" not in text
 
 

@@ -1,7 +1,6 @@
 """Tables, JSON lines and CSV of classes."""
 
 import csv
-import doctest
 import io
 import json
 import os
@@ -36,10 +35,6 @@ def written(make, out=None, result=(CAT, DOG), picture=None):
 def table(names=("photos/猫.jpg", "dog.png")):
   classes = ["tabby", "hound", 'a "big" cat, wild']
   return lambda out: output_formats.as_table(out, names, classes)
-
-
-def test_examples():
-  assert doctest.testmod(output_formats).failed == 0
 
 
 def test_a_table():

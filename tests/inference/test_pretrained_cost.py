@@ -60,19 +60,6 @@ def test_only_what_is_needed_is_imported(tmp_path, vit):
   assert run(code, PHOTO, *paths) == (expected, "")
 
 
-@pytest.mark.nightly
-def test_tensorflow_prints_nothing():
-  code = """
-    import sys
-    import vit_jax.train
-    from vit_jax.data import ops
-    from vit_jax.data.tf_cpu import tf
-    image = tf.io.read_file(sys.argv[1])
-    ops.apply(image, "decode|resize(32)", tf.zeros([2], tf.int64))
-  """
-  assert run(code, PHOTO) == ("", "")
-
-
 MEMORY = """
   import re, sys
   import jax, vit_jax

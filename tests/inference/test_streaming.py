@@ -80,25 +80,21 @@ def test_globs(folder, glob, expected):
   assert names([f"{folder}/{glob}"], relative_to=folder) == expected
 
 
-def test_a_name_that_looks_like_a_glob(tmp_path):
-  (tmp_path / "a[1].png").write_bytes(encoded(0))
-  result = names([f"{tmp_path}/a[1].png"], relative_to=tmp_path)
-  assert result == ["a[1].png"]
-
-
 @pytest.mark.parametrize(
   "word, error",
   [
-    ("empty", "got a folder without images, expected .jpg "),
-    ("*.jpeg", "got a glob that matches no file."),
-    ("lost.png", "got a path with no file"),
+    ("{}/empty", "a folder without images"),
+    ("{}/*.jpeg", "a glob that matches no file"),
+    ("{}/lost.png", "a path with no file"),
+    ("https://x.y/a.png", "an address"),
   ],
 )
 def test_what_is_not_there_takes_the_place_of_an_image(folder, word, error):
-  result = streaming.find([f"{folder}/{word}", f"{folder}/b.PNG"])
+  name = word.format(folder)
+  result = streaming.find([name, f"{folder}/b.PNG"])
   first, second = streaming.read_all(result, OPS, ahead=2)
-  assert first.name == f"{folder}/{word}" and first.pixels is None
-  assert str(first.error).startswith(error)
+  assert first.name == name and first.pixels is None
+  assert str(first.error).startswith(f"got {error}")
   assert second.error is None
 
 
@@ -140,14 +136,6 @@ def test_order_and_bound():
     assert drawn <= i + 1 + ahead
 
 
-def test_an_address_does_not_end_the_list(folder):
-  file = str(folder / "b.PNG")
-  result = streaming.find([file, "https://x.y/a.png", file])
-  rows = list(streaming.read_all(result, OPS, ahead=4))
-  assert [row.error is None for row in rows] == [True, False, True]
-  assert "got an address, expected a file" in str(rows[1].error)
-
-
 def test_threads_end_with_the_iterator():
   before = threading.active_count()
   rows = streaming.read_all(
@@ -160,17 +148,3 @@ def test_threads_end_with_the_iterator():
     if thread.name.startswith("read_"):
       thread.join(5)
   assert threading.active_count() == before
-
-
-def test_too_many_pixels():
-  data = encoded(0, size=(11, 11))
-  ops = "decode(max_pixels=100)|resize(8)"
-  (row,) = streaming.read_all([Named("bomb.png", data)], ops, ahead=1)
-  text = str(row.error)
-  assert "got 11 x 11 pixels" in text and "config.data.max_pixels" in text
-
-
-def test_an_image_twice_in_a_list():
-  image = Image.open(io.BytesIO(encoded(7, size=(900, 900))))
-  rows = streaming.read_all([Named("x", image)] * 8, OPS, ahead=8)
-  assert all((row.pixels == 7).all() for row in rows)

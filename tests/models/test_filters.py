@@ -22,24 +22,6 @@ def test_components_are_those_of_known_filters():
   np.testing.assert_allclose(components.variances, [0.9, 0.1], rtol=1e-6)
 
 
-def test_components_are_eigenvectors_of_the_covariance():
-  kernel = RNG.normal(size=(2, 3, 3, 50)).astype("f")
-  components = principal_components(kernel, most=5)
-  covariance = np.cov(kernel.reshape(18, 50))
-  values, vectors = np.linalg.eigh(covariance)
-  for i, row in enumerate(components.images.reshape(5, 18)):
-    np.testing.assert_allclose(abs(row @ vectors[:, -1 - i]), 1, rtol=1e-5)
-  expected = values[::-1][:5] / values.sum()
-  np.testing.assert_allclose(components.variances, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("shape, num", [((2, 2, 3, 5), 4), ((1, 1, 3, 9), 3)])
-def test_no_more_components_than_there_are(shape, num):
-  components = principal_components(RNG.normal(size=shape).astype("f"))
-  assert components.images.shape == (num, *shape[:3])
-  np.testing.assert_allclose(components.variances.sum(), 1, rtol=1e-6)
-
-
 def test_a_model_may_have_no_filters_of_pixels():
   for params in ({}, {"stem": {"kernel": np.ones((2, 2, 4, 8))}, "cls": 1.0}):
     with pytest.raises(ValueError, match="B/8 has no filters of pixels"):

@@ -21,13 +21,8 @@ SLOW = [
   ("modern", dict(posemb="relative_bias", scan=True, layer_scale=0.5)),
 ]
 NIGHTLY = [
-  ("vit", {}),
   ("vit", dict(scan=True, pool="gap")),
-  ("vit", dict(posemb="sincos2d", cls_row=True)),
   ("vit", dict(posemb="learn2d", cls_row=False)),
-  ("vit", dict(posemb_at="shared", scan=True)),
-  ("vit", dict(posemb="relative", scan=True, pool="gap")),
-  ("modern", dict(rope="eva02", scan=True)),
 ]
 
 

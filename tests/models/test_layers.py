@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax import sharding
 from vit_jax.models import layers
 
 SPLIT = jnp.asarray(np.random.default_rng(0).normal(size=(3, 5, 2, 4)), "f")
@@ -50,19 +49,3 @@ def test_the_numbers_are_those_of_dot_general(layer, dtype):
         else dict(rtol=0.01, atol=0.01)
       ),
     )
-
-
-def test_a_step_on_a_cpu_multiplies_matrices_alone():
-  config = tiny.config(model__depth=1)
-  parts = tiny.Parts(config, jax.devices()[:1])
-  batch = sharding.to_global(tiny.batch(0, config), parts.mesh)
-  program = jax.make_jaxpr(parts.train_step)(parts.shapes, batch)
-  ranks = {}
-  for equation, _ in tiny.equations(program.jaxpr):
-    if equation.primitive.name == "dot_general":
-      rank = len(equation.invars[0].aval.shape)
-      ranks[rank] = ranks.get(rank, 0) + 1
-  # Six layers, each with three products; attention's products of each image
-  # and head.
-  assert ranks[2] >= 6 * 3
-  assert set(ranks) == {2, 4}

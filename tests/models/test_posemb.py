@@ -1,9 +1,11 @@
-"""Fixed position embeddings against closed forms."""
+"""Fixed position embeddings and rows of biases, against closed forms."""
 
 import numpy as np
 import pytest
 
+from vit_jax.models import resample
 from vit_jax.models.posemb import sincos2d
+from vit_jax.zoo.models import relative_bias
 
 
 def test_sincos2d_in_closed_form():
@@ -17,7 +19,18 @@ def test_sincos2d_in_closed_form():
   np.testing.assert_allclose(table[y * 5 + x], expected, atol=1e-7)
 
 
-@pytest.mark.parametrize("width", [4, 10])
-def test_sincos2d_needs_a_multiple_of_four(width):
-  with pytest.raises(ValueError, match=f"a width of {width}, expected a mult"):
-    sincos2d(2, 2, width)
+def test_sincos2d_needs_a_multiple_of_four():
+  with pytest.raises(ValueError, match="width of 10"):
+    sincos2d(2, 2, 10)
+
+
+def test_rows_of_biases_are_in_reach_and_mirrored():
+  grid = (3, 5)
+  rows = relative_bias.rows(grid)
+  patches = rows[1:, 1:]
+  offsets = resample.num_bias_rows(grid) - 3
+  assert sorted({*patches.ravel()}) == list(range(offsets))
+  # Query and key exchanged, the offset has the other sign.
+  np.testing.assert_array_equal(patches + patches.T, offsets - 1)
+  assert {*rows[0, 1:]} == {offsets} and {*rows[1:, 0]} == {offsets + 1}
+  assert rows[0, 0] == offsets + 2

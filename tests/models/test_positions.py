@@ -1,9 +1,12 @@
 """Position embeddings inside the model: tables, halves, offsets, class row."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from tiny import ViT
 
 from vit_jax.families.vit import ViTConfig
@@ -16,10 +19,7 @@ TINY = dict(num_classes=5, patch=4, width=16, depth=2, mlp_dim=32, num_heads=2)
 IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)).astype("f")
 
 
-def random_params(model, seed=1):
-  rng = np.random.default_rng(seed)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), IMAGES)["params"]
-  return jax.tree.map(lambda a: rng.normal(0, 0.2, a.shape).astype("f"), shapes)
+random_params = functools.partial(tiny.random_params, images=IMAGES.shape)
 
 
 def run(model, params):

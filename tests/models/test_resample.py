@@ -103,15 +103,6 @@ def test_rows_are_counted_and_not_guessed():
     resample_posemb(table, (4, 4), (6, 6), 1)
 
 
-def test_unknown_method():
-  with pytest.raises(ValueError) as e:
-    resample_posemb(np.zeros((1, 4, 4)), (2, 2), (3, 3), 0, "bicubik")
-  assert str(e.value) == (
-    "position table: got method 'bicubik', expected one of zoom, bilinear,"
-    " linear, bicubic, timm, hf, dinov2. Did you mean 'bicubic'?"
-  )
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("old, new", [(1, 3), (3, 1), (9, 4), (4, 4)])
 def test_weights_keep_constants_and_symmetry(method, old, new):

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from flax.traverse_util import flatten_dict
 from tiny import ViT
 
 from vit_jax.config import model_config
-from vit_jax.families.vit import SIZES, ViTConfig
-from vit_jax.models import build
+from vit_jax.families.vit import ViTConfig
 from vit_jax.models.encoder import remat_policy
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 
@@ -22,18 +22,8 @@ IMAGES = jnp.asarray(
 )
 
 
-def shapes(model, images=IMAGES.shape):
-  """Shapes of the parameters, without computing them."""
-  images = jax.ShapeDtypeStruct(images, "float32")
-  return jax.eval_shape(model.init, jax.random.key(0), images)["params"]
-
-
-def random_params(model, seed=1):
-  """Parameters without zeros, unlike the initial ones."""
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(
-    lambda a: rng.normal(0, 0.2, a.shape).astype("f"), shapes(model)
-  )
+shapes = functools.partial(tiny.shapes, images=IMAGES.shape)
+random_params = functools.partial(tiny.random_params, images=IMAGES.shape)
 
 
 @functools.cache
@@ -48,101 +38,6 @@ def run(model, params, images=IMAGES):
 
 def count(tree):
   return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(tree))
-
-
-# Counts of the paper's own code, of the class-token model with a learned table.
-# No head; 1000 classes; with pre_logits; 21843 classes; 1000 classes at 384 px
-# (378 for H/14: the original drops the pixels that do not fill a patch).
-COUNTS = {
-  "Ti/16": (5_524_416, 5_717_416, 5_754_472, 9_740_115, 5_790_376),
-  "S/16": (21_665_664, 22_050_664, 22_198_504, 30_075_219, 22_196_584),
-  "S/32": (22_493_952, 22_878_952, 23_026_792, 30_903_507, 22_915_432),
-  "B/16": (85_798_656, 86_567_656, 87_158_248, 102_595_923, 86_859_496),
-  "B/32": (87_455_232, 88_224_232, 88_814_824, 104_252_499, 88_297_192),
-  "B/8": (85_807_872, 86_576_872, 87_167_464, 102_605_139, 87_744_232),
-  "L/16": (303_301_632, 304_326_632, 305_376_232, 325_690_707, 304_715_752),
-  "L/32": (305_510_400, 306_535_400, 307_585_000, 327_899_475, 306_632_680),
-  "H/14": (630_764_800, 632_045_800, 633_685_480, 658_745_683, 632_651_240),
-}
-
-
-def counts(variant):
-  # Stacked blocks are traced once for any depth.
-  config = model_config(variant=variant, scan=True)
-  with_tanh = model_config(variant=variant, scan=True, pre_logits=True)
-  at_224, large = (1, 224, 224, 3), 378 if variant == "H/14" else 384
-  headed = shapes(build(config, 1000), at_224)
-  return (
-    count(headed) - count(headed["head"]),
-    count(headed),
-    count(shapes(build(with_tanh, 1000), at_224)),
-    count(shapes(build(config, 21_843), at_224)),
-    count(shapes(build(config, 1000), (1, large, large, 3))),
-  )
-
-
-QUICK = ("B/32",)
-
-
-@pytest.mark.parametrize(
-  "variants",
-  [QUICK, pytest.param(COUNTS.keys() - {*QUICK}, marks=pytest.mark.slow)],
-  ids=["one", "others"],
-)
-def test_parameter_counts_are_those_published(variants):
-  for variant in variants:
-    assert counts(variant) == COUNTS[variant], variant
-
-
-# The sizes of big_vision that COUNTS lacks.
-@pytest.mark.parametrize(
-  "name",
-  ["So400m", *(pytest.param(n, marks=pytest.mark.slow) for n in "gGe")],
-)
-def test_parameter_count_in_closed_form(name):
-  size, patch, classes = SIZES[name], 14, 1000
-  d, m = size.width, size.mlp_dim
-  # Two norms; query, key, value, out; two dense layers.
-  block = 2 * 2 * d + 4 * (d * d + d) + (d * m + m) + (m * d + d)
-  stem = patch * patch * 3 * d + d
-  tokens = d + (1 + 16 * 16) * d  # class token; table
-  expected = stem + tokens + size.depth * block + 2 * d + d * classes + classes
-  model = build(model_config(variant=f"{name}/14", scan=True), classes)
-  assert count(shapes(model, (1, 224, 224, 3))) == expected
-
-
-def test_paths_and_shapes_of_parameters():
-  model = ViT(**TINY | dict(depth=1), pre_logits=True)
-  block = "Transformer/encoderblock_0/"
-  attention = block + "MultiHeadDotProductAttention_0/"
-  heads = {
-    attention + f"{name}/{leaf}": shape
-    for name in ("query", "key", "value")
-    for leaf, shape in (("kernel", (16, 2, 8)), ("bias", (2, 8)))
-  }
-  got = {k: v.shape for k, v in flatten_dict(shapes(model), sep="/").items()}
-  assert got == heads | {
-    "embedding/kernel": (4, 4, 3, 16),
-    "embedding/bias": (16,),
-    "cls": (1, 1, 16),
-    "Transformer/posembed_input/pos_embedding": (1, 7, 16),
-    block + "LayerNorm_0/scale": (16,),
-    block + "LayerNorm_0/bias": (16,),
-    attention + "out/kernel": (2, 8, 16),
-    attention + "out/bias": (16,),
-    block + "LayerNorm_1/scale": (16,),
-    block + "LayerNorm_1/bias": (16,),
-    block + "MlpBlock_0/Dense_0/kernel": (16, 32),
-    block + "MlpBlock_0/Dense_0/bias": (32,),
-    block + "MlpBlock_0/Dense_1/kernel": (32, 16),
-    block + "MlpBlock_0/Dense_1/bias": (16,),
-    "Transformer/encoder_norm/scale": (16,),
-    "Transformer/encoder_norm/bias": (16,),
-    "pre_logits/kernel": (16, 16),
-    "pre_logits/bias": (16,),
-    "head/kernel": (16, 5),
-    "head/bias": (5,),
-  }
 
 
 @pytest.mark.parametrize(
@@ -188,29 +83,6 @@ def test_intermediates_are_what_they_are_called():
   np.testing.assert_array_equal(out["pooled"], out["encoded"][:, 0])
   np.testing.assert_array_equal(out["pre_logits"], out["pooled"])
   np.testing.assert_array_equal(out["logits"], logits)
-
-
-@pytest.mark.slow
-def test_the_mean_pools_all_tokens_and_tanh_precedes_the_head():
-  model = ViT(**TINY, pool="gap", posemb="sincos2d", pre_logits=True)
-  params = random_params(model)
-  _, out = run(model, params)
-  np.testing.assert_allclose(
-    out["pooled"], np.mean(out["encoded"], axis=1), rtol=1e-6, atol=1e-6
-  )
-  dense = params["pre_logits"]
-  expected = np.tanh(out["pooled"] @ dense["kernel"] + dense["bias"][None])
-  np.testing.assert_allclose(out["pre_logits"], expected, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_fixed_positions_leave_the_class_token_alone():
-  model = ViT(**TINY, posemb="sincos2d")
-  params = random_params(model)
-  _, out = run(model, params)
-  np.testing.assert_array_equal(
-    out["with_posemb"][:, 0], np.tile(params["cls"][0], (2, 1))
-  )
 
 
 @pytest.mark.slow
@@ -308,7 +180,7 @@ def saved(**options):
     return jax.vjp(lambda p: model.apply({"params": p}, images)[0], params)[1]
 
   # A backward pass is a tree whose leaves are what it has saved.
-  return jax.eval_shape(backward, shapes(model, images.shape))
+  return jax.eval_shape(backward, tiny.shapes(model, images.shape))
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from tiny import ViT
 
 from vit_jax.families.vit import ViTConfig
@@ -21,11 +22,7 @@ def images(number=2):
 
 
 def random_params(model):
-  rng = np.random.default_rng(1)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images())
-  return jax.tree.map(
-    lambda a: rng.normal(0, 0.3, a.shape).astype("f"), shapes["params"]
-  )
+  return tiny.random_params(model, images().shape, 0.3)
 
 
 PARAMS = random_params(ViT(**TINY))
@@ -47,15 +44,10 @@ def apply(x=None, seed=None, is_training=True, **options):
 
 
 @pytest.mark.slow
-def test_training_is_the_same_without_dropout_and_asks_for_no_key():
-  expected, _ = apply(is_training=False)
-  np.testing.assert_array_equal(apply()[0], expected)
-
-
-@pytest.mark.slow
 def test_dropout_is_off_in_evaluation_and_a_function_of_the_key():
   x = images(200)
   expected, _ = apply(x, is_training=False, scan=True)
+  np.testing.assert_array_equal(apply(x, scan=True)[0], expected)  # at rate 0
   options = dict(dropout=0.25, scan=True)  # a scan compiles its draws once
   off, _ = apply(x, is_training=False, stochastic_depth=0.2, **options)
   np.testing.assert_array_equal(off, expected)
@@ -130,17 +122,6 @@ def test_stochastic_depth_keeps_the_expectation_in_bfloat16():
   # 1e-5. With 0.9 rounded to bfloat16 it is 1.0017 times as large.
   assert slope == pytest.approx(1 / 0.9, rel=1e-4)
   assert out["encoderblock_1"]["after_mlp"].dtype == jnp.bfloat16
-
-
-@pytest.mark.slow
-def test_one_block_drops_nothing():
-  model = ViT(**TINY | dict(depth=1), stochastic_depth=0.5)
-  apply = functools.partial(model.apply, {"params": random_params(model)})
-  expected, _ = jax.jit(apply)(images())
-  got, _ = jax.jit(functools.partial(apply, is_training=True))(
-    images(), rngs={"dropout": jax.random.key(0)}
-  )
-  np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -89,18 +89,6 @@ def test_counts_that_are_unknown_weigh_nothing(losses):
   assert losses["unknown"][0] == pytest.approx(want, rel=1e-6)
 
 
-@pytest.mark.parametrize("loss", ["sigmoid", "bce"])
-def test_sigmoids_are_refused(loss):
-  (error,) = Classification(class_weights="balanced", loss=loss).errors()
-  assert error.startswith("config.objective.class_weights")
-
-
-def test_a_loader_is_refused():
-  config = tiny.config(objective__class_weights="balanced")
-  with pytest.raises(ConfigError, match="class_weights.*Data"):
-    run_checks.setup(config, data=tiny.Data())
-
-
 @pytest.mark.slow
 def test_a_run_counts_its_training_split():
   config = tiny.config(
@@ -113,3 +101,13 @@ def test_a_run_counts_its_training_split():
   labels = run.data.source.labels()
   assert counts == tuple(np.bincount(labels, minlength=10))
   assert sum(counts) == 100 and run.run_shape.labels().class_counts == counts
+
+
+def test_what_is_refused():
+  """Losses of independent classes, and a loader, whose labels are unknown."""
+  for loss in ("sigmoid", "bce"):
+    (error,) = Classification(class_weights="balanced", loss=loss).errors()
+    assert "class_weights" in error
+  config = tiny.config(objective__class_weights="balanced")
+  with pytest.raises(ConfigError, match="class_weights.*Data"):
+    run_checks.setup(config, data=tiny.Data())

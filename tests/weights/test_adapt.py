@@ -82,37 +82,6 @@ def test_the_head_is_loaded_as_a_whole_or_not(
   }
 
 
-@pytest.mark.parametrize(
-  "old, new, loads, note",
-  [
-    ("abcdefghijk", "abcdefghijk", True, None),
-    (  # as many, but others
-      "abcdefghijk",
-      "xbcdefghijk",
-      False,
-      "the head is not loaded",
-    ),
-    ("abcdefghijk", "bacdefghijk", True, "the data's order, by name"),
-    (None, "abcdefghijk", True, "number of classes"),
-    ("abcdefghijk", None, True, None),
-  ],
-)
-def test_the_head_of_other_classes_is_dropped(old, new, loads, note):
-  file = dataclasses.replace(
-    published(), class_names=tuple(old) if old else None
-  )
-  options = dict(class_names=tuple(new) if new else None)
-  params, report = adapt(file, pre_logits=True, adapt_options=options)
-  assert len(report.notes) == bool(note)
-  assert not note or note in report.notes[0]
-  assert report.reinitialised == (() if loads else HEAD + TANH)
-  if loads:
-    order = [(old or new).index(name) for name in new or old]
-    for path in HEAD:
-      array = np.asarray(file.params[path])
-      np.testing.assert_array_equal(params[path], array[..., order])
-
-
 def test_what_is_dropped_or_refused_is_never_read():
   def fail():
     raise AssertionError("read")
@@ -172,24 +141,6 @@ def test_all_errors_come_at_once():
     assert part in text
 
 
-def test_what_is_not_finite_is_refused():
-  path = "Transformer/encoder_norm/scale"
-  file = published("vit_linen_names")
-  bad = np.array(file.params[path], np.float32)
-  bad[..., 3:6] = np.nan, np.inf, -np.inf
-  with pytest.raises(ValueError) as e:
-    adapt(changed({path: bad}, "vit_linen_names"))
-  assert f"{path}: got 3 NaN" in str(e.value)
-
-
-def test_the_model_that_fits_has_no_training_of_another_family():
-  options = dict(name="modern", stochastic_depth_rule="constant", registers=1)
-  with pytest.raises(ValueError, match="registers: missing") as e:
-    adapt(published("vit_linen_names"), **options)
-  advice = str(e.value).rsplit("\n", 1)[1]
-  assert advice.startswith("The model that fits them: --config.model.name=vit")
-
-
 @pytest.mark.parametrize(
   "source, options, message",
   [
@@ -226,40 +177,6 @@ def test_the_model_that_fits_is_named_and_loads(source, options, message):
   assert not (report.resized or report.reinitialised or report.ignored)
 
 
-@pytest.mark.parametrize(
-  "source, options, notes",
-  [
-    (
-      "vit_linen_names",
-      {"gelu": "erf", "ln_eps": 1e-12},
-      (
-        "these weights were trained with gelu=erf, the model has tanh.",
-        "these weights were trained with ln_eps=1e-12, the model has 1e-06.",
-      ),
-    ),
-    pytest.param(
-      "bit_v2",
-      {"gn_eps": 1e-5, "ws_eps": 1e-8, "ws_eps_on": "var"},  # timm's
-      (
-        "these weights were trained with root_pad=nothing, the model has zero.",
-        "these weights were trained with gn_eps, ws_eps, ws_eps_on=(1e-05,"
-        " 1e-08, 'var'), the model has (1e-05, 1e-10, 'var').",
-      ),
-      marks=pytest.mark.slow,
-    ),
-  ],
-)
-def test_other_numerics_are_noted(source, options, notes):
-  file = published(source)
-  file = dataclasses.replace(file, options=file.options | options)
-  size, num_classes = ((64, 64), 7) if source == "bit_v2" else ((32, 32), 11)
-  for known, expected in (({}, notes), (file.options, ())):
-    model = weights.identify(file.params, known)
-    target = make_target(model, size, num_classes)
-    _, report = weights.adapt(file, target, model, size)
-    assert report.notes == expected
-
-
 def test_report():
   file = dataclasses.replace(published(), path="B_16.npz", notes=("Mind.",))
   _, report = adapt(file, (48, 48), num_classes=3)
@@ -285,15 +202,44 @@ def test_halves_become_single_floats():
   assert {a.dtype for a in params.values()} == {np.dtype(np.float32)}
 
 
-def test_a_head_without_names_on_classes_named_by_numbers():
-  """Folders are sorted as text; the head's columns are in order of numbers."""
-  file = published()
-  names = ["0", "1", "10", *"23456789"]
-  params, report = adapt(
-    file, pre_logits=True, adapt_options=dict(class_names=names)
+NUMBERS = ["0", "1", "10", *"23456789"]  # as folders are sorted
+
+
+@pytest.mark.parametrize(
+  "old, new, order, note",
+  [
+    ("abcdefghijk", "abcdefghijk", range(11), None),
+    # As many, but others.
+    ("abcdefghijk", "xbcdefghijk", None, "the head is not loaded"),
+    ("abcdefghijk", "bacdefghijk", [1, 0, *range(2, 11)], "order, by name"),
+    (None, "abcdefghijk", range(11), "number of classes"),
+    ("abcdefghijk", None, range(11), None),
+    (None, NUMBERS, [0, 1, 10, *range(2, 10)], "order, by number"),
+  ],
+)
+def test_columns_of_the_head_are_those_of_the_data_s_classes(
+  old, new, order, note
+):
+  """`order`: numbers of the columns that are taken; None: a new head."""
+  file = dataclasses.replace(
+    published(), class_names=tuple(old) if old else None
   )
-  order = [0, 1, 10, *range(2, 10)]
-  np.testing.assert_array_equal(
-    params["head/kernel"], np.asarray(file.params["head/kernel"])[:, order]
-  )
-  assert "got the data's order, by number." in report.notes[-1]
+  options = dict(class_names=tuple(new) if new else None)
+  params, report = adapt(file, pre_logits=True, adapt_options=options)
+  assert bool(report.notes) == bool(note)
+  assert not note or note in report.notes[-1]
+  assert report.reinitialised == (HEAD + TANH if order is None else ())
+  for path in HEAD if order else ():
+    array = np.asarray(file.params[path])
+    np.testing.assert_array_equal(params[path], array[..., [*order]])
+
+
+def test_other_numerics_are_noted():
+  file = published("vit_linen_names")
+  file = dataclasses.replace(file, options={"gelu": "erf", "ln_eps": 1e-12})
+  _, report = adapt(file)
+  gelu, eps = report.notes
+  assert "gelu=erf" in gelu and "tanh" in gelu
+  assert "ln_eps=1e-12" in eps and "1e-06" in eps
+  _, report = adapt(file, **file.options)
+  assert not report.notes

@@ -1,7 +1,6 @@
 """What no array states: assumed in one line, stated by the user, or refused."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from weight_files import (
 
 import vit_jax
 from vit_jax import run_checks, run_summary, weights
-from vit_jax.commands import evaluate
 from vit_jax.config import ConfigError, model_config
 from vit_jax.models.resample import resample_posemb
 from vit_jax.weights import normalisation
@@ -61,23 +59,17 @@ def embed(params, pixels):
 @pytest.mark.parametrize(
   "mean, std, expected, model",
   [
-    ("imagenet", None, IMAGENET, MODEL),
     (*IMAGENET, IMAGENET, MODEL),
-    ("0.485,0.456,0.406", "0.229,0.224,0.225", IMAGENET, MODEL),
     ("0.485,0.456,0.406/0.229,0.224,0.225", None, IMAGENET, MODEL),
     (0, 1 / 255, BYTES, MODEL),
     ("imagenet", None, IMAGENET, TOWER),
-    (0, 1 / 255, BYTES, TOWER),
   ],
 )
 def test_images_enter_as_in_training(tmp_path, mean, std, expected, model):
   """The normalisation moves into the patches, without a bias into positions."""
   if model is TOWER:
-    about = {"preprocess_cfg": {}}
-    path, own = (
-      openclip_folder(tmp_path, **about),
-      our_params((32, 32), 0, TOWER),
-    )
+    path = openclip_folder(tmp_path, preprocess_cfg={})
+    own = our_params((32, 32), 0, TOWER)
   else:
     path, own = timm_file(tmp_path), our_params()
   pixels = np.random.default_rng(0).uniform(0, 1, (1, 32, 32, 3))
@@ -177,21 +169,6 @@ def test_the_images_of_a_series(tmp_path, options, name, pixels, ops):
   assert dataclasses.replace(got, layer_scale=layer_scale) == expected
 
 
-def test_a_series_whose_grid_only_the_images_state(tmp_path):
-  model = model_config(**SCALED, cls_row=False)
-  params = our_params((16, 48), 3, model)
-  path = timm_file(tmp_path, model=model, params=params)
-  result = read(path, cls_row=False)
-  assert result.pixels == normalisation.NAMED["imagenet"]
-  assert result.ops is None and result.image_size is None
-  assert "DeiT III's are assumed" in result.notes[0]
-  assert "DeiT III" not in str(read(path, mean="half", cls_row=False).notes)
-  options = dict(cls_row=False, verbose=False, **HEADS)
-  vit = vit_jax.load(path, image_size=(16, 48), **options)
-  assert (vit.image_size, vit.report.resized) == ((16, 48), {})
-  assert "got 12 patches" in message(path, **options)
-
-
 def test_mae_s_table_begins_with_zeros(tmp_path):
   params = our_params(num_classes=3)
   assert read(timm_file(tmp_path, params=params)).pixels is None
@@ -199,17 +176,11 @@ def test_mae_s_table_begins_with_zeros(tmp_path):
   table[:, 0] = 0
   path = timm_file(tmp_path, params=params | {POS_EMBEDDING: table})
   assert read(path).pixels == normalisation.NAMED["imagenet"]
-  assert "MAE's are assumed" in read(path).notes[0]
 
 
-@pytest.mark.parametrize(
-  "registers", [0, pytest.param(4, marks=pytest.mark.nightly)]
-)
-def test_dinov2_resizes_positions_to_its_processor_s_images(
-  tmp_path, registers
-):
+def test_dinov2_resizes_positions_to_its_processor_s_images(tmp_path):
   """Published tables are of 37 x 37 patches, images of 16 x 16."""
-  model = model_config(**SCALED | dict(mlp_dim=192), registers=registers)
+  model = model_config(**SCALED | dict(mlp_dim=192))
   about = {"image_processor_type": "BitImageProcessor", "crop_size": 16}
   about["size"] = {"shortest_edge": 18}
   folder = hf_folder(
@@ -218,9 +189,8 @@ def test_dinov2_resizes_positions_to_its_processor_s_images(
   vit = vit_jax.load(folder, mean="half", verbose=False)
   assert vit.image_size == (16, 16)
   assert vit.ops.endswith("resize_small_torch(18)|central_crop(16)")
-  method = "bicubic" if registers else "dinov2"
   own = our_params((32, 32), 0, model)[POS_EMBEDDING]
-  table = resample_posemb(own, (4, 4), (2, 2), 1, method)
+  table = resample_posemb(own, (4, 4), (2, 2), 1, "dinov2")
   got = vit.params["Transformer"]["posembed_input"]["pos_embedding"]
   np.testing.assert_array_equal(got, table)
 
@@ -240,44 +210,36 @@ def test_a_bare_file_says_what_its_model_is_taken_for(tmp_path):
   timm_file(tmp_path, {"architecture": "vit"})
   vit = vit_jax.load(path, verbose=False, **HEADS)
   assert len(vit.report.notes) == 1  # of the pixels
+  path = timm_file(tmp_path / "gap", model=model_config(**SIZE, pool="gap"))
+  notes = vit_jax.load(path, verbose=False, **HEADS).report.notes
+  assert "the mean of the tokens" in notes[1]
 
 
 @pytest.mark.parametrize(
-  "pool", ["gap", pytest.param("map", marks=pytest.mark.nightly)]
-)
-def test_other_poolings(tmp_path, pool):
-  """A pooling by attention has arrays, which tell it."""
-  model = model_config(**SIZE, pool=pool)
-  vit = vit_jax.load(timm_file(tmp_path, model=model), verbose=False, **HEADS)
-  assert ("the mean of the tokens" in vit.report.notes[1]) == (pool == "gap")
-
-
-@pytest.mark.parametrize(
-  "image, options, resized, text",
+  "trained, image, options, resized, read_as",
   [
     # 16 patches are 8 x 2 as well as 4 x 4.
-    ((64, 16), {}, False, "8 x 2"),
-    ((64, 16), {"grid": (4, 4)}, True, None),
-    ((64, 32), {}, True, None),
+    ((32, 32), (64, 16), {}, False, "8 x 2"),
+    ((32, 32), (64, 16), {"grid": (4, 4)}, True, None),
+    ((32, 32), (64, 32), {}, True, None),
+    # No square has 12 patches, so the images decide.
+    ((16, 48), (16, 48), {}, False, "2 x 6"),
   ],
 )
-def test_a_grid_of_two_readings(tmp_path, image, options, resized, text):
-  path = timm_file(tmp_path)
-  vit = vit_jax.load(path, image_size=image, verbose=False, **options, **HEADS)
+def test_how_a_table_of_positions_is_read(
+  tmp_path, trained, image, options, resized, read_as
+):
+  model = model_config(**SIZE, pool="gap")
+  params = our_params(trained, 11, model)
+  path = timm_file(tmp_path, model=model, params=params)
+  options = {"verbose": False, **options, **HEADS}
+  vit = vit_jax.load(path, image_size=image, **options)
   assert bool(vit.report.resized) == resized
   notes = [note for note in vit.report.notes if "positions" in note]
-  assert len(notes) == (text is not None) and all(text in n for n in notes)
-
-
-def test_a_grid_that_is_no_square(tmp_path):
-  """The images decide where a table has no square reading."""
-  model = model_config(**SIZE, pool="gap")
-  params = our_params((16, 48), 11, model)
-  path = timm_file(tmp_path, model=model, params=params)
-  assert "got 12 patches" in message(path, **HEADS)
-  vit = vit_jax.load(path, image_size=(16, 48), verbose=False, **HEADS)
-  assert not vit.report.resized
-  assert any("2 x 6" in n for n in vit.report.notes)
+  assert len(notes) == (read_as is not None)
+  assert all(read_as in note for note in notes)
+  if trained == (16, 48):
+    assert "got 12 patches" in message(path, **options)
 
 
 def test_published_grids_are_square(tmp_path):
@@ -293,8 +255,6 @@ def test_a_class_token_without_a_row(tmp_path, grid):
   """FlexiViT's table is square without a row for its class token."""
   table = our_params()[POS_EMBEDDING][:, :16]
   path = timm_file(tmp_path, params=our_params() | {POS_EMBEDDING: table})
-  result = read(path, grid=grid)
-  assert not result.has_cls_row and result.options["cls_row"] is False
   vit = vit_jax.load(path, grid=grid, verbose=False, **HEADS)
   assert vit.config.cls_row is False
   assert vit.image_size[1] == (64 if grid else 32)
@@ -322,19 +282,18 @@ def _run(path, **changes):
   )
 
 
-def test_a_run_and_an_evaluation_take_it_as_text(tmp_path):
+def test_a_run_takes_the_normalisation_as_text(tmp_path):
   path = save(tmp_path / "x.npz")
   config = _run(path, init_mean="0.485,0.456,0.406/0.229,0.224,0.225")
   _, report = run_checks.setup(config, data=tiny.Data()).fitted_weights()
   assert "mean [0.485, 0.456, 0.406]" in report.notes[0]
-  wrong = dataclasses.replace(config, init_mean="imagnet")
-  with pytest.raises(ConfigError, match="config.init: mean.*imagnet"):
-    run_checks.setup(wrong, data=tiny.Data())
-  alone = dataclasses.replace(config, init=None)
-  with pytest.raises(ConfigError, match="init_mean: .* config.init"):
-    run_checks.setup(alone, data=tiny.Data())
-  args = evaluate.parse([f"--checkpoint={path}", "--mean=clip", "--knn=digits"])
-  assert args.flags["mean"] == "clip"
+  for changes, words in (
+    ({"init_mean": "imagnet"}, "config.init: mean.*imagnet"),
+    ({"init": None}, "init_mean"),
+  ):
+    wrong = dataclasses.replace(config, **changes)
+    with pytest.raises(ConfigError, match=words):
+      run_checks.setup(wrong, data=tiny.Data())
 
 
 def test_heads_that_nothing_states(tmp_path, monkeypatch):
@@ -355,11 +314,9 @@ def test_heads_that_nothing_states(tmp_path, monkeypatch):
   block = params["Transformer"]["encoderblock_0"]
   query = block["MultiHeadDotProductAttention_0"]["query"]["kernel"]
   assert query.shape == (48, 4, 12) and not notes_on_heads(report)
-  with monkeypatch.context() as patch:  # also if no known model has its size
-    patch.setattr(timm_names, "known_heads", lambda *_: (None, "unknown."))
-    run_checks.setup(config, data=tiny.Data()).fitted_weights()
-  (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit"}))
-  assert not notes_on_heads(weights.read(path))
+  # Also if no known model has its size.
+  monkeypatch.setattr(timm_names, "known_heads", lambda *_: (None, "unknown."))
+  run_checks.setup(config, data=tiny.Data()).fitted_weights()
 
 
 def test_a_run_records_the_file_that_it_begins_with(tmp_path):

@@ -20,14 +20,6 @@ ARRAYS = {
 }
 
 
-def test_npz(tmp_path):
-  np.savez(tmp_path / "x.npz", **ARRAYS)  # not compressed
-  got = open_npz(tmp_path / "x.npz")
-  assert_same(got, ARRAYS)
-  for name, array in ARRAYS.items():
-    assert (got[name].shape, got[name].dtype) == (array.shape, array.dtype)
-
-
 def test_bfloat16_is_recovered(tmp_path):
   array = jnp.asarray([1.0, -2.5, 3e38], jnp.bfloat16)
   np.savez(tmp_path / "x.npz", cls=np.asarray(array))
@@ -37,7 +29,11 @@ def test_bfloat16_is_recovered(tmp_path):
 
 
 def test_opening_reads_headers_alone_and_each_use_reads_again(tmp_path):
-  np.savez(file := tmp_path / "x.npz", **ARRAYS)
+  np.savez(file := tmp_path / "x.npz", **ARRAYS)  # not compressed
+  got = open_npz(file)
+  assert_same(got, ARRAYS)
+  for name, array in ARRAYS.items():
+    assert (got[name].shape, got[name].dtype) == (array.shape, array.dtype)
   whole = bytearray(file.read_bytes())
   whole[whole.index(ARRAYS["half"].tobytes()) + 10_000] ^= 1
   file.write_bytes(whole)
@@ -113,9 +109,7 @@ def _tensors(dtype=np.float32):
   }
 
 
-@pytest.mark.parametrize(
-  "dtype", [np.float64, np.float32, np.float16, jnp.bfloat16]
-)
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
 def test_safetensors(tmp_path, dtype):
   path = tmp_path / "x.safetensors"
   write(path, _tensors(dtype), {"vit_jax": {"names": ["α", "b"]}})

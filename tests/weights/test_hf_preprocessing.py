@@ -3,12 +3,11 @@
 import json
 
 import pytest
-from weight_files import assert_same, hf_folder, our_params
+from weight_files import hf_folder
 
 from vit_jax import weights
 from vit_jax.data.preprocessing import image_size
 from vit_jax.weights import normalisation
-from vit_jax.weights.weights_file import Pixels
 from vit_jax.zoo.files import hf_preprocessing
 
 PILLOW = "decode(dct='accurate')|"  # what follows is Pillow's, too
@@ -29,13 +28,21 @@ ALL = dict(
 )
 
 
-@pytest.mark.parametrize("do_normalize", [True, False])
-def test_hugging_face_s_preprocessor(tmp_path, do_normalize):
-  about = {"image_mean": [0.4] * 3, "image_std": [0.2] * 3}
-  about |= {"do_normalize": do_normalize}
+@pytest.mark.parametrize(
+  "changes, mean, std",
+  [
+    ({}, 0.4, 0.2),
+    ({"do_normalize": False}, 0.0, 1.0),
+    # Values up to 255, here with the mean in the same unit.
+    ({"do_rescale": False}, 0.4 / 255, 0.2 / 255),
+    ({"rescale_factor": 1}, 0.4 / 255, 0.2 / 255),
+  ],
+)
+def test_the_normalisation_of_a_preprocessor(tmp_path, changes, mean, std):
+  about = {"image_mean": [0.4] * 3, "image_std": [0.2] * 3} | changes
   result = weights.read(hf_folder(tmp_path, about=about))
-  mean, std = (0.4, 0.2) if do_normalize else (0.0, 1.0)
-  assert result.pixels == ((mean,) * 3, (std,) * 3)
+  assert result.pixels.mean == pytest.approx((mean,) * 3)
+  assert result.pixels.std == pytest.approx((std,) * 3)
 
 
 def test_the_processor_of_transformers_5_takes_precedence(tmp_path):
@@ -70,13 +77,7 @@ def test_the_processor_of_transformers_5_takes_precedence(tmp_path):
       {"size": SQUARE, "do_center_crop": True, "crop_size": 32},
       "resize_torch(40, 'bilinear')|central_crop(32)",
     ),
-    (
-      "",
-      {"do_center_crop": True, "crop_size": {"height": 32, "width": 32}},
-      WHOLE,
-    ),
     ("", {"size": {"shortest_edge": 32}}, None),
-    ("", {"do_resize": False}, None),
     ("", {"resample": 1}, None),
     # The type of the processor states the rest.
     (
@@ -91,7 +92,6 @@ def test_the_processor_of_transformers_5_takes_precedence(tmp_path):
     ),
     ("DeiTFeatureExtractor", {}, None),  # 224 pixels
     ("ConvNextImageProcessor", ALL | {"size": 36}, None),
-    ("ConvNextImageProcessor", ALL, CROPPED),
   ],
 )
 def test_the_operations_of_a_preprocessor(tmp_path, name, about, ops):
@@ -103,7 +103,6 @@ def test_the_operations_of_a_preprocessor(tmp_path, name, about, ops):
   assert result.ops == (ops and PILLOW + ops)
   notes = [n for n in result.notes if "which no operation here does" in n]
   assert len(notes) == (ops is None)
-  assert (f"{key}={name!r}" in str(notes)) == (not ops and "ConvN" in name)
   if not ops and not name:
     assert all(f"{k}={v!r}" in notes[0] for k, v in about.items())
   # CLIP's own mean and deviation, if no others are stated.
@@ -113,48 +112,6 @@ def test_the_operations_of_a_preprocessor(tmp_path, name, about, ops):
     assert image_size(result.ops) == (32, 32)
 
 
-def test_a_grey_preprocessor_states_one_number():
-  about = {"image_mean": [0.1307], "image_std": 0.3081}
-  expected = Pixels((0.1307,), (0.3081,))
-  assert hf_preprocessing.pixels(hf_preprocessing.complete(about)) == expected
-
-
-@pytest.mark.parametrize(
-  "about, mean, std",
-  [
-    ({"rescale_factor": 1 / 127.5, "rescale_offset": True}, 0.75, 0.03125),
-    ({"include_top": False}, 0.5, 0.25),
-    ({"do_normalize": False, "rescale_offset": True}, 1.0, 0.25),
-    ({"do_rescale": False, "rescale_offset": True}, 0.5 / 255, 0.0625 / 255),
-  ],
-)
-def test_the_processor_of_efficientnet(about, mean, std):
-  about = {"image_processor_type": "EfficientNetImageProcessor", **about}
-  about = hf_preprocessing.complete(ALL | {"image_std": [0.25] * 3} | about)
-  got = hf_preprocessing.pixels(about)
-  assert got == Pixels(pytest.approx((mean,) * 3), pytest.approx((std,) * 3))
-
-
-@pytest.mark.parametrize(
-  "about", [{}, {"image_processor_type": "PvtImageProcessor", "size": 32}]
-)
-def test_a_normalisation_that_nothing_states(tmp_path, about):
-  """Without a preprocessor, or with an unknown one."""
-  result = weights.read(hf_folder(tmp_path, (32, 32), about=about))
-  assert result.ops is None and result.notes[-1] == normalisation.UNSTATED
-  assert len(result.notes) == 1 + bool(about)
-
-
-@pytest.mark.parametrize(
-  "about", [{"do_rescale": False}, {"rescale_factor": 1}]
-)
-def test_hugging_face_s_pixels_up_to_255(tmp_path, about):
-  about |= {"image_mean": [127.5] * 3, "image_std": [127.5] * 3}
-  result = weights.read(hf_folder(tmp_path, about=about))
-  assert not result.notes  # as it is: -1 to 1
-  assert_same(result, our_params((32, 48)))
-
-
 WIDE = {"height": 24, "width": 32}
 
 
@@ -162,12 +119,6 @@ WIDE = {"height": 24, "width": 32}
   "ops, size, resample, read",
   [
     ("decode|resize((24, 32))", WIDE, 2, "resize_torch((24, 32), 'bilinear')"),
-    (
-      "decode|resize_small(40)|central_crop((24, 32))",  # by areas
-      {"shortest_edge": 40},
-      2,
-      "resize_small_torch(40, 'bilinear')|central_crop((24, 32))",
-    ),
     (
       PILLOW + "resize_small_torch(40)|central_crop_torch((24, 32))",
       {"shortest_edge": 40},

@@ -4,9 +4,9 @@ A row of the tables is a file, options of `vit_jax.load` with it, and words that
 the message must have: the file, array or option, and one key word.
 """
 
-import json
 import pathlib
 import pickle
+import re
 import shutil
 import zipfile
 
@@ -101,11 +101,9 @@ ARRAYS = [
   (npz(head__bias=wrong_bias()), {}, ("x.npz", "head/bias", "NaN")),
   (npz(head__bias=None), {}, ("head/bias", "fit together")),
   (npz(head__bias=np.zeros(11, int)), {}, ("head/bias", "int64")),
-  (npz(**{POS_EMBEDDING: np.zeros(5, "f")}), {}, ("pos_embedding", "(5,)")),
   (npz(**{POS_EMBEDDING: None}), {"image_size": 32}, ("pos_emb", "missing")),
   (npz(), {"depth": 4}, ("depth: got 4", "arrays")),
   (others(conv1=ones(7, 7, 3, 64)), {}, ("x.npz", "conv1", "no known model")),
-  (others(), {}, ("x.npz", "none")),
   (lambda folder: folder / "none.npz", {}, ("none.npz", "does not exist")),
   (lambda folder: folder, {}, ("got '", "no checkpoint in it")),
   (tree(conv1={"kernel": ones(3)}), {}, ("tree", "conv1/kernel")),
@@ -117,18 +115,14 @@ PIXELS = [
   (npz(), dict(mean=mean, std=std), words)
   for mean, std, words in (
     ("imagnet", 1, ("mean: got 'imagnet'",)),
-    ("imagenet", "0.5", ("mean, std: got 'imagenet', '0.5'",)),
-    (0.5, None, ("mean, std: got 0.5, None", "half")),
-    (None, 0.5, ("mean, std: got None, 0.5", "half")),
-    (0.5, 0, ("std: got 0", "number")),
-    ("0.5", "a,b,c", ("std: got 'a,b,c'", "number")),
+    (0.5, None, ("mean, std: got 0.5, None",)),
+    (0.5, 0, ("std: got 0",)),
     ("123.7,116.3,103.5", "58.4,57.1,57.4", ("mean: got '123.7,",)),
-    (0, 255, ("std: got 255", "number")),
-    ((0.5, 0.4), 0.5, ("3 for the channels",)),
+    (0, 255, ("std: got 255",)),
+    ((0.5, 0.4), 0.5, ("channels",)),
   )
 ]
 HEADS = {"num_heads": 4}
-GAP = {"architecture": "vit_base_patch16_gap_224"}
 OURS = {"model": to_dict(MODEL), "image_size": [32, 32], "grid": [4, 4]}
 
 
@@ -147,20 +141,11 @@ TIMM = [
     )
     for args, top, key, value in (
       ({"act_layer": "silu"}, {}, "model_args.act_layer", "'silu'"),
-      ({}, GAP | {"global_pool": "avgmax"}, "global_pool", "'avgmax'"),
+      ({}, {"global_pool": "avgmax"}, "global_pool", "'avgmax'"),
       ({"use_rot_pos_emb": True}, {}, "model_args.use_rot_pos_emb", "True"),
-      (
-        {"pool_include_prefix": True},
-        {"global_pool": "avg"},
-        "model_args.pool_include_prefix",
-        "True",
-      ),
-      ({"attn_layer": "diff"}, {}, "model_args.attn_layer", "'diff'"),
       ({"depth": 3}, {}, "model_args.depth", "3"),
       ({"reg_tokens": 4}, {}, "model_args.reg_tokens", "4"),
-      ({"num_reg_tokens": 1}, {}, "model_args.num_reg_tokens", "1"),
       ({"init_values": 1e-5}, {}, "model_args.init_values", "True"),
-      ({"pre_norm": True}, {}, "model_args.pre_norm", "True"),
       ({"qk_norm": True}, {}, "model_args.qk_norm", "True"),
       ({}, {"problem_type": "x"}, "problem_type", "'x'"),
     )
@@ -171,14 +156,10 @@ TIMM = [
     {},
     ("0.4", "expected 0.5"),
   ),
-  *(
-    (
-      of_timm({"model_args": args}, model=BIT, num_classes=3),
-      {},
-      (f"model_args.{key}",),
-    )
-    for args in ({"output_stride": 16}, {"act_layer": "silu"})
-    for key in args
+  (
+    of_timm({"model_args": {"output_stride": 16}}, model=BIT, num_classes=3),
+    {},
+    ("model_args.output_stride",),
   ),
   *(  # our own header
     (header(**changes), {}, words)
@@ -186,33 +167,22 @@ TIMM = [
       ({"model": to_dict(MODEL) | {"depth": 999}}, ("depth: got 999",)),
       ({"image_size": [36, 32]}, ("36 x 32", "multiples")),
       ({"class_names": [1]}, ("class_names: got 1",)),
-      ({"preprocessing": {"ops": "(" * 999}}, ("expected the form",)),
-      ({"model": {"name": "bit", "variant": "R50x1"}}, ("num_heads",)),
     )
   ),
-  (of_timm(metadata={"vit_jax": [1]}), {}, ("vit_jax", "header", "[1]")),
   (
     of_timm({"architecture": "vit_rope_x"}, model=DINOV3),
     HEADS,
     ("'vit_rope_x'",),
   ),
-  (of_timm(None, {"cls_token": None}, model=DINOV3), HEADS, ("_rope_",)),
-  *(  # no table does not mean DINOv3
-    (of_timm(model=fields | dict(posemb="none")), HEADS, ("position table",))
-    for fields in (
-      SCALED | dict(registers=3),
-      SCALED,
-      MODERN | dict(pre_norm=True, patch_bias=False, ln_eps=1e-5, gelu="erf"),
-    )
+  (  # no table does not mean DINOv3
+    of_timm(model=SCALED | dict(registers=3, posemb="none")),
+    HEADS,
+    ("position table",),
   ),
   *(
     (of_timm(None, {name: ones(1)}), HEADS, (f"{name}: got shape (1,)",))
-    for name in (
-      *("cls_token", "pos_embed", "head.weight", "blocks.0.attn.qkv.weight"),
-      *("blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight"),
-    )
+    for name in ("pos_embed", "head.weight", "blocks.0.attn.qkv.weight")
   ),
-  (of_timm(None, {"blocks.0.norm1.weight": ones(1)}), HEADS, ("LayerNorm_0",)),
   (
     of_timm(None, {f"blocks.{i}.attn.q_norm.weight": ones(4) for i in (0, 1)}),
     HEADS,
@@ -225,17 +195,9 @@ OPENCLIP = [
     (of_openclip(vision), {}, (f"{VISION}{key}: got {value}",))
     for vision, key, value in (
       ({"pool_type": "none"}, "pool_type", "'none'"),
-      ({"global_average_pool": True}, "global_average_pool", "True"),
-      ({"act_kwargs": {"approximate": "x"}}, "act_kwargs.approximate", "'x'"),
       ({"head_width": 5}, "head_width", "5"),
       ({"no_ln_pre": True}, "no_ln_pre", "True"),
-      ({"norm_kwargs": {"eps": "x"}}, "norm_kwargs.eps", "'x'"),
     )
-  ),
-  (
-    of_openclip({}, {f"visual.ln_pre.{x}": None for x in ("weight", "bias")}),
-    {},
-    ("no_ln_pre: got False",),
   ),
   (
     of_openclip({}, {"visual.positional_embedding": None}),
@@ -243,29 +205,19 @@ OPENCLIP = [
     ("pos_embedding: missing",),
   ),
   (of_openclip(preprocess_cfg={"size": "big"}), {}, ("size: got 'big'",)),
-  (of_openclip(preprocess_cfg={"size": [9, 9, 9]}), {}, ("size", "two")),
   *(
     (of_trunk(vision), HEADS, (f"{openclip.CONFIG}: {words}",))
     for vision, words in (
       ({"timm_pool": "tok"}, "timm_pool: got 'tok'"),
-      ({"timm_model_kwargs": {"a": 1}}, "timm_model_kwargs.a: got 1"),
       ({"timm_model_kwargs": {"depth": 3}}, "timm_model_kwargs.depth: got 3"),
-      ({"timm_model_name": "vit_rope_x"}, "got 'vit_rope_x'"),
     )
   ),
-  *(
-    (
-      of_trunk({}, {f"visual.{layer}": ones(8, 48)}, wrapper),
-      HEADS,
-      (f"{wrapper}visual.{layer}", "layers"),
-    )
-    for layer, wrapper in (
-      ("head.proj.weight", ""),
-      ("head.mlp.fc1.weight", "module."),
-    )
+  (
+    of_trunk({}, {"visual.head.proj.weight": ones(8, 48)}, "module."),
+    HEADS,
+    ("module.visual.head.proj.weight", "layers"),
   ),
 ]
-POOLER = {"vit.pooler.dense.weight": ones(4, 48), "vit.pooler.dense.bias": None}
 ROWS_OF_HF = {
   "vit.pooler.dense.weight": ones(48, 48),
   "vit.encoder.layer.0.q_norm.weight": ones(48),
@@ -277,9 +229,7 @@ HF = [
     (of_hf(config), {}, (f"{key}: got", str(value)))
     for config in (
       {"model_type": "dinov5"},
-      {"model_type": ["vit"]},
       {"num_hidden_layers": 3},
-      {"hidden_act": "relu"},
       {"patch_size": [16, 8]},
       {"problem_type": "x"},
     )
@@ -299,34 +249,20 @@ HF = [
       "both pooler and classifier",
     )
   ),
-  (of_hf({}, POOLER), {}, ("pooler", "square")),
   (
     of_hf({"rope_theta": 1e4}, model=model_config(**DINOV3), num_classes=0),
     {},
     ("rope_theta: got 10000.0",),
   ),
-  *(
-    (
-      of_hf({}, {name: None}, model=model_config(**fields), num_classes=0),
-      {},
-      ("pos_embedding: missing",),
-    )
-    for name, fields in (
-      (
-        "embeddings.position_embeddings",
-        MODERN | dict(registers=1, gelu="erf"),
-      ),
-    )
+  (
+    of_hf({}, {"vit.embeddings.position_embeddings": None}),
+    {},
+    ("pos_embedding: missing",),
   ),
   (of_hf({}, {"decoder2": ones(3)}), {}, ("arrays that no model", "decoder2")),
   *(
     (of_hf(about=about), {}, (PROCESSOR, f"{key}: got {value!r}"))
-    for about in (
-      {"size": "224"},
-      {"resample": "bicubic"},
-      {"rescale_factor": 0},
-      {"image_processor_type": 5},
-    )
+    for about in ({"size": "224"}, {"rescale_factor": 0})
     for key, value in about.items()
   ),
 ]
@@ -344,32 +280,6 @@ def test_a_file_is_refused(tmp_path, write, options, words):
   assert len(set(lines)) == len(lines)  # nothing is said twice
 
 
-@pytest.mark.parametrize(
-  "about, words",
-  [
-    ({"resample": "bicubic"}, "resample: got 'bicubic'"),
-    ({"size": {"shortest_edge": 0}}, "size: got [0]"),
-    ({"size": [3, 3, 3]}, "size: got (3, 3, 3)"),
-    ({"rescale_factor": 0}, "rescale_factor: got 0"),
-  ],
-)
-def test_the_processor_s_file_is_named(tmp_path, about, words):
-  folder = hf_folder(tmp_path / "m")
-  file = folder / "processor_config.json"
-  file.write_text(json.dumps({"image_processor": about}))
-  assert f"processor_config.json: {words}" in message(folder)
-
-
-def test_a_json_file_that_is_none(tmp_path):
-  folder = hf_folder(tmp_path / "m")
-  config = folder / "config.json"
-  for text, expected in (("{", "no JSON"), ("[1]", "got list")):
-    config.write_text(text)
-    assert str(config) in message(folder) and expected in message(folder)
-  config.unlink()
-  assert "config.json: missing" in message(folder)
-
-
 VIT = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
 TRANSFORMERS = lambda params, model: hf_classes.write(
   params, model, num_classes=5, image_size=(32, 32)
@@ -381,7 +291,6 @@ TRANSFORMERS = lambda params, model: hf_classes.write(
   [
     (timm.write, VIT | dict(pre_logits=True), ("pre_logits", "--drop_head")),
     (timm.write, VIT | dict(posemb="relative"), ("posemb", "/offsets")),
-    (timm.write, VIT | dict(posemb_at="shared"), ("posemb_at: got 'shared'",)),
     (timm.write, dict(name="bit_v1", variant="R50x1"), ("'bit_v1'",)),
     (
       timm.write,
@@ -389,16 +298,10 @@ TRANSFORMERS = lambda params, model: hf_classes.write(
       ("config.model.registers: got 1",),
     ),
     (
-      timm.write,
-      MODERN | dict(rope="dinov3", posemb="none", qkv_bias="none"),
-      ("config.model.gelu: got 'tanh'",),
-    ),
-    (
       timm.write_meta,
       MODERN | dict(pre_norm=True, patch_bias=False),
       ("Meta", "pre_norm: got True"),
     ),
-    (timm.write_meta, MODERN | dict(mlp="swiglu", rope="eva02"), ("Meta",)),
     (openclip.write, VIT, ("expected 'modern'",)),
     (
       TRANSFORMERS,
@@ -406,19 +309,8 @@ TRANSFORMERS = lambda params, model: hf_classes.write(
       ("pre_logits: got True", "posemb: got 'relative'", "pool: got 'map'"),
     ),
     (TRANSFORMERS, dict(variant="R26+S/32"), ("variant", "hybrid")),
-    (
-      TRANSFORMERS,
-      MODERN | dict(pool="map", class_token=True),
-      ("pool: got 'map'",),
-    ),
     (TRANSFORMERS, dict(name="bit", variant="R50x1"), ("name: got 'bit'",)),
-    (TRANSFORMERS, VIT | dict(posemb_at="shared"), ("posemb_at",)),
     (TRANSFORMERS, DINOV3, ("rope: got 'dinov3'", "--drop_head")),
-    (
-      TRANSFORMERS,
-      DINOV3 | dict(rope="eva02", mlp_norm=True),
-      ("rope: got 'eva02'", "mlp_norm: got True"),
-    ),
   ],
 )
 def test_a_model_that_a_library_lacks_is_not_written(write, fields, words):
@@ -432,17 +324,11 @@ def test_a_model_that_a_library_lacks_is_not_written(write, fields, words):
   assert all(word in str(e.value) for word in words), e.value
 
 
-def test_a_parameter_that_a_library_lacks_is_not_written():
-  with pytest.raises(ValueError, match="'more'"):
-    TRANSFORMERS(our_params(num_classes=5) | {"more": 0}, MODEL)
-  with pytest.raises(ValueError, match="class_names: got 1"):
-    hf_classes.write(
-      our_params(num_classes=5),
-      MODEL,
-      num_classes=5,
-      image_size=(32, 32),
-      class_names="a",
-    )
+def test_a_json_file_that_is_none(tmp_path):
+  config = hf_folder(tmp_path / "m") / "config.json"
+  for text in ("{", "[1]"):
+    config.write_text(text)
+    assert str(config) in message(tmp_path / "m")
 
 
 # Orbax's threads outlive for a moment the loop that they report to.
@@ -543,57 +429,28 @@ def test_a_pickle_in_a_file_of_torch_is_never_run(tmp_path, pickled):
   assert "pytorch_model.bin', " in message(tmp_path)
 
 
+FSDP = "_fsdp_wrapped_module."
+INNER = "._fsdp_wrapped_module._checkpoint_wrapped_module"
+# Expression in a name -> what is there in the file.
 WRAPPERS = {
-  "module": "module.{}",
-  "encoder": "encoder.{}",
-  "teacher": "teacher.backbone.{}",
-  "trunk": "visual.trunk.{}",
+  "module": ("^", "module."),
+  "teacher": ("^", "teacher.backbone."),
+  "trunk": ("^", "visual.trunk."),
+  "chunks of DINOv2": (r"blocks\.(\d)", r"blocks.\1.\1"),
+  "torch.compile": (r"proj\.", "_orig_mod.proj."),
+  "FSDP": (r"^|(?<=blocks\.\d)", lambda m: INNER if m.start() else FSDP),
 }
 
 
-def chunks(name):  # DINOv2's
-  return name.replace("blocks.0", "blocks.0.0").replace(
-    "blocks.1", "blocks.1.1"
-  )
-
-
-def compiled(name):
-  return name.replace("proj.", "_orig_mod.proj.")
-
-
-def sharded(name):
-  inner = "._fsdp_wrapped_module._checkpoint_wrapped_module"
-  for block in ("blocks.0", "blocks.1"):
-    name = name.replace(block, block + inner)
-  return "_fsdp_wrapped_module." + name
-
-
-@pytest.mark.parametrize(
-  "rename", [*(w.format for w in WRAPPERS.values()), chunks, compiled, sharded]
-)
-def test_names_around_a_model_are_taken_off(tmp_path, rename):
-  arrays = timm.write(our_params(), MODEL)
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_names_around_a_model_are_taken_off(tmp_path, kind):
   path = tmp_path / "x.safetensors"
-  safetensors_file.write(path, {rename(n): a for n, a in arrays.items()}, {})
+  arrays = timm.write(our_params(), MODEL)
+  arrays = {re.sub(*WRAPPERS[kind], name): a for name, a in arrays.items()}
+  safetensors_file.write(path, arrays, {})
   read = weights.read(path, options={"num_heads": 4})
   weight_files.assert_same(read, our_params())
   assert any(text in str(read.notes) for text in ("taken o", "chunks"))
-
-
-@pytest.mark.parametrize(
-  "prefix", ["model.", "base_model.model.", "a._orig_mod."]
-)
-def test_hugging_face_s_names_in_a_wrapper(tmp_path, prefix):
-  folder = hf_folder(tmp_path / "m")
-  file = folder / weight_files.WEIGHTS
-  arrays = {
-    f"{prefix}{n}": np.asarray(a)
-    for n, a in safetensors_file.open_safetensors(file)[0].items()
-  }
-  safetensors_file.write(file, arrays, {})
-  read = weights.read(folder)
-  weight_files.assert_same(read, our_params((32, 48)))
-  assert prefix.removesuffix("_orig_mod.") in str(read.notes)
 
 
 def test_arrays_beside_a_wrapped_model():
@@ -615,18 +472,3 @@ def test_arrays_beside_a_wrapped_model():
   with pytest.raises(ValueError, match="'a.', 'b.'"):
     without(*both)
   assert without(*names, "head.weight")[1] == ()
-
-
-def test_a_number_in_a_name_makes_no_list():
-  """`blocks.99999999` alone does not make rows of so many blocks."""
-  names = ["patch_embed.proj.weight", "blocks.0.x", "blocks.99999999.x"]
-  arrays = {n: np.zeros((8, 3, 4, 4), np.float32) for n in names}
-  with pytest.raises(ValueError, match="'blocks.99999999.x'"):
-    foreign.translate(timm.SERIES, arrays, 2)
-
-
-def test_our_own_header_comes_before_another_s_config(tmp_path):
-  """It states what the arrays are."""
-  config = {"model_args": {"act_layer": "silu", "depth": 3}}
-  path = timm_file(tmp_path / "m", config, metadata={"vit_jax": OURS})
-  assert vit_jax.load(path, verbose=False).config == MODEL

@@ -42,8 +42,6 @@ B16 = "vit_base_patch16_224"
     (dict(variant="B/16", pool="gap"), 224, None, None),
     (dict(variant="B/16", depth=11), 224, None, None),
     (dict(variant="B/32", cls_row=False), 224, None, None),
-    (dict(variant="B/16", posemb="none"), 224, None, None),
-    (dict(variant="R101+B/32"), 224, None, None),
     (dict(name="bit", variant="R50x2"), 480, None, None),
   ],
 )
@@ -59,17 +57,22 @@ def test_the_call_that_makes_the_model(fields, image_size, name, kwargs):
   assert call == (name, {"num_classes": 7} | kwargs)
 
 
-def test_differences():
-  def keys(**fields):
-    texts = timm_names.differences(model_config(**fields))
-    return [text.split("=")[0].rpartition(".")[2] for text in texts]
-
-  assert keys() == []
-  assert keys(ln_eps=1e-12) == ["ln_eps"]
-  assert keys(variant="R50+B/16") == ["gn_eps", "ws_eps", "ws_eps_on"]
-  assert keys(variant="R50+B/16", **AS_TIMM) == []
-  bit = dict(name="bit", variant="R50x1")
-  assert keys(**bit, root_pad="nothing") == ["ws_eps", "root_pad"]
+@pytest.mark.parametrize(
+  "fields, options",
+  [
+    (dict(), []),
+    (dict(ln_eps=1e-12), ["ln_eps"]),
+    (dict(variant="R50+B/16"), ["gn_eps", "ws_eps", "ws_eps_on"]),
+    (dict(variant="R50+B/16", **AS_TIMM), []),
+    (
+      dict(name="bit", variant="R50x1", root_pad="nothing"),
+      ["ws_eps", "root_pad"],
+    ),
+  ],
+)
+def test_options_in_which_timm_s_model_differs(fields, options):
+  texts = timm_names.differences(model_config(**fields))
+  assert [t.split("=")[0].rpartition(".")[2] for t in texts] == options
 
 
 @pytest.mark.parametrize(
@@ -77,68 +80,12 @@ def test_differences():
   [
     ((384, 12, 1536), 6),
     ((256, 14, 1280), 4),  # timm's vit_wee
-    ((320, 14, 1792), 5),  # vit_little
-    ((896, 18, 2304), 14),  # vit_so150m
     ((1280, 32, 3416), 16),  # Virchow
-    ((1536, 24, 4096), 24),  # UNI 2
   ],
 )
 def test_heads_of_known_sizes(size, heads):
   assert timm_names.known_heads(*size) == (heads, None)
   assert timm_names.known_heads(size[0], size[1] + 1, size[2])[1]
-
-
-@pytest.mark.slow
-def test_the_stated_norm_makes_other_eps_equal():
-  import functools
-
-  options = dict(width=24, depth=2, mlp_dim=40, num_heads=3, ln_eps=0.1)
-  model = model_config(variant="B/8", **options, dtype="float64")
-  norm = functools.partial(timm.layers.LayerNorm, eps=0.1)
-  theirs = timm.create_model(
-    B16,
-    **dict(patch_size=8, embed_dim=24, depth=2, num_heads=3, mlp_ratio=5 / 3),
-    **dict(num_classes=11, act_layer="gelu_tanh", img_size=32),
-    norm_layer=norm,
-  )
-  foreign.randomise(theirs)
-  params, *_ = foreign.translate(weights.SERIES, foreign.state(theirs), 3)
-  images = foreign.image((32, 32))
-  ours = foreign.our_logits(model, 11, params, images)
-  expected = foreign.torch_logits(theirs, images, "float64")
-  assert foreign.error(ours, expected) < 5e-6
-
-
-SMALL = dict(width=24, depth=2, mlp_dim=48, num_heads=3)
-# Name in timm -> our model, arguments in timm.
-RESNETS = {
-  "vit_base_r50_s16_224": (
-    dict(SMALL, variant="R50+B/16", **AS_TIMM),
-    dict(embed_dim=24, depth=2, num_heads=3, mlp_ratio=2.0, img_size=64)
-    | dict(act_layer="gelu_tanh"),
-  ),
-  "resnetv2_50x1_bit": (dict(name="bit", variant="R50x1", **AS_TIMM), {}),
-}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", RESNETS)
-def test_resnets_differ_by_rounding_alone(name):
-  fields, kwargs = RESNETS[name]
-  theirs = timm.create_model(name, num_classes=11, **kwargs)
-  foreign.randomise(theirs)
-  params, *_ = foreign.translate(weights.SERIES, foreign.state(theirs), 3)
-  images = foreign.image((64, 64))
-  model = model_config(**fields, dtype="float64")
-  ours = foreign.our_logits(model, 11, params, images)
-  expected = foreign.torch_logits(theirs, images, "float64")
-  assert foreign.error(ours, expected) < 5e-6
-
-
-@pytest.mark.slow
-def test_timm_has_the_names():
-  names = set(timm_names._names().values())
-  assert len(names) > 50 and names <= set(timm.list_models())
 
 
 def _without_memory(name, **kwargs):
@@ -195,17 +142,10 @@ GIANT = dict(rope="dinov3", posemb="none", registers=4, ln_eps=1e-5)
 # Options of a model -> timm's name for it, one of each series.
 PUBLISHED = {
   "vit_huge_patch14_224": dict(variant="H/14", gelu="erf"),
-  "vit_so400m_patch14_siglip_378": dict(variant="So400m/14", pool="map"),
-  "vit_giantopt_patch16_siglip_256": dict(
-    name="modern", variant="gopt/16", class_token=False, pool="map", gelu="erf"
-  ),
   "vit_base_r50_s16_224": dict(variant="R50+B/16", **AS_TIMM),
   "resnetv2_50x1_bit": dict(name="bit", variant="R50x1", **AS_TIMM),
   "deit_tiny_distilled_patch16_224": dict(
     name="modern", variant="Ti/16", distilled=True, gelu="erf"
-  ),
-  "deit3_medium_patch16_224": dict(
-    name="modern", variant="M/16", layer_scale=1e-6, cls_row=False, gelu="erf"
   ),
   "vit_base_patch14_dinov2": dict(
     name="modern", variant="B/14", layer_scale=1.0, gelu="erf"
@@ -217,10 +157,6 @@ PUBLISHED = {
   "vit_base_patch32_clip_quickgelu_224": dict(
     name="modern", variant="B/32", pre_norm=True, patch_bias=False, ln_eps=1e-5,
     gelu="quick",
-  ),
-  "vit_small_patch16_dinov3_qkvb": dict(
-    name="modern", variant="S/16", layer_scale=1.0, qkv_bias="no_key",
-    gelu="erf", **GIANT,
   ),
   "vit_huge_plus_patch16_dinov3": dict(
     name="modern", variant="H+/16", mlp="swiglu", layer_scale=1.0,

@@ -77,18 +77,6 @@ def test_the_arrays_of_a_checkpoint(torch, tmp_path, tree, note):
   assert "the prefix '_orig_mod.module.' was taken off" in second
 
 
-@pytest.mark.slow
-def test_tensors_of_other_types(torch, tmp_path):
-  for name, tensor in {
-    "complex64": torch.ones(2, dtype=torch.complex64),
-    "sparse": torch.eye(2).to_sparse(),
-    "float8": torch.ones(2).to(torch.float8_e4m3fn),
-    "meta": torch.ones(2, device="meta"),
-  }.items():
-    torch.save({"a": tensor}, path := tmp_path / f"{name}.pth")
-    assert "a: got torch." in message(path) and name in message(path)
-
-
 def _script(torch, path):
   torch.jit.script(torch.nn.Linear(2, 2)).save(path)
 
@@ -191,13 +179,3 @@ def test_without_torch(tmp_path, monkeypatch):
   path.write_bytes(reading.OLD_TORCH)
   monkeypatch.setitem(sys.modules, "torch", None)
   assert "pip install torch" in message(path)
-
-
-def test_torch_is_imported_in_one_file():
-  root = pathlib.Path(vit_jax.__file__).parent
-  files = [
-    str(path.relative_to(root))
-    for path in root.rglob("*.py")
-    if "import torch\n" in path.read_text()
-  ]
-  assert files == ["zoo/files/torch_file.py"]

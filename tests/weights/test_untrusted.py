@@ -1,7 +1,6 @@
 """Files that others wrote run nothing, lead nowhere, and fail in one error."""
 
 import ast
-import doctest
 import functools
 import gzip
 import io
@@ -72,19 +71,10 @@ def test_nothing_is_unpickled_or_extracted():
         assert "formats=" in ast.unparse(call), path
 
 
-@pytest.mark.parametrize(
-  "name", ["../x", "/etc/passwd", "a\\b", "", "..", "\0"]
-)
-def test_names_that_lead_out_of_a_folder(tmp_path, name):
-  with pytest.raises(ValueError, match="expected a file in that folder"):
-    paths.file_in(epath.Path(tmp_path), name)
-
-
-def test_examples_of_paths():
-  assert doctest.testmod(paths).failed == 0
-
-
-def test_links_that_lead_out_of_a_folder(tmp_path):
+def test_what_leads_out_of_a_folder(tmp_path):
+  for name in ("../x", "/etc/passwd", "a\\b", "", "..", "\0"):
+    with pytest.raises(ValueError, match="expected a file in that folder"):
+      paths.file_in(epath.Path(tmp_path), name)
   folder, other = tmp_path / "a", tmp_path / "b"
   for place in (folder, other):
     place.mkdir()
@@ -94,7 +84,7 @@ def test_links_that_lead_out_of_a_folder(tmp_path):
   os.symlink(other, tmp_path / "named")
   assert paths.file_in(epath.Path(folder), "inside") == folder / "inside"
   assert paths.file_in(epath.Path(tmp_path / "named"), "x").exists()
-  assert not paths.file_in(epath.Path(folder), "missing").exists()
+
   with pytest.raises(ValueError, match=f"outside.*{other}/x"):
     paths.file_in(epath.Path(folder), "outside")
 

@@ -22,6 +22,16 @@ TOWER = model_config(
   "modern", **SIZE, pre_norm=True, patch_bias=False, ln_eps=1e-5, gelu="erf"
 )
 WEIGHTS = "model.safetensors"
+# Name in transformers' models in memory -> name in its files.
+TRANSFORMERS = {
+  "layers.": "encoder.layer.",
+  ".attention.q_proj.": ".attention.attention.query.",
+  ".attention.k_proj.": ".attention.attention.key.",
+  ".attention.v_proj.": ".attention.attention.value.",
+  ".attention.o_proj.": ".attention.output.dense.",
+  ".mlp.fc1.": ".intermediate.dense.",
+  ".mlp.fc2.": ".output.dense.",
+}
 
 
 def published(name="vit_linen_names"):

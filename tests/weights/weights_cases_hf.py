@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch_libraries
 from etils import epath
-from weights_cases_timm import randomise
+from foreign import randomise
 from weights_table import Case, Outputs, Theirs
 
 from vit_jax.weights import google, normalisation

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch_libraries
+from foreign import randomise
 from safetensors.numpy import load_file, save_file
 from weights_table import Case, Outputs, Theirs
 
@@ -26,20 +27,6 @@ AS_IT_IS = ((0.0,) * 3, (1.0,) * 3)  # images in [0, 1]
 LAYER_SCALE = {"init_values": 1e-5, "num_classes": 0, "dynamic_img_size": True}
 SWIGLU = {"mlp_layer": "SwiGLUPacked", "mlp_ratio": 4}
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
-
-
-def randomise(module: Any, seed: int = 0) -> None:
-  """Gives a module weights in which every part matters."""
-  rng = np.random.default_rng(seed)
-  for name, leaf in module.named_parameters():
-    x = rng.standard_normal(tuple(leaf.shape), np.float32)
-    if name.endswith("weight") and x.ndim == 1 or "gamma" in name:
-      x = 1 + 0.3 * x
-    elif name.endswith("weight"):
-      x = x * np.prod(x.shape[1:]) ** -0.5
-    else:
-      x = 0.3 * x
-    leaf.data = torch.from_numpy(np.asarray(x, np.float32))
 
 
 def outputs(model: Any, images: np.ndarray, pixels) -> Outputs:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
+from foreign import error
 
 import vit_jax
 from vit_jax.tools.exporting import convert
@@ -82,12 +83,6 @@ class Case(NamedTuple):
   to: str | None
   options: dict[str, Any] = {}
   written: dict[str, Any] = {}
-
-
-def error(got: np.ndarray, expected: np.ndarray) -> float:
-  """Returns the largest difference, as a share of the largest value."""
-  assert got.shape == expected.shape, (got.shape, expected.shape)
-  return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
 def compare(case: Case, folder: pathlib.Path) -> dict[str, float]:
