@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scipy.special
+import tiny
 from flax.traverse_util import flatten_dict
 
 from vit_jax.families import model_config
@@ -31,10 +32,8 @@ def modern(**options) -> ModernConfig:
 TWO = dict(depth=2)  # where blocks differ, or are in a scan
 
 
-def shapes(options, num_classes=5, images=IMAGES):
-  model = build(options, num_classes)
-  images = jax.ShapeDtypeStruct(images.shape, "float32")
-  return jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+def shapes(options, num_classes=5):
+  return tiny.shapes(build(options, num_classes), IMAGES.shape)
 
 
 def random_params(options, num_classes=5):
@@ -413,27 +412,18 @@ def test_scan_and_remat_change_no_number(scan, remat):
     )
 
 
-def dropped(images, **options):
-  """The intermediates of a training pass, and those of evaluation."""
-  small = dict(width=8, mlp_dim=8, posemb="none")
-  options = modern(**TWO | EVERYTHING | small | options)
-  model, params = build(options, 5), random_params(options)
-  apply = jax.jit(
-    lambda p, x, key: model.apply(
-      {"params": p}, x, is_training=True, rngs={"dropout": key}
-    )[1]
-  )
-  return apply(params, images, jax.random.key(1)), run(
-    options, params, images=images
-  )[1]
-
-
 @pytest.mark.slow
 def test_stochastic_depth_may_be_the_same_in_all_blocks():
   noise = np.random.default_rng(0).uniform(-1, 1, (1000, 4, 8, 3))
   images = jnp.asarray(noise, "float32")
-  options = dict(stochastic_depth=0.5, stochastic_depth_rule="constant")
-  out, plain = dropped(images, **options)
+  options = modern(
+    **TWO | EVERYTHING | dict(width=8, mlp_dim=8, posemb="none"),
+    stochastic_depth=0.5,
+    stochastic_depth_rule="constant",
+  )
+  params, rngs = random_params(options), {"dropout": jax.random.key(1)}
+  _, plain = run(options, params, images=images)
+  _, out = run(options, params, images=images, is_training=True, rngs=rngs)
   for i in range(2):
     for branch in ("attention", "mlp"):
       is_dropped = np.all(out[f"encoderblock_{i}"][branch] == 0, (1, 2))

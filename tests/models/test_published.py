@@ -1,4 +1,4 @@
-"""Names of models: parameter counts, tokens, arithmetic, the printed table."""
+"""Names of models, the list of published files, and the printed table."""
 
 import subprocess
 import sys

@@ -1,13 +1,11 @@
 """How positions are resized: as the authors do, from a file and from ours."""
 
-import json
-
-import foreign
 import numpy as np
 import pytest
 import tiny
+import weight_files
 from flax.traverse_util import flatten_dict
-from weight_files import assert_same
+from weight_files import assert_same, hf_folder, openclip_folder
 
 import vit_jax
 from vit_jax import train, weights
@@ -16,11 +14,10 @@ from vit_jax.config import defaults, freeze, model_config
 from vit_jax.experiment import Experiment
 from vit_jax.run_checks import setup
 from vit_jax.tools.exporting import convert
-from vit_jax.weights import google, normalisation, safetensors_file
+from vit_jax.weights import google, normalisation
 from vit_jax.weights.weights_file import POS_EMBEDDING
-from vit_jax.zoo.files import hf_classes, openclip, timm
 
-SIZE = dict(variant="Ti/8", width=32, depth=2, mlp_dim=128, num_heads=4)
+SIZE = weight_files.SIZE | dict(mlp_dim=192)
 MODERN = SIZE | dict(name="modern", gelu="erf")
 SCALED = MODERN | dict(layer_scale=1e-5)
 CLIP = MODERN | dict(pre_norm=True, patch_bias=False, ln_eps=1e-5)
@@ -61,33 +58,24 @@ def write(folder, series, library):
   """Writes random weights of a series; returns the path."""
   options, mean, num_classes, *_ = SERIES[series]
   pixels = normalisation.NAMED[mean]._asdict()
-  model = model_config(**options)
-  params = foreign.random_params(model, num_classes, (32, 32))
-  if series == "MAE":
-    params[POS_EMBEDDING][:, 0] = 0
+  made = dict(model=model_config(**options), num_classes=num_classes)
+  params = dict(weight_files.our_params(**made))
   folder.mkdir()
-  about = {
-    "architecture": "vit",
-    "model_args": {"num_heads": 4},
-    "pretrained_cfg": pixels,
-  }
   if library == "npz":
     np.savez(folder / "x.npz", **google.write(params))
     return folder / "x.npz"
   if library in ("hf", "mae"):
-    arrays, about = hf_classes.write(
-      params, model, num_classes=num_classes, image_size=(32, 32)
-    )
     images = {"image_mean": pixels["mean"], "image_std": pixels["std"]}
-    (folder / "preprocessor_config.json").write_text(json.dumps(images))
-    if library == "mae":
-      about["model_type"] = "vit_mae"
-  elif library == "openclip":
-    arrays = openclip.write(params, model)
-  else:
-    arrays = timm.write(params, model)
-  (folder / "config.json").write_text(json.dumps(about))
-  safetensors_file.write(folder / "model.safetensors", arrays, {})
+    kind = {"model_type": "vit_mae"} if library == "mae" else {}
+    return hf_folder(folder, (32, 32), about=images, **made, **kind)
+  if library == "openclip":
+    return openclip_folder(folder, params=params)
+  if series == "MAE":
+    params[POS_EMBEDDING] = params[POS_EMBEDDING].copy()
+    params[POS_EMBEDDING][:, 0] = 0
+  about = {"architecture": "vit", "model_args": {"num_heads": 4}}
+  about["pretrained_cfg"] = pixels
+  weight_files.timm_file(folder, about, model=made["model"], params=params)
   return folder
 
 
@@ -104,8 +92,7 @@ def test_it_is_that_of_the_authors_whatever_the_library(
   tmp_path, series, library
 ):
   path = write(tmp_path / "x", series, library)
-  options = {"num_heads": 4} if library == "openclip" else {}
-  read = weights.read(path, options=options)
+  read = weights.read(path)
   assert read.posemb_filter == SERIES[series][3]
 
 

@@ -43,43 +43,40 @@ SCALED = MODERN | dict(layer_scale=1e-5, gelu="erf")
 DINOV3 = SCALED | dict(
   registers=3, posemb="none", rope="dinov3", ln_eps=1e-5, qkv_bias="no_key"
 )
-BIT = model_config(name="bit", variant="R50x0.5", stage_blocks=(1, 1))
+REGISTERS = SCALED | dict(registers=3)
+BIT = dict(name="bit", variant="R50x0.5", stage_blocks=(1, 1))
+
+
+HEADS = {"num_heads": 4}
+OURS = {"model": to_dict(MODEL), "image_size": [32, 32], "grid": [4, 4]}
 
 
 def ones(*shape):
   return np.ones(shape, "f")
 
 
+# A file is a function of a folder, which returns the path.
+
+
 def npz(**changes):
   return lambda folder: save(folder / "x.npz", **changes)
 
 
-def others(**arrays):
-  def write(folder):
-    np.savez(folder / "x.npz", **arrays)
-    return folder / "x.npz"
-
-  return write
-
-
 def tree(**more):
-  params = nested(our_params()) if "conv1" not in more else {}
-  return lambda folder: orbax(folder / "tree", params | more)
+  return lambda folder: orbax(folder / "tree", nested(our_params()) | more)
 
 
-def of_hf(config=None, changes=None, **options):
+def of_hf(changes=None, about=None, **config):
   return lambda folder: hf_folder(
-    folder / "m", changes=changes, **options, **(config or {})
+    folder / "m", changes=changes, about=about, **config
   )
 
 
-def of_timm(about=None, changes=None, **options):
-  def write(folder):
-    if isinstance(model := options.get("model"), dict):
-      options["model"] = model_config(**model)
-    return timm_file(folder / "m", about, changes, **options)
-
-  return write
+def of_timm(about=None, changes=None, metadata=None, **fields):
+  model = model_config(**fields) if fields else MODEL
+  return lambda folder: timm_file(
+    folder / "m", about, changes, metadata, model, num_classes=3
+  )
 
 
 def of_openclip(vision=None, changes=None, **about):
@@ -90,181 +87,99 @@ def of_trunk(vision=None, changes=None, wrapper=""):
   return lambda folder: trunk_folder(folder / "m", vision, changes, wrapper)
 
 
-def wrong_bias():
-  bias = np.zeros(11, "f")
-  bias[2] = np.inf
-  return bias
+def row(file, *words, **options):
+  """Returns a file, options of `vit_jax.load`, and words of the message."""
+  return file, options, words
 
 
 ARRAYS = [
-  (npz(**{DENSE: np.zeros((48, 95), "f")}), {}, (DENSE, "(48, 95)")),
-  (npz(head__bias=wrong_bias()), {}, ("x.npz", "head/bias", "NaN")),
-  (npz(head__bias=None), {}, ("head/bias", "fit together")),
-  (npz(head__bias=np.zeros(11, int)), {}, ("head/bias", "int64")),
-  (npz(**{POS_EMBEDDING: None}), {"image_size": 32}, ("pos_emb", "missing")),
-  (npz(), {"depth": 4}, ("depth: got 4", "arrays")),
-  (others(conv1=ones(7, 7, 3, 64)), {}, ("x.npz", "conv1", "no known model")),
-  (lambda folder: folder / "none.npz", {}, ("none.npz", "does not exist")),
-  (lambda folder: folder, {}, ("got '", "no checkpoint in it")),
-  (tree(conv1={"kernel": ones(3)}), {}, ("tree", "conv1/kernel")),
-  (tree(more=[ones(3)]), {}, ("tree", "'more'", "no array")),
-  (tree(step=3), {}, ("step", "int")),
+  row(npz(**{DENSE: np.zeros((48, 95), "f")}), DENSE, "(48, 95)"),
+  row(npz(head__bias=np.full(11, np.inf, "f")), "x.npz", "head/bias", "NaN"),
+  row(npz(head__bias=None), "head/bias", "fit together"),
+  row(npz(head__bias=np.zeros(11, int)), "head/bias", "int64"),
+  row(npz(**{POS_EMBEDDING: None}), "pos_emb", "missing", image_size=32),
+  row(npz(), "depth: got 4", "arrays", depth=4),
+  row(lambda folder: folder / "none.npz", "none.npz", "does not exist"),
+  row(lambda folder: folder, "got '", "no checkpoint in it"),
+  row(tree(more=[ones(3)]), "tree", "'more'", "no array"),
+  row(tree(step=3), "step", "int"),
 ]
 # What `mean` and `std` cannot be.
 PIXELS = [
-  (npz(), dict(mean=mean, std=std), words)
-  for mean, std, words in (
-    ("imagnet", 1, ("mean: got 'imagnet'",)),
-    (0.5, None, ("mean, std: got 0.5, None",)),
-    (0.5, 0, ("std: got 0",)),
-    ("123.7,116.3,103.5", "58.4,57.1,57.4", ("mean: got '123.7,",)),
-    (0, 255, ("std: got 255",)),
-    ((0.5, 0.4), 0.5, ("channels",)),
-  )
+  row(npz(), "mean: got 'imagnet'", mean="imagnet", std=1),
+  row(npz(), "mean, std: got 0.5, None", mean=0.5),
+  row(npz(), "std: got 0", mean=0.5, std=0),
+  row(npz(), "mean: got '123.7,", mean="123.7,116.3,103.5", std="58.4,57,57"),
+  row(npz(), "std: got 255", mean=0, std=255),
+  row(npz(), "channels", mean=(0.5, 0.4), std=0.5),
 ]
-HEADS = {"num_heads": 4}
-OURS = {"model": to_dict(MODEL), "image_size": [32, 32], "grid": [4, 4]}
-
-
-def header(**changes):
-  return of_timm(metadata={"vit_jax": OURS | changes})
-
-
+# Arguments in timm's config.json that belong to another model.
+ARGUMENTS = {
+  **{"act_layer": "silu", "use_rot_pos_emb": True, "depth": 3, "reg_tokens": 4},
+  **{"init_values": 1e-5, "qk_norm": True},
+}
 TIMM = [
-  (of_timm(), {}, ("num_heads",)),
-  (of_timm(), {"num_heads": 7}, ("num_heads=7",)),
-  *(  # config.json of another model
-    (
-      of_timm({"model_args": {**HEADS, **args}} | top),
-      {},
-      (f"config.json: {key}: got {value}",),
-    )
-    for args, top, key, value in (
-      ({"act_layer": "silu"}, {}, "model_args.act_layer", "'silu'"),
-      ({}, {"global_pool": "avgmax"}, "global_pool", "'avgmax'"),
-      ({"use_rot_pos_emb": True}, {}, "model_args.use_rot_pos_emb", "True"),
-      ({"depth": 3}, {}, "model_args.depth", "3"),
-      ({"reg_tokens": 4}, {}, "model_args.reg_tokens", "4"),
-      ({"init_values": 1e-5}, {}, "model_args.init_values", "True"),
-      ({"qk_norm": True}, {}, "model_args.qk_norm", "True"),
-      ({}, {"problem_type": "x"}, "problem_type", "'x'"),
-    )
-  ),
-  (of_timm({"architecture": "vit_b_rpn_224.sw"}), {}, ("vit_b_rpn_224.sw",)),
-  (
-    of_timm({"mean": [0.4] * 3, "std": [0.5] * 3}, model=BIT, num_classes=3),
-    {},
-    ("0.4", "expected 0.5"),
-  ),
-  (
-    of_timm({"model_args": {"output_stride": 16}}, model=BIT, num_classes=3),
-    {},
-    ("model_args.output_stride",),
-  ),
-  *(  # our own header
-    (header(**changes), {}, words)
-    for changes, words in (
-      ({"model": to_dict(MODEL) | {"depth": 999}}, ("depth: got 999",)),
-      ({"image_size": [36, 32]}, ("36 x 32", "multiples")),
-      ({"class_names": [1]}, ("class_names: got 1",)),
-    )
-  ),
-  (
-    of_timm({"architecture": "vit_rope_x"}, model=DINOV3),
-    HEADS,
-    ("'vit_rope_x'",),
-  ),
-  (  # no table does not mean DINOv3
-    of_timm(model=SCALED | dict(registers=3, posemb="none")),
-    HEADS,
-    ("position table",),
-  ),
+  row(of_timm(), "num_heads"),
+  row(of_timm(), "num_heads=7", num_heads=7),
   *(
-    (of_timm(None, {name: ones(1)}), HEADS, (f"{name}: got shape (1,)",))
+    row(of_timm({"model_args": HEADS | {key: value}}), f"model_args.{key}: got")
+    for key, value in ARGUMENTS.items()
+  ),
+  row(of_timm({"model_args": HEADS, "problem_type": "x"}), "problem_type: got"),
+  row(of_timm({"architecture": "vit_b_rpn_224.sw"}), "vit_b_rpn_224.sw"),
+  row(of_timm({"mean": [0.4] * 3, "std": [0.5] * 3}, **BIT), "0.4", "0.5"),
+  row(of_timm({"model_args": {"output_stride": 16}}, **BIT), "output_stride"),
+  row(of_timm({"architecture": "vit_rope_x"}, **DINOV3), "vit_rope_x", **HEADS),
+  # No table does not mean DINOv3.
+  row(of_timm(**REGISTERS, posemb="none"), "position table", **HEADS),
+  *(
+    row(of_timm(None, {name: ones(1)}), f"{name}: got shape (1,)", **HEADS)
     for name in ("pos_embed", "head.weight", "blocks.0.attn.qkv.weight")
   ),
-  (
-    of_timm(None, {f"blocks.{i}.attn.q_norm.weight": ones(4) for i in (0, 1)}),
-    HEADS,
-    ("got 2 arrays", "blocks.0.attn.q_norm.weight"),
+  row(of_timm(None, {"blocks.0.q_norm.x": ones(4)}), "blocks.0.q_nor", **HEADS),
+  *(  # our own header
+    row(of_timm(metadata={"vit_jax": OURS | changes}), *words)
+    for changes, *words in (
+      ({"model": to_dict(MODEL) | {"depth": 999}}, "depth: got 999"),
+      ({"image_size": [36, 32]}, "36 x 32", "multiples"),
+      ({"class_names": [1]}, "class_names: got 1"),
+    )
   ),
 ]
 VISION = f"{openclip.CONFIG}: model_cfg.vision_cfg."
 OPENCLIP = [
-  *(
-    (of_openclip(vision), {}, (f"{VISION}{key}: got {value}",))
-    for vision, key, value in (
-      ({"pool_type": "none"}, "pool_type", "'none'"),
-      ({"head_width": 5}, "head_width", "5"),
-      ({"no_ln_pre": True}, "no_ln_pre", "True"),
-    )
-  ),
-  (
-    of_openclip({}, {"visual.positional_embedding": None}),
-    {},
-    ("pos_embedding: missing",),
-  ),
-  (of_openclip(preprocess_cfg={"size": "big"}), {}, ("size: got 'big'",)),
-  *(
-    (of_trunk(vision), HEADS, (f"{openclip.CONFIG}: {words}",))
-    for vision, words in (
-      ({"timm_pool": "tok"}, "timm_pool: got 'tok'"),
-      ({"timm_model_kwargs": {"depth": 3}}, "timm_model_kwargs.depth: got 3"),
-    )
-  ),
-  (
+  row(of_openclip({"pool_type": "none"}), f"{VISION}pool_type: got 'none'"),
+  row(of_openclip({"head_width": 5}), f"{VISION}head_width: got 5"),
+  row(of_openclip({"no_ln_pre": True}), f"{VISION}no_ln_pre: got True"),
+  row(of_openclip({}, {"visual.positional_embedding": None}), "pos_embedding"),
+  row(of_openclip(preprocess_cfg={"size": "big"}), "size: got 'big'"),
+  row(of_trunk({"timm_pool": "tok"}), "timm_pool: got 'tok'", **HEADS),
+  row(
     of_trunk({}, {"visual.head.proj.weight": ones(8, 48)}, "module."),
-    HEADS,
-    ("module.visual.head.proj.weight", "layers"),
+    *("module.visual.head.proj.weight", "layers"),
+    **HEADS,
   ),
 ]
-ROWS_OF_HF = {
+SEVERAL = {
   "vit.pooler.dense.weight": ones(48, 48),
   "vit.encoder.layer.0.q_norm.weight": ones(48),
   "vit.encoder.layer.0.output.dense.weight": ones(48),
 }
 PROCESSOR = "preprocessor_config.json"
 HF = [
-  *(
-    (of_hf(config), {}, (f"{key}: got", str(value)))
-    for config in (
-      {"model_type": "dinov5"},
-      {"num_hidden_layers": 3},
-      {"patch_size": [16, 8]},
-      {"problem_type": "x"},
-    )
-    for key, value in config.items()
+  row(of_hf(model_type="dinov5"), "model_type: got 'dinov5'"),
+  row(of_hf(num_hidden_layers=3), "num_hidden_layers: got 3"),
+  row(of_hf(patch_size=[16, 8]), "patch_size: got [16, 8]"),
+  row(of_hf(problem_type="x"), "problem_type: got 'x'"),
+  row(  # all of it in one error
+    of_hf(SEVERAL, hidden_act="relu", pooler_act="relu"),
+    *("hidden_act: got 'relu'", "pooler_act: got 'relu'", "layer.0.q_norm"),
+    *("layer.0.output.dense.weight: got shape (48,)", "pooler and classifier"),
   ),
-  *(  # all of it in one error
-    (
-      of_hf({"hidden_act": "relu", "pooler_act": "relu"}, ROWS_OF_HF),
-      {},
-      (words,),
-    )
-    for words in (
-      "hidden_act: got 'relu'",
-      "pooler_act: got 'relu'",
-      "layer.0.output.dense.weight: got shape (48,)",
-      "layer.0.q_norm",
-      "both pooler and classifier",
-    )
-  ),
-  (
-    of_hf({"rope_theta": 1e4}, model=model_config(**DINOV3), num_classes=0),
-    {},
-    ("rope_theta: got 10000.0",),
-  ),
-  (
-    of_hf({}, {"vit.embeddings.position_embeddings": None}),
-    {},
-    ("pos_embedding: missing",),
-  ),
-  (of_hf({}, {"decoder2": ones(3)}), {}, ("arrays that no model", "decoder2")),
-  *(
-    (of_hf(about=about), {}, (PROCESSOR, f"{key}: got {value!r}"))
-    for about in ({"size": "224"}, {"rescale_factor": 0})
-    for key, value in about.items()
-  ),
+  row(of_hf({"vit.embeddings.position_embeddings": None}), "pos_embedding"),
+  row(of_hf({"decoder2": ones(3)}), "arrays that no model", "decoder2"),
+  row(of_hf(about={"size": "224"}), PROCESSOR, "size: got '224'"),
+  row(of_hf(about={"rescale_factor": 0}), PROCESSOR, "rescale_factor: got 0"),
 ]
 
 

@@ -40,8 +40,6 @@ B16 = "vit_base_patch16_224"
     (dict(variant="S/14"), 224, None, None),
     (dict(variant="B/16", num_heads=6), 224, None, None),
     (dict(variant="B/16", pool="gap"), 224, None, None),
-    (dict(variant="B/16", depth=11), 224, None, None),
-    (dict(variant="B/32", cls_row=False), 224, None, None),
     (dict(name="bit", variant="R50x2"), 480, None, None),
   ],
 )

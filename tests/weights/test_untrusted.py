@@ -12,7 +12,6 @@ import re
 import shutil
 import tarfile
 
-import foreign
 import numpy as np
 import orbax.checkpoint as ocp
 import pyarrow
@@ -20,13 +19,13 @@ import pytest
 from etils import epath
 from flax.traverse_util import unflatten_dict
 from pyarrow import parquet
+from weight_files import MODEL, hf_folder, our_params, save
 
 from vit_jax import paths, weights
 from vit_jax.checkpointing import checkpointer
-from vit_jax.config import json_file, model_config, to_dict
+from vit_jax.config import json_file, to_dict
 from vit_jax.finetune.data.imports import KINDS, Options
-from vit_jax.weights import google, safetensors_file
-from vit_jax.zoo.files import hf_classes
+from vit_jax.weights import safetensors_file
 
 PACKAGE = pathlib.Path(__file__).parents[2] / "vit_jax"
 # What runs code from a file, or writes members of an archive where they say.
@@ -35,7 +34,6 @@ FORBIDDEN = {
   *("yaml.load", "yaml.unsafe_load", "read_pickle", "eval"),
   *("extractall", "unpack_archive", "tar.extract", "archive.extract"),
 }
-MODEL = model_config(variant="B/4", width=8, depth=2, mlp_dim=12, num_heads=2)
 
 
 CHECKED = {"np.load", "torch.load", "Image.open"}
@@ -133,24 +131,12 @@ def test_json_that_is_none(text):
 
 
 def write_npz(folder):
-  np.savez(folder / "x.npz", **google.write(params()))
-
-
-def params():
-  return foreign.random_params(MODEL, 3, (8, 8))
-
-
-def write_hf(folder):
-  arrays, config = hf_classes.write(
-    params(), MODEL, num_classes=3, image_size=(8, 8), class_names=["x"] * 3
-  )
-  safetensors_file.write(folder / "model.safetensors", arrays, {})
-  (folder / "config.json").write_text(json.dumps(config))
+  save(folder / "x.npz")
 
 
 def write_checkpoint(folder):
-  metadata = {"config": {"model": to_dict(MODEL)}, "image_size": [8, 8]}
-  tree = unflatten_dict(params(), sep="/")
+  metadata = {"config": {"model": to_dict(MODEL)}, "image_size": [32, 32]}
+  tree = unflatten_dict(our_params(), sep="/")
   checkpointer.write_params(str(folder / "x"), tree, metadata)
 
 
@@ -191,7 +177,7 @@ def read_import(kind):
 
 READERS = {
   "npz": (write_npz, read_weights, "x.npz"),
-  "safetensors": (write_hf, read_weights, ""),
+  "safetensors": (hf_folder, read_weights, ""),
   "checkpoint": (write_checkpoint, read_weights, "x"),
   "tar": (write_tar, read_import("webdataset:"), ""),
   "tar.gz": (write_tar_gz, read_import("webdataset:"), ""),
