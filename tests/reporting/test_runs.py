@@ -1,47 +1,35 @@
-"""Facts of a run as the report shows them."""
+"""Facts of runs as the report states them: scores, data, costs, time."""
 
-import json
-import pathlib
+import dataclasses
+import math
+import re
 
 import pytest
+from fake_runs import Drawn, Page, run, write
 
-from vit_jax.tools.reporting import curves, runs, tables
-from vit_jax.tools.reporting.charts import ChartFiles
+from vit_jax.callbacks.accounting import BUCKETS
+from vit_jax.config import ClassificationConfig, Config, FewshotConfig
+from vit_jax.tools.reporting import curves, fewshot, runs, tables
 
 
-@pytest.mark.parametrize(
-  "config, text",
-  [
-    (
-      {"objective": {"kind": "masked_patch", "target": "small"}},
-      "masked patch",
-    ),
-    ({"objective": {"kind": "classification", "loss": "sigmoid"}}, "sigmoid"),
-  ],
-)
-def test_the_objective_is_named(config, text, tmp_path):
-  folder = tmp_path / "run"
-  folder.mkdir()
-  (folder / "config.json").write_text(json.dumps(config))
-  (run,) = runs.find_runs(tmp_path)
-  assert text in tables.run_facts(run)["objective"]
+def of_evals(split="train", rows=(), dataset="digits", **evals):
+  """A run with evaluators, which score the head unless they say otherwise."""
+  evals = {k: {"kind": "classification", **v} for k, v in evals.items()}
+  data = {"dataset": dataset, "split": split}
+  return run(rows, {"data": data, "evals": evals})
+
+
+def titles(a_run):
+  return [text for _, text, _ in tables.headlines(a_run)]
 
 
 def test_a_folder_of_weights_is_no_run(tmp_path):
   """vit-jax convert writes such ones, timm and Hugging Face too."""
   for name in ("run", "weights"):
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "config.json").write_text("{}")
+    write(tmp_path / name, config={})
+  (tmp_path / "weights" / "metrics.jsonl").unlink()
   (tmp_path / "weights" / "model.safetensors").write_text("")
-  assert [run.name for run in runs.find_runs(tmp_path)] == ["run"]
-
-
-def run(split, rows=(), **evals):
-  config = {
-    "data": {"dataset": "digits", "split": split},
-    "evals": {k: {"kind": "classification", **v} for k, v in evals.items()},
-  }
-  return runs.Run("r", pathlib.Path("r"), config, {}, list(rows))
+  assert [r.name for r in runs.find_runs(tmp_path)] == ["run"]
 
 
 @pytest.mark.parametrize(
@@ -55,33 +43,61 @@ def run(split, rows=(), **evals):
 )  # fmt: skip
 def test_data_are_what_was_trained_on(metadata, options, name, fact, score):
   """Not what config.data says of a run on a loader, or on made-up images."""
-  a_run = run("train", [{"step": 1, "head/top1": 0.5}], head={"split": "train"})
+  rows = [{"step": 1, "head/top1": 0.5}]
+  a_run = of_evals(rows=rows, head={"split": "train"})
   a_run.metadata.update(metadata)
   a_run.config.update(options)
   assert list(curves.by_dataset([a_run])) == [name]
   assert tables.run_facts(a_run)["data"] == fact
-  ((_, text, _),) = tables.headlines(a_run)
-  assert text == f"head ({score}), top-1"
+  assert titles(a_run) == [f"head ({score}), top-1"]
   assert a_run.is_training_part("head") == ("given" not in name)
 
 
-def test_scores_of_other_kinds_are_told_apart(undrawn):
+def test_scores_have_the_names_of_data_and_classifier():
+  few = {"kind": "fewshot", "l2": [2.0]}
   names = {
-    "head": {"split": "test"},
+    "val": {},
+    "real": {"dataset": "folder:/data/my_real/"},
     "probe": {"kind": "linear", "split": "test"},
-    "some": {"kind": "subset", "dataset": "imagenet2012", "split": "test"},
+    "some": {"kind": "subset", "split": "test"},
+    "pets": {**few, "dataset": "oxford_pets/a=1", "split": "test"},
+    "cars": {**few, "dataset": "cars", "split": "test"},
   }
-  row = {"step": 1} | {f"{n}/top1": 0.5 for n in names}
-  a_run = run("train", [row], **names)
-  assert [text for _, text, _ in tables.headlines(a_run)] == [
-    "head (digits test), top-1",
-    "probe (digits test), linear probe, top-1",
-    "some (imagenet2012 test), among the classes of imagenet_a, top-1",
+  row = {"step": 1, "pets/25shot": 0.5, "cars/5shot": 0.125}
+  row |= {f"{n}/top1": 0.5 for n in ("real", "probe", "some")}
+  row |= {"val/top1": 0.25, "val/loss": 1.5, "val/count": 1e4}
+  a_run = of_evals(rows=[row], dataset="imagenet/x", **names)
+  assert titles(a_run) == [
+    "val (imagenet validation), top-1",
+    "real (my_real validation), top-1",
+    "probe (imagenet test), linear probe, top-1",
+    "some (imagenet test), among the classes of imagenet_a, top-1",
+    "pets (oxford_pets test), 25-shot, L2 2",
+    "cars (cars test), 5-shot, L2 2",
   ]
-  chart_files = ChartFiles()
-  curves.section("x", [a_run, a_run], chart_files)
-  assert len(chart_files.files) == 3  # a chart of each
-  assert "<b>50.0%</b>" not in tables.scores([a_run])  # the best of one
+  head, first, *_ = Page(tables.scores([a_run])).rows
+  assert head == ["", "top-1", "balanced", "top-5", "loss", "images"]
+  assert first[1:] == ["25.0%", "—", "—", "1.5", "10,000"]
+
+
+def test_scores_without_a_column_of_their_own():
+  """Also few-shot accuracies of all examples, which is no number of shots."""
+  few = {"kind": "fewshot", "dataset": "pets", "split": "test", "group": "few"}
+  evals = {
+    "pets": {**few, "l2": [2.0, 4.0]},
+    "all": {"kind": "per_class", "split": "train"},
+    "near": {"kind": "knn", "dataset": "glyphs", "split": "test"},
+  }
+  row = {"step": 1, "pets/5shot": 0.125, "pets/all": 0.5, "pets/l2=4/all": 0.75}
+  row |= {"few/all": 0.375, "few/5shot": 0.125, "few/sets": 1.0}
+  row |= {"all/top1": 0.5, "all/ece": 0.25, "near/20nn": 0.875}
+  a_run = of_evals(rows=[row], **evals)
+  assert Page(tables.other_scores([a_run])).rows[1:] == [
+    ["pets (pets test)", "fewshot", "all 0.5, l2=4/all 0.75"],
+    ["all (digits train)", "per_class", "ece 0.25"],
+    ["near (glyphs test)", "knn", "20nn 0.875"],
+    ["few (mean of 1 data set)", "fewshot", "all 0.375"],
+  ]
 
 
 def test_scores_are_all_of_one_step():
@@ -90,10 +106,19 @@ def test_scores_are_all_of_one_step():
     {"step": 2, "head/top1": 0.1},  # whose loss is not finite
     {"step": 3, "train/loss": 1.0},
   ]
-  a_run = run("train", rows, head={"split": "test"})
+  a_run = of_evals(rows=rows, head={"split": "test"})
   assert a_run.scores("head") == {"top1": 0.1}
   assert a_run.scores("other") == {}
   assert "0.9" not in tables.scores([a_run])
+
+
+def test_rows_without_a_value_that_was_not_finite_are_gaps():
+  rows = [{"step": 1, "train/loss": 1.0, "train/skipped": 0.0}]
+  rows += [{"step": 2, "train/skipped": 1.0}, {"step": 3, "val/not_finite": 1}]
+  a_run = run([{"step": 1, "val/top1": 0.5}, *rows])
+  for name, steps in (("train/loss", [1, 2]), ("val/top1", [1, 3])):
+    at, (first, last) = a_run.points(name)
+    assert at == steps and math.isfinite(first) and math.isnan(last)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +133,7 @@ def test_scores_are_all_of_one_step():
   ],
 )
 def test_what_is_held_out(split, of_eval, is_training_part, is_held_out):
-  a_run = run(split, head={"split": of_eval})
+  a_run = of_evals(split, head={"split": of_eval})
   assert a_run.is_training_part("head") == is_training_part
   assert a_run.is_held_out("head") == is_held_out
 
@@ -116,9 +141,106 @@ def test_what_is_held_out(split, of_eval, is_training_part, is_held_out):
 def test_a_held_out_part_is_no_headline_beside_a_test():
   splits = {"val": {"split": "train[90%:]"}, "test": {"split": "test"}}
   row = {"step": 1, "val/top1": 0.5}
-  both = run("train[:90%]", [row | {"test/top1": 0.25}], **splits)
-  headlines = lambda r: [text for _, text, _ in tables.headlines(r)]
-  assert headlines(both) == ["test (digits test), top-1"]
+  both = of_evals("train[:90%]", [row | {"test/top1": 0.25}], **splits)
+  assert titles(both) == ["test (digits test), top-1"]
   assert "digits train[90%:]" in tables.scores([both]).replace("<wbr>", "")
-  alone = run("train[:90%]", [row], **splits)
-  assert headlines(alone) == ["val (digits train[90%:]), top-1"]
+  alone = of_evals("train[:90%]", [row], **splits)
+  assert titles(alone) == ["val (digits train[90%:]), top-1"]
+
+
+@pytest.mark.parametrize(
+  "evals, chance",
+  [
+    ({"val": {}}, True),
+    ({"val": {}, "few": {"kind": "fewshot"}}, True),
+    ({"val": {}, "few": {"kind": "fewshot", "dataset": "cifar100"}}, False),
+    ({"val": {}, "some": {"kind": "subset"}}, False),
+    ({"val": {"dataset": "cifar100"}}, False),
+  ],
+)
+def test_chance_is_that_of_all_curves(evals, chance):
+  """The files of a run state the classes only of the training data."""
+  metric = {"few": "10shot"}
+  row = {"step": 1} | {f"{k}/{metric.get(k, 'top1')}": 0.5 for k in evals}
+  a_run = of_evals(rows=[row], **evals)
+  a_run.metadata["num_classes"] = 10
+  drawn = Drawn()
+  curves.section("x", [a_run], drawn)
+  lines = [line.get_ydata() for line in drawn.axes["accuracy_x"].lines]
+  assert (len(lines) > len(evals)) == chance
+  assert not chance or [*lines[-1]] == [10.0, 10.0]
+
+
+def test_means_stand_for_their_data_sets():
+  few = [
+    FewshotConfig(name=f"few_{d}", dataset=d, group="few", l2=(64.0,))
+    for d in ("dtd", "cars196", "caltech101")
+  ]
+  row = {"step": 2, "val/top1": 0.5, "few/1shot": 0.125, "few/10shot": 0.375}
+  row |= {"few_dtd/1shot": 0.25, "few_cars196/1shot": 0.0, "few/sets": 2.0}
+  a_run = run([row], Config(evals=(ClassificationConfig(), *few)))
+  assert a_run.groups == {"few": ["few_dtd", "few_cars196"]}  # as were scored
+  assert a_run.fewshot_names() == ["few"]
+  assert a_run.fewshot("few") == {"64": {"1": 0.125, "10": 0.375}}
+  assert titles(a_run)[1:] == ["few (mean of 2 data sets), 10-shot, L2 64"]
+  rows = Page(fewshot.section([a_run], Drawn(), has_probes=False)).rows
+  assert ["few_dtd (dtd test)", "25.0%"] in rows
+  assert ["few_cars196 (cars196 test)", "0.0%"] in rows
+
+
+SECONDS = dict(step=60.0, input=0.4, evaluation=9.6, save=5.0, start=10.0)
+SECONDS |= dict(compile=5.0, repeated=0.0, restart=10.0)
+
+
+def accounted(seconds, name="a"):
+  values = {f"train/seconds/{k}": v for k, v in seconds.items()}
+  rows = [{"step": 1, "train/seconds/step": 1.0}, {"step": 2, **values}]
+  return run(rows, name=name)
+
+
+def test_a_bar_is_whole_and_its_numbers_are_named():
+  assert SECONDS.keys() == set(BUCKETS) == curves.TIME_NAMES.keys()
+  text = curves.time_section([accounted(SECONDS), accounted({}, "b")])
+  widths = [float(x) for x in re.findall(r"width: ([\d.]+)%", text)]
+  assert sum(widths) == 100.0 and len(widths) == 7
+  assert "steps <b>1m00s</b> 60.0%" in text
+  assert "waiting for images <b>0.4s</b> 0.4%" in text
+  assert "steps done again" not in text  # there were none
+  assert "Left out: times of b" in text
+  assert curves.time_section([accounted({})]) == ""
+
+
+def test_the_last_account_counts():
+  """That of its end, in metadata.json, or a line after its last checkpoint."""
+  a_run = accounted(SECONDS)
+  a_run.rows[-1]["train/device_hours"] = 2.0
+  for step, hours in ((70.0, 2.5), (50.0, 1.5)):
+    account = {"began": 1.0, "seconds": SECONDS | {"step": step}}
+    metadata = {"accounting": account | {"device_hours": hours}}
+    other = dataclasses.replace(a_run, metadata=metadata)
+    assert other.wall_seconds() == 40.0 + max(step, SECONDS["step"])
+    assert tables.costs(other)["device-hours"] == max(hours, 2.0)
+  damaged = {"accounting": {"began": "damaged"}}
+  other = dataclasses.replace(a_run, metadata=damaged)
+  assert other.seconds == SECONDS and other.device_hours == 2.0
+
+
+def test_costs_are_facts_of_a_run():
+  before = {"images_seen": 7e9, "exaflops": 4262.0, "device_hours": None}
+  row = {"train/images_seen": 1_281_167, "train/exaflops": 0.135}
+  metadata = {"accounting": {"device_hours": 2.5, "init": before}}
+  a_run = run([{"step": 2, **row}], metadata=metadata)
+  costs = tables.cost_texts(a_run)
+  assert costs["images seen"] == "1,281,167"
+  assert costs["exaFLOPs"] == "0.135" and costs["device-hours"] == "2.5"
+  facts = tables.run_facts(a_run)["the run before"]
+  for text in ("7,000,000,000", "4,262", "device-hours unknown"):
+    assert text in facts
+
+
+def test_changes_on_the_way_are_one_fact():
+  change = {"step": 1008, "key": "optim.lr", "from": 0.1, "to": None, "by": "x"}
+  facts = tables.run_facts(run(metadata={"changes": [change] * 7}))
+  text = facts["changed on the way"]
+  assert text.startswith("step 1,008: optim.lr 0.1 to None; step 1,008: ")
+  assert text.endswith("; and 2 more")

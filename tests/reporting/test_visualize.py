@@ -1,28 +1,19 @@
 """`vit-jax visualize`: files, page, and what it refuses."""
 
 import dataclasses
-import json
 import pathlib
 import re
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from fake_runs import MODEL, of_model, write, write_checkpoint
 from PIL import Image
 
 import vit_jax
 from vit_jax import class_names
-from vit_jax.checkpointing import checkpointer
 from vit_jax.commands import visualize as visualize_command
-from vit_jax.config import (
-  ClassificationConfig,
-  Config,
-  DataConfig,
-  to_dict,
-)
+from vit_jax.config import ClassificationConfig, Config, DataConfig
 from vit_jax.families.vit import ViTConfig
-from vit_jax.models import build
 from vit_jax.tools.reporting import model_figures, visualize
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -99,21 +90,16 @@ def test_a_caption_has_the_answer(loss, names, text):
 
 @pytest.mark.nightly  # two models are compiled
 def test_models_side_by_side(photos, tmp_path):
-  written = call(
-    TOKEN, photos / "c.png", f"--beside={MAP}", f"--out={tmp_path}"
-  )
-  names = [path.name for path in written]
-  assert names == [
-    "index.html",
+  argv = f"--beside={MAP}", f"--out={tmp_path}"
+  written = call(TOKEN, photos / "c.png", *argv)
+  assert {path.name for path in written} == {
+    *("index.html", "rollout.png", "001_c.png"),
     *(
       f"{kind}_{name}.weights.svg"
       for kind in ("filters", "positions", "distance", "heads")
       for name in ("vit_linen_names", "bv_map")
     ),
-    *("rollout.png", "001_c.png"),
-  ]
-  text = (tmp_path / "index.html").read_text()
-  assert "the class token, the probe that pools the tokens" in text
+  }
 
 
 def test_published_weights_without_images(tmp_path, capsys, undrawn):
@@ -144,16 +130,9 @@ def test_a_folder_of_broken_images_is_refused(tmp_path):
   folder = tmp_path / "photos"
   folder.mkdir()
   (folder / "a.png").write_text("no image")
-  with pytest.raises(ValueError, match="a.png: got 8 bytes"):
+  with pytest.raises(ValueError, match="a.png: "):
     call(TOKEN, folder, f"--out={tmp_path / 'none'}")
   assert not (tmp_path / "none").exists()
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
-  (tmp_path / "file").write_text("")
-  argv = visualize_command.parse([TOKEN, f"--out={tmp_path}/file/inside"])
-  with pytest.raises(SystemExit, match=f"--out: got '{tmp_path}/file/inside'"):
-    visualize.main(argv)
 
 
 @pytest.mark.parametrize("text", ["3", "0,1"])
@@ -167,35 +146,23 @@ def test_a_patch_is_a_row_and_a_column(text, capsys):
 def test_images_of_the_data_that_a_run_is_scored_on(
   tmp_path, capsys, monkeypatch
 ):
+  """Spread over the whole split of 500 images, with their true classes."""
   monkeypatch.setattr(visualize, "NUM_IMAGES", 8)
-  model = ViTConfig(variant="B/4", width=8, depth=1, mlp_dim=8, num_heads=2)
+  ops = "decode|resize(16)"
   config = Config(
-    model=model,
-    data=DataConfig(dataset="digits", ops="decode|resize(16)"),
-    evals=(ClassificationConfig(split="test", ops="decode|resize(16)"),),
+    model=ViTConfig(**MODEL),
+    data=DataConfig(dataset="digits", ops=ops),
+    evals=(ClassificationConfig(split="test", ops=ops),),
   )
-  run = tmp_path / "run"
-  run.mkdir()
-  (run / "config.json").write_text(json.dumps(to_dict(config)))
-  params = jax.jit(build(model, 10).init)(
-    jax.random.key(0), jnp.zeros((1, 16, 16, 3))
-  )
-  metadata = {
-    "model": to_dict(model),
-    "image_size": [16, 16],
-    "grid": [4, 4],
-    "num_classes": 10,
-    "class_names": list("0123456789"),
-    "preprocessing": {"ops": "decode|resize(16)"},
-  }
-  folder = str(run / "checkpoints" / "2")
-  checkpointer.write_params(folder, params["params"], metadata)
+  metadata = of_model((4, 4), [*"0123456789"])
+  metadata["preprocessing"] = {"ops": ops}
+  run = write(tmp_path / "run", [], config, metadata)
+  write_checkpoint(run)
   written = call(run, f"--out={tmp_path / 'out'}")
   printed = capsys.readouterr().out
   assert "images of digits, test\n" in printed
   assert f"{run}: B/4, 8 images\n" in printed
   files = [path.name for path in written if path.parent.name == "rollout"]
-  # Spread over the whole split of 500 images, with their true classes.
   assert len(files) == 8
   assert re.fullmatch(r"001_record_0__\d_\.png", files[0])
   assert re.fullmatch(r"008_record_499__\d_\.png", files[-1])
