@@ -1,4 +1,4 @@
-"""The context of `handmade`, whose records are read without TensorFlow."""
+"""Evaluators of `handmade`, whose records are read without TensorFlow."""
 
 import handmade
 import numpy as np
@@ -26,5 +26,7 @@ class InMemory(RunContext):
       )
 
 
-def context(*args, **options):
-  return InMemory(**vars(handmade.context(*args, **options)))
+def evaluator(options, sources, head=0, names=None, **changes):
+  """Returns the evaluator of options, see `handmade.context`."""
+  context = handmade.context(options, sources, head, names, **changes)
+  return options.make(InMemory(**vars(context)))

@@ -58,11 +58,16 @@ OF_KIND = {
 }
 
 
+def test_every_kind_is_tested():
+  """Also of numbers, which no set of TFDS has to predict."""
+  assert {*OF_KIND, "regression"} == set(EVALUATORS)
+  for kind, options in EVALUATORS.items():
+    assert options().kind == kind
+
+
 @pytest.mark.nightly
 def test_every_kind_by_one_command_on_fake_data(tmp_path):
   """Each as a user adds it to a config that has none of its name."""
-  # No set of TFDS has numbers to predict.
-  assert {*OF_KIND, "regression"} == set(EVALUATORS)
   args = []
   for kind, (options, _) in OF_KIND.items():
     own = [f"kind={kind}", "ops=decode|resize(16)", *options]

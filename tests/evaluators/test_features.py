@@ -1,7 +1,5 @@
 """Layers that are put together of tokens, as DINOv2 and DINOv3 are scored."""
 
-import doctest
-
 import jax
 import numpy as np
 import pytest
@@ -96,7 +94,3 @@ def test_models_without_the_tokens(model, layer, word):
     errors = [*config.model_errors("evals.x", model)]
     assert bool(errors) == bool(word)
     assert all(word in e and f"evals.x.{key}: " in e for e in errors)
-
-
-def test_examples():
-  assert doctest.testmod(features).failed == 0

@@ -1,7 +1,5 @@
 """Nearest neighbours: in any blocks what brute force finds."""
 
-import doctest
-
 import handmade
 import in_memory
 import numpy as np
@@ -50,7 +48,6 @@ def test_equally_near_ones_come_in_their_order():
 
 
 def test_the_vote_by_hand():
-  assert doctest.testmod(knn).failed == 0
   # Two of class 0, exp(10) + exp(9) = 30,130, against one of class 1:
   # exp(10.3) = 29,733 is less, exp(10.5) = 36,316 is more.
   for nearest, winner in ((1.03, 0), (1.05, 1)):
@@ -64,30 +61,16 @@ def test_the_vote_by_hand():
   assert knn.vote(near, majority, 3, 1e-4)[0] == 2
 
 
-def test_the_vote_is_scikit_learns():
-  neighbors = pytest.importorskip("sklearn.neighbors")
-  (train, labels), (queries, _) = _clusters(300), _clusters(80, seed=1)
-  classifier = neighbors.KNeighborsClassifier(
-    20,
-    metric="cosine",
-    algorithm="brute",
-    weights=lambda distance: np.exp((1 - distance) / 0.07),
-  ).fit(train, labels)
-  similarity, classes = knn.neighbours(train, labels, queries, 20, 64, 32)
-  got = knn.vote(similarity, classes, 5)
-  np.testing.assert_array_equal(got, classifier.predict(queries))
-
-
 def _options(**changes):
   return KnnConfig(**{"name": "k", "ks": (3, 1, 7), **changes})
 
 
-def _context(options, train_labels, test_labels, **changes):
+def _evaluator(options, train_labels, test_labels):
   sources = {
     "train_split": handmade.records(train_labels, 5),
     "split": handmade.records(test_labels, 5),
   }
-  return in_memory.context(options, sources, **changes)
+  return in_memory.evaluator(options, sources)
 
 
 def test_accuracies_of_a_data_set():
@@ -95,8 +78,7 @@ def test_accuracies_of_a_data_set():
   x, labels = _clusters(120)
   hidden = np.where(np.arange(120) % 10, labels, -1)
   train = np.where(np.arange(120) < 30, -1, hidden)
-  options = _options()
-  evaluator = options.make(_context(options, train, hidden[:30]))
+  evaluator = _evaluator(_options(), train, hidden[:30])
   scores = evaluator.run({"features": x})
   voting, scored = train >= 0, hidden[:30] >= 0
   similarity, classes = _brute(x[voting], labels[voting], x[:30][scored])
@@ -111,9 +93,9 @@ def test_accuracies_of_a_data_set():
 
 
 def test_where_images_are_broken_fewer_vote():
+  """Fewer than the largest k."""
   x, labels = _clusters(6)
-  options = _options(ks=(6, 1))
-  evaluator = options.make(_context(options, [*labels[:4], -1, -1], labels[:4]))
+  evaluator = _evaluator(_options(ks=(6, 1)), [*labels[:4], -1, -1], labels[:4])
   scores = evaluator.run({"features": x})
   similarity, classes = _brute(x[:4], labels[:4], x[:4])
   votes = knn.vote(similarity, classes, 5)
@@ -123,19 +105,14 @@ def test_where_images_are_broken_fewer_vote():
 def test_errors_name_their_options():
   source = handmade.records([0, 1, 0])
   sources = {"train_split": source, "split": source}
-  for wrong, named in (
-    ({"ks": (3,)}, []),
-    (
-      {"ks": (0, 4), "layer": "prelogits"},
-      ["ks: got (0, 4)", "layer: got 'prelogits'", "ks: got 4 neighbours"],
-    ),
-  ):
-    options = _options(**wrong)
-    errors = [
-      *options.errors("k"),
-      *options.check(
-        "k", sources, handmade.NO_HEAD, {"pre_logits": np.zeros((1, 2))}
-      ),
-    ]
-    assert len(errors) == len(named)
-    assert all(any(f"k.{text}" in e for e in errors) for text in named)
+  out = {"pre_logits": np.zeros((1, 2))}
+
+  def errors(**options):
+    options = _options(**options)
+    found = options.check("k", sources, handmade.NO_HEAD, out)
+    return [*options.errors("k"), *found]
+
+  assert not errors(ks=(3,))
+  wrong = " ".join(errors(ks=(0, 4), layer="prelogits"))
+  for named in ("ks: got (0, 4)", "layer: got 'prelogits'", "got 4 neighbours"):
+    assert named in wrong

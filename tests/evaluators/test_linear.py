@@ -62,14 +62,13 @@ def _options(**changes):
   return LinearConfig(**{"name": "l", **own, **changes})
 
 
-def _run(options, x, train_labels, test_labels, **changes):
+def _run(options, x, train_labels, test_labels):
   """Scores features whose first rows are those of both splits."""
   sources = {
     "train_split": handmade.records(train_labels, 3),
     "split": handmade.records(test_labels, 3),
   }
-  context = in_memory.context(options, sources, **changes)
-  return options.make(context).run({"features": x})
+  return in_memory.evaluator(options, sources).run({"features": x})
 
 
 def test_a_data_set_is_learned_without_what_is_held_out():
@@ -93,10 +92,9 @@ def test_a_data_set_is_learned_without_what_is_held_out():
 
 def test_heads_that_diverged_are_not_taken():
   x, y = _separable(200)
-  options = _options(lrs=(3e38, 0.1))
   source = handmade.records(y, 3)
   sources = {"train_split": source, "split": source}
-  probe = options.make(in_memory.context(options, sources))
+  probe = in_memory.evaluator(_options(lrs=(3e38, 0.1)), sources)
   heads, held_out, test = probe.gather({"features": x})
   # One that diverged is not taken, though it comes first.
   assert probe.score((heads, held_out, test))["l/lr"] == 0.1
@@ -109,10 +107,9 @@ def test_heads_that_diverged_are_not_taken():
 
 def test_it_is_chosen_on_what_is_held_out():
   """The first head is right on the test split, and it is not taken."""
-  options = _options(lrs=(0.1, 0.2, 0.3))
   source = handmade.records([0, 1, 2])
   sources = {"train_split": source, "split": source}
-  probe = options.make(in_memory.context(options, sources))
+  probe = in_memory.evaluator(_options(lrs=(0.1, 0.2, 0.3)), sources)
   turned = np.roll(np.eye(3, dtype=np.float32), 1, axis=1)
   heads = linear.Heads(
     mean=np.zeros(3, np.float32),

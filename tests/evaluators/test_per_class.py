@@ -1,6 +1,5 @@
 """Counts of each class by hand, and calibration in closed form."""
 
-import doctest
 import json
 
 import handmade
@@ -8,14 +7,8 @@ import in_memory
 import numpy as np
 import pytest
 
-from vit_jax.evaluators import per_class
 from vit_jax.evaluators.per_class import PerClassConfig
 from vit_jax.metrics import calibration_error, reliability
-
-
-def test_examples_in_docstrings():
-  failed, attempted = doctest.testmod(per_class)
-  assert attempted and not failed
 
 
 def test_calibration_in_closed_form():
@@ -52,19 +45,17 @@ SHARES = np.array(
 LABELS = [0, 0, 0, 1, 2, -1]
 
 
-def _options(**changes):
-  return PerClassConfig(name="c", split="test", **changes)
+OPTIONS = PerClassConfig(name="c", split="test")
 
 
 def _run(workdir=None, names=None, head_names=None, order=(0, 1, 2)):
-  options = _options()
   source = handmade.records(LABELS, 3, names=names)
-  context = in_memory.context(
-    options, source, len(order), head_names, workdir=workdir
+  evaluator = in_memory.evaluator(
+    OPTIONS, source, len(order), head_names, workdir=workdir
   )
   logits = np.full((6, len(order)), -30, np.float32)
   logits[:, list(order)[:3]] = np.log(SHARES)
-  return options.make(context).run({"logits": logits})
+  return evaluator.run({"logits": logits})
 
 
 def test_metrics_by_hand():
@@ -104,13 +95,11 @@ def test_the_file(tmp_path, order):
 
 def test_the_size_of_the_smallest_class_is_a_score_if_it_is_small():
   """A class without images counts; from ten images on there is no score."""
-  options = _options()
 
   def fewest(labels):
     source = handmade.records(labels, 2)
     logits = np.zeros([len(labels), 2], np.float32)
-    context = in_memory.context(options, source, 2)
-    scores = options.make(context).run({"logits": logits})
+    scores = in_memory.evaluator(OPTIONS, source, 2).run({"logits": logits})
     return scores.get("c/smallest_class")
 
   assert fewest([0] * 12) == 0 and fewest([0] * 12 + [1] * 9) == 9
@@ -119,17 +108,14 @@ def test_the_size_of_the_smallest_class_is_a_score_if_it_is_small():
 
 def test_logits_that_are_nan_write_no_file(tmp_path):
   """NumPy takes them for class 0, whose images would all be right."""
-  options = _options()
-  source = handmade.records(LABELS, 3)
-  context = in_memory.context(options, source, 3, workdir=str(tmp_path))
   logits = np.log(SHARES).astype(np.float32)
   logits[1] = np.nan
-  scores = options.make(context).run({"logits": logits})
+  source, folder = handmade.records(LABELS, 3), str(tmp_path)
+  evaluator = in_memory.evaluator(OPTIONS, source, 3, workdir=folder)
+  scores = evaluator.run({"logits": logits})
   assert scores["c/top1"] == pytest.approx(2 / 5)
   assert np.isnan([scores["c/worst_class"], scores["c/ece"]]).all()
   assert not [*tmp_path.iterdir()]
-  logits[5] = np.nan  # without a label
-  logits[1] = 0.0
-  context = in_memory.context(options, source, 3, workdir=str(tmp_path))
-  scores = options.make(context).run({"logits": logits})
+  logits[5], logits[1] = np.nan, 0.0  # an image without a label
+  scores = evaluator.run({"logits": logits})
   assert scores["c/worst_class"] == 0.0 and [*tmp_path.iterdir()]

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import doctest
 import io
 import json
 import pathlib
@@ -26,7 +25,6 @@ import vit_jax
 from vit_jax import batch, class_names, run_checks, step, weights
 from vit_jax.batch import LabelStatistics
 from vit_jax.config import ConfigError, cli
-from vit_jax.data import numbers
 from vit_jax.data.download_and_prepare import import_source
 from vit_jax.data.sources import Sources, open_source
 from vit_jax.evaluate import evaluate
@@ -41,11 +39,6 @@ from vit_jax.models import build
 from vit_jax.train import train_and_evaluate
 
 STANDARDISATION = batch.Standardisation((10.0, -3.0), (2.0, 0.5))
-
-
-def test_examples():
-  for module in (numbers, regression):
-    assert doctest.testmod(module).failed == 0
 
 
 def test_the_loss_in_closed_form():
@@ -87,78 +80,61 @@ NUMBERS = np.array([[1.0, 50.0], [2.0, 70.0], [4.0, 40.0], [8.0, 90.0]])
 OUTPUTS = np.array([[0.5, -1.0], [0.0, 1.0], [-2.0, 0.0], [1.0, 0.25]])
 
 
-def test_scores_are_scikit_learns():
-  """In the data's units; the order of the head's outputs is another one."""
-  order = (1, 0)
-  source = handmade.Records(
+def of_numbers(table, names):
+  return handmade.Records(
     name="handmade",
     split="test",
-    num_examples=4,
+    num_examples=len(table),
     num_classes=2,
-    class_names=("age", "size"),
+    class_names=names,
     is_regression=True,
-    table=NUMBERS.astype(np.float32),
+    table=table.astype(np.float32),
   )
-  options = RegressionConfig(name="v", split="test")
-  names = tuple(source.class_names[i] for i in order)
-  context = in_memory.context(options, source, 2, names)
-  of = batch.Standardisation(
-    *(tuple(np.array(v)[list(order)]) for v in ((3.0, 60.0), (2.0, 20.0)))
-  )
-  head = class_names.Head(2, names, "regression", of)
-  context = dataclasses.replace(context, head=head)
-  logits = OUTPUTS[:, list(order)].astype(np.float32)
-  scores = options.make(context).run({"logits": logits})
-  predicted = OUTPUTS * [2.0, 20.0] + [3.0, 60.0]
+
+
+OPTIONS = RegressionConfig(name="v", split="test")
+
+
+def test_scores_are_scikit_learns():
+  """In the data's units; the head's outputs are standardised, and swapped."""
+  numbers = np.array([[1.0, 50.0], [2.0, 70.0], [4.0, 40.0], [8.0, 90.0]])
+  outputs = np.array([[0.5, -1.0], [0.0, 1.0], [-2.0, 0.0], [1.0, 0.25]])
+  evaluator = in_memory.evaluator(OPTIONS, of_numbers(numbers, ("age", "size")))
+  of = batch.Standardisation((60.0, 3.0), (20.0, 2.0))
+  head = class_names.Head(2, ("size", "age"), "regression", of)
+  context = dataclasses.replace(evaluator.context, head=head)
+  logits = outputs[:, ::-1].astype(np.float32)
+  scores = OPTIONS.make(context).run({"logits": logits})
+  predicted = outputs * [2.0, 20.0] + [3.0, 60.0]
   for key, metric in (
     ("mae", sklearn.metrics.mean_absolute_error),
     ("r2", sklearn.metrics.r2_score),
   ):
-    each = metric(NUMBERS, predicted, multioutput="raw_values")
+    each = metric(numbers, predicted, multioutput="raw_values")
     assert scores[f"v/{key}"] == pytest.approx(each.mean(), rel=1e-6)
     assert scores[f"v/age/{key}"] == pytest.approx(each[0], rel=1e-6)
     assert scores[f"v/size/{key}"] == pytest.approx(each[1], rel=1e-6)
   assert scores["v/count"] == 4
+  # Numbers that do not vary have 1 or 0.
+  same = np.full((3, 2), 7.0)
+  got = regression.r_squared(same + [0.0, 1.0], same)
+  assert got.tolist() == [1.0, 0.0]
 
 
 def test_the_worst_images_and_their_numbers():
   """Of 20 images, in batches of 8; errors in units of the deviation."""
   number = np.stack([np.arange(20.0), 1000 * np.arange(20.0)], 1)
   output = number.copy()
-  output[3, 0] += 5
-  output[11, 1] += 9000
-  output[19, 1] -= 1000
-  source = handmade.Records(
-    name="handmade",
-    split="test",
-    num_examples=20,
-    num_classes=2,
-    class_names=("a", "b"),
-    is_regression=True,
-    table=number.astype(np.float32),
-  )
-  options = RegressionConfig(name="v", split="test")
-  context = in_memory.context(options, source, 2, ("a", "b"))
-  params = {"logits": output.astype(np.float32)}
-  saved = options.make(context).predictions(params, 64, 3)
+  output[[3, 11, 19], [0, 1, 1]] += [5, 9000, -1000]
+  source = of_numbers(number, ("a", "b"))
+  evaluator = in_memory.evaluator(OPTIONS, source, 2, ("a", "b"))
+  saved = evaluator.predictions({"logits": output.astype(np.float32)}, 64, 3)
   assert handmade.numbers(saved["worst_image"]).tolist() == [11, 3, 19]
   np.testing.assert_allclose(saved["worst_output"], output[[11, 3, 19]])
   np.testing.assert_allclose(saved["worst_number"], number[[11, 3, 19]])
   np.testing.assert_allclose(saved["number"], number)
   np.testing.assert_allclose(saved["output"], output)
   assert saved["num_images"] == 20 and saved["names"].tolist() == ["a", "b"]
-
-
-def test_r2_of_numbers_that_do_not_vary():
-  same = np.full((3, 2), 7.0)
-  got = regression.r_squared(same + [0.0, 1.0], same)
-  assert (
-    got.tolist()
-    == sklearn.metrics.r2_score(
-      same, same + [0.0, 1.0], multioutput="raw_values"
-    ).tolist()
-    == [1.0, 0.0]
-  )
 
 
 @pytest.fixture(scope="module")
