@@ -1,8 +1,11 @@
 """Layers that are put together of tokens, as DINOv2 and DINOv3 are scored."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
+from self_supervised import methods
 
 from vit_jax.evaluators import features
 from vit_jax.evaluators.knn import KnnConfig
@@ -15,18 +18,6 @@ from vit_jax.zoo.families.modern import ModernConfig
 SIZE = dict(variant="B/8", width=24, depth=2, mlp_dim=40, num_heads=3)
 
 
-def _model(config):
-  images = jax.random.uniform(jax.random.key(1), (2, 16, 24, 3), minval=-1)
-  model = build(config, 0)
-  params = jax.jit(model.init)(jax.random.key(0), images)["params"]
-  # The last norm is none of the identity.
-  params = jax.tree.map(
-    lambda x: x + 0.1 * jax.random.normal(jax.random.key(2), x.shape), params
-  )
-  _, out = jax.jit(model.apply)({"params": params}, images)
-  return params, out
-
-
 def _normed(x, norm, eps):
   x = np.asarray(x, np.float64)
   x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
@@ -34,42 +25,35 @@ def _normed(x, norm, eps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "config, first",
-  [
-    (ModernConfig(**SIZE, registers=4, layer_scale=0.3, ln_eps=1e-5), 5),
-    pytest.param(*(ViTConfig(**SIZE, scan=True), 1), marks=pytest.mark.nightly),
-    pytest.param(
-      *(ModernConfig(**SIZE, distilled=True), 2), marks=pytest.mark.nightly
-    ),
-    pytest.param(*(ViTConfig(**SIZE), 1), marks=pytest.mark.nightly),
-  ],
-  ids=["registers", "scan", "distilled", "vit"],
-)
-def test_class_tokens_and_patches(config, first):
-  params, out = _model(config)
+def test_class_tokens_and_patches():
+  """Of a model with registers, and of its last blocks, which are in a loop."""
+  options = dict(registers=4, layer_scale=0.3, ln_eps=1e-5, scan=True)
+  config = ModernConfig(**SIZE, **options)
+  images = jax.random.uniform(jax.random.key(1), (2, 16, 24, 3), minval=-1)
+  model = build(config, 0)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+  params = methods.drawn(shapes["params"])
+  _, out = jax.jit(model.apply)({"params": params}, images)
   norm = params["Transformer"]["encoder_norm"]
   tokens = [
     _normed(out[f"encoderblock_{i}"]["after_mlp"], norm, config.ln_eps)
     for i in range(2)
   ]
-  inner, last = (t[:, 0] for t in tokens)
-  patches = tokens[1][:, first:].mean(1)
-  assert tokens[1].shape[1] - first == 6
+  (inner, last), patches = (t[:, 0] for t in tokens), tokens[1][:, 5:]
+  assert patches.shape[1] == 6
+  patches = patches.mean(1)
   expected = {
     "cls": last,
     "cls+patches": np.concatenate([last, patches], 1),
     "cls*2": np.concatenate([inner, last], 1),
     "cls*2+patches": np.concatenate([inner, last, patches], 1),
   }
+  close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
   for layer, value in expected.items():
-    result = features.joined(out, params, config, (layer,))
-    np.testing.assert_allclose(result, value, rtol=1e-4, atol=1e-5)
+    close(features.joined(out, params, config, (layer,)), value)
   # Parts of several layers are computed once.
   several = features.joined(out, params, config, tuple(expected))
-  np.testing.assert_allclose(
-    several, np.concatenate([last, patches, inner], 1), rtol=1e-4, atol=1e-5
-  )
+  close(several, np.concatenate([last, patches, inner], 1))
   # An intermediate has no norm.
   result = features.joined(out, params, config, ("encoderblock_1/mlp",))
   np.testing.assert_array_equal(result, out["encoderblock_1"]["mlp"].mean(1))

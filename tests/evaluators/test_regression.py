@@ -7,7 +7,6 @@ import json
 import pathlib
 import re
 
-import flax
 import handmade
 import in_memory
 import jax
@@ -19,7 +18,9 @@ import pytest
 import sklearn.metrics
 import tensorflow_datasets as tfds
 import tiny
+from flax.traverse_util import flatten_dict
 from PIL import Image
+from self_supervised import methods
 
 import vit_jax
 from vit_jax import batch, class_names, run_checks, step, weights
@@ -48,15 +49,13 @@ def test_the_loss_in_closed_form():
   )
   model = tiny.config(model__depth=1, model__width=8).model
   learner = Regression().make(model, shape, {})
-  images = jnp.zeros((3, 16, 16, 3))
-  shapes = jax.eval_shape(learner.module.init, jax.random.key(0), images)
-  params = jax.tree.map(lambda a: jnp.zeros(a.shape), shapes["params"])
+  params = methods.params_of(learner.module)
   # The head's kernel is zero: the outputs are its bias.
-  bias = np.array([0.5, -1.0])
-  params["head"]["bias"] = jnp.asarray(bias, "float32")
+  bias = np.array([0.5, -1.0], np.float32)
+  params["head"] = {"kernel": np.zeros((8, 2), np.float32), "bias": bias}
   label = np.array([[11.0, -3.5], [8.0, -3.0], [1e6, 1e6]])
   rows = {
-    "image": images.astype("uint8"),
+    "image": jnp.zeros((3, 16, 16, 3), "uint8"),
     "label": jnp.asarray(label, "float32"),
     "mask": jnp.array([True, True, False]),
     "index": jnp.arange(3),
@@ -250,7 +249,6 @@ def test_numbers_of_a_csv_and_of_parquet(tmp_path):
     (several, ("label",), ("label 0", "label 1"), [[1.5, 3], [-2, 4], None]),
     (two, ("x", "y"), ("x", "y"), [None] * 3),
     (parquet, ("x", "y"), ("x", "y"), [[1, 0.5], None, [3, 1]]),
-    (parquet, ("y",), ("y",), [[0.5], None, [1]]),
     (parquet, ("z",), ("z 0", "z 1"), [[1, 2]] * 3),
   ):
     kind = "csv:" if path.suffix == ".csv" else "parquet:"
@@ -283,17 +281,9 @@ def test_the_prompt_has_values():
 def test_what_needs_classes_or_numbers_is_refused(data_dir, tmp_path):
   config = _config(data_dir)
   # A head of an .npz may have classes or numbers.
-  params = jax.eval_shape(
-    build(config.model, 2).init, jax.random.key(0), jnp.zeros((1, 16, 16, 3))
-  )["params"]
-  arrays = flax.traverse_util.flatten_dict(params, sep="/")
-  np.savez(
-    tmp_path / "x.npz",
-    **{k: np.zeros(v.shape, np.float32) for k, v in arrays.items()},
-  )
-  file = weights.read(
-    tmp_path / "x.npz", options={"num_heads": config.model.num_heads}
-  )
+  params = methods.params_of(build(config.model, 2))
+  np.savez(tmp_path / "x.npz", **flatten_dict(params, sep="/"))
+  file = weights.read(tmp_path / "x.npz", options={"num_heads": 4})
   of = lambda loss: {"scored_weights": dataclasses.replace(file, loss=loss)}
   classes = {"objective": {"kind": "classification"}}
   for changes, weights_of, named in (
