@@ -21,7 +21,7 @@ class Process:
     earlier: Start and last sign of life of the processes before.
   """
 
-  now = 1e9
+  now, lives = 1e9, ()
 
   def __init__(self, start=0, saved=None, earlier=(), **options):
     options = {
@@ -30,15 +30,10 @@ class Process:
       "num_devices": 8,
       "num_examples": 100,
     } | options
-    self.notes = []
-    self.accounting = Accounting(note=self.notes.append, **options)
-    self._start = start, None, saved or {}
-    self._earlier = earlier
-
-  def begins(self, monkeypatch):
-    monkeypatch.setattr(run_record, "earlier", lambda _: [*self._earlier])
-    self.accounting.on_start(*self._start)
-    return self
+    self.notes, Process.lives = [], earlier
+    note = self.notes.append
+    self.accounting = Accounting(workdir="run", note=note, **options)
+    self.accounting.on_start(start, None, saved or {})
 
   def spend(self, **seconds):
     for name, value in seconds.items():
@@ -56,21 +51,18 @@ class Process:
     return {k: v for k, v in seconds.items() if v}
 
 
-@pytest.fixture
-def process(monkeypatch):
-  """Makes a process whose training begins."""
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
   monkeypatch.setattr(time, "time", lambda: Process.now)
   monkeypatch.setattr(Process, "now", 1e9)
-  return lambda *args, **options: Process(
-    *args, **{"workdir": "run", **options}
-  ).begins(monkeypatch)
+  monkeypatch.setattr(run_record, "earlier", lambda _: [*Process.lives])
 
 
 def test_examples():
   assert doctest.testmod(accounting).failed == 0
 
 
-def test_closed_form(process):
+def test_closed_form():
   """A patch of 8 on 8 px: one token, and the class token."""
   model = model_config(variant="Ti/8", width=4, depth=1, mlp_dim=8, num_heads=1)
   tokens, width, mlp, classes = 2, 4, 8, 3
@@ -80,18 +72,18 @@ def test_closed_form(process):
   macs += width * classes
   flops = model.train_flops((8, 8), classes)
   assert flops == 3 * 2 * macs
-  run = process(batch_size=16, flops_per_image=flops)
+  run = Process(batch_size=16, flops_per_image=flops)
   values = run.accounting.on_log(1000, {"loss": 2.0})
   assert values["loss"] == 2.0
   assert values["images_seen"] == 16_000 and values["epoch"] == 160.0
   assert values["exaflops"] == 6 * macs * 16_000 / 1e18
 
 
-def _run(process, stops=(), total=100):
+def _run(stops=(), total=100):
   """The account at the end of a run that stops at these steps, and resumes."""
   saved, start = {}, 0
   for stop in (*stops, total):
-    run = process(start, saved)
+    run = Process(start, saved)
     run.spend(step=36.0 * (stop - start))
     saved, start = run.saves(stop), stop
     run.spend(step=999.0)  # lost: no checkpoint has it
@@ -99,8 +91,8 @@ def _run(process, stops=(), total=100):
 
 
 @pytest.mark.parametrize("stops", [(), (10, 20, 90)])
-def test_carried_over_resumes_once(process, stops):
-  account = _run(process, stops)
+def test_carried_over_resumes_once(stops):
+  account = _run(stops)
   assert account["images_seen"] == 1000
   assert account["exaflops"] == 2.0
   # 100 steps of 36 seconds on 8 devices.
@@ -108,37 +100,36 @@ def test_carried_over_resumes_once(process, stops):
   assert account["init"] is None
 
 
-def test_batch_and_devices_may_change_where_a_run_resumes(process):
-  first = process(flops_per_image=10**18, num_devices=2)
+def test_batch_and_devices_may_change_where_a_run_resumes():
+  first = Process(flops_per_image=10**18, num_devices=2)
   first.spend(step=3600)
-  then = process(
-    *(7, first.saves(7)), batch_size=5, flops_per_image=10**18, num_devices=4
-  )
+  options = dict(batch_size=5, flops_per_image=10**18, num_devices=4)
+  then = Process(7, first.saves(7), **options)
   then.spend(step=3600)
   account = then.accounting.state_dict(9)
   assert account["images_seen"] == 7 * 10 + 2 * 5
   assert account["exaflops"] == 80 and account["device_hours"] == 2 + 4
 
 
-def test_no_image_is_left_out_however_often_batches_change(process):
+def test_no_image_is_left_out_however_often_batches_change():
   metadata, step, seen = {}, 0, set()
   for size, steps in ((24, 5), (32, 2), (24, 3), (10, 4)):
     first = batches_seen(metadata, step, size) * size
     assert 0 <= len(seen) - first < size
     seen |= {*range(first, first + steps * size)}
-    run = process(step, metadata, batch_size=size)
+    run = Process(step, metadata, batch_size=size)
     step += steps
     metadata = run.saves(step)
     assert seen == {*range(metadata[KEY]["position"])}
   assert metadata[KEY]["images_seen"] == 24 * 8 + 32 * 2 + 10 * 4
 
 
-def test_the_run_before_is_stated_beside_not_added(process):
-  first = _run(process)
+def test_the_run_before_is_stated_beside_not_added():
+  first = _run()
   options = dict(batch_size=1, flops_per_image=10**15, num_devices=1)
-  tuned = process(init=first, **options)
+  tuned = Process(init=first, **options)
   tuned.spend(step=1800)
-  resumed = process(5, tuned.saves(5), **options)
+  resumed = Process(5, tuned.saves(5), **options)
   resumed.spend(step=1800)
   account = resumed.accounting.state_dict(10)
   assert account["init"] == first
@@ -147,8 +138,8 @@ def test_the_run_before_is_stated_beside_not_added(process):
   assert "1 device-hours; " in text and "8 device-hours" in text
 
 
-def test_the_time_of_one_process(process):
-  run = process()
+def test_the_time_of_one_process():
+  run = Process()
   seconds = dict(start=3.0, compile=4.0, input=0.5, step=10.0, save=2.5)
   run.spend(**seconds)
   assert run.seconds() == seconds
@@ -167,15 +158,15 @@ def test_the_time_of_one_process(process):
   assert "10 images" in cost and "0.0444 device-hours" in cost
 
 
-def test_killed_after_a_checkpoint(process):
+def test_killed_after_a_checkpoint():
   """All from the checkpoint to the last sign of life is done again."""
-  first = process()
+  first = Process()
   first.spend(start=3.0, step=10.0, save=1.0)
   saved = first.saves()
   first.spend(step=4.0, input=2.0, evaluation=5.0)
   earlier = [(1e9, Process.now)]
   Process.now += 60.0  # killed at some time in this minute
-  second = process(0, saved, earlier)
+  second = Process(0, saved, earlier)
   second.spend(start=3.0, step=7.0)
   assert second.seconds() == {
     **{"start": 6.0, "step": 17.0, "save": 1.0},
@@ -185,7 +176,7 @@ def test_killed_after_a_checkpoint(process):
   # Killed again before another checkpoint.
   earlier += [(Process.now - 10.0, Process.now)]
   Process.now += 30.0
-  third = process(0, saved, earlier)
+  third = Process(0, saved, earlier)
   assert third.seconds() == {
     **{"start": 3.0, "step": 10.0, "save": 1.0},
     **{"repeated": 21.0, "restart": 90.0},
@@ -193,13 +184,13 @@ def test_killed_after_a_checkpoint(process):
   assert sum(third.seconds().values()) == Process.now - 1e9
 
 
-def test_killed_before_its_first_checkpoint_and_again(process):
+def test_killed_before_its_first_checkpoint_and_again():
   earlier = []
   for _ in range(3):
     began = Process.now
-    process(earlier=earlier).spend(start=2.0, step=5.0)
+    Process(earlier=earlier).spend(start=2.0, step=5.0)
     earlier.append((began, Process.now))
     Process.now += 1.0
-  run = process(earlier=earlier)
+  run = Process(earlier=earlier)
   assert run.seconds() == {"repeated": 21.0, "restart": 3.0}
   assert run.accounting.state_dict(0)["began"] == 1e9
