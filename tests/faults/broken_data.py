@@ -142,13 +142,6 @@ def _write(root: pathlib.Path, files: dict[str, bytes]) -> None:
     path.write_bytes(data)
 
 
-def _opened(root: pathlib.Path):
-  from vit_jax.data import sources
-
-  source = sources.open_source(f"folder:{root}", "train+val")
-  return source, {pathlib.Path(p).name: i for i, p in enumerate(source.paths)}
-
-
 PEAK = """
 import resource, sys
 from vit_jax.data import pipeline, sources
