@@ -1,6 +1,5 @@
 """Cost and time of a run: closed forms, and once over any number of resumes."""
 
-import doctest
 import json
 import time
 
@@ -56,10 +55,6 @@ def clock(monkeypatch):
   monkeypatch.setattr(time, "time", lambda: Process.now)
   monkeypatch.setattr(Process, "now", 1e9)
   monkeypatch.setattr(run_record, "earlier", lambda _: [*Process.lives])
-
-
-def test_examples():
-  assert doctest.testmod(accounting).failed == 0
 
 
 def test_closed_form():

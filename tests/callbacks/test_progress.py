@@ -1,6 +1,5 @@
 """Plain lines in a file, a bar on a terminal."""
 
-import doctest
 import io
 import sys
 import time
@@ -41,10 +40,6 @@ def _started(total, start=0, **options):
   hooks = CallbackList([progress.Progress(total, **options)])
   hooks.on_start(start, None, {})
   return hooks
-
-
-def test_examples():
-  assert doctest.testmod(progress).failed == 0
 
 
 def test_a_file_gets_one_line_per_log_step(capsys, clock):

@@ -137,14 +137,6 @@ def test_readers_pass_over_it_too(run, copy, capfd):
   assert (copy / "checkpoints/2").is_dir()  # readers change nothing
 
 
-def test_the_digests_can_be_read_alone(run):
-  newest = checkpointer.digests(str(run.folder))
-  assert newest.keys() == {"params", "train"}
-  assert newest["params"]["head/bias"][:2] == ("float32", (10,))
-  older = checkpointer.digests(str(run.folder / "checkpoints/1"))
-  assert older["params"]["head/bias"] != newest["params"]["head/bias"]
-
-
 LOSSES = {
   "names": lambda step: (step / "params/_METADATA").unlink(),
   "arrays": lambda step: _flip_arrays(step, "train"),

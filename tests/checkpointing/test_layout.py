@@ -9,8 +9,6 @@ import pytest
 from etils import epath
 
 from vit_jax.checkpointing import checkpointer, layout, retention
-from vit_jax.commands import serve as serve_command
-from vit_jax.tools import serve
 
 
 @pytest.fixture
@@ -52,12 +50,6 @@ def test_no_answer_is_no_damage(folder, monkeypatch, number, call):
   assert step == 0 and f"Error: [Errno {number}]" in error
   assert error.startswith(f"{folder}: cannot be read (")
   assert sorted(os.listdir(folder)) == ["1", "2"]
-
-
-def test_a_reader_of_weights_gets_the_reason(folder, monkeypatch):
-  failing(monkeypatch, errno.EACCES, "read", "checkpoints/2/")
-  with pytest.raises(SystemExit, match="Permission denied"):
-    serve.main(serve_command.parse([str(folder)]))
 
 
 def test_nor_is_a_note_that_cannot_be_read_a_new_run(folder, monkeypatch):

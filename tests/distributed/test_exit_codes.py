@@ -29,15 +29,6 @@ threading.Thread(target=end).start()
 print("a text", end="")
 time.sleep(60)
 """
-# A pipe that nobody reads.
-STDERR = """
-import sys, tempfile
-from vit_jax.distributed import exit_codes as exits
-from vit_jax.callbacks.watchdog import Watchdog
-exits.CLOSING_SECONDS = 0.5
-dog = Watchdog(0.5, tempfile.mkdtemp())
-sys.stderr.write("x" * 10**6)
-"""
 # A run goes on when the connection that started it is closed: stderr is a pipe
 # without a reader.
 UNHEARD = """
@@ -63,17 +54,6 @@ def run(code, **options):
   """Returns the finished process of a program."""
   command = [sys.executable, "-u", "-c", code]
   return subprocess.run(command, cwd=ROOT, text=True, timeout=60, **options)
-
-
-@pytest.mark.slow
-def test_a_hang_of_stderr_ends_too():
-  command = [sys.executable, "-c", STDERR]
-  pipe = subprocess.PIPE
-  with subprocess.Popen(command, cwd=ROOT, stderr=pipe) as process:
-    try:
-      assert process.wait(60) == 124
-    finally:
-      process.kill()
 
 
 def test_what_hangs_or_fails_keeps_no_process():

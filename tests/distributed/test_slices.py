@@ -75,52 +75,6 @@ def test_fsdp_divides_a_slice_and_not_the_whole():
   assert sharding.mesh_shape(mesh, 24, 3) == dict(data=3, fsdp=8, tensor=1)
 
 
-def _groups(line):
-  """Returns the devices that an instruction joins, by their place in the mesh.
-
-  XLA lists them, or names the axes of a mesh, maybe of permuted devices.
-  """
-  if results := re.search(r"replica_groups=\{([\d,{}]*)\}", line):
-    groups = re.findall(r"\{([\d,]+)\}", results[1])
-    return [[int(i) for i in group.split(",")] for group in groups]
-  axes, order, joined = re.search(
-    r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? \{(.*?)\}", line
-  ).groups()
-  sizes = {k: int(v) for k, v in re.findall(r"'(\w+)'=(\d+)", axes)}
-  ids = np.arange(np.prod([*sizes.values()]))
-  if order:
-    sides, turn = re.findall(r"[\[(]([\d,]+)[\])]", order)
-    sides, turn = ([int(i) for i in x.split(",")] for x in (sides, turn))
-    ids = ids.reshape(sides).transpose(turn)
-  ids = ids.reshape([*sizes.values()])
-  joined = [i for i, axis in enumerate(sizes) if f"'{axis}'" in joined]
-  ids = np.moveaxis(ids, joined, range(-len(joined), 0))
-  return ids.reshape(
-    -1, np.prod([ids.shape[-i - 1] for i in range(len(joined))])
-  )
-
-
-@pytest.mark.slow
-def test_only_sums_pass_between_slices_once_a_step(two_slices):
-  config = tiny.config(mesh__fsdp=-1, optim__microbatch=1, model__depth=1)
-  parts = tiny.Parts(config)
-  batch = sharding.to_global(tiny.batch(0, config), parts.mesh)
-  text = parts.train_step.lower(parts.shapes, batch).compile().as_text()
-  slices = [d.id % 2 for d in parts.mesh.devices.flat]
-  kinds = {True: set(), False: set()}
-  for line in re.findall(r".* replica_groups=.*", text):
-    kind = re.search(r" ([a-z\-]+)\(", line)[1]
-    of = [{slices[i] for i in group} for group in _groups(line)]
-    crosses = any(len(group) > 1 for group in of)
-    kinds[crosses].add(kind)
-  assert kinds[True] == {"all-reduce"}
-  assert {"all-gather", "reduce-scatter"} <= kinds[False]
-  # And none is inside the loop over microbatches.
-  loops = re.findall(r"body=%?([\w.\-]+)", text)
-  bodies = [text.split(f"%{b} (")[1].split("\n}")[0] for b in loops]
-  assert loops and not any("replica_groups" in body for body in bodies)
-
-
 @pytest.mark.nightly
 def test_processes_that_stand_for_slices_train_as_one():
   address, root = several.address(), several.ROOT

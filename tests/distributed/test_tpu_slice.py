@@ -187,21 +187,6 @@ def test_one_process_of_a_host_joins(monkeypatch):
   tpu_slice.lock()  # the dead process has left its place
 
 
-JOINS = """
-import sys, time
-import jax
-from vit_jax.config import ConfigError
-from vit_jax.distributed import processes
-jax.config.update("jax_platforms", "cpu")  # this machine has no TPU
-try:
-  processes.initialise(timeout=60)
-except ConfigError as e:
-  sys.exit(str(e))
-print(jax.distributed.is_initialized())
-sys.stdin.readline()
-"""
-
-
 ALONE = {
   "benchmark": ["--config=vit_b16:imagenet2012"],
   "convert": ["a.npz", "b.npz", "--to=npz"],
@@ -224,21 +209,3 @@ def test_a_command_without_others_is_refused_on_a_part_of_a_slice(
     monkeypatch.setenv(name, value)
   with pytest.raises(SystemExit, match="TPU slice: .*TPU_WORKER_HOSTNAMES"):
     COMMANDS[verb].main(ALONE[verb])
-
-
-@slow
-def test_a_second_command_on_a_host_leaves_the_run_alone():
-  """Without the lock jax aborts both processes of the run (134)."""
-  env = PAIR | {"JAX_COORDINATOR_PORT": several.address().split(":")[1]}
-  run = [_python(JOINS, **env, TPU_WORKER_ID=str(i)) for i in range(2)]
-  for process in run:
-    # After a line of Gloo.
-    assert "True\n" in iter(process.stdout.readline, "")
-  for worker in range(2):
-    third = _python(JOINS, **env, TPU_WORKER_ID=str(worker))
-    out, err = third.communicate(timeout=60)
-    assert out == "" and "another process of this host" in err
-  for process in run:
-    process.stdin.write("\n")
-    process.stdin.close()
-  assert [process.wait(60) for process in run] == [0, 0]
