@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import tiny
 
+from vit_jax import param_groups
 from vit_jax.models.stacking import stack_blocks
 
 ONE = jax.devices()[:1]
@@ -18,6 +19,12 @@ def drawn(tree, seed: int = 0):
     return rng.normal(path[-1].key == "scale", 0.1, x.shape).astype("f")
 
   return jax.tree_util.tree_map_with_path(draw, tree)
+
+
+def by_path(tree):
+  """Returns path, such as "head/kernel" -> leaf."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {param_groups.path_of(path): x for path, x in leaves}
 
 
 def placed(parts: tiny.Parts, params=None):

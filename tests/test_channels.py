@@ -135,7 +135,7 @@ def test_a_run_from_weights_of_three_channels(is_folder, channels, tmp_path):
   )
   if is_folder:
     colours = {"blue": "blue", "red": "red"}
-    shared_runs.folder(tmp_path / "images/train", colours)
+    shared_runs.folder(tmp_path / "images", colours)
   data = None if is_folder else Bands(channels)
   workdir = tmp_path / "run"
   state = train_and_evaluate(config, str(workdir), data)

@@ -151,13 +151,12 @@ FINE_TUNING = {
 }
 
 
-def _tuned(whole, name, workdir=None):
+def _tuned(base, name):
   """Fine-tunes at 24 pixels; returns the change of each parameter."""
-  workdir = workdir or f"runs/{name}"
   import my_run
 
   c = my_run.get_config()
-  c.init = str(whole)
+  c.init, workdir = str(base), f"runs/{name}"
   c.objective.kind = "classification"
   c.data.ops = "decode|resize(24)"
   score = {"kind": "classification", "split": "test", "ops": c.data.ops}
@@ -167,7 +166,7 @@ def _tuned(whole, name, workdir=None):
     section, option = path.split(".")
     c[section][option] = value
   train_and_evaluate(freeze(c), workdir)
-  old = vit_jax.load(whole, image_size=24, verbose=False)
+  old = vit_jax.load(base, image_size=24, verbose=False)
   new = vit_jax.load(workdir, verbose=False)
   assert new.image_size == (24, 24)
   assert new.params["positions"].shape == (1, 36, 64)
@@ -226,16 +225,6 @@ def test_it_is_exported_converted_and_drawn(moved):
 
 
 @pytest.mark.nightly
-def test_lora(whole):
-  moved = _tuned(whole, "lora")
-  assert {k for k, v in moved.items() if v.any()} == {
-    f"block_{i}/{part}/kernel"
-    for i in range(4)
-    for part in ("attention/query", "attention/value", "mlp_in")
-  }
-
-
-@pytest.mark.nightly
 def test_lora_on_a_base_with_parameters_of_an_objective(lab):
   """They are not in the network that is fine-tuned."""
   import my_run
@@ -245,7 +234,12 @@ def test_lora_on_a_base_with_parameters_of_an_objective(lab):
   c.callbacks, c.evals, c.total_steps, c.optim.warmup_steps = (), {}, 2, 0
   state = train_and_evaluate(freeze(c), "runs/headed")
   assert "projection" in state.params
-  _tuned(lab / "runs/headed", "lora", "runs/headed_lora")
+  moved = _tuned("runs/headed", "lora")
+  assert {k for k, v in moved.items() if v.any()} == {
+    f"block_{i}/{part}/kernel"
+    for i in range(4)
+    for part in ("attention/query", "attention/value", "mlp_in")
+  }
 
 
 @pytest.mark.slow

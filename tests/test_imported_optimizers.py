@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 import tiny
+from steps import by_path
 
 from vit_jax import optim, optim_checks, schedules
 from vit_jax.checkpointing import checkpointer
@@ -156,14 +157,12 @@ SEVERAL = dict(
 @pytest.mark.parametrize("name", ["optax:lars", "optax:contrib.prodigy"])
 def test_state_is_split_like_the_parameters(name):
   parts = tiny.Parts(tiny.config(optim__name=name, **SEVERAL))
-  leaves = jax.tree_util.tree_leaves_with_path(parts.shapes.opt_state)
-  moments = [
+  moments = {
     x.sharding.shard_shape(x.shape)
-    for path, x in leaves
-    if jax.tree_util.keystr(path).endswith("['Dense_0']['kernel']")
-    and x.size > 1
-  ]
-  assert {*moments} == {(16, 32)}
+    for path, x in by_path(parts.shapes.opt_state).items()
+    if path.endswith("Dense_0/kernel") and x.size > 1
+  }
+  assert moments == {(16, 32)}
 
 
 @pytest.mark.nightly  # as checkpointing/test_checkpointer.py, with more state

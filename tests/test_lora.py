@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import tiny
 from flax.traverse_util import flatten_dict, unflatten_dict
-from steps import MESH, ONE, assert_losses_are_close, drawn, placed
+from steps import MESH, ONE, assert_losses_are_close, by_path, drawn, placed
 
-from vit_jax import param_groups
 from vit_jax.batch import normalise
 from vit_jax.config import LoRAConfig
 from vit_jax.families.vit import ViTConfig
@@ -97,13 +96,9 @@ def test_on_a_mesh_in_microbatches():
   for name, x in factors.items():
     part = x.sharding.shard_shape(x.shape)
     assert part[0] == x.shape[0] and np.prod(part) < np.prod(x.shape), name
-  moments = [
-    (param_groups.path_of(path), x)
-    for path, x in jax.tree_util.tree_leaves_with_path(many.shapes.opt_state)
-    if x.ndim
-  ]
+  moments = {k: x for k, x in by_path(many.shapes.opt_state).items() if x.ndim}
   assert len(moments) == 2 * len(shapes)
-  for path, x in moments:
+  for path, x in moments.items():
     (owner,) = (k for k in shapes if path.endswith(k))
     assert x.sharding == shapes[owner].sharding, path
 

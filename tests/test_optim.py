@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
+from steps import by_path
 
 from vit_jax import optim, optim_checks, param_groups, schedules
 from vit_jax.config import OptimConfig
@@ -40,13 +41,6 @@ def _updates(config, factors):
     params = optax.apply_updates(params, updates)
     history.append(params)
   return history
-
-
-def _paths(tree):
-  leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-  return {
-    jax.tree_util.keystr(p, simple=True, separator="/"): x for p, x in leaves
-  }
 
 
 # The rules in numpy, float64: update of a gradient g in step t = 1, 2, ...; m
@@ -321,7 +315,7 @@ def test_layers_of_mae_and_beit():
   params |= {"cls": 0.0, "registers": 0.0, "dist": 0.0, "head_dist": {"x": 0.0}}
   params["Transformer"]["pre_norm"] = {"scale": 0.0}
   layers = {}
-  for path, number in _paths(param_groups.layers(params, MODEL)).items():
+  for path, number in by_path(param_groups.layers(params, MODEL)).items():
     block = path.startswith("Transformer/")
     layers.setdefault(number, set()).add("/".join(path.split("/")[: 1 + block]))
   inner = lambda *names: {f"Transformer/{name}" for name in names}
@@ -363,7 +357,7 @@ def test_rates_of_layers_and_patterns(scan):
   updates, _ = jax.jit(tx.update)(params, tx.init(params), params)
   if scan:
     updates = unstack_blocks(updates, ViTConfig)
-  moved = {k: {*np.unique(v)} for k, v in _paths(updates).items()}
+  moved = {k: {*np.unique(v)} for k, v in by_path(updates).items()}
   want = {
     "embedding/kernel": 0.75**4 * 2 * 1.5,
     "embedding/bias": 0.75**4,
@@ -433,7 +427,7 @@ def test_gradients_are_clipped_by_the_norm_of_all_or_of_groups():
     )
     tx, _ = optim.make_optimizer(config, 10, MODEL)
     updates, _ = jax.jit(tx.update)(grads, tx.init(grads), grads)
-    return _paths(unstack_blocks(updates, ViTConfig))
+    return by_path(unstack_blocks(updates, ViTConfig))
 
   norm = lambda arrays: math.sqrt(sum(float((x**2).sum()) for x in arrays))
   every = clipped()
@@ -461,7 +455,7 @@ def test_a_rate_is_zero_in_the_first_steps():
 
   def moves(config):
     history = itertools.pairwise([PARAMS, *_updates(config, (1, -2, 3))])
-    return [_paths(jax.tree.map(jnp.subtract, b, a)) for a, b in history]
+    return [by_path(jax.tree.map(jnp.subtract, b, a)) for a, b in history]
 
   runs = zip(moves(zero), moves(config), strict=True)
   for step, (got, want) in enumerate(runs):

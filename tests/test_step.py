@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 import tiny
-from steps import MESH, ONE, assert_losses_are_close, placed
+from steps import MESH, ONE, assert_losses_are_close, by_path, placed
 
-from vit_jax import devices, losses, microbatch, param_groups, sharding, step
+from vit_jax import devices, losses, microbatch, sharding, step
 from vit_jax.batch import normalise
 from vit_jax.callbacks import Callback
 from vit_jax.config import ConfigError
@@ -385,8 +385,3 @@ def test_the_state_of_an_optimizer_is_split(name, moments):
       assert x.sharding.is_fully_replicated, path
   kernel = "Transformer/encoderblock/MlpBlock_0/Dense_0/kernel"
   assert seen.count(kernel) == moments
-
-
-def by_path(tree):
-  leaves = jax.tree_util.tree_leaves_with_path(tree)
-  return {param_groups.path_of(path): x for path, x in leaves}
