@@ -1,4 +1,4 @@
-"""Few-shot data sets that are not on disk: refused, left out, or fake.
+"""Few-shot data sets that are not on disk: refused or left out.
 
 Their mean is in test_train.py.
 """

@@ -144,13 +144,6 @@ def test_the_message_names_what_is_wrong(
   assert not list(tmp_path.iterdir())
 
 
-def test_a_flag_of_another_meaning_is_not_suggested(capsys):
-  for word in ("--opset=17", "--fp16", "--variant=S", "--half"):
-    with pytest.raises(SystemExit):
-      command.run(["predict", "x", "y", word])
-    assert "Did you mean" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
   "modules, row",
   [

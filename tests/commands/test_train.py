@@ -210,52 +210,8 @@ def test_training_continues_while_the_host_scores(run, tmp_path, monkeypatch):
   assert all(was_in_time)
 
 
-@pytest.mark.nightly  # the demo, which CI runs, does so
-def test_fine_tune_at_another_size(run, tmp_path, capfd):
-  ops = "decode|resize((24, 32))"
-  c = run.config(
-    init=str(run.workdir),
-    data__ops=ops,
-    total_steps=1,
-    optim__lr=1e-9,
-    evals={"val": {**EVALS["val"], "ops": ops}},
-  )
-  tuned = train.train_and_evaluate(c, str(tmp_path))
-  err = capfd.readouterr().err
-  assert "2x2 -> 3x4" in err
-  cost = checkpointer.load_metadata(str(tmp_path))["accounting"]
-  assert cost["images_seen"] == 16
-  before = checkpointer.load_metadata(str(run.workdir))["accounting"]
-  assert cost["init"] == before
-  assert "; the run before: 320 images seen, " in err
-  table, old = (
-    np.asarray(s.params["Transformer"]["posembed_input"]["pos_embedding"])
-    for s in (tuned, run.state)
-  )
-  assert table.shape == (1, 13, 32)
-  # Corners stay where they are; one step of 1e-9 is far below float32's last
-  # place of numbers of this size.
-  np.testing.assert_allclose(table[0, [0, 1, 4, 9, 12]], old[0], atol=2e-7)
-
-
 @pytest.mark.parametrize("every, steps", [(0, [8]), (3, [3, 6, 8]), (9, [8])])
 def test_steps_with_a_checkpoint(every, steps, tmp_path):
   options = config("x", checkpoint__every_steps=every).checkpoint
   checkpointer = Checkpointer(str(tmp_path), options, total_steps=8)
   assert [s for s in range(1, 9) if checkpointer.is_periodic(s)] == steps
-
-
-@pytest.mark.nightly
-def test_a_checkpoint_is_never_of_a_run_that_diverged(run, tmp_path):
-  c = run.config(
-    optim__lr=1e38,
-    optim__warmup_steps=1,
-    optim__clip_norm=None,
-    checkpoint__every_steps=1,
-    log_steps=20,
-    evals=None,
-  )
-  with pytest.raises(FloatingPointError, match="step"):
-    train.train_and_evaluate(c, str(tmp_path))
-  params, _ = checkpointer.load_params(str(tmp_path))
-  assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))

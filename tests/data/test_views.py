@@ -1,26 +1,65 @@
 """Several crops of a record: decoded once, each with its own random numbers."""
 
 import dataclasses
+import functools
 import itertools
 
-import jax
 import numpy as np
 import pytest
 import tiny
-from numbered import Streamed, assert_same, global_batches, numbers
-from views import SHAPES, VIEWS, Files, TwoViews
+from kinds import encoded
+from numbered import Numbers, Streamed, assert_same, global_batches, numbers
+from PIL import Image
 
-from vit_jax import run_checks, train
 from vit_jax.batch import DataError, View, checked
 from vit_jax.config import checks
 from vit_jax.data import decoding, order
 from vit_jax.data import ops as ops_lib
 from vit_jax.data.preprocessing import view_errors, view_shapes
 from vit_jax.data.tf_cpu import tf
-from vit_jax.inputs import Inputs
-from vit_jax.sharding import make_mesh
-from vit_jax.tools.planning import host_requirements, planner
-from vit_jax.writers.metric_writer import read_metrics
+from vit_jax.objectives.objective import Objective
+
+GLOBAL = "decode_inception_crop(32, 25)|flip_lr"
+LOCAL = "decode_inception_crop(16, 5, 25)|flip_lr"
+VIEWS = {"global_crops": View(GLOBAL, 2), "local": View(LOCAL, 3)}
+SHAPES = {"global_crops": (2, 32, 32, 3), "local": (3, 16, 16, 3)}
+
+
+@functools.cache
+def files(count=40) -> tuple[bytes, ...]:
+  """Encoded images, every other one a JPEG; two are broken."""
+  rng = np.random.default_rng(0)
+
+  def made(number):
+    noise = rng.integers(0, 256, (9, 7, 3), np.uint8)
+    image = Image.fromarray(noise).resize((60 + number, 50))
+    return encoded(image, "jpeg" if number % 2 else "png")
+
+  made = [made(i) for i in range(count)]
+  made[7], made[12] = made[7][:200], b"no image"
+  return tuple(made)
+
+
+class Files(Numbers):
+  """Records of `files`."""
+
+  def load(self, raw):
+    with tf.init_scope():
+      data = tf.constant(files())
+    return {**super().load(raw), "image": tf.gather(data, raw["index"])}
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoViews(Objective):
+  """Says what a batch has of a record; it is not trained."""
+
+  kind: str = "two_views"
+
+  trains_head = False
+
+  def views(self, ops):
+    return VIEWS
+
 
 PADDED = {
   "global_crops": View("decode|pad(2)|random_crop(8)|flip_lr", 2),
@@ -195,35 +234,3 @@ def test_decoding_options_of_the_config_reach_the_views():
   made = config(data__background="white")
   assert list(view_errors(made.views)) == []
   assert all("background='white'" in v.ops for v in made.views.values())
-
-
-@pytest.mark.slow
-def test_what_the_planner_knows_of_views():
-  made = config(data__dataset="imagenet2012")
-  mesh = make_mesh(made.mesh, jax.devices()[:1])
-  _, (_, batch) = planner.lower(made, mesh)
-  assert batch["local"].shape == (16, *SHAPES["local"])
-  one = tiny.config(data__dataset="imagenet2012")
-  rate, text = host_requirements.rate(made)
-  assert rate == host_requirements.rate(one)[0] / 5 and "5 crops" in text
-
-
-@pytest.mark.nightly
-def test_a_run_with_views(tmp_path):
-  """On a mesh, and from the middle on."""
-  made = config(total_steps=3, mesh__data=-1, mesh__fsdp=2, model__depth=1)
-  train.train_and_evaluate(made, str(tmp_path))
-  rows = [r for r in read_metrics(str(tmp_path)) if "train/loss" in r]
-  losses = [row["train/loss"] for row in rows]
-  assert losses and np.isfinite(losses).all()
-  run, mesh = run_checks.setup(made), make_mesh(made.mesh)
-  trainer = run.trainer(mesh)
-  inputs, state = Inputs(run, trainer, mesh), trainer.init_state()
-  whole = list(itertools.islice(inputs.batches(0, {}, state)[0], 3))
-  last = next(inputs.batches(2, {}, state)[0])
-  abstract = inputs.abstract_batch()
-  assert last.keys() == abstract.keys()
-  for key, value in last.items():
-    np.testing.assert_array_equal(value, whole[2][key])
-    assert value.shape == abstract[key].shape
-    assert value.sharding == abstract[key].sharding

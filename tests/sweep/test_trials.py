@@ -118,15 +118,6 @@ def test_a_trial_begins_with_the_probe_and_is_not_scored_on_the_test(
   assert not any("test/top1" in row for row in rows)
 
 
-@pytest.mark.nightly
-def test_a_trained_change_stays_where_it_scores_better(config, tmp_path):
-  chosen = trials.choose(config, both, BUDGET, str(tmp_path))
-  assert chosen.optim.lr == 0.02 and record(tmp_path)["chosen"] == "good"
-  top1 = {t["changes"]: t["top1"] for t in record(tmp_path)["trials"]}
-  assert top1["good"] > top1["none"] == top1["good, slow"]
-  assert top1["wild"] is None
-
-
 # How they choose, with a stand-in for training.
 
 
