@@ -80,11 +80,11 @@ def test_blocks_are_timed_by_when_steps_end(monkeypatch):
     ({"number": n} for n in itertools.count()),
     Throughput(1, 1, 1, None),
     warmup=3,
-    block=1,
+    block=2,
     steps=10,
   )
   assert given == [(n, n) for n in range(13)]
-  assert seconds == [2.0] * 10
+  assert seconds == [2.0] * 5
   assert 0 <= wait <= 1 and loss == 0.5
 
 

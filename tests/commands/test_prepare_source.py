@@ -1,12 +1,9 @@
 """`vit-jax prepare`: ImageNet from tars, and data of one's own."""
 
-import io
-import tarfile
-
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from data.importable import add, encoded, stored
+from data.importable import encoded, stored, tar_of
 
 from vit_jax.commands import prepare
 from vit_jax.data import sources
@@ -15,22 +12,12 @@ from vit_jax.data.builders import embedded
 WNIDS = ("n01440764", "n01443537", "n15075141")
 
 
-def tar_of(members):
-  """The bytes of a tar of {name: bytes} or [(name, bytes)]."""
-  file = io.BytesIO()
-  pairs = members.items() if isinstance(members, dict) else members
-  with tarfile.open(fileobj=file, mode="w") as tar:
-    for name, data in pairs:
-      add(tar, name, data)
-  return file.getvalue()
-
-
 def class_tars(count=4):
   """{name of the tar: its bytes}, and {image: class}."""
   tars, classes = {}, {}
   for i, wnid in enumerate(WNIDS):
     pictures = {f"{wnid}_{j}.JPEG": encoded(100 * i + j) for j in range(count)}
-    tars[f"{wnid}.tar"] = tar_of(pictures)
+    tars[f"{wnid}.tar"] = tar_of(pictures.items())
     classes |= dict.fromkeys(pictures.values(), wnid)
   return tars, classes
 
@@ -57,7 +44,7 @@ def test_imagenet21k_from_class_tars(is_nested, tmp_path, capsys):
   tars, classes = class_tars()
   if is_nested:
     whole = {f"fall11/{name}": data for name, data in tars.items()}
-    tars = {"fall11_whole.tar": tar_of(whole)}
+    tars = {"fall11_whole.tar": tar_of(whole.items())}
   out = tmp_path / "out"
   write(tmp_path / "tars", tars)
   given = f"--manual_dir={tmp_path / 'tars'}", f"--data_dir={out}"
@@ -86,10 +73,10 @@ def test_broken_members_of_imagenet21k_are_named(tmp_path, capsys):
       ("n02000000_0.JPEG", encoded(8)),
     ]
   )
-  cut = tar_of({f"n02000001_{i}.JPEG": encoded(900 + i) for i in range(3)})
+  cut = tar_of((f"n02000001_{i}.JPEG", encoded(900 + i)) for i in range(3))
   tars["n02000001.tar"] = cut[:3000]
   tars["n02000002.tar"] = b""
-  tars["n02000003.tar"] = tar_of({})
+  tars["n02000003.tar"] = tar_of([])
   tars["README.tar"] = b"no class"
   write(tmp_path / "tars" / "deeper", tars)
   out = tmp_path / "out"
@@ -129,9 +116,9 @@ def test_imagenet2012_by_tfds_from_the_two_tars(tmp_path):
     f"ILSVRC2012_val_0000000{i}.JPEG": encoded(i + 50) for i in (2, 1, 3)
   }
   tars, out = tmp_path / "tars", tmp_path / "out"
-  write(tars, {"ILSVRC2012_img_train.tar": tar_of(class_files)})
+  write(tars, {"ILSVRC2012_img_train.tar": tar_of(class_files.items())})
   arguments = ("imagenet2012", "--manual_dir", tars, "--data_dir", out)
-  write(tars, {"ILSVRC2012_img_val.tar": tar_of(pictures)})
+  write(tars, {"ILSVRC2012_img_val.tar": tar_of(pictures.items())})
   run(*arguments)
   assert stored("imagenet2012", "train", out) == classes
   names = sources.open_source("imagenet2012", "train", str(out)).class_names

@@ -113,30 +113,20 @@ def _where_files_are():
 
 def _advertised():
   """Every config with every value in its tables, or docstring."""
-  every = itertools.product
-  for size, dataset in every(
-    ("b16", "b32", "l16", "l32", "h14"),
-    (*_module("vit").DATASETS, "folder:images"),
-  ):
-    yield f"vit_{size}", dataset
+  datasets = [*_module("finetune").DATASETS]
+  datasets[datasets.index("folder")] = "folder:images"
   of_values = {
     "comparison": {
       "model": _module("comparison").LEARNING_RATES,
       "dataset": _module("comparison").EPOCHS,
     },
-    "finetune": {
-      "model": families.PUBLISHED,
-      "dataset": [
-        dataset.replace("folder", "folder:images")
-        for dataset in _module("finetune").DATASETS
-      ],
-    },
+    "finetune": {"model": families.PUBLISHED, "dataset": datasets},
     "vtab": {"task": _module("vtab").TASKS},
     "mae_finetune": {"model": _module("mae_finetune").MODELS},
     "vit_s16": {"head": _module("vit_s16").HEADS, "epochs": (90, 300)},
   }
   for name, values in of_values.items():
-    for chosen in every(*values.values()):
+    for chosen in itertools.product(*values.values()):
       pairs = zip(values, chosen, strict=True)
       yield name, ",".join(f"{key}={value}" for key, value in pairs)
   for name, values in _module("augreg").CHOICES.items():  # each of them once

@@ -35,10 +35,15 @@ def images(start, count):
 SPLITS = {"train": images(0, 12), "validation": images(100, 5)}
 
 
-def add(tar, name, data):
-  member = tarfile.TarInfo(name)
-  member.size = len(data)
-  tar.addfile(member, io.BytesIO(data))
+def tar_of(members, mode="w"):
+  """The bytes of a tar of pairs of a name and its bytes."""
+  file = io.BytesIO()
+  with tarfile.open(fileobj=file, mode=mode) as tar:
+    for name, data in members:
+      member = tarfile.TarInfo(name)
+      member.size = len(data)
+      tar.addfile(member, io.BytesIO(data))
+  return file.getvalue()
 
 
 def write_folder(root):
@@ -63,31 +68,29 @@ def write_csv(root):
   return f"csv:{root}"
 
 
-def write_webdataset(root, label=lambda name: name):
+def write_webdataset(root):
   """Two tars of each split, one of them compressed."""
   for split, records in SPLITS.items():
-    for part in range(2):
-      suffix, mode = (("tar", "w"), ("tar.gz", "w:gz"))[part]
-      with tarfile.open(root / f"a-{split}-{part}.{suffix}", mode) as tar:
-        for i, (image, name) in enumerate(records[part::2]):
-          form = "png" if image.startswith(b"\x89PNG") else "JPG"
-          add(tar, f"x/{i:04}.cls", str(label(name)).encode())
-          add(tar, f"x/{i:04}.{form}", image)
-          add(tar, f"x/{i:04}.json", b"{}")
+    for part, (suffix, mode) in enumerate((("tar", "w"), ("tar.gz", "w:gz"))):
+      members = []
+      for i, (image, name) in enumerate(records[part::2]):
+        form = "png" if image.startswith(b"\x89PNG") else "JPG"
+        members.append((f"x/{i:04}.cls", name.encode()))
+        members += [(f"x/{i:04}.{form}", image), (f"x/{i:04}.json", b"{}")]
+      path = root / f"a-{split}-{part}.{suffix}"
+      path.write_bytes(tar_of(members, mode))
   return f"webdataset:{root}"
-
-
-def table(records, **columns):
-  images = pyarrow.array([{"bytes": i, "path": "p"} for i, _ in records])
-  return pyarrow.table({"id": range(len(records)), "image": images, **columns})
 
 
 def write_parquet(root):
   for split, records in SPLITS.items():
-    names = table(records, label=[name for _, name in records])
+    images = pyarrow.array([{"bytes": i, "path": "p"} for i, _ in records])
+    names = [name for _, name in records]
+    columns = {"id": range(len(records)), "image": images, "label": names}
+    rows = pyarrow.table(columns)
     for part in range(2):
-      rows = names.slice(part * 3, 3 if part == 0 else None)
-      parquet.write_table(rows, root / f"{split}-{part}.parquet")
+      some = rows.slice(part * 3, 3 if part == 0 else None)
+      parquet.write_table(some, root / f"{split}-{part}.parquet")
   return f"parquet:{root}/*.parquet"
 
 
@@ -96,18 +99,13 @@ def write_hugging_face(root):
   features = datasets.Features(
     {"image": datasets.Image(), "label": datasets.ClassLabel(names=list(NAMES))}
   )
-  made = datasets.DatasetDict(
-    {
-      split: datasets.Dataset.from_dict(
-        {
-          "image": [{"bytes": image, "path": None} for image, _ in records],
-          "label": [NAMES.index(name) for _, name in records],
-        },
-        features=features,
-      )
-      for split, records in SPLITS.items()
-    }
-  )
+  made = datasets.DatasetDict()
+  for split, records in SPLITS.items():
+    images = [{"bytes": image, "path": None} for image, _ in records]
+    labels = [NAMES.index(name) for _, name in records]
+    made[split] = datasets.Dataset.from_dict(
+      {"image": images, "label": labels}, features=features
+    )
   made.save_to_disk(root)
   return f"hf:{root}"
 

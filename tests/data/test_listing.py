@@ -1,7 +1,6 @@
 """What an import finds: splits, classes, columns, and errors of a source."""
 
 import doctest
-import io
 import os
 import tarfile
 import tempfile
@@ -10,7 +9,7 @@ import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from importable import NAMES, add, encoded, images
+from importable import NAMES, encoded, images, tar_of
 from pyarrow import parquet
 
 from vit_jax.finetune.data.imports import KINDS, files, hugging_face, listing
@@ -51,14 +50,8 @@ def write(kind, root, labels, image="image", label="label", **columns):
       members[f"{i}.jpg"] = images[i]
       if value is not None:
         members[f"{i}.cls"] = str(value).encode()
-    write_tar(path, members.items())
+    path.write_bytes(tar_of(members.items()))
   return KINDS[kind], str(path)
-
-
-def write_tar(path, members):
-  with tarfile.open(path, "w") as tar:
-    for name, data in members:
-      add(tar, name, data)
 
 
 def write_images(root, names):
@@ -87,8 +80,8 @@ def test_tars_with_errors(tmp_path):
   members += [("3.jpg", good[0][0]), ("4.cls", b"1")]
   members += [("5.a.jpg", good[0][0]), ("5.b.jpg", good[0][0]), ("5.cls", b"1")]
   members += [("0.jpg", good[0][0]), ("0.cls", b"0")]
-  write_tar(tmp_path / "0.tar", members)
-  whole = (tmp_path / "0.tar").read_bytes()
+  whole = tar_of(members)
+  (tmp_path / "0.tar").write_bytes(whole)
   with tarfile.open(tmp_path / "0.tar") as tar:
     header = tar.getmembers()[7].offset
   (tmp_path / "1.tar").write_bytes(whole[: header + 100])  # within a header
@@ -117,7 +110,8 @@ def test_the_image_of_a_record_is_the_only_one_or_the_chosen_one(tmp_path):
   def read(image=None, **names):
     members = {name.replace("_", "."): data for name, data in names.items()}
     members = {f"BZh.{name}": data for name, data in members.items()}
-    write_tar(tmp_path / "x.tar", [*members.items(), ("BZh.cls", b"0")])
+    members = [*members.items(), ("BZh.cls", b"0")]
+    (tmp_path / "x.tar").write_bytes(tar_of(members))
     listed = KINDS["webdataset:"](str(tmp_path), Options(image=image))
     return [entry.error or entry.image for entry in entries_of(listed)]
 
@@ -137,7 +131,7 @@ def test_names_with_dots_are_one_record_up_to_the_first_dot(tmp_path):
   members = []
   for name in ("a", "2.5_x", "2.5_y"):
     members += [(f"{name}.png", encoded(0)), (f"{name}.cls", b"1")]
-  write_tar(tmp_path / "x.tar", members)
+  (tmp_path / "x.tar").write_bytes(tar_of(members))
   read = KINDS["webdataset:"](str(tmp_path), Options())
   assert [(e.key, e.label) for e in entries_of(read)] == [
     ("x.tar/a", 1),
@@ -472,11 +466,8 @@ def of_tars(names, splits, word):
 
 
 def compressed(mode):
-  file = io.BytesIO()
-  with tarfile.open(fileobj=file, mode=f"w:{mode}") as tar:
-    add(tar, "1.jpg", encoded(1))
-    add(tar, "1.cls", b"1")
-  return {"x.tar": file.getvalue()}
+  members = [("1.jpg", encoded(1)), ("1.cls", b"1")]
+  return {"x.tar": tar_of(members, f"w:{mode}")}
 
 
 REFUSED = [

@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 from PIL import Image
+from shared_runs import folder
 
 from vit_jax import ridge
 from vit_jax.commands import evaluate as command
@@ -31,14 +32,9 @@ def main(*argv):
 def own(tmp_path_factory):
   """A folder of three colours; two images of `val` are in wrong folders."""
   root = tmp_path_factory.mktemp("own")
-  rng = np.random.default_rng(0)
+  colours = {name: name for name in ("blue", "red", "white")}
   for split, count in (("train", 8), ("val", 4)):
-    for name, colour in COLOURS.items():
-      (root / split / name).mkdir(parents=True)
-      for i in range(count):
-        pixels = rng.integers(0, 50, (8, 8, 3)) + colour
-        image = Image.fromarray(pixels.astype(np.uint8))
-        image.save(root / split / name / f"{i}.png")
+    folder(root / split, colours, count)
   val = root / "val"
   for i in (0, 1):
     (val / "red" / f"{i}.png").rename(val / "white" / f"was_red_{i}.png")
@@ -68,7 +64,7 @@ def test_what_is_written_of_a_probe(scored, kind, own):
   assert (probe["dataset"], probe["split"], probe["kind"]) == (own, "val", kind)
   assert probe["count"] == 12 and probe["num_wrong"] == 2
   assert [(c["name"], c["count"]) for c in probe["classes"]] == [
-    ("black", 4),
+    ("blue", 4),
     ("red", 2),
     ("white", 6),
   ]

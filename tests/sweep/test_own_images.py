@@ -6,31 +6,16 @@ import pathlib
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-from PIL import Image
+from shared_runs import folder
 
 WEIGHTS = pathlib.Path(__file__).parents[1] / "data/vit_token.weights.npz"
 
 
-@pytest.fixture
-def images(tmp_path):
-  """Three classes of noise with different means, 24 images each."""
-  rng = np.random.default_rng(0)
-  for label, mean in (("dark", 60), ("grey", 120), ("light", 180)):
-    folder = tmp_path / "images" / label
-    folder.mkdir(parents=True)
-    for i in range(24):
-      pixels = np.clip(rng.normal(mean, 40, (24, 24, 3)), 0, 255)
-      Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{i}.png")
-  return tmp_path / "images"
-
-
 @pytest.mark.nightly
-def test_it_begins_with_trials_and_a_probe_and_resumes_with_their_choice(
-  images, tmp_path
-):
-  workdir = tmp_path / "run"
+def test_it_begins_with_trials_and_resumes_with_their_choice(tmp_path):
+  images, workdir = tmp_path / "images", tmp_path / "run"
+  folder(images, {"sea": "blue", "grass": "green", "snow": "white"}, 24)
   config = f"folder:path={images},init={WEIGHTS},res=16,budget=160"
 
   def train():

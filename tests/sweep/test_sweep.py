@@ -10,9 +10,9 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import shared_runs
 import tiny
 from etils import epath
-from PIL import Image
 
 from vit_jax.checkpointing import checkpointer
 from vit_jax.commands import sweep as command
@@ -25,14 +25,13 @@ from vit_jax.writers.metric_writer import read_metrics
 
 OPS = "decode|resize(16)"
 SCORE = {"kind": "classification", "ops": OPS, "batch_size": 16}
-DARK, BRIGHT = 60, 200
-# Split -> class -> brightness and number of its images. A model that learns
-# nothing says "a" to all (its head is zero), and so is best on `val`, where "a"
-# looks like the "b" of the training split; it is worst on `test`.
+# Split -> class -> colour and number of its images. A model that learns nothing
+# says "a" to all (its head is zero), and so is best on `val`, where "a" looks
+# like the "b" of the training split; it is worst on `test`.
 IMAGES = {
-  "train": {"a": (DARK, 20), "b": (BRIGHT, 20)},
-  "val": {"a": (BRIGHT, 10), "b": (BRIGHT, 2)},
-  "test": {"a": (DARK, 4), "b": (BRIGHT, 12)},
+  "train": {"a": ("blue", 20), "b": ("white", 20)},
+  "val": {"a": ("white", 10), "b": ("white", 2)},
+  "test": {"a": ("blue", 4), "b": ("white", 12)},
 }
 # The last one is 0 in float32: nothing is learned.
 GRID = {"optim.lr": ["0.03", "1e-50"]}
@@ -40,14 +39,10 @@ GRID = {"optim.lr": ["0.03", "1e-50"]}
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-  root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+  root = tmp_path_factory.mktemp("images")
   for split, classes in IMAGES.items():
-    for label, (brightness, count) in classes.items():
-      folder = root / split / label
-      folder.mkdir(parents=True)
-      for i in range(count):
-        pixels = brightness + rng.integers(0, 40, (16, 16, 3))
-        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{i}.png")
+    for label, (colour, count) in classes.items():
+      shared_runs.folder(root / split, {label: colour}, count)
   return root
 
 
@@ -90,7 +85,7 @@ def test_is_chosen_by_what_is_held_out_not_by_the_test(searched):
   assert untrained["scores"]["val/top1"] == pytest.approx(10 / 12)
   assert trained["scores"]["val/top1"] == pytest.approx(2 / 12)
   assert result["best"] == untrained["name"] == "optim.lr=1e-50"
-  # It says "a" to all; the trained one tells dark from bright.
+  # It says "a" to all; the trained one tells blue from white.
   assert result["final"]["scores"]["test/top1"] == pytest.approx(4 / 16)
 
 
