@@ -1,4 +1,4 @@
-"""Every verb: one screen of help, an example, an answer at once."""
+"""Every verb: an example in its help, an answer at once, a quiet end."""
 
 import json
 import os

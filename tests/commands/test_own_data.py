@@ -1,4 +1,4 @@
-"""Training on data of one's own (docs/tasks/extend.md); all is opened once."""
+"""Training on data of one's own (docs/tasks/extend.md)."""
 
 import importlib.util
 import pathlib

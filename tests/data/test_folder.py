@@ -1,4 +1,4 @@
-"""Folders of images: splits, every error, images that cannot be decoded."""
+"""Folders of images: splits, copies, groups, and what is said or refused."""
 
 import itertools
 import pathlib
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.data import sources
+from vit_jax.data import copies, sources
 from vit_jax.data.splits import SPLIT_FOLDERS
 from vit_jax.finetune.data.imports import KINDS, Options
 
@@ -91,6 +91,28 @@ def test_a_cut_leaves_every_class_on_both_sides(tmp_path, share, of_big):
 
 
 # Copies, and images of a group.
+
+
+def test_files_are_the_same_by_all_their_bytes(tmp_path):
+  end = bytes(5000)  # more than is compared first
+  contents = {
+    "a": b"1" + end,
+    "b": b"2" + end,
+    "c": b"1" + end,
+    "d": b"1" + end + b"0",
+    "e": b"",
+    "f": b"",
+    "g": b"1" + end,
+    "x": b"2",
+    "y": b"2",
+  }
+  for name, data in contents.items():
+    (tmp_path / name).write_bytes(data)
+  paths = [str(tmp_path / name) for name in [*contents, "missing"]]
+  same = copies.find(paths)
+  of = {path[-1]: first[-1] for path, first in same.items()}
+  assert of == {"a": "a", "c": "a", "g": "a", "x": "x", "y": "x"}
+  assert copies.find([]) == {}
 
 
 def test_copies_are_on_one_side_of_every_split(tmp_path):

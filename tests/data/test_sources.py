@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import several
 
 from vit_jax.data import (
   dataset_info,
@@ -190,6 +191,25 @@ def test_a_slice_of_fake_data_holds_the_same_records():
   assert [int(r["index"]) for r in records] == [2, 3, 4]
   np.testing.assert_array_equal(part.labels(), [5, 6, 0, 1, 2])
   assert np.bincount(whole.labels()).tolist() == [5000] * 10
+
+
+# TensorFlow starts without Keras, which is there for who asks for it.
+KERAS = """
+import sys
+from vit_jax.data.tf_cpu import tf
+slow = {"keras", "sklearn", "matplotlib"} & sys.modules.keys()
+assert not slow, slow
+from tensorflow.keras.layers import Dense
+import tensorflow.keras.optimizers
+assert tf.keras.layers.Dense is Dense and "keras" in sys.modules
+"""
+
+
+@pytest.mark.nightly
+def test_keras_is_imported_when_it_is_used():
+  command = [sys.executable, "-c", KERAS]
+  done = subprocess.run(command, cwd=several.ROOT, stderr=subprocess.PIPE)
+  assert done.returncode == 0, done.stderr.decode()
 
 
 def test_devices_are_left_to_jax():
