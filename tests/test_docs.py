@@ -54,7 +54,7 @@ TEXTS = {
 PAGES = [p for p, t in TEXTS.items() if BLOCK.search(t) and p[0] != "C"]
 SHORT = ("docs/weights.md",)  # the others take minutes
 STAND_INS = {
-  r"/path/to/images": "images",
+  r"/path/to/(images|labelled)": "images",
   r"\*\.jpg": "*.png",
   r"(?<!/)ViT-B_16\.npz": "letters.npz",
   r"\bres=\d+": "res=32",
