@@ -1,15 +1,19 @@
 """Every method as small as shows its facts: config, batch, start, step."""
 
 import dataclasses
+import functools
+import pathlib
 
 import jax
 import numpy as np
 import tiny
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import PartitionSpec as P
 
 from vit_jax import sharding, step
 from vit_jax.checkpointing.checkpointer import write_params
-from vit_jax.config import to_dict
+from vit_jax.collectives import Over
+from vit_jax.config import MeshConfig, to_dict
 from vit_jax.data.preprocessing import image_size
 from vit_jax.models import build
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
@@ -19,6 +23,7 @@ from vit_jax.self_supervised.dinov2 import DINOv2
 from vit_jax.self_supervised.distillation import Distillation, Teacher
 from vit_jax.self_supervised.mae import MAE
 
+DATA = pathlib.Path(__file__).parents[1] / "data"
 HEAD = dict(
   prototypes=24,
   hidden=16,
@@ -40,6 +45,28 @@ MODELS = {
   "dino": dict(model__variant="Ti/4"),
   "dinov2": dict(model__variant="Ti/4", **DINOV2),
 }
+
+
+@functools.cache
+def published(file="ssl_dino"):
+  """Returns what the authors' code made, by name, as in tests/data."""
+  with np.load(DATA / f"{file}.npz") as arrays:
+    return dict(arrays)
+
+
+def on_devices(number, fn, *args):
+  """Returns what a function of (rows of a device, ..., over) gives by rows."""
+  sizes = {1: (1, 1), 2: (2, 1), 4: (2, 2)}[number]
+  mesh = MeshConfig(data=sizes[0], fsdp=sizes[1])
+  rows = P(("data", "fsdp"))
+  mapped = jax.shard_map(
+    lambda *x: fn(*x, Over()),
+    mesh=sharding.make_mesh(mesh, jax.devices()[:number]),
+    in_specs=rows,
+    out_specs=rows,
+    check_vma=False,
+  )
+  return jax.jit(mapped)(*args)
 
 
 def config(name, options=None, **changes):

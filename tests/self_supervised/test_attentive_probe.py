@@ -1,7 +1,5 @@
 """The attentive probe: its formula, what it learns from, what is scored."""
 
-import doctest
-
 import handmade
 import jax
 import jax.numpy as jnp
@@ -49,7 +47,6 @@ def _plain(probe, x):
 
 def test_steps_are_those_of_plain_attention():
   """Three steps of two probes, whitened, with rows that do not count."""
-  assert doctest.testmod(lib).failed == 0
   x, y = _found(48)
   labels = np.where(np.arange(48) % 5, y, -1).reshape(3, 16)
   steps = x.reshape(3, 16, -1)
@@ -150,20 +147,18 @@ def test_errors():
     source = handmade.records(np.arange(num_images) % 2)
     sources = {"train_split": source, "split": source}
     out = {"encoded": np.broadcast_to(np.float32(0), tokens)} if tokens else {}
-    return [
-      *options.errors("config.evals.a"),
-      *options.check("config.evals.a", sources, handmade.NO_HEAD, out),
-    ]
+    found = options.check("evals.a", sources, handmade.NO_HEAD, out)
+    return [*options.errors("evals.a"), *found]
 
   assert not check(_options())
   wrong = {"lrs": (0.1, 0.0), "weight_decay": -1.0, "steps": 0, "seed": -1}
   errors = check(_options(**wrong))
   for key in wrong:
-    assert any(e.startswith(f"config.evals.a.{key}: got ") for e in errors), key
+    assert any(e.startswith(f"evals.a.{key}: got ") for e in errors), key
   (error,) = check(_options(), num_images=9)
   assert "train_split: got 9 images" in error
   (error,) = check(_options(), tokens=None)
-  assert "the model has no tokens" in error
+  assert "no tokens" in error
   large = (1, 10**4, 10**5)
   (error,) = check(_options(), large)
   assert "train_ops: got None" in error and "19 GiB" in error

@@ -1,69 +1,49 @@
 """Block masks: distribution as in the authors' code."""
 
-import pathlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from methods import published
+from scipy import ndimage
 
 from vit_jax.self_supervised import block_masks
 
-FILE = pathlib.Path(__file__).parents[1] / "data" / "ssl_dino.npz"
-GRID = (16, 16)
-
-
-@pytest.fixture(scope="module")
-def published():
-  with np.load(FILE) as file:
-    return {k: file[k] for k in file if k.startswith("masks/")}
-
-
-@pytest.fixture(scope="module")
-def drawn(published):
-  """2,000 masks for each target, as there."""
-  draw = jax.jit(
-    jax.vmap(lambda key, n: block_masks.blocks(key, n, GRID), in_axes=(0, None))
-  )
-  keys = jax.random.split(jax.random.key(1), 2000)
-  return [np.asarray(draw(keys, n)) for n in published["masks/targets"]]
+MASKS = {
+  k.removeprefix("masks/"): v
+  for k, v in published().items()
+  if k.startswith("masks/")
+}
 
 
 @pytest.mark.slow
-def test_counts_are_those_of_the_authors(published, drawn):
-  for i, (target, masks) in enumerate(
-    zip(published["masks/targets"], drawn, strict=True)
-  ):
+def test_masks_are_distributed_as_those_of_the_authors():
+  """Of 2,000 masks for each target, as there: counts, places, regions."""
+  blocks = lambda key, n: block_masks.blocks(key, n, (16, 16))
+  draw = jax.jit(jax.vmap(blocks, in_axes=(0, None)))
+  keys = jax.random.split(jax.random.key(1), 2000)
+  levels = MASKS["quantile_levels"]
+  for i, target in enumerate(MASKS["targets"]):
+    of = lambda name: MASKS[name][i]  # noqa: B023
+    masks = np.asarray(draw(keys, target))
     counts = masks.sum((1, 2))
     assert target - 5 <= counts.min() and counts.max() == target
     # Both means are of 2,000 draws: 4 standard errors of their difference.
-    error = 4 * published["masks/std"][i] * (2 / 2000) ** 0.5
-    assert abs(counts.mean() - published["masks/mean"][i]) < error
-    assert abs(counts.std() - published["masks/std"][i]) < 0.12
-    levels = published["masks/quantile_levels"][2:]
-    got = np.quantile(counts, levels, method="nearest")
-    assert np.abs(got - published["masks/quantiles"][i, 2:]).max() <= 1
-
-
-@pytest.mark.slow
-def test_the_probability_of_each_patch_is_that_of_the_authors(published, drawn):
-  for i, masks in enumerate(drawn):
-    want = published["masks/probability_map"][i]
-    error = np.abs(masks.mean(0) - want)
+    error = 4 * of("std") * (2 / 2000) ** 0.5
+    assert abs(counts.mean() - of("mean")) < error
+    assert abs(counts.std() - of("std")) < 0.12
+    got = np.quantile(counts, levels[2:], method="nearest")
+    assert np.abs(got - of("quantiles")[2:]).max() <= 1
+    want = of("probability_map")
     deviation = np.sqrt(2 * want * (1 - want) / 2000)
-    assert (error / deviation).max() < 4.5  # the largest of 256
-    assert (error / deviation).mean() < 1.0  # 0.8 for normal numbers
-
-
-@pytest.mark.slow
-def test_masked_patches_form_as_few_regions(published, drawn):
-  ndimage = pytest.importorskip("scipy.ndimage")
-  for i, masks in enumerate(drawn):
+    error = np.abs(masks.mean(0) - want) / deviation
+    assert error.max() < 4.5  # the largest of 256
+    assert error.mean() < 1.0  # 0.8 for normal numbers
     regions = np.mean([ndimage.label(mask)[1] for mask in masks])
-    assert abs(regions - published["masks/regions_mean"][i]) < 0.2
+    assert abs(regions - of("regions_mean")) < 0.2
 
 
-def test_ratios_are_spread_over_the_batch(published):
+def test_ratios_are_spread_over_the_batch():
   crops = jnp.arange(64)
 
   @jax.jit
@@ -84,8 +64,8 @@ def test_ratios_are_spread_over_the_batch(published):
   for seed in range(60):
     ratio = ratios(jax.random.key(seed), crops)
     counts += [int(256 * r) for r in np.asarray(ratio) if r]
-  want = published["masks/collate_quantiles_masked_only"]
-  got = np.quantile(counts, published["masks/quantile_levels"])
+  want = MASKS["collate_quantiles_masked_only"]
+  got = np.quantile(counts, MASKS["quantile_levels"])
   # Blocks take up to 5 patches more away from theirs.
   np.testing.assert_allclose(got[3:], want[3:], atol=3)
 

@@ -1,27 +1,20 @@
 """Gram anchoring: values and gradients of the authors' code."""
 
-import pathlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from methods import published
 
 from vit_jax.self_supervised import gram
 
-FILE = pathlib.Path(__file__).parents[1] / "data" / "ssl_dino.npz"
-
 
 def test_loss_and_gradient_are_those_of_the_authors():
-  with np.load(FILE) as file:
-    data = {k: file[k].astype(np.float32) for k in file if "gram/" in k}
-  student, teacher = (
-    jnp.asarray(data[k]) for k in ("gram/student", "gram/teacher")
-  )
-  mean = lambda x: gram.losses(x, teacher).mean()
-  loss, grad = jax.jit(jax.value_and_grad(mean))(student)
+  stored = lambda name: jnp.float32(published()[f"gram/{name}"])
+  mean = lambda x: gram.losses(x, stored("teacher")).mean()
+  loss, grad = jax.jit(jax.value_and_grad(mean))(stored("student"))
   # float32 against float64
-  np.testing.assert_allclose(loss, data["gram/keep_negative/loss"], rtol=3e-7)
-  np.testing.assert_allclose(grad, data["gram/keep_negative/grad"], atol=2e-8)
+  np.testing.assert_allclose(loss, stored("keep_negative/loss"), rtol=3e-7)
+  np.testing.assert_allclose(grad, stored("keep_negative/grad"), atol=2e-8)
 
 
 def test_features_on_a_finer_grid_are_downsampled():
@@ -30,10 +23,8 @@ def test_features_on_a_finer_grid_are_downsampled():
   weights = np.array([-0.09375, 0.59375, 0.59375, -0.09375])
   rows = np.arange(8.0) ** 2
   x = np.broadcast_to(rows[None, :, None, None], (1, 8, 6, 2))
-  got = gram.resized(
-    jnp.asarray(x, "float32").reshape(1, 48, 2), (8, 6), (4, 3)
-  )
-  got = got.reshape(4, 3, 2)
+  x = jnp.asarray(x, "float32").reshape(1, 48, 2)
+  got = gram.resized(x, (8, 6), (4, 3)).reshape(4, 3, 2)
   for i, row in enumerate(range(1, 6, 2), start=1):
     want = weights @ rows[np.clip(np.arange(row, row + 4), 0, 7)]
     np.testing.assert_allclose(got[i], np.full((3, 2), want), rtol=1e-6)

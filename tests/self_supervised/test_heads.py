@@ -1,8 +1,5 @@
 """DINO's head as the authors'; a network on crops of several sizes."""
 
-import doctest
-import pathlib
-
 import jax
 import jax.numpy as jnp
 import methods
@@ -13,11 +10,7 @@ import tiny
 from vit_jax.models import build
 from vit_jax.self_supervised import heads
 
-FILE = np.load(pathlib.Path(__file__).parents[1] / "data" / "ssl_dino.npz")
-
-
-def test_examples():
-  assert doctest.testmod(heads).failed == 0
+FILE = methods.published()
 
 
 def _params(head, kind, has_gain):
@@ -46,8 +39,8 @@ def _module(head, has_gain):
 @pytest.mark.parametrize("head", ["head3", "head1"])
 def test_it_is_the_authors_head(head):
   """Values, and gradients of inputs and parameters."""
-  x, cotangent = (
-    jnp.float32(FILE[f"{head}/{name}"]) for name in ("x", "cotangent")
+  x, cotangent = map(
+    jnp.float32, (FILE[f"{head}/x"], FILE[f"{head}/cotangent"])
   )
   params = _params(head, "param", True)
 
@@ -65,9 +58,8 @@ def test_it_is_the_authors_head(head):
     (of_params, of_x),
     wanted,
   )
-  fixed = _module(head, False).apply(
-    {"params": _params(head, "param", False)}, x
-  )
+  params = _params(head, "param", False)
+  fixed = _module(head, False).apply({"params": params}, x)
   np.testing.assert_allclose(fixed, FILE[f"{head}/y_g1"], rtol=1e-5, atol=1e-5)
 
 
@@ -77,10 +69,9 @@ def test_it_starts_as_the_authors():
   params = init(jax.random.key(0), jnp.zeros((1, 128)))["params"]
   for i in range(3):
     # 16,384 numbers or more.
-    assert np.std(params[f"Dense_{i}"]["kernel"]) == pytest.approx(
-      0.02, rel=0.03
-    )
-    assert not params[f"Dense_{i}"]["bias"].any()
+    dense = params[f"Dense_{i}"]
+    assert np.std(dense["kernel"]) == pytest.approx(0.02, rel=0.03)
+    assert not dense["bias"].any()
   prototypes = params["prototypes"]
   limit = 64**-0.5
   assert 0.99 * limit < np.abs(prototypes["kernel"]).max() <= limit
@@ -94,6 +85,7 @@ def test_a_vector_of_zeros_has_finite_gradients():
   np.testing.assert_allclose(heads.unit(jnp.array([3.0, 4.0])), [0.6, 0.8])
 
 
+NIGHTLY = pytest.mark.nightly
 MODELS = {
   "vit": {},
   "scan": dict(model__scan=True),
@@ -118,8 +110,7 @@ def _network(**changes):
 
 
 @pytest.mark.parametrize(
-  "name",
-  ["vit", *(pytest.param(n, marks=pytest.mark.nightly) for n in [*MODELS][1:])],
+  "name", ["vit", *(pytest.param(n, marks=NIGHTLY) for n in [*MODELS][1:])]
 )
 def test_crops_of_two_sizes_pass_one_network(name):
   """The network's parameters are at the root; the vector is what it pools."""
@@ -150,17 +141,10 @@ def test_each_crop_has_its_own_noise():
   images = jnp.asarray(np.repeat(image, 6, 0), jnp.float32)
   records = heads.crop_records(jnp.array([5, 9]), 2, 3, 10)
   assert len({*records.tolist()}) == 6
-  apply = jax.jit(
-    lambda x, r: module.apply(
-      {"params": params},
-      x,
-      r,
-      rngs={"dropout": jax.random.key(1)},
-      method="vectors",
-    )
-  )
+  options = dict(rngs={"dropout": jax.random.key(1)}, method="vectors")
+  of_params = {"params": params}
+  apply = jax.jit(lambda x, r: module.apply(of_params, x, r, **options))
   vectors = np.asarray(apply(images, records))
   assert len({*vectors[:, 0].tolist()}) == 6
-  np.testing.assert_allclose(
-    apply(images, records[::-1])[::-1], vectors, atol=1e-6
-  )
+  turned = apply(images, records[::-1])[::-1]
+  np.testing.assert_allclose(turned, vectors, atol=1e-6)

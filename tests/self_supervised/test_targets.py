@@ -1,36 +1,12 @@
 """Centring and Sinkhorn-Knopp: the authors' values, any mesh, large scores."""
 
-import doctest
-import functools
-import pathlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
+from methods import on_devices, published
 
-from vit_jax import collectives, sharding
-from vit_jax.config import MeshConfig
 from vit_jax.self_supervised import targets
-
-FILE = np.load(pathlib.Path(__file__).parents[1] / "data" / "ssl_dino.npz")
-MESHES = {1: MeshConfig(), 4: MeshConfig(data=2, fsdp=2)}
-
-
-def _on(devices, fn, *args):
-  """Returns what a function of (rows of a device, ..., over) gives."""
-  mesh = sharding.make_mesh(MESHES[devices], jax.devices()[:devices])
-  rows = P(("data", "fsdp"))
-  return jax.jit(
-    jax.shard_map(
-      lambda *x: fn(*x, collectives.Over()),
-      mesh=mesh,
-      in_specs=rows,
-      out_specs=rows,
-      check_vma=False,
-    )
-  )(*args)
 
 
 def _padded(x):
@@ -44,23 +20,19 @@ def _padded(x):
   return out, weights, places
 
 
-def test_examples():
-  assert doctest.testmod(targets).failed == 0
-
-
 @pytest.mark.parametrize("name", ["dino", "ibot"])
 def test_sinkhorn_gives_the_authors_targets(name):
   """Rows that do not count have no influence."""
-  steps = range(3) if name == "dino" else [...]
-  for step in steps:
-    scores = FILE[f"{name}/teacher_logits"][step]
-    temperature = float(FILE[f"{name}/teacher_temp"][step])
-    want = FILE[f"{name}/sinkhorn/probs"][step].reshape(scores.shape)
+  file = published()
+  for step in range(3) if name == "dino" else [...]:
+    scores = file[f"{name}/teacher_logits"][step]
+    temperature = float(file[f"{name}/teacher_temp"][step])
+    want = file[f"{name}/sinkhorn/probs"][step].reshape(scores.shape)
     if name == "dino":  # stored with the crops swapped
       want = np.roll(want, 5, axis=0)
     x, weights, places = _padded(scores)
     fn = lambda x, w, over: targets.sinkhorn(x, temperature, w, over)  # noqa: B023
-    got = np.asarray(_on(4, fn, x, weights))
+    got = np.asarray(on_devices(4, fn, x, weights))
     # Exponents of up to 50 are rounded to 2e-6.
     np.testing.assert_allclose(got[places], want, rtol=2e-5, atol=1e-7)
     assert np.isfinite(got).all()
@@ -70,74 +42,46 @@ def test_sinkhorn_of_large_scores_and_of_no_row():
   """exp(1e4) is no number; a batch without rows gives finite targets."""
   scores = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
   fn = lambda x, w, over: targets.sinkhorn(x, 1.0, w, over)
-  got = _on(1, fn, 1e4 * scores, np.ones(8, np.float32))
+  got = on_devices(1, fn, 1e4 * scores, np.ones(8, np.float32))
   np.testing.assert_allclose(got.sum(1), 1, rtol=1e-6)
-  assert np.isfinite(_on(1, fn, scores, np.zeros(8, np.float32))).all()
+  none = on_devices(1, fn, scores, np.zeros(8, np.float32))
+  assert np.isfinite(none).all()
   # More iterations would make all prototypes alike; three come near.
-  got = _on(1, fn, scores, np.ones(8, np.float32))
+  got = on_devices(1, fn, scores, np.ones(8, np.float32))
   np.testing.assert_allclose(got.sum(0), 8 / 6, rtol=0.05)
-
-
-def test_the_mean_of_the_targets_is_that_of_the_whole_batch():
-  x = np.float32(FILE["ibot/teacher_logits"])
-  weights = np.arange(24) % 3 > 0
-  fn = lambda x, w, over: targets.sinkhorn(x, 0.05, w, over)
-  one, four = (_on(n, fn, x, np.float32(weights)) for n in (1, 4))
-  np.testing.assert_allclose(one, four, rtol=2e-5, atol=1e-7)
 
 
 def test_centring_gives_the_authors_targets():
   """The centre of a step is the mean of the steps before it."""
-  centre = jnp.zeros(24)
-  step_fn = functools.partial(_on, 4)
+  file, centre = published(), jnp.zeros(24)
   for step in range(3):
-    np.testing.assert_allclose(
-      centre, FILE["dino/centering/center_used"][step], atol=1e-7
-    )
-    scores = FILE["dino/teacher_logits"][step]
-    temperature = float(FILE["dino/teacher_temp"][step])
+    used = file["dino/centering/center_used"][step]
+    np.testing.assert_allclose(centre, used, atol=1e-7)
+    scores = file["dino/teacher_logits"][step]
+    temperature = float(file["dino/teacher_temp"][step])
     got = targets.sharpened(jnp.float32(scores), temperature, centre)
-    want = FILE["dino/centering/probs"][step].reshape(scores.shape)
-    np.testing.assert_allclose(
-      got, np.roll(want, 5, axis=0), rtol=1e-5, atol=1e-7
-    )
+    want = file["dino/centering/probs"][step].reshape(scores.shape)
+    want = np.roll(want, 5, axis=0)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
     x, weights, _ = _padded(scores)
 
     def move(x, w, over, centre=centre):
       new = targets.moved_centre(centre, x, w, over)
       return jnp.broadcast_to(new, (len(x), 24))
 
-    moved = step_fn(move, x, weights)
+    moved = on_devices(4, move, x, weights)
     np.testing.assert_array_equal(moved, np.broadcast_to(moved[0], moved.shape))
     centre = moved[0]
-  np.testing.assert_allclose(
-    centre, FILE["dino/centering/center_after"], atol=1e-7
-  )
-
-
-def test_centring_of_patches_gives_the_authors_targets():
-  centre = jnp.zeros(24)
-  for step, factor in enumerate((1.0, -0.5)):  # of the stored scores
-    used = FILE["ibot/centering/center_used"][step]
-    np.testing.assert_allclose(centre, used, atol=1e-7)
-    scores = factor * jnp.float32(FILE["ibot/teacher_logits"])
-    got = targets.sharpened(scores, float(FILE["ibot/teacher_temp"]), centre)
-    want = FILE["ibot/centering/probs"][step]
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
-    move = lambda x, w, over: jnp.broadcast_to(
-      targets.moved_centre(centre, x, w, over),  # noqa: B023
-      (len(x), 24),
-    )
-    centre = _on(1, move, scores, np.ones(24, np.float32))[0]
-  want = FILE["ibot/centering/center_after"]
-  np.testing.assert_allclose(centre, want, atol=1e-7)
+  after = file["dino/centering/center_after"]
+  np.testing.assert_allclose(centre, after, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["centering", "sinkhorn"])
 def test_the_loss_of_crops_is_the_authors(name):
   """Values and gradients of three steps, given the targets."""
+  file = published()
   by_crop = lambda x: jnp.float32(x.reshape(-1, 5, 24).swapaxes(0, 1))
-  temperature = float(FILE["dino/student_temp"])
+  temperature = float(file["dino/student_temp"])
 
   @jax.jit
   def value_and_grads(p, large, small):
@@ -145,9 +89,9 @@ def test_the_loss_of_crops_is_the_authors(name):
     return jax.value_and_grad(loss, (0, 1))(large, small)
 
   for step in range(3):
-    stored = lambda key: FILE[f"dino/{name}/{key}"][step]  # noqa: B023
+    stored = lambda key: file[f"dino/{name}/{key}"][step]  # noqa: B023
     large, small = (
-      by_crop(FILE[f"dino/student_{size}_logits"][step])
+      by_crop(file[f"dino/student_{size}_logits"][step])
       for size in ("global", "local")
     )
     # They are stored in the order in which the student learns them.

@@ -1,7 +1,5 @@
 """The recipe for one's own images without labels, from start to last line."""
 
-import doctest
-
 import methods
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from PIL import Image
 
 from vit_jax.config import cli
 from vit_jax.models import build
-from vit_jax.self_supervised import improvement
 from vit_jax.self_supervised.improvement import Improvement
 from vit_jax.train import train_and_evaluate
 
@@ -71,7 +68,6 @@ def test_the_last_line_says_what_became_of_the_scores(
 
 
 def test_a_fall_is_said():
-  assert doctest.testmod(improvement).failed == 0
   line = Improvement({"knn/20nn": "k-NN"})
   line.on_start(8, None, {"improvement": {"knn/20nn": [0, 0.5]}})
   assert line.text() == ""
