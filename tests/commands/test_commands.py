@@ -1,6 +1,7 @@
 """Every verb: an example in its help, an answer at once, a quiet end."""
 
 import json
+import math
 import os
 import pathlib
 import re
@@ -12,10 +13,12 @@ import tomllib
 
 import options
 import pytest
+from planning.test_planner import needs_libtpu
 
 from vit_jax import __main__ as command
 from vit_jax.commands import COMMANDS, plan, predict, report, verify, visualize
 from vit_jax.config import cli
+from vit_jax.tools.planning.topology import describe
 
 HEAVY = {"jax", "flax", "tensorflow", "tensorflow_datasets", "torch", "PIL"}
 # Ends as the command does, and prints what it has imported until then.
@@ -181,6 +184,15 @@ def test_what_needs_no_accelerator_leaves_it_to_others(module, monkeypatch):
   with pytest.raises(SystemExit):
     module.main(argv)
   assert os.environ["JAX_PLATFORMS"] == "cpu"
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_libtpu_knows_the_slices_of_the_help():
+  for topology in re.findall(r"\w+:[\dx]+", plan.FLAGS["topology"]):
+    chip, devices = describe(topology)
+    sides = map(int, topology.split(":")[1].split("x"))
+    assert len(devices) * chip.share == math.prod(sides)
 
 
 UNABLE = "Unable to initialize backend 'tpu': "

@@ -33,10 +33,7 @@ def _check_logits(vit, theirs):
   "name, fields",
   [
     ("vit_tiny_patch16_224", dict(variant="Ti/16", gelu="erf")),
-    (
-      "vit_base_r50_s16_224",
-      dict(variant="R50+B/16", gelu="erf", **AS_TIMM),
-    ),
+    ("vit_base_r50_s16_224", dict(variant="R50+B/16", gelu="erf", **AS_TIMM)),
     ("resnetv2_50x1_bit", dict(name="bit", variant="R50x1", **AS_TIMM)),
   ],
 )

@@ -150,10 +150,7 @@ def test_the_message_names_what_is_wrong(
     ("datasets", ("prepare hf:beans --name=x", "install datasets")),
     (
       "pyarrow",
-      (
-        "predict {weights} {photo} --features=x.parquet",
-        "install pyarrow",
-      ),
+      ("predict {weights} {photo} --features=x.parquet", "install pyarrow"),
     ),
     # Before the weights are read.
     (

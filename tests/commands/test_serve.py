@@ -28,8 +28,7 @@ COMMAND = [
 ]
 BROWSER = next(
   filter(
-    None,
-    map(shutil.which, ("chromium", "google-chrome", "chromium-browser")),
+    None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))
   ),
   None,
 )

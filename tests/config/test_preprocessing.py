@@ -3,12 +3,7 @@
 import pytest
 
 from vit_jax.config import ConfigError, defaults, freeze, to_dict
-from vit_jax.data.preprocessing import (
-  Op,
-  image_size,
-  parse_ops,
-  turns_upright,
-)
+from vit_jax.data.preprocessing import Op, image_size, parse_ops, turns_upright
 from vit_jax.weights import eval_preprocessing
 
 

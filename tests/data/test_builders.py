@@ -54,14 +54,6 @@ def test_a_glyph_depends_on_seed_split_and_index_only():
     assert (render.render(*other, 32) != last).any()
 
 
-def test_a_stopped_worker_is_reported(tmp_path, monkeypatch):
-  broken = tmp_path / "broken.py"
-  broken.write_text("raise SystemExit(3)")
-  monkeypatch.setattr(render, "__file__", str(broken))
-  with pytest.raises(RuntimeError, match=r"image 0 of 150 \(exit code 3\)"):
-    _drawn(num_workers=1)
-
-
 def test_glyphs_fill_the_image_and_are_not_cut_off():
   images = _drawn(count=184, size=32)
   assert images.dtype == np.uint8 and images.shape == (184, 32, 32)

@@ -1,6 +1,5 @@
 """What an import finds: splits, classes, columns, and errors of a source."""
 
-import doctest
 import os
 import tarfile
 import tempfile
@@ -14,10 +13,6 @@ from pyarrow import parquet
 
 from vit_jax.finetune.data.imports import KINDS, files, hugging_face, listing
 from vit_jax.finetune.data.imports.listing import Options
-
-
-def test_the_examples():
-  assert doctest.testmod(hugging_face) == (0, 1)
 
 
 def write(kind, root, labels, image="image", label="label", **columns):
@@ -124,19 +119,6 @@ def test_the_image_of_a_record_is_the_only_one_or_the_chosen_one(tmp_path):
   for image, count in ((None, 2), ("gif", 0)):
     (error,) = read(image, **several)
     assert f"{count} images among seg.png, jpg" in error
-
-
-def test_names_with_dots_are_one_record_up_to_the_first_dot(tmp_path):
-  """As in the format; their labels are not found, and no other is taken."""
-  members = []
-  for name in ("a", "2.5_x", "2.5_y"):
-    members += [(f"{name}.png", encoded(0)), (f"{name}.cls", b"1")]
-  (tmp_path / "x.tar").write_bytes(tar_of(members))
-  read = KINDS["webdataset:"](str(tmp_path), Options())
-  assert [(e.key, e.label) for e in entries_of(read)] == [
-    ("x.tar/a", 1),
-    ("x.tar/2", -1),
-  ]
 
 
 # Classes.
@@ -272,19 +254,6 @@ def test_hugging_face_reads_files_of_the_data_set_alone(tmp_path):
   ):
     with pytest.raises(ValueError, match=word):
       read(name)
-
-
-def test_a_saved_part_of_a_split_has_the_split_s_name(tmp_path):
-  datasets = pytest.importorskip("datasets")
-  features = datasets.Features(
-    {"image": datasets.Image(), "label": datasets.Value("large_string")}
-  )  # as pandas has texts
-  records = {"image": [{"bytes": encoded(0), "path": None}], "label": ["ant"]}
-  datasets.Dataset.from_dict(
-    records, features=features, split="train[:50%]"
-  ).save_to_disk(tmp_path)
-  result = KINDS["hf:"](str(tmp_path), Options())
-  assert (result.class_names, list(result.splits)) == (("ant",), ["train"])
 
 
 @pytest.mark.parametrize("kind", ["hf:", "parquet:"])

@@ -4,13 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from numbered import (
-  OPS,
-  assert_same,
-  global_batches,
-  joined,
-  numbers,
-)
+from numbered import OPS, assert_same, global_batches, joined, numbers
 
 from vit_jax.data import pipeline, tfds_source
 from vit_jax.data.tf_cpu import tf

@@ -12,16 +12,15 @@ from shared_runs import folder
 
 from vit_jax import ridge
 from vit_jax.commands import evaluate as command
-from vit_jax.config import Config, ConfigError, DataConfig, defaults, freeze
+from vit_jax.config import Config, ConfigError, defaults, freeze
 from vit_jax.data.preprocessing import with_decoding
 from vit_jax.data.sources import Sources
 from vit_jax.data.splits import SplitError
-from vit_jax.evaluators import fewshot, knn, linear
+from vit_jax.evaluators import knn, linear
 from vit_jax.finetune import probes
 from vit_jax.tools.reporting import report
 
 TOKEN = pathlib.Path(__file__).parents[1] / "data/vit_linen_names.weights.npz"
-COLOURS = {"black": (0, 0, 0), "red": (200, 0, 0), "white": (200, 200, 200)}
 
 
 def main(*argv):
@@ -148,15 +147,6 @@ def test_a_split_without_labels_is_not_scored(capsys):
   del labels["validation"]
   with pytest.raises(ConfigError, match="and no split"):
     probe("fewshot")
-
-
-def test_a_probe_has_neither_name_nor_group_of_the_config_s_own(own):
-  known = fewshot.FewshotConfig("fewshot_cars", group="fewshot", l2=(2.0,))
-  config = Config(data=DataConfig(ops="decode|resize(8)"), evals=(known,))
-  config = probes.with_probes(config, {"fewshot": own}, Sources())
-  (options,) = config.evals
-  assert (options.name, options.group) == ("fewshot", None)
-  assert (options.dataset, options.l2) == (own, (2.0,))
 
 
 @pytest.mark.slow

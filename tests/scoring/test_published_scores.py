@@ -1,7 +1,5 @@
 """The published scores: what the table states, and how a file is known."""
 
-import doctest
-
 import pytest
 
 from vit_jax.data.preprocessing import image_size
@@ -78,7 +76,3 @@ def test_a_file_is_known_by_name_size_and_head():
   # Two fine-tunings of the same size are two files with a row each.
   ends = [r.file[-14:] for r in ROWS if r.file.startswith("B_16-i21k")]
   assert ends == ["r_0.01-res_384", "r_0.01-res_224", "r_0.03-res_384"]
-
-
-def test_examples():
-  assert not doctest.testmod(published_scores).failed

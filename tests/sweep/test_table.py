@@ -1,6 +1,5 @@
 """Tables of searches: means, comparisons, splits that differ."""
 
-import doctest
 import re
 
 import pytest
@@ -145,10 +144,5 @@ def test_the_verdict():
   nothing = {**result, "best": None, "points": diverged}
   assert table_lib.verdict(nothing) == "All points diverged."
   assert _cells(table_lib.task_text("", nothing))[2][:5] == [
-    *("1", "", "", "500", "diverged"),
+    *("1", "", "", "500", "diverged")
   ]
-
-
-def test_examples_in_docstrings():
-  failed, attempted = doctest.testmod(table_lib)
-  assert attempted and not failed

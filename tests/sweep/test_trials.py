@@ -144,21 +144,6 @@ def test_a_change_stays_where_it_scores_better(config, tmp_path, capsys):
   assert "probe       75.00% of the held-out images" in before
 
 
-def test_later_rounds_are_compared_with_what_the_command_sets(
-  config, tmp_path, capsys
-):
-  """A loss of 0 is a loss."""
-  run = Runs({"0_no change": 0.0, "1_other": 0.5})
-  other = lambda config: {"other": {"optim.clip_norm": 1.0}}
-  chosen = choose(
-    config, tmp_path, run, "40", lambda _: [rates, other], {"optim.lr"}
-  )
-  assert chosen == config and record(tmp_path)["chosen"] == "no change"
-  losses = {t["changes"]: t["loss"] for t in record(tmp_path)["trials"]}
-  assert losses == {"no change": 0.0, "no change, other": 0.5}
-  assert "trial 2/2   loss 0.5000" in capsys.readouterr().out
-
-
 def test_the_steps_of_a_time_are_measured_once(config, tmp_path, capsys):
   """In 3 s there are 16 steps of 48 images at 270 images/s."""
   timed = []
@@ -292,24 +277,6 @@ def test_begun_trials_refuse_added_images(begun):
   text = refusal(config, workdir)
   for option in ("config.evals.val.split", "config.data.dataset"):
     assert f"{option}: the records were 40 of 2 classes" in text
-
-
-# Beside a run with a checkpoint.
-
-
-@pytest.fixture
-def has_checkpoint(monkeypatch):
-  """A run has one in its workdir."""
-  start = property(lambda e: 3 if e.workdir else 0)
-  monkeypatch.setattr(trials.experiment.Experiment, "start", start)
-
-
-@pytest.mark.slow
-def test_a_run_that_began_without_trials_makes_none(
-  config, tmp_path, has_checkpoint, capsys
-):
-  assert choose(config, tmp_path) == config
-  assert "none: the run in" in capsys.readouterr().out
 
 
 def test_no_budget_after_trials_have_chosen(config, tmp_path, monkeypatch):
