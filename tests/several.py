@@ -1,10 +1,12 @@
 """Several processes at once, as those of a run."""
 
+import contextlib
 import os
 import pathlib
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).parents[1]
 # As the installed script: the current folder is not on sys.path.
@@ -59,3 +61,29 @@ def outputs(commands: list[list[str]], env: dict[str, str]) -> list[str]:
   results = run(commands, [env] * len(commands))
   assert not any(code for code, *_ in results), results
   return [out for _, out, _ in results]
+
+
+@contextlib.contextmanager
+def program(code: str, *arguments: str, **variables: str) -> Iterator:
+  """Starts a program, with pipes; in the end it is killed.
+
+  Args:
+    code: Python, which imports the package and what the tests share.
+    arguments: Its command line.
+    variables: Of its environment, beside this process's.
+  """
+  path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+  process = subprocess.Popen(
+    [sys.executable, "-u", "-c", code, *arguments],
+    env=env() | {"PYTHONPATH": path} | variables,
+    cwd=ROOT,
+    text=True,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  )
+  try:
+    yield process
+  finally:
+    process.kill()
+    process.communicate()

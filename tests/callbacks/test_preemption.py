@@ -1,19 +1,16 @@
 """Where a run stops after a signal, and what a second one does."""
 
-import pathlib
+import contextlib
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
+import several
 from jax.experimental import multihost_utils
 
 from vit_jax.callbacks.base import Stop
 from vit_jax.callbacks.preemption import Preemption
 from vit_jax.distributed.signals import StopSignals
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -74,28 +71,17 @@ hashlib.pbkdf2_hmac("sha256", b"", b"", 10**8)
 """
 
 
-@pytest.fixture
-def busy():
-  started = []
-
-  def start(when, how="computes"):
-    command, pipe = [sys.executable, "-c", BUSY, when, how], subprocess.PIPE
-    started.append(
-      subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
-    )
-    assert started[0].stdout.readline() == "begun\n"
-    return started[0]
-
-  yield start
-  for process in started:
-    process.kill()
-    process.communicate()
+@contextlib.contextmanager
+def _busy(when, how="computes"):
+  with several.program(BUSY, when, how) as process:
+    assert process.stdout.readline() == "begun\n"
+    yield process
 
 
-def test_a_first_signal_ends_a_compiling_process_at_once(busy):
-  process = busy("before")
-  process.send_signal(signal.SIGTERM)
-  out, err = process.communicate(timeout=10)
+def test_a_first_signal_ends_a_compiling_process_at_once():
+  with _busy("before") as process:
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=10)
   assert process.returncode == 75 and out == err and "SIGTERM before" in out
 
 
@@ -107,16 +93,16 @@ def test_a_first_signal_ends_a_compiling_process_at_once(busy):
   ],
 )
 def test_a_second_signal_ends_it_at_once_and_an_echo_does_not(
-  busy, number, how, status
+  number, how, status
 ):
-  process = busy("later", how)
-  process.send_signal(signal.SIGTERM)
-  line = process.stderr.readline()
-  assert line.startswith("SIGTERM: ") and "step 3" in line
-  process.send_signal(signal.SIGTERM)  # as a launcher repeats it
-  time.sleep(0.5)
-  assert process.poll() is None
-  process.send_signal(number)
-  out, err = process.communicate(timeout=10)
+  with _busy("later", how) as process:
+    process.send_signal(signal.SIGTERM)
+    line = process.stderr.readline()
+    assert line.startswith("SIGTERM: ") and "step 3" in line
+    process.send_signal(signal.SIGTERM)  # as a launcher repeats it
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(number)
+    out, err = process.communicate(timeout=10)
   assert err == out and out.startswith(f"{number.name} again: ")
   assert process.returncode == status

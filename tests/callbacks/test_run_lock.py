@@ -6,13 +6,12 @@ import os
 import pathlib
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import disk
 import pytest
+import several
 from clock import Clock
 
 from vit_jax.callbacks import run_lock, run_record
@@ -68,21 +67,15 @@ def test_where_numbers_alone_tell_processes_apart(monkeypatch):
 
 
 def test_a_second_process_is_refused_and_a_killed_one_is_not(tmp_path):
-  process = subprocess.Popen(
-    [sys.executable, "-c", RUN, str(tmp_path)],
-    stdout=subprocess.PIPE,
-    text=True,
-  )
-  assert process.stdout.readline() == "trains\n"
-  before = disk.contents(tmp_path)
-  with pytest.raises(ConfigError, match=rf"--workdir: .* {process.pid}, begun"):
-    run_lock.RunLock(str(tmp_path))
-  assert disk.contents(tmp_path) == before
-  process.send_signal(signal.SIGSTOP)  # it is there, though it does nothing
-  with pytest.raises(ConfigError):
-    run_lock.RunLock(str(tmp_path))
-  process.kill()
-  process.communicate()
+  with several.program(RUN, str(tmp_path)) as process:
+    assert process.stdout.readline() == "trains\n"
+    before = disk.contents(tmp_path)
+    with pytest.raises(ConfigError, match=rf"process {process.pid}, begun"):
+      run_lock.RunLock(str(tmp_path))
+    assert disk.contents(tmp_path) == before
+    process.send_signal(signal.SIGSTOP)  # it is there, though it does nothing
+    with pytest.raises(ConfigError):
+      run_lock.RunLock(str(tmp_path))
   with run_lock.RunLock(str(tmp_path)):
     assert _record(tmp_path)["pid"] == os.getpid()
 

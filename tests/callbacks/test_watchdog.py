@@ -1,14 +1,11 @@
 """A process without progress ends; a slow one does not."""
 
-import pathlib
-import subprocess
-import sys
 import threading
+
+import several
 
 from vit_jax.callbacks import watchdog
 from vit_jax.callbacks.watchdog import Watchdog
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Watched:
@@ -73,18 +70,13 @@ time.sleep(60)
 
 def test_a_hang_ends_with_124_and_the_stacks(tmp_path):
   workdir = tmp_path / "run"
-  done = subprocess.run(
-    [sys.executable, "-c", HANGS, "0.5", str(workdir)],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=60,
-  )
-  assert done.returncode == 124
+  with several.program(HANGS, "0.5", str(workdir)) as process:
+    out, err = process.communicate(timeout=60)
+  assert process.returncode == 124
   stacks = (workdir / watchdog.STACKS.format(3)).read_text()
-  assert "phase evaluation, step 7" in done.stdout
+  assert "phase evaluation, step 7" in out
   assert "phase evaluation, step 7" in stacks
-  for text in (done.stderr, stacks):
+  for text in (err, stacks):
     assert 'File "<string>", line 10 in <module>' in text
 
 

@@ -1,15 +1,11 @@
 """A process ends with its code, whatever hangs or fails while it does."""
 
-import pathlib
-import subprocess
-import sys
-
 import jax
 import pytest
+import several
 
 from vit_jax.distributed import exit_codes
 
-ROOT = pathlib.Path(__file__).parents[2]
 CODE = """
 import threading, time
 from vit_jax.distributed import exit_codes as exits
@@ -50,18 +46,12 @@ print("trained")
 """
 
 
-def run(code, **options):
-  """Returns the finished process of a program."""
-  command = [sys.executable, "-u", "-c", code]
-  return subprocess.run(command, cwd=ROOT, text=True, timeout=60, **options)
-
-
 def test_what_hangs_or_fails_keeps_no_process():
-  done = run(CODE, capture_output=True)
-  assert done.returncode == 124
-  assert "a text" in done.stdout and "called" in done.stdout
-  assert "too late" not in done.stdout
-  assert done.stderr == "OSError: no space left\n"
+  with several.program(CODE) as process:
+    out, err = process.communicate(timeout=60)
+  assert process.returncode == 124
+  assert "a text" in out and "called" in out and "too late" not in out
+  assert err == "OSError: no space left\n"
 
 
 def test_one_of_several_processes_without_a_device(monkeypatch, capfd):
@@ -75,5 +65,6 @@ def test_one_of_several_processes_without_a_device(monkeypatch, capfd):
 
 @pytest.mark.slow
 def test_a_run_that_nobody_hears_goes_on():
-  done = run(UNHEARD, stdout=subprocess.PIPE)
-  assert (done.returncode, done.stdout) == (0, "trained\n")
+  with several.program(UNHEARD) as process:
+    out, _ = process.communicate(timeout=60)
+  assert (process.returncode, out) == (0, "trained\n")

@@ -2,10 +2,9 @@
 
 import json
 import signal
-import subprocess
-import sys
 
 import pytest
+import several
 
 # What no handler of Python interrupts: C code that holds the main thread.
 BUSY = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**8)"
@@ -52,54 +51,33 @@ plan.main(cli.Args(config, "tiny", flags, []))
 HEED = "import signal\nsignal.signal(2, signal.default_int_handler)\n"
 
 
-@pytest.fixture
-def start():
-  processes = []
-
-  def start(code, *arguments):
-    process = subprocess.Popen(
-      [sys.executable, "-c", HEED + code, *arguments],
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-      env={"PYTHONPATH": "tests:.", "PATH": "", "JAX_PLATFORMS": "cpu"},
-    )
-    processes.append(process)
-    return process
-
-  yield start
-  for process in processes:
-    process.kill()
-    process.communicate()
-
-
 @pytest.mark.parametrize(
   "number, status", [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)]
 )
-def test_one_line_and_the_status(start, number, status):
-  process = start(ONE)
-  assert process.stdout.readline() == "begun\n"
-  process.send_signal(number)
-  _, message = process.communicate(timeout=30)
+def test_one_line_and_the_status(number, status):
+  with several.program(HEED + ONE) as process:
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(number)
+    _, message = process.communicate(timeout=30)
   assert message == f"{number.name}: ended; half done\n"
   assert process.returncode == status
 
 
-def test_what_the_work_returns_and_raises():
-  code = """
+RAISES = """
 from vit_jax.distributed import signals
 print(signals.in_thread(lambda: 3))
 signals.in_thread(lambda: 1 / 0)
 """
-  done = subprocess.run(
-    [sys.executable, "-c", code], capture_output=True, text=True
-  )
-  assert done.stdout == "3\n" and done.returncode == 1
-  assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
-def test_a_signal_waits_while_blocked_and_an_ignored_one_is_ignored():
-  code = """
+def test_what_the_work_returns_and_raises():
+  with several.program(RAISES) as process:
+    out, err = process.communicate(timeout=30)
+  assert out == "3\n" and process.returncode == 1
+  assert err.endswith("ZeroDivisionError: division by zero\n")
+
+
+BLOCKED = """
 import os, signal
 from vit_jax.distributed import signals
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -107,25 +85,28 @@ signals.end_at_once()
 with signals.blocked():
   os.kill(os.getpid(), signal.SIGTERM)
   os.kill(os.getpid(), signal.SIGINT)
-  print("still here", flush=True)
+  print("still here")
   signals.end_at_once(lambda: "by the new handler")
 signal.pause()
 """
-  done = subprocess.run(
-    [sys.executable, "-c", code], capture_output=True, text=True, timeout=30
-  )
-  assert (done.stdout, done.returncode) == ("still here\n", 143)
-  assert done.stderr == "SIGTERM: ended; by the new handler\n"
+
+
+def test_a_signal_waits_while_blocked_and_an_ignored_one_is_ignored():
+  with several.program(BLOCKED) as process:
+    out, err = process.communicate(timeout=30)
+  assert (out, process.returncode) == ("still here\n", 143)
+  assert err == "SIGTERM: ended; by the new handler\n"
 
 
 @pytest.mark.slow
-def test_a_search_that_is_ended_prints_the_fastest_choice(start):
-  process = start(SEARCH, "true")  # JSON on stdout, the choices on stderr
-  lines = [process.stderr.readline() for _ in range(2)]
-  assert "16 choices" in lines[0] and lines[1].startswith("[ 1/16] ")
-  assert process.stderr.read(8) == "[ 2/16] "  # which is being compiled
-  process.send_signal(signal.SIGINT)
-  out, err = process.communicate(timeout=30)
+def test_a_search_that_is_ended_prints_the_fastest_choice():
+  # JSON on stdout, the choices on stderr.
+  with several.program(HEED + SEARCH, "true") as process:
+    lines = [process.stderr.readline() for _ in range(2)]
+    assert "16 choices" in lines[0] and lines[1].startswith("[ 1/16] ")
+    assert process.stderr.read(8) == "[ 2/16] "  # which is being compiled
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
   assert process.returncode == -signal.SIGINT
   last = err.splitlines()[-1]
   assert last.startswith("SIGINT: ") and "2 of 16; fastest so far" in last

@@ -4,8 +4,6 @@ import fnmatch
 import glob
 import http.server
 import importlib.util
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -144,15 +142,6 @@ def test_hosts_in_a_file(is_shared, tmp_path):
   assert is_shared(TPU_PROCESS_ADDRESSES_PATH=str(path))
 
 
-def _python(code, **env):
-  env = several.env() | {"PYTHONUNBUFFERED": "1"} | env
-  env.pop("JAX_PLATFORMS", None)
-  pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-  return subprocess.Popen(
-    [sys.executable, "-c", code], env=env, text=True, **pipes
-  )
-
-
 LOCKS = """
 import sys
 from vit_jax.config import ConfigError
@@ -169,21 +158,19 @@ sys.stdin.read()
 def test_one_process_of_a_host_joins(monkeypatch):
   port = several.address().split(":")[1]
   monkeypatch.setenv("JAX_COORDINATOR_PORT", port)
-  first = _python(LOCKS, JAX_COORDINATOR_PORT=port)
-  assert first.stdout.readline() == "locked\n", first.stderr.read()
-  with pytest.raises(ConfigError) as e:
-    tpu_slice.lock()
-  (error,) = e.value.errors
-  assert "another process of this host" in error and port in error
-  # Nobody is met as another worker, or at another port.
-  with monkeypatch.context() as patch:
-    patch.setenv("TPU_WORKER_ID", "1")
-    tpu_slice.lock()
-    patch.setenv("TPU_WORKER_ID", "0")
-    patch.setenv("JAX_COORDINATOR_PORT", several.address().split(":")[1])
-    tpu_slice.lock()
-  first.kill()
-  first.communicate()
+  with several.program(LOCKS, JAX_COORDINATOR_PORT=port) as first:
+    assert first.stdout.readline() == "locked\n", first.stderr.read()
+    with pytest.raises(ConfigError) as e:
+      tpu_slice.lock()
+    (error,) = e.value.errors
+    assert "another process of this host" in error and port in error
+    # Nobody is met as another worker, or at another port.
+    with monkeypatch.context() as patch:
+      patch.setenv("TPU_WORKER_ID", "1")
+      tpu_slice.lock()
+      patch.setenv("TPU_WORKER_ID", "0")
+      patch.setenv("JAX_COORDINATOR_PORT", several.address().split(":")[1])
+      tpu_slice.lock()
   tpu_slice.lock()  # the dead process has left its place
 
 
