@@ -159,12 +159,11 @@ def test_a_share_of_the_crop_is_that_of_the_file():
 
 
 def test_another_patch():
-  patch = 16
-  vit = vit_jax.load(TOKEN, patch=patch, image_size=4 * patch)
-  assert vit.config.variant == f"B/{patch}"
-  assert vit.report.resized == {"embedding/kernel": ((8, 8), (patch, patch))}
+  vit = vit_jax.load(TOKEN, patch=16, image_size=64)
+  assert vit.config.variant == "B/16"
+  assert vit.report.resized == {"embedding/kernel": ((8, 8), (16, 16))}
   # Without a size it stays what it was, and the grid changes.
-  vit = vit_jax.load(TOKEN, patch=patch)
+  vit = vit_jax.load(TOKEN, patch=16)
   assert vit.image_size == (32, 32) and len(vit.report.resized) == 2
 
 
@@ -351,36 +350,18 @@ def test_features_are_the_layers_of_a_call(vit):
 class Tensor:
   """What a tensor of torch is to numpy."""
 
-  def __init__(self, values, dtype="torch.float32", error=None):
-    self.values, self.dtype, self.error = values, dtype, error
+  def __init__(self, values):
+    self.values, self.dtype = values, f"torch.{values.dtype}"
     self.shape, self.ndim = values.shape, values.ndim
 
-  def __iter__(self):
-    return (Tensor(v, self.dtype, self.error) for v in self.values)
-
   def __array__(self, dtype=None, copy=None):
-    if self.error:
-      raise self.error
     return self.values
 
 
 def test_tensors_of_torch_are_arrays(vit):
   images = np.load(DATA / "vit_linen_names.io.npz")["image"]
-  same = Tensor(images)
-  np.testing.assert_array_equal(vit(same)[0], vit(images)[0])
-  # torch refuses by itself what needs a gradient.
-  grows = Tensor(images, error=RuntimeError("Can't call numpy() on Tensor"))
-  with pytest.raises(RuntimeError, match="Can't call numpy"):
-    vit.predict(grows)
+  np.testing.assert_array_equal(vit(Tensor(images))[0], vit(images)[0])
   with pytest.raises(ValueError, match="uint8"):
-    vit(Tensor(np.zeros((1, 32, 32, 3), np.uint8), "torch.uint8"))
-  pixels = Tensor(np.zeros((3, 48, 48), np.uint8), "torch.uint8")
-  with pytest.raises(ValueError, match=r"\(3, 48, 48\)"):
-    vit.predict(pixels)
-
-
-@pytest.mark.slow
-def test_an_export_runs_without_the_package(vit):
-  images = np.load(DATA / "vit_linen_names.io.npz")["image"]
-  exported = jax.export.deserialize(bytearray(vit.export()))
-  np.testing.assert_allclose(exported.call(images), vit(images)[0], atol=2e-5)
+    vit(Tensor(np.zeros((1, 32, 32, 3), np.uint8)))
+  with pytest.raises(ValueError, match=r"\(3, 48, 48\)"):  # channels first
+    vit.predict(Tensor(np.zeros((3, 48, 48), np.uint8)))

@@ -486,14 +486,14 @@ def test_initial_values_of_the_parts():
 # RoPE with rescaled coordinates, as in DINOv3's training.
 
 
-def rescaled_run(seed=0, records=(0, 1), **options):
+def rescaled_run(seed=0, **options):
   rope = TWO | dict(posemb="none", rope="dinov3")
   options = modern(**rope, rope_rescale=2.0, **options)
   rngs = {"dropout": jax.random.key(seed)}
   params = random_params(modern(**rope))
   if options.scan:
     params = stack_blocks(params, options)
-  kwargs = dict(is_training=True, records=jnp.array(records), rngs=rngs)
+  kwargs = dict(is_training=True, records=jnp.array([0, 1]), rngs=rngs)
   return run(options, params, **kwargs)[0]
 
 
@@ -507,25 +507,19 @@ def test_rope_is_rescaled_by_a_factor_for_each_block(monkeypatch):
 
   monkeypatch.setattr(rope.Angles, "rescaled", observed)
   options = modern(**TWO, posemb="none", rope="dinov3", rope_rescale=2.0)
-  model, params = build(options, 5), random_params(options)
+  variables, model = {"params": random_params(options)}, build(options, 5)
 
-  @functools.partial(jax.jit, static_argnums=1)
-  def factors_of(records, is_training):
-    factors.clear()
+  def factors_of(records, is_training=True):
     rngs = {"dropout": jax.random.key(0)}
-    model.apply(
-      {"params": params},
-      IMAGES,
-      is_training=is_training,
-      records=records,
-      rngs=rngs,
-    )
+    kwargs = dict(is_training=is_training, records=records, rngs=rngs)
+    factors.clear()
+    model.apply(variables, IMAGES, **kwargs)
     return list(factors)
 
-  assert factors_of(jnp.array([0, 1]), False) == []
-  first, second = map(float, factors_of(jnp.array([0, 1]), True))
-  assert [first, second] == factors_of(jnp.array([7, 3]), True)
+  first, second = jax.jit(factors_of)(jnp.array([0, 1]))
+  assert [first, second] == jax.jit(factors_of)(jnp.array([7, 3]))
   assert first != second and all(0.5 <= x <= 2.0 for x in (first, second))
+  assert not jax.eval_shape(lambda x: factors_of(x, False), jnp.array([0, 1]))
 
 
 def test_rescaled_rope_is_that_of_rescaled_coordinates():

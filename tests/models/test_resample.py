@@ -1,5 +1,6 @@
 """Resizing against scipy, jax, the original code, other libraries, by hand."""
 
+import functools
 import pathlib
 
 import jax
@@ -15,34 +16,6 @@ from vit_jax.models.resample import (
 )
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
-GRIDS = [
-  ((4, 4), (6, 6)),
-  ((14, 14), (24, 24)),
-  ((24, 24), (7, 7)),
-  ((14, 14), (15, 13)),
-  ((4, 4), (2, 8)),
-  ((7, 7), (1, 1)),
-]
-OBLONG_GRIDS = [((3, 5), (8, 2)), ((1, 4), (3, 4))]
-PATCHES = [
-  ((8, 8), (16, 16)),
-  ((16, 16), (14, 14)),
-  ((16, 16), (32, 32)),
-  ((16, 16), (17, 15)),
-  ((16, 8), (4, 12)),
-  ((32, 32), (16, 16)),
-]
-
-
-def _assert_equal_but_for_positions(got, expected, table, old, new):
-  """Compares with libraries that compute the places of points in float32.
-
-  A place is a number up to the grid's side, so wrong by 2^-24 times that in
-  each of the directions; filters are less steep than 4 a point.
-  """
-  side = max(*old, *new)
-  atol = 8 * 2.0**-24 * side * np.abs(table).max()
-  np.testing.assert_allclose(got, expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize(
@@ -144,79 +117,89 @@ def test_weights_in_closed_form(method, old, new, row, expected):
   np.testing.assert_allclose(got, expected, atol=1e-15)
 
 
-@pytest.mark.parametrize(
-  "old, new", [((4, 4), (6, 6)), ((24, 24), (7, 7)), ((3, 5), (8, 2))]
-)
-@pytest.mark.parametrize(
-  "method, theirs, antialias",
-  [
-    ("bilinear", "bilinear", True),
-    ("bicubic", "bicubic", True),
-    ("hf", "cubic-pytorch", False),
-  ],
-)
-def test_equals_jax(method, theirs, antialias, old, new):
-  rng = np.random.default_rng(0)
-  table = rng.normal(size=(1, old[0] * old[1] + 1, 8)).astype("f")
-  got = resample_posemb(table, old, new, True, method)
-  grid = table[:, 1:].reshape(1, *old, 8)
-  expected = jax.image.resize(grid, (1, *new, 8), theirs, antialias)
-  _assert_equal_but_for_positions(
-    got[:, 1:], np.reshape(expected, (1, -1, 8)), table, old, new
+# Functions that resize a grid [1, h, w, d] as a library does: jax, timm, Meta's
+# DINOv2 and transformers, whose grids are square at first.
+
+
+def by_jax(method, antialias):
+  return lambda grid, new: jax.image.resize(
+    grid, (1, *new, grid.shape[-1]), method, antialias
   )
-  np.testing.assert_array_equal(got[:, 0], table[:, 0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("old, new", GRIDS + OBLONG_GRIDS)
-@pytest.mark.parametrize("num_class_rows", [0, 1, 2])
-def test_equals_timm(old, new, num_class_rows):
+def by_timm(grid, new):
   import torch
 
   layers = torch_libraries.load("timm.layers")
-  rng = np.random.default_rng(0)
-  num_rows = old[0] * old[1] + num_class_rows
-  table = rng.normal(size=(1, num_rows, 8)).astype("f")
-  got = resample_posemb(table, old, new, num_class_rows, "timm")
-  expected = layers.resample_abs_pos_embed(
-    torch.tensor(table), list(new), list(old), num_class_rows
-  )
-  _assert_equal_but_for_positions(got, expected.numpy(), table, old, new)
+  _, *old, d = grid.shape
+  table = torch.tensor(grid.reshape(1, -1, d))
+  return layers.resample_abs_pos_embed(table, list(new), old, 0).numpy()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("old, new", GRIDS + OBLONG_GRIDS)
-def test_equals_dinov2(old, new):
+def by_dinov2(grid, new):
   """Meta's code passes the factors (new + 0.1) / old to torch."""
   torch = torch_libraries.load("torch")
-  rng = np.random.default_rng(0)
-  table = rng.normal(size=(1, old[0] * old[1] + 1, 8)).astype("f")
-  got = resample_posemb(table, old, new, 1, "dinov2")
-  expected = torch.nn.functional.interpolate(
-    torch.tensor(table[:, 1:].reshape(1, *old, 8)).permute(0, 3, 1, 2),
+  old = grid.shape[1:3]
+  resized = torch.nn.functional.interpolate(
+    torch.tensor(grid).permute(0, 3, 1, 2),
     scale_factor=tuple((n + 0.1) / o for n, o in zip(new, old, strict=True)),
     mode="bicubic",
   )
-  expected = expected.permute(0, 2, 3, 1).reshape(1, -1, 8).numpy()
-  # torch computes the places of the new rows in float32: up to 1e-6 of a row.
-  np.testing.assert_allclose(got[:, 1:], expected, atol=5e-5)
+  return resized.permute(0, 2, 3, 1).numpy()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("old, new", GRIDS)  # theirs are square at first
-def test_equals_hugging_face(old, new):
+def by_transformers(grid, new):
   import torch
 
   vit = torch_libraries.load("transformers.models.vit.modeling_vit")
-  config = vit.ViTConfig(image_size=4 * old[0], patch_size=4, hidden_size=8)
+  _, old, _, d = grid.shape
+  config = vit.ViTConfig(image_size=4 * old, patch_size=4, hidden_size=d)
   embeddings = vit.ViTEmbeddings(config)
-  table = embeddings.position_embeddings.detach().numpy()
-  got = resample_posemb(table, old, new, True, "hf")
+  table = np.pad(grid.reshape(1, -1, d), ((0, 0), (1, 0), (0, 0)))
+  embeddings.position_embeddings.data = torch.tensor(table)
+  tokens = torch.zeros(1, new[0] * new[1] + 1, d)
   with torch.no_grad():
-    expected = embeddings.interpolate_pos_encoding(
-      torch.zeros(1, new[0] * new[1] + 1, 8), 4 * new[0], 4 * new[1]
+    resized = embeddings.interpolate_pos_encoding(
+      tokens, 4 * new[0], 4 * new[1]
     )
-  _assert_equal_but_for_positions(got, expected.numpy(), table, old, new)
+  return resized[:, 1:].numpy()
+
+
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+GRIDS = [
+  ((4, 4), (6, 6)),
+  ((24, 24), (7, 7)),
+  ((14, 14), (15, 13)),
+  ((4, 4), (2, 8)),
+  ((7, 7), (1, 1)),
+  ((3, 5), (8, 2)),
+  ((1, 4), (3, 4)),
+]
+
+
+@pytest.mark.parametrize("old, new", GRIDS, ids=str)
+@pytest.mark.parametrize(
+  "method, theirs",
+  [
+    ("bilinear", by_jax("bilinear", True)),
+    ("bicubic", by_jax("bicubic", True)),
+    ("hf", by_jax("cubic-pytorch", False)),
+    slow("timm", by_timm),
+    slow("hf", by_transformers),
+    slow("dinov2", by_dinov2),
+  ],
+)
+def test_equals_the_libraries(method, theirs, old, new):
+  if theirs is by_transformers and old[0] != old[1]:
+    pytest.skip("theirs are square at first")
+  grid = np.random.default_rng(0).normal(size=(1, *old, 8)).astype("f")
+  got = resample_posemb(grid.reshape(1, -1, 8), old, new, 0, method)
+  expected = np.reshape(theirs(grid, new), (1, -1, 8))
+  # Libraries compute the places of points in float32. A place is a number up to
+  # the grid's side, so wrong by 2^-24 times that in each of the directions;
+  # filters are less steep than 4 a point.
+  atol = 8 * 2.0**-24 * max(*old, *new) * np.abs(grid).max()
+  np.testing.assert_allclose(got, expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("old, new", [((14, 14), (16, 16)), ((3, 5), (4, 5))])
@@ -262,7 +245,10 @@ def test_patch_kernels_minimise_the_error(old, new):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("old, new", PATCHES)
+@pytest.mark.parametrize(
+  "old, new",
+  [((8, 8), (16, 16)), ((16, 16), (14, 14)), ((16, 8), (4, 12))],
+)
 def test_patch_kernels_equal_timm(old, new):
   import torch
 
