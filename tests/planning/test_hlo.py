@@ -13,7 +13,6 @@ DATA = pathlib.Path(__file__).parents[1] / "data"
 V5E = CHIPS["v5e"]
 
 
-@pytest.mark.slow
 def test_sums_are_those_of_another_reader():
   """Three scanned blocks, two microbatches, fsdp=2, compiled for v5e:2x2."""
   text = gzip.decompress((DATA / "tiny_v5e_2x2.hlo.gz").read_bytes())
@@ -94,64 +93,6 @@ def test_cycles_that_xla_does_not_know():
   assert (looped.cycles, once.cycles) == (5 * cycles + 100, cycles + 100)
 
 
-CHAINS = """
-HloModule x
-
-%start (a: bf16[4,128], b: bf16[4,128]) -> bf16[64,128] {
-  %a = bf16[4,128]{1,0} parameter(0)
-  %first = bf16[64,128]{1,0} all-gather(%a), channel_id=1, dimensions={0}, \
-frontend_attributes={chain_id="0"}
-  ROOT %c = bf16[64,128]{1,0} custom-call(%first), \
-custom_call_target="AsyncCollectiveStart"
-}
-
-%piece (a: bf16[4,128]) -> bf16[64,128] {
-  %a = bf16[4,128]{1,0} parameter(0)
-  ROOT %same = bf16[64,128]{1,0} all-gather(%a), channel_id=1, \
-dimensions={0}, frontend_attributes={chain_id="0"}
-}
-
-%second (b: bf16[8,128]) -> bf16[32,128] {
-  %b = bf16[8,128]{1,0} parameter(0)
-  %other = bf16[32,128]{1,0} all-gather(%b), channel_id=1, dimensions={0}, \
-frontend_attributes={chain_id="1"}
-  ROOT %c = bf16[32,128]{1,0} custom-call(%other), \
-custom_call_target="AsyncCollectiveStart"
-}
-
-%body (p: (s32[], bf16[4,128])) -> (s32[], bf16[4,128]) {
-  %p = (s32[], bf16[4,128]{1,0}) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-  %x = bf16[4,128]{1,0} get-tuple-element(%p), index=1
-  %y = bf16[64,128]{1,0} fusion(%x), kind=kOutput, calls=%piece
-  ROOT %t = (s32[], bf16[4,128]{1,0}) tuple(%i, %x)
-}
-
-%cond (p: (s32[], bf16[4,128])) -> pred[] {
-  %p = (s32[], bf16[4,128]{1,0}) parameter(0)
-  ROOT %yes = pred[] constant(true)
-}
-
-ENTRY %main (a: bf16[4,128], b: bf16[8,128]) -> bf16[32,128] {
-  %a = bf16[4,128]{1,0} parameter(0)
-  %b = bf16[8,128]{1,0} parameter(1)
-  %zero = s32[] constant(0)
-  %begun = bf16[64,128]{1,0} fusion(%a), kind=kCustom, calls=%start
-  %t = (s32[], bf16[4,128]{1,0}) tuple(%zero, %a)
-  %loop = (s32[], bf16[4,128]{1,0}) while(%t), condition=%cond, body=%body, \
-backend_config={"known_trip_count":{"n":"5"}}
-  ROOT %also = bf16[32,128]{1,0} fusion(%b), kind=kCustom, calls=%second
-}
-"""
-
-
-def test_an_asynchronous_collective_counts_once():
-  """Not again in a loop that it passes, and whatever shares its channel."""
-  looped, _ = Module(CHAINS).totals(V5E)
-  size = (64 + 32) * 128 * 2
-  assert looped.collectives == {"all-gather(fused)": [2, size]}
-
-
 SPARSE = """\
 %sent (p: bf16[4,128]) -> bf16[64,128] {
   %p = bf16[4,128]{1,0} parameter(0)
@@ -190,7 +131,24 @@ def test_what_other_processors_send_counts_as_traffic_of_links_alone(
   assert looped.link_seconds(V5E) == seconds
 
 
-# Estimated times, from the text and XLA's own costs.
+CONVOLUTION = """\
+ENTRY %main (l: f32[1,5,5,4], r: f32[3,3,4,2]) -> f32[] {
+  %l = f32[1,5,5,4]{3,2,1,0} parameter(0)
+  %r = f32[3,3,4,2]{3,2,1,0} parameter(1)
+  ROOT %c = f32[1,SIDE,SIDE,2]{3,2,1,0} convolution(%l, %r), \
+window={size=3x3STRIDE pad=1_1x1_1}, dim_labels=b01f_01io->b01f
+}
+"""
+
+
+@pytest.mark.parametrize(
+  "side, stride, pairs", [("5", "", 13), ("3", " stride=2x2", 7)]
+)
+def test_what_meets_the_padding_does_not_count(side, stride, pairs):
+  """Of 15 pairs of a place and a number of the kernel along a side, 13 do."""
+  text = CONVOLUTION.replace("SIDE", side).replace("STRIDE", stride)
+  looped, _ = Module(text).totals(V5E)
+  assert looped.flops == 2 * pairs * pairs * 4 * 2
 
 
 def priced(optimal_seconds):
