@@ -66,26 +66,22 @@ def _counts(store):
 
 def test_paths(store, run):
   assert paths.is_remote(run) and paths.absolute(run) == run
-  assert retention.free_bytes(run / "checkpoints") is None
   assert paths.absolute(paths.run_path("run")).is_absolute()
+  assert retention.free_bytes(run / "checkpoints") is None
   assert not run.exists() and not run.is_dir()
   with pytest.raises(FileNotFoundError):
     (run / "a").read_bytes()
   with pytest.raises(FileNotFoundError):
     list(run.iterdir())
-  store.log.clear()
   for name in ("a", "b/c.txt", "b/d/e.txt"):
     (run / name).write_text(f"{name} é")
   (run.parent / "run2" / "f").write_bytes(b"")
-  assert _counts(store) == {"upload": 4}
   assert (run / "b/d/e.txt").read_text() == "b/d/e.txt é"
-  assert _counts(store) == {"read": 1}
   assert run.names() == ["a", "b/c.txt", "b/d/e.txt"]
   assert (run / "b").is_dir() and (run / "b/c.txt").exists()
   assert not (run / "b/c").exists()
   assert sorted(path.name for path in run.iterdir()) == ["a", "b"]
   assert [str(path) for path in run.glob("*/*.txt")] == ["gs://bkt/run/b/c.txt"]
-  assert _counts(store) == {"list": 6}
   with (run / "a").open("a") as file:
     file.write("+")
   (run / "b").rmtree()
@@ -94,22 +90,9 @@ def test_paths(store, run):
   # TensorFlow marks a folder by an empty object.
   store.buckets["bkt"]["run/g/"] = store.buckets["bkt"]["run2/f"]
   assert run.names() == ["a"]
-
-
-def test_in_a_new_folder_this_process_knows_what_is_there(store, run):
-  run.mkdir()
-  (run / "a").write_bytes(b"")
-  store.log.clear()
-  assert run.exists() and run.is_dir() and (run / "a").exists()
-  (run / "b").unlink()
-  assert not store.log
-  assert not (run / "b").exists()  # another process may have written it
-  (run / "a").unlink()
-  assert _counts(store) == {"list": 1, "delete": 1}
-  run.rmtree()
-  assert not run.exists()
-  run.mkdir(exist_ok=True)  # which may have been there
-  assert not run.exists()
+  with (run / "a.npz").open("wb") as file:
+    np.savez(file, a=np.arange(3, dtype=np.float32))
+  assert np.asarray(npz_file.open_npz(run / "a.npz")["a"]).tolist() == [0, 1, 2]
 
 
 def test_a_new_run(run):
@@ -366,10 +349,3 @@ def test_a_bucket_that_does_not_answer_is_no_damage(store, run):
   for kind in ("DeadlineExceeded", "PermissionDenied", "Aborted"):
     error = getattr(tf.errors, f"{kind}Error")(None, None, "x")
     assert layout.damage_of(error) is None
-
-
-def test_arrays(run):
-  path = run / "a.npz"
-  with path.open("wb") as file:
-    np.savez(file, a=np.arange(3, dtype=np.float32))
-  assert np.asarray(npz_file.open_npz(path)["a"]).tolist() == [0, 1, 2]

@@ -32,13 +32,12 @@ def start(
   config: pathlib.Path,
   folder: pathlib.Path,
   options: Sequence[str] = (),
-  workdir: str = URL,
   processes: int = 1,
   name: str = "run",
 ) -> list[subprocess.Popen]:
   """Starts a run in the bucket; what it prints is added to NAME.0.log ..."""
   started = []
-  lines = runs.commands(config, workdir, options, processes)
+  lines = runs.commands(config, URL, options, processes)
   for i, command in enumerate(lines):
     with runs.log(folder / name, i).open("ab") as file:
       started.append(
