@@ -33,13 +33,12 @@ def start(
   folder: pathlib.Path,
   options: Sequence[str] = (),
   processes: int = 1,
-  name: str = "run",
 ) -> list[subprocess.Popen]:
-  """Starts a run in the bucket; what it prints is added to NAME.0.log ..."""
+  """Starts a run in the bucket; what it prints is added to run.0.log ..."""
   started = []
   lines = runs.commands(config, URL, options, processes)
   for i, command in enumerate(lines):
-    with runs.log(folder / name, i).open("ab") as file:
+    with runs.log(folder / "run", i).open("ab") as file:
       started.append(
         bucket.popen(
           command,
@@ -208,7 +207,7 @@ def requests(folder: pathlib.Path, seed: int) -> str:
     bucket.delete("run/")
     options = ["--config.total_steps=100000", "--config.checkpoint.keep_last=2"]
     options += ["--config.checkpoint.every_steps=500"]
-    (process,) = start(bucket, TINY, folder, options, name="run")
+    (process,) = start(bucket, TINY, folder, options)
     runs.wait_for(folder / "run", "/100,000", [process], count=120)
     bucket.reset()
     began = time.monotonic()
