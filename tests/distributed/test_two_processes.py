@@ -15,8 +15,9 @@ import jax
 import numpy as np
 import pytest
 import several
+from faults.runs import arrays
 
-from vit_jax import evaluate, param_groups, sharding, train
+from vit_jax import evaluate, sharding, train
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import cli
 from vit_jax.distributed.processes import VARIABLES
@@ -181,17 +182,6 @@ def _values(workdir):
   return values
 
 
-def _state(workdir, step=8):
-  """Path -> array, of the parameters and of the optimizer."""
-  return {
-    f"{item}/{param_groups.path_of(path)}": np.asarray(leaf)
-    for item in ("params", "train")
-    for path, leaf in jax.tree_util.tree_leaves_with_path(
-      checkpointer.load_tree(str(workdir / "checkpoints" / str(step) / item))[0]
-    )
-  }
-
-
 # The accuracies are quotients of counts, and must not differ at all.
 EXACT = r"train/(lr|epoch)|(test|each)/(top|count|per|worst)|few/|near/|line/"
 
@@ -205,7 +195,7 @@ def test_the_numbers_are_those_of_one_process(one_on_two, run):
   for key, value in values.items():
     rtol = 0 if re.match(EXACT, key[1]) else 1e-6
     np.testing.assert_allclose(other[key], value, rtol, err_msg=str(key))
-  states = _state(one_on_two.folder), _state(run.folder)
+  states = arrays(one_on_two.folder), arrays(run.folder)
   assert states[0].keys() == states[1].keys()
   for key, value in states[0].items():
     np.testing.assert_allclose(
@@ -215,7 +205,7 @@ def test_the_numbers_are_those_of_one_process(one_on_two, run):
 
 def test_two_processes_are_one_with_two_devices_bit_for_bit(one_on_two, two):
   """A sum of two numbers has one order only, also after a stop."""
-  one, other = _state(one_on_two.folder), _state(two.folder)
+  one, other = arrays(one_on_two.folder), arrays(two.folder)
   assert one.keys() == other.keys()
   for key, value in one.items():
     np.testing.assert_array_equal(other[key], value, err_msg=key)

@@ -205,24 +205,17 @@ def arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
   """Returns every array of the newest checkpoint: parameters, optimizer,
   average, step."""
   import jax
-  import orbax.checkpoint as ocp
 
   from vit_jax.checkpointing import checkpointer
 
   step = checkpointer.find(str(workdir))
-  by_path = {}
-  for item in ("params", "train"):
-    handler = ocp.PyTreeCheckpointHandler()
-    as_numpy = jax.tree.map(
-      lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
-      handler.metadata(step / item).tree,
+  return {
+    item + jax.tree_util.keystr(path): np.asarray(leaf)
+    for item in ("params", "train")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(
+      checkpointer.load_tree(str(step / item))[0]
     )
-    tree = handler.restore(
-      step / item, args=ocp.args.PyTreeRestore(restore_args=as_numpy)
-    )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-      by_path[item + jax.tree_util.keystr(path)] = np.asarray(leaf)
-  return by_path
+  }
 
 
 def rows(workdir: pathlib.Path) -> list[dict]:
