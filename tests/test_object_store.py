@@ -60,16 +60,6 @@ def client(server, store):
   return Client(server.server_address[1])
 
 
-def test_upload_in_one_request(client):
-  status, _, about = client.upload("a/b c.txt", b"text")
-  assert status == 200 and about["size"] == "4"
-  assert about["name"] == "a/b c.txt"
-  assert client.get("a/b c.txt") == b"text"
-  # The XML API's address of the same object.
-  assert client.ask("GET", "/bkt/a/b%20c.txt")[2] == b"text"
-  assert client.ask("GET", "/bkt/a%2Fb%20c.txt")[2] == b"text"
-
-
 def start(client, **query):
   path = "/upload/storage/v1/b/bkt/o"
   query = {"uploadType": "resumable", "name": "r", **query}
@@ -122,26 +112,6 @@ def test_conditions(client):
     ("GET", {}, 404),
   ):
     assert client.ask(method, path, **query)[0] == expected, query
-
-
-def test_parts_of_objects_and_pages_of_lists(client):
-  client.upload("a", b"abcdefghij")
-  path = "/storage/v1/b/bkt/o/a?alt=media"
-  for span, expected in (("2-4", b"cde"), ("7-", b"hij"), ("-2", b"ij")):
-    status, headers, data = client.ask(
-      "GET", path, headers={"Range": f"bytes={span}"}
-    )
-    assert (status, data) == (206, expected) and "Content-Range" in headers
-  for name in ("d/a", "d/b/c", "é"):
-    client.upload(name, b"")
-  path, found, token = "/storage/v1/b/bkt/o", [], {}
-  for _ in range(3):
-    page = client.ask("GET", path, maxResults=1, delimiter="/", **token)[2]
-    found += page.get("prefixes", [x["name"] for x in page.get("items", [])])
-    token = {"pageToken": page.get("nextPageToken")}
-  assert found == ["a", "d/", "é"] and token == {"pageToken": None}
-  page = client.ask("GET", path, delimiter="/", prefix="d/")[2]
-  assert page["prefixes"] == ["d/b/"] and page["items"][0]["name"] == "d/a"
 
 
 def test_faults_that_are_answered(client, store):

@@ -169,23 +169,6 @@ def test_a_chip_may_take_fewer_images_at_a_time(
   assert ("config.data.batch_size" in text) == (parts == 67)
 
 
-@dataclasses.dataclass(frozen=True)
-class Added(ModelConfig):
-  """A family of tokens, whose hidden layers have no `mlp_dim`."""
-
-  size: tuple = ()
-
-  def num_tokens(self, image_size):
-    return 196
-
-
-def test_a_family_without_mlp_dim_has_the_microbatch_that_is_set():
-  config, mesh = _on_chips("TPU v5 lite", "L/16", 128)
-  for model in (Added(), ModelConfig()):
-    config = dataclasses.replace(config, model=model)
-    assert microbatch.fast_microbatch(config, mesh) == 64
-
-
 @pytest.mark.parametrize(
   "kind, variant, rows, is_few",
   [
