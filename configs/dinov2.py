@@ -3,7 +3,7 @@
 DINO on class tokens, iBOT on masked patches, KoLeo; two crops of 224 px and
 eight of 96 px (98 for patches of 14). The running mean is scored and published.
 Run: vit-jax train --workdir=runs/dinov2 --config=dinov2:recipe=short
-Arguments: recipe (of RECIPES), dataset (a TFDS data set or folder:/path; the
+Arguments: recipe (of RECIPES), dataset (a TFDS data set or images:/path; the
 run has as many steps in any case), init (weights to start from), gram (weights
 of an earlier teacher, for Gram anchoring).
 - short: L/16 on ImageNet, 125,000 steps of 2,048 images, 65,536 prototypes.
