@@ -34,9 +34,10 @@ check with vit-jax benchmark --input=real.
 Result: not yet run at full length. Three epochs (cosine and all) on 20,000
 images of CIFAR-10, re-encoded as JPEG, in float32, top-1 on 5,000 others after
 each half epoch: 20.8, 26.6, 28.9, 30.5, 31.9, 32.9 %. This took 47 minutes on
-two cores of an AMD EPYC that other programs used. The publishers' top-1 on CIFAR-10: 91.38 %
-(ViT-Lite-7/4, 200 epochs of an earlier training script), 96.53 % (CCT-7/3x1,
-which has convolutions instead of patches, these 300 epochs).
+two cores of an AMD EPYC that other programs used.
+The publishers' top-1 on CIFAR-10: 91.38 % (ViT-Lite-7/4, 200 epochs of an
+earlier training script), 96.53 % (CCT-7/3x1, which has convolutions instead of
+patches, these 300 epochs).
 """
 
 from vit_jax.config import arguments, defaults, number
