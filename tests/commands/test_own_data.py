@@ -63,11 +63,6 @@ def _stopping(data, before):
   return types.SimpleNamespace(**vars(data), batches=batches)
 
 
-def _assert_same(a, b):
-  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-    np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
-
-
 @pytest.mark.nightly
 def test_arrays_train_and_resume_to_the_bit(arrays, tmp_path, capfd):
   whole = train.train_and_evaluate(_config(), str(tmp_path / "whole"), arrays)
@@ -75,7 +70,7 @@ def test_arrays_train_and_resume_to_the_bit(arrays, tmp_path, capfd):
   with pytest.raises(KeyboardInterrupt):
     train.train_and_evaluate(_config(), cut, _stopping(arrays, before=3))
   resumed = train.train_and_evaluate(_config(), cut, arrays)
-  _assert_same(whole, resumed)
+  jax.tree.map(np.testing.assert_array_equal, whole, resumed)
   err = capfd.readouterr().err
   assert "data        Arrays, given: 100 images, 10 classes\n" in err
   assert "resumes     step 2" in err
@@ -106,7 +101,8 @@ def test_a_torch_loader_feeds_the_same_rows(arrays, tmp_path, monkeypatch):
   cut = str(tmp_path / "cut")
   with pytest.raises(KeyboardInterrupt):
     train.train_and_evaluate(_config(), cut, _stopping(data, before=3))
-  _assert_same(whole, train.train_and_evaluate(_config(), cut, data))
+  resumed = train.train_and_evaluate(_config(), cut, data)
+  jax.tree.map(np.testing.assert_array_equal, whole, resumed)
 
 
 def test_processes_get_parts_of_a_batch(arrays):

@@ -23,11 +23,6 @@ from vit_jax.writers.metric_writer import is_measured, read_metrics
 DIGITS = dict(data__dataset="digits", data__shuffle_buffer=500)
 
 
-def _assert_same_bits(got, want):
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-    np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-
-
 @pytest.mark.slow
 def test_files_of_a_run(run):
   metadata = json.loads((run.workdir / "metadata.json").read_text())
@@ -104,7 +99,7 @@ def test_a_resumed_run_counts_the_costs_of_both_parts(run):
 @pytest.mark.nightly
 def test_a_run_that_was_not_stopped_has_the_same_bits_and_rows(run, tmp_path):
   state = train.train_and_evaluate(run.config(), str(tmp_path))
-  _assert_same_bits(run.state, state)
+  jax.tree.map(np.testing.assert_array_equal, run.state, state)
   rows = [
     [{k: v for k, v in r.items() if not is_measured(k)} for r in of_run]
     for of_run in map(read_metrics, (str(run.workdir), str(tmp_path)))
@@ -140,7 +135,7 @@ def test_a_finished_run_is_left_alone(run, capfd):
   metadata = json.loads((run.workdir / "metadata.json").read_text())
   assert metadata["step"] == 20
   assert metadata["accounting"]["images_seen"] == 320
-  _assert_same_bits(again.params, run.state.params)
+  jax.tree.map(np.testing.assert_array_equal, again.params, run.state.params)
   assert read_metrics(str(run.workdir)) == before
   err = capfd.readouterr().err
   assert "config.log_steps was 4, is now 5" in err
@@ -171,7 +166,7 @@ def test_resumes_to_the_bit_with_everything_on(tmp_path, monkeypatch):
       c, str(tmp_path / "cut"), callbacks=[StopAfter(19)]
     )
   resumed = train.train_and_evaluate(c, str(tmp_path / "cut"))
-  _assert_same_bits(resumed, whole)
+  jax.tree.map(np.testing.assert_array_equal, resumed, whole)
 
 
 @dataclasses.dataclass(frozen=True)

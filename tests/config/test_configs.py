@@ -17,7 +17,6 @@ import sys
 import tempfile
 
 import flax
-import jax
 import numpy as np
 import pytest
 import several
@@ -86,8 +85,7 @@ def _make_files(folder):
         (folder / name / label / f"{i}.jpg").touch()
   for name, depth in (("weights", 2), ("deep", 4)):
     model = build(tiny.config(model__depth=depth).model, 10)
-    images = jax.ShapeDtypeStruct((1, 48, 48, 3), np.float32)
-    params = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
+    params = tiny.shapes(model, (1, 48, 48, 3))
     flat = flax.traverse_util.flatten_dict(params, sep="/")
     arrays = {key: np.zeros(x.shape, x.dtype) for key, x in flat.items()}
     np.savez(folder / f"{name}.npz", **arrays)

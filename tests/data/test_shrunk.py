@@ -3,6 +3,7 @@
 import os
 import pathlib
 
+import disk
 import numpy as np
 import pytest
 from kinds import broken, encoded, good, photo, write_classes
@@ -122,12 +123,8 @@ def test_a_cache_file_without_its_end_is_made_again(tmp_path, of_user):
 
 def test_a_full_disk_keeps_no_half_files(tmp_path, of_user, monkeypatch):
   source = photos(tmp_path)
-
-  def full(*_):
-    raise OSError(28, "No space left on device")
-
   with monkeypatch.context() as patched:
-    patched.setattr(shrunk.os, "replace", full)
+    patched.setattr(shrunk.os, "replace", disk.full)
     small = shrunk.shrunk(source, SIDE, OPS)
   assert "6 of them do not fit" in small.note()
   assert not [f for f in of_user.rglob("*") if f.is_file()]
@@ -185,7 +182,6 @@ def test_evaluations_decode_a_folder_once_until_it_changes(
   assert scored(source, "decode|resize(5)")["image"].shape[1] == 5
   pathlib.Path(source.paths[0]).write_bytes(encoded(photo(9, 9), "JPEG"))
   assert (scored(source, OPS)["image"] != first["image"]).any()
-  pipeline._DECODED.clear()
   monkeypatch.setattr(pipeline, "DECODED_BYTES", first["image"].nbytes - 1)
-  again = scored(source, OPS)
-  assert scored(source, OPS)["image"] is not again["image"]
+  large = photos(tmp_path / "more")
+  assert scored(large, OPS)["image"] is not scored(large, OPS)["image"]
