@@ -30,7 +30,6 @@ from vit_jax.checkpointing import (
 from vit_jax.class_names import Head
 from vit_jax.config import HELD_OUT, Config, ConfigError, EvaluatorConfig
 from vit_jax.data import sources as sources_lib
-from vit_jax.data.pipeline import TrainingData
 from vit_jax.data.preprocessing import image_size
 from vit_jax.data.sources import Sources
 from vit_jax.eval_context import Evaluators, RunContext, labels_of
@@ -126,6 +125,8 @@ class Experiment:
     """The training data; it is prepared and shrunk now if necessary."""
     if self.given_data is not None:
       return self.given_data
+    from vit_jax.data.pipeline import TrainingData  # imports TensorFlow
+
     data = self.config.data
     source = self.sources.open(data.dataset, data.split)
     if self.is_training:

@@ -35,10 +35,6 @@ UNAVAILABLE_ERRNOS = {
 }
 
 
-class NotOnDisk(ValueError):
-  """Records are not on disk; the message says how to put them there."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Source(abc.ABC):
   """A split of a data set: records in a fixed order, numbered from 0.

@@ -1,4 +1,7 @@
-"""Opens data sets by name: "cifar10", "folder:/path", "my_lab.data:Shards"."""
+"""Opens data sets by name: "cifar10", "folder:/path", "my_lab.data:Shards".
+
+What reads them, and TensorFlow, is imported when the first one is opened.
+"""
 
 import contextlib
 import dataclasses
@@ -6,46 +9,30 @@ import io
 import statistics
 from collections.abc import Callable
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from vit_jax.data import fake as fake_lib
-from vit_jax.data import (
-  folder,
-  images,
-  listed,
-  record_source,
-  records,
-  splits,
-  subsets,
-  tfds_source,
-  unlabelled_folder,
-  vtab,
-  vtab_source,
-)
+from vit_jax.data import images, records, splits
 from vit_jax.data.data_config import RunConfig
 from vit_jax.data.dataset_info import prefix_of
-from vit_jax.data.source import NotOnDisk, Source
-from vit_jax.data.splits import SplitError
-from vit_jax.data.tf_cpu import tf
+from vit_jax.data.splits import NotOnDisk, SplitError
+from vit_jax.names import Table
 
-
-def _open_table(dataset: str, split: str, data_dir: str | None) -> Source:
-  """Opens "csv:PATH" or "parquet:PATH"; see `table_source`."""
-  from vit_jax.finetune.data import table_source  # imports pyarrow
-
-  return table_source.open_table(dataset, split, data_dir)
-
+if TYPE_CHECKING:
+  from vit_jax.data.source import Source
 
 # Prefix of a name -> function (dataset, split, data_dir) -> Source. TFDS opens
 # names without a prefix.
-OPENERS = {
-  "csv:": _open_table,
-  "parquet:": _open_table,
-  folder.PREFIX: folder.open_folder,
-  unlabelled_folder.PREFIX: unlabelled_folder.open_images,
-  vtab.PREFIX: vtab_source.open_vtab,
-}
+OPENERS = Table(
+  {
+    "csv:": "vit_jax.finetune.data.table_source:open_table",
+    "parquet:": "vit_jax.finetune.data.table_source:open_table",
+    "folder:": "vit_jax.data.folder:open_folder",
+    "images:": "vit_jax.data.unlabelled_folder:open_images",
+    "vtab:": "vit_jax.data.vtab_source:open_vtab",
+  }
+)
 
 
 def open_source(
@@ -55,7 +42,7 @@ def open_source(
   *,
   fake: bool = False,
   given: records.Given = MappingProxyType({}),
-) -> Source:
+) -> "Source":
   """Opens a split of a data set.
 
   It never downloads. A data set of TFDS must have been prepared before, except
@@ -83,6 +70,9 @@ def open_source(
       that puts them there), or features other than an image and a label (see
       `tfds_source.find_label`).
   """
+  from vit_jax.data import fake as fake_lib
+  from vit_jax.data import record_source, subsets, tfds_source
+
   base, draw = splits.parse_draw(split)
   if dataset in given or records.is_own(dataset):
     make = given.get(dataset) or records.splits_of(dataset)
@@ -129,7 +119,7 @@ class Sources:
     """Returns the sources of a run, with data sets of the program, if any."""
     return cls(config.data.data_dir, fake=config.fake_data, given=given or {})
 
-  def open(self, dataset: str, split: str) -> Source:
+  def open(self, dataset: str, split: str) -> "Source":
     """Opens a split by `open_source`; the same object for the same names."""
     key = dataset, split
     if key not in self._opened:
@@ -138,7 +128,7 @@ class Sources:
       )
     return self._opened[key]
 
-  def inspect(self, dataset: str, split: str) -> Source:
+  def inspect(self, dataset: str, split: str) -> "Source":
     """Opens a split as `open` does, but generates no embedded data set.
 
     For a data set that would be generated, it returns fake records of the same
@@ -148,6 +138,8 @@ class Sources:
     is_open = key in self._opened or self._fake or dataset in self._given
     if is_open or prefix_of(dataset) in OPENERS or records.is_own(dataset):
       return self.open(*key)
+    from vit_jax.data import tfds_source
+
     names = tfds_source.names_if_generated(dataset, self.data_dir)
     if not names:
       return self.open(*key)
@@ -168,6 +160,8 @@ class Sources:
         such as "90%". Images in a list are rounded class by class, see
         `Listed.cut`.
     """
+    from vit_jax.data.listed import Listed
+
     tests = [s for s in ("test", "val", "validation") if self._has(dataset, s)]
     if len(tests) > 1 and tests[0] == "test":
       return "train", tests[1], "test"
@@ -175,7 +169,7 @@ class Sources:
       share = f"{0.9 * float(share.removesuffix('%')):g}%"
     with contextlib.suppress(ValueError):
       train = self.inspect(dataset, "train")
-      if isinstance(train, listed.Listed):
+      if isinstance(train, Listed):
         share = train.cut(share)
     if not tests:
       return f"train[:{share}]", f"train[{share}:90%]", "train[90%:]"
@@ -222,8 +216,8 @@ class Sources:
 
 
 def shrunk(
-  source: Source, config: RunConfig, on_image: Callable[[], object]
-) -> Source:
+  source: "Source", config: RunConfig, on_image: Callable[[], object]
+) -> "Source":
   """Returns a source whose large images are shrunk; see config.data.shrink.
 
   Args:
@@ -239,7 +233,7 @@ def shrunk(
   return shrunk.shrunk(source, data.shrink, data.ops, on_image)
 
 
-def typical_side(source: Source, num_images: int = 32) -> int:
+def typical_side(source: "Source", num_images: int = 32) -> int:
   """Returns the median shorter side of the first images of a split, in pixels.
 
   Images that cannot be read are left out; 0 if none can be read.
@@ -247,7 +241,7 @@ def typical_side(source: Source, num_images: int = 32) -> int:
   sides = []
   records = source.records(0, min(num_images, source.num_examples))
   for record in records.ignore_errors():  # the run reports them
-    if record["image"].dtype != tf.string:  # not a file, but pixels
+    if record["image"].dtype != "string":  # not a file, but pixels
       sides.append(min(record["image"].shape[:2]))
       continue
     try:

@@ -30,6 +30,10 @@ class SplitError(ValueError):
   """A split that does not exist, or whose syntax is wrong."""
 
 
+class NotOnDisk(ValueError):
+  """Records are not on disk; the message says how to put them there."""
+
+
 def _error(split: str, expected: str) -> SplitError:
   return SplitError(f"got split {split!r}, expected {expected}.")
 

@@ -13,7 +13,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.data import builders, numbers, order, splits
-from vit_jax.data.source import NotOnDisk, Source
+from vit_jax.data.source import Source
 from vit_jax.data.tf_cpu import tf
 from vit_jax.data.tfds_records import (
   Piece,
@@ -253,7 +253,7 @@ def prepared(builder, dataset: str, data_dir: str | None):
   if is_prepared(builder):
     return builder
   if builder.name not in EMBEDDED:
-    raise NotOnDisk(_how_to_prepare(builder, dataset, data_dir))
+    raise splits.NotOnDisk(_how_to_prepare(builder, dataset, data_dir))
   print(
     f"Data set {dataset!r} is not in {builder.data_dir}: generating it, without"
     " a download ...",
