@@ -6,7 +6,7 @@ import pathlib
 import jax
 import numpy as np
 import pytest
-from converting import SUFFIX, assert_same
+from converting import assert_same
 
 import vit_jax
 from vit_jax.commands import convert as convert_command
@@ -92,21 +92,6 @@ def test_the_command_s_options(tmp_path, capsys, monkeypatch):
     write(src, "f", "--to=orbax", "--cls_row=true")
   write(src, "f", "--to=orbax", "--cls_row=false")
   assert not load("f").config.cls_row
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_to_compile")
-@pytest.mark.parametrize("to", ["timm", "hf"])
-def test_the_command_drops_a_head(tmp_path, capsys, to):
-  src = DATA / "vit_token_prelogits.weights.npz"
-  dst = tmp_path / ("x" + SUFFIX[to])
-  lines = main(capsys, src, dst, f"--to={to}", "--drop_head")
-  assert lines[-2].startswith("read again      largest difference of pre_logit")
-  vit = vit_jax.load(dst, verbose=False)
-  assert vit.num_classes == 0
-  assert vit.config.pre_logits == (to == "hf")
-  if to == "hf":
-    assert "transformers.ViTModel.from_pretrained" in lines[-4]
 
 
 def test_other_logits_are_an_error_and_leave_nothing(tmp_path, monkeypatch):

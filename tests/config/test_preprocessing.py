@@ -89,9 +89,3 @@ def test_what_a_run_says_of_decoding_is_in_all_its_operations():
   c.data.background = "whiet"
   with pytest.raises(ConfigError, match="config.data.background: got 'whiet'"):
     freeze(c)
-
-
-def test_operations_that_do_not_decode_stay_for_the_check_of_all_options():
-  c = defaults()
-  c.data.ops, c.data.background = "resize(8)", "white"
-  assert freeze(c).data.ops == "resize(8)"

@@ -88,16 +88,6 @@ def test_a_spare_pixel_is_where_torchvision_has_it():
     assert evaluated(image, "decode|central_crop(8)")[0, 0, 0] == spare // 2
 
 
-def test_the_longer_side_is_rounded_down():
-  image = np.zeros((30, 59, 3), np.uint8)  # 20 / 30 * 59 = 39.33; 11: 21.63
-  for size, longer in ((20, 39), (11, 21)):
-    text = f"decode|resize_small_torch({size})|pad(0)"
-    assert pixels.apply(image, text).shape == (size, longer, 3)
-    assert evaluated(image, text).shape == (size, longer, 3)
-  nearest = evaluated(image, "decode|resize_small(11)|pad(0)")
-  assert nearest.shape == (11, 22, 3)  # our own rounds to the nearest
-
-
 KINDS = {
   "4:2:0": dict(subsampling=2, quality=75),
   "4:2:2": dict(subsampling=1, quality=90),
