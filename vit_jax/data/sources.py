@@ -191,6 +191,8 @@ class Sources:
       self.inspect(dataset, split)
     except NotOnDisk:
       return False
+    except ModuleNotFoundError:  # the command says what to install
+      raise
     except Exception:  # `errors` reports it
       pass
     return True
@@ -210,6 +212,8 @@ class Sources:
       self.inspect(dataset, split)
     except SplitError as e:
       return [f"{split_key}: {e}"]
+    except ModuleNotFoundError:  # the command says what to install
+      raise
     except Exception as e:  # reported with the other errors of the config
       return [f"{dataset_key}: {e}"]
     return []

@@ -339,7 +339,7 @@ def check(
     if error := not_installed(["tensorflow"], "train"):
       errors.append(f"--input=real: {error}")
     else:
-      from vit_jax import run_checks  # imports TensorFlow
+      from vit_jax import run_checks
 
       return run_checks.setup(config, errors=errors)
   if errors := errors + planner.errors(config, jax.devices()):
