@@ -26,6 +26,13 @@ class InMemory(RunContext):
       )
 
 
+def errors(options, source, head=handmade.NO_HEAD, **out):
+  """Returns the errors of options on records, where `out` is a model's."""
+  sources = dict.fromkeys(options.SPLITS, source)
+  found = options.check("evals.e", sources, head, out)
+  return [*options.errors("evals.e"), *found]
+
+
 def evaluator(options, sources, head=0, names=None, **changes):
   """Returns the evaluator of options, see `handmade.context`."""
   context = handmade.context(options, sources, head, names, **changes)

@@ -142,16 +142,13 @@ def test_wrong_classes_are_refused(clean):
   swapped = tuple(reversed(class_names.imagenet1k()))
   of_r = {"dataset": "imagenet_r:0.2.0"}
   for options, source, words in (
-    (of_r, clean[0], ["a.classes: got 'imagenet_a'", "'imagenet_r'"]),
+    (of_r, clean[0], ["classes: got 'imagenet_a'", "'imagenet_r'"]),
     (of_r | {"classes": "imagenet_r"}, clean[0], []),
-    ({}, handmade.records([0, 1], 10), ["a.dataset: ", "10 classes"]),
-    ({}, handmade.records([0], 1000, names=swapped), ["a.dataset: ", "order"]),
+    ({}, handmade.records([0, 1], 10), ["e.dataset: ", "10 classes"]),
+    ({}, handmade.records([0], 1000, names=swapped), ["e.dataset: ", "order"]),
   ):
-    options, sources = SubsetConfig(name="a", **options), {"split": source}
-    errors = [
-      *options.errors("config.evals.a"),
-      *options.check("config.evals.a", sources, class_names.Head(1000), {}),
-    ]
+    options, head = SubsetConfig(name="a", **options), class_names.Head(1000)
+    errors = in_memory.errors(options, source, head)
     assert len(errors) == bool(words)
     assert all(word in e for e in errors for word in words)
 

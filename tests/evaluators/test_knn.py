@@ -103,15 +103,10 @@ def test_where_images_are_broken_fewer_vote():
 
 
 def test_errors_name_their_options():
-  source = handmade.records([0, 1, 0])
-  sources = {"train_split": source, "split": source}
-  out = {"pre_logits": np.zeros((1, 2))}
-
-  def errors(**options):
-    options = _options(**options)
-    found = options.check("k", sources, handmade.NO_HEAD, out)
-    return [*options.errors("k"), *found]
-
+  source, out = handmade.records([0, 1, 0]), dict(pre_logits=np.zeros((1, 2)))
+  errors = lambda **options: in_memory.errors(
+    _options(**options), source, **out
+  )
   assert not errors(ks=(3,))
   wrong = " ".join(errors(ks=(0, 4), layer="prelogits"))
   for named in ("ks: got (0, 4)", "layer: got 'prelogits'", "got 4 neighbours"):

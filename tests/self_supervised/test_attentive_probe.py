@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from evaluators import in_memory
 
 from vit_jax.evaluators.linear import is_held_out
 from vit_jax.self_supervised import attentive_probe as lib
@@ -143,23 +144,21 @@ def test_the_planner_compiles_what_runs():
 
 
 def test_errors():
-  def check(options, tokens=(1, 5, 32), num_images=10):
+  def check(tokens=(1, 5, 32), num_images=10, **options):
     source = handmade.records(np.arange(num_images) % 2)
-    sources = {"train_split": source, "split": source}
     out = {"encoded": np.broadcast_to(np.float32(0), tokens)} if tokens else {}
-    found = options.check("evals.a", sources, handmade.NO_HEAD, out)
-    return [*options.errors("evals.a"), *found]
+    return in_memory.errors(_options(**options), source, **out)
 
-  assert not check(_options())
+  assert not check()
   wrong = {"lrs": (0.1, 0.0), "weight_decay": -1.0, "steps": 0, "seed": -1}
-  errors = check(_options(**wrong))
+  errors = check(**wrong)
   for key in wrong:
-    assert any(e.startswith(f"evals.a.{key}: got ") for e in errors), key
-  (error,) = check(_options(), num_images=9)
+    assert any(e.startswith(f"evals.e.{key}: got ") for e in errors), key
+  (error,) = check(num_images=9)
   assert "train_split: got 9 images" in error
-  (error,) = check(_options(), tokens=None)
+  (error,) = check(tokens=None)
   assert "no tokens" in error
   large = (1, 10**4, 10**5)
-  (error,) = check(_options(), large)
+  (error,) = check(large)
   assert "train_ops: got None" in error and "19 GiB" in error
-  assert not check(_options(train_ops="decode|resize(4)"), large)
+  assert not check(large, train_ops="decode|resize(4)")

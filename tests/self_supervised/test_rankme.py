@@ -3,6 +3,7 @@
 import handmade
 import numpy as np
 import pytest
+from evaluators import in_memory
 
 from vit_jax.self_supervised import rankme
 from vit_jax.self_supervised.rankme import RankMeConfig
@@ -41,38 +42,27 @@ def test_nearest_is_that_of_brute_force():
 
 
 def _run(x, labels, **options):
-  options = RankMeConfig(name="r", **options)
-  evaluator = options.make(
-    handmade.context(options, handmade.records(labels, 3))
-  )
-  return evaluator, evaluator.run({"features": x})
+  source = handmade.records(labels, 3)
+  evaluator = in_memory.evaluator(RankMeConfig(name="r", **options), source)
+  return evaluator.run({"features": x})
 
 
 def test_images_without_labels_count():
   x = np.random.default_rng(0).normal(size=(30, 5)).astype(np.float32)
-  evaluator, scores = _run(x, np.full(30, -1))
-  assert scores == {
+  assert _run(x, np.full(30, -1)) == {
     "r/rankme": pytest.approx(rankme.rankme(x)),
     "r/nearest": pytest.approx(rankme.nearest(x)),
     "r/count": 30.0,
   }
-  assert evaluator.note == "handmade [test], 30 of 30 images"
   # More than max_images: some of all parts of the split.
-  _, scores = _run(x, np.arange(30) % 3, max_images=10)
+  scores = _run(x, np.arange(30) % 3, max_images=10)
   assert scores["r/count"] == 10
   assert scores["r/rankme"] == pytest.approx(rankme.rankme(x[::3]))
 
 
-def test_checks():
-  source = handmade.records([0, 1, 0])
-  out = {"pre_logits": np.zeros((1, 2))}
-  check = lambda **changes: [
-    *RankMeConfig(**changes).errors("config.evals.r"),
-    *RankMeConfig(**changes).check(
-      "config.evals.r", {"split": source}, handmade.NO_HEAD, out
-    ),
-  ]
-  assert not check()
-  errors = check(max_images=1, layer="prelogits")
-  assert "config.evals.r.max_images: got 1" in errors[0]
-  assert "config.evals.r.layer: got 'prelogits'" in errors[1]
+def test_errors():
+  source, out = handmade.records([0, 1, 0]), dict(pre_logits=np.zeros((1, 2)))
+  assert not in_memory.errors(RankMeConfig(), source, **out)
+  wrong = RankMeConfig(max_images=1, layer="prelogits")
+  first, second = in_memory.errors(wrong, source, **out)
+  assert "max_images: got 1" in first and "layer: got 'prelogits'" in second

@@ -1,7 +1,10 @@
-"""What models show of themselves: the charts, and what is left out."""
+"""Charts draw what they are given, and models what they have."""
 
 import dataclasses
+import functools
 import pathlib
+import re
+import warnings
 import xml.etree.ElementTree
 
 import matplotlib as mpl
@@ -11,29 +14,87 @@ import pytest
 import vit_jax
 from vit_jax.models.filters import Components
 from vit_jax.models.inspection import Survey
-from vit_jax.tools.reporting import model_figures
-from vit_jax.tools.reporting.charts import ChartFiles
+from vit_jax.tools.reporting import charts, model_figures, page
+from vit_jax.tools.reporting.charts import ChartFiles, Line
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 RNG = np.random.default_rng(0)
 
 
-def drawn(figure):
-  """Returns its texts, and the arrays of its images."""
-  texts = [t.get_text() for t in figure.findobj(mpl.text.Text) if t.get_text()]
-  arrays = [np.asarray(i.get_array()) for a in figure.axes for i in a.images]
-  return texts, arrays
+def _texts(figure):
+  return {t.get_text() for t in figure.findobj(mpl.text.Text)}
+
+
+def _arrays(figure):
+  return [np.asarray(i.get_array()) for a in figure.axes for i in a.images]
+
+
+def _is_drawn(draw, *args):
+  svg = charts.render(functools.partial(draw, *args))
+  tag = xml.etree.ElementTree.fromstring(svg).tag
+  return tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_a_legend_names_the_lines():
+  lines = [Line("fine_tuned $", [1, 9], [0.5, 0.75]), Line("b", [1], [0.5])]
+  assert _is_drawn(charts.accuracy, lines, 0.1)
+  texts = _texts(charts.accuracy(lines, chance=0.1))
+  assert {"fine_tuned $ 75.0%", "b 50.0%", "chance 10.0%"} <= texts
+
+
+def test_a_name_in_another_script_prints_no_warning():
+  """matplotlib warns of a character that the font lacks; `render` must not."""
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    assert _is_drawn(charts.throughput, [Line("実験一", [1], [1e-3])])
+
+
+@pytest.mark.parametrize("count", [10, 500])
+def test_what_is_not_finite_is_a_gap_with_crosses(count):
+  y = np.linspace(2.0, 1.0, count)
+  y[[count // 2, -1]] = np.nan
+  line = Line("a", range(count), y)
+  assert _is_drawn(charts.loss, [line])
+  figure = charts.loss([line], x_end=2 * count)
+  *_, curve, crosses = figure.axes[0].lines
+  assert np.isnan(curve.get_ydata()).tolist() == np.isnan(y).tolist()
+  assert 1 <= np.nanmin(curve.get_ydata()) < np.nanmax(curve.get_ydata()) <= 2
+  assert crosses.get_xdata().tolist() == [count // 2, count - 1]
+  assert figure.axes[0].get_xlim() == (0, 2 * count * 1.02)
+  assert "a not finite" in _texts(figure)
+
+
+def test_the_page_colours_a_chart():
+  """None stays as it is on a dark page; the same chart is the same file."""
+  draw = functools.partial(charts.loss, [Line("a", [1, 2], [1.0, 0.5])])
+  svg = charts.render(draw)
+  assert svg == charts.render(draw)
+  html = page.chart(svg, 'a "b"')
+  used = {"paper", "ink", "soft", "line", "curve-1"}
+  assert {*re.findall(r"var\(--([\w-]+)\)", html)} == used
+  assert all(page.COLOURS[name] in svg for name in used)
+  assert not re.search(r": #[0-9a-f]{3,8}\b", html)
+  assert html.startswith('<figure><svg role="img" aria-label="a &quot;b&quot;"')
+
+
+def test_similarity_maps_lie_as_the_patches_do():
+  # Orthogonal rows: each map is 1 at its own patch, and 0 elsewhere.
+  assert _is_drawn(charts.similarity, np.eye(6), (2, 3), "before $")
+  (mosaic,) = _arrays(charts.similarity(np.eye(6), (2, 3), "before"))[:1]
+  assert mosaic.shape == (2 * 3 - 1, 3 * 4 - 1)
+  first, last = mosaic[:2, :3], mosaic[-2:, -3:]
+  np.testing.assert_allclose(first, [[1, 0, 0], [0, 0, 0]])
+  np.testing.assert_allclose(last, [[0, 0, 0], [0, 0, 1]])
 
 
 def test_zero_is_grey_and_the_largest_value_black_or_white():
   images = np.zeros((9, 2, 2, 3), np.float32)
   images[0, 0, 0] = [0.5, -0.25, 0]
   images[8, 1, 1] = [0, 0, -2]
-  figure = model_figures.draw_filters(
-    Components(images, np.full(9, 0.1, "f")), "a $"
-  )
-  texts, (picture,) = drawn(figure)
-  assert {"a $", "9 components, 90% of the variance"} <= set(texts)
+  components = Components(images, np.full(9, 0.1, "f"))
+  figure = model_figures.draw_filters(components, "a $")
+  assert {"a $", "9 components, 90% of the variance"} <= _texts(figure)
+  (picture,) = _arrays(figure)
   assert picture.shape == (2 * 3 - 1, 7 * 3 - 1, 4)
   np.testing.assert_allclose(picture[0, 0], [1, 0.25, 0.5, 1])
   np.testing.assert_allclose(picture[0, 1], [0.5, 0.5, 0.5, 1])
@@ -47,7 +108,7 @@ def test_heads_lie_by_layer_and_each_has_its_own_scale():
   weights[0, 1] /= 100
   image = RNG.integers(0, 256, (8, 10, 3), np.uint8)
   figure = model_figures.draw_heads(weights, (3, 1), image, "a")
-  _, (above, picture) = drawn(figure)
+  above, picture = _arrays(figure)
   np.testing.assert_array_equal(above, image)
   assert picture.shape == (3 * 5 - 1, 2 * 6 - 1)
   first = weights[0, 1] / weights[0, 1].max()
