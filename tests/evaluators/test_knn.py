@@ -104,10 +104,8 @@ def test_where_images_are_broken_fewer_vote():
 
 def test_errors_name_their_options():
   source, out = handmade.records([0, 1, 0]), dict(pre_logits=np.zeros((1, 2)))
-  errors = lambda **options: in_memory.errors(
-    _options(**options), source, **out
-  )
-  assert not errors(ks=(3,))
-  wrong = " ".join(errors(ks=(0, 4), layer="prelogits"))
+  assert not in_memory.errors(_options(ks=(3,)), source, **out)
+  wrong = _options(ks=(0, 4), layer="prelogits")
+  wrong = " ".join(in_memory.errors(wrong, source, **out))
   for named in ("ks: got (0, 4)", "layer: got 'prelogits'", "got 4 neighbours"):
     assert named in wrong

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny
 import torch_libraries
+from evaluators import in_memory
 from jax.experimental import multihost_utils
 from PIL import Image
 
@@ -252,36 +253,31 @@ def test_coloured_shapes_are_found(shapes, model, monkeypatch):
   assert again != scores
 
 
-def _errors(options, **out):
-  sources = {"split": _source(options)}
-  yield from options.errors("evals.s")
-  yield from options.check("evals.s", sources, class_names.Head(0), out)
-
-
 def test_what_cannot_be_scored_is_one_sentence(shapes, tmp_path):
-  encoded = {"encoded": None}
-  options = _options(shapes)
-  assert not [*_errors(options, **encoded)]
+  def errors(root=shapes, out=("encoded",), **changes):
+    options = _options(root, **changes)
+    out = dict.fromkeys(out)
+    return in_memory.errors(options, _source(options), **out)
+
+  assert not errors()
   for changes, words in (
     ({"masks": ""}, "masks: got none"),
     ({"classes": 1}, "classes: got 1"),
     ({"ops": "decode|resize(40)|central_crop(32)"}, "whole images"),
     ({"dataset": "digits", "split": "test"}, "images:/path"),
     ({"dataset": f"images:{shapes}/images/dev"}, "folder 'train'"),
+    ({"out": ()}, "without tokens"),
   ):
-    errors = [*_errors(dataclasses.replace(options, **changes), **encoded)]
-    assert any(words in error for error in errors), errors
-  (error,) = _errors(options)
-  assert "without tokens" in error
+    assert any(words in error for error in errors(**changes)), words
   shutil.copytree(shapes, tmp_path / "copy")
   (tmp_path / "copy/masks/dev/2.png").unlink()
-  (error,) = _errors(_options(tmp_path / "copy"), **encoded)
+  (error,) = errors(tmp_path / "copy")
   assert "1 of 30" in error and "dev/2.png" in error
-  (error,) = _options(shapes, blocks=3).model_errors("s", tiny.config().model)
-  assert "1 to 2" in error
-  pooled = tiny.config(model__name="modern", model__final_norm="pooled").model
-  (error,) = _options(shapes, blocks=2).model_errors("s", pooled)
-  assert "final norm" in error
+  pooled = dict(model__name="modern", model__final_norm="pooled")
+  for blocks, model, words in ((3, {}, "1 to 2"), (2, pooled, "final norm")):
+    model = tiny.config(**model).model
+    (error,) = _options(shapes, blocks=blocks).model_errors("s", model)
+    assert words in error
 
 
 def _saved(path, array, **options):
