@@ -253,33 +253,19 @@ def test_a_batch_is_dispatched_before_the_one_before_is_fetched():
   assert not [*forward(fn, {}, [])]
 
 
-def test_images_without_a_label_are_neither_learned_from_nor_scored():
-  """TFDS gives images of unlabelled splits the label -1."""
-  table = RNG.normal(size=(8, 5)).astype(np.float32)
-  train, test = np.array([0, 1, -1, 1, 0, -1]), np.array([-1, 1, 0, -1])
-  evaluator = _fewshot(train, test, shots=(1, 0), seeds=(0,))
-  scores = evaluator.run({"features": table})
-  assert evaluator.answers.index.tolist() == [1, 2]
-  assert scores["f/1shot"] in (0.0, 0.5, 1.0)  # of two images
-  fits = ridge.fit(table[[0, 1, 3, 4]], np.array([0, 1, 1, 0]), 2, [1.0])
-  want = ridge.accuracy(fits[0], table[[1, 2]], np.array([1, 0]))
-  assert scores["f/all"] == want
-
-
-@pytest.mark.parametrize("missing", [0, 2])
-def test_a_class_without_an_image_is_refused_also_the_last(missing):
+def test_a_class_without_an_image_is_refused_also_the_last():
   options = _fewshot(shots=(1,), seeds=(0,))
   sources = {
-    "train_split": handmade.records([*{0, 1, 2} - {missing}], 3),
+    "train_split": handmade.records([0, 1], 3),
     "split": handmade.records([0, 1, 2]),
   }
   (error,) = options.check(
     "f", sources, handmade.NO_HEAD, {"pre_logits": np.zeros((1, 2))}
   )
-  assert "f.shots: " in error and f"class {missing} has 0" in error
+  assert "f.shots: " in error and "class 2 has 0" in error
   # Of files whose labels are read when they are needed, then.
   evaluator = in_memory.evaluator(options, sources)
-  with pytest.raises(DataError, match=rf"f\.shots: .*class {missing} has 0"):
+  with pytest.raises(DataError, match=r"f\.shots: .*class 2 has 0"):
     evaluator.gather({"features": np.zeros((3, 2), np.float32)})
 
 

@@ -92,16 +92,6 @@ def test_accuracies_of_a_data_set():
   assert "learns from [train] (120 images, 5 classes)" in evaluator.note
 
 
-def test_where_images_are_broken_fewer_vote():
-  """Fewer than the largest k."""
-  x, labels = _clusters(6)
-  evaluator = _evaluator(_options(ks=(6, 1)), [*labels[:4], -1, -1], labels[:4])
-  scores = evaluator.run({"features": x})
-  similarity, classes = _brute(x[:4], labels[:4], x[:4])
-  votes = knn.vote(similarity, classes, 5)
-  assert scores == {"k/6nn": np.mean(votes == labels[:4]), "k/1nn": 1.0}
-
-
 def test_errors_name_their_options():
   source, out = handmade.records([0, 1, 0]), dict(pre_logits=np.zeros((1, 2)))
   assert not in_memory.errors(_options(ks=(3,)), source, **out)

@@ -7,10 +7,11 @@ import shutil
 
 import jax.numpy as jnp
 import pytest
+from fake_runs import write
 
 from vit_jax.checkpointing.checkpointer import Checkpointer
 from vit_jax.commands import diff
-from vit_jax.config import CheckpointConfig, Config, OptimConfig, to_dict
+from vit_jax.config import CheckpointConfig, Config, OptimConfig
 from vit_jax.step import TrainState
 
 METADATA = {
@@ -22,10 +23,6 @@ METADATA = {
 
 def _write(folder, lr, moved=0.0):
   """A run of four steps, whose updates differ by `moved`."""
-  folder.mkdir()
-  config = to_dict(Config(total_steps=4, optim=OptimConfig(lr=lr)))
-  (folder / "config.json").write_text(json.dumps(config))
-  (folder / "metadata.json").write_text(json.dumps(METADATA))
   rows = [
     {
       "step": step,
@@ -36,8 +33,8 @@ def _write(folder, lr, moved=0.0):
     }
     for step in (1, 2, 3, 4)
   ]
-  text = "".join(json.dumps(row) + "\n" for row in rows)
-  (folder / "metrics.jsonl").write_text(text)
+  config = Config(total_steps=4, optim=OptimConfig(lr=lr))
+  write(folder, rows, config, METADATA)
   checkpointer = Checkpointer(str(folder), CheckpointConfig(keep_last=9))
   params = {
     "embedding": {"bias": jnp.zeros(32)},
