@@ -5,12 +5,12 @@ import json
 
 import numpy as np
 import pytest
-from fake_runs import Page, write
+from fake_runs import Drawn, Page, write
 
 from vit_jax.config import Config
 from vit_jax.evaluators.per_class import PerClassConfig
 from vit_jax.finetune.results import ProbeOutcome, Trial, Trials
-from vit_jax.tools.reporting import per_class, report, runs
+from vit_jax.tools.reporting import per_class, regression, report, runs
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 CLASSES = {
@@ -134,5 +134,9 @@ def test_numbers_have_charts_of_their_values_and_their_errors(tmp_path):
     assert f"error {name}: discs" in page.charts
   assert "area 11, x 2" in "".join(page.text)
   assert "accuracy of discs" not in text and "predictions.npz" not in text
+  drawn = Drawn()
+  regression.section(runs.find_runs(folder), drawn)
+  points = drawn.axes["numbers_discs_x"].lines[1].get_xydata().tolist()
+  assert points == [[1, 2], [2, 3], [3, 4]]
   # R2 is no share.
   assert page.tiles[0][0] == "-0.125" and "labels.csv val" in text
