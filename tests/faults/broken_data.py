@@ -2,12 +2,8 @@
 
 import os
 import pathlib
-import re
 import subprocess
 import sys
-import time
-
-import numpy as np
 
 from faults import runs
 from faults.trial import trial
@@ -55,84 +51,6 @@ def bombs(folder: pathlib.Path, seed: int) -> str:
     f" {side:,} pixels, the most allowed, progressive and turned: {a_pixel:.1f}"
     " bytes a pixel"
   )
-
-
-@trial(
-  "Broken files are named, counted in the metrics, also in a run that was"
-  " killed, and limited, in training and evaluators.",
-  seconds=90,
-)
-def counted(folder: pathlib.Path, seed: int) -> str:
-  """A run with broken files, whole and killed; and too many of them."""
-  from vit_jax.data import pipeline, sources
-
-  rng = np.random.default_rng(seed)
-  options = _digits(folder / "images", rng, broken=9)
-  config = runs.write_config(folder, steps=30)
-  runs.whole(config, folder / "want", options)
-  started = runs.start(config, folder / "killed", options)
-  step = folder / "killed" / "checkpoints" / "14"
-  end = time.monotonic() + 300
-  while not step.exists() and started[0].poll() is None:
-    assert time.monotonic() < end, "no checkpoint in 300 s"
-    time.sleep(0.1)
-  runs.kill(started)
-  runs.whole(config, folder / "killed", options)
-  runs.assert_same(folder / "killed", folder / "want")
-  source = sources.open_source(f"folder:{folder}/images", "train")
-  batches = pipeline.train_batches(
-    source, "decode|resize(20)|random_crop(16)", batch_size=24, seed=0
-  )
-  masked = np.cumsum([(~next(batches)["mask"]).sum() for _ in range(30)])
-  counts = {
-    row["step"]: row["train/undecodable"]
-    for row in runs.rows(folder / "want")
-    if "train/loss" in row
-  }
-  for step, count in counts.items():
-    assert count == masked[step - 1], f"step {step}: {count}"
-  output = (folder / "want.0.log").read_text()
-  named = set(re.findall(r"Cannot use (\S+): got no bytes", output))
-  assert named == {source.record_name(i) for i in source.undecodable}, named
-  for split in ("train", "val"):
-    options = _digits(folder / split, rng, broken=11, of=split)
-    (process,) = runs.start(config, folder / f"much_{split}", options)
-    (code,) = runs.finish([process], 300)
-    output = runs.output(folder / f"much_{split}")
-    assert code == 1 and "expected at most 10 (1%, or ten)" in output, output
-  return (
-    f"{len(named)} broken files of {source.num_examples}, met"
-    f" {int(masked[-1])} times in 30 steps: named, and counted alike in a run"
-    " that was killed; with 11, training and evaluator end with an error"
-  )
-
-
-def _digits(root, rng, broken: int, of: str = "train") -> list[str]:
-  """Writes scikit-learn's digits, of which some of a split are empty.
-
-  Returns:
-    The options that make a small run read them.
-  """
-  from PIL import Image
-  from sklearn.datasets import load_digits
-
-  from vit_jax.data import sources
-
-  digits = load_digits()
-  for i in range(600):
-    path = root / str(digits.target[i]) / f"{i}.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = (digits.images[i] * 15.9).astype(np.uint8)
-    Image.fromarray(pixels).resize((24, 24)).save(path)
-  source = sources.open_source(f"folder:{root}", of)
-  for i in rng.choice(source.num_examples, broken, replace=False):
-    pathlib.Path(source.paths[i]).write_bytes(b"")
-  return [
-    f"--config.data.dataset=folder:{root}",
-    "--config.evals.test.split=val",
-    "--config.evals.few.split=val",
-    "--config.evals.few.train_split=train",
-  ]
 
 
 def _write(root: pathlib.Path, files: dict[str, bytes]) -> None:
