@@ -50,6 +50,7 @@ ARGUMENTS = {
   **{"init": "", "model": "", "res": "", "budget": "5m"},
 }
 TABLES = {".csv": "csv:", ".tsv": "csv:", ".parquet": "parquet:"}
+PREFIXES = ("folder:", "csv:", "parquet:")
 
 
 def get_config(arg: str = ""):
@@ -181,7 +182,9 @@ def _dataset(args: dict[str, str]) -> str:
     raise ValueError("got no path, expected path=/path/to/images.")
   where = os.path.expanduser(path)
   prefix = TABLES.get(os.path.splitext(path)[1].lower(), "")
-  if os.path.isdir(where):
+  if stated := next((p for p in PREFIXES if path.startswith(p)), None):
+    prefix, path = stated, path.removeprefix(stated)
+  elif os.path.isdir(where):
     has_parquet = glob.glob(f"{glob.escape(where)}/*.parquet")
     has_parquet += glob.glob(f"{glob.escape(where)}/*/*.parquet")
     prefix = "parquet:" if has_parquet else "folder:"

@@ -367,6 +367,7 @@ folder:init=weights.npz              | path=/path/to/images
 folder:path=nothing                  | TFDS
 folder:path=nothing.csv              | nothing.csv: got no file
 folder:path=images,labels=a          | labels: got 'a'
+folder:path=csv:none.csv,labels=a    | /none.csv: got no file
 folder:path=images,init=none.npz     | init: got 'none.npz'
 folder:path=images,init=weights.npz,model=S/16 | model: got S/16
 study:init=runs/x                    | init with task=glyphs

@@ -217,7 +217,7 @@ def _write_timm(vit: Pretrained, params, target: epath.Path) -> list[str]:
   else:
     text = "".join(f", {k}={v!r}" for k, v in kwargs.items())
     call = f"timm.create_model({name!r}, checkpoint_path={str(target)!r}{text})"
-  return [call, *timm_names.differences(vit.config)]
+  return [call, HALF, *timm_names.differences(vit.config)]
 
 
 def _of_hf(vit: Pretrained, params) -> tuple[dict[str, Any], dict[str, Any]]:
