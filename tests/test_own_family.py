@@ -17,7 +17,6 @@ from vit_jax import optim_checks, param_groups, sharding, weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import ConfigError, to_dict
 from vit_jax.evaluators.features import joined, tokens_error
-from vit_jax.families import FAMILIES
 from vit_jax.finetune import lora
 from vit_jax.models import inspection
 from vit_jax.models.resample import resample_posemb
@@ -35,12 +34,6 @@ FINE_TUNING = {
 }
 
 
-@pytest.fixture(autouse=True)
-def known(monkeypatch):
-  for cls in (Own, Plain):
-    monkeypatch.setitem(FAMILIES, cls.name, cls)
-
-
 def config_of(model, **changes):
   options = dict(model__width=None, model__depth=None, optim__lr=1e-3)
   c = tiny.config(num_classes=tiny.NUM_CLASSES, **options, **changes)
@@ -51,18 +44,16 @@ def config_of(model, **changes):
 def run(tmp_path_factory):
   """A checkpoint for images of 16 pixels, whose grid is 2 x 2."""
   folder = str(tmp_path_factory.mktemp("own") / "run")
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setitem(FAMILIES, Own.name, Own)
-    config = config_of(Own())
-    about = dict(
-      config=to_dict(config),
-      image_size=[16, 16],
-      grid=[2, 2],
-      num_classes=tiny.NUM_CLASSES,
-      has_cls_row=True,
-    )
-    params = drawn(tiny.Parts(config, ONE).shapes.params)
-    checkpointer.write_params(folder, params, about)
+  config = config_of(Own())
+  about = dict(
+    config=to_dict(config),
+    image_size=[16, 16],
+    grid=[2, 2],
+    num_classes=tiny.NUM_CLASSES,
+    has_cls_row=True,
+  )
+  params = drawn(tiny.Parts(config, ONE).shapes.params)
+  checkpointer.write_params(folder, params, about)
   return folder
 
 
