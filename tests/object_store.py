@@ -22,7 +22,6 @@ import base64
 import collections
 import contextlib
 import dataclasses
-import email
 import fcntl
 import functools
 import hashlib
@@ -48,6 +47,7 @@ import urllib.parse
 HOSTS = ("storage.googleapis.com", "www.googleapis.com")
 HTTPS, HTTP = 443, 8080  # ports in the namespace
 _PIECE = 2**16  # bytes of an answer that are sent at a time
+_TYPE = "application/octet-stream"  # of every object
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,6 @@ class Object:
   data: bytes
   generation: int
   time: float
-  content_type: str = "application/octet-stream"
 
   @functools.cached_property
   def _md5(self) -> str:
@@ -74,7 +73,7 @@ class Object:
       "size": str(len(self.data)),
       "generation": str(self.generation),
       "metageneration": "1",
-      "contentType": self.content_type,
+      "contentType": _TYPE,
       "md5Hash": self._md5,
       "timeCreated": at,
       "updated": at,
@@ -226,16 +225,12 @@ class Store:
       self.log = []
     return Answer("admin", body={})
 
-  def _put(self, bucket, name, data, query, content_type=None) -> dict:
+  def _put(self, bucket, name, data, query) -> dict:
     objects = self.buckets[bucket]
     _check(query, objects.get(name))
     now = time.time()  # generations grow, as Google's do
     self._last_generation = max(self._last_generation + 1, int(now * 1e6))
     objects[name] = Object(bytes(data), self._last_generation, now)
-    if content_type:
-      objects[name] = dataclasses.replace(
-        objects[name], content_type=content_type
-      )
     return objects[name].resource(bucket, name)
 
   def _get(self, bucket: str, name: str, query: dict, prefix="if") -> Object:
@@ -271,7 +266,7 @@ class Store:
       answer.headers["Content-Range"] = f"bytes {first}-{last}/{size}"
     answer.body = found.data[first : last + 1]
     answer.headers |= {
-      "Content-Type": found.content_type,
+      "Content-Type": _TYPE,
       "x-goog-generation": str(found.generation),
       "x-goog-metageneration": "1",
       "x-goog-stored-content-length": str(size),
@@ -312,7 +307,7 @@ class Store:
     found = self._get(bucket, name, query, "ifSource")
     if to[0] not in self.buckets:
       raise Refused(404, f"the bucket {to[0]} does not exist")
-    resource = self._put(*to, found.data, query, found.content_type)
+    resource = self._put(*to, found.data, query)
     size = str(len(found.data))
     answer.body = {
       "kind": "storage#rewriteResponse",
@@ -323,25 +318,11 @@ class Store:
     }
 
   def _upload(self, answer, bucket, name, query, headers, body):
-    content_type = headers.get("Content-Type", "")
-    if query.get("uploadType") == "multipart":
-      # Two parts, JSON and data: ended by the boundary, which starts a line.
-      boundary = email.message_from_string(f"Content-Type: {content_type}\n\n")
-      boundary = b"--" + boundary.get_boundary().encode()
-      body = b"\r\n" + body if not body.startswith(b"\r\n") else body
-      _, description, media, *_ = body.split(b"\r\n" + boundary)
-      description = description.split(b"\r\n\r\n", 1)[1]
-      head, body = media.split(b"\r\n\r\n", 1)
-      description = json.loads(description)
-      name = name or description["name"]
-      content_type = description.get("contentType")
-      answer.name = f"{bucket}/{name}"
-    answer.body = self._put(bucket, name, body, query, content_type)
+    if query.get("uploadType") != "media":
+      raise Refused(400, "this store knows no uploads in parts of one body")
+    answer.body = self._put(bucket, name, body, query)
 
   def _upload_start(self, answer, bucket, name, query, headers, body):
-    about = json.loads(body) if body else {}
-    name = name or about["name"]
-    answer.name = f"{bucket}/{name}"
     _check(query, self.buckets[bucket].get(name))
     number = str(len(self._uploads))
     self._uploads[number] = (bucket, name, query, {}, bytearray())
