@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -87,3 +88,16 @@ def program(code: str, *arguments: str, **variables: str) -> Iterator:
   finally:
     process.kill()
     process.communicate()
+
+
+def copied(folder: pathlib.Path, *names: str) -> pathlib.Path:
+  """Copies files and folders of the checkout, by default what is packed."""
+  packed = "vit_jax configs pyproject.toml setup.py README.md LICENSE"
+  for name in names or packed.split():
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    if (ROOT / name).is_dir():
+      ignored = shutil.ignore_patterns("__pycache__")
+      shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    else:
+      shutil.copy(ROOT / name, folder / name)
+  return folder

@@ -12,9 +12,6 @@ import sys
 import pytest
 import several
 
-ROOT = pathlib.Path(__file__).parents[1]
-COPIED = ("vit_jax", "configs", "tests/adding", "tests/data")
-
 
 def apply_diff(folder: pathlib.Path, text: str) -> None:
   """Inserts the lines with "+" into the files, beside those that are there.
@@ -37,12 +34,7 @@ def apply_diff(folder: pathlib.Path, text: str) -> None:
 
 @pytest.mark.nightly  # it takes a minute, and hardly changes
 def test_a_format_is_added(tmp_path):
-  for folder in COPIED:
-    shutil.copytree(
-      ROOT / folder,
-      tmp_path / folder,
-      ignore=shutil.ignore_patterns("__pycache__"),
-    )
+  several.copied(tmp_path, "vit_jax", "configs", "tests/adding", "tests/data")
   example = tmp_path / "tests/adding/format"
   shutil.copytree(example / "vit_jax", tmp_path / "vit_jax", dirs_exist_ok=True)
   apply_diff(tmp_path, (example / "change.diff").read_text())

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import address
 import numpy as np
 import pytest
+import several
 from PIL import Image
 
 nbformat = pytest.importorskip("nbformat")
@@ -59,13 +60,7 @@ def bare(tmp_path_factory):
   spec.parent.mkdir(parents=True)
   spec.write_text(json.dumps(kernel))
 
-  repository = folder / "repository"
-  repository.mkdir()
-  for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-    shutil.copy(ROOT / name, repository)
-  for name in ("vit_jax", "configs"):
-    unwanted = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / name, repository / name, ignore=unwanted)
+  repository = several.copied(folder / "repository")
   git = ["git", "-C", str(repository)]
   name = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
   for command in (["init", "-q"], ["add", "-A"], [*name, "commit", "-qmx"]):

@@ -5,20 +5,18 @@ import importlib.metadata
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
 
 import pytest
+import several
 
 import vit_jax
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = METADATA["project"]
-SOURCES = ("vit_jax", "configs", "pyproject.toml", "setup.py")
-SOURCES += ("README.md", "LICENSE")
 
 
 def test_requirements_are_those_of_training():
@@ -51,15 +49,7 @@ def test_a_type_checker_sees_the_public_names():
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
   """A copy of what is packed, in a folder with the name of a clone."""
-  sources = tmp_path_factory.mktemp("build") / "vit_jax"
-  sources.mkdir()
-  ignored = shutil.ignore_patterns("__pycache__")
-  for name in SOURCES:
-    if (ROOT / name).is_dir():
-      shutil.copytree(ROOT / name, sources / name, ignore=ignored)
-    else:
-      shutil.copy(ROOT / name, sources)
-  return sources
+  return several.copied(tmp_path_factory.mktemp("build") / "vit_jax")
 
 
 def _output(command, **options):
