@@ -67,6 +67,11 @@ def randomise(module, seed=0):
     leaf.data = torch.from_numpy(np.asarray(x, np.float32)).to(leaf.dtype)
 
 
+def state(module):
+  """Returns a torch module's arrays, lazily, as a file would."""
+  return {k: lazy(v.detach().numpy()) for k, v in module.state_dict().items()}
+
+
 def image(image_size, seed=1):
   rng = np.random.default_rng(seed)
   return rng.uniform(-1, 1, (1, *image_size, 3)).astype(np.float32)
@@ -86,6 +91,20 @@ def translate(of, arrays, num_heads=None, config=None, **options):
   options = options | ({"num_heads": num_heads} if num_heads else {})
   file = StateDict(epath.Path("x"), lazily, {}, config or {}, options)
   return series.translate(of, file)[:3]
+
+
+def our_logits(model, num_classes, params, images, key="logits"):
+  """Applies our model, in the type that the model states."""
+  with jax.enable_x64(model.dtype == "float64"):
+    params = {k: np.asarray(v, model.dtype) for k, v in params.items()}
+    got = {k: v.shape for k, v in params.items()}
+    assert got == shapes(model, num_classes, images.shape[1:3])
+    params = flax.traverse_util.unflatten_dict(params, sep="/")
+    module = models.build(model, num_classes)
+    _, out = jax.jit(module.apply)(
+      {"params": params}, np.asarray(images, model.dtype)
+    )
+    return np.asarray(out[key])
 
 
 def torch_logits(module, images, dtype):

@@ -8,6 +8,7 @@ from weight_files import hf_folder
 from vit_jax import weights
 from vit_jax.data.preprocessing import image_size
 from vit_jax.weights import normalisation
+from vit_jax.weights.weights_file import Pixels
 from vit_jax.zoo.files import hf_preprocessing
 
 PILLOW = "decode(dct='accurate')|"  # what follows is Pillow's, too
@@ -110,6 +111,20 @@ def test_the_operations_of_a_preprocessor(tmp_path, name, about, ops):
   assert is_clip == name.startswith("CLIP")
   if ops:
     assert image_size(result.ops) == (32, 32)
+
+
+@pytest.mark.parametrize(
+  "about, mean, std",
+  [
+    ({"rescale_factor": 1 / 127.5, "rescale_offset": True}, 0.75, 0.03125),
+    ({"include_top": False}, 0.5, 0.25),
+  ],
+)
+def test_the_processor_of_efficientnet(about, mean, std):
+  about = {"image_processor_type": "EfficientNetImageProcessor", **about}
+  about = hf_preprocessing.complete(ALL | {"image_std": [0.25] * 3} | about)
+  got = hf_preprocessing.pixels(about)
+  assert got == Pixels(pytest.approx((mean,) * 3), pytest.approx((std,) * 3))
 
 
 WIDE = {"height": 24, "width": 32}

@@ -12,7 +12,8 @@ import weights_table
 # All sums are float32 in other orders: the largest error seen is 1e-6 of the
 # largest value.
 TOLERANCE = 1e-5
-# Of ResNets with random weights 4e-5, and less than 5e-6 in float64.
+# Of ResNets with random weights 4e-5, and less than 5e-6 in float64: see
+# test_timm_names.py.
 OF_RESNETS = 1e-4
 # The library of the row that `.ci/run` has of each family. The other rows take
 # the same path with other names.

@@ -86,6 +86,32 @@ def test_heads_of_known_sizes(size, heads):
   assert timm_names.known_heads(size[0], size[1] + 1, size[2])[1]
 
 
+SMALL = dict(width=24, depth=2, mlp_dim=48, num_heads=3)
+# Name in timm -> our model, arguments in timm.
+RESNETS = {
+  "vit_base_r50_s16_224": (
+    dict(SMALL, variant="R50+B/16", **AS_TIMM),
+    dict(embed_dim=24, depth=2, num_heads=3, mlp_ratio=2.0, img_size=64)
+    | dict(act_layer="gelu_tanh"),
+  ),
+  "resnetv2_50x1_bit": (dict(name="bit", variant="R50x1", **AS_TIMM), {}),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", RESNETS)
+def test_resnets_differ_by_rounding_alone(name):
+  fields, kwargs = RESNETS[name]
+  theirs = timm.create_model(name, num_classes=11, **kwargs)
+  foreign.randomise(theirs)
+  params, *_ = foreign.translate(weights.SERIES, foreign.state(theirs), 3)
+  images = foreign.image((64, 64))
+  model = model_config(**fields, dtype="float64")
+  ours = foreign.our_logits(model, 11, params, images)
+  expected = foreign.torch_logits(theirs, images, "float64")
+  assert foreign.error(ours, expected) < 5e-6
+
+
 def _without_memory(name, **kwargs):
   import torch
 
