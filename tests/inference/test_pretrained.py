@@ -188,7 +188,9 @@ WRONG = [
   ),
   ("vit_linen_names", {"posemb": "learn", "root_pad": "zero"}, "root_pad"),
   ("vit_linen_names", {"num_classes": -1}, "num_classes", "-1"),
+  ("vit_linen_names", {"image_size": (32, -32)}, "image_size", "(32, -32)"),
   ("vit_linen_names", {"image_size": 33}, "image_size", "33 x 33", "side 8"),
+  ("vit_linen_names", {"background": "no"}, "background", "'no'"),
   ("vit_linen_names", {"posemb_filter": "bicubik"}, "posemb_f", "'bicubic'"),
   ("vit_linen_names", {"pool": "gap"}, "in the weights of"),
   ("vit_linen_names", {"loss": "sigmoids"}, "loss", "sigmoid, bce"),
@@ -342,9 +344,13 @@ def test_features_are_the_layers_of_a_call(vit):
   tokens = vit.forward_features(pixels)
   assert tokens.shape == (17, 17, 48)
   np.testing.assert_allclose(tokens, out["encoded"], atol=1e-5)
-  for layer in ("norm", "encoded/x"):
-    with pytest.raises(ValueError, match=f"'{layer}', expected .*encoded"):
-      vit.features(pixels, layer)
+
+
+@pytest.mark.parametrize("layer", ["norm", "encoded/x"])
+def test_an_unknown_layer_is_refused(vit, layer):
+  images = np.zeros((1, 32, 32, 3), np.float32)
+  with pytest.raises(ValueError, match=f"'{layer}', expected .*encoded"):
+    vit.features(images, layer)
 
 
 class Tensor:

@@ -156,6 +156,17 @@ def test_chunks_give_the_numbers_of_the_whole(
   )
 
 
+def test_only_in_a_step_on_such_a_chip(monkeypatch):
+  """Elsewhere images may be spread over devices, or their number be unknown."""
+  fn, variables = block(False)
+  count = lambda fn: num_products(fn, variables, TOKENS, drawn())
+  whole = count(fn)
+  assert count(tiny.in_step(fn)) == whole
+  monkeypatch.setitem(CHOICES, "cpu", Choices(max_scores=1))
+  assert count(tiny.in_step(fn)) > 3 * whole  # each of six images
+  assert count(fn) == whole
+
+
 @pytest.mark.slow
 def test_outside_of_a_step_it_differentiates_forwards_and_twice():
   module = MultiHeadDotProductAttention(2)

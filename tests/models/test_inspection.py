@@ -297,6 +297,15 @@ def test_a_survey_is_distances_and_maps():
   np.testing.assert_array_equal(rows.reshape(2, 2, 2, 6), weights[..., 3, :])
 
 
+@pytest.mark.parametrize(
+  "variant, side, rows",
+  [("B/16", 224, 16), ("B/16", 384, 12), ("H/14", 518, 1)],
+)
+def test_fewer_images_at_once_of_more_tokens(variant, side, rows):
+  config = model_config(variant=variant)
+  assert inspection.batch_size(config, (side, side)) == rows
+
+
 # Positions.
 
 

@@ -561,6 +561,8 @@ def test_rescaling_is_of_training_alone():
     (dict(gelu="quick", pool="map"), "gelu"),
     (dict(pre_logits=True, pool="token_gap"), "pre_logits"),
     (dict(layer_scale=0.0), "layer_scale"),
+    (dict(registers=-1), "registers"),
+    (dict(projection=0), "projection"),
   ],
 )
 def test_options_that_do_not_fit(parts, option):

@@ -88,6 +88,7 @@ MIXED = {
   "branch": lambda w, b: jax.lax.cond(
     b["x"].sum() > 0, lambda: b["y"].sum(), lambda: 0.0
   ),
+  "one_count": lambda w, b: (b["x"].sum(), 1.0),
   "rows": lambda w, b: (b["x"].sum(1), 1.0 * b["mask"]),
 }
 

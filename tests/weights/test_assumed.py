@@ -95,6 +95,9 @@ def test_every_file_that_states_no_pixels_says_so(tmp_path):
     assert normalisation.UNSTATED not in stated.notes
     assert "mean [0.485, 0.456, 0.406]" in " ".join(stated.notes)
   assert_same(read(bare), our_params())  # it gets what it was trained on
+  unknown = {"image_processor_type": "PvtImageProcessor", "size": 32}
+  hf_folder(tmp_path / "hf", about=unknown)
+  assert normalisation.UNSTATED in read(folder).notes
   hf_folder(tmp_path / "hf")
   assert normalisation.UNSTATED not in read(folder).notes
   # Google's files have images in [-1, 1].
@@ -167,6 +170,18 @@ def test_the_images_of_a_series(tmp_path, options, name, pixels, ops):
   expected = model_config(**MODERN | dict(gelu="erf") | options)
   layer_scale = expected.layer_scale
   assert dataclasses.replace(got, layer_scale=layer_scale) == expected
+
+
+def test_a_series_whose_grid_only_the_images_state(tmp_path):
+  model = model_config(**SCALED, cls_row=False)
+  params = our_params((16, 48), 3, model)
+  path = timm_file(tmp_path, model=model, params=params)
+  result = read(path, cls_row=False)
+  assert result.pixels == normalisation.NAMED["imagenet"]
+  assert result.ops is None and "DeiT III's are assumed" in result.notes[0]
+  options = dict(cls_row=False, verbose=False, **HEADS)
+  vit = vit_jax.load(path, image_size=(16, 48), **options)
+  assert (vit.image_size, vit.report.resized) == ((16, 48), {})
 
 
 def test_mae_s_table_begins_with_zeros(tmp_path):

@@ -66,6 +66,22 @@ def tree(**more):
   return lambda folder: orbax(folder / "tree", nested(our_params()) | more)
 
 
+def unknown(suffix):
+  """A file, or a tree, of arrays of another kind of network."""
+
+  def write(folder):
+    path, arrays = folder / f"x{suffix}", {"conv1": ones(7, 7, 3, 64)}
+    if suffix == ".npz":
+      np.savez(path, **arrays)
+    elif suffix:
+      weight_files.write(path, arrays)
+    else:
+      orbax(path, arrays)
+    return path
+
+  return write
+
+
 def of_hf(changes=None, about=None, **config):
   return lambda folder: hf_folder(
     folder / "m", changes=changes, about=about, **config
@@ -97,7 +113,11 @@ ARRAYS = [
   row(npz(head__bias=np.full(11, np.inf, "f")), "x.npz", "head/bias", "NaN"),
   row(npz(head__bias=None), "head/bias", "fit together"),
   row(npz(head__bias=np.zeros(11, int)), "head/bias", "int64"),
+  row(npz(**{POS_EMBEDDING: np.zeros(5, "f")}), "pos_embedding", "(5,)"),
   row(npz(**{POS_EMBEDDING: None}), "pos_emb", "missing", image_size=32),
+  row(unknown(".npz"), "x.npz", "conv1", "no known model"),
+  row(unknown(".safetensors"), "x.safetensors", "conv1", "no known model"),
+  row(unknown(""), "conv1", "expected parameters of a ViT"),
   row(npz(), "depth: got 4", "arrays", depth=4),
   row(lambda folder: folder / "none.npz", "none.npz", "does not exist"),
   row(lambda folder: folder, "got '", "no checkpoint in it"),
@@ -116,7 +136,7 @@ PIXELS = [
 # Arguments in timm's config.json that belong to another model.
 ARGUMENTS = {
   **{"act_layer": "silu", "use_rot_pos_emb": True, "depth": 3, "reg_tokens": 4},
-  **{"init_values": 1e-5, "qk_norm": True},
+  **{"init_values": 1e-5, "qk_norm": True, "window": 7},
 }
 TIMM = [
   row(of_timm(), "num_heads"),
@@ -130,6 +150,7 @@ TIMM = [
   row(of_timm({"mean": [0.4] * 3, "std": [0.5] * 3}, **BIT), "0.4", "0.5"),
   row(of_timm({"model_args": {"output_stride": 16}}, **BIT), "output_stride"),
   row(of_timm({"architecture": "vit_rope_x"}, **DINOV3), "vit_rope_x", **HEADS),
+  row(of_timm(None, {"cls_token": None}, **DINOV3), "_rope_", **HEADS),
   # No table does not mean DINOv3.
   row(of_timm(**REGISTERS, posemb="none"), "position table", **HEADS),
   *(
@@ -217,6 +238,7 @@ TRANSFORMERS = lambda params, model: hf_classes.write(
       MODERN | dict(pre_norm=True, patch_bias=False),
       ("Meta", "pre_norm: got True"),
     ),
+    (timm.write_meta, MODERN | dict(mlp="swiglu", rope="eva02"), ("Meta",)),
     (openclip.write, VIT, ("expected 'modern'",)),
     (
       TRANSFORMERS,
@@ -244,6 +266,8 @@ def test_a_json_file_that_is_none(tmp_path):
   for text in ("{", "[1]"):
     config.write_text(text)
     assert str(config) in message(tmp_path / "m")
+  config.unlink()
+  assert "config.json: missing" in message(tmp_path / "m")
 
 
 # Orbax's threads outlive for a moment the loop that they report to.

@@ -55,6 +55,8 @@ ROWS = [
   ("ViTModel", VIT | dict(pre_logits=True), "pooler.dense.bias"),
   ("DeiTForImageClassificationWithTeacher", MODERN | dict(distilled=True), ""),
   ("Dinov2WithRegistersModel", SCALED | GATED | dict(registers=4), ""),
+  ("DeiTModel", MODERN | dict(registers=1, pre_logits=True), ""),
+  ("BeitForImageClassification", BEIT, ""),
   ("DINOv3ViTModel", DINOV3, ""),
   ("CLIPVisionModelWithProjection", CLIP | dict(projection=16), ""),
 ]
