@@ -28,10 +28,6 @@ class Plain(ModelConfig):
   num_class_tokens = 1
   num_class_rows = 1
 
-  @classmethod
-  def knows(cls, variant: str) -> bool:
-    return variant == "own"
-
   def build(self, num_classes: int) -> nn.Module:
     return Transformer(self, num_classes)
 
@@ -66,28 +62,18 @@ class Own(Plain):
   }
   BEHIND_BLOCKS: ClassVar = ("last_norm", "classifier")
   ATTENTION: ClassVar = "block_{}/attn/attention_weights"
-  SHARDING: ClassVar = (
-    (r"(query|key|value)/kernel", ("fsdp", "tensor", None)),
-    (r"out/kernel", ("tensor", None, "fsdp")),
-    (r"fc1/kernel", ("fsdp", "tensor")),
-    (r"fc2/kernel", ("tensor", "fsdp")),
-  )
-  CAST: ClassVar = r"(^|/)block_\d+/.*kernel$"
 
 
 class Block(nn.Module):
   width: int
-  dtype: str
 
   @nn.compact
   def __call__(self, x):
-    y = nn.LayerNorm(name="norm1", dtype=self.dtype)(x)
-    x += nn.MultiHeadDotProductAttention(4, dtype=self.dtype, name="attn")(
-      y, sow_weights=True
-    )
-    y = nn.LayerNorm(name="norm2", dtype=self.dtype)(x)
-    y = nn.gelu(nn.Dense(2 * self.width, dtype=self.dtype, name="fc1")(y))
-    return x + nn.Dense(self.width, dtype=self.dtype, name="fc2")(y)
+    attention = nn.MultiHeadDotProductAttention(4, name="attn")
+    x += attention(nn.LayerNorm(name="norm1")(x), sow_weights=True)
+    y = nn.LayerNorm(name="norm2")(x)
+    y = nn.gelu(nn.Dense(2 * self.width, name="fc1")(y))
+    return x + nn.Dense(self.width, name="fc2")(y)
 
 
 class Transformer(nn.Module):
@@ -106,7 +92,7 @@ class Transformer(nn.Module):
     x += self.param("pos_embedding", normal, (1, *x.shape[1:]))
     out = {}
     for i in range(options.depth):
-      x = Block(options.width, options.dtype, name=f"block_{i}")(x)
+      x = Block(options.width, name=f"block_{i}")(x)
       out[f"block_{i}"] = x
     out["encoded"] = nn.LayerNorm(name="last_norm")(x)
     out["pre_logits"] = x = out["encoded"][:, 0]
