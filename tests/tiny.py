@@ -1,5 +1,8 @@
 """One tiny model and its parts, shared by the tests."""
 
+import contextlib
+from unittest import mock
+
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
@@ -139,3 +142,12 @@ def random_params(module, images=(1, 16, 16, 3), std=0.2):
   rng = np.random.default_rng(1)
   draw = lambda leaf: rng.normal(0, std, leaf.shape).astype("f")
   return jax.tree.map(draw, shapes(module, images))
+
+
+@contextlib.contextmanager
+def devices(count: int):
+  """In its body, runs have only so many devices."""
+  make_mesh = sharding.make_mesh
+  few = lambda mesh: make_mesh(mesh, jax.devices()[:count])
+  with mock.patch.object(sharding, "make_mesh", few):
+    yield

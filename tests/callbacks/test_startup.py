@@ -7,7 +7,6 @@ import pytest
 import tiny
 from compiled import Compiled
 
-from vit_jax import sharding
 from vit_jax.callbacks import Callback, CallbackList, startup
 from vit_jax.train import train_and_evaluate
 
@@ -96,7 +95,7 @@ class _Scores(Callback):
 
 @pytest.mark.slow
 def test_a_run_compiles_its_step_once_and_callbacks_see_all_scores(
-  tmp_path, monkeypatch
+  tmp_path,
 ):
   """A thread begins before there is a batch, and compiles for its shapes."""
   score = dict(kind="classification", dataset="digits", split="test[:64]")
@@ -104,10 +103,8 @@ def test_a_run_compiles_its_step_once_and_callbacks_see_all_scores(
   config = tiny.config(
     total_steps=2, model__depth=1, optim__warmup_steps=0, evals__digits=score
   )
-  make_mesh, scores = sharding.make_mesh, _Scores()
-  one = lambda mesh: make_mesh(mesh, jax.devices()[:1])
-  monkeypatch.setattr(sharding, "make_mesh", one)
-  with Compiled() as compiled:
+  scores = _Scores()
+  with tiny.devices(1), Compiled() as compiled:
     train_and_evaluate(config, str(tmp_path), tiny.Data(), callbacks=[scores])
   assert compiled.names.count("train_step") == 1
   assert [step for step, _ in scores.seen] == [0, 1, 2]

@@ -19,6 +19,12 @@ from vit_jax.writers.metric_writer import read_metrics
 pytestmark = pytest.mark.faults
 
 
+@pytest.fixture(autouse=True)
+def two_devices():
+  with tiny.devices(2):  # for which XLA compiles sooner than for eight
+    yield
+
+
 class Stopped(Exception):
   """Stands for a machine that is taken away."""
 

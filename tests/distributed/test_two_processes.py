@@ -11,13 +11,13 @@ import shutil
 import sys
 from typing import NamedTuple
 
-import jax
 import numpy as np
 import pytest
 import several
+import tiny
 from faults.runs import arrays
 
-from vit_jax import evaluate, sharding, train
+from vit_jax import evaluate, train
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import cli
 from vit_jax.distributed.processes import VARIABLES
@@ -109,11 +109,8 @@ def _start(num_processes, by_flags, config, options, workdir):
 
 def _alone(config, workdir, num_devices, act=train.train_and_evaluate):
   """Trains or evaluates in this process, which then has so many devices."""
-  make_mesh = sharding.make_mesh
-  few = lambda mesh: make_mesh(mesh, jax.devices()[:num_devices])
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(sharding, "make_mesh", few)
-    parsed = cli.parse("", {}, [f"--config={config}"]).config
+  parsed = cli.parse("", {}, [f"--config={config}"]).config
+  with tiny.devices(num_devices):
     return act(parsed, str(workdir))
 
 
