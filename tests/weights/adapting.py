@@ -6,14 +6,13 @@ import pathlib
 import foreign
 import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
+from weight_files import DATA, SIZE
 
 from vit_jax import weights
 from vit_jax.config import model_config
 from vit_jax.weights.weights_file import lazy
 
 ROOT = pathlib.Path(__file__).parents[2]
-DATA = ROOT / "tests" / "data"
-SIZE = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
 
 
 @functools.cache

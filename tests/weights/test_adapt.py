@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from adapting import DATA, ROOT, SIZE, adapt, make_target, published
+from adapting import ROOT, adapt, make_target, published
 from flax.traverse_util import flatten_dict
+from weight_files import DATA, SIZE
 
 from vit_jax import weights
 from vit_jax.config import cli, model_config, to_dict

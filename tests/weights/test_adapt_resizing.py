@@ -6,8 +6,9 @@ import foreign
 import jax
 import numpy as np
 import pytest
-from adapting import SIZE, adapt, published, random_weights
+from adapting import adapt, published, random_weights
 from flax.traverse_util import unflatten_dict
+from weight_files import SIZE
 
 import vit_jax
 from vit_jax import weights

@@ -7,6 +7,7 @@ import foreign
 import jax
 import numpy as np
 import pytest
+from weight_files import DATA, SIZE
 
 from vit_jax import weights
 from vit_jax.config import cli, model_config
@@ -14,8 +15,6 @@ from vit_jax.families import FAMILIES
 from vit_jax.families.vit import ViTConfig
 from vit_jax.weights.weights_file import lazy
 
-DATA = pathlib.Path(__file__).parents[1] / "data"
-SIZE = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
 MODERN = dict(name="modern")
 # What the files of tests/data hold, as their makers documented it.
 KNOWN = {

@@ -17,7 +17,7 @@ from weight_files import (
   openclip_folder,
   orbax,
   our_params,
-  published,
+  published_arrays,
   save,
   timm_file,
   trunk_folder,
@@ -437,7 +437,7 @@ def test_checkpoints_of_another_program(tmp_path, steps, capsys):
 )
 def test_a_tree_states_what_its_names_state(tmp_path, name, options):
   """The same as a `.npz` of big_vision with these names."""
-  tree = orbax(tmp_path / "tree", nested(published(name)))
+  tree = orbax(tmp_path / "tree", nested(published_arrays(name)))
   for path in (tree, DATA / f"{name}.weights.npz"):
     assert weights.read(path).options == options
 

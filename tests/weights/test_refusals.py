@@ -216,7 +216,7 @@ def test_a_file_is_refused(tmp_path, write, options, words):
   assert len(set(lines)) == len(lines)  # nothing is said twice
 
 
-VIT = dict(variant="B/8", width=48, depth=2, mlp_dim=96, num_heads=4)
+VIT = weight_files.SIZE
 TRANSFORMERS = lambda params, model: hf_classes.write(
   params, model, num_classes=5, image_size=(32, 32)
 )

@@ -34,7 +34,7 @@ TRANSFORMERS = {
 }
 
 
-def published(name="vit_linen_names"):
+def published_arrays(name="vit_linen_names"):
   """Arrays of a ViT with 2 blocks on a grid of 4 x 4, 11 classes."""
   with np.load(DATA / f"{name}.weights.npz") as file:
     return dict(file)
@@ -42,7 +42,9 @@ def published(name="vit_linen_names"):
 
 def save(path, **changes):
   """Writes a `.npz` with other arrays in it; None leaves one out."""
-  arrays = published() | {k.replace("__", "/"): v for k, v in changes.items()}
+  arrays = published_arrays() | {
+    k.replace("__", "/"): v for k, v in changes.items()
+  }
   np.savez(path, **{k: v for k, v in arrays.items() if v is not None})
   return path
 
