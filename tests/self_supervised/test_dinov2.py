@@ -27,7 +27,7 @@ def config(options=None, **changes):
 
 
 def masks_of(made, given):
-  """Returns the masks of the first step's large crops, [b, 2, ...].
+  """Returns the masks of the large crops of the first step, [b, 2, n].
 
   They follow from the step's key, the record and the crop.
   """
@@ -35,16 +35,13 @@ def masks_of(made, given):
   key = jax.random.fold_in(jax.random.key(made.seed), 1)
   key = jax.random.fold_in(jax.random.fold_in(key, 0), 1)
   key_order, key_blocks = jax.random.split(key)
-  ratio = block_masks.ratios(
-    key_order, jnp.arange(2 * rows), 2 * rows, 0.5, 0.1, 0.5
-  )
+  crops = jnp.arange(2 * rows)
+  ratio = block_masks.ratios(key_order, crops, 2 * rows, 0.5, 0.1, 0.5)
   num_crops = 2 + made.objective.local_crops
   numbers = given["index"][:, None] * num_crops + np.arange(2)
   keys = jax.vmap(lambda n: jax.random.fold_in(key_blocks, n))(numbers.ravel())
   masks = block_masks.draw(keys, ratio, (4, 4), 0.5)
-  return jax.tree.map(
-    lambda x: np.asarray(x).reshape(rows, 2, *x.shape[1:]), masks
-  )
+  return np.asarray(masks.masked).reshape(rows, 2, 16)
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +55,10 @@ def one():
 def test_a_step_is_the_formula(one):
   """Loss, its parts and the centres, computed in float64 by loops."""
   run, state, memory, metrics = one
-  made = run.config
-  given, options = methods.batch(0, made), made.objective
-  rows = made.data.batch_size
-  masks = masks_of(made, given)
-  assert 0 < masks.masked.any(2).sum() <= rows
-  module, every = run.trainer.module, jnp.tile(jnp.arange(16), (rows, 1))
+  given, rows = methods.batch(0, run.config), run.config.data.batch_size
+  masked, valid = masks_of(run.config, given), given["mask"]
+  assert 0 < masked.any(2).sum() <= rows
+  apply, every = run.trainer.module.apply, jnp.tile(jnp.arange(16), (rows, 1))
 
   @jax.jit
   def scores(params):
@@ -73,47 +68,36 @@ def test_a_step_is_the_formula(one):
     """
 
     def of(crops, masked):
-      args = jnp.asarray(normalise(crops)), None, every, masked
-      seen = module.apply({"params": params}, *args, method="crops")
+      args = jnp.asarray(normalise(crops)), None, every, jnp.asarray(masked)
+      seen = apply({"params": params}, *args, method="crops")
       return seen.scores, seen.vectors, seen.chosen @ seen.prototypes
 
     large = [given[name] for name in ("global_1", "global_2")]
-    whole = [of(x, jnp.zeros((rows, 16), bool)) for x in large]
-    masked = [
-      of(x, jnp.asarray(masks.masked[:, v])) for v, x in enumerate(large)
-    ]
+    whole = [of(x, np.zeros((rows, 16), bool)) for x in large]
+    seen = [of(x, masked[:, v]) for v, x in enumerate(large)]
     local = jnp.asarray(normalise(given["local"].reshape(-1, 8, 8, 3)))
-    local, _ = module.apply({"params": params}, local, None, method="scores")
-    return whole, masked, local.reshape(rows, LOCAL, -1)
+    local, _ = apply({"params": params}, local, None, method="scores")
+    return whole, seen, local.reshape(rows, LOCAL, -1)
 
-  teacher, student, local = jax.tree.map(
-    lambda x: np.asarray(x, np.float64), scores(state.params)
-  )
-  valid = given["mask"]
+  float64 = lambda x: np.asarray(x, np.float64)
+  teacher, student, local = jax.tree.map(float64, scores(state.params))
+  options = run.config.objective
   t, s = options.teacher_temperature, options.student_temperature
 
   def cross_entropy(z_teacher, z_student):
     return -(softmax(z_teacher / t) * np.log(softmax(z_student / s))).sum(-1)
 
-  pairs = [
-    *(cross_entropy(teacher[i][0], student[1 - i][0]) for i in (0, 1)),
-    *(
-      cross_entropy(z, local[:, j]) for z, _, _ in teacher for j in range(LOCAL)
-    ),
-  ]
+  pairs = [cross_entropy(teacher[i][0], student[1 - i][0]) for i in (0, 1)]
+  for z, _, _ in teacher:
+    pairs += [cross_entropy(z, local[:, j]) for j in range(LOCAL)]
   dino = np.mean(pairs, 0)[valid].mean()
-  np.testing.assert_allclose(metrics["dino_loss"], dino, rtol=1e-5)
 
   ibot = np.zeros((rows, 2))
-  for v in range(2):
-    for row in range(rows):
-      places = np.nonzero(masks.masked[row, v])[0]
-      if len(places):
-        ibot[row, v] = cross_entropy(
-          teacher[v][2][row, places], student[v][2][row, places]
-        ).mean()
+  for row, v in np.argwhere(masked.any(2)):
+    of = masked[row, v]
+    losses = cross_entropy(teacher[v][2][row, of], student[v][2][row, of])
+    ibot[row, v] = losses.mean()
   ibot = ibot[valid].mean()
-  np.testing.assert_allclose(metrics["ibot_loss"], ibot, rtol=1e-5)
 
   koleo = 0.0
   for _, vectors, _ in student:
@@ -123,23 +107,20 @@ def test_a_step_is_the_formula(one):
       others.remove(row)
       near = max(others, key=lambda r: units[row] @ units[r])
       koleo -= np.log(np.linalg.norm(units[row] - units[near])) / valid.sum()
-  np.testing.assert_allclose(metrics["koleo"], koleo, rtol=1e-4)
-  np.testing.assert_allclose(
-    metrics["loss"], dino + ibot + 0.1 * koleo, rtol=1e-5
-  )
 
   z = np.stack([x[0] for x in teacher], 1)
-  np.testing.assert_allclose(
-    metrics["teacher_entropy"], entropy(softmax(z / t))[valid].mean(), rtol=1e-4
-  )
+  for name, want, rtol in (
+    ("dino_loss", dino, 1e-5),
+    ("ibot_loss", ibot, 1e-5),
+    ("koleo", koleo, 1e-4),
+    ("loss", dino + ibot + 0.1 * koleo, 1e-5),
+    ("teacher_entropy", entropy(softmax(z / t))[valid].mean(), 1e-4),
+  ):
+    np.testing.assert_allclose(metrics[name], want, rtol=rtol, err_msg=name)
   centre = 0.1 * z[valid].reshape(-1, z.shape[-1]).mean(0)
   np.testing.assert_allclose(memory["centre"], centre, atol=1e-6)
-  of_masked = [
-    x[2][valid & masks.masked[:, v].any(1)][
-      masks.masked[:, v][valid & masks.masked[:, v].any(1)]
-    ]
-    for v, x in enumerate(teacher)
-  ]
+  counts = masked & valid[:, None, None]
+  of_masked = [x[2][counts[:, v]] for v, x in enumerate(teacher)]
   centre = 0.1 * np.concatenate(of_masked).mean(0)
   np.testing.assert_allclose(memory["patch_centre"], centre, atol=1e-6)
 
@@ -173,14 +154,14 @@ def test_gram_anchoring_to_a_model_with_smaller_patches():
     x = x / np.linalg.norm(x, axis=-1, keepdims=True)
     return x @ x.swapaxes(1, 2)
 
-  masks, want = masks_of(run.config, given), []
+  masked, want = masks_of(run.config, given), []
   for v, name in enumerate(("global_1", "global_2")):
     seen = run.learner.module.apply(
       {"params": params},
       jnp.asarray(normalise(given[name])),
       None,
       jnp.zeros((rows, 1), jnp.int32),
-      jnp.asarray(masks.masked[:, v]),
+      jnp.asarray(masked[:, v]),
       method="crops",
     )
     difference = matrices(seen.patches) - matrices(patches_of(given[name]))
