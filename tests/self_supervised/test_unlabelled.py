@@ -1,10 +1,9 @@
 """The recipe for one's own images without labels, from start to last line."""
 
 import methods
-import numpy as np
 import pytest
 import tiny
-from PIL import Image
+from shared_runs import folder
 
 from vit_jax.config import cli
 from vit_jax.models import build
@@ -12,22 +11,13 @@ from vit_jax.self_supervised.improvement import Improvement
 from vit_jax.train import train_and_evaluate
 
 
-def _images(folder, count, colour):
-  folder.mkdir(parents=True)
-  rng = np.random.default_rng(colour)
-  for i in range(count):
-    image = rng.integers(0, 60, (24, 24, 3)) + np.array(colour)
-    Image.fromarray(image.astype("uint8")).save(folder / f"{i}.png")
-
-
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory):
   """Images, images with labels, and a model of 16 px without training."""
   root = tmp_path_factory.mktemp("unlabelled")
-  colours = ((190, 20, 20), (20, 20, 190))
-  for i, colour in enumerate(colours):
-    _images(root / "images" / str(i), 24, colour)
-    _images(root / "labels" / f"class_{i}", 20, colour)
+  colours = {"red": "red", "blue": "blue"}
+  folder(root / "images", colours, 24)
+  folder(root / "labels", colours, 20)
   config = tiny.config(model__variant="Ti/4")
   params = methods.params_of(build(config.model, tiny.NUM_CLASSES))
   methods.write(root / "init", config, params, tiny.NUM_CLASSES)
