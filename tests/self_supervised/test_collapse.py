@@ -64,7 +64,7 @@ def test_another_number_of_prototypes_is_an_error():
 def test_features(metric, fine, bad):
   alarm, lines = _alarm()
   scores = lambda value: {f"r/{metric}": value, "r/count": 9.0}
-  for step, value in enumerate((fine, 1.3 * fine, fine)):
+  for step, value in enumerate((fine, 1.9 * fine, fine)):
     alarm.on_scores(step, scores(value))
   assert not lines
   for step in (5, 6):
