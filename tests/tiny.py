@@ -148,6 +148,6 @@ def random_params(module, images=(1, 16, 16, 3), std=0.2):
 def devices(count: int):
   """In its body, runs have only so many devices."""
   make_mesh = sharding.make_mesh
-  few = lambda mesh: make_mesh(mesh, jax.devices()[:count])
+  few = lambda mesh, own=None: make_mesh(mesh, own or jax.devices()[:count])
   with mock.patch.object(sharding, "make_mesh", few):
     yield

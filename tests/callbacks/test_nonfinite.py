@@ -51,9 +51,9 @@ def config(**changes) -> Config:
 @pytest.mark.slow
 def test_stops_before_it_is_saved(tmp_path):
   """Step 7 of a run with a checkpoint at 4, 8 and rows at 1, 4, 5, 8."""
-  cfg = config(optim__microbatch=1)  # two on each device
+  cfg = config(optim__microbatch=4)  # two on each device
   data = Hot(cfg, 7)
-  with pytest.raises(FloatingPointError) as e:
+  with tiny.devices(2), pytest.raises(FloatingPointError) as e:
     train.train_and_evaluate(cfg, str(tmp_path), data)
   for words in ("grad_norm is nan at step 7", "step 4", "on_nonfinite=skip"):
     assert words in str(e.value)
@@ -70,10 +70,11 @@ def test_stops_before_it_is_saved(tmp_path):
 
 
 @pytest.mark.nightly
+@tiny.devices(2)
 def test_skips_and_counts_also_after_a_stop(tmp_path, capfd):
   """Steps 2, 6 and 10 are skipped, also by a run that ends at 11 once."""
   # The step of the test above, which is compiled already.
-  cfg = config(on_nonfinite="skip", log_steps=2, optim__microbatch=1)
+  cfg = config(on_nonfinite="skip", log_steps=2, optim__microbatch=4)
   one, two = (str(tmp_path / name) for name in ("one", "two"))
   data = Hot(cfg, 2, 6, 10)
   state = train.train_and_evaluate(cfg, one, data)
