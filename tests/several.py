@@ -50,7 +50,7 @@ def run(
     for command, env in zip(commands, envs, strict=True)
   ]
   try:
-    texts = [p.communicate(timeout=400) for p in processes]
+    texts = [p.communicate(timeout=900) for p in processes]
   finally:
     for p in processes:
       p.kill()
