@@ -105,6 +105,33 @@ def test_records_of_tfds_without_their_fields(
     np.testing.assert_array_equal(part.labels(), source.labels()[part.indices])
 
 
+@pytest.mark.slow
+def test_a_store_that_fails_is_no_broken_record(tmp_path, monkeypatch):
+  """Where many records are parsed at once, and where one by one."""
+  monkeypatch.setattr("vit_jax.data.tfds_source.MEMORY_LIMIT", 0)
+  source, _ = damaged_source(tmp_path)
+  as_stored = type(source).raw
+
+  def one_of_many_is_damaged(*_):
+    raise tf.errors.InvalidArgumentError(None, None, "cannot be parsed")
+
+  def fail(index):
+    if index == 7:
+      raise tf.errors.UnavailableError(None, None, "no answer")
+    return index
+
+  def check(record):
+    index = tf.numpy_function(fail, [record["index"]], tf.int64)
+    return record | {"index": tf.ensure_shape(index, [])}
+
+  monkeypatch.setattr(type(source), "columns", one_of_many_is_damaged)
+  assert set(source.labels()[[4, 6]].tolist()) == {-1}
+  failing = lambda self, *span: as_stored(self, *span).map(check)
+  monkeypatch.setattr(type(source), "raw", failing)
+  with pytest.raises(DataError, match="'strange' .*no answer"):
+    source.labels()
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("num_left", [0, 3])
 def test_a_file_with_too_few_records_is_an_error(

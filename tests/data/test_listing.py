@@ -121,6 +121,17 @@ def test_the_image_of_a_record_is_the_only_one_or_the_chosen_one(tmp_path):
     assert f"{count} images among seg.png, jpg" in error
 
 
+def test_names_with_dots_are_one_record_up_to_the_first_dot(tmp_path):
+  """As in the format; their labels are not found, and no other is taken."""
+  members = []
+  for name in ("a", "2.5_x", "2.5_y"):
+    members += [(f"{name}.png", encoded(0)), (f"{name}.cls", b"1")]
+  (tmp_path / "x.tar").write_bytes(tar_of(members))
+  read = KINDS["webdataset:"](str(tmp_path), Options())
+  found = [(e.key, e.label) for e in entries_of(read)]
+  assert found == [("x.tar/a", 1), ("x.tar/2", -1)]
+
+
 # Classes.
 
 

@@ -228,6 +228,13 @@ def test_records_in_two_splits_are_counted(written, small):
     assert count == shared
 
 
+@pytest.mark.nightly
+def test_data_of_another_size_are_refused(written):
+  folder, _ = written
+  with pytest.raises(ValueError, match="14 records .* 3,060"):
+    sources.open_source("vtab:caltech101", "test", str(folder))
+
+
 def test_data_that_are_not_there(tmp_path):
   with pytest.raises(ValueError, match="'kitti:3.1.0', which is not prepared"):
     sources.open_source("vtab:kitti_distance", "test", str(tmp_path))

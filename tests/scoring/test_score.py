@@ -5,6 +5,7 @@ import io
 import json
 
 import jax
+import numpy as np
 import pytest
 from data.importable import encoded
 from PIL import Image
@@ -74,6 +75,34 @@ def test_a_known_score(tiny_vit, file, tmp_path, capsys):
   assert row["protocol"] == f"own: {TIMM.ops}"
   assert json.loads((tmp_path / "out/score.json").read_text()) == result
   assert "no published score known" in capsys.readouterr().out
+
+
+@pytest.mark.nightly
+def test_all_sets_of_imagenet_on_fake_records(tiny_vit, tmp_path):
+  """Each goes to its evaluator; nothing published stands beside fake scores."""
+  rng = np.random.default_rng(0)
+  kernel = rng.standard_normal((48, 1000), np.float32)
+  head = {"kernel": kernel, "bias": np.zeros(1000, np.float32)}
+  vit = dataclasses.replace(
+    tiny_vit,
+    params=tiny_vit.params | {"head": head},
+    num_classes=1000,
+    class_names=None,
+  )
+  path = str(tmp_path / "x.npz")
+  convert.convert(vit, path, "npz")
+  argv = (f"--on={','.join(score.SETS)}", "--fake_data", "--batch_size=16")
+  workdir = f"--workdir={tmp_path}/out"
+  result = run(path, *argv, workdir)
+  rows = {row["on"]: row for row in result["scores"]}
+  assert list(rows) == list(score.SETS)
+  # Labels 0 to 31; two of them have no label in `real`; 9 are in A, 13 in R.
+  counts = {on: row["images"] for on, row in rows.items()}
+  assert counts == {
+    **dict.fromkeys(("imagenet2012", "v2", "sketch"), 32),
+    **dict(real=30, a=9, a_clean=9, r=13, r_clean=13),
+  }
+  assert all(row["source"] is None for row in rows.values())
 
 
 def _config(ops, **model):
