@@ -22,8 +22,10 @@ gains hardly grow after 100,000 steps:
 
 Run: vit-jax train --config=masked_patch:glyphs
 This has as many steps as the supervised configs/glyphs.py. The glyphs are grey,
-with 8 colours, and 41 % of the patches have the most frequent one. Result: not
-recorded with this version.
+with 8 colours, and 41 % of the patches have the most frequent one.
+Result (8 minutes on two cores of an AMD EPYC that other programs used): 71 % of
+the corrupted patches are right in the last batch. Ridge on 10 images a class of
+scanned digits: 81.9 % (supervised: 93.8; random weights: 62.1; pixels: 79.5).
 """
 
 from vit_jax.config import (

@@ -56,7 +56,12 @@ class Publisher(NamedTuple):
 #   of timm's lines; DINO and DINOv2, `interpolate_pos_encoding` of
 #   vision_transformer.py; MAE, util/pos_embed.py.
 PUBLISHERS = (
-  Publisher("DeiT", lambda w, m: m.distilled, IMAGENET),
+  # Without its two heads, its token for distillation is read as a register.
+  Publisher(
+    "DeiT",
+    lambda w, m: m.distilled or (m.registers == 1 and m.layer_scale is None),
+    IMAGENET,
+  ),
   Publisher(
     "DINOv3",
     lambda w, m: m.rope == "dinov3",
@@ -84,7 +89,7 @@ PUBLISHERS = (
   ),
   Publisher(
     "TIPS v2",
-    lambda w, m: m.class_token and m.registers == 1,
+    lambda w, m: m.class_token and m.registers == 1 and m.layer_scale,
     AS_THEY_ARE,
     share=1.0,
     posemb_filter="bicubic",
