@@ -123,7 +123,7 @@ ROPE = dict(posemb="none", rope="dinov3", ln_eps=1e-5, qkv_bias="no_key")
   [
     (dict(distilled=True), "DeiT", "imagenet", CROP.format(36)),
     # Its second head is not in every file.
-    (dict(registers=1, cls_row=False), "DeiT", "imagenet", CROP.format(32)),
+    (dict(registers=1, cls_row=False), "DeiT", "imagenet", CROP.format(36)),
     (SCALED | dict(cls_row=False), "DeiT III", "imagenet", CROP.format(32)),
     (SCALED, "DINOv2", "imagenet", CROP.format(36)),
     (SCALED | dict(registers=2, **ROPE), "DINOv3", "imagenet", WHOLE),
