@@ -33,6 +33,12 @@ def errors(options, source, head=handmade.NO_HEAD, **out):
   return [*options.errors("evals.e"), *found]
 
 
+def probe(options, train, test, num_classes):
+  """Returns the evaluator of records with these labels, by their split."""
+  of = (handmade.records(labels, num_classes) for labels in (train, test))
+  return evaluator(options, dict(zip(options.SPLITS, of, strict=True)))
+
+
 def evaluator(options, sources, head=0, names=None, **changes):
   """Returns the evaluator of options, see `handmade.context`."""
   context = handmade.context(options, sources, head, names, **changes)

@@ -65,20 +65,12 @@ def _options(**changes):
   return KnnConfig(**{"name": "k", "ks": (3, 1, 7), **changes})
 
 
-def _evaluator(options, train_labels, test_labels):
-  sources = {
-    "train_split": handmade.records(train_labels, 5),
-    "split": handmade.records(test_labels, 5),
-  }
-  return in_memory.evaluator(options, sources)
-
-
 def test_accuracies_of_a_data_set():
   """Images without a label, and padding, neither vote nor count."""
   x, labels = _clusters(120)
   hidden = np.where(np.arange(120) % 10, labels, -1)
   train = np.where(np.arange(120) < 30, -1, hidden)
-  evaluator = _evaluator(_options(), train, hidden[:30])
+  evaluator = in_memory.probe(_options(), train, hidden[:30], 5)
   scores = evaluator.run({"features": x})
   voting, scored = train >= 0, hidden[:30] >= 0
   similarity, classes = _brute(x[voting], labels[voting], x[:30][scored])

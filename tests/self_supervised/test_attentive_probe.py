@@ -83,12 +83,7 @@ def test_steps_are_those_of_plain_attention():
 
 def _run(options, x, train_labels, test_labels):
   """Scores tokens whose first rows are those of both splits."""
-  sources = {
-    "train_split": handmade.records(train_labels, 3),
-    "split": handmade.records(test_labels, 3),
-  }
-  context = handmade.context(options, sources)
-  evaluator = options.make(context)
+  evaluator = in_memory.probe(options, train_labels, test_labels, 3)
   return evaluator, evaluator.run({"tokens": x, "features": x.mean(1)})
 
 
@@ -134,9 +129,7 @@ def test_tokens_are_computed_anew_in_each_epoch():
 
 def test_the_planner_compiles_what_runs():
   _, y = _found(200)
-  source = handmade.records(y, 3)
-  sources = {"train_split": source, "split": source}
-  probe = _options().make(handmade.context(_options(), sources))
+  probe = in_memory.probe(_options(), y, y, 3)
   (program,) = probe.single_device_programs(8 * 32).values()
   fn, (state, batches, *whitening) = program
   assert batches[0].shape == (60, 180, 8 * 32)
