@@ -7,6 +7,17 @@ import foreign
 import jax
 import pytest
 import tiny
+from series_parts import (
+  BEIT,
+  CLIP,
+  DEIT3,
+  DINOV2,
+  DINOV3,
+  DISTILLED,
+  EVA02,
+  REGISTERS,
+  SWIGLU,
+)  # fmt: skip
 
 from vit_jax.config import model_config
 from vit_jax.families import by_variant
@@ -93,35 +104,18 @@ def test_parameters_of_big_vision_s_sizes_in_closed_form(name):
   assert count(model_config(variant=f"{name}/14"), classes, 224) == expected
 
 
-WITH_REGISTERS = dict(layer_scale=1e-5, registers=4, cls_row=False)
-DINOV3 = dict(
-  layer_scale=1e-5, registers=4, posemb="none", rope="dinov3", qkv_bias="none"
-)
-DEIT3 = dict(layer_scale=1e-4, cls_row=False)
-CLIP = dict(pre_norm=True, patch_bias=False)
-EVA02 = dict(
-  mlp="swiglu", rope="eva02", qkv_bias="no_key", pool="gap", final_norm="pooled"
-)
-BEIT = dict(
-  posemb="relative_bias",
-  layer_scale=0.1,
-  qkv_bias="no_key",
-  pool="gap",
-  final_norm="pooled",
-)
-SWIGLU = dict(mlp="swiglu")
-SIGLIP = dict(pool="map", class_token=False)
-DISTILLED = dict(distilled=True)
+SIGLIP = dict(name="modern", pool="map", class_token=False)
+PLAIN = DINOV3 | dict(qkv_bias="none")
 # Numbers of timm's models without a head, of transformers' CLIP with its
 # projection: size and patch, side in pixels, parts, parameters.
 LATER = {
-  "DINOv2": ("B/14", 518, dict(layer_scale=1e-5), 86_579_712),
-  "registers": ("B/14", 518, WITH_REGISTERS, 86_582_016),
-  "registers g2": ("g2/14", 518, WITH_REGISTERS | SWIGLU, 1_136_483_840),
-  "DINOv3 S+": ("S/16", 224, DINOV3 | SWIGLU, 28_683_264),
-  "DINOv3 B": ("B/16", 224, DINOV3, 85_641_216),
-  "DINOv3 7B": ("7B/16", 224, DINOV3 | SWIGLU, 6_716_030_976),
-  "DINOv3 biases": ("L/16", 224, DINOV3 | dict(qkv_bias="no_key"), 303_128_576),
+  "DINOv2": ("B/14", 518, DINOV2, 86_579_712),
+  "registers": ("B/14", 518, REGISTERS, 86_582_016),
+  "registers g2": ("g2/14", 518, REGISTERS | SWIGLU, 1_136_483_840),
+  "DINOv3 S+": ("S/16", 224, PLAIN | SWIGLU, 28_683_264),
+  "DINOv3 B": ("B/16", 224, PLAIN, 85_641_216),
+  "DINOv3 7B": ("7B/16", 224, PLAIN | SWIGLU, 6_716_030_976),
+  "DINOv3 biases": ("L/16", 224, DINOV3, 303_128_576),
   "DeiT III M": ("M/16", 224, DEIT3, 38_336_512),
   "DeiT III H": ("H/14", 224, DEIT3, 630_845_440),
   "DeiT distilled": ("B/16", 224, DISTILLED, 85_800_192),
@@ -141,7 +135,7 @@ LATER = {
 @pytest.mark.parametrize("name", LATER)
 def test_parameters_of_later_models(name):
   variant, side, parts, expected = LATER[name]
-  model = model_config("modern", variant=variant, **parts)
+  model = model_config(variant=variant, **parts)
   assert count(model, 0, side) == expected
 
 
@@ -149,7 +143,7 @@ def test_parameters_of_later_models(name):
   "parts, expected", [(DISTILLED, 87_338_192), (DEIT3, 86_585_320)]
 )
 def test_parameters_with_a_thousand_classes(parts, expected):
-  assert count(model_config("modern", **parts), 1000, 224) == expected
+  assert count(model_config(**parts), 1000, 224) == expected
 
 
 @pytest.mark.parametrize(
@@ -190,12 +184,12 @@ MODERN = SMALL | dict(name="modern")
 MODELS = {
   "ViT": SMALL | dict(pool="map", posemb="relative", pre_logits=True),
   "hybrid": SMALL | dict(variant="R+Ti/4", stage_width=0.5),
-  "DINOv3": MODERN | DINOV3 | SWIGLU,
-  "EVA-02": MODERN | EVA02 | dict(mlp_norm=True),
-  "distilled": MODERN | dict(distilled=True, registers=2),
-  "CLIP": MODERN | CLIP | dict(projection=24),
+  "DINOv3": SMALL | DINOV3 | SWIGLU,
+  "EVA-02": SMALL | EVA02 | dict(mlp_norm=True),
+  "distilled": SMALL | DISTILLED | dict(registers=2),
+  "CLIP": SMALL | CLIP | dict(projection=24),
   "both": MODERN | dict(pool="token_gap", projection=24),
-  "BEiT": MODERN | BEIT,
+  "BEiT": SMALL | BEIT,
   "MAP": MODERN | dict(pool="map", registers=3, mlp="swiglu"),
 }
 QUICK = ("ViT", "DINOv3", "MAP")

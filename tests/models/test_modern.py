@@ -10,6 +10,16 @@ import pytest
 import scipy.special
 import tiny
 from flax.traverse_util import flatten_dict
+from series_parts import (
+  BEIT,
+  CLIP,
+  DEIT3,
+  DINOV3,
+  DISTILLED,
+  EVA02,
+  REGISTERS,
+  SWIGLU,
+)  # fmt: skip
 
 from vit_jax.families import model_config
 from vit_jax.families.vit import ViTConfig
@@ -26,7 +36,7 @@ IMAGES = jnp.asarray(
 
 
 def modern(**options) -> ModernConfig:
-  return model_config("modern", **TINY | options)
+  return model_config(**TINY | dict(name="modern") | options)
 
 
 TWO = dict(depth=2)  # where blocks differ, or are in a scan
@@ -242,45 +252,16 @@ def reference(options, params):
 
 
 PARTS = {
-  "DINOv2 with registers, its linear head": dict(
-    layer_scale=1e-5, registers=4, cls_row=False, pool="token_gap", mlp="swiglu"
+  "DINOv2 with registers, its linear head": (
+    REGISTERS | SWIGLU | dict(pool="token_gap")
   ),
-  "DINOv3": dict(
-    layer_scale=1.0,
-    registers=4,
-    rope="dinov3",
-    posemb="none",
-    qkv_bias="no_key",
-    ln_eps=1e-5,
-    gelu="erf",
-  ),
-  "DINOv3 7B": dict(
-    layer_scale=1.0,
-    registers=4,
-    rope="dinov3",
-    posemb="none",
-    qkv_bias="none",
-    mlp="swiglu",
-  ),
-  "DeiT distilled": dict(distilled=True, gelu="erf"),
-  "DeiT III": dict(layer_scale=1e-4, cls_row=False, gelu="erf"),
-  "CLIP": dict(pre_norm=True, patch_bias=False, gelu="quick", projection=12),
-  "EVA-02": dict(
-    rope="eva02",
-    qkv_bias="no_key",
-    mlp="swiglu",
-    mlp_norm=True,
-    pool="gap",
-    final_norm="pooled",
-  ),
-  "BEiT": dict(
-    posemb="relative_bias",
-    layer_scale=0.1,
-    qkv_bias="no_key",
-    gelu="erf",
-    pool="gap",
-    final_norm="pooled",
-  ),
+  "DINOv3": DINOV3,
+  "DINOv3 7B": DINOV3 | SWIGLU | dict(qkv_bias="none"),
+  "DeiT distilled": DISTILLED,
+  "DeiT III": DEIT3,
+  "CLIP": CLIP | dict(gelu="quick", projection=12),
+  "EVA-02": EVA02 | dict(mlp_norm=True),
+  "BEiT": BEIT,
   "no norm": dict(pool="gap", class_token=False, final_norm="none"),
 }
 

@@ -5,6 +5,15 @@ import pytest
 import tiny
 import weight_files
 from flax.traverse_util import flatten_dict
+from series_parts import (
+  BEIT,
+  CLIP,
+  DEIT3,
+  DINOV2,
+  DISTILLED,
+  EVA02,
+  REGISTERS,
+)  # fmt: skip
 from weight_files import assert_same, hf_folder, openclip_folder
 
 import vit_jax
@@ -18,38 +27,26 @@ from vit_jax.weights import google, normalisation
 from vit_jax.weights.weights_file import POS_EMBEDDING
 
 SIZE = weight_files.SIZE | dict(mlp_dim=192)
-MODERN = SIZE | dict(name="modern", gelu="erf")
-SCALED = MODERN | dict(layer_scale=1e-5)
-CLIP = MODERN | dict(pre_norm=True, patch_bias=False, ln_eps=1e-5)
-BEIT = SCALED | dict(
-  posemb="relative_bias", qkv_bias="no_key", pool="gap", final_norm="pooled"
-)
-EVA02 = MODERN | dict(
-  mlp="swiglu", rope="eva02", qkv_bias="no_key", pool="gap", final_norm="pooled"
-)
 # Series -> model, normalisation, number of classes, filter, libraries.
 SERIES = {
-  "ViT": (SIZE, "half", 3, "zoom", "timm hf npz"),
-  "SigLIP": (SIZE | dict(pool="map"), "half", 0, "zoom", "timm hf npz"),
-  "MAE": (SIZE, "imagenet", 0, "hf", "timm mae"),
-  "DINO": (SIZE, "imagenet", 0, "dinov2", "timm hf"),
-  "DeiT": (SIZE, "imagenet", 3, "hf", "timm hf"),
-  "I-JEPA": (SIZE | dict(pool="gap"), "imagenet", 0, "hf", "timm hf"),
-  "DeiT distilled": (
-    MODERN | dict(distilled=True), "imagenet", 3, "hf", "timm hf"
-  ),
-  "DeiT III": (SCALED | dict(cls_row=False), "imagenet", 3, "hf", "timm"),
-  "DINOv2": (SCALED, "imagenet", 0, "dinov2", "timm hf"),
-  "DINOv2 registers": (
-    SCALED | dict(registers=2, cls_row=False), "imagenet", 0, "bicubic", "timm"
-  ),
+  "ViT": ({}, "half", 3, "zoom", "timm hf npz"),
+  "SigLIP": (dict(pool="map"), "half", 0, "zoom", "timm hf npz"),
+  "MAE": ({}, "imagenet", 0, "hf", "timm mae"),
+  "DINO": ({}, "imagenet", 0, "dinov2", "timm hf"),
+  "DeiT": ({}, "imagenet", 3, "hf", "timm hf"),
+  "I-JEPA": (dict(pool="gap"), "imagenet", 0, "hf", "timm hf"),
+  "DeiT distilled": (DISTILLED, "imagenet", 3, "hf", "timm hf"),
+  "DeiT III": (DEIT3, "imagenet", 3, "hf", "timm"),
+  "DINOv2": (DINOV2, "imagenet", 0, "dinov2", "timm hf"),
+  "DINOv2 registers": (REGISTERS, "imagenet", 0, "bicubic", "timm"),
   "CLIP": (CLIP, "clip", 0, "bicubic", "timm hf openclip"),
   "BEiT": (BEIT, "half", 0, "timm", "timm hf"),
   "EVA-02": (EVA02, "clip", 0, "hf", "timm"),
   "of no series": (
-    SCALED | dict(class_token=False, pool="gap"), "half", 3, "bicubic", "timm"
+    *(DINOV2 | dict(class_token=False, pool="gap"), "half", 3),
+    *("bicubic", "timm"),
   ),
-}  # fmt: skip
+}
 SIDES = (48, 24)  # of images of another size
 CASES = [(n, s) for n, v in SERIES.items() for s in v[-1].split()]
 
@@ -58,7 +55,8 @@ def write(folder, series, library):
   """Writes random weights of a series; returns the path."""
   options, mean, num_classes, *_ = SERIES[series]
   pixels = normalisation.NAMED[mean]._asdict()
-  made = dict(model=model_config(**options), num_classes=num_classes)
+  model = model_config(**SIZE | options)
+  made = dict(model=model, num_classes=num_classes)
   params = dict(weight_files.our_params(**made))
   folder.mkdir()
   if library == "npz":
@@ -75,7 +73,7 @@ def write(folder, series, library):
     params[POS_EMBEDDING][:, 0] = 0
   about = {"architecture": "vit", "model_args": {"num_heads": 4}}
   about["pretrained_cfg"] = pixels
-  weight_files.timm_file(folder, about, model=made["model"], params=params)
+  weight_files.timm_file(folder, about, model=model, params=params)
   return folder
 
 

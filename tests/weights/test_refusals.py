@@ -14,6 +14,7 @@ import flax
 import foreign
 import numpy as np
 import pytest
+import series_parts
 import weight_files
 from weight_files import (
   DATA,
@@ -39,11 +40,8 @@ from vit_jax.zoo.files import hf_classes, key_prefixes, openclip, timm
 
 DENSE = "Transformer/encoderblock_1/MlpBlock_0/Dense_0/kernel"
 MODERN = dict(name="modern", **weight_files.SIZE)
-SCALED = MODERN | dict(layer_scale=1e-5, gelu="erf")
-DINOV3 = SCALED | dict(
-  registers=3, posemb="none", rope="dinov3", ln_eps=1e-5, qkv_bias="no_key"
-)
-REGISTERS = SCALED | dict(registers=3)
+DINOV3 = weight_files.SIZE | series_parts.DINOV3
+REGISTERS = weight_files.SIZE | series_parts.REGISTERS
 BIT = dict(name="bit", variant="R50x0.5", stage_blocks=(1, 1))
 
 

@@ -10,6 +10,16 @@ import foreign
 import ml_dtypes
 import numpy as np
 import pytest
+from series_parts import (
+  BEIT,
+  CLIP,
+  DINOV2,
+  DINOV3,
+  DISTILLED,
+  EVA02,
+  REGISTERS,
+  SWIGLU,
+)  # fmt: skip
 from weight_files import DATA, TRANSFORMERS, WEIGHTS, assert_same, write
 
 from vit_jax import weights
@@ -22,40 +32,35 @@ from vit_jax.zoo.files import hf, hf_classes, openclip, timm
 
 IMAGE = (24, 32)
 VIT = dict(variant="B/8", width=48, depth=2, mlp_dim=192, num_heads=4)
-ERF = VIT | dict(gelu="erf")
-MODERN = ERF | dict(name="modern")
-SCALED = MODERN | dict(layer_scale=1e-5)
-REGISTERS = SCALED | dict(registers=3, cls_row=False)
-ROPE = dict(posemb="none", rope="dinov3", ln_eps=1e-5, qkv_bias="no_key")
-DINOV3 = SCALED | dict(registers=3) | ROPE
-SWIGLU = dict(mlp="swiglu")
+ERF = dict(gelu="erf")
+DEIT = ERF | dict(name="modern", registers=1)  # of transformers, not distilled
 GATED = SWIGLU | dict(gelu="tanh", mlp_dim=128)  # mlp_dim by transformers' rule
-CLIP = MODERN | dict(pre_norm=True, patch_bias=False, ln_eps=1e-5)
-POOLED = dict(pool="gap", final_norm="pooled")
-EVA02 = MODERN | SWIGLU | POOLED | dict(rope="eva02", qkv_bias="no_key")
-BEIT = SCALED | POOLED | dict(posemb="relative_bias", qkv_bias="no_key")
 AS_TIMM = dict(gn_eps=1e-5, ws_eps=1e-8, ws_eps_on="var")
-HYBRID = dict(ERF, variant="R50+B/16", stage_blocks=(1, 1)) | AS_TIMM
+HYBRID = ERF | AS_TIMM | dict(variant="R50+B/16", stage_blocks=(1, 1))
 BIT = dict(name="bit", variant="R50x0.5", stage_blocks=(1, 1), **AS_TIMM)
-# Format, or class of transformers; options of the model; names in the file.
+# Format, or class of transformers; options beside the size; names in the file.
 ROWS = [
   ("timm", ERF, ""),
   ("timm", ERF | dict(pool="map"), "attn_pool.latent"),
   ("timm", HYBRID, "patch_embed.backbone.stages.1.blocks.0.conv1.weight"),
   ("timm", BIT, "stages.0.blocks.0.conv1.weight"),
-  ("timm", MODERN | dict(distilled=True), "head_dist.bias"),
+  ("timm", DISTILLED, "head_dist.bias"),
   ("timm", REGISTERS | SWIGLU, "reg_token blocks.1.mlp.fc1.bias"),
   ("timm", DINOV3 | SWIGLU, "blocks.1.mlp.fc1_g.bias"),
   ("timm", EVA02 | dict(mlp_norm=True), "blocks.1.attn.q_proj.bias"),
   ("timm", BEIT, "blocks.1.attn.relative_position_bias_table"),
-  ("meta", SCALED | SWIGLU, "blocks.1.mlp.w12.bias mask_token"),
+  ("meta", DINOV2 | SWIGLU, "blocks.1.mlp.w12.bias mask_token"),
   ("meta", DINOV3, "blocks.1.ls1.gamma blocks.1.attn.qkv.bias_mask"),
   ("openclip", CLIP | dict(projection=9), "visual.proj"),
   ("ViTForImageClassification", ERF | dict(ln_eps=1e-12), ""),
-  ("ViTModel", VIT | dict(pre_logits=True), "pooler.dense.bias"),
-  ("DeiTForImageClassificationWithTeacher", MODERN | dict(distilled=True), ""),
-  ("Dinov2WithRegistersModel", SCALED | GATED | dict(registers=4), ""),
-  ("DeiTModel", MODERN | dict(registers=1, pre_logits=True), ""),
+  ("ViTModel", dict(pre_logits=True), "pooler.dense.bias"),
+  ("DeiTForImageClassificationWithTeacher", DISTILLED, ""),
+  ("Dinov2WithRegistersModel", DINOV2 | GATED | dict(registers=4), ""),
+  (
+    "DeiTModel",
+    dict(name="modern", gelu="erf", registers=1, pre_logits=True),
+    "",
+  ),
   ("BeitForImageClassification", BEIT, ""),
   ("DINOv3ViTModel", DINOV3, ""),
   ("CLIPVisionModelWithProjection", CLIP | dict(projection=16), ""),
@@ -82,7 +87,7 @@ def _arrays(kind, params, model, folder, num_classes):
   [pytest.param(*row, id=f"{row[0]}-{row[2]}") for row in ROWS],
 )
 def test_there_and_back(tmp_path, kind, options, names):
-  model = model_config(**options)
+  model = model_config(**options if options is BIT else VIT | options)
   is_hf = kind not in ("timm", "meta", "openclip")
   is_bare = is_hf and "ForImage" not in kind or kind == "openclip"
   num_classes = 0 if is_bare else 3
@@ -133,7 +138,7 @@ def test_positions_that_are_no_whole_table_become_one(tmp_path, kind, options):
 
 def test_registers_of_timm_have_no_row_for_cls():
   """timm adds it to the class token, and so the sum stays."""
-  model = model_config(**REGISTERS | dict(cls_row=True))
+  model = model_config(**VIT | REGISTERS | dict(cls_row=True))
   params = foreign.random_params(model, 3, IMAGE)
   arrays = timm.write(params, model)
   table = params[POS_EMBEDDING]
@@ -149,7 +154,7 @@ def test_registers_of_timm_have_no_row_for_cls():
 )
 def test_rows_of_registers_become_part_of_them(tmp_path, tokens, image):
   """timm's table has them, unless no_embed_class is True."""
-  options = REGISTERS | dict(pool="gap", class_token="cls" in tokens)
+  options = VIT | REGISTERS | dict(pool="gap", class_token="cls" in tokens)
   model = model_config(**options)
   params = foreign.random_params(model, 3, image)
   arrays = timm.write(params, model)
@@ -170,7 +175,7 @@ def test_rows_of_registers_become_part_of_them(tmp_path, tokens, image):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_key_has_no_bias_and_periods_have_a_type(dtype):
-  model = model_config(**DINOV3 | dict(rope_periods=dtype))
+  model = model_config(**VIT | DINOV3 | dict(rope_periods=dtype))
   arrays = timm.write_meta(foreign.random_params(model, 3, IMAGE), model)
   mask = arrays["blocks.0.attn.qkv.bias_mask"]
   np.testing.assert_array_equal(mask, np.repeat([1, 0, 1], 48))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch_libraries
 from PIL import Image
+from series_parts import CLIP, DINOV2, DISTILLED
 from weight_files import hf_folder
 
 import vit_jax
@@ -18,8 +19,6 @@ from vit_jax.zoo.files import hf_preprocessing
 
 transformers = torch_libraries.Later("transformers")
 SIZE = (24, 32)
-MODERN = dict(name="modern", gelu="erf")
-SCALED = MODERN | dict(layer_scale=1e-5)
 NIGHTLY = pytest.mark.nightly
 PLAIN = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
 
@@ -122,11 +121,9 @@ CARDS = {
   "ViTModel": dict(pre_logits=True),
   "IJepaModel": dict(pool="gap", ln_eps=1e-12),
   "SiglipVisionModel": dict(pool="map"),
-  "Dinov2ForImageClassification": SCALED | dict(pool="token_gap"),
-  "DeiTForImageClassificationWithTeacher": MODERN | dict(distilled=True),
-  "CLIPVisionModelWithProjection": (
-    MODERN | dict(pre_norm=True, patch_bias=False, ln_eps=1e-5, projection=16)
-  ),
+  "Dinov2ForImageClassification": DINOV2 | dict(pool="token_gap"),
+  "DeiTForImageClassificationWithTeacher": DISTILLED,
+  "CLIPVisionModelWithProjection": CLIP | dict(projection=16),
 }
 SLOW = ("ViTModel", "Dinov2ForImageClassification")
 
