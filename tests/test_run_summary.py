@@ -17,6 +17,19 @@ def _text(config, **changes):
   return run_summary.text(run, parts.mesh, parts.shapes)
 
 
+@pytest.mark.parametrize(
+  "train, expected",
+  [
+    ("decode|random_resized_crop(16, 0.2, 1.0)|flip_lr", "decode|resize(16)"),
+    ("decode(exif=False)|random_crop(8)", "decode(exif=False)|resize(8)"),
+    ("decode|resize(16)", "decode|resize(16)"),
+  ],
+)
+def test_nothing_is_scored_on_augmented_images(train, expected):
+  config = tiny.config(data__ops=train, evals={})
+  assert run_summary.eval_ops(config) == expected
+
+
 def _lines(text, name):
   return [line for line in text.splitlines() if line.split()[:1] == [name]]
 

@@ -13,6 +13,8 @@ from jax.sharding import Mesh
 from vit_jax import param_groups, sharding
 from vit_jax.class_names import shortened
 from vit_jax.config import Config, to_dict
+from vit_jax.data.pixels import is_random
+from vit_jax.data.preprocessing import image_size
 from vit_jax.devices import unknown_peak
 from vit_jax.distributed import agreement
 from vit_jax.evaluators import groups
@@ -23,6 +25,7 @@ from vit_jax.param_groups import path_of
 from vit_jax.paths import FOLDERS, with_absolute_folder
 from vit_jax.step import TrainState
 from vit_jax.trainable import BASE, saved_params, without_adapters
+from vit_jax.weights import eval_preprocessing
 from vit_jax.weights.source_file import INIT
 from vit_jax.writers import run_info
 
@@ -216,10 +219,15 @@ def data_lines(experiment: Experiment) -> list[str]:
 def eval_ops(config: Config) -> str:
   """Returns the preprocessing of images for evaluation.
 
-  Without an evaluator: the preprocessing of training.
+  Without an evaluator it is that of training. If that draws random numbers, the
+  whole image is resized, as in Google's evaluation.
   """
   of_head = [e.ops for e in config.evals if e.scores_head]
-  return [*of_head, *(e.ops for e in config.evals), config.data.ops][0]
+  ops = [*of_head, *(e.ops for e in config.evals), config.data.ops][0]
+  if not is_random(ops):
+    return ops
+  whole = eval_preprocessing.google(image_size(ops)).ops
+  return eval_preprocessing.decoded_as(ops, whole)
 
 
 def text(experiment: Experiment, mesh: Mesh, state: TrainState) -> str:

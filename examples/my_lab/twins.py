@@ -21,6 +21,8 @@ class Twins(Objective):
   momentum: float = option(0.99, "of the teacher at the start, rises to 1")
 
   trains_head = False  # no logits of the data's classes
+  compares_images = True  # all other images of the batch are the negatives
+  follows_length = True  # the momentum grows until the last step
 
   def errors(self) -> Iterator[str]:
     if self.temperature <= 0:

@@ -1,5 +1,8 @@
 """The interface of callbacks: order, phases, saved state, closing."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from vit_jax.callbacks import Callback, CallbackList
@@ -28,6 +31,20 @@ def test_values_and_states_of_several():
   callbacks = CallbackList([_Recorder([], "a"), Callback(), _Recorder([], "b")])
   assert callbacks.on_log(3, {"loss": 1.0}) == {"loss": 1.0, "a": 3, "b": 3}
   assert callbacks.state_dict(3) == {"a": {"step": 3}, "b": {"step": 3}}
+
+
+def test_a_callback_may_compute_with_metrics():
+  """The loop's guard refuses that; on a GPU it also refuses to print them."""
+  seen = []
+
+  class Half(Callback):
+    def on_step(self, step, batch, metrics):
+      seen.append(float(metrics["loss"] * np.float32(0.5)))
+
+  metrics = {"loss": jnp.float32(3)}
+  with jax.transfer_guard("disallow"):
+    CallbackList([Half()]).on_step(1, {}, metrics)
+  assert seen == [1.5]
 
 
 def test_phases_nest():

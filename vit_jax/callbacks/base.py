@@ -281,8 +281,12 @@ class CallbackList:
   def on_step(
     self, step: int, batch: Mapping[str, jax.Array], metrics: Mapping
   ) -> None:
-    for callback in self._callbacks:
-      callback.on_step(step, batch, metrics)
+    import jax
+
+    # The loop refuses implicit transfers. A callback may print a metric.
+    with jax.transfer_guard("allow"):
+      for callback in self._callbacks:
+        callback.on_step(step, batch, metrics)
 
   def on_log(self, step: int, metrics: Mapping) -> dict[str, float]:
     values = {key: float(value) for key, value in metrics.items()}

@@ -25,7 +25,6 @@ from vit_jax.data.operation import colour
 from vit_jax.data.preprocessing import (
   decoding,
   for_channels,
-  turns_upright,
   with_decoding,
 )
 from vit_jax.data.preprocessing import image_size as size_after
@@ -809,7 +808,7 @@ def preprocessing(
   """
   ops, whole = file.ops, eval_preprocessing.google(size).ops
   if ops is not None:
-    whole = _decoded_as(ops, whole)
+    whole = eval_preprocessing.decoded_as(ops, whole)
   if ops is None or pixels.is_random(ops):  # from a run without evaluation
     return whole, ()
   if size_after(ops) == size:
@@ -820,22 +819,13 @@ def preprocessing(
     new = path.at(size)
     if file.crop_share and new.short:  # the share in `path` is rounded
       new = new.cropped(file.crop_share)
-    whole = _decoded_as(ops, new.ops)
+    whole = eval_preprocessing.decoded_as(ops, new.ops)
     if (new.short is None) == (path.short is None):
       return whole, ()
   return whole, (
     f"preprocessing is {whole}, because that of the weights, {ops}, cannot give"
     f" images of {size[0]} x {size[1]} pixels.",
   )
-
-
-def _decoded_as(ops: str, other: str) -> str:
-  """Returns `other` with the decoding of `ops`."""
-  if not turns_upright(ops):
-    other = eval_preprocessing.as_stored(other)
-  options = decoding(ops)
-  del options["exif"]
-  return with_decoding(other, **options)
 
 
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -20,9 +20,11 @@ from typing import Any
 
 from vit_jax.data.preprocessing import (
   Op,
+  decoding,
   image_size,
   parse_ops,
   turns_upright,
+  with_decoding,
 )
 from vit_jax.options import shown
 
@@ -138,6 +140,15 @@ def timm(
 def google(size: tuple[int, int]) -> PixelPath:
   """Returns the evaluation of vision_transformer and of AugReg."""
   return PixelPath(size)
+
+
+def decoded_as(ops: str, other: str) -> str:
+  """Returns `other` with the decoding of `ops`."""
+  if not turns_upright(ops):
+    other = as_stored(other)
+  options = decoding(ops)
+  del options["exif"]
+  return with_decoding(other, **options)
 
 
 def big_vision(size: tuple[int, int]) -> PixelPath:
