@@ -8,14 +8,53 @@ import threading
 import time
 
 import pytest
-import recording
 import tiny
-from recording import CONFIG, without_time
 
 from vit_jax import run_checks
 from vit_jax.config import Config, build, flat, to_dict
 from vit_jax.writers import trackers
 from vit_jax.writers.metric_writer import MetricLog, read_metrics
+
+CONFIG = Config(trackers=("wandb",))
+
+
+class Recorder:
+  """A tracker in memory, which keeps what it gets."""
+
+  PACKAGE = "json"
+  made: list = []
+
+  def __init__(self, workdir, name, id):
+    self.name, self.given_id = name, id
+    self.rows, self.hparams, self.state = [], None, None
+    self.id = id or f"id{len(self.made)}"
+    self.where = "in memory"
+    self.made.append(self)
+
+  @staticmethod
+  def error():
+    return None
+
+  def write_hparams(self, hparams):
+    self.hparams = hparams
+
+  def write_scalars(self, step, scalars):
+    self.rows.append({"step": step, **scalars})
+
+  def close(self, state="finished"):
+    self.state = state
+
+
+def without_time(rows):
+  return [{k: v for k, v in r.items() if k != "time"} for r in rows]
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+  """A tracker in memory in the place of wandb: a class, `made` its objects."""
+  kind = type("Kind", (Recorder,), {"made": []})
+  monkeypatch.setitem(trackers.TRACKERS, "wandb", kind)
+  return kind
 
 
 def _log(workdir, start=0, note=lambda text: None):
@@ -137,15 +176,15 @@ def test_a_package_that_is_missing(tmp_path, monkeypatch):
 
 def test_a_tracker_of_ones_own(tmp_path):
   """An import path; the file of its run has this name."""
-  name = "recording:Recorder"
+  name = "test_trackers:Recorder"
   config, errors = build({"trackers": f"wandb,{name}"})
   assert (config.trackers, errors) == (("wandb", name), [])
   with MetricLog(str(tmp_path), config=build({"trackers": name})[0]) as log:
     log.write(3, {"val/top1": 0.5})
-  own = recording.Recorder.made.pop()
+  own = Recorder.made.pop()
   assert own.rows == [{"step": 3, "val/top1": 0.5}]
   assert (tmp_path / "trackers" / f"{name}.json").exists()
-  (error,) = trackers.errors(build({"trackers": "recording:Recordr"})[0])
+  (error,) = trackers.errors(build({"trackers": "test_trackers:Recordr"})[0])
   assert error.startswith("config.trackers: ") and "Recordr" in error
 
 
@@ -232,7 +271,7 @@ def test_what_is_checked_before_a_run(monkeypatch, offline):
     for name, value in environment.items():
       monkeypatch.setenv(name, value)
     offline.teardown()  # forgets the environment that it has read
-    return trackers.errors(Config(trackers=("wandb",)))
+    return trackers.errors(CONFIG)
 
   assert errors() == []
   (error,) = errors(WANDB_MODE="online", NETRC=os.devnull)
