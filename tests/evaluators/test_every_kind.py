@@ -1,20 +1,25 @@
 """Each kind of evaluator by command on fake data."""
 
-import pathlib
-
 import pytest
+import tiny
 
 from vit_jax import run_checks
-from vit_jax.config import cli
+from vit_jax.config import cli, defaults, to_dict
 from vit_jax.evaluators import EVALUATORS
 from vit_jax.train import train_and_evaluate
 from vit_jax.writers.metric_writer import read_metrics
 
-TINY = pathlib.Path(__file__).with_name("tiny_config.py")
+
+def get_config():
+  """One block of width 32 on ImageNet at 16 px, two steps."""
+  c = defaults()
+  c.update(to_dict(tiny.config(total_steps=2, model__depth=1)))
+  return c
 
 
 def _config(*args):
-  parsed = cli.parse("train", {}, [f"--config={TINY}", "--fake_data", *args])
+  here = f"--config={__file__}"
+  parsed = cli.parse("train", {}, [here, "--fake_data", *args])
   assert not parsed.errors
   return parsed.config
 
