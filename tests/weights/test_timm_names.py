@@ -6,6 +6,16 @@ import foreign
 import numpy as np
 import pytest
 import torch_libraries
+from series_parts import (
+  BEIT,
+  CLIP,
+  DINOV2,
+  DINOV3,
+  DISTILLED,
+  EVA02,
+  REGISTERS,
+  SWIGLU,
+)  # fmt: skip
 
 from vit_jax.config import model_config
 from vit_jax.weights.weights_file import lazy
@@ -13,6 +23,7 @@ from vit_jax.zoo.files import timm as weights
 from vit_jax.zoo.files import timm_names
 
 timm = torch_libraries.Later("timm")
+QUICK = dict(gelu="quick")
 AS_TIMM = dict(gn_eps=1e-5, ws_eps=1e-8, ws_eps_on="var")
 B16 = "vit_base_patch16_224"
 
@@ -162,39 +173,21 @@ def test_architectures_tell_heads_and_gelu():
   assert {n for n in named if "resnetv2" not in n} <= read
 
 
-GIANT = dict(rope="dinov3", posemb="none", registers=4, ln_eps=1e-5)
-# Options of a model -> timm's name for it, one of each series.
+# timm's name of a model, one of each series -> options of ours.
 PUBLISHED = {
   "vit_huge_patch14_224": dict(variant="H/14", gelu="erf"),
   "vit_base_r50_s16_224": dict(variant="R50+B/16", **AS_TIMM),
   "resnetv2_50x1_bit": dict(name="bit", variant="R50x1", **AS_TIMM),
-  "deit_tiny_distilled_patch16_224": dict(
-    name="modern", variant="Ti/16", distilled=True, gelu="erf"
+  "deit_tiny_distilled_patch16_224": DISTILLED | dict(variant="Ti/16"),
+  "vit_base_patch14_dinov2": DINOV2 | dict(variant="B/14"),
+  "vit_giant_patch14_reg4_dinov2": REGISTERS | SWIGLU | dict(variant="g2/14"),
+  "vit_base_patch32_clip_quickgelu_224": CLIP | QUICK | dict(variant="B/32"),
+  "vit_huge_plus_patch16_dinov3": (
+    DINOV3 | SWIGLU | dict(variant="H+/16", qkv_bias="none", pool="gap")
   ),
-  "vit_base_patch14_dinov2": dict(
-    name="modern", variant="B/14", layer_scale=1.0, gelu="erf"
-  ),
-  "vit_giant_patch14_reg4_dinov2": dict(
-    name="modern", variant="g2/14", layer_scale=1.0, registers=4,
-    cls_row=False, mlp="swiglu",
-  ),
-  "vit_base_patch32_clip_quickgelu_224": dict(
-    name="modern", variant="B/32", pre_norm=True, patch_bias=False, ln_eps=1e-5,
-    gelu="quick",
-  ),
-  "vit_huge_plus_patch16_dinov3": dict(
-    name="modern", variant="H+/16", mlp="swiglu", layer_scale=1.0,
-    qkv_bias="none", pool="gap", **GIANT,
-  ),
-  "eva02_tiny_patch14_224": dict(
-    name="modern", variant="Ti/14", mlp_dim=512, rope="eva02", mlp="swiglu",
-    qkv_bias="no_key", pool="gap", final_norm="pooled",
-  ),
-  "beit_base_patch16_224": dict(
-    name="modern", variant="B/16", posemb="relative_bias", layer_scale=0.1,
-    qkv_bias="no_key", pool="gap", final_norm="pooled", gelu="erf",
-  ),
-}  # fmt: skip
+  "eva02_tiny_patch14_224": EVA02 | dict(variant="Ti/14", mlp_dim=512),
+  "beit_base_patch16_224": BEIT | dict(variant="B/16"),
+}
 ACTS = {"tanh": "GELUTanh", "erf": "GELU", "quick": "QuickGELU"}
 SLOW = ("vit_base_patch14_dinov2", "vit_huge_plus_patch16_dinov3")
 
