@@ -125,18 +125,6 @@ def test_a_scan_has_the_same_positions(options):
 
 
 @pytest.mark.slow
-def test_float64_is_not_rounded_on_the_way():
-  with jax.enable_x64(True):
-    model = ViT(**TINY, dtype="float64")
-    params = jax.tree.map(np.float64, random_params(ViT(**TINY)))
-    images = IMAGES.astype(np.float64)
-    logits, out = jax.jit(model.apply)({"params": params}, images)
-    assert {x.dtype for x in jax.tree.leaves(out)} == {np.dtype("float64")}
-  exact = run(ViT(**TINY), jax.tree.map(np.float32, params))[0]
-  np.testing.assert_allclose(exact, logits, atol=2e-6)
-
-
-@pytest.mark.slow
 def test_positions_are_added_to_what_each_block_gets():
   """Blocks whose branches are zero return the sum of their tables."""
   model = ViT(**TINY, cls_row=False, posemb_at="blocks")

@@ -17,7 +17,6 @@ from weight_files import (
   openclip_folder,
   orbax,
   our_params,
-  published_arrays,
   save,
   timm_file,
   trunk_folder,
@@ -387,11 +386,7 @@ def test_a_tower_of_timm_s_in_a_file_of_openclip_s(tmp_path):
 # Checkpoints, ours and others'.
 
 
-@pytest.mark.parametrize(
-  "inside",
-  ["", pytest.param("checkpoints/7/params", marks=pytest.mark.nightly)],
-)
-def test_a_run(tmp_path, inside):
+def test_a_run(tmp_path):
   params = nested(our_params((16, 32)))
   metadata = {
     "config": {"model": to_dict(MODEL), "seed": 3},  # as train.py writes it
@@ -403,16 +398,18 @@ def test_a_run(tmp_path, inside):
   for step in (5, 7):
     path = str(tmp_path / "checkpoints" / str(step))
     checkpointer.write_params(path, params, metadata | {"step": step})
-  result = weights.read(tmp_path / inside)
+  result = weights.read(tmp_path)
   assert_same(result, our_params((16, 32)))
   assert result.format == "checkpoint" and result.metadata["step"] == 7
   assert (result.grid, result.image_size) == ((2, 4), (16, 32))
   assert result.class_names == tuple("abcdefghijk")
   assert result.ops == "decode|resize((16, 32))"
-  if not inside:
-    vit = vit_jax.load(tmp_path, verbose=False)
-    got = vit.config, vit.image_size, vit.ops
-    assert got == (MODEL, (16, 32), result.ops)
+  vit = vit_jax.load(tmp_path, verbose=False)
+  got = vit.config, vit.image_size, vit.ops
+  assert got == (MODEL, (16, 32), result.ops)
+  # Also by the path of its arrays.
+  inside = weights.read(tmp_path / "checkpoints/7/params")
+  assert_same(inside, our_params((16, 32)))
 
 
 @pytest.mark.parametrize("steps", [("5/default", "10/state"), ("10/model",)])
@@ -429,17 +426,6 @@ def test_checkpoints_of_another_program(tmp_path, steps, capsys):
     assert str(inner) in message(path)
   assert_same(weights.read(inner), our_params())
   assert "damaged" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-  "name, options",
-  [("bit_v2", {"root_pad": "nothing"}), ("bv_token", {"cls_row": False})],
-)
-def test_a_tree_states_what_its_names_state(tmp_path, name, options):
-  """The same as a `.npz` of big_vision with these names."""
-  tree = orbax(tmp_path / "tree", nested(published_arrays(name)))
-  for path in (tree, DATA / f"{name}.weights.npz"):
-    assert weights.read(path).options == options
 
 
 def test_a_checkpoint_has_no_names_but_its_own(tmp_path):
