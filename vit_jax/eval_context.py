@@ -209,6 +209,6 @@ class RunContext(Context):
     return self.once(("activations", id(source), *options), activations)
 
   def forward(
-    self, fn: Callable, params: Params, batches: Iterable[Batch]
+    self, fn: Callable, params: Any, batches: Iterable[Batch]
   ) -> Iterator[Any]:
     return forward(fn, params, batches, self.mesh, self.on_batch)

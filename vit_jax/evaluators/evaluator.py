@@ -312,7 +312,7 @@ class Context:
     raise NotImplementedError
 
   def forward(
-    self, fn: Callable, params: Params, batches: Iterable[Batch]
+    self, fn: Callable, params: Any, batches: Iterable[Batch]
   ) -> Iterator[Any]:
     """Yields the results of a function for each batch, as numpy arrays.
 
@@ -321,7 +321,7 @@ class Context:
 
     Args:
       fn: (params, global batch) -> tree of arrays; a result of `jit`.
-      params: First argument of `fn`.
+      params: First argument of `fn`: parameters, or a tuple of several.
       batches: This process's rows of every batch; a result of `batches`.
     """
     raise NotImplementedError
