@@ -44,7 +44,7 @@ def labels_of(source: "Source") -> np.ndarray:
 
 def forward(
   fn: Callable,
-  params: Params,
+  params: Any,
   batches: Iterable[Batch],
   mesh: jax.sharding.Mesh,
   on_batch: Callable[[], None],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from vit_jax.data import pipeline, sources, vtab, vtab_source
+from vit_jax.data import pipeline, sources, tfds_source, vtab, vtab_source
 from vit_jax.data.splits import Span, SplitError
 from vit_jax.data.tf_cpu import tf
 from vit_jax.data.vtab import TASKS
@@ -194,7 +194,7 @@ def test_every_task_opens_as_tfds_writes_it(
 ):
   folder, examples_of = written
   if not in_memory:
-    monkeypatch.setattr(sources.tfds_source, "MEMORY_LIMIT", 0)
+    monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", 0)
   for name, task in TASKS.items():
     source = sources.open_source(
       f"vtab:{name}", "train800+val200+test", str(folder)

@@ -13,7 +13,7 @@ from PIL import Image
 from vit_jax import class_names
 from vit_jax.batch import DataError
 from vit_jax.config import ClassificationConfig
-from vit_jax.data import sources
+from vit_jax.data import sources, tfds_source
 from vit_jax.evaluators.subset import SUBSETS, SubsetConfig
 
 tfds = pytest.importorskip("tensorflow_datasets")
@@ -204,7 +204,7 @@ def test_reals_labels_go_by_file_name(tmp_path, monkeypatch):
   table = source.labels()
   assert table.shape == (5, 1000) and table.dtype == bool and table.sum() == 7
   # More than fits into memory is read as a stream.
-  monkeypatch.setattr(sources.tfds_source, "MEMORY_LIMIT", 0)
+  monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", 0)
   again = sources.open_source(name, "validation", data_dir)
   assert type(again) is not type(source)
   assert _by_pixel(again) == want
