@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import re
 
 import pytest
 from fake_runs import Drawn, run, write
@@ -15,7 +14,7 @@ from vit_jax.config import (
   OptimConfig,
   to_dict,
 )
-from vit_jax.tools.reporting import comparison, curves, report, runs, tables
+from vit_jax.tools.reporting import comparison, curves, report, runs
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 VAL = ClassificationConfig(name="val", dataset="digits", split="test")
@@ -117,13 +116,3 @@ def test_few_shot_side_by_side(tmp_path):
   row = "<th>b</th><td>2</td><td><b>37.5%</b></td><td><b>75.0%</b></td>"
   assert row in text and "<th>a</th><td>2</td><td>25.0%</td>" in text
   assert (tmp_path / "figures" / "fewshot_digits_test.svg").exists()
-
-
-@pytest.mark.parametrize(
-  "count, text", [(2, "a0 a1 x 0 1"), (5, "x a0 0 a1 1 a2 2 a3 3 a4 4")]
-)
-def test_many_runs_have_rows(count, text):
-  facts = [{"x": str(i)} for i in range(count)]
-  several = [run(name=f"a{i}") for i in range(count)]
-  html = tables.side_by_side(several, facts)
-  assert re.sub("<[^>]*>", " ", html).split() == text.split()

@@ -9,7 +9,6 @@ import pytest
 from fake_runs import (
   Page,
   of_model,
-  run,
   write,
   write_checkpoint,
   write_predictions,
@@ -268,11 +267,3 @@ def test_an_output_that_cannot_be_written(tmp_path):
   (tmp_path / "file").touch()
   with pytest.raises(SystemExit, match="--out"):
     main([str(path), "--out", str(tmp_path / "file" / "x")])
-
-
-def test_a_run_has_at_most_eight_tiles():
-  names = [f"e{i}" for i in range(9)]
-  config = {"evals": {n: {"kind": "classification"} for n in names}}
-  row = {"step": 1} | {f"{n}/top1": 0.5 for n in names}
-  head = report.head("", [run([row], config)], None, {})
-  assert head.count(", top-1") == 8 and "8 of 9 scores" in head

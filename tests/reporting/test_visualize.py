@@ -129,13 +129,6 @@ def test_a_folder_of_broken_images_is_refused(tmp_path):
   assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("text", ["3", "0,1"])
-def test_a_patch_is_a_row_and_a_column(text, capsys):
-  with pytest.raises(SystemExit):
-    visualize_command.parse(["x", "--out=y", f"--patch={text}"])
-  assert f"--patch: got {text!r}" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_images_of_the_data_that_a_run_is_scored_on(
   tmp_path, capsys, monkeypatch
