@@ -49,8 +49,8 @@ vit = vit_jax.load("hf-hub:timm/deit3_small_patch16_384.fb_in22k_ft_in1k")
 
 - *million*: parameters without a classifier. *GFLOPs*: forward pass of one
   image of *pixels* x *pixels*, two per multiply-add, counted by vit_jax.
-  DINOv2's files of Meta and transformers are loaded at 224 px, unless you pass
-  `image_size=518`.
+  DINOv2's files of Meta and transformers, and DINOv3's of transformers, are
+  loaded at 224 px, unless you pass `image_size=518` or `image_size=256`.
 - *images/s*: measured, per second of processor time of one core, in float32 and
   batches of 8 ({{machine}}, the other one busy; jax {{jax}}).
 - *classes*: outputs of the classifier that the file has.

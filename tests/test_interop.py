@@ -170,7 +170,7 @@ def test_trees_of_others_are_read(vit, tmp_path, monkeypatch, writer, layout):
 
 
 @pytest.mark.slow
-def test_a_model_of_ours_is_one_of_nnx(vit):
+def test_a_model_of_ours_is_one_of_nnx(vit, tmp_path):
   module, x = vit.nnx(), images(vit)
   state = nnx.state(module)
   assert {type(leaf) for leaf in jax.tree.leaves(state)} == {
@@ -182,6 +182,10 @@ def test_a_model_of_ours_is_one_of_nnx(vit):
   logits, out = nnx.jit(lambda module, x: module(x))(module, x)
   assert_same(logits, vit(x)[0])
   assert out["pre_logits"].shape == (2, 48)
+  with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(tmp_path / "nnx", nnx.state(module, nnx.Param))
+  got = vit_jax.load(tmp_path / "nnx", verbose=False, gelu=vit.config.gelu)
+  jax.tree.map(np.testing.assert_array_equal, got.params, vit.params)
 
 
 CALL = """

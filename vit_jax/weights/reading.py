@@ -302,6 +302,8 @@ def read_checkpoint(folder: epath.Path) -> Weights:
   if isinstance(nested.get("params"), dict):
     nested = nested["params"]
   flat = flax.traverse_util.flatten_dict(nested, sep="/")
+  if all(name.endswith("/value") for name in flat):  # `nnx.state` of a module
+    flat = {k.removesuffix("/value"): v for k, v in flat.items()}
   if other := [k for k, v in flat.items() if not hasattr(v, "shape")]:
     raise ValueError(f"got {other[0]!r}, which is no array; {EXPECTED}.")
   params, stated = {k: lazy(np.asarray(v)) for k, v in flat.items()}, {}
