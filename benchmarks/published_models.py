@@ -2,8 +2,9 @@
 
 Run: python benchmarks/published_models.py [--speed]
 
-With --speed, the models of the first table are timed before, on one core of
-this machine: docs/models_speed.jsonl.
+With --speed, models of up to 400 GFLOPs are timed before, on one core of this
+machine (docs/models_speed.jsonl). It takes about half an hour, and goes on
+where it was stopped.
 """
 
 import csv
@@ -52,7 +53,8 @@ vit = vit_jax.load("hf-hub:timm/deit3_small_patch16_384.fb_in22k_ft_in1k")
   DINOv2's files of Meta and transformers, and DINOv3's of transformers, are
   loaded at 224 px, unless you pass `image_size=518` or `image_size=256`.
 - *images/s*: measured, per second of processor time of one core, in float32 and
-  batches of 8 ({{machine}}, the other one busy; jax {{jax}}).
+  batches of {{batch}} ({{machine}}, the other one busy; jax {{jax}}). Models
+  above 400 GFLOPs were not measured.
 - *classes*: outputs of the classifier that the file has.
 - *top-1*, *k-NN*: **published** accuracy on ImageNet in percent. top-1 is that
   of the file's own classifier, unless the cell has another word. None was
@@ -72,7 +74,20 @@ vit = vit_jax.load("hf-hub:timm/deit3_small_patch16_384.fb_in22k_ft_in1k")
 
 """
 LIMITS = (3, 10, 40, 125, 400)  # most GFLOPs of the models that are compared
-BATCH = 8
+BATCH = 4
+
+
+class Speeds:
+  """Images per second by model, in docs/models_speed.jsonl."""
+
+  def __init__(self):
+    rows = map(json.loads, SPEEDS.read_text().splitlines())
+    self.rows = {(r["model"], r["pixels"]): r for r in rows}
+
+  def cell(self, cells: Cells) -> str:
+    """Returns the speed of a row, "" if it was not measured."""
+    row = self.rows.get((cells.model, cells.pixels))
+    return f"{row['images_per_second']:.1f}" if row else ""
 
 
 def count(model: ModelConfig, pixels: int) -> int:
@@ -107,17 +122,16 @@ def counted() -> str:
   return out.getvalue()
 
 
-def best() -> Iterator[tuple[int, published.Row, Cells]]:
+def best() -> Iterator[tuple[int, Cells]]:
   """Yields limits of cost, with the best published accuracy up to each."""
-  every = zip(published.rows(), model_table.table(), strict=True)
-  scored = [(r, c) for r, c in every if c.top1 and " " not in c.top1]
+  scored = [c for c in model_table.table() if c.top1 and " " not in c.top1]
   for limit in LIMITS:
-    known = [p for p in scored if float(p[1].gflops.replace(",", "")) <= limit]
-    yield limit, *max(known, key=lambda pair: float(pair[1].top1))
+    known = [c for c in scored if float(c.gflops.replace(",", "")) <= limit]
+    yield limit, max(known, key=lambda c: float(c.top1))
 
 
 def images_per_second(model: ModelConfig, pixels: int) -> float:
-  """Returns the speed of the forward pass, of the best of three batches.
+  """Returns the speed of the forward pass, the best of two batches.
 
   Args:
     model: The model.
@@ -133,7 +147,7 @@ def images_per_second(model: ModelConfig, pixels: int) -> float:
   variables = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
   forward = jax.jit(lambda v, x: module.apply(v, x)[0])
   seconds = []
-  for _ in range(4):  # the first one compiles
+  for _ in range(3):  # the first one compiles
     began = time.process_time()
     forward(variables, images).block_until_ready()
     seconds.append(time.process_time() - began)
@@ -141,56 +155,64 @@ def images_per_second(model: ModelConfig, pixels: int) -> float:
 
 
 def measure() -> None:
-  """Writes the speeds of the first table's models."""
+  """Adds the speeds that docs/models_speed.jsonl lacks."""
   import jax
 
-  os.sched_setaffinity(
-    0, {max(os.sched_getaffinity(0))}
-  )  # before jax's threads
-  about = {"jax": jax.__version__, "machine": machine()}
-  lines = []
-  for _, row, cells in best():
+  # Before jax makes its threads.
+  os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+  about = {"batch": BATCH, "jax": jax.__version__, "machine": machine()}
+  for row, cells in zip(published.rows(), model_table.table(), strict=True):
+    is_known = (cells.model, cells.pixels) in Speeds().rows
+    if is_known or float(cells.gflops.replace(",", "")) > LIMITS[-1]:
+      continue
     speed = images_per_second(model_table.model_of(row), row.pixels)
-    line = {"file": cells.files[0], "images_per_second": round(speed, 2)}
-    lines.append(json.dumps(line | about) + "\n")
-  SPEEDS.write_text("".join(lines))
+    line = {"model": cells.model, "pixels": cells.pixels}
+    line |= {"images_per_second": round(speed, 2)} | about
+    with SPEEDS.open("a") as file:
+      file.write(json.dumps(line) + "\n")
+    print(*line.values(), flush=True)
 
 
-def _best_rows(speeds: dict[str, dict]) -> Iterator[str]:
-  for limit, _, one in best():
-    speed = speeds[one.files[0]]["images_per_second"]
+def _best_rows(speeds: Speeds) -> Iterator[str]:
+  for limit, one in best():
     yield (
       f"| {limit} | {one.top1} | {one.model} | {one.pixels} | {one.parameters}"
-      f" | {one.gflops} | {speed:.1f} | `{one.files[0]}` |"
+      f" | {one.gflops} | {speeds.cell(one)} | `{one.files[0]}` |"
     )
 
 
-def tables() -> Iterator[str]:
+def tables(speeds: Speeds) -> Iterator[str]:
   """Yields the lines of a table for each series."""
   every = zip(published.rows(), model_table.table(), strict=True)
   for series, group in itertools.groupby(every, lambda pair: pair[0].series):
-    yield from ("", f"## {series}", "", *_table(cells for _, cells in group))
+    rows = _table([cells for _, cells in group], speeds)
+    yield from ("", f"## {series}", "", *rows)
 
 
-def _table(rows: Iterable[Cells]) -> Iterator[str]:
+def _table(rows: Iterable[Cells], speeds: Speeds) -> Iterator[str]:
+  names = list(model_table.NAMES[:-1])
+  after = names.index("GFLOPs") + 1
+  names.insert(after, "images/s")
   yield "<!-- source: vit_jax/families/published.csv -->"
   yield ""
-  yield f"| {' | '.join((*model_table.NAMES[:-1], 'file'))} |"
-  yield f"|---|{'---:|' * 6}---|---|"
+  yield f"| {' | '.join((*names, 'file'))} |"
+  yield f"|---|{'---:|' * 7}---|---|"
   for row in rows:
     files = "<br>".join(
       f if f.startswith("pytorch_model") else f"`{f}`" for f in row.files
     )
-    yield f"| {' | '.join((*row[:-1], files))} |"
+    cells = (*row[:after], speeds.cell(row), *row[after:-1], files)
+    yield f"| {' | '.join(cells)} |"
 
 
 def page() -> str:
   """Returns docs/models.md."""
-  rows = map(json.loads, SPEEDS.read_text().splitlines())
-  speeds = {row["file"]: row for row in rows}
-  about = next(iter(speeds.values()))
+  speeds = Speeds()
+  about = next(iter(speeds.rows.values()))
   lines = [
-    "The highest published top-1 accuracy of a file's own classifier, by cost:",
+    "The highest top-1 in the tables below, by cost. An empty cell does not"
+    " count: timm has published higher",
+    "ones for some of these files, and for models that are not listed.",
     "",
     "<!-- source: vit_jax/tools/scoring/published_scores.csv -->",
     "",
@@ -198,9 +220,9 @@ def page() -> str:
     " | file |",
     "|---:|---:|---|---:|---:|---:|---:|---|",
     *_best_rows(speeds),
-    *tables(),
+    *tables(speeds),
   ]
-  head = HEAD.format(machine=about["machine"], jax=about["jax"])
+  head = HEAD.format(**about)
   return head + "\n".join(lines) + "\n"
 
 
