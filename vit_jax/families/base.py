@@ -41,7 +41,8 @@ class ModelConfig:
     "float32",
     "type of the matrix products",
     {
-      "float32": "24 bits of mantissa",
+      "float32": "24 bits of mantissa; on TPUs and recent GPUs, products have"
+      " 8 and 11, unless JAX_DEFAULT_MATMUL_PRECISION=highest",
       "bfloat16": "8 bits of mantissa, the range of float32",
     },
   )
