@@ -59,7 +59,10 @@ PUBLISHERS = (
   # Without its two heads, its token for distillation is read as a register.
   Publisher(
     "DeiT",
-    lambda w, m: m.distilled or (m.registers == 1 and m.layer_scale is None),
+    lambda w, m: (
+      m.distilled
+      or (m.class_token and m.registers == 1 and m.layer_scale is None)
+    ),
     IMAGENET,
   ),
   Publisher(
@@ -89,7 +92,7 @@ PUBLISHERS = (
   ),
   Publisher(
     "TIPS v2",
-    lambda w, m: m.class_token and m.registers == 1 and m.layer_scale,
+    lambda w, m: m.class_token and m.registers == 1,
     AS_THEY_ARE,
     share=1.0,
     posemb_filter="bicubic",
