@@ -1,4 +1,4 @@
-"""Rows of metrics: one order, however long their scores take."""
+"""Rows of metrics: one order, however long their scores take; none twice."""
 
 import json
 import logging
@@ -7,6 +7,7 @@ import threading
 import jax
 import pytest
 import threadpoolctl
+from tensorboard.backend.event_processing import event_file_loader
 
 from vit_jax.evaluators.evaluator import Evaluator, EvaluatorConfig
 from vit_jax.writers.atomic_files import WriteError
@@ -58,23 +59,42 @@ def _read(tmp_path):
   ]
 
 
-def test_resuming_drops_what_will_be_written_again(tmp_path):
+def _tensorboard(workdir):
+  """Returns what TensorBoard reads of a run, as rows of metrics.jsonl."""
+  rows = []
+  for path in sorted((workdir / "tensorboard").glob("*tfevents*")):
+    for event in event_file_loader.LegacyEventFileLoader(str(path)).Load():
+      if event.HasField("summary"):
+        values = {v.tag: v.simple_value for v in event.summary.value}
+        time = pytest.approx(event.wall_time, abs=0.1)
+        rows.append({"step": event.step, "time": time} | values)
+  return rows
+
+
+def test_a_resumed_run_has_no_row_twice(tmp_path):
+  """Rows after the checkpoint are removed, and those of another writer."""
+  events = tmp_path / "tensorboard" / "events.out.tfevents.1795331887.vm"
+  events.parent.mkdir()
+  events.write_bytes(b"old")
   with _log(tmp_path) as log:
     log.write(10, {"train/loss": 1.0})
     log.write(10, {"val/top1": 0.5})
-    log.write(12, {"train/loss": 0.9})
+    log.write(12, {"train/loss": 0.25})
   with (tmp_path / METRICS).open("a") as f:
     f.write('{"step": 13, "tra')  # killed while writing
   with _log(tmp_path, 10) as log:
     val, few = Slow("val"), Slow("few")
     assert log.missing(10, [val, few]) == [few]
     assert log.missing(10, []) == []
-    log.write(12, {"train/loss": 0.8})
+    log.write(12, {"train/loss": 0.75})
+    # TensorBoard shows it at once.
+    assert _tensorboard(tmp_path) == read_metrics(str(tmp_path))
   text = (tmp_path / METRICS).read_text().splitlines()
   assert [json.loads(line)["step"] for line in text] == [10, 10, 12]
-  assert json.loads(text[-1])["train/loss"] == 0.8
+  assert json.loads(text[-1])["train/loss"] == 0.75
+  assert _tensorboard(tmp_path) == read_metrics(str(tmp_path))
   with _log(tmp_path):  # a new run
-    assert _read(tmp_path) == []
+    assert _read(tmp_path) == _tensorboard(tmp_path) == []
 
 
 def test_a_row_is_not_written_into_the_folder_of_another_run(tmp_path):
@@ -88,13 +108,17 @@ def test_a_row_is_not_written_into_the_folder_of_another_run(tmp_path):
 
 def test_a_row_waits_for_the_scores_before_it(tmp_path):
   val, few, later = Slow("val"), Slow("few"), Slow("later")
-  with _log(tmp_path) as log:
+  stop = threading.Event()
+  with _log(tmp_path, until=stop.is_set) as log:
     log.write(1, {"train/loss": 1.0})
     log.write_later(1, val.score, 1)
     log.write_later(1, few.score, 1)
     few.go.set()
     log.write(2, {"train/loss": 0.5})
     log.write_later(2, later.score, 1)
+    # A stop ends the wait: the state comes first.
+    stop.set()
+    log.flush()
     assert _read(tmp_path) == [(1, "train/loss")]
     val.go.set()
     # Scores of the newest step need not be waited for.
@@ -106,18 +130,7 @@ def test_a_row_waits_for_the_scores_before_it(tmp_path):
       (2, "train/loss"),
     ]
     later.go.set()
-
-
-def test_a_stop_ends_the_wait_for_scores(tmp_path):
-  few, stop = Slow("few"), threading.Event()
-  with _log(tmp_path, until=stop.is_set) as log:
-    log.write_later(1, few.score, 1)
-    stop.set()
-    log.flush()
-    assert _read(tmp_path) == []
-    few.go.set()
-    log.flush(before=2)  # once the state is saved
-    assert _read(tmp_path) == [(1, "few/x")]
+    log.flush(before=3)
 
 
 def test_scores_leave_half_of_the_cores_to_the_input(tmp_path, monkeypatch):
@@ -136,24 +149,20 @@ def test_scores_leave_half_of_the_cores_to_the_input(tmp_path, monkeypatch):
   assert threads() == before
 
 
-def test_scores_that_are_not_finite_are_printed_and_left_out(tmp_path):
-  """The state is finite, and process 0 alone knows the scores."""
+def test_scores_that_fail(tmp_path):
+  """Some are not finite: the state is. An error is raised in the loop."""
   scores = {"a/1shot": 0.5, "a/5shot": float("inf"), "a/x": float("nan")}
   notes = []
   with _log(tmp_path, note=notes.append) as log:
     log.write_later(8, lambda _: scores, None)
     log.flush()
+    log.write_later(9, lambda _: 1 / 0, None)
+    with pytest.raises(ZeroDivisionError):
+      log.flush()
   (row,) = read_metrics(str(tmp_path))
   assert row.pop("time") > 1e9
   assert row == {"step": 8, "a/1shot": 0.5, "a/not_finite": 2}
   assert "a/5shot is inf, a/x is nan at step 8" in notes[0]
-
-
-def test_an_error_of_the_scores_is_raised_in_the_loop(tmp_path):
-  with _log(tmp_path) as log:
-    log.write_later(3, lambda _: 1 / 0, 0.0)
-    with pytest.raises(ZeroDivisionError):
-      log.flush()
 
 
 def test_only_process_0_writes_and_scores(tmp_path, monkeypatch):
@@ -167,7 +176,8 @@ def test_only_process_0_writes_and_scores(tmp_path, monkeypatch):
   assert writer.calls == ["close"]
 
 
-def test_a_writer_of_ones_own_gets_every_row(tmp_path):
+def test_a_writer_of_ones_own(tmp_path):
+  """It gets every row; if it fails, the run ends and no row is lost."""
   writer = Recording()
   with _log(tmp_path, writer=writer) as log:
     log.write(1, {"train/loss": 1.0})
@@ -175,10 +185,6 @@ def test_a_writer_of_ones_own_gets_every_row(tmp_path):
     log.write(2, {"train/loss": 0.5})
   rows = [(1, {"train/loss": 1.0}), (2, {"train/loss": 0.5})]
   assert writer.calls == [rows[0], "flush", rows[1], "close"]
-
-
-def test_a_writer_that_fails_ends_the_run_and_loses_no_row(tmp_path):
-  writer = Recording()
   writer.close = lambda: 1 / 0
   with pytest.raises(ZeroDivisionError), _log(tmp_path, writer=writer) as log:
     log.write(1, {"train/loss": 1.0})

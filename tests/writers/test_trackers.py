@@ -61,44 +61,32 @@ def _log(workdir, start=0, note=lambda text: None):
   return MetricLog(str(workdir), start, config=CONFIG, note=note)
 
 
-def test_a_choice_for_every_tracker():
-  choices = Config.__dataclass_fields__["trackers"].metadata["choices"]
-  assert list(choices) == list(trackers.TRACKERS)
-
-
 def test_what_a_tracker_gets(tmp_path, recorder):
-  notes = []
-  with _log(tmp_path / "b16", note=notes.append) as log:
-    log.write(3, {"val/top1": 0.5})
-    log.write(5, {"train/loss": 2.0})
-  (it,) = recorder.made
-  assert it.rows == without_time(read_metrics(str(tmp_path / "b16")))
-  assert it.name == "b16" and it.given_id is None
-  assert it.hparams == flat(to_dict(CONFIG))
-  assert it.state == "finished" and notes == ["wandb       in memory"]
-
-
-def test_a_run_that_resumes_is_one_run(tmp_path, recorder):
-  """Rows that are computed again come twice; the last counts."""
-  with _log(tmp_path) as log:
-    log.write(10, {"train/loss": 1.0})
+  """A run that resumes is one run; rows that come twice: the last counts."""
+  notes, workdir = [], tmp_path / "b16"
+  with _log(workdir, note=notes.append) as log:
+    log.write(10, {"val/top1": 0.5})
     log.write(12, {"train/loss": 0.9})  # after the last checkpoint
-  with _log(tmp_path, 10) as log:
+  (first,) = recorder.made
+  assert first.rows == without_time(read_metrics(str(workdir)))
+  assert first.name == "b16" and first.given_id is None
+  assert first.hparams == flat(to_dict(CONFIG))
+  assert first.state == "finished" and notes == ["wandb       in memory"]
+  with _log(workdir, 10) as log:
     log.write(12, {"train/loss": 0.9})  # the same bits again
-    log.write(14, {"train/loss": 0.8})
-  first, second = recorder.made
+  second = recorder.made[1]
   assert second.given_id == first.id == "id0"
-  steps = [row["step"] for row in first.rows + second.rows]
-  assert steps == [10, 12, 12, 14]
+  assert second.rows == [{"step": 12, "train/loss": 0.9}]
   # From the start again: another run.
-  with _log(tmp_path) as log:
+  with pytest.raises(KeyboardInterrupt), _log(workdir) as log:
     log.write(12, {"train/loss": 0.7})
+    raise KeyboardInterrupt
   third = recorder.made[2]
-  assert third.given_id is None
+  assert third.given_id is None and third.state == "stopped"
   assert third.rows == [{"step": 12, "train/loss": 0.7}]
 
 
-@pytest.mark.parametrize("text", [None, "", '{"id": null}'])
+@pytest.mark.parametrize("text", [None, '{"id": null}'])
 def test_a_tracker_without_a_run_gets_every_row(tmp_path, recorder, text):
   """It joined late, or the file with its id is damaged."""
   with _log(tmp_path) as log:
@@ -112,58 +100,43 @@ def test_a_tracker_without_a_run_gets_every_row(tmp_path, recorder, text):
   assert again.rows == without_time(read_metrics(str(tmp_path)))
 
 
+def _fails_at_times(self, step, scalars):
+  if step in (2, 3):
+    raise ConnectionError("no route to host\nmore")
+  self.rows.append(step)
+
+
+def _cannot_begin(self, workdir, name, id):
+  raise ValueError("quota exceeded.")
+
+
+def _hangs(self, step, scalars):
+  threading.Event().wait(2)
+
+
 @pytest.mark.parametrize(
-  "error, state",
-  [(FloatingPointError, "failed"), (KeyboardInterrupt, "stopped")],
+  "method, function, word",
+  [
+    ("write_scalars", _fails_at_times, "no route to host"),
+    ("__init__", _cannot_begin, "quota exceeded"),
+    ("write_scalars", _hangs, "has not answered"),
+  ],
 )
-def test_the_state_of_a_run_that_ends_early(tmp_path, recorder, error, state):
-  with pytest.raises(error), _log(tmp_path) as log:
-    log.write(1, {"train/loss": 2.0})
-    raise error
-  (it,) = recorder.made
-  assert it.state == state and len(it.rows) == 1
-
-
-def test_a_failure_is_printed_once_and_stops_nothing(tmp_path, recorder):
-  write, notes = recorder.write_scalars, []
-
-  def write_scalars(self, step, scalars):
-    if step in (2, 3):
-      raise ConnectionError("no route to host\nmore")
-    write(self, step, scalars)
-
-  recorder.write_scalars = write_scalars
+def test_one_that_fails_stops_nothing(
+  tmp_path, recorder, monkeypatch, method, function, word
+):
+  """It is said once, in a line; the run has its rows."""
+  monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.1)
+  setattr(recorder, method, function)
+  notes = []
   with _log(tmp_path, note=notes.append) as log:
     for step in range(1, 5):
       log.write(step, {"train/loss": 2.0})
-  assert [r["step"] for r in recorder.made[0].rows] == [1, 4]
   assert [r["step"] for r in read_metrics(str(tmp_path))] == [1, 2, 3, 4]
-  (note,) = notes[1:]
-  assert "no route to host" in note and "more" not in note
-
-
-def test_one_that_cannot_begin(tmp_path, recorder):
-  def __init__(self, workdir, name, id):
-    raise ValueError("quota exceeded.")
-
-  recorder.__init__, notes = __init__, []
-  with _log(tmp_path, note=notes.append) as log:
-    log.write(1, {"train/loss": 2.0})
-  (note,) = notes
-  assert note.startswith("wandb ") and "quota exceeded" in note
-  assert not (tmp_path / "trackers").exists()
-
-
-def test_one_that_hangs_holds_up_nothing(tmp_path, recorder, monkeypatch):
-  monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.01)
-  goes_on, notes = threading.Event(), []
-  recorder.write_scalars = lambda *_: goes_on.wait()
-  with _log(tmp_path, note=notes.append) as log:
-    for step in range(100):
-      log.write(step, {"train/loss": 2.0})
-  goes_on.set()
-  assert "has not answered" in notes[-1]
-  assert len(read_metrics(str(tmp_path))) == 100
+  assert sum(word in note for note in notes) == 1 and "more" not in notes[-1]
+  if function is _fails_at_times:
+    assert recorder.made[0].rows == [1, 4]
+  assert (tmp_path / "trackers").exists() == (function is not _cannot_begin)
 
 
 def test_a_package_that_is_missing(tmp_path, monkeypatch):
