@@ -1,113 +1,123 @@
-"""Every format written and read again."""
+"""`vit-jax convert`: every format is read again, by us and by its library."""
 
 import dataclasses
+import json
+import pathlib
+import shutil
+from unittest import mock
 
+import huggingface_hub
+import jax
+import numpy as np
 import pytest
-from converting import MODELS, SIZE, SUFFIX, assert_same, make
+import torch_libraries
+from converting import AS_TIMM, MODELS, SIZE, assert_same, foreign, make
 
 import vit_jax
 from vit_jax import class_names
-from vit_jax.data.preprocessing import parse_ops
+from vit_jax.commands import convert as convert_command
 from vit_jax.families.vit import ViTConfig
 from vit_jax.models.stacking import stack_blocks
 from vit_jax.tools.exporting import convert
+from vit_jax.weights import safetensors_file
+from vit_jax.weights.weights_file import POS_EMBEDDING
 
-# What becomes of a model in timm and in Hugging Face: {} as it was; a dict:
-# these options are others then; a text: the option for which it is refused.
+DATA = pathlib.Path(__file__).parents[1] / "data"
+TOKEN = DATA / "vit_token.weights.npz"
+LINEN = DATA / "vit_linen_names.weights.npz"  # 32 px, 11 classes
+SUFFIX = {"orbax": "", "npz": ".npz", "timm": ".safetensors", "hf": ""}
+SLOW = pytest.mark.slow
+
+
+# What becomes of a model in .npz, in timm and in Hugging Face: {} as it was; a
+# dict: these options are others then; a text: the option for which it is
+# refused.
 TO_LEARN = dict(posemb="learn", cls_row=False)
-CASES = {
-  "token": ({}, {}),
-  "torch_s": ({}, {}),
-  "12_heads": ({}, {}),
-  "no_row": ({}, {"cls_row": True}),
-  "sincos2d": (TO_LEARN, {"posemb": "learn"}),
-  "none": ({}, {"posemb": "learn"}),
-  "gap": ({}, {}),
-  "gap_sincos2d": (TO_LEARN, {"posemb": "learn"}),
-  "map": ({}, "config.model.pool"),
-  "learn2d": ("config.model.posemb", "config.model.posemb"),
-  "relative": ("config.model.posemb", "config.model.posemb"),
-  "pre_logits": ("pre_logits", "config.model.pre_logits"),
-  "hybrid": ({}, "config.model.variant"),
-  "hybrid_of_timm": ({}, "config.model.variant"),
-  "bit": ({}, "config.model.name"),
-  "bit_v1": ("config.model.name", "config.model.name"),
-}
-MARKS = {
-  **{"token": [], "torch_s": [pytest.mark.slow], "map": [pytest.mark.slow]},
-  **{"hybrid": [pytest.mark.slow], "bit": [pytest.mark.slow]},
-}
-SQUARE = dict(image_size=(16, 16), **MODELS["12_heads"])
+CASES = [
+  pytest.param("token", {}, {}, {}),
+  pytest.param("no_row", {}, {}, {"cls_row": True}, marks=SLOW),
+  pytest.param(
+    *("gap_sincos2d", {}, TO_LEARN, {"posemb": "learn"}), marks=SLOW
+  ),
+  pytest.param("map", {}, {}, "config.model.pool", marks=SLOW),
+  pytest.param("relative", {}, *["config.model.posemb"] * 2, marks=SLOW),
+  pytest.param(
+    *("pre_logits", {}, "pre_logits", "config.model.pre_logits"), marks=SLOW
+  ),
+  pytest.param("hybrid", {}, {}, "config.model.variant", marks=SLOW),
+  pytest.param("bit", {}, {}, "config.model.name", marks=SLOW),
+  pytest.param("bit_v1", {}, *["config.model.name"] * 2, marks=SLOW),
+  # What timm and transformers make of these: tests/weights/test_round_trip.py.
+  pytest.param("swiglu", "config.model.name", None, None, marks=SLOW),
+  pytest.param("distilled", "config.model.name", None, None, marks=SLOW),
+]
 
 
-@pytest.mark.parametrize(
-  "name",
-  [
-    pytest.param(name, marks=MARKS.get(name, [pytest.mark.nightly]))
-    for name in CASES
-  ],
-)
-def test_there_and_back(tmp_path, name):
-  fields, (as_timm, as_hf) = MODELS[name], CASES[name]
-  image_size = (64, 96) if "R" in fields["variant"] else SIZE
-  if name == "12_heads":
-    image_size = (16, 16)  # a square, too
-  vit = make(image_size=image_size, **fields)
+@pytest.mark.parametrize("name, as_npz, as_timm, as_hf", CASES)
+def test_there_and_back(tmp_path, name, as_npz, as_timm, as_hf):
+  """Model, sizes, names, preprocessing and loss, too; a .npz says its needs."""
+  image_size = (64, 96) if "R" in MODELS[name]["variant"] else SIZE
+  vit = make(image_size=image_size, loss="bce", **MODELS[name])
   for to, changes in (
     ("orbax", {}),
-    ("npz", {}),
+    ("npz", as_npz),
     ("timm", as_timm),
     ("hf", as_hf),
   ):
-    if to == "orbax" and name not in ("torch_s", "relative", "bit_v1"):
-      continue  # it stores whatever there is
     dst = tmp_path / (to + SUFFIX[to])
+    if changes is None:
+      continue
     if isinstance(changes, str):
       with pytest.raises(ValueError, match=changes):
         convert.convert(vit, str(dst), to)
       assert not dst.exists()
       continue
     notes = convert.convert(vit, str(dst), to)
-    assert all(isinstance(note, str) for note in notes)
     missing = convert.missing_arguments(vit) if to == "npz" else {}
+    for key, value in missing.items():
+      assert any(f"{key}={value!r}" in note for note in notes)
     again = vit_jax.load(dst, verbose=False, **missing)
     assert again.config == dataclasses.replace(vit.config, **changes)
     assert again.image_size == image_size
     assert again.class_names == (None if to == "npz" else vit.class_names)
     if to in ("orbax", "timm"):
       assert again.ops == vit.ops
-    assert_same(again, vit)
+    # Hugging Face has one name for both losses of sigmoids.
+    assert again.loss == ("sigmoid" if to == "hf" else "bce")
+    assert_same(again, vit, but=[POS_EMBEDDING] if changes else [])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["swiglu", "distilled"])
-def test_parts_there_and_back(tmp_path, name):
-  vit = make(**MODELS[name])
-  convert.convert(vit, str(tmp_path / "orbax"), "orbax")
-  again = vit_jax.load(tmp_path / "orbax", verbose=False)
-  assert again.config == vit.config
-  assert_same(again, vit)
-  with pytest.raises(ValueError, match="config.model.name"):
-    convert.convert(vit, str(tmp_path / "x.npz"), "npz")
+SQUARE = dict(image_size=(16, 16), **MODELS["token"])
 
 
-def test_what_a_npz_has_no_place_for_is_noted(tmp_path):
+def test_what_a_npz_has_no_place_for(tmp_path):
   """Names, preprocessing and options; a width of 1,000 is ImageNet's."""
   known = class_names.known(1000)
 
   def notes(names=known, **changes):
     vit = dataclasses.replace(make(1000, names=names, **SQUARE), **changes)
     path = tmp_path / f"{len(list(tmp_path.iterdir()))}.npz"
-    return convert.convert(vit, str(path), "npz")[1:]
+    return "".join(convert.convert(vit, str(path), "npz")[1:])
 
-  assert notes() == []
-  (note,) = notes(tuple(f"bird {i}" for i in range(1000)))
-  assert "class names" in note and "n01440764" in note
-  ops = "decode|resize_small(18)|central_crop(16)"
-  (note,) = notes(ops=ops)
-  assert "decode|resize(16)" in note and ops in note
-  (note,) = notes(ops="decode(background='black')|resize(16)")
-  assert "background='black'" in note
+  assert "bird" not in notes() and "resize" not in notes()
+  text = notes(tuple(f"bird {i}" for i in range(1000)))
+  assert "class names" in text and "n01440764" in text
+  ops = "decode(background='black')|resize_small(18)|central_crop(16)"
+  text = notes(ops=ops)
+  assert "decode|resize(16)" in text and ops in text
+  vit = make(**MODELS["token"], posemb_at="shared")  # in every block there
+  with pytest.raises(ValueError, match="posemb_at='shared'"):
+    convert.convert(vit, str(tmp_path / "x.npz"), "npz")
+  assert not (tmp_path / "x.npz").exists()
+
+
+@pytest.mark.slow
+def test_preprocessing_that_transformers_lacks_is_noted(tmp_path):
+  ops = "decode|resize_small(40)|central_crop(16)"
+  vit = dataclasses.replace(make(**SQUARE), ops=ops)
+  _, note = convert.convert(vit, str(tmp_path / "x"), "hf")
+  again = vit_jax.load(tmp_path / "x", verbose=False)
+  assert "torch" in again.ops and again.ops in note and ops in note
 
 
 @pytest.mark.slow
@@ -118,62 +128,12 @@ def test_blocks_of_a_scan_are_written_one_by_one(tmp_path):
   )
   dst = tmp_path / "x.npz"
   convert.convert(stacked, str(dst), "npz")
-  assert_same(vit_jax.load(dst, verbose=False), vit)
-
-
-@pytest.mark.parametrize(
-  "to, loss",
-  [
-    ("npz", "bce"),
-    pytest.param("hf", "bce", marks=pytest.mark.slow),
-    pytest.param("timm", "sigmoid", marks=pytest.mark.slow),
-    pytest.param("orbax", "sigmoid", marks=pytest.mark.slow),
-  ],
-)
-def test_a_sigmoid_is_not_forgotten(tmp_path, to, loss):
-  vit = dataclasses.replace(make(**SQUARE), loss=loss)
-  dst = str(tmp_path / ("x" + SUFFIX[to]))
-  notes = convert.convert(vit, dst, to)
-  again = vit_jax.load(dst, verbose=False)
-  if to == "npz":
-    assert any("load it with" in n and f"loss={loss!r}" in n for n in notes)
-    again = vit_jax.load(dst, loss=loss, verbose=False)
-  # Hugging Face has one name for both.
-  assert again.loss == ("sigmoid" if to == "hf" else loss)
-  if to == "hf":
-    assert "(sigmoid)" in (tmp_path / "x" / "README.md").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "ops",
-  [
-    "decode(dct='accurate')|resize_small_torch(40)|central_crop_torch(16)",
-    "decode|resize_small(40)|central_crop(16)",
-  ],
-)
-def test_hugging_face_gets_the_crop(tmp_path, ops):
-  """All differences are notes, and the card describes the folder."""
-  dst = tmp_path / "x"
-  vit = dataclasses.replace(make(**SQUARE), ops=ops)
-  _, *notes = convert.convert(vit, str(dst), "hf")
-  again = vit_jax.load(dst, verbose=False)
-  names = [op.name.removesuffix("_torch") for op in parse_ops(again.ops)]
-  assert names == ["decode", "resize_small", "central_crop"]
-  assert len(notes) == (again.ops != ops)
-  assert all(again.ops in note and ops in note for note in notes)
-  assert f"`{again.ops}`, then" in (dst / "README.md").read_text()
-
-
-def test_a_npz_has_positions_once(tmp_path):
-  vit = make(**MODELS["token"], posemb_at="shared")
-  with pytest.raises(ValueError, match="posemb_at='shared'"):
-    convert.convert(vit, str(tmp_path / "x.npz"), "npz")
-  assert not list(tmp_path.iterdir())
+  missing = convert.missing_arguments(vit)
+  assert_same(vit_jax.load(dst, verbose=False, **missing), vit)
 
 
 def test_a_head_that_is_left_out():
-  vit = make(**MODELS["token"], pre_logits=True)
+  vit = make(**MODELS["pre_logits"])
   for_hf = convert.without_head(vit, "hf")
   assert for_hf.num_classes == 0 and for_hf.class_names is None
   assert for_hf.config.pre_logits and "pre_logits" in for_hf.params
@@ -198,3 +158,179 @@ def test_what_is_stopped_leaves_nothing(tmp_path, name):
         (tmp_path / "x.onnx.data").write_text("")
       raise KeyboardInterrupt
   assert list(tmp_path.iterdir()) == [own]
+
+
+# The command.
+
+
+def main(*argv):
+  convert_command.main([str(word) for word in argv])
+
+
+@pytest.mark.slow
+def test_the_command_writes_checks_and_says_how_to_load(tmp_path, capsys):
+  dst = tmp_path / "new" / "vit"
+  main(LINEN, dst, "--to=hf", "--image_size=48", "--posemb_filter=bicubic")
+  text = capsys.readouterr().out
+  for words in (
+    f"{POS_EMBEDDING}: 4x4 -> 6x6",
+    "--config.model.variant=B/8 ",
+    f"from_pretrained('{dst}')",
+    f"load('{dst}', posemb_filter='bicubic')",
+    # The same arrays, the same program: no difference at all.
+    "largest difference of logits 0,",
+  ):
+    assert words in text
+  config = json.loads((dst / "config.json").read_text())
+  assert config["image_size"] == 48
+  assert config["hidden_act"] == "gelu_pytorch_tanh"
+  expected = vit_jax.load(
+    LINEN, image_size=48, posemb_filter="bicubic", verbose=False
+  )
+  assert_same(vit_jax.load(dst, verbose=False), expected)
+
+
+@pytest.mark.slow
+def test_what_a_file_does_not_state_is_an_option(tmp_path, monkeypatch):
+  monkeypatch.setattr(convert, "largest_difference", lambda *_: (0.0, 1.0))
+  write = lambda src, name, *argv: main(src, tmp_path / name, *argv)
+  load = lambda name: vit_jax.load(tmp_path / name, verbose=False)
+  size = "--patch=4", "--image_size=16x24"
+  write(LINEN, "b.safetensors", "--to=timm", "--gelu=erf", *size)
+  vit = load("b.safetensors")
+  assert (vit.config.variant, vit.config.gelu) == ("B/4", "erf")
+  assert vit.image_size == (16, 24)
+  # A file of timm's own cannot say how many heads there are.
+  arrays = safetensors_file.open_safetensors(tmp_path / "b.safetensors")[0]
+  bare = tmp_path / "c.safetensors"
+  arrays = {k: np.asarray(v) for k, v in arrays.items()}
+  safetensors_file.write(bare, arrays, {})
+  with pytest.raises(SystemExit, match="num_heads"):
+    write(bare, "d", "--to=orbax")
+  write(bare, "d", "--to=orbax", "--num_heads=4", "--grid=4x6")
+  assert_same(load("d"), vit)
+  # No table: fixed positions, or none.
+  src = DATA / "bv_gap_sincos2d_rep.weights.npz"
+  write(src, "e", "--to=orbax", "--posemb=none", "--image_size=32")
+  assert load("e").config.posemb == "none"
+  # A table whose first row is no class token's.
+  src = DATA / "bv_token.weights.npz"
+  with pytest.raises(SystemExit, match="15 patches"):
+    write(src, "f", "--to=orbax", "--cls_row=true")
+  write(src, "f", "--to=orbax", "--cls_row=false")
+  assert not load("f").config.cls_row
+
+
+def test_other_logits_are_an_error_and_leave_nothing(tmp_path, monkeypatch):
+  vit = vit_jax.load(TOKEN, verbose=False)
+  monkeypatch.setattr(vit_jax, "load", lambda *_, **__: vit)
+  dst, writer = tmp_path / "x.npz", convert.WRITERS["npz"]
+  for factor in (2, np.nan):
+
+    def read(vit, path, factor=factor):
+      assert dst.exists()
+      return lambda images: factor * np.asarray(vit(images)[0])
+
+    monkeypatch.setitem(convert.WRITERS, "npz", writer._replace(read=read))
+    with pytest.raises(SystemExit, match="x.npz: got logits .*at most 0.001"):
+      main(TOKEN, dst, "--to=npz")
+    assert not list(tmp_path.iterdir())
+
+
+# Hugging Face's hub.
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+  """A stand-in for `HfApi` with its signatures; `hub.files` has uploads."""
+  hub = mock.create_autospec(huggingface_hub.HfApi, instance=True)
+  hub.files = tmp_path / "hub"
+  hub.create_repo.return_value = "https://hub/me/vit"
+  hub.upload_folder.side_effect = lambda repo_id, folder_path, **_: (
+    shutil.copytree(folder_path, hub.files / repo_id)
+  )
+  monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+  monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_secret")
+  return hub
+
+
+@pytest.mark.slow
+def test_a_converted_folder_is_uploaded(tmp_path, hub, capsys):
+  folder = tmp_path / "vit"
+  main(TOKEN, folder, "--to=hf", "--push=me/vit")
+  assert "uploaded to https://hub/me/vit" in capsys.readouterr().out
+  hub.create_repo.assert_called_once_with("me/vit", private=True, exist_ok=True)
+  contents = lambda path: {p.name: p.read_bytes() for p in path.iterdir()}
+  files = contents(hub.files / "me" / "vit")
+  assert files == contents(folder)
+  assert {"config.json", "model.safetensors", "README.md"} < set(files)
+  assert b"vit_jax.load('hf-hub:me/vit')" in files["README.md"]
+
+
+def test_what_the_hub_refuses(tmp_path, hub, monkeypatch):
+  response = mock.Mock(status_code=403, headers={})
+  hub.create_repo.side_effect = huggingface_hub.errors.HfHubHTTPError(
+    "no rights.", response=response
+  )
+  with pytest.raises(ValueError, match="(?s)no rights.*hf upload me/vit") as e:
+    convert.push(tmp_path, "me/vit")
+  assert "secret" not in str(e.value)
+  hub.upload_folder.assert_not_called()
+  # Without a login, before the weights are read.
+  monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+  with pytest.raises(SystemExit, match="`hf auth login`"):
+    main("none.npz", tmp_path / "x", "--to=hf", "--push=me/vit")
+
+
+# The other libraries. Differences are shares of the largest logit: some 20 to
+# 80 layers in float32, each in another order of sums.
+
+
+def check_logits(vit, theirs):
+  images = foreign.image(vit.image_size)
+  with jax.default_matmul_precision("highest"):
+    ours, _ = vit(images)
+  logits = foreign.torch_logits(theirs, images, "float32")
+  assert foreign.error(ours, getattr(logits, "logits", logits)) < 1e-4
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+  "name, fields",
+  [
+    ("vit_tiny_patch16_224", dict(variant="Ti/16", gelu="erf")),
+    ("vit_base_r50_s16_224", dict(variant="R50+B/16", gelu="erf", **AS_TIMM)),
+    ("resnetv2_50x1_bit", dict(name="bit", variant="R50x1", **AS_TIMM)),
+  ],
+)
+def test_timm_s_own_loader_of_google_s_files(tmp_path, name, fields):
+  vit = make(1000, (224, 224), names=None, **fields)
+  path = str(tmp_path / "x.npz")
+  convert.convert(vit, path, "npz")
+  theirs = torch_libraries.load("timm").create_model(name, num_classes=1000)
+  theirs.load_pretrained(path)
+  check_logits(vit, theirs)
+
+
+@pytest.mark.nightly
+def test_timm_takes_the_call_in_the_note(tmp_path):
+  vit = make(variant="Ti/16", image_size=(64, 96))
+  note, *_ = convert.convert(vit, str(tmp_path / "x.safetensors"), "timm")
+  check_logits(vit, eval(note, {"timm": torch_libraries.load("timm")}))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["token", "no_row"])
+def test_hugging_face_takes_the_call_in_the_note(tmp_path, monkeypatch, name):
+  monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+  transformers = torch_libraries.load("transformers")
+  vit, path = make(**MODELS[name]), str(tmp_path / "vit")
+  call, *_ = convert.convert(vit, path, "hf")
+  theirs = eval(call, {"transformers": transformers})
+  check_logits(vit, theirs)
+  assert theirs.config.id2label == dict(enumerate("abcde"))
+  pixels = np.random.default_rng(0).integers(0, 256, (*SIZE, 3), np.uint8)
+  processor = transformers.AutoImageProcessor.from_pretrained(path)
+  got = processor(pixels, return_tensors="np")["pixel_values"][0]
+  expected = (pixels / 127.5 - 1).transpose(2, 0, 1)
+  np.testing.assert_allclose(got, expected, atol=1e-6)

@@ -1,6 +1,5 @@
-"""Tables, JSON lines and CSV of classes."""
+"""Tables, JSON lines and CSV of classes; the names of pictures."""
 
-import csv
 import io
 import json
 import os
@@ -37,13 +36,31 @@ def table(names=("photos/猫.jpg", "dog.png")):
   return lambda out: output_formats.as_table(out, names, classes)
 
 
-def test_a_table():
+def test_the_formats():
+  """Wide characters and quotes, in each."""
   assert written(table()) == (
     "image           prob.  class\n"
     "photos/猫.jpg   75.0%  tabby\n"
     '                25.0%  a "big" cat, wild\n'
     "dog.png        100.0%  hound\n"
   )
+  picture = pathlib.Path("attention/cat.png")
+  text = written(output_formats.as_json, result=[CAT], picture=picture)
+  assert json.loads(text) == {
+    "image": "photos/猫.jpg",
+    "predictions": [
+      {"class": "tabby", "index": 3, "probability": 0.75},
+      {"class": 'a "big" cat, wild', "index": 0, "probability": 0.25},
+    ],
+    "attention": "attention/cat.png",
+  }
+  as_csv = lambda out: output_formats.as_csv(out, with_pictures=False)
+  assert written(as_csv).splitlines() == [
+    "image,rank,class,index,probability",
+    "photos/猫.jpg,1,tabby,3,0.750000",
+    'photos/猫.jpg,2,"a ""big"" cat, wild",0,0.250000',
+    "dog.png,1,hound,1,1.000000",
+  ]
 
 
 @pytest.mark.parametrize("columns", [30, 120])
@@ -63,36 +80,6 @@ def test_a_terminal_gets_no_control_characters():
   text = written(table([bad.name]), Terminal(), [bad])
   assert "\x1b" not in text and "\x07" not in text
   assert len(text.splitlines()) == 2
-
-
-def test_json_lines():
-  first, second = map(json.loads, written(output_formats.as_json).splitlines())
-  assert first == {
-    "image": "photos/猫.jpg",
-    "predictions": [
-      {"class": "tabby", "index": 3, "probability": 0.75},
-      {"class": 'a "big" cat, wild', "index": 0, "probability": 0.25},
-    ],
-  }
-  text = written(
-    output_formats.as_json,
-    result=[DOG],
-    picture=pathlib.Path("attention/dog.png"),
-  )
-  assert json.loads(text)["attention"] == "attention/dog.png"
-
-
-def test_csv():
-  text = written(lambda out: output_formats.as_csv(out, with_pictures=False))
-  rows = list(csv.DictReader(io.StringIO(text)))
-  assert rows[1] == {
-    "image": "photos/猫.jpg",
-    "rank": "2",
-    "class": 'a "big" cat, wild',
-    "index": "0",
-    "probability": "0.250000",
-  }
-  assert len(rows) == 3
 
 
 def test_each_picture_has_a_name():

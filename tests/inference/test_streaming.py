@@ -23,20 +23,16 @@ def encoded(level, kind="PNG", size=(6, 5)):
 
 @pytest.fixture
 def folder(tmp_path):
-  for i, name in enumerate(["b.PNG", "a/2.png", "a/10.png", "c/d/e.png"]):
+  """Four images; a text, a folder without any, and copies by programs."""
+  for i, name in enumerate(
+    ["b.PNG", "a/2.png", "a/10.png", "c/d/e.png"]
+    + ["._b.png", ".cache/x.png", "@eaDir/x.png", "a/__MACOSX/x.png"]
+  ):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(encoded(i))
   (tmp_path / "notes.txt").write_text("no image")
-  (tmp_path / "._b.png").write_text("what macOS leaves")
-  (tmp_path / ".cache").mkdir()
-  (tmp_path / ".cache" / "x.png").write_bytes(encoded(9))
   (tmp_path / "empty").mkdir()
   return tmp_path
-
-
-def names(texts, relative_to=""):
-  result = streaming.find(texts)
-  return [n.name.removeprefix(f"{relative_to}/") for n in result]
 
 
 @pytest.fixture
@@ -50,34 +46,35 @@ def pipe(monkeypatch):
   return make
 
 
-def test_a_folder_and_the_folders_in_it(folder):
-  for name in ("@eaDir", "a/__MACOSX"):  # made by programs, with copies
-    (folder / name).mkdir()
-    (folder / name / "x.png").write_bytes(encoded(9))
-  result = names([str(folder)], relative_to=folder)
-  assert result == ["b.PNG", "a/10.png", "a/2.png", "c/d/e.png"]
+A, B, C = ["a/10.png", "a/2.png"], ["b.PNG"], ["c/d/e.png"]
+
+
+@pytest.mark.parametrize(
+  "word, expected",
+  [
+    ("{}", B + A + C),
+    ("{}/**/*0.png", A[:1]),
+    ("{}/[ac]", A + C),  # folders
+    ("{}/c/**", C),  # each once
+    ("-", A + B + C),
+  ],
+)
+def test_which_images_and_in_what_order(folder, pipe, word, expected):
+  """A folder has those in its folders; `-` is a list on standard input."""
+  pipe(f"{folder}/a\n\n{folder}/*.PNG\r\n{folder}/c/d/e.png".encode())
+  found = streaming.find([word.format(folder)])
+  assert [n.name.removeprefix(f"{folder}/") for n in found] == expected
 
 
 def test_a_folder_lists_what_can_be_read(tmp_path):
   Image.init()
   for suffix in (".jpe", ".pgm", ".tif", ".avif", ".jp2", ".eps"):
     (tmp_path / f"x{suffix}").touch()
-  result = names([str(tmp_path)], relative_to=tmp_path)
+  result = [n.name for n in streaming.find([str(tmp_path)])]
   has_avif = ["x.avif"] * features.check("avif")
-  assert result == [*has_avif, "x.jpe", "x.pgm", "x.tif"]
+  listed = [*has_avif, "x.jpe", "x.pgm", "x.tif"]
+  assert result == [f"{tmp_path}/{name}" for name in listed]
   assert {Image.EXTENSION[s] for s in images.SUFFIXES} == {*images.FORMATS}
-
-
-@pytest.mark.parametrize(
-  "glob, expected",
-  [
-    ("**/*.png", ["a/10.png", "a/2.png", "c/d/e.png"]),
-    ("[ac]", ["a/10.png", "a/2.png", "c/d/e.png"]),  # folders
-    ("a/**", ["a/10.png", "a/2.png"]),  # each once
-  ],
-)
-def test_globs(folder, glob, expected):
-  assert names([f"{folder}/{glob}"], relative_to=folder) == expected
 
 
 @pytest.mark.parametrize(
@@ -98,16 +95,8 @@ def test_what_is_not_there_takes_the_place_of_an_image(folder, word, error):
   assert second.error is None
 
 
-def test_a_list_on_standard_input(folder, pipe):
-  lines = f"{folder}/a\n\n{folder}/*.PNG\r\n{folder}/c/d/e.png"
-  pipe(lines.encode())
-  result = names(["-"], folder)
-  assert result == ["a/10.png", "a/2.png", "b.PNG", "c/d/e.png"]
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
-def test_an_image_on_standard_input(kind, pipe):
-  data = encoded(100, kind)
+def test_an_image_on_standard_input(pipe):
+  data = encoded(100, "TIFF")
   pipe(data)
   (named,) = streaming.find(["-"])
   assert named == ("-", data)
@@ -117,31 +106,23 @@ def test_an_image_on_standard_input(kind, pipe):
   assert "got nothing" in str(named.image)
 
 
-def test_order_and_bound():
+def test_order_and_bound_and_the_end_of_threads():
   """Slow images do not let later ones pass, nor pile up."""
-  ahead, drawn = 3, 0
+  ahead, drawn, before = 3, 0, threading.active_count()
 
   def images_to_come():
     nonlocal drawn
-    for i in range(20):
+    while True:
+      side = 900 if drawn % 5 == 0 else 4
+      yield Named(str(drawn), encoded(drawn, size=(side, side)))
       drawn += 1
-      side = 900 if i % 5 == 0 else 4
-      yield Named(str(i), encoded(i, size=(side, side)))
 
-  for i, row in enumerate(
-    streaming.read_all(images_to_come(), OPS, ahead=ahead)
-  ):
+  rows = streaming.read_all(images_to_come(), OPS, ahead=ahead)
+  for i in range(20):
+    row = next(rows)
     assert row.name == str(i)
     np.testing.assert_array_equal(row.pixels, np.full((4, 4, 3), i))
     assert drawn <= i + 1 + ahead
-
-
-def test_threads_end_with_the_iterator():
-  before = threading.active_count()
-  rows = streaming.read_all(
-    (Named("x", encoded(0)) for _ in range(10**9)), OPS, ahead=4
-  )
-  next(rows)
   assert threading.active_count() > before
   rows.close()
   for thread in threading.enumerate():
