@@ -6,7 +6,10 @@ Reading and fitting have tests of their own in tests/weights.
 import dataclasses
 import functools
 import inspect
+import os
 import pathlib
+import subprocess
+import sys
 import warnings
 
 import jax
@@ -16,7 +19,9 @@ import pytest
 import vit_jax
 from vit_jax import class_names, weights
 from vit_jax.checkpointing import checkpointer
+from vit_jax.data.preprocessing import image_size
 from vit_jax.inference import pretrained
+from vit_jax.tools.exporting import convert
 from vit_jax.weights import eval_preprocessing
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -72,49 +77,59 @@ def test_outputs_are_those_of_the_original_code(name):
 # Loading.
 
 
-def test_it_is_ready(vit):
+def test_it_is_ready(vit, capsys):
   assert vit.num_classes == 11 and vit.image_size == (32, 32)
   assert vit.ops == "decode|resize(32)" and vit.class_names is None
   assert vit.config.variant == "B/8" and vit.config.dtype == "float32"
   assert vit.report.path == str(TOKEN)
   assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(vit.params))
-  again = vit_jax.load(str(TOKEN))  # or any os.PathLike
-  jax.tree.map(np.testing.assert_array_equal, again.params, vit.params)
-
-
-@pytest.mark.parametrize(
-  "name, size",
-  [
-    ("vit_gap", (32, 32)),
-    ("hybrid_root_only", (64, 64)),  # 4 x 4 patches of 4 points of 4 pixels
-    ("bv_gap_sincos2d_rep", (224, 224)),  # the file states none
-  ],
-)
-def test_the_size_that_weights_were_trained_for(name, size):
-  vit = vit_jax.load(DATA / f"{name}.weights.npz")
-  assert vit.image_size == size and not vit.report.resized
-
-
-def test_the_report_is_printed(capsys):
-  vit = vit_jax.load(TOKEN, image_size=48)
+  capsys.readouterr()
+  again = vit_jax.load(str(TOKEN), image_size=48)
   printed = capsys.readouterr().out
-  assert printed == weights.format_report(vit.report) + "\n"
+  assert printed == weights.format_report(again.report) + "\n"
   assert "\nloaded          40 arrays, 49,643 parameters\n" in printed
   assert "pos_embedding: 4x4 -> 6x6\n" in printed
   vit_jax.load(TOKEN, verbose=False)
   assert not capsys.readouterr().out
 
 
-def test_other_sizes():
-  table = "Transformer/posembed_input/pos_embedding"
-  vit = vit_jax.load(TOKEN, image_size=(16, 48), posemb_filter="bicubic")
-  assert vit.image_size == (16, 48) and vit.ops == "decode|resize((16, 48))"
-  assert vit.report.resized == {table: ((4, 4), (2, 6))}
-  vit = vit_jax.load(TOKEN, image_size=(16, 48), grid=4)
-  assert vit.image_size == (16, 48) and vit.report.resized[table][0] == (4, 4)
-  # The caller states a grid of 2 x 8 patches.
-  vit = vit_jax.load(TOKEN, grid=(2, 8))
-  assert vit.image_size == (16, 64) and not vit.report.resized
+TABLE = "Transformer/posembed_input/pos_embedding"
+KERNEL = "embedding/kernel"
+
+
+@pytest.mark.parametrize(
+  "name, options, size, resized",
+  [
+    # The size that weights were trained for.
+    ("vit_gap", {}, (32, 32), {}),
+    ("hybrid_root_only", {}, (64, 64), {}),  # 4 x 4 patches of 16 pixels
+    ("bv_gap_sincos2d_rep", {}, (224, 224), {}),  # the file states none
+    # Another one, and a grid that the caller states.
+    (
+      *("vit_linen_names", dict(image_size=(16, 48), posemb_filter="bicubic")),
+      *((16, 48), {TABLE: ((4, 4), (2, 6))}),
+    ),
+    (
+      *("vit_linen_names", dict(image_size=(16, 48), grid=4)),
+      *((16, 48), {TABLE: ((4, 4), (2, 6))}),
+    ),
+    ("vit_linen_names", dict(grid=(2, 8)), (16, 64), {}),
+    # Another patch: without a size it stays what it was, and the grid changes.
+    (
+      *("vit_linen_names", dict(patch=16, image_size=64)),
+      *((64, 64), {KERNEL: ((8, 8), (16, 16))}),
+    ),
+    (
+      *("vit_linen_names", dict(patch=16), (32, 32)),
+      {KERNEL: ((8, 8), (16, 16)), TABLE: ((4, 4), (2, 2))},
+    ),
+  ],
+)
+def test_sizes(name, options, size, resized):
+  path = DATA / f"{name}.weights.npz"
+  vit = vit_jax.load(path, verbose=False, **options)
+  assert vit.image_size == size and vit.report.resized == resized
+  assert image_size(vit.ops) == size
 
 
 @pytest.mark.parametrize(
@@ -158,23 +173,15 @@ def test_a_share_of_the_crop_is_that_of_the_file():
   assert (got, notes) == (eval_preprocessing.timm((384, 384), 0.9).ops, ())
 
 
-def test_another_patch():
-  vit = vit_jax.load(TOKEN, patch=16, image_size=64)
-  assert vit.config.variant == "B/16"
-  assert vit.report.resized == {"embedding/kernel": ((8, 8), (16, 16))}
-  # Without a size it stays what it was, and the grid changes.
-  vit = vit_jax.load(TOKEN, patch=16)
-  assert vit.image_size == (32, 32) and len(vit.report.resized) == 2
-
-
 def test_options(vit):
-  other = vit_jax.load(TOKEN, gelu="erf", ln_eps=1e-5, dtype="bfloat16")
-  assert (other.config.gelu, other.config.ln_eps) == ("erf", 1e-5)
-  jax.tree.map(np.testing.assert_array_equal, other.params, vit.params)
+  """Also as the text of a command line."""
+  options = dict(gelu="erf", ln_eps="1e-5", num_heads="4", dtype="bfloat16")
+  other = vit_jax.load(TOKEN, **options).config
+  assert (other.gelu, other.ln_eps, other.num_heads) == ("erf", 1e-5, 4)
   stacked = vit_jax.load(TOKEN, scan=True)
   assert "encoderblock" in stacked.params["Transformer"]
-  # As text of the command line.
-  assert vit_jax.load(TOKEN, num_heads="4", ln_eps="1e-5").config.num_heads == 4
+  _, *own, _ = inspect.signature(pretrained.load).parameters
+  assert tuple(own) == pretrained.ARGUMENTS
 
 
 # File, options, words of the message.
@@ -208,21 +215,11 @@ def test_wrong_options(row):
   assert [word for word in words if word not in text] == [], text
 
 
-def test_all_options_of_load_are_named():
-  _, *own, _ = inspect.signature(pretrained.load).parameters
-  assert tuple(own) == pretrained.ARGUMENTS
-
-
-@pytest.mark.parametrize(
-  "name",
-  [
-    pytest.param("vit_token_prelogits", marks=pytest.mark.slow),
-    pytest.param("bit_v2", marks=pytest.mark.nightly),
-  ],
-)
-def test_a_new_head(name):
-  vit = vit_jax.load(DATA / f"{name}.weights.npz", image_size=32)
-  load = functools.partial(vit_jax.load, vit.report.path, image_size=32)
+@pytest.mark.slow
+def test_a_new_head():
+  path = DATA / "vit_token_prelogits.weights.npz"
+  load = functools.partial(vit_jax.load, path, verbose=False)
+  vit = load()
   images = np.zeros((2, *vit.image_shape), np.float32)
   logits, out = vit(images)
   for num_classes in (5, vit.num_classes):
@@ -236,16 +233,13 @@ def test_a_new_head(name):
   without = load(num_classes=0)
   np.testing.assert_array_equal(without(images)[0], out["pre_logits"])
   assert not without.report.reinitialised and without.report.ignored
+  with pytest.raises(ValueError, match="without a head"):
+    without.predict([np.zeros((32, 32, 3), np.uint8)])
   assert load(num_classes=2, loss="regression").is_regression
 
 
 @pytest.mark.slow
-def test_class_names(vit, tmp_path):
-  named = dataclasses.replace(vit, class_names=tuple("abcdefghijk"))
-  checkpointer.write_params(str(tmp_path / "a"), vit.params, named.metadata())
-  assert vit_jax.load(tmp_path / "a").class_names == named.class_names
-  # A new head has none of the old one's.
-  assert vit_jax.load(tmp_path / "a", num_classes=11).class_names is None
+def test_a_head_of_1000_is_imagenet_s(tmp_path):
   arrays = dict(np.load(TOKEN))
   head = {"head/kernel": np.zeros((48, 1000), "f"), "head/bias": np.arange(1e3)}
   np.savez(tmp_path / "x.npz", **arrays | head)
@@ -261,33 +255,34 @@ def test_class_names(vit, tmp_path):
 
 @pytest.mark.slow
 def test_a_loss_that_nothing_states_is_noted(vit, tmp_path):
-  def notes(path, **options):
-    return vit_jax.load(path, verbose=False, **options).report.notes
-
   (note,) = vit.report.notes
   assert "does not state the loss" in note and "loss='regression'" in note
-  assert not notes(TOKEN, loss="regression")
+  assert not vit_jax.load(TOKEN, loss="regression").report.notes
   arrays = dict(np.load(TOKEN))
-  for width, text in ((1, "softmax of one output"), (1000, "1,000")):
-    zeros = np.zeros((48, width), "f")
-    head = {"head/kernel": zeros, "head/bias": zeros[0]}
-    np.savez(tmp_path / "x.npz", **arrays | head)
-    (note,) = notes(tmp_path / "x.npz")
-    assert text in note and "does not state" not in note
+  zeros = np.zeros((48, 1), "f")
+  head = {"head/kernel": zeros, "head/bias": zeros[0]}
+  np.savez(tmp_path / "x.npz", **arrays | head)
+  (note,) = vit_jax.load(tmp_path / "x.npz").report.notes
+  assert "softmax of one output" in note
   # A tree of arrays as another program writes them, and one of ours.
   for name, metadata, count in (("a", {}, 1), ("b", vit.metadata(), 0)):
     checkpointer.write_params(str(tmp_path / name), vit.params, metadata)
-    assert sum("state the loss" in n for n in notes(tmp_path / name)) == count
+    notes = vit_jax.load(tmp_path / name).report.notes
+    assert sum("state the loss" in n for n in notes) == count
 
 
 def test_metadata_goes_round(vit, tmp_path):
   metadata = vit.metadata()
   assert metadata["grid"] == [4, 4] and metadata["has_cls_row"]
   assert metadata["source"] == str(TOKEN) and metadata["num_classes"] == 11
-  checkpointer.write_params(str(tmp_path / "x"), vit.params, metadata)
+  named = dataclasses.replace(vit, class_names=tuple("abcdefghijk"))
+  checkpointer.write_params(str(tmp_path / "x"), vit.params, named.metadata())
   again = vit_jax.load(tmp_path / "x")
   assert again.config == vit.config and again.ops == vit.ops
+  assert again.class_names == named.class_names
   jax.tree.map(np.testing.assert_array_equal, again.params, vit.params)
+  # A new head has none of the old one's.
+  assert vit_jax.load(tmp_path / "x", num_classes=11).class_names is None
 
 
 # Calling.
@@ -346,11 +341,11 @@ def test_features_are_the_layers_of_a_call(vit):
   np.testing.assert_allclose(tokens, out["encoded"], atol=1e-5)
 
 
-@pytest.mark.parametrize("layer", ["norm", "encoded/x"])
-def test_an_unknown_layer_is_refused(vit, layer):
+def test_an_unknown_layer_is_refused(vit):
   images = np.zeros((1, 32, 32, 3), np.float32)
-  with pytest.raises(ValueError, match=f"'{layer}', expected .*encoded"):
-    vit.features(images, layer)
+  for layer in ("norm", "encoded/x"):
+    with pytest.raises(ValueError, match=f"'{layer}', expected .*encoded"):
+      vit.features(images, layer)
 
 
 class Tensor:
@@ -371,3 +366,32 @@ def test_tensors_of_torch_are_arrays(vit):
     vit(Tensor(np.zeros((1, 32, 32, 3), np.uint8)))
   with pytest.raises(ValueError, match=r"\(3, 48, 48\)"):  # channels first
     vit.predict(Tensor(np.zeros((3, 48, 48), np.uint8)))
+
+
+@pytest.mark.slow
+def test_only_what_is_needed_is_imported_and_printed(tmp_path, vit):
+  """No warnings of TensorFlow, absl or Orbax either."""
+  code = """if True:
+    import sys
+    import vit_jax
+    print("jax" in sys.modules, "numpy" in sys.modules)
+    import numpy as np
+    for path in sys.argv[1:]:
+      vit = vit_jax.load(path, verbose=False)
+      print(vit.predict(np.full((40, 40, 3), 9, np.uint8), top=1)[0][0].name)
+    heavy = "jax torch tensorboard tensorflow tensorflow_datasets sklearn"
+    print(*set(heavy.split()) & set(sys.modules))
+  """
+  paths = [TOKEN, tmp_path / "vit.safetensors", tmp_path / "run"]
+  convert.convert(vit, str(paths[1]), "timm")
+  convert.convert(vit, str(paths[2]), "orbax")
+  best = vit.predict(np.full((40, 40, 3), 9, np.uint8), top=1)[0][0].name
+  done = subprocess.run(
+    [sys.executable, "-c", code, *map(str, paths)],
+    capture_output=True,
+    text=True,
+    check=True,
+    env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+  )
+  expected = f"False False\n{best}\n{best}\n{best}\njax\n"
+  assert (done.stdout, done.stderr) == (expected, "")

@@ -76,6 +76,7 @@ def test_the_order_is_that_of_the_images(vit):
 
 @pytest.mark.slow
 def test_a_model_that_was_trained_with_a_sigmoid(vit, tmp_path, china):
+  """As `load` is told, or as a run says."""
   sigmoid = vit_jax.load(TOKEN, loss="sigmoid")
   assert (vit.loss, sigmoid.loss) == ("softmax", "sigmoid")
   images = [china[2], np.zeros((8, 8, 3), np.uint8)]
@@ -87,18 +88,13 @@ def test_a_model_that_was_trained_with_a_sigmoid(vit, tmp_path, china):
     for p in some:
       assert p.probability == pytest.approx(row[int(p.name)], rel=1e-5)
     assert some[0].probability == max(p.probability for p in some)
-  # A run says it, and so does what was made of it.
-  checkpointer.write_params(
-    str(tmp_path / "run"), vit.params, vit.metadata() | {"loss": "sigmoid"}
-  )
-  assert vit_jax.load(tmp_path / "run").loss == "sigmoid"
-  assert vit_jax.load(tmp_path / "run", loss="softmax").loss == "softmax"
   run = vit.metadata()
   del run["loss"]
   objective = {"kind": "classification", "loss": "sigmoid"}
   run["config"] = {"objective": objective, "model": run["model"]}
   checkpointer.write_params(str(tmp_path / "step"), vit.params, run)
   assert vit_jax.load(tmp_path / "step").loss == "sigmoid"
+  assert vit_jax.load(tmp_path / "step", loss="softmax").loss == "softmax"
 
 
 def test_what_cannot_be_predicted(vit, tmp_path, china):
@@ -110,36 +106,17 @@ def test_what_cannot_be_predicted(vit, tmp_path, china):
       method([china[0], broken])
     with pytest.raises(FileNotFoundError, match=f"^{missing}: got a path"):
       method([china[0], missing])
-  cut = tmp_path / "cut.png"
-  cut.write_bytes(china[1].read_bytes()[:5000])
-  images = [china[0], broken, np.zeros((9, 9), "f"), china[0], missing, cut]
+  images = [china[0], broken, np.zeros((9, 9), "f"), china[0], missing]
   with pytest.raises(ValueError) as e:
-    vit.predict(images)
+    vit.predict(images + [broken] * pretrained.BATCH)
   first, *lines = str(e.value).split("\n")
-  assert first.startswith("4 of 6 images")
-  for line, name in zip(lines, (broken, "image 2", missing, cut), strict=True):
+  assert first.startswith(f"{pretrained.BATCH + 3} of ") and len(lines) == 11
+  for line, name in zip(lines, (broken, "image 2", missing), strict=False):
     assert f"{name}: " in line
-  with pytest.raises(ValueError) as e:
-    vit.predict([broken] * (pretrained.BATCH + 4))
-  first, *lines = str(e.value).split("\n")
-  assert first.startswith(f"{pretrained.BATCH + 4} of ") and len(lines) == 11
   with pytest.raises(FileNotFoundError, match="matches no file"):
     vit.predict(f"{tmp_path}/*.gif")
   with pytest.raises(ValueError, match="top: got 0"):
     vit.predict(china[2], top=0)
-
-
-def test_without_a_head(tmp_path):
-  arrays = dict(np.load(TOKEN))
-  del arrays["head/kernel"], arrays["head/bias"]
-  np.savez(tmp_path / "x.npz", **arrays)
-  vit = vit_jax.load(tmp_path / "x.npz")
-  assert vit.num_classes == 0 and vit.class_names is None
-  images = jax.ShapeDtypeStruct((2, 32, 32, 3), "float32")
-  logits, out = jax.eval_shape(vit.model.apply, {"params": vit.params}, images)
-  assert logits.shape == out["pre_logits"].shape == (2, 48)
-  with pytest.raises(ValueError, match="without a head"):
-    vit.predict([np.zeros((32, 32, 3), np.uint8)])
 
 
 @pytest.mark.slow
