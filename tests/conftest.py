@@ -49,6 +49,14 @@ run_lock.SETTLE_SECONDS = 0.0  # runs of tests are short, and start one by one
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+  """A tiny run with evaluations: a `shared_runs.Run`. Copy what you change."""
+  import shared_runs  # only tests of runs need what it imports
+
+  return shared_runs.make_run(tmp_path_factory.mktemp("colours"))
+
+
 @pytest.hookimpl(trylast=True)  # after tests were deselected
 def pytest_collection_modifyitems(items):
   """Sorts files: the headlines, then those of most tests, for two workers."""

@@ -1,6 +1,6 @@
 """A tiny run that was stopped and resumed, for all tests that read a run.
 
-A folder's conftest.py imports the fixtures that its tests use.
+The fixture `run` of conftest.py trains it once.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import shutil
 from typing import Any
 
 import numpy as np
-import pytest
 import tiny
 from PIL import Image
 
@@ -126,11 +125,10 @@ class Run:
     return shutil.copytree(self.workdir, folder)
 
 
-@pytest.fixture(scope="session")
-def run(tmp_path_factory) -> Run:
+def make_run(root: pathlib.Path) -> Run:
+  """Trains the run in a folder."""
   from vit_jax import train  # it imports TensorFlow
 
-  root = tmp_path_factory.mktemp("colours")
   every = {name: name for name in COLOURS}
   folder(root / "data" / "train", every)
   folder(root / "data" / "val", every, 5)
