@@ -16,17 +16,13 @@ of images and runs.
 
 import argparse
 import json
-import os
 import pathlib
-import resource
-import subprocess
-import sys
 
 import numpy as np
+import results
 from beside_peft_config import BATCH, METHODS, RES, STEPS, WARMUP
-from machine import machine
+from results import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/equal_to_peft.jsonl"
 CONFIG = ROOT / "benchmarks/beside_peft_config.py"
 TITLES = {
@@ -43,63 +39,39 @@ def write(cifar: pathlib.Path, folder: pathlib.Path) -> None:
   """Writes train/CLASS, val/CLASS and test/CLASS: parts, drawn by a seed."""
   rng = np.random.default_rng(0)
   for part, splits in (("train", ("train", "val")), ("test", ("test",))):
-    data = np.load(cifar / f"cifar10_{part}.npz")
-    ends, names = data["offsets"], data["names"]
-    order = iter(rng.permutation(len(data["label"])))
+    photographs = results.photographs(cifar, part)
+    order = iter(rng.permutation(len(photographs)))
     for split in splits:
       for _, i in zip(range(SPLITS[split]), order, strict=False):
-        path = folder / split / str(names[data["label"][i]]) / f"{i:05}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data["jpeg"][ends[i] : ends[i + 1]].tobytes())
-
-
-def call(command: list) -> tuple[str, float]:
-  """Runs a command of this Python; returns its output and its CPU minutes."""
-  used = lambda: resource.getrusage(resource.RUSAGE_CHILDREN)
-  before = used()
-  done = subprocess.run(
-    [sys.executable, *map(str, command)],
-    check=True,
-    stdout=subprocess.PIPE,
-    text=True,
-    env=os.environ,
-  )
-  after = used()
-  seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-  return done.stdout, seconds / 60
+        name, file = photographs[i]
+        results.write(folder / split / name / f"{i:05}.jpg", file)
 
 
 def with_vit_jax(
   method: str, seed: int, data: pathlib.Path, init: str, workdir: pathlib.Path
 ) -> dict:
   """Trains as a user does."""
-
-  def train(method, init, workdir):
-    config = f"{CONFIG}:path={data},init={init},method={method}"
-    return call(
-      [
-        *("-m", "vit_jax", "train", f"--config={config}"),
-        *(f"--config.seed={seed}", f"--workdir={workdir}"),
-      ]
-    )[1]
-
   minutes = 0.0
+  config = lambda method, init: (
+    f"{CONFIG}:path={data},init={init},method={method}"
+  )
+  flag = f"--config.seed={seed}"
   if method == "probe_first":
-    minutes += train("probe", init, workdir / "head")
-    init = workdir / "head/probe"
-  minutes += train(method, init, workdir)
-  rows = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-  (top1,) = (row["test/top1"] for row in rows if "test/top1" in row)
-  about = json.loads((workdir / "metadata.json").read_text())
-  more = {key: about[key] for key in ("versions", "commit")}
-  return {"top1": top1, "minutes": minutes, **more}
+    head = workdir / "head"
+    minutes += results.train(config("probe", init), head, flag)
+    init = head / "probe"
+  minutes += results.train(config(method, init), workdir, flag)
+  (top1,) = (
+    row["test/top1"] for row in results.metrics(workdir) if "test/top1" in row
+  )
+  return {"top1": top1, "minutes": minutes, **results.origin(workdir)}
 
 
 def with_torch(
   method: str, seed: int, data: pathlib.Path, weights: pathlib.Path
 ) -> dict:
   """Trains with timm and peft."""
-  out, minutes = call(
+  out, minutes = results.call(
     [
       *(ROOT / "benchmarks/finetune_torch.py", weights, data),
       *(f"--method={method}", f"--seed={seed}", f"--res={RES}"),
@@ -122,7 +94,7 @@ def main() -> None:
   if not data.exists():
     write(args.cifar, data)
   if not weights.exists():
-    call(
+    results.call(
       [
         *("-m", "vit_jax", "convert", args.backbone, weights),
         *("--to=timm", f"--image_size={RES}"),
@@ -132,7 +104,8 @@ def main() -> None:
     for method in args.only:
       for code in ("vit_jax", "torch"):
         if (method, code, seed) in {
-          (row["method"], row["code"], row["seed"]) for row in read()
+          (row["method"], row["code"], row["seed"])
+          for row in results.read(RESULTS)
         }:
           continue
         if code == "torch":
@@ -142,15 +115,8 @@ def main() -> None:
           row = with_vit_jax(method, seed, data, args.backbone, workdir)
         row["minutes"] = round(row["minutes"], 2)
         row = {"method": method, "code": code, "seed": seed, **row}
-        with RESULTS.open("a") as file:
-          file.write(json.dumps(row | {"machine": machine()}) + "\n")
-  print(table(read()))
-
-
-def read(file: pathlib.Path = RESULTS) -> list[dict]:
-  """Returns the rows of a file of results; [] if there is none."""
-  text = file.read_text() if file.exists() else ""
-  return [json.loads(line) for line in text.splitlines()]
+        results.add(RESULTS, row)
+  print(table(results.read(RESULTS)))
 
 
 def table(rows: list[dict]) -> str:

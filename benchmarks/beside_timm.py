@@ -43,18 +43,14 @@ What differs, as far as reading both codes shows:
 import argparse
 import csv
 import importlib.metadata
-import json
-import os
 import pathlib
-import resource
 import subprocess
-import sys
 from collections.abc import Sequence
 
 import numpy as np
-from machine import machine
+import results
+from results import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/equal_to.jsonl"
 NAME = "distribution: small ViT"  # of the rows
 CODES = {"timm": "timm's train.py", "vit_jax": "vit_jax"}
@@ -90,27 +86,8 @@ RECIPE = (
 def write(cifar: pathlib.Path, folder: pathlib.Path) -> None:
   """Writes train/CLASS and val/CLASS."""
   for part, split in (("train", "train"), ("test", "val")):
-    data = np.load(cifar / f"cifar10_{part}.npz")
-    ends, names, jpeg = data["offsets"], data["names"], data["jpeg"]
-    for i, label in enumerate(data["label"]):
-      place = folder / split / str(names[label])
-      place.mkdir(parents=True, exist_ok=True)
-      encoded = jpeg[ends[i] : ends[i + 1]].tobytes()
-      (place / f"{i:05}.jpg").write_bytes(encoded)
-
-
-def cpu_minutes(command: Sequence[str | os.PathLike]) -> float:
-  """Runs a command; returns user and system time of it and its children."""
-  given = os.environ.get("PYTHONPATH", "")
-  path = os.pathsep.join(filter(None, (given, str(ROOT))))
-  before = resource.getrusage(resource.RUSAGE_CHILDREN)
-  environment = os.environ | {"PYTHONPATH": path}
-  subprocess.run([sys.executable, *command], check=True, env=environment)
-  after = resource.getrusage(resource.RUSAGE_CHILDREN)
-  seconds = (after.ru_utime - before.ru_utime) + (
-    after.ru_stime - before.ru_stime
-  )
-  return seconds / 60
+    for i, (name, file) in enumerate(results.photographs(cifar, part)):
+      results.write(folder / split / name / f"{i:05}.jpg", file)
 
 
 def timm(
@@ -122,7 +99,7 @@ def timm(
 ) -> dict:
   """Trains with timm's train.py; returns the scores after the last epoch."""
   sizes = [f"{name}={value}" for name, value in SIZES.items()]
-  minutes = cpu_minutes(
+  _, minutes = results.call(
     [
       *(script, "--data-dir", images, *RECIPE.split(), f"--seed={seed}"),
       *("--initial-checkpoint", start / "model.safetensors"),
@@ -150,21 +127,14 @@ def vit_jax(
     f"benchmarks/beside_timm_config.py:path={images},init={start},"
     f"epochs={EPOCHS}"
   )
-  minutes = cpu_minutes(
-    [
-      *("-m", "vit_jax", "train", f"--config={ROOT}/{config}"),
-      *(f"--workdir={run}", f"--config.seed={seed}"),
-    ]
-  )
-  rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-  last = [row for row in rows if "val/top1" in row][-1]
-  about = json.loads((run / "metadata.json").read_text())
+  minutes = results.train(f"{ROOT}/{config}", run, f"--config.seed={seed}")
+  last = [row for row in results.metrics(run) if "val/top1" in row][-1]
   return {
     "config": config.split(":")[0],
     "top1": last["val/top1"],
     "loss": last["val/loss"],
     "cpu_minutes": minutes,
-    "versions": about["versions"],
+    "versions": results.origin(run)["versions"],
   }
 
 
@@ -178,18 +148,16 @@ def main() -> None:
   args = parser.parse_args()
   folder = pathlib.Path(args.folder).resolve()
   images, commit = folder / "images", ["git", "-C", ROOT, "rev-parse", "HEAD"]
-  read = lambda: [
-    json.loads(line)
-    for line in (RESULTS.read_text() if RESULTS.exists() else "").splitlines()
-  ]
   if not images.exists():
     write(args.cifar, images)
   for seed in args.seeds:
     start = folder / "start" / str(seed)
     if not start.exists():
-      cpu_minutes(["-c", START, str(seed), start])
+      results.call(["-c", START, seed, start])
     for code in args.only:
-      done = {(row["name"], row["code"], row["seed"]) for row in read()}
+      done = {
+        (row["name"], row["code"], row["seed"]) for row in results.read(RESULTS)
+      }
       if (NAME, code, seed) in done:
         continue
       run = folder / "runs" / f"{code}_{seed}"
@@ -199,13 +167,9 @@ def main() -> None:
         row = vit_jax(images, start, run, seed)
       row = {"name": NAME, "code": code, "seed": seed, **row}
       row["cpu_minutes"] = round(row["cpu_minutes"], 2)
-      row |= {
-        "machine": machine(),
-        "commit": subprocess.check_output(commit, text=True).strip(),
-      }
-      with RESULTS.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-  print(table(read()))
+      row["commit"] = subprocess.check_output(commit, text=True).strip()
+      results.add(RESULTS, row)
+  print(table(results.read(RESULTS)))
 
 
 def table(rows: list[dict]) -> str:

@@ -1,10 +1,9 @@
 """Counts exaFLOPs, beside the paper's Table 6: `python benchmarks/compute.py`.
 
 Writes the table in docs/paper.md. The numbers follow from the arithmetic of the
-families and from the lengths in the config files. A test compares the page.
+families. A test compares the page.
 """
 
-import functools
 import pathlib
 import sys
 
@@ -13,9 +12,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 # ruff: noqa: E402
 import tables
 
-from vit_jax.config import cli
-from vit_jax.data import dataset_info, splits
-from vit_jax.data.preprocessing import image_size
 from vit_jax.families import by_variant, resnet
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -43,25 +39,6 @@ TABLE6 = (
   ("R50+L/32", 7, 246),
   ("R50+L/16", 7, 859),
   ("R50+L/16", 14, 1668),
-)
-RECIPES = (
-  *(
-    f"vit_{v}.py:{d}"
-    for d in ("imagenet21k", "imagenet2012")
-    for v in ("b32", "b16", "l32", "l16", "h14")
-  ),
-  *(
-    f"comparison.py:model={m},dataset=imagenet21k"
-    for m in (
-      *("B/32", "B/16", "L/32", "L/16", "H/14"),
-      *("R50x1", "R50x2", "R101x1", "R152x1", "R152x2"),
-      *("R50+B/32", "R50+B/16", "R50+L/32", "R50+L/16"),
-    )
-  ),
-  "masked_patch.py:imagenet21k",
-  "augreg.py:model=B/16,dataset=imagenet21k",
-  "augreg.py:model=B/16,dataset=imagenet2012",
-  *(f"vit_s16.py:epochs={n}" for n in (90, 150, 300)),
 )
 
 
@@ -118,26 +95,6 @@ def table6() -> str:
       cells += ["", ""]
     rows.append(f"| {' | '.join(cells)} |")
   return "\n".join(rows)
-
-
-@functools.cache
-def cost(source: str) -> tuple[int, int, float]:
-  """Returns images seen, multiply-adds of an image and exaFLOPs of a config.
-
-  Args:
-    source: File and argument, "vit_b16.py:imagenet21k".
-  """
-  args = cli.parse("compute", {}, [f"--config={ROOT}/configs/{source}"])
-  config = args.config
-  known = dataset_info.lookup(config.data.dataset)
-  batch, steps = config.data.batch_size, config.total_steps
-  if steps is None:
-    num_examples = splits.num_examples(config.data.split, known.splits)
-    steps = round(config.total_epochs * num_examples / batch)
-  size = image_size(config.data.ops)
-  macs = config.model.forward_macs(size, known.num_classes)
-  flops = config.model.train_flops(size, known.num_classes)
-  return steps * batch, macs, flops * steps * batch / 1e18
 
 
 def page() -> str:

@@ -23,7 +23,6 @@ import timm
 import torch
 from beside_peft_config import METHODS, RANK
 from sklearn.linear_model import LogisticRegression
-from timm.data import create_transform
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from torch import nn
@@ -34,15 +33,6 @@ CUBIC = transforms.InterpolationMode.BICUBIC
 # From -1 to 1: the patch embedding has the normalisation.
 HALF = (0.5,) * 3
 NORMALISED = (transforms.ToTensor(), transforms.Normalize(HALF, HALF))
-OTHERS = {
-  # timm's train.py: rate 0.1 for 256 images; Nesterov's momentum of 0.9
-  "timm": {"name": "sgd", "lr": 0.1, "weight_decay": 2e-5},
-  # AutoGluon's AutoMM
-  "automm": {
-    **{"name": "adamw", "lr": 1e-4, "weight_decay": 1e-3},
-    **{"layer_decay": 0.9, "clip_norm": 1.0},
-  },
-}
 
 
 class Maps(nn.Module):
@@ -73,14 +63,8 @@ def load(weights: str, num_classes: int, res: int) -> nn.Module:
   return model
 
 
-def transform(method: str, res: int, is_training: bool) -> Callable:
-  """Returns the preprocessing of a method."""
-  if method == "timm":
-    return create_transform(res, is_training, mean=HALF, std=HALF)
-  if method == "automm":
-    square = transforms.Resize(res, CUBIC), transforms.CenterCrop(res)
-    augment = (transforms.TrivialAugmentWide(),) if is_training else ()
-    return transforms.Compose((*square, *augment, *NORMALISED))
+def transform(res: int, is_training: bool) -> Callable:
+  """Returns the preprocessing."""
   views = (
     transforms.RandomResizedCrop(res, (0.08, 1.0), interpolation=CUBIC),
     transforms.RandomHorizontalFlip(),
@@ -171,7 +155,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("weights")
   parser.add_argument("data", type=pathlib.Path)
-  parser.add_argument("--method", choices=(*METHODS, *OTHERS), default="full")
+  parser.add_argument("--method", choices=METHODS, default="full")
   parser.add_argument("--beside")
   parser.add_argument("--res", type=int, default=42)
   parser.add_argument("--batch", type=int, default=32)
@@ -183,18 +167,16 @@ def main() -> None:
   method = args.method
 
   def images(split, is_training):
-    ops = transform(method, args.res, is_training)
+    ops = transform(args.res, is_training)
     return ImageFolder(args.data / split, ops)
 
   views, test = images("train", True), images("test", False)
   model = load(args.weights, len(views.classes), args.res).eval()
   if args.beside:
-    val = ImageFolder(args.data / "val", transform("full", args.res, False))
+    val = ImageFolder(args.data / "val", transform(args.res, False))
     print(json.dumps(compare(model, args.beside, val, args.res)))
     return
-  options = dict((METHODS | OTHERS)[method])
-  if method == "timm":
-    options["lr"] *= args.batch / 256
+  options = dict(METHODS[method])
   if method == "probe_first":
     start_from_probe(model, images("train", False))
     options["name"] = "momentum"  # timm's sgd has Nesterov's

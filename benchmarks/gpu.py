@@ -2,15 +2,14 @@
 
 It measures training steps as `vit-jax benchmark`, and timm's compiled steps in
 the same minutes; attention by cuDNN and by XLA, with their
-errors compared to float32; microbatches; a recipe with its input; and XLA's
-options for GPUs, one at a time. It downloads nothing; docs/performance.md lists
-what must be installed. The most important measurements come first. Each runs in
-its own process, and writes a line with its receipt, or with its error, to
-docs/gpu.jsonl. A measurement with a line of the same code and machine is not
-repeated, so a second call continues the first one.
+errors compared to float32; and XLA's options for GPUs, one at a time. It
+downloads nothing; docs/performance.md lists what must be installed. The most
+important measurements come first. Each runs in its own process, and writes a
+line with its receipt, or with its error, to docs/gpu.jsonl. A measurement with
+a line of the same code and machine is not repeated, so a second call continues
+the first one.
 
 bash benchmarks/gpu.sh
-bash benchmarks/gpu.sh --minutes=20 --only=flags
 bash benchmarks/gpu.sh --tiny --out=/tmp/gpu.jsonl   # a try, also on a CPU
 """
 
@@ -48,7 +47,6 @@ TIMM_NAMES = {
 }
 NUM_CLASSES = 1000
 LR, DECAY, CLIP = 1e-3, 0.1, 1.0
-MICROBATCHES = (32, 64, 128)  # of the second model
 # Off or on, against XLA's default.
 FLAGS = (
   "--xla_gpu_enable_triton_gemm=false",
@@ -79,7 +77,7 @@ class Job(NamedTuple):
   flags: str = ""
 
 
-def jobs(models: tuple, microbatches: tuple, steps: int) -> Iterator[Job]:
+def jobs(models: tuple, steps: int) -> Iterator[Job]:
   """Yields all measurements, the most wanted first."""
 
   def of(model: tuple, **more: Any) -> dict[str, Any]:
@@ -95,10 +93,6 @@ def jobs(models: tuple, microbatches: tuple, steps: int) -> Iterator[Job]:
     if model[0] == models[-2][0]:  # at both sizes: by the number of tokens
       name = f"{model[0]}, {model[1]} px: XLA's attention"
       yield Job("attention", name, "ours", of(model, cudnn=False))
-  for n in microbatches:
-    name = f"{models[1][0]}, {models[1][1]} px: microbatches of {n}"
-    yield Job("microbatch", name, "ours", of(models[1], microbatch=n))
-  yield Job("input", f"{models[0][0]}, with its input", "real", of(models[0]))
   for flag in FLAGS:
     yield Job("flags", f"{models[0][0]}: {flag}", "ours", of(models[0]), flag)
 
@@ -124,46 +118,15 @@ def ours(
   batch: int,
   steps: int,
   cudnn: bool = True,
-  microbatch: int | None = None,
 ) -> dict[str, Any]:
   """Times our step; see `vit_jax.tools.benchmark.measure`."""
-  import dataclasses
-
   from vit_jax.models import cudnn as by_cudnn
   from vit_jax.tools import benchmark
 
   if not cudnn:
     by_cudnn.PLATFORMS = ()
   config = our_config(model, size, batch, dtype())
-  config = dataclasses.replace(
-    config, optim=dataclasses.replace(config.optim, microbatch=microbatch)
-  )
   return benchmark.measure(config, steps=steps)
-
-
-def real(model: str, size: int, batch: int, steps: int) -> dict[str, Any]:
-  """Times the step with a recipe's input: JPEGs, decoded and cropped.
-
-  The recipe's microbatches are left out, so that only the input differs from
-  `ours`.
-  """
-  from vit_jax.config import cli
-  from vit_jax.tools import benchmark
-
-  options = {
-    "model.variant": model,
-    "model.dtype": dtype(),
-    "data.batch_size": batch,
-    "optim.microbatch": None,
-    "data.ops": f"decode_inception_crop({size})|flip_lr",
-  }
-  overrides = [f"--config.{k}={v}" for k, v in options.items()]
-  parsed = cli.parse(
-    "benchmark", {}, ["--config=vit_b16", "--fake_data", *overrides]
-  )
-  if parsed.errors:
-    raise ValueError(parsed.errors)
-  return benchmark.measure(parsed.config, "real", steps)
 
 
 def timm_step(model: str, size: int, batch: int, device: str) -> Callable:
@@ -302,7 +265,7 @@ def dtype() -> str:
   return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
-SIDES = {f.__name__: f for f in (ours, real, timm, parity)}
+SIDES = {f.__name__: f for f in (ours, timm, parity)}
 
 
 def one_gpu() -> dict[str, str]:
@@ -357,10 +320,6 @@ def line_text(line: dict[str, Any]) -> str:
   text = f"{measured['images_per_second']:,.1f} images/s"
   if "mfu" in measured:
     text += f", {100 * measured['mfu']:.1f} % of the measured matrix rate"
-  if measured.get("input_wait") is not None:
-    text += (
-      f", {100 * measured['input_wait']:.0f} % of the time waiting for input"
-    )
   if measured.get("attention"):
     text += f", attention by {measured['attention']}"
   if "peak_bytes" in measured:
@@ -414,7 +373,6 @@ def main() -> int:
   )
   parser.add_argument("--minutes", type=float, default=7.8)
   parser.add_argument("--steps", type=int, default=20, help="timed, of each")
-  parser.add_argument("--only", help="a group: " + ", ".join(GROUPS))
   parser.add_argument("--tiny", action="store_true", help="tiny sizes: a try")
   parser.add_argument("--out", default=str(ROOT / "docs" / "gpu.jsonl"))
   parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -433,15 +391,14 @@ def main() -> int:
   ]
   last = {line["name"]: line for line in here}  # a later call may mend an error
   done = {n for n, line in last.items() if "error" not in line["measured"]}
-  models, microbatches = (TINY, (1,)) if args.tiny else (MODELS, MICROBATCHES)
   print(made["machine"], flush=True)
   absent = [p for p in ("torch", "timm") if not importlib.util.find_spec(p)]
   if absent:
     print(f"{', '.join(absent)}: not installed, so timm's steps are left out")
-  for job in jobs(models, microbatches, args.steps):
+  for job in jobs(TINY if args.tiny else MODELS, args.steps):
     if job.side == "timm" and absent:
       continue
-    if args.only not in (None, job.group) or job.name in done:
+    if job.name in done:
       continue
     left = until - time.monotonic()
     if left < LEAST:
@@ -458,8 +415,6 @@ def main() -> int:
   print(*ratios(list(last.values())), sep="\n")
   return any("error" in line["measured"] for line in last.values())
 
-
-GROUPS = ("parity", "step", "attention", "microbatch", "input", "flags")
 
 if __name__ == "__main__":
   sys.exit(main())

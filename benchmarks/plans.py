@@ -19,6 +19,8 @@ import pathlib
 import subprocess
 import sys
 
+from tables import with_tables
+
 ROOT = pathlib.Path(__file__).parents[1]
 PAGE = ROOT / "benchmarks" / "notes" / "plans.md"
 PLANS = ROOT / "docs" / "plans.jsonl"
@@ -110,38 +112,6 @@ COLUMNS = (
   " cycles_seconds optimal_seconds price_seconds link_seconds"
   " between_slices_seconds images_per_second mfu hours chip_hours"
 ).split()
-HEAD = """# What the recipes would cost: estimates
-
-`vit-jax plan` for recipes on common slices, written by `python
-benchmarks/plans.py` with {versions}.
-None of this ran on a TPU: memory is the peak of a chip (of TPU7x: of a core,
-half a chip) as XLA reports it, and all other numbers are estimates, which no
-chip has confirmed. The time of a step is estimated twice, by cycles and links,
-nothing overlapped, and by a coarser roofline (docs/performance.md); the third
-number is their geometric mean, from which the other columns follow. Hours are
-for all steps of the recipe, without evaluation.
-
-<!-- estimate: python benchmarks/plans.py -->
-
-| config | slice | batch | GiB | estimate, ms | images/s | MFU | hours | \
-chip-hours |
-|---|---|---|---|---|---|---|---|---|
-"""
-SCALING_HEAD = """
-## From 8 to 1,024 chips
-
-The same batch on more chips. "Of the smallest" is images/s and chip, relative
-to the first slice of the rows of that work. "Links" is the share of the first
-estimate, cycles and links, that collectives take, and then the part of them
-that passes between slices. 1,024 chips of v5e are four slices of 256 that the
-data centre's network joins.
-
-<!-- estimate: python benchmarks/plans.py -->
-
-| work | slice | images a chip | GiB | estimate, ms | images/s and chip | \
-of the smallest | links |
-|---|---|---|---|---|---|---|---|
-"""
 
 
 def versions() -> str:
@@ -224,7 +194,7 @@ def check(parts: list[str]) -> None:
       print(f"{text}: {line}", flush=True)
       if ratio > MOST:
         errors.append(f"{text} ({config}): {line}")
-  PAGE.write_text(page())
+  write_page()
   if new:
     others = sorted({x["versions"] for x in stored()} - {versions()})
     print(
@@ -256,28 +226,67 @@ def main(argv: list[str] | None = None) -> None:
     if not args.list and not is_known and any(p in config for p in parts):
       compile_plan(config, topology)
       print(config, topology, "done", flush=True)
-      PAGE.write_text(page())
+      write_page()
   if not known():  # of other versions, whose page stays
     sys.exit(f"{PLANS}: has no plan with {versions()}; {PAGE} is as it was.")
-  PAGE.write_text(page())
+  write_page()
 
 
-def page() -> str:
-  """Returns the page from what is known."""
+def recipes() -> str:
+  """Returns the first table of the page."""
   plans = known()
-  lines = [recipe_row(*pair, plans[pair]) for pair in RECIPES if pair in plans]
-  text = HEAD.format(versions=versions()) + "\n".join(lines) + "\n"
-  lines = []
+  return markdown(
+    "config, slice, batch, GiB, estimate (ms), images/s, MFU, hours,"
+    " chip-hours",
+    [recipe_row(*pair, plans[pair]) for pair in RECIPES if pair in plans],
+  )
+
+
+def scaling() -> str:
+  """Returns the second table."""
+  plans, lines = known(), []
   for title, config, slices in SCALING:
     rows = [(s, plans[config, s]) for s in slices if (config, s) in plans]
     lines += [scaling_row(title, s, x, rows[0][1]) for s, x in rows]
-  text += SCALING_HEAD + "\n".join(lines) + "\n" + NOTES
-  lines = [
-    checked_row(title, s, plans[config, s])
-    for title, config, s in CHECKED
-    if (config, s) in plans
-  ]
-  return text + CHECKED_HEAD + "\n".join(lines) + "\n"
+  return markdown(
+    "work, slice, images a chip, GiB, estimate (ms), images/s and chip,"
+    " of the smallest, links",
+    lines,
+  )
+
+
+def checked() -> str:
+  """Returns the third table."""
+  plans = known()
+  return markdown(
+    "work, slice, images a chip, GiB, estimate (ms), of the best",
+    [
+      checked_row(title, s, plans[config, s])
+      for title, config, s in CHECKED
+      if (config, s) in plans
+    ],
+  )
+
+
+def markdown(names: str, rows: list[str]) -> str:
+  """Returns a table."""
+  columns = names.split(", ")
+  rule = "---|" * len(columns)
+  lines = [f"| {' | '.join(columns)} |", f"|{rule}", *rows]
+  return "\n".join(("<!-- estimate: python benchmarks/plans.py -->", *lines))
+
+
+TABLES = {
+  "versions": lambda: f"Versions: {versions()}.",
+  "recipes": recipes,
+  "scaling": scaling,
+  "checked": checked,
+}
+
+
+def write_page() -> None:
+  """Writes the tables of the page anew."""
+  PAGE.write_text(with_tables(PAGE.read_text(), TABLES))
 
 
 def milliseconds(plan: dict) -> str:
@@ -339,37 +348,6 @@ def checked_row(title: str, topology: str, plan: dict) -> str:
     cells += [milliseconds(plan), f"{ratio:.2f}"]
   return f"| {' | '.join(cells)} |"
 
-
-CHECKED_HEAD = """
-## Rows that are estimated every night
-
-`python benchmarks/plans.py --check` compiles these anew and fails if one takes
-more than 1.03 times its best: the lowest estimate that docs/plans.jsonl ever
-had of it with the same versions of jax and libtpu. `make check-plans` installs
-those versions first. Where a row says nothing else, images have 224 px, all
-parameters are trained, and blocks are in a loop.
-
-<!-- estimate: python benchmarks/plans.py -->
-
-| work | slice | images a chip | GiB | estimate, ms | of the best |
-|---|---|---|---|---|---|
-"""
-NOTES = """
-The rate of a chip falls below 85 % of the smallest slice's only where it has 4
-images, or at 384 px 2. With L/16 and a batch of 4,096 on 1,024 chips of v5e, a
-step then takes 0.38 of the cycles of 16 images without the links (20.8 and 54.5
-ms), since what a chip does with the weights does not shrink with the images:
-casts, gradients, the optimizer. The links take 10.9 ms instead of 7.2; 3.1 of
-them pass between slices. Take 16 images a chip, or 8 at 384 and 512 px, where
-0.87 or more remain, or a larger batch: with 32,768 images the same 1,024 chips
-reach 0.90. A chip of v5e with so few images has the compiler's defaults
-(`FEW_HIDDEN` in vit_jax/devices.py). The mesh is the recipes' own everywhere:
-the state split over 16 chips (8 on a slice of 8), and copies of it along the
-others. Before a chip with few images had these defaults, no other mesh that was
-tried brought one with 4 or 2 images back to 0.85: with the state split over 64
-chips a step of L/16 took 0.95 of the time on 1,024 chips of v5e, one of B/16 or
-H/14 more time than over 16 (benchmarks/notes/performance_log.md).
-"""
 
 if __name__ == "__main__":
   main()

@@ -21,6 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 # ruff: noqa: E402
 from machine import machine
+from tables import with_tables
 
 from vit_jax.families import ModelConfig, published
 from vit_jax.tools import model_table
@@ -30,49 +31,6 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGE = ROOT / "docs/models.md"
 LIST = ROOT / "vit_jax/families/published.csv"
 SPEEDS = ROOT / "docs/models_speed.jsonl"
-TERMS = "https://ai.meta.com/resources/models-and-libraries/dinov3-license"
-INDEX = published.https(published.AUGREG_INDEX)
-NOTE = "<!-- Written by `python benchmarks/published_models.py`; change it. -->"
-
-HEAD = f"""{NOTE}
-
-# Which model?
-
-The published weights that vit_jax reads. `vit-jax models` prints the same list.
-A row without a file is a size that `--config.model.variant` knows, but of which
-no weights are listed.
-A name of the last column, without `*`, is what `vit_jax.load`, `--config.init`
-and `vit-jax convert` take:
-
-```py
-vit = vit_jax.load("hf-hub:timm/deit3_small_patch16_384.fb_in22k_ft_in1k")
-```
-
-- *million*: parameters without a classifier. *GFLOPs*: forward pass of one
-  image of *pixels* x *pixels*, two per multiply-add, counted by vit_jax.
-  DINOv2's files of Meta and transformers, and DINOv3's of transformers, are
-  loaded at 224 px, unless you pass `image_size=518` or `image_size=256`.
-- *images/s*: measured, per second of processor time of one core, in float32 and
-  batches of {{batch}} ({{machine}}, the other one busy; jax {{jax}}). Models
-  above 400 GFLOPs were not measured.
-- *classes*: outputs of the classifier that the file has.
-- *top-1*, *k-NN*: **published** accuracy on ImageNet in percent. top-1 is that
-  of the file's own classifier, unless the cell has another word. None was
-  measured here.
-- Series *SBB*: timm's models `vit_wee` to `vit_betwixt`. *DINOv3 SwiGLU*: the
-  authors' S+.
-- *licence*: as timm 1.0.31 states it. An empty cell is unknown.
-- Models with
-  [terms of their own]({TERMS}),
-  such as DINOv3, also need an account that has agreed to them.
-  `hf-hub:OWNER/NAME@REVISION` [pins a revision](weights.md#from-the-network).
-- `*` is the rest of a name in [index.csv]({INDEX}).
-  Download a `pytorch_model.bin` and its `config.json` by hand, and load their
-  folder.
-- [Weights](weights.md#how-equal-the-models-are) says how equal the outputs are
-  to those of the original code.
-
-"""
 LIMITS = (3, 10, 40, 125, 400)  # most GFLOPs of the models that are compared
 BATCH = 4
 
@@ -205,25 +163,27 @@ def _table(rows: Iterable[Cells], speeds: Speeds) -> Iterator[str]:
     yield f"| {' | '.join(cells)} |"
 
 
+def best_table(speeds: Speeds) -> str:
+  """Returns the table of the best model by cost."""
+  return "\n".join(
+    [
+      "<!-- source: vit_jax/tools/scoring/published_scores.csv -->",
+      "| up to, GFLOPs | top-1 | model | pixels | million | GFLOPs | images/s"
+      " | file |",
+      "|---:|---:|---|---:|---:|---:|---:|---|",
+      *_best_rows(speeds),
+    ]
+  )
+
+
 def page() -> str:
-  """Returns docs/models.md."""
+  """Returns docs/models.md with its tables made anew."""
   speeds = Speeds()
-  about = next(iter(speeds.rows.values()))
-  lines = [
-    "The highest top-1 in the tables below, by cost. An empty cell does not"
-    " count: timm has published higher",
-    "ones for some of these files, and for models that are not listed.",
-    "",
-    "<!-- source: vit_jax/tools/scoring/published_scores.csv -->",
-    "",
-    "| up to, GFLOPs | top-1 | model | pixels | million | GFLOPs | images/s"
-    " | file |",
-    "|---:|---:|---|---:|---:|---:|---:|---|",
-    *_best_rows(speeds),
-    *tables(speeds),
-  ]
-  head = HEAD.format(**about)
-  return head + "\n".join(lines) + "\n"
+  made = {
+    "best": lambda: best_table(speeds),
+    "models": lambda: "\n".join(tables(speeds)),
+  }
+  return with_tables(PAGE.read_text(), made)
 
 
 def main() -> None:

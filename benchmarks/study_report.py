@@ -10,7 +10,6 @@ import pathlib
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
@@ -88,19 +87,17 @@ def data_size(lines: Lines) -> str:
 
 
 def _compute_points() -> list[dict]:
-  small = [dict(size="small", steps=s) for s in study.STEPS]
-  return [*small, dict(size="medium", steps=study.STEPS[-1])]
+  small = [dict(model="small", steps=s) for s in study.STEPS]
+  return [*small, dict(model="medium", steps=study.STEPS[-1])]
 
 
 def compute(lines: Lines) -> str:
   """Figure 5: few-shot accuracy by pre-training FLOPs."""
   points = _compute_points()
-  head = ["size, steps", *(f"{p['size']}, {p['steps']:,}" for p in points)]
+  head = ["size, steps", *(f"{p['model']}, {p['steps']:,}" for p in points)]
   rows = []
   for family, name in NAMES.items():
-    runs = [
-      dict(model=f"{family}-{p['size']}", steps=p["steps"]) for p in points
-    ]
+    runs = [{**p, "model": f"{family}-{p['model']}"} for p in points]
     rows.append([name, *(cell(values(lines, SCORE, **r)) for r in runs)])
     flops = [_flops(lines, **r) for r in runs]
     texts = (f"{f / 1e12:.2f}" if f else "not yet run" for f in flops)
@@ -201,93 +198,62 @@ def with_tables(text: str, lines: Lines) -> str:
   return tables.with_tables(text, made)
 
 
-def _points(lines: Lines, xs, runs, score: str) -> tuple[list, list]:
-  """Returns the places that have been run, and the scores of their seeds."""
-  pairs = [
-    (x, values(lines, score, **run)) for x, run in zip(xs, runs, strict=True)
-  ]
-  pairs = [(x, v) for x, v in pairs if x and v]
-  return [x for x, _ in pairs], [v for _, v in pairs]
-
-
-class Repeated(NamedTuple):
-  """A curve of repeated runs: its name, places, and at each those of all."""
-
-  label: str
-  x: Sequence[float]
-  runs: Sequence[Sequence[float]]
-
-
-def draw_spread(
+def draw(
+  lines: Lines,
   title: str,
-  curves: Sequence[Repeated],
   x_label: str,
-  ticks: Sequence[int | float],
+  ticks: Sequence[float],
+  runs: Sequence[dict],
+  place: Callable[[dict], float],
 ) -> Figure:
-  """Draws means of repeated runs over a logarithmic axis, and every run.
+  """Draws the mean accuracy of each family over a logarithmic axis.
 
   Args:
+    lines: Results.
     title: What is drawn.
-    curves: In percent.
-    x_label: Name of the places, with their unit.
+    x_label: What the axis has, with its unit.
     ticks: Places that are written below the axis.
+    runs: Size of the model, and what is varied, for each point.
+    place: Function run -> place on the axis.
   """
-  lines = [
-    charts.Line(name, x, [sum(runs) / len(runs) for runs in of_x])
-    for name, x, of_x in curves
-  ]
-  every = [v for _, _, of_x in curves for runs in of_x for v in runs] or [0.0]
+  drawn, places = [], []
+  for family, name in NAMES.items():
+    points = []
+    for run in runs:
+      of_run = {**run, "model": f"{family}-{run['model']}"}
+      if scores := values(lines, SCORE, **of_run):
+        points.append((place(of_run), statistics.mean(scores)))
+    x, y = zip(*points, strict=True) if points else ((), ())
+    drawn.append(charts.Line(name, x, y))
+    places += x
   figure = charts.curves(
-    title,
-    lines,
-    "{:.1f}%",
-    "{:g}%".format,
-    floor=max(0.0, min(every) - 2.0),
-    top=min(max(every) + 2.0, 100.0) / 1.08,  # `curves` adds 8 %
-    x_label=x_label,
+    title, drawn, "{:.1f}%", "{:g}%".format, floor=40.0, x_label=x_label
   )
-  axes = figure.axes[0]
-  for drawn, (_, x, of_x) in zip(list(axes.lines), curves, strict=True):
-    for place, runs in zip(x, of_x, strict=True):
-      colour = drawn.get_color()
-      axes.vlines(place, min(runs), max(runs), color=colour, linewidth=1)
-      axes.plot([place] * len(runs), runs, "_", color=colour, markersize=7)
-  places = [place for _, x, _ in curves for place in x] or [*ticks]
-  charts.set_log_axis(axes, places, ticks)
+  charts.set_log_axis(figure.axes[0], places or [*ticks], ticks)
   return figure
 
 
 def draw_data_size(lines: Lines) -> Figure:
-  """Draws figure 4: accuracy over training images, with every seed's point."""
-  curves = []
-  for family, name in NAMES.items():
-    runs = [dict(model=f"{family}-small", images=n) for n in study.IMAGES]
-    points = _points(lines, study.IMAGES, runs, SCORE)
-    curves.append(Repeated(name, *points))
-  return draw_spread(
+  """Draws figure 4: accuracy over training images."""
+  return draw(
+    lines,
     "Digits, 10-shot, by pre-training data",
-    curves,
     "images of glyphs",
     study.IMAGES,
+    [dict(model="small", images=n) for n in study.IMAGES],
+    lambda run: run["images"],
   )
 
 
 def draw_compute(lines: Lines) -> Figure:
-  """Draws figure 5: accuracy over FLOPs, with every seed's point."""
-  curves = []
-  for family, name in NAMES.items():
-    runs = [
-      dict(model=f"{family}-{p['size']}", steps=p["steps"])
-      for p in _compute_points()
-    ]
-    flops = [(_flops(lines, **run) or 0) / 1e12 for run in runs]
-    points = _points(lines, flops, runs, SCORE)
-    curves.append(Repeated(name, *points))
-  return draw_spread(
+  """Draws figure 5: accuracy over FLOPs."""
+  return draw(
+    lines,
     "Digits, 10-shot, by pre-training compute",
-    curves,
     "10^12 FLOPs of pre-training",
     (0.5, 1, 2, 3),
+    _compute_points(),
+    lambda run: (_flops(lines, **run) or 0) / 1e12,
   )
 
 

@@ -14,22 +14,17 @@ that are continued, and become a teacher.
 """
 
 import argparse
-import json
-import os
 import pathlib
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
 
 import numpy as np
-from machine import machine
+import results
+from results import ROOT
 from tables import with_tables
 from unlabelled_config import PROTOTYPES, TAUGHT
 
 from vit_jax.tools.reporting import charts
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/unlabelled.jsonl"
 PAGE, PLOT = ROOT / "docs/tasks/unlabelled.md", ROOT / "docs/unlabelled.svg"
 METHODS = {
@@ -59,51 +54,29 @@ RES, TEACHER_RES = 56, 42  # pixels, for a patch of 14: the photographs have 32
 def write(cifar: pathlib.Path, folder: pathlib.Path) -> None:
   """Writes train/CLASS and val/CLASS, a part of them, and images alone."""
   for part, split in (("train", "train"), ("test", "val")):
-    data = np.load(cifar / f"cifar10_{part}.npz")
-    ends, names = data["offsets"], data["names"]
-    for i, label in enumerate(data["label"]):
-      encoded = data["jpeg"][ends[i] : ends[i + 1]].tobytes()
-      places = [folder / "labelled" / split / str(names[label])]
+    for i, (name, file) in enumerate(results.photographs(cifar, part)):
+      places = [folder / "labelled" / split / name]
       if part == "train" and i % 2 == 0:
         places.append(folder / "unlabelled")
       if i % FEW[split] == 0:
-        places.append(folder / "few" / split / str(names[label]))
+        places.append(folder / "few" / split / name)
       for place in places:
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"{i:05}.jpg").write_bytes(encoded)
+        results.write(place / f"{i:05}.jpg", file)
 
 
-def train(
-  config: str, workdir: pathlib.Path, flags: Sequence[str] = ()
-) -> dict:
+def train(config: str, workdir: pathlib.Path, *flags: str) -> dict:
   """Trains as a user does; returns scores by metric and step, and seconds."""
   began = time.monotonic()
-  given = os.environ.get("PYTHONPATH", str(ROOT))
-  path = os.pathsep.join([str(ROOT / "examples"), given])
-  subprocess.run(
-    [
-      *(sys.executable, "-m", "vit_jax", "train", f"--config={config}"),
-      *(f"--workdir={workdir}", *flags),
-    ],
-    check=True,
-    env=os.environ | {"PYTHONPATH": path},
-  )
-  rows = (workdir / "metrics.jsonl").read_text().splitlines()
+  results.train(config, workdir, *flags)
   scores: dict[str, dict[int, float]] = {}
-  for row in map(json.loads, rows):
+  for row in results.metrics(workdir):
     for name, value in row.items():
       is_score = "/" in name and not name.startswith("train/")
       name = name.removeprefix("train/")
       if is_score or name in ("teacher_entropy", "teacher_kl"):
         scores.setdefault(name, {})[row["step"]] = round(value, 5)
-  about = json.loads((workdir / "metadata.json").read_text())
-  return {
-    "scores": scores,
-    "seconds": round(time.monotonic() - began),
-    "machine": machine(),
-    "versions": about["versions"],
-    "commit": about["commit"],
-  }
+  seconds = round(time.monotonic() - began)
+  return {"scores": scores, "seconds": seconds, **results.origin(workdir)}
 
 
 def last(row: dict, metric: str) -> float:
@@ -151,24 +124,18 @@ def main() -> None:
       f"{own},method=supervised,epochs={TAUGHT_EPOCHS}",
       (),
     )
-  read = lambda: [
-    json.loads(line)
-    for line in (RESULTS.read_text() if RESULTS.exists() else "").splitlines()
-  ]
   for seed in args.seeds:
     for name, (config, flags) in runs.items():
       is_wanted = not args.only or name in args.only
-      done = {(row["run"], row["seed"]) for row in read()}
+      done = {(row["run"], row["seed"]) for row in results.read(RESULTS)}
       if not is_wanted or (name, seed) in done:
         continue
       place = folder / "runs" / str(seed)
       workdir = place / name.replace(", ", "_")
       config = config.format(runs=place)
-      row = train(config, workdir, (*flags, f"--config.seed={seed}"))
-      with RESULTS.open("a") as file:
-        row = {"run": name, "seed": seed, **row}
-        file.write(json.dumps(row) + "\n")
-  rows = read()
+      row = train(config, workdir, *flags, f"--config.seed={seed}")
+      results.add(RESULTS, {"run": name, "seed": seed, **row})
+  rows = results.read(RESULTS)
   made = {
     "from_scratch": lambda: from_scratch(rows),
     "continued": lambda: continued(rows),
