@@ -14,11 +14,12 @@ the batch, on any mesh.
 Run, in examples/: vit-jax train --config=lejepa.py --workdir=runs/lejepa
 The argument is a folder with a folder of images for each class, by which k-NN
 scores the features; without it the letters of `glyphs`.
-Size: the defaults of `LeJEPA` are those of the source. The config is far
-smaller: a Ti/8 of width 128 and 4 blocks, crops of 96 and 48 px (letters: 32
-and 16 px), projector 512, 512, 16 and 256 directions.
-Result: this config is not yet run. Its network with the projector and the
-directions of the source and crops of 32 and 16 px, on 20,000 photographs, 5
+Size: the defaults of `LeJEPA` are those of the source (1,024 directions: its
+README). The config is far smaller: a Ti/8 of width 128 and 4 blocks, crops of
+96 and 48 px (letters: 32 and 16 px), projector 512, 512, 16. It has 256
+directions, as MINIMAL.md.
+Result: this config is not yet run. Its network with the projector of the
+source, 1,024 directions, and crops of 32 and 16 px, on 20,000 photographs, 5
 epochs: k-NN 30.5 -> 37.3 % (docs/tasks/unlabelled.md). On glyphs, 400 steps
 with crops and no colours: SIGReg falls from 31 to 9, but k-NN from 15.7 to
 9.1 %; crops of letters are few strokes.

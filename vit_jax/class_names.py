@@ -45,7 +45,6 @@ SHOWN = 4  # names of each side in an error
 _ORDERS = {
   1000: "ImageNet-1k, sorted wnids",
   21_841: "ImageNet of fall 2011, sorted wnids",
-  21_842: "FocalNet's ImageNet-21k, the classes of ImageNet-1k first",
   21_843: "Google's ImageNet-21k, sorted wnids",
 }
 
@@ -93,7 +92,7 @@ def describe(num_classes: int) -> str | None:
   The width is only a convention: class names in a checkpoint take precedence.
 
   Args:
-    num_classes: Width of the head; 1000, 21841, 21842 and 21843 are known.
+    num_classes: Width of the head; 1000, 21841 and 21843 are known.
   """
   order = _ORDERS.get(num_classes)
   return order and f"{num_classes:,} classes are taken for {order}."

@@ -251,7 +251,7 @@ class MeshConfig:
   fsdp: int = option(
     1,
     "devices that share the state and split the batch; -1 with data=-1: the"
-    " largest divisor, up to 16, of the devices of a slice",
+    " largest divisor, up to 16, of the devices of a TPU slice or GPU node",
     limit=DEVICES,
   )
   tensor: int = option(
