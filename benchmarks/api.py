@@ -1,92 +1,55 @@
-"""Writes docs/api.md: the public names, with their signatures from the code.
+"""Writes the signatures of the public names into docs/api.md.
 
 Run: python benchmarks/api.py
 """
 
 import ast
+import functools
 import importlib
 import inspect
 import pathlib
 import re
 import sys
-import textwrap
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+# ruff: noqa: E402
+from tables import with_tables
+
 PAGE = ROOT / "docs/api.md"
 WIDTH = 88
-NOTE = "<!-- Written by `python benchmarks/api.py`; change the code. -->"
-HEAD = f"""{NOTE}
-
-# Python API
-
-The names on this page are public; all others may change without notice.
-`help(vit_jax.load)` prints a docstring with units, defaults and errors.
-
-`import vit_jax` gives `load`, `build`, `LETTERS`, `__version__` and the modules
-`batch`, `callbacks`, `config`, `evaluate`, `options` and `train`. Each is
-imported at its first use.
-"""
-# Heading, text, module, names. All public members of a class are shown.
-SECTIONS = (
-  (
-    "Load, apply, export",
-    "`vit_jax.LETTERS` is the path of a small model in the package"
-    " ([example](tasks/convert.md#in-your-flax-code)). See also"
-    " [weights](weights.md), [predict](tasks/predict.md) and"
-    " [features](tasks/features.md).",
-    "vit_jax",
-    ("load", "build"),
-  ),
-  (
-    "",
-    "What `load` and its methods return:",
+# Name of a block in the page -> module, names. A class is shown with all its
+# public members.
+BLOCKS = {
+  "load": ("vit_jax", ("load", "build")),
+  "pretrained": (
     "vit_jax.inference.pretrained",
     ("Pretrained", "Prediction", "Value", "Answer", "FeatureRow"),
   ),
-  (
-    "",
-    "`feature_rows` and `predictions` take the images of folders and globs from"
-    " this function:",
-    "vit_jax.inference.streaming",
-    ("find", "Named"),
-  ),
-  ("", "", "vit_jax.tools.exporting.convert", ("convert",)),
-  (
-    "",
-    "A network without weights, as config.model describes it, such as"
-    ' `vit_jax.families.ViTConfig(variant="B/16")`:',
-    "vit_jax.models",
-    ("build",),
-  ),
-  (
-    "Train and evaluate",
-    "[extend](tasks/extend.md) has a script. [options](options.md) lists the"
-    " options of a config.",
+  "images": ("vit_jax.inference.streaming", ("find", "Named")),
+  "convert": ("vit_jax.tools.exporting.convert", ("convert",)),
+  "network": ("vit_jax.models", ("build",)),
+  "configs": (
     "vit_jax.config",
     ("defaults", "recipe", "freeze", "ConfigError"),
   ),
-  ("", "", "vit_jax.train", ("train_and_evaluate",)),
-  ("", "", "vit_jax.evaluate", ("evaluate",)),
-  (
-    "",
-    "A config file, `get_config(arg)`, reads its argument with:",
+  "train": ("vit_jax.train", ("train_and_evaluate",)),
+  "evaluate": ("vit_jax.evaluate", ("evaluate",)),
+  "arguments": (
     "vit_jax.config",
     ("arguments", "check_choices", "number", "whole_number", "fewshot_evals"),
   ),
-  ("Data of your own", "", "vit_jax.data.records", ("Records",)),
-  (
-    "",
-    "Batches without a train loop:",
-    "vit_jax.data.sources",
-    ("open_source",),
+  "records": ("vit_jax.data.records", ("Records",)),
+  "sources": ("vit_jax.data.sources", ("open_source",)),
+  "batches": ("vit_jax.data.pipeline", ("train_batches", "eval_batches")),
+  "batch": (
+    "vit_jax.batch",
+    ("DataInfo", "Data", "Batch", "View", "normalise"),
   ),
-  ("", "", "vit_jax.data.pipeline", ("train_batches", "eval_batches")),
-  ("", "", "vit_jax.batch", ("DataInfo", "Data", "Batch", "View", "normalise")),
-  ("Callbacks", "", "vit_jax.callbacks", ("Callback", "Stop")),
-)
+  "callbacks": ("vit_jax.callbacks", ("Callback", "Stop")),
+}
 SHOWN = ("__call__", "__len__", "__getitem__")
 # Interfaces of what a config names by an import path.
 BASES = (
@@ -194,31 +157,26 @@ def code(module: str, names: tuple[str, ...]) -> str:
     is_class = isinstance(node, ast.ClassDef)
     blocks.append("\n".join(members(node) if is_class else signature(node)))
   text = "\n\n".join(blocks)
-  return f"```py\n# {module}\n\n{text}\n```\n"
+  return f"```py\n# {module}\n\n{text}\n```"
 
 
-def page() -> str:
-  """Returns the text of docs/api.md."""
-  parts = [HEAD]
-  for heading, text, module, names in SECTIONS:
-    if heading:
-      parts.append(f"## {heading}\n")
-    if text:
-      fill = textwrap.TextWrapper(100, break_on_hyphens=False).fill
-      parts.append(f"{fill(text)}\n")
-    parts.append(code(module, names))
-  parts.append(
-    "## Interfaces\n\nA config can name classes of your own by import path"
-    " ([how](../CONTRIBUTING.md#adding-things)).\nThey are built on these"
-    " names:\n"
-  )
+def interfaces() -> str:
+  """Returns the table of `BASES`."""
   rows = ["| name | meaning |", "|---|---|"]
   for module, name in BASES:
     node, file = definition(module, name)
     link = f"../{file.relative_to(ROOT)}"
     rows.append(f"| [`{module}.{name}`]({link}) | {sentence(node)} |")
-  parts.append("\n".join(rows) + "\n")
-  return "\n".join(parts)
+  return "\n".join(rows)
+
+
+def page() -> str:
+  """Returns docs/api.md with its blocks made anew."""
+  made = {
+    name: functools.partial(code, module, names)
+    for name, (module, names) in BLOCKS.items()
+  }
+  return with_tables(PAGE.read_text(), {**made, "interfaces": interfaces})
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 # ruff: noqa: E402
+from tables import with_tables
+
 from vit_jax.commands import COMMANDS
 from vit_jax.config import UNIONS, Config, help_text
 from vit_jax.evaluators import EVALUATORS, EvaluatorConfig
@@ -21,44 +23,12 @@ from vit_jax.options import type_name
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 OPTIONS = DOCS / "options.md"
 PAGE = DOCS / "commands.md"
-NOTE = "<!-- Written by `python benchmarks/options.py`; change the code. -->"
-
-HEAD = f"""{NOTE}
-
-# Every option
-
-A config file sets options: `c.optim.lr = 1e-3`. The command line of `train`,
-`evaluate`, `sweep`, `plan` and `benchmark` overrides them:
-`--config.optim.lr=1e-3`. A misspelt name or a wrong value is refused before
-anything runs, with the nearest name. `--help=optim` prints a section, with the
-values of a config if `--config=vit_b16` is given.
-
-The tables have the names without `config.`, and the defaults of
-`vit_jax.config.defaults()`, both as on the command line: lists with commas,
-`true`, `false` and `None`. The type of a value follows the meaning, unless the
-value is a text or one of the listed choices. The meaning has the unit, unless
-the value is a share, a factor or a count.
-
-`model.name`, `objective.kind` and `evals.NAME.kind` may also be the import path
-of a class of your own, such as `my_lab.mae:MAE`
-([other options](../CONTRIBUTING.md#adding-things), too). Its module is found in
-the current folder, on `PYTHONPATH` or where packages are installed. Its options
-are checked, and described by `--help=SECTION`, like those below.
-"""
-LINKS = "Sections: {}."
 COLUMNS = (
   "<!-- source: the code, whose defaults these are -->",
   "",
   "| option | default | meaning |",
   "|---|---|---|",
 )
-COMMANDS_HEAD = f"""{NOTE}
-
-# Every command
-
-What `vit-jax VERB --help` prints. The options of a config have
-[a page of their own](options.md).
-"""
 
 
 def shown(value) -> str:
@@ -159,10 +129,15 @@ def kinds(
 
 
 def options() -> str:
-  """Returns docs/options.md."""
+  """Returns docs/options.md with its tables made anew."""
+  return with_tables(OPTIONS.read_text(), {"options": sections})
+
+
+def sections() -> str:
+  """Returns the tables of all sections, after links to them."""
   names = [n for n in help_text.sections() if n != help_text.ALL]
   links = ", ".join(f"[{n}](#{n})" for n in names)
-  lines = [HEAD, LINKS.format(links), "", f"## {help_text.RUN}", ""]
+  lines = [f"Sections: {links}.", "", f"## {help_text.RUN}", ""]
   fields = dataclasses.fields(Config)
   lines += table(fields, "")
   for field in fields:
@@ -190,7 +165,7 @@ def options() -> str:
         "",
         *table(dataclasses.fields(field.type), where),
       ]
-  return "\n".join(lines) + "\n"
+  return "\n".join(lines)
 
 
 def block(verb: str, screen: str) -> str:
@@ -210,13 +185,18 @@ def _screen(verb: str) -> str:
 
 
 def commands() -> str:
-  """Returns docs/commands.md."""
+  """Returns docs/commands.md with its screens made anew."""
+  return with_tables(PAGE.read_text(), {"commands": screens})
+
+
+def screens() -> str:
+  """Returns the table of all verbs, then what each prints."""
   rows = [
     f"| [`{v}`](#{v}) | {command.about} |" for v, command in COMMANDS.items()
   ]
   table_lines = ["| verb | what it does |", "|---|---|", *rows]
   parts = [block(verb, _screen(verb)) for verb in COMMANDS]
-  return "\n".join([COMMANDS_HEAD, *table_lines, "", *parts])
+  return "\n".join([*table_lines, "", *parts]).rstrip()
 
 
 if __name__ == "__main__":
