@@ -58,16 +58,17 @@ HERE = __name__
 TEXT = f"decode|{HERE}:Darken|{HERE}:Twice(0, share=0.25)|flip_lr"
 
 
-def test_language():
+def test_language_and_metadata():
   assert [op.name for op in parse_ops(TEXT)][1] == f"{HERE}:Darken"
   assert parse_ops(TEXT)[2].arguments == {"axis": 0, "share": 0.25}
   text = TEXT.replace("|", "|resize((8, 6))|", 1)
   assert image_size(text) == (16, 6)
+  config = tiny.config(data__ops=text)
+  assert freeze(to_dict(config)) == config
 
 
-def test_pixels_and_keys():
-  text = f"decode|{HERE}:Darken(levels=3)|pad(2)|random_crop(8)"
-  views = f"{text}|{HERE}:Twice(1)"
+def test_keys_differ_between_records_and_epochs():
+  views = f"decode|pad(2)|random_crop(8)|{HERE}:Twice(1)"
   first, second = global_batches(numbers(16), 2, ops=views)
   assert first["image"].shape == (16, 8, 16, 3)
   whole = [b["image"][np.argsort(b["index"])] for b in (first, second)]
@@ -108,8 +109,3 @@ def test_a_wrong_size_or_type_is_refused():
   assert "got images of differing size" in errors[0]
   with pytest.raises(ValueError, match="Floats: got image float32"):
     global_batches(numbers(9), 1, ops=f"decode|resize(8)|{HERE}:Floats")
-
-
-def test_in_the_metadata():
-  config = tiny.config(data__ops=f"decode|resize(16)|{HERE}:Darken(3)")
-  assert freeze(to_dict(config)) == config

@@ -1,13 +1,20 @@
 """Batches: a function of (seed, step), whatever the number of processes."""
 
-import dataclasses
-
 import numpy as np
 import pytest
-from numbered import OPS, assert_same, global_batches, joined, numbers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numbered import (
+  OPS,
+  Numbers,
+  Streamed,
+  assert_same,
+  global_batches,
+  joined,
+  numbers,
+)
 
-from vit_jax.data import pipeline, tfds_source
-from vit_jax.data.tf_cpu import tf
+from vit_jax.data import pipeline
 
 
 @pytest.fixture(scope="module")
@@ -16,40 +23,43 @@ def run():
   return global_batches(numbers(55), 9)
 
 
-def test_a_batch_is_what_the_contract_says(run):
-  batch = run[0]
-  assert batch["image"].shape == (16, 8, 8, 3)
-  assert {k: v.dtype for k, v in batch.items()} == {
-    "image": np.uint8,
-    "label": np.int32,
-    "mask": np.bool_,
-    "index": np.int64,
-  }
-  assert batch["mask"].all()
-  np.testing.assert_array_equal(batch["label"], batch["index"] % 7)
-
-
-def share_of_equal_images(batch, other):
-  """Among the records that are in both batches."""
+def share_of_equal_images(batches, others):
+  """Among the records that are in both."""
+  batch, other = joined(batches), joined(others)
   image_of = dict(zip(other["index"], other["image"], strict=True))
   pairs = zip(batch["index"], batch["image"], strict=True)
   return np.mean([(image_of[i] == x).all() for i, x in pairs if i in image_of])
 
 
-def test_the_seed_decides_order_and_augmentation(run):
-  others = joined(global_batches(numbers(55), 3, seed=1))
-  whole = joined(run[:3])
-  assert (whole["index"] != others["index"]).mean() > 0.9
-  assert share_of_equal_images(whole, others) < 0.2  # one of 50 crops and flips
+def test_seed_and_epoch_decide_order_and_augmentation(run):
+  assert {k: (v.shape, v.dtype) for k, v in run[0].items()} == {
+    "image": ((16, 8, 8, 3), np.uint8),
+    "label": ((16,), np.int32),
+    "mask": ((16,), np.bool_),
+    "index": ((16,), np.int64),
+  }
+  assert run[0]["mask"].all()
+  np.testing.assert_array_equal(run[0]["label"], run[0]["index"] % 7)
+  others = global_batches(numbers(55), 3, seed=1)
+  index = joined(run[:3])["index"]
+  assert (index != joined(others)["index"]).mean() > 0.9
+  # One of 50 crops and flips is the same by chance.
+  assert share_of_equal_images(run[:3], others) < 0.2
+  assert share_of_equal_images(run[:3], run[4:7]) < 0.2  # another epoch
 
 
-def test_augmentation_differs_from_epoch_to_epoch(run):
-  assert share_of_equal_images(joined(run[:3]), joined(run[4:7])) < 0.2
-
-
-def test_a_later_start_with_more_processes_continues_the_same_run(run):
-  """See test_views.py for records that are streamed."""
-  assert_same(global_batches(numbers(55), 4, 2, start_step=5), run[5:])
+@pytest.mark.parametrize(
+  "cls, options",
+  [
+    (Numbers, {}),
+    (Numbers, {"repeats": 2}),
+    pytest.param(Streamed, {"shuffle_buffer": 16}, marks=pytest.mark.slow),
+  ],
+)
+def test_a_later_start_with_more_processes_continues_the_same_run(cls, options):
+  whole = global_batches(numbers(55, cls), 7, **options)
+  rest = global_batches(numbers(55, cls), 2, 2, start_step=5, **options)
+  assert_same(rest, whole[5:])
 
 
 def test_a_number_of_processes_that_divides_no_batch_is_refused():
@@ -64,33 +74,26 @@ def test_a_number_of_processes_that_divides_no_batch_is_refused():
       )
 
 
-def evaluated(source, **options):
-  """The batches of two processes, in this order, and how many they are."""
+@settings(derandomize=True, deadline=None, max_examples=3)
+@given(st.integers(1, 40), st.integers(1, 3), st.integers(1, 6))
+def test_evaluation_yields_every_record_once(num, processes, rows):
+  source, options = numbers(num), dict(batch_size=rows * processes)
   runs = [
-    list(
-      pipeline.eval_batches(
-        source, OPS, process_index=p, process_count=2, **options
+    [
+      *pipeline.eval_batches(
+        source, OPS, process_index=p, process_count=processes, **options
       )
-    )
-    for p in range(2)
+    ]
+    for p in range(processes)
   ]
-  return sum(runs, []), [len(run) for run in runs]
-
-
-@pytest.mark.parametrize(
-  "num_examples", [pytest.param(1, marks=pytest.mark.slow), 13]
-)
-def test_evaluation_yields_every_record_once(num_examples):
-  source = numbers(num_examples)
-  batches, counts = evaluated(source, batch_size=8)
-  assert counts == [pipeline.num_eval_batches(source, batch_size=8)] * 2
-  assert {batch["image"].shape for batch in batches} == {(4, 8, 8, 3)}
-  whole = joined(batches)
+  count = pipeline.num_eval_batches(source, **options)
+  assert {len(run) for run in runs} == {count}  # no process waits for others
+  whole = joined(sum(runs, []))
+  assert whole["image"].shape == (count * rows * processes, 8, 8, 3)
   real = whole["mask"]
-  np.testing.assert_array_equal(whole["index"][real], np.arange(num_examples))
+  np.testing.assert_array_equal(whole["index"][real], np.arange(num))
   assert (whole["index"][~real] == -1).all()
   assert not whole["image"][~real].any()
-  assert whole["index"].dtype == np.int64
 
 
 def test_evaluation_of_some_records():
@@ -104,60 +107,3 @@ def test_evaluation_of_some_records():
   assert not [*none]
   with pytest.raises(ValueError, match="indices: got 0 to 50"):
     pipeline.eval_batches(source, OPS, batch_size=4, indices=[0, 50])
-
-
-def _records(path, num, start):
-  """Writes examples as TFDS does; the image is PNG, the label its number."""
-  with tf.io.TFRecordWriter(str(path)) as writer:
-    for i in range(start, start + num):
-      png = tf.io.encode_png(np.full([8, 8, 1], i % 256, np.uint8)).numpy()
-      feature = {
-        "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[png])),
-        "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[i])),
-      }
-      features = tf.train.Features(feature=feature)
-      writer.write(tf.train.Example(features=features).SerializeToString())
-  return str(path)
-
-
-@pytest.fixture(scope="module")
-def stream(tmp_path_factory):
-  """100 records in files of 50, 0, 1, 30 and 39, the ends of two unused."""
-  folder = tmp_path_factory.mktemp("records")
-  pieces, start = [], 0
-  for i, (num, skip, unused) in enumerate(
-    [(50, 0, 0), (1, 0, 0), (33, 3, 0), (41, 0, 2)]
-  ):
-    take = num - skip - unused
-    file = _records(folder / f"{i}.tfrecord", num, start - skip)
-    pieces.append(tfds_source.Piece(file, skip, take))
-    start += take
-  return tfds_source.TfdsStream(
-    name="files",
-    split="train",
-    num_examples=start,
-    num_classes=256,
-    pieces=tuple(pieces),
-  )
-
-
-@pytest.mark.slow
-def test_any_part_of_files_can_be_read(stream):
-  stream = dataclasses.replace(stream, file_bytes=12_000)  # 16 at a time
-  assert stream.num_examples == 120
-  for start, stop in ((0, 120), (49, 52), (9, 9), (119, 120)):
-    records = list(stream.records(start, stop).as_numpy_iterator())
-    assert [int(r["index"]) for r in records] == list(range(start, stop))
-    assert [int(r["label"]) for r in records] == list(range(start, stop))
-  np.testing.assert_array_equal(stream.labels(), np.arange(120))
-  at = stream.raw_at(np.array([3, 50, 90])).map(stream.load)
-  assert [int(r["label"]) for r in at] == [3, 50, 90]
-
-
-@pytest.mark.slow
-def test_an_image_smaller_than_the_crop_is_named(stream):
-  batches = pipeline.eval_batches(
-    stream, "decode|central_crop(9)", batch_size=4
-  )
-  with pytest.raises(ValueError, match=r"'files'.*CentralCrop.*\(9, 9\)"):
-    next(batches)
