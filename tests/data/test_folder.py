@@ -1,38 +1,41 @@
 """Folders of images: splits, copies, groups, and what is said or refused."""
 
 import itertools
+import os
 import pathlib
 import shutil
+import tempfile
 
 import numpy as np
 import pytest
+import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numbered import scored
 from PIL import Image
 
+from vit_jax import run_checks
 from vit_jax.data import copies, sources
 from vit_jax.data.splits import SPLIT_FOLDERS
+from vit_jax.experiment import Experiment
 from vit_jax.finetune.data.imports import KINDS, Options
-
-
-def write(path, number=0):
-  path.parent.mkdir(parents=True, exist_ok=True)
-  rng = np.random.default_rng(number)
-  pixels = rng.integers(0, 256, (12, 10, 3), np.uint8)
-  Image.fromarray(pixels).save(path)
+from vit_jax.paths import with_absolute_folder
 
 
 def tree(root, *names):
-  """Writes files: a*3 is a folder of three images, b/ an empty one."""
-  for number, name in enumerate(names):
-    path, _, count = name.partition("*")
-    if count:
-      for i in range(int(count)):
-        write(root / path / f"{i}.png", 1000 * number + i)
-    elif name.endswith("/"):
-      (root / name).mkdir()
-    elif name.endswith(".csv"):
-      (root / name).touch()
-    else:
-      write(root / name, 1000 * number)
+  """Writes files: a*3 is a folder of three, b/ an empty one.
+
+  Their bytes differ, and are no image: none is opened here.
+  """
+  for name in names:
+    folder, _, count = name.partition("*")
+    numbered = [f"{folder}/{i}.png" for i in range(int(count or 0))]
+    for file in numbered or [name]:
+      (root / file).parent.mkdir(parents=True, exist_ok=True)
+      if file.endswith("/"):
+        (root / file).mkdir()
+      else:
+        (root / file).write_text(file)
   return f"folder:{root}"
 
 
@@ -45,8 +48,6 @@ def test_splits_are_made_by_class_and_for_good(tmp_path):
   train = sources.open_source(dataset, "train")
   val = sources.open_source(dataset, "val")
   assert train.class_names == ("cat", "dog", "owl") and train.num_classes == 3
-  assert set(names(train)).isdisjoint(names(val))
-  assert train.num_examples + val.num_examples == 35
   # A tenth of each class, rounded; none of a class with one image.
   assert np.bincount(val.labels(), minlength=3).tolist() == [2, 1, 0]
   # A golden choice: no version, machine or run may draw another one.
@@ -55,39 +56,56 @@ def test_splits_are_made_by_class_and_for_good(tmp_path):
   other = sources.open_source(tree(tmp_path / "b", "cat*20", "cow*30"), "val")
   is_cat = lambda s: {n for n in names(s) if n.startswith("cat")}
   assert is_cat(other) == is_cat(val)
-
-
-def test_slices_are_those_of_a_split_and_hold_all_classes(tmp_path):
-  dataset = tree(tmp_path, "a*20", "b*20", "c*20")
-  train = sources.open_source(dataset, "train")
-  head = sources.open_source(dataset, "train[:50%]")
-  rest = sources.open_source(dataset, "train[50%:]")
-  assert head.paths + rest.paths == train.paths and head.num_examples == 27
-  assert set(head.labels()) == set(rest.labels()) == {0, 1, 2}
+  # Slices are those of the split.
+  head, rest = (
+    sources.open_source(dataset, f"train[{part}]") for part in (":50%", "50%:")
+  )
+  assert head.paths + rest.paths == train.paths
   both = sources.open_source(dataset, "val+train[-3:]")
-  val = sources.open_source(dataset, "val")
   assert both.paths == val.paths + train.paths[-3:]
   labels = [int(r["label"]) for r in train.records()]
   assert labels == train.labels().tolist()
-  assert labels == ["abc".index(n[0]) for n in names(train)]
+  assert labels == ["cdo".index(n[0]) for n in names(train)]
 
 
-@pytest.mark.parametrize("share, of_big", [("80%", 11), ("90%", 5)])
-def test_a_cut_leaves_every_class_on_both_sides(tmp_path, share, of_big):
-  few = [f"c{i}*5" for i in range(9)]
-  dataset = tree(tmp_path, *few, "big*60", "one*1", "two*2")
-  opened = sources.Sources()
-  train, val, test = opened.train_val_test(dataset, share)
-  by_split = [opened.open(dataset, name) for name in (train, val, test)]
-  whole = set(opened.open(dataset, "train").paths)
-  assert set(by_split[0].paths) | set(by_split[1].paths) == whole
-  rows = [np.bincount(s.labels(), minlength=12).tolist() for s in by_split]
-  classes = by_split[0].class_names
-  of = dict(zip(classes, zip(*rows, strict=True), strict=True))
-  assert all(of[f"c{i}"] == (3, 1, 1) for i in range(9))
-  # A tenth of 60 is the test; then a share of 54, rounded.
-  assert of["big"] == (54 - of_big, of_big, 6)
-  assert of["one"] == (1, 0, 0) and of["two"] == (1, 0, 1)
+@settings(derandomize=True, deadline=None, max_examples=10)
+@given(
+  counts=st.lists(st.integers(1, 40), min_size=2, max_size=4),
+  copied=st.integers(0, 9),
+  of_a_group=st.integers(0, 3),
+  share=st.sampled_from(["50%", "80%", "90%"]),
+)
+def test_splits_divide_all_images(counts, copied, of_a_group, share):
+  """Copies, and images of a group, are on one side; other classes on each."""
+  counts[0] += 9  # three groups
+  bytes_of, group_of = {}, {}
+  with tempfile.TemporaryDirectory() as folder:
+    for name, count in zip("abcd", counts, strict=False):
+      os.mkdir(f"{folder}/{name}")
+      for i in range(count):
+        group = i // max(1, of_a_group)  # of images of all classes
+        path = f"{folder}/{name}/p{group}_{i}.png"
+        bytes_of[path] = f"{i % 4}" if i < copied else f"{name}{i}"
+        group_of[path] = group if of_a_group else path
+        pathlib.Path(path).write_text(bytes_of[path])
+    dataset = f"folder:{folder}" + r"?group=(p\d+)_" * (of_a_group > 0)
+    opened = sources.Sources()
+    splits = opened.train_val_test(dataset, share)
+    parts = [opened.open(dataset, split) for split in splits]
+  paths = [path for part in parts for path in part.paths]
+  assert sorted(paths) == sorted(bytes_of)
+  for part, other in itertools.combinations(parts, 2):
+    for key_of in (bytes_of, group_of):
+      keys = {key_of[path] for path in part.paths}
+      assert keys.isdisjoint(key_of[path] for path in other.paths)
+  if of_a_group or copied > 1:
+    return
+  rows = [np.bincount(part.labels(), minlength=len(counts)) for part in parts]
+  for count, train, val, test in zip(counts, *rows, strict=True):
+    # A tenth, then a share of the rest; of two images, none is for choices.
+    assert abs(test - count / 10) <= 1 and (test > 0) == (count > 1)
+    held_out = (train + val) * (1 - float(share[:-1]) / 100)
+    assert abs(val - held_out) <= 1 and (val > 0) == (count > 2) and train > 0
 
 
 # Copies, and images of a group.
@@ -95,106 +113,54 @@ def test_a_cut_leaves_every_class_on_both_sides(tmp_path, share, of_big):
 
 def test_files_are_the_same_by_all_their_bytes(tmp_path):
   end = bytes(5000)  # more than is compared first
-  contents = {
-    "a": b"1" + end,
-    "b": b"2" + end,
-    "c": b"1" + end,
-    "d": b"1" + end + b"0",
-    "e": b"",
-    "f": b"",
-    "g": b"1" + end,
-    "x": b"2",
-    "y": b"2",
-  }
+  contents = dict(a=b"1" + end, b=b"2" + end, c=b"1" + end, d=b"1" + end + b"0")
+  contents |= dict(e=b"", f=b"", x=b"2", y=b"2")  # empty ones are broken
   for name, data in contents.items():
     (tmp_path / name).write_bytes(data)
   paths = [str(tmp_path / name) for name in [*contents, "missing"]]
-  same = copies.find(paths)
-  of = {path[-1]: first[-1] for path, first in same.items()}
-  assert of == {"a": "a", "c": "a", "g": "a", "x": "x", "y": "x"}
+  of = {path[-1]: first[-1] for path, first in copies.find(paths).items()}
+  assert of == {"a": "a", "c": "a", "x": "x", "y": "x"}
   assert copies.find([]) == {}
 
 
-def test_copies_are_on_one_side_of_every_split(tmp_path):
-  tree(tmp_path, "a*40", "b*40")
-  for path in tmp_path.glob("*/*[13579].png"):
+def test_copies_and_groups_are_said(tmp_path):
+  dataset = tree(tmp_path / "x", "a*8", "b*8")
+  for path in tmp_path.glob("x/*/[1357].png"):
     shutil.copy(path, path.with_name(f"{path.stem} (1).png"))
-  shutil.copy(tmp_path / "a/0.png", tmp_path / "b/other.png")
-  (tmp_path / "a/empty.jpg").touch()  # are broken, and no copies
-  (tmp_path / "b/empty.jpg").touch()
-  dataset = f"folder:{tmp_path}"
-  opened = sources.Sources()
-  splits = opened.train_val_test(dataset, "80%")
-  by_split = [opened.open(dataset, split) for split in splits]
-  contents = [{pathlib.Path(p).read_bytes() for p in s.paths} for s in by_split]
-  for a, b in itertools.combinations(contents, 2):
-    assert not (a & b) - {b""}
-  assert sum(s.num_examples for s in by_split) == 123
-  note = by_split[0].note()
-  assert "41 files with the bytes" in note and "are also in" not in note
-  assert "(1 of them in another class)" in note
+  shutil.copy(tmp_path / "x/a/0.png", tmp_path / "x/b/other.png")
+  source = sources.open_source(dataset, "train")
+  assert "9 files with the bytes" in source.note()
+  assert "(1 of them in another class)" in source.note()
   # Moved folders have the same splits.
-  moved = shutil.copytree(tmp_path, tmp_path.with_name("moved"))
-  again = opened.train_val_test(f"folder:{moved}", "80%")
-  assert again == splits
-  for source in by_split:
-    other = sources.open_source(f"folder:{moved}", source.split)
-    assert names(other) == names(source)
-
-
-def test_copies_in_given_splits_are_counted(tmp_path):
-  dataset = tree(tmp_path, "train/a*4", "train/b*4", "val/a*2", "val/b*2")
-  shutil.copy(tmp_path / "train/a/0.png", tmp_path / "val/a/0.png")
+  shutil.copytree(tmp_path / "x", tmp_path / "y")
+  moved = sources.open_source(f"folder:{tmp_path}/y", "train")
+  assert names(moved) == names(source)
+  grouped = sources.open_source(dataset + "?group=^.", "train")
+  assert "9 groups" in grouped.note()
+  # Of splits that are given, copies are counted.
+  dataset = tree(tmp_path / "z", "train/a*4", "train/b*4", "val/a*2", "val/b*2")
+  shutil.copy(tmp_path / "z/train/a/0.png", tmp_path / "z/val/a/0.png")
   note = sources.open_source(dataset, "train").note()
   assert "1 of 4 images of 'val' are also in 'train', byte for byte" in note
-  assert "1 files with the bytes of another" in note
-  assert KINDS["folder:"](str(tmp_path), Options()).remarks == (note,)
-
-
-def test_images_of_a_group_are_on_one_side(tmp_path):
-  """Patients have images of both classes; some files are copies, too."""
-  for name in ("healthy", "ill"):
-    for patient in range(12):
-      for i in range(4):
-        path = tmp_path / name / f"p{patient:02}_{i}.png"
-        write(path, 100 * patient + i + 50 * (name == "ill"))
-  write(tmp_path / "ill/p03_copy.png", 0)  # of patient 0
-  dataset = f"folder:{tmp_path}?group=(p\\d+)_"
-  opened = sources.Sources()
-  patients = []
-  for split in opened.train_val_test(dataset, "80%"):
-    source = opened.inspect(dataset, split)
-    patients.append({pathlib.Path(path).name[:3] for path in source.paths})
-    assert {*source.labels()} == {0, 1} and "12 groups" in source.note()
-  whole = set().union(*patients)
-  assert all(patients) and sum(map(len, patients)) == len(whole)
-  (together,) = (names for names in patients if "p00" in names)
-  assert "p03" in together
+  folder = KINDS["folder:"](f"{tmp_path}/z", Options())
+  assert folder.remarks == (note,)
 
 
 # Names of splits and files.
 
 
-@pytest.mark.parametrize(
-  "train, held_out, split",
-  [("TRAINING", "valid", "val"), ("Train", "Testing", "test")],
-)
-def test_splits_by_any_usual_name(tmp_path, train, held_out, split):
-  classes = {f"{train}/a*3", f"{train}/b*4"}
-  dataset = tree(tmp_path, *classes, f"{held_out}/a*1", f"{held_out}/b*1")
+def test_splits_by_any_usual_name(tmp_path):
+  files = ("TRAINING/a*3", "TRAINING/b*4", "valid/a*1", "valid/b*1")
+  dataset = tree(tmp_path, *files)
   source = sources.open_source(dataset, "train[:3]+Training[3:]")
   assert source.num_examples == 7 and source.class_names == ("a", "b")
-  for name in (split, held_out, *SPLIT_FOLDERS[split]):
+  for name in SPLIT_FOLDERS["val"]:
     source = sources.open_source(dataset, f"{name}[:100%]")
-    assert source.num_examples == 2 and f"/{held_out}/" in source.paths[0]
-
-
-def test_a_class_may_be_called_train(tmp_path):
-  dataset = tree(tmp_path, "bus*5", "train*5", "test*5")
+    assert source.num_examples == 2 and "/valid/" in source.paths[0]
+  # A class may be called train.
+  dataset = tree(tmp_path / "classes", "bus*5", "train*5", "test*5")
   source = sources.open_source(dataset, "train")
   assert source.class_names == ("bus", "test", "train")
-  # A made split under another name.
-  assert sources.open_source(dataset, "validation").num_examples == 3
 
 
 def test_one_level_below_all_classes_is_read(tmp_path):
@@ -209,41 +175,27 @@ def test_one_level_below_all_classes_is_read(tmp_path):
   assert splits == ("train", "val", "test")
 
 
-def test_suffixes_in_any_case_and_deeper_folders_count(tmp_path):
-  files = ("1.JPG", "2.jpeg", "x/3.Png", "4.webp", "5.BMP")
-  dataset = tree(tmp_path, *(f"a/{name}" for name in files), "b*5")
-  sizes = [
-    sources.open_source(dataset, split).num_examples
-    for split in ("train", "val")
-  ]
-  assert sizes == [8, 2]
-
-
 PROGRAMS = (
   *("__MACOSX", "@eaDir", ".thumbnails", "$RECYCLE.BIN", "lost+found"),
   *("FOUND.001", "Network Trash Folder", "~snapshot"),
 )
 
 
-@pytest.mark.parametrize("where", ["", "train/cat/"])
-def test_folders_that_programs_make_are_left_out_and_said(where, tmp_path):
-  of_splits = [f"{s}/{c}*2" for s in ("train", "val") for c in ("cat", "dog")]
-  made = [f"{where}{name}/0.png" for name in PROGRAMS]
-  opened = sources.open_source(tree(tmp_path, *of_splits, *made), "train")
-  assert opened.class_names == ("cat", "dog") and opened.num_examples == 4
-  assert f"{len(PROGRAMS)} files or folders" in opened.note()
+def test_images_have_suffixes_and_are_not_those_of_programs(tmp_path):
+  images = [f"train/cat/{n}" for n in ("1.JPG", "2.jpeg", "x/3.Png", "5.BMP")]
+  others = [f"{s}/{c}*2" for s, c in (("train", "dog"), ("val", "cat"))]
+  made = [f"{w}{name}/0.png" for w in ("", "train/cat/") for name in PROGRAMS]
+  dataset = tree(tmp_path, *images, *others, "val/dog*2", *made)
+  opened = sources.open_source(dataset, "train")
+  assert opened.class_names == ("cat", "dog") and opened.num_examples == 6
+  assert f"{2 * len(PROGRAMS)} files or folders" in opened.note()
 
 
-# What is said: files, what follows the path, and key words.
-
+# Files, what follows the path, and what is said.
 SAID = [
   (["cat*2", "nan*2"], "", "a class 'nan'"),
   (["train_im*3", "test_im*3", "train.csv"], "", "train.csv, which is not"),
-  (
-    ["a/airfield*1", "a/alley*1", "b/bar*1", "c*1"],
-    "",
-    "a/airfield, a/alley, b/bar.",
-  ),
+  (["a/x*1", "a/y*1", "b/z*1", "c*1"], "", "a/x, a/y, b/z."),
   (
     ["train/a*4", "train/b*4", "val/a*2", "val/b*2"],
     "?group=\\d+",
@@ -284,3 +236,50 @@ def test_folders_that_are_refused(files, after, split, words, tmp_path):
   dataset = tree(tmp_path, *files)
   with pytest.raises(ValueError, match=words):
     sources.open_source(dataset + after, split)
+
+
+# Images without classes.
+
+
+def test_all_images_below_a_folder_have_no_class(tmp_path):
+  dataset = tree(tmp_path, "b.png", "deep/er/a.JPG", "c.png", "notes.txt")
+  dataset = dataset.replace("folder:", "images:")
+  source = sources.open_source(dataset, "train")
+  assert (source.num_examples, source.num_classes) == (3, 0)
+  assert "notes.txt" in source.note()
+  records = list(source.records().as_numpy_iterator())
+  files = [r["image"].decode() for r in records]
+  assert files == ["b.png", "c.png", "deep/er/a.JPG"]
+  assert {int(r["label"]) for r in records} == {-1}
+  assert sources.open_source(dataset, "train[1:]").num_examples == 2
+  assert with_absolute_folder("images:/a/../b/") == "images:/b"
+  with pytest.raises(ValueError, match="val"):
+    sources.open_source(dataset, "val")
+  (tmp_path / "empty").mkdir()
+  with pytest.raises(ValueError, match="without images"):
+    sources.open_source(f"images:{tmp_path / 'empty'}", "train")
+  Image.new("RGB", (9, 9)).save(tmp_path / "empty" / "1.png")
+  source = sources.open_source(f"images:{tmp_path / 'empty'}", "train")
+  assert scored(source, "decode|resize(8)")["mask"].all()
+  fake = sources.open_source("images:/nowhere", "train[:4]", fake=True)
+  assert fake.num_classes == 0 and (fake.labels() == -1).all()
+
+
+LOGITS = {"kind": "distillation", "loss": "logits", "teacher": "x"}
+
+
+@pytest.mark.parametrize(
+  "objective, num_classes, option",
+  [
+    ({"kind": "classification"}, None, "config.objective.kind"),
+    ({"kind": "mae"}, None, None),
+    (LOGITS, None, "config.num_classes"),
+    (LOGITS, 5, None),
+    (LOGITS | {"loss": "soft"}, 5, "config.objective.kind"),
+  ],
+)
+def test_who_learns_from_images_without_classes(objective, num_classes, option):
+  changes = dict(num_classes=num_classes, objective=objective, fake_data=True)
+  config = tiny.config(data__dataset="images:/x", **changes)
+  errors = run_checks.length_and_head_errors(Experiment(config))
+  assert [e.split(":")[0] for e in errors] == [option] * (option is not None)
