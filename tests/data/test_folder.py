@@ -181,14 +181,31 @@ PROGRAMS = (
 )
 
 
-def test_images_have_suffixes_and_are_not_those_of_programs(tmp_path):
-  images = [f"train/cat/{n}" for n in ("1.JPG", "2.jpeg", "x/3.Png", "5.BMP")]
-  others = [f"{s}/{c}*2" for s, c in (("train", "dog"), ("val", "cat"))]
+def test_what_is_a_record_of_a_folder(tmp_path):
+  files = ("1.JPG", "2.jpeg", "x/3.Png", "album.jpg/5.BMP")
+  hidden = ("._1.png", ".hidden.jpg", "notes.txt", ".cache/3.png")
+  images = [f"train/cat/{name}" for name in (*files, *hidden)]
+  others = ("train/dog*2", "val/cat*2", "val/dog*2")
   made = [f"{w}{name}/0.png" for w in ("", "train/cat/") for name in PROGRAMS]
-  dataset = tree(tmp_path, *images, *others, "val/dog*2", *made)
+  dataset = tree(tmp_path, *images, *others, *made)
+  (tmp_path / "train/cat/loop").symlink_to(tmp_path / "train/cat")
   opened = sources.open_source(dataset, "train")
   assert opened.class_names == ("cat", "dog") and opened.num_examples == 6
-  assert f"{2 * len(PROGRAMS)} files or folders" in opened.note()
+  assert f"{2 * len(PROGRAMS) + 4} files or folders" in opened.note()
+
+
+def test_a_folder_that_cannot_be_opened(tmp_path, monkeypatch):
+  dataset = tree(tmp_path, "a/shut/1.png", "b*3")
+  scandir = os.scandir
+
+  def refuses(path):
+    if str(path).endswith("shut"):
+      raise PermissionError(13, "Permission denied", str(path))
+    return scandir(path)
+
+  monkeypatch.setattr(os, "scandir", refuses)
+  with pytest.raises(ValueError, match="shut: cannot be opened"):
+    sources.open_source(dataset, "train")
 
 
 # Files, what follows the path, and what is said.

@@ -85,26 +85,22 @@ ERRORS = (
 )
 
 
-@pytest.mark.parametrize(
-  "error",
-  [pytest.param(e, marks=pytest.mark.slow) for e in ERRORS[:1]]
-  + [pytest.param(e, marks=pytest.mark.nightly) for e in ERRORS[1:]],
-)
-def test_reading_waits_for_a_store(monkeypatch, caplog, error):
+@pytest.mark.slow
+def test_reading_waits_for_a_store(monkeypatch, caplog):
   waits, expected = [], global_batches(numbers(50), 2)
-  source = far([error])
+  source = far([*ERRORS])
 
   def wait(seconds):
     waits.append(seconds)
-    if len(waits) == 7:
-      source.errors.clear()
+    if len(waits) in (3, 5, 7):
+      source.errors.pop(0)
 
   monkeypatch.setattr(decoding.time, "sleep", wait)
   batches = global_batches(source, 2)
   assert_same(batches, expected)
   assert all(batch["mask"].all() for batch in batches)
   assert waits == [0.5, 1, 2, 4, 8, 10, 10]
-  assert f"{error}; trying again" in caplog.text
+  assert f"{ERRORS[0]}; trying again" in caplog.text
   assert "Traceback" not in caplog.text
 
 
@@ -119,39 +115,28 @@ def test_reading_does_not_wait_for_ever(monkeypatch):
       next(batches)
 
 
-@pytest.fixture
-def failing(monkeypatch):
-  """Returns a function (path, errors): opening it raises them, one by one."""
-  errors, really = {}, builtins.open
-
-  def opened(path, *args, **kwargs):
-    numbers = errors.get(path if isinstance(path, int) else os.fsdecode(path))
-    if numbers:
-      number = numbers.pop(0)
-      raise OSError(number, os.strerror(number))
-    return really(path, *args, **kwargs)
-
-  monkeypatch.setattr(builtins, "open", opened)
-  return lambda path, *numbers: errors.setdefault(str(path), list(numbers))
-
-
 @pytest.mark.slow
-def test_reading_waits_for_a_file_of_a_folder(
-  tmp_path, failing, monkeypatch, caplog
-):
+def test_reading_waits_for_a_file_of_a_folder(tmp_path, monkeypatch, caplog):
   dataset = write_classes(tmp_path, {"0.png": encoded(photo(), "PNG")})
   source = sources.open_source(dataset, "train+val")
   ops = "decode|resize((24, 40))"
   (expected,) = pipeline.eval_batches(source, ops, batch_size=4)
-  path, waits = source.paths[0], []
+  path, waits, really = source.paths[0], [], builtins.open
   os.rename(path, tmp_path / "away")
-  failing(path, *[errno.ESTALE] * 3)
+
+  def opened(file, *args, **kwargs):
+    if (
+      not isinstance(file, int) and os.fsdecode(file) == path and len(waits) < 3
+    ):
+      raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    return really(file, *args, **kwargs)
 
   def wait(seconds):
     waits.append(seconds)
     if len(waits) == 3:
       os.rename(tmp_path / "away", path)
 
+  monkeypatch.setattr(builtins, "open", opened)
   monkeypatch.setattr(decoding.time, "sleep", wait)
   (batch,) = pipeline.eval_batches(source, ops, batch_size=4)
   assert waits == [0.5, 1, 2] and batch["mask"].all()
