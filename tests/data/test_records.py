@@ -6,11 +6,11 @@ import io
 import numpy as np
 import pytest
 import tiny
+from numbered import scored
 from PIL import Image
 
 from vit_jax import experiment, run_checks, train
-from vit_jax.config import ConfigError, to_dict
-from vit_jax.data import pipeline
+from vit_jax.config import ConfigError
 from vit_jax.data.sources import Sources, open_source, typical_side
 from vit_jax.evaluate import evaluate
 from vit_jax.tools.planning import planner, programs
@@ -62,17 +62,11 @@ class Files(Shapes):
 HERE = f"{__name__}:Shapes"
 
 
-def config(dataset=HERE, fewshot=False, **changes):
-  names = dict(kind="classification", split="test", ops=OPS)
-  changes.setdefault("evals", {"test": names})
-  if fewshot:
-    few = dict(kind="fewshot", dataset=dataset, split="test", ops=OPS)
-    few |= dict(train_split="train[:20]", shots=(5,), every_steps=4)
-    changes["evals"] = {"few": few}
+def config(dataset=HERE, **changes):
+  evals = {"test": dict(kind="classification", split="test", ops=OPS)}
+  changes = {"evals": evals, "total_steps": 2, "model__depth": 1} | changes
   return tiny.config(
-    **{"data__dataset": dataset, "data__ops": OPS, "total_steps": 2}
-    | {"data__batch_size": 8, "model__depth": 1}
-    | changes
+    data__dataset=dataset, data__ops=OPS, data__batch_size=8, **changes
   )
 
 
@@ -81,17 +75,10 @@ def test_records_as_they_are():
   assert (source.num_examples, source.num_classes) == (40, 2)
   assert source.class_names == ("dark", "bright")
   np.testing.assert_array_equal(source.labels(), np.arange(40) % 2)
-  (batch,) = pipeline.eval_batches(source, "decode|resize(18)", batch_size=40)
+  batch = scored(source, "decode|resize(18)")
   assert batch["mask"].all() and batch["label"].dtype == np.int32
   assert typical_side(source) == 18
-  want = Shapes("train")[7]["image"]
-  source = open_source(HERE, "train")
-  np.testing.assert_array_equal(
-    next(iter(source.records(7, 8)))["image"].numpy(), want
-  )
-
-
-def test_slices_sums_and_subsets():
+  # Slices, sums and subsets.
   part = open_source(HERE, "train[30:]+test[:50%]")
   assert part.num_examples == 16
   at = [r["image"].numpy() for r in part.records()]
@@ -100,12 +87,18 @@ def test_slices_sums_and_subsets():
   drawn = open_source(HERE, "train@10")
   assert drawn.num_examples == 10
   assert drawn.identity() != open_source(HERE, "train@10/seed=1").identity()
+  # Objects of the program are those of the import path.
+  given = Sources(given={"mine": Shapes}).open("mine", "train[:50%]")
+  assert given.identity() == open_source(HERE, "train[:50%]").identity()
+  with pytest.raises(ConfigError, match="'mine', split 'test'"):
+    one = Sources(given={"mine": {"train": Shapes("train")}})
+    run_checks.setup(config("mine"), sources=one)
 
 
 def test_files_and_numbers_to_predict():
   source = open_source(f"{__name__}:Files", "test")
   assert source.is_regression and source.label_spec.shape == [2]
-  (batch,) = pipeline.eval_batches(source, "decode|resize(18)", batch_size=12)
+  batch = scored(source, "decode|resize(18)")
   np.testing.assert_array_equal(batch["label"], source.labels())
   assert batch["label"].dtype == source.labels().dtype == np.float32
   assert batch["mask"].all()
@@ -114,7 +107,7 @@ def test_files_and_numbers_to_predict():
 @pytest.mark.slow
 def test_a_record_that_raises_does_not_count(caplog):
   source = open_source(HERE, "broken")
-  (batch,) = pipeline.eval_batches(source, "decode|resize(8)", batch_size=12)
+  batch = scored(source, "decode|resize(8)")
   np.testing.assert_array_equal(batch["index"][~batch["mask"]], [5])
   assert "OSError: a bad block" in caplog.text
 
@@ -165,20 +158,9 @@ def test_a_run_is_trained_scored_and_resumed(tmp_path, monkeypatch):
     run_checks.setup(made, str(tmp_path / "run"))
 
 
-def test_objects_of_the_program_are_those_of_the_import_path():
-  opened = Sources(given={"mine": Shapes}).open("mine", "train[:50%]")
-  assert opened.identity() == open_source(HERE, "train[:50%]").identity()
-  with pytest.raises(ConfigError, match="'mine', split 'test'"):
-    run_checks.setup(
-      config("mine"),
-      sources=Sources(given={"mine": {"train": Shapes("train")}}),
-    )
-
-
 def test_a_plan_knows_the_classes_and_the_length():
   made = config(total_steps=None, total_epochs=2.0)
   shape = planner.run_shape_of(made)
   assert (shape.num_classes, shape.total_steps) == (2, 10)
   split = programs.split(HERE, "test[:50%]")
   assert (split.num_examples, split.num_classes) == (6, 2)
-  assert to_dict(made)["data"]["dataset"] == HERE

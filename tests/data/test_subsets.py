@@ -1,19 +1,17 @@
 """Every format's records, and nested subsets of a split by size and seed."""
 
 import functools
+import pathlib
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numbered import assert_same, global_batches, scored
+from kinds import encoded, photo, write_classes
+from numbered import scored
 
 from vit_jax.data import sources, subsets, tfds_records, tfds_source
 from vit_jax.data.tf_cpu import tf
-
-OPTIONS = dict(
-  ops="decode|resize(8)|flip_lr", batch_size=32, seed=3, shuffle_buffer=64
-)
 
 
 def test_members_are_the_same_on_every_machine():
@@ -60,14 +58,14 @@ def test_every_format_gives_the_same_records(
   assert len(stream.pieces) > 1
   expected = list(memory.records().as_numpy_iterator())
   num = len(expected)
+  some = np.array([0, 5, num - 1])
   for source in (stream, by_number):
     np.testing.assert_array_equal(source.labels(), memory.labels())
     assert list(source.records().as_numpy_iterator()) == expected
-    some = source.records(num // 2, num // 2 + 3)
-    assert list(some.as_numpy_iterator()) == expected[num // 2 : num // 2 + 3]
-  some = np.array([0, 5, num - 1])
-  at = [by_number.load(raw)["label"].numpy() for raw in by_number.raw_at(some)]
-  np.testing.assert_array_equal(at, memory.labels()[some])
+    part = source.records(num // 2, num // 2 + 3)
+    assert list(part.as_numpy_iterator()) == expected[num // 2 : num // 2 + 3]
+    at = [source.load(raw)["label"].numpy() for raw in source.raw_at(some)]
+    np.testing.assert_array_equal(at, memory.labels()[some])
   # In any order, as training asks for them.
   raw = by_number.fetch(tf.constant(some[::-1], tf.int64))
   np.testing.assert_array_equal(raw["index"], some[::-1])
@@ -117,22 +115,6 @@ def test_a_subset_is_those_records_of_the_split(opened):
       assert numbers == [i % 300 for i in range(start, stop)]
 
 
-@pytest.mark.nightly
-def test_batches_of_a_subset_are_a_function_of_seed_and_step(opened):
-  _, open_split = opened
-  drawn = open_split("train[:90%]@100/seed=1")
-  alone = global_batches(drawn, 7, **OPTIONS)  # more than two epochs
-  numbers = np.concatenate([b["index"] for b in alone])
-  for epoch in range(2):
-    seen = numbers[100 * epoch : 100 * (epoch + 1)]
-    assert sorted(seen) == list(range(100))
-  resumed = global_batches(drawn, 2, 2, start_step=5, **OPTIONS)
-  assert_same(resumed, alone[5:])
-  labels = drawn.labels()
-  for batch in alone:
-    np.testing.assert_array_equal(batch["label"], labels[batch["index"]])
-
-
 @pytest.mark.slow
 def test_a_small_subset_of_a_large_split_stays_in_memory(
   digits_by_format, monkeypatch
@@ -151,22 +133,16 @@ def test_a_small_subset_of_a_large_split_stays_in_memory(
 
 
 @pytest.mark.slow
-def test_a_subset_of_a_folder(tmp_path):
-  for i in range(30):
-    path = tmp_path / "train" / f"c{i % 3}" / f"{i}.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image = np.full([4, 4, 3], i, np.uint8)
-    path.write_bytes(tf.io.encode_png(image).numpy())
-  (tmp_path / "val").symlink_to(tmp_path / "train")
-  whole = sources.open_source(f"folder:{tmp_path}", "train")
-  drawn = sources.open_source(f"folder:{tmp_path}", "training@50%")
-  paths = [whole.paths[i] for i in subsets.members(30, 15, 0)]
-  assert [drawn.record_name(i) for i in range(15)] == paths
-  np.testing.assert_array_equal(
-    drawn.labels(), [int(p.rpartition("/c")[2][0]) for p in paths]
-  )
-  with open(paths[7], "wb") as file:
-    file.write(b"no image")
+def test_a_subset_of_a_folder_names_its_files(tmp_path):
+  files = {f"{i}.png": encoded(photo(), "PNG") for i in range(20)}
+  dataset = write_classes(tmp_path, files)
+  whole = sources.open_source(dataset, "train")
+  drawn = sources.open_source(dataset, "training@10")
+  members = subsets.members(whole.num_examples, 10, 0)
+  paths = [whole.paths[i] for i in members]
+  assert [drawn.record_name(i) for i in range(10)] == paths
+  np.testing.assert_array_equal(drawn.labels(), whole.labels()[members])
+  pathlib.Path(paths[7]).write_bytes(b"no image")
   batch = scored(drawn, "decode|resize(4)")
   assert np.flatnonzero(~batch["mask"]).tolist() == [7]
   assert drawn.undecodable == {7}
