@@ -57,7 +57,7 @@ def test_only_the_pixels_of_large_images_differ(tmp_path, caplog, monkeypatch):
   monkeypatch.setattr("vit_jax.data.decoding.MAX_UNDECODABLE", 1.0)
   files = good() | {name: data for name, (data, _) in broken().items()}
   source = folder(tmp_path / "images", files)
-  small = shrunk.shrunk(source, SIDE, OPS)
+  small = shrunk.shrunk(opened(source.name), SIDE, OPS)
   want, named = scored(source, OPS), reasons(caplog)
   caplog.clear()
   got = scored(small, OPS)
