@@ -45,9 +45,8 @@ def test_what_is_read_of_a_file(tmp_path):
   assert json_file.read_as(Outer, tmp_path / "none.json") == Outer()
 
 
-@pytest.mark.parametrize(
-  "values, words",
-  [
+def test_values_of_other_types_all_at_once():
+  for values, words in (
     ({"name": 3}, "name: got 3"),
     ({"size": [1]}, "size: got [1], expected a value of type 2 whole"),
     ({"size": [0, 1]}, "size: got [0, 1], expected 1 or more"),
@@ -56,22 +55,14 @@ def test_what_is_read_of_a_file(tmp_path):
     ({"inner": {"side": 0}}, "inner.side: got 0"),
     ({"rows": [{"side": 1.5}]}, "rows[0].side: got 1.5"),
     ([1], "a.json: got [1]"),
-  ],
-)
-def test_values_of_other_types(values, words):
-  with pytest.raises(ValueError, match=re.escape(words)) as e:
-    json_file.build(Outer, values, "a.json")
-  assert str(e.value).startswith("a.json: ")
-
-
-def test_all_errors_at_once_and_defaults_in_their_place():
-  errors = []
-  values = {"name": 1, "scale": 3, "inner": 2}
+  ):
+    with pytest.raises(ValueError, match=re.escape(words)) as e:
+      json_file.build(Outer, values, "a.json")
+    assert str(e.value).startswith("a.json: ")
+  errors, values = [], {"name": 1, "scale": 3, "inner": 2}
+  # Defaults are in the place of what is wrong.
   assert from_dict(Outer, values, "top", errors) == Outer(scale=3.0)
-  assert [error.partition(": ")[0] for error in errors] == [
-    "top.name",
-    "top.inner",
-  ]
+  assert [e.partition(": ")[0] for e in errors] == ["top.name", "top.inner"]
 
 
 def test_a_typing_mistake_is_recognised():

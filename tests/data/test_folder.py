@@ -173,6 +173,10 @@ def test_one_level_below_all_classes_is_read(tmp_path):
   # The val is not replaced by a part of `train`.
   splits = sources.Sources().train_val_test(dataset, "90%")
   assert splits == ("train", "val", "test")
+  # A test split alone stays the test.
+  shutil.rmtree(tmp_path / "val")
+  splits = sources.Sources().train_val_test(dataset, "80%")
+  assert splits == ("train[:67%]", "train[67%:]", "test")
 
 
 PROGRAMS = (
