@@ -12,7 +12,7 @@ import tiny
 
 from vit_jax import run_checks, train
 from vit_jax.batch import DataError
-from vit_jax.config import ConfigError, defaults, freeze, to_dict
+from vit_jax.config import ConfigError
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "tasks" / "extend.md"
 BLOCKS = re.findall(
@@ -25,12 +25,15 @@ ARRAYS, LOADER = (
 
 
 def _config(**changes):
-  c = defaults()
-  c.update(to_dict(tiny.config(total_steps=4, checkpoint__every_steps=2)))
-  c.data.dataset = "nowhere"
-  c.model.depth, c.model.dropout = 1, 0.1  # which depends on the index
-  tiny.apply(c, changes)
-  return freeze(c)
+  """Four steps; dropout depends on the index."""
+  return tiny.config(
+    total_steps=4,
+    checkpoint__every_steps=2,
+    data__dataset="nowhere",
+    model__depth=1,
+    model__dropout=0.1,
+    **changes,
+  )
 
 
 def _only_classes(code):
@@ -63,26 +66,44 @@ def _stopping(data, before):
   return types.SimpleNamespace(**vars(data), batches=batches)
 
 
-@pytest.mark.nightly
-def test_arrays_train_and_resume_to_the_bit(arrays, tmp_path, capfd):
-  whole = train.train_and_evaluate(_config(), str(tmp_path / "whole"), arrays)
-  cut = str(tmp_path / "cut")
+def _cut_and_resumed(data, folder):
+  cut = str(folder)
   with pytest.raises(KeyboardInterrupt):
-    train.train_and_evaluate(_config(), cut, _stopping(arrays, before=3))
-  resumed = train.train_and_evaluate(_config(), cut, arrays)
+    train.train_and_evaluate(_config(), cut, _stopping(data, before=3))
+  return train.train_and_evaluate(_config(), cut, data)
+
+
+@pytest.fixture(scope="module")
+def whole(arrays, tmp_path_factory):
+  """The state of a run that was not cut."""
+  return train.train_and_evaluate(
+    _config(), str(tmp_path_factory.mktemp("whole")), arrays
+  )
+
+
+@pytest.mark.nightly
+def test_arrays_train_and_resume_to_the_bit(arrays, whole, tmp_path, capfd):
+  resumed = _cut_and_resumed(arrays, tmp_path / "cut")
   jax.tree.map(np.testing.assert_array_equal, whole, resumed)
   err = capfd.readouterr().err
   assert "data        Arrays, given: 100 images, 10 classes\n" in err
   assert "resumes     step 2" in err
   with pytest.raises(ConfigError, match="config.data.dataset: got data set"):
-    train.train_and_evaluate(_config(), cut)  # what config.data names
+    # What config.data names.
+    train.train_and_evaluate(_config(), str(tmp_path / "cut"))
+  wrong = _config(data__ops="decode|resize(24)")
+  with pytest.raises(DataError, match=r"got uint8 \(16, 16, 16, 3\), exp"):
+    train.train_and_evaluate(wrong, str(tmp_path / "wrong"), arrays)
+  assert not list((tmp_path / "wrong" / "checkpoints").iterdir())
 
 
 @pytest.mark.nightly
 @pytest.mark.skipif(
   not importlib.util.find_spec("torch"), reason="PyTorch is not installed"
 )
-def test_a_torch_loader_feeds_the_same_rows(arrays, tmp_path, monkeypatch):
+def test_a_torch_loader_feeds_the_same_rows(
+  arrays, whole, tmp_path, monkeypatch
+):
   import torch
 
   monkeypatch.chdir(tmp_path)
@@ -97,11 +118,7 @@ def test_a_torch_loader_feeds_the_same_rows(arrays, tmp_path, monkeypatch):
     10,
     16,
   )
-  whole = train.train_and_evaluate(_config(), str(tmp_path / "whole"), arrays)
-  cut = str(tmp_path / "cut")
-  with pytest.raises(KeyboardInterrupt):
-    train.train_and_evaluate(_config(), cut, _stopping(data, before=3))
-  resumed = train.train_and_evaluate(_config(), cut, data)
+  resumed = _cut_and_resumed(data, tmp_path / "cut")
   jax.tree.map(np.testing.assert_array_equal, whole, resumed)
 
 
@@ -112,14 +129,6 @@ def test_processes_get_parts_of_a_batch(arrays):
     np.testing.assert_array_equal(
       np.concatenate([p[key] for p in parts]), value
     )
-
-
-@pytest.mark.nightly
-def test_a_wrong_batch_stops_a_run_before_its_first_step(arrays, tmp_path):
-  config = _config(data__ops="decode|resize(24)")
-  with pytest.raises(DataError, match=r"got uint8 \(16, 16, 16, 3\), exp"):
-    train.train_and_evaluate(config, str(tmp_path), arrays)
-  assert not list((tmp_path / "checkpoints").iterdir())
 
 
 class _Wrong:

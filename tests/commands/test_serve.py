@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import pathlib
 import re
 import shutil
@@ -20,6 +19,7 @@ from PIL import Image
 
 import vit_jax
 from vit_jax.tools import serve
+from vit_jax.tools.exporting.convert import without_head
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 COMMAND = [
@@ -54,16 +54,40 @@ def classifier(vit):
   return serve.ImageClassifier(vit, top=3, max_bytes=100_000, max_pixels=10_000)
 
 
-def test_classes_are_those_of_predict(vit, classifier):
+@contextlib.contextmanager
+def connected(classifier, host="127.0.0.1"):
+  """A client of the page that listens at a host."""
+  testclient = pytest.importorskip("starlette.testclient")
+  app = serve.application(classifier, "tiny", serve.names_of(host))
+  written = f"[{host}]" if ":" in host else host
+  with testclient.TestClient(app, f"http://{written}:8000") as client:
+    yield client
+
+
+@pytest.fixture
+def client(classifier):
+  with connected(classifier) as client:
+    yield client
+
+
+def test_the_page_and_its_answers(vit, client):
+  page = client.get("/")
+  assert page.status_code == 200
+  assert "default-src 'self'" in page.headers["content-security-policy"]
+  for name in re.findall(r'(?:href|src)="(page\.\w+)"', page.text):
+    assert client.get(f"/{name}").status_code == 200
+  model = client.get("/model").json()
+  assert (model["name"], model["max_bytes"]) == ("tiny", 100_000)
   data = encoded()
-  expected = vit.predict(Image.open(io.BytesIO(data)), top=3)[0]
-  answer = classifier.answer(data)
+  answer = client.post("/predict", content=data).json()
+  (expected,) = vit.predict(Image.open(io.BytesIO(data)), top=3)
   assert answer["size"] == [40, 30]
   assert answer["classes"] == [
     {"name": p.name, "probability": p.probability} for p in expected
   ]
   assert answer["attention"].startswith("data:image/png;base64,")
-  json.dumps(answer)
+  for path in ("/predict", "/../serve.py", "/%2e%2e/page.py"):
+    assert client.get(path).status_code == 404
 
 
 HOSTILE = {
@@ -73,92 +97,71 @@ HOSTILE = {
   "bomb": (bomb(30_000, 30_000), 413),
   "thin": (bomb(1, 10_001), 413),
   "no data": (bomb(90, 90), 415),
-  "flipped": (encoded()[:60] + b"\xff" * 40, 415),
+  "large": (bytes(100_001), 413),
 }
-TEXTS = {413: "too many pixels", 415: "cannot be decoded"}
+TEXTS = {413: "at most", 415: "cannot be decoded"}
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_files_are_refused(classifier, name):
-  data, status = HOSTILE[name]
-  with pytest.raises(serve.Refused, match=TEXTS[status]) as caught:
-    classifier.answer(data)
-  assert caught.value.status == status
-
-
-@pytest.mark.slow
-def test_models_without_attention_say_so():
-  bit = vit_jax.load(DATA / "bit_v2.weights.npz", image_size=64, verbose=False)
-  answer = serve.ImageClassifier(bit, 3, 10**6, 10**6).answer(encoded())
-  assert answer["attention"] is None
-  assert "attention" in answer["attention_is"]
-
-
-def test_a_model_without_a_head_is_refused(vit):
-  from vit_jax.tools.exporting.convert import without_head
-
-  with pytest.raises(ValueError, match="without a head"):
-    serve.ImageClassifier(without_head(vit, "npz"), 3, 1, 1)
-
-
-@pytest.fixture
-def client(classifier):
-  testclient = pytest.importorskip("starlette.testclient")
-  app = serve.application(classifier, "tiny", ["127.0.0.1"])
-  with testclient.TestClient(app, "http://127.0.0.1:8000") as client:
-    yield client
-
-
-def test_the_page_and_what_it_asks_for(client):
-  page = client.get("/")
-  assert page.status_code == 200
-  assert "default-src 'self'" in page.headers["content-security-policy"]
-  for name in re.findall(r'(?:href|src)="(page\.\w+)"', page.text):
-    assert client.get(f"/{name}").status_code == 200
-  model = client.get("/model").json()
-  assert (model["name"], model["max_bytes"]) == ("tiny", 100_000)
-  answer = client.post("/predict", content=encoded()).json()
-  assert len(answer["classes"]) == 3
-
-
-def test_requests_beyond_the_limits(client):
-  for large in (bytes(100_001), (bytes(1000) for _ in range(200))):
-    assert client.post("/predict", content=large).status_code == 413
-  bad = client.post("/predict", content=b"hello")
-  assert bad.status_code == 415
-  assert bad.headers["content-type"] == "application/json"
-  for path in ("/predict", "/../serve.py", "/%2e%2e/page.py"):
-    assert client.get(path).status_code == 404
+def test_hostile_files_are_refused(client):
+  for name, (data, status) in HOSTILE.items():
+    answer = client.post("/predict", content=data)
+    assert answer.status_code == status, name
+    assert TEXTS[status] in answer.json()["error"], name
+  stream = (bytes(1000) for _ in range(200))  # of no stated length
+  assert client.post("/predict", content=stream).status_code == 413
 
 
 def test_other_pages_cannot_reach_it(client):
-  data, elsewhere = encoded(), {"Origin": "https://example.org"}
-  answer = client.post("/predict", content=data, headers=elsewhere)
-  assert answer.status_code == 403
-  for origin in ("null", "http://[::1", "ftp://127.0.0.1:8000"):
+  data = encoded()
+  for origin in (
+    "https://example.org",
+    "null",
+    "http://[::1",
+    "ftp://127.0.0.1:8000",
+  ):
     other = client.post("/predict", content=data, headers={"Origin": origin})
     assert other.status_code == 403
-  renamed = client.get("/model", headers={"Host": "evil.example"})
-  assert renamed.status_code == 400
   own = {"Origin": "http://127.0.0.1:8000"}
   assert client.post("/predict", content=data, headers=own).status_code == 200
 
 
-def test_an_error_of_the_model_is_shown(classifier, capsys):
-  testclient = pytest.importorskip("starlette.testclient")
+@pytest.mark.parametrize(
+  "host, is_local",
+  [
+    *(("localhost", True), ("::1", True)),
+    *(("0.0.0.0", False), ("example.org", False)),
+  ],
+)
+def test_names_of_this_machine(classifier, host, is_local):
+  """Whoever listens for this machine alone is asked by its names alone."""
+  with connected(classifier, host) as client:
+    assert client.get("/model").status_code == 200
+    evil = client.get("/model", headers={"Host": "evil.example"})
+    assert evil.status_code == (400 if is_local else 200)
 
-  class Broken(serve.ImageClassifier):
-    def answer(self, data):
-      raise MemoryError
 
-  limits = classifier.max_bytes, classifier.max_pixels
-  broken = Broken(classifier.vit, 3, *limits)
-  app = serve.application(broken, "broken", ["127.0.0.1"])
-  with testclient.TestClient(app, "http://127.0.0.1") as client:
-    answer = client.post("/predict", content=b"x")
-  assert answer.status_code == 500
-  assert "MemoryError" in answer.json()["error"]
-  assert "MemoryError" in capsys.readouterr().err
+def test_what_a_model_cannot_answer(vit, classifier, monkeypatch, capsys):
+  """It fails, has no attention, or no head."""
+
+  def fails(*_, **__):
+    raise MemoryError
+
+  with connected(classifier) as client, monkeypatch.context() as patch:
+    patch.setitem(vars(vit), "probabilities", fails)
+    answer = client.post("/predict", content=encoded())
+    assert answer.status_code == 500
+    assert "MemoryError" in answer.json()["error"]
+    assert "MemoryError" in capsys.readouterr().err
+  bare = without_head(vit, "npz")
+  with pytest.raises(ValueError, match="without a head"):
+    serve.ImageClassifier(bare, 3, 1, 1)
+  bit = vit_jax.load(DATA / "bit_v2.weights.npz", image_size=32, verbose=False)
+  monkeypatch.setitem(
+    vars(bit), "probabilities", lambda _, x: np.full((len(x), 11), 1 / 11)
+  )
+  answer = serve.ImageClassifier(bit, 3, 10**6, 10**6).answer(encoded())
+  assert answer["attention"] is None
+  assert "attention" in answer["attention_is"]
 
 
 @pytest.mark.slow
@@ -180,26 +183,6 @@ def test_its_port_is_its_own_and_it_ends_quietly_while_an_upload_stalls():
       process.send_signal(signal.SIGINT)
       _, errors = process.communicate(timeout=serve.END_SECONDS + 20)
   assert "Warning" not in errors and "Traceback" not in errors, errors
-
-
-@pytest.mark.parametrize(
-  "host, is_local",
-  [
-    *(("localhost", True), ("::1", True)),
-    *(("0.0.0.0", False), ("example.org", False)),
-  ],
-)
-def test_names_of_this_machine(classifier, host, is_local):
-  """Whoever listens for this machine alone is asked by its names alone."""
-  testclient = pytest.importorskip("starlette.testclient")
-  hosts = serve.names_of(host)
-  assert (hosts != ["*"]) == is_local
-  app = serve.application(classifier, "tiny", hosts)
-  written = f"[{host}]" if ":" in host else host
-  with testclient.TestClient(app, f"http://{written}:8000") as client:
-    assert client.get("/model").status_code == 200
-    evil = client.get("/model", headers={"Host": "evil.example"})
-    assert evil.status_code == (400 if is_local else 200)
 
 
 @contextlib.contextmanager
@@ -249,7 +232,7 @@ def test_in_a_browser(vit, tmp_path):
     pytest.skip("no Chromium on this machine")
   image, script = encoded("jpeg", (160, 120)), b"<script>alert(1)</script>"
   (tmp_path / "photo.jpg").write_bytes(image)
-  expected = vit.predict(tmp_path / "photo.jpg")[0]
+  (expected,) = vit.predict(tmp_path / "photo.jpg")
   with (
     served("--max_megabytes=1", "--max_megapixels=1") as (address, process),
     playwright.sync_playwright() as p,
@@ -278,10 +261,8 @@ def test_in_a_browser(vit, tmp_path):
     for shown in ("image", "attention"):
       width = f"document.getElementById('{shown}').naturalWidth"
       assert page.evaluate(width)
-    assert size.inner_text() == "photo.jpg, 160 x 120"
     for name, data, word in (
       ("a.jpg", script, "decoded"),
-      ("half.jpg", image[:2000], "decoded"),
       ("bomb.png", bomb(30_000, 30_000), "too many pixels"),
       ("large.png", bytes(1_100_000), "1.1 MB"),
     ):
@@ -290,19 +271,15 @@ def test_in_a_browser(vit, tmp_path):
     evil = "<img src=x onerror=alert(1)>.jpg"
     drop(evil, image)
     assert size.inner_text() == f"{evil}, 160 x 120"
-    assert page.locator("#answer img").count() == 2
     # Several at once: a line for each, which shows its answer.
     two = encoded("png", (50, 40))
     text = drop("a.jpg", image, ("b.jpg", script), ("c.png", two))
     assert "2 of 3 images" in text
-    lines = page.locator("#files li")
-    assert lines.count() == 3
-    lines.nth(2).locator("button").click()
+    page.locator("#files li").nth(2).locator("button").click()
     assert size.inner_text() == "c.png, 50 x 40"
     # The other way in: the field for files.
     page.set_input_files("#file", tmp_path / "photo.jpg")
     until(lambda: size.inner_text().startswith("photo.jpg"))
-    assert page.locator("#files").is_hidden()
     process.terminate()
     process.wait(timeout=30)
     assert drop("photo.jpg", image).startswith("No answer")
