@@ -7,13 +7,13 @@ import shutil
 import jax
 import pytest
 from etils import epath
-from shared_runs import COLOURS, OPS, config, folder
+from shared_runs import COLOURS, FEW, OPS, config, folder
 
-from vit_jax import evaluate, train
+from vit_jax import evaluate, run_checks, train
 from vit_jax.callbacks import run_record
 from vit_jax.checkpointing import checkpointer, layout
 from vit_jax.commands import evaluate as command
-from vit_jax.config import ConfigError
+from vit_jax.config import ConfigError, freeze, recipe
 from vit_jax.data.sources import Sources
 from vit_jax.finetune import probes
 
@@ -142,7 +142,7 @@ def test_fewshot_of_a_checkpoint_on_a_folder(run, tmp_path, capfd):
 def test_weights_without_a_head_have_features(run, tmp_path):
   """The head is not used: features are scored the same without it."""
   c = run.config(evals=_eval(split="val"))
-  features = _with_fewshot(c, run.dataset)
+  features = probes.with_probes(c, {"fewshot": run.dataset}, Sources())
   want = evaluate.evaluate(features, str(run.workdir))
   params, metadata = checkpointer.load_params(str(run.workdir))
   del params["head"]
@@ -167,23 +167,36 @@ def test_the_normalisation_in_a_config_is_that_of_its_init(monkeypatch):
   assert asked == ["imagenet", "half", None]
 
 
-def _with_fewshot(config, dataset):
-  return probes.with_probes(config, {"fewshot": dataset}, Sources())
+# Data sets that are not on disk: refused or left out.
 
 
-def test_fewshot_takes_test_before_val_and_the_options_of_the_config(tmp_path):
-  root = tmp_path / "own"
-  folder(root / "train", {"a": "red", "b": "blue"}, 12)
-  folder(root / "valid", {"a": "red", "b": "blue"}, 2)
-  c = config(f"folder:{root}", evals=_eval(ops="decode|resize((16, 16))"))
-  (probe,) = _with_fewshot(c, f"folder:{root}").evals
-  assert (probe.train_split, probe.split) == ("train", "val")
-  assert probe.shots == (1, 5, 10, 0) and not probe.baselines
-  assert probe.ops == "decode|resize((16, 16))"
-  folder(root / "Testing", {"a": "red", "b": "blue"}, 2)
-  (probe,) = _with_fewshot(c, f"folder:{root}").evals
-  assert probe.split == "test"
-  few = {"f": {"kind": "fewshot", "l2": (1.0, 2.0), "shots": (3, 30)}}
-  (probe,) = _with_fewshot(config("x", evals=few), f"folder:{root}").evals
-  assert probe.l2 == (1.0, 2.0) and probe.shots == (3, 0)
-  assert probe.name == "fewshot"  # not that of the config's own
+def _refused(c):
+  with pytest.raises(ConfigError) as e:
+    run_checks.setup(c)
+  return e.value.errors
+
+
+def test_a_recipe_without_data_has_an_error_for_each_way_out(tmp_path):
+  """Seven few-shot sets and ImageNet are absent."""
+  c = recipe("vit_l16")
+  c.data.data_dir = str(tmp_path)
+  data, fewshot = _refused(freeze(c))
+  assert data.startswith("config.data.dataset: got data set 'imagenet2012',")
+  assert "--fake_data" in data
+  assert f"prepare imagenet2012 --data_dir={tmp_path} --manual_dir=" in data
+  assert fewshot.startswith("config.fewshot: got 'required'")
+  assert "caltech101" in fewshot and "imagenet2012" not in fewshot
+  assert f"do vit-jax prepare $d --data_dir={tmp_path}; done" in fewshot
+
+
+def test_only_few_shot_sets_that_are_not_on_disk_are_left_out():
+  """A misspelt name is an error whatever the option says."""
+  few = {**FEW, "split": "test[:100]", "train_split": "train[:160]"}
+  pets = {**few, "dataset": "oxford_iiit_pet", "split": "test"}
+  for key in ("dataset", "split"):
+    evals = {"a": {**few, key: "tets"}, "pets": pets}
+    errors = _refused(config("digits", evals=evals))
+    assert [e.split(":")[0] for e in errors] == [f"config.evals.a.{key}"]
+  evals = _eval("oxford_iiit_pet", split="test")
+  (error,) = _refused(config("digits", evals=evals))
+  assert "not prepared" in error

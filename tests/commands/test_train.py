@@ -32,18 +32,7 @@ def test_files_of_a_run(run):
   assert metadata["averages"] == {"few": [run.dataset] * 2}
   written = json.loads((run.workdir / "config.json").read_text())
   assert freeze(written) == run.config()
-  # The account of the whole run, that with the last evaluation and save.
-  (described,) = runs.find_runs(str(run.workdir))
-  saved = checkpointer.load_metadata(str(run.workdir))["accounting"]
-  assert described.device_hours == metadata["accounting"]["device_hours"]
-  assert described.device_hours > saved["device_hours"]
-  assert sum(described.seconds.values()) > sum(saved["seconds"].values())
-  # The loop enters every phase, by which waiting for images is measured, too.
-  assert all(described.seconds[phase] > 0 for phase in accounting.PHASES)
-
-
-@pytest.mark.slow
-def test_mistakes_are_written_with_their_images(run):
+  # Mistakes, with their images.
   with np.load(run.workdir / "predictions.npz") as saved:
     assert saved["image"].shape == (20, 16, 16, 3)
     assert (saved["num_images"], saved["num_wrong"]) == (20, 1)
@@ -56,22 +45,18 @@ def test_mistakes_are_written_with_their_images(run):
 @pytest.mark.slow
 def test_metrics_of_a_run(run):
   rows = read_metrics(str(run.workdir))
-  logged = [r["step"] for r in rows if "train/loss" in r]
-  assert logged == [1, 4, 8, 12, 16, 20]
+  of = lambda key: {r["step"]: r[key] for r in rows if key in r}
+  logged = [1, 4, 8, 12, 16, 20]
+  assert [*of("train/loss")] == logged
   assert run.writer.logged == [12, 16, 20] and run.writer.is_closed
-  tops = {r["step"]: r["val/top1"] for r in rows if "val/top1" in r}
-  assert [*tops] == [8, 16, 20] and tops[20] == pytest.approx(19 / 20)
-  assert [r["step"] for r in rows if "a/5shot" in r] == [8, 16, 20]
-  assert all(r["val/count"] == 20 for r in rows if "val/count" in r)
-  first = next(r for r in rows if r["step"] == 1)
-  assert first["train/loss"] == pytest.approx(np.log(4), rel=1e-6)
-  seen = {r["step"]: r for r in rows if "train/lr" in r}
-  assert {k: r["train/images_seen"] for k, r in seen.items()} == {
-    step: 16 * step for step in logged
-  }
-  assert "train/images_per_second" in seen[20]
+  assert of("train/loss")[1] == pytest.approx(np.log(4), rel=1e-6)
+  assert of("val/top1").keys() == of("a/5shot").keys() == {8, 16, 20}
+  assert of("val/top1")[20] == pytest.approx(19 / 20)
+  assert of("val/count")[20] == 20
+  assert of("train/images_seen") == {step: 16 * step for step in logged}
   flops = run.config().model.train_flops((16, 16), 4)
-  assert seen[20]["train/exaflops"] == pytest.approx(320 * flops / 1e18)
+  exaflops = of("train/exaflops")[20]
+  assert exaflops == pytest.approx(320 * flops / 1e18)
   last = {k for r in rows if r["step"] == 20 for k in r}
   assert {"a/random_init/1shot", "a/raw_pixels/5shot"} <= last
 
@@ -94,6 +79,12 @@ def test_a_resumed_run_counts_the_costs_of_both_parts(run):
     "init": None,
   }
   assert "\ncost        320 images seen, " in run.printed
+  # The account of the whole run has the last evaluation and save, too.
+  (described,) = runs.find_runs(str(run.workdir))
+  assert described.device_hours > account["device_hours"]
+  assert sum(described.seconds.values()) > sum(account["seconds"].values())
+  # The loop enters every phase, by which waiting for images is measured, too.
+  assert all(described.seconds[phase] > 0 for phase in accounting.PHASES)
 
 
 @pytest.mark.nightly

@@ -7,6 +7,7 @@ import types
 
 import numpy as np
 import pytest
+import tiny
 from PIL import Image
 from shared_runs import folder
 
@@ -28,25 +29,12 @@ def main(*argv):
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory):
-  """A folder of three colours; two images of `val` are in wrong folders."""
-  root = tmp_path_factory.mktemp("own")
-  colours = {name: name for name in ("blue", "red", "white")}
-  for split, count in (("train", 8), ("val", 4)):
-    folder(root / split, colours, count)
-  val = root / "val"
-  for i in (0, 1):
-    (val / "red" / f"{i}.png").rename(val / "white" / f"was_red_{i}.png")
-  return f"folder:{root}"
-
-
-@pytest.fixture(scope="module")
-def scored(own, tmp_path_factory):
+def scored(run, tmp_path_factory):
   """All probes of published weights: no config, the file says what it is."""
   workdir = tmp_path_factory.mktemp("runs") / "token"
   main(
     f"--checkpoint={TOKEN}",
-    *(f"--{kind}={own}" for kind in command.PROBES),
+    *(f"--{kind}={run.dataset}" for kind in command.PROBES),
     f"--workdir={workdir}",
     "--config.data.batch_size=8",
   )
@@ -57,42 +45,38 @@ def scored(own, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", command.PROBES)
-def test_what_is_written_of_a_probe(scored, kind, own):
+def test_what_is_written_of_a_probe(scored, kind, run):
+  """An image of `val`, a blue one, is in a wrong folder."""
   workdir, probed = scored
   probe = probed[kind]
-  assert (probe["dataset"], probe["split"], probe["kind"]) == (own, "val", kind)
-  assert probe["count"] == 12 and probe["num_wrong"] == 2
-  assert [(c["name"], c["count"]) for c in probe["classes"]] == [
-    ("blue", 4),
-    ("red", 2),
-    ("white", 6),
+  assert (probe["dataset"], probe["split"]) == (run.dataset, "val")
+  assert (probe["kind"], probe["count"], probe["num_wrong"]) == (kind, 20, 1)
+  names = ("name", "count", "right", "predicted")
+  assert [tuple(c[name] for name in names) for c in probe["classes"]] == [
+    ("blue", 4, 4, 5),
+    ("green", 5, 5, 5),
+    ("red", 6, 5, 5),
+    ("white", 5, 5, 5),
   ]
-  assert [c["right"] for c in probe["classes"]] == [4, 2, 4]
-  assert [c["predicted"] for c in probe["classes"]] == [4, 4, 4]
-  assert probe["confusions"] == [[2, 1, 2]]
-  for row in probe["mistakes"]:
-    assert (row["label"], row["prediction"]) == ("white", "red")
-    assert "was_red_" in row["record"] and row["score"] > row["of_label"]
-  assert probe["mistakes"][0]["score"] >= probe["mistakes"][1]["score"]
+  assert probe["confusions"] == [[2, 0, 1]]
+  (row,) = probe["mistakes"]
+  assert (row["label"], row["prediction"]) == ("red", "blue")
+  assert "val/red/was_blue.png" in row["record"]
+  assert row["score"] > row["of_label"]
   # The answers to single images have the accuracy that was scored.
   name = {"fewshot": "all", "linear": "top1", "knn": "20nn"}[kind]
-  assert probe["scores"][name] == pytest.approx(10 / 12)
+  assert probe["scores"][name] == pytest.approx(19 / 20)
   (images,) = (workdir / probes.FOLDER).glob(f"{kind}_*.npz")
-  pictures = np.load(images)["image"]
-  assert pictures.shape == (2, 32, 32, 3)
-  # In the order of the mistakes: the pixels of those files.
-  for picture, row in zip(pictures, probe["mistakes"], strict=True):
-    file = (
-      pathlib.Path(own.removeprefix("folder:"))
-      / re.search(r"val/white/was_red_\d.png", row["record"])[0]
-    )
-    with Image.open(file) as image:
-      mean = np.asarray(image).mean((0, 1))
-    np.testing.assert_allclose(picture.mean((0, 1)), mean, atol=3)
+  (picture,) = np.load(images)["image"]
+  assert picture.shape == (32, 32, 3)
+  root = pathlib.Path(run.dataset.removeprefix("folder:"))
+  with Image.open(root / "val" / "red" / "was_blue.png") as image:
+    mean = np.asarray(image).mean((0, 1))
+  np.testing.assert_allclose(picture.mean((0, 1)), mean, atol=3)
 
 
 @pytest.mark.slow
-def test_the_line_of_scores_and_the_report(scored, own):
+def test_the_line_of_scores_and_the_report(scored, run):
   """Of published weights the report has the probes alone."""
   workdir, probed = scored
   (line,) = (workdir / "evaluation.jsonl").read_text().splitlines()
@@ -101,24 +85,46 @@ def test_the_line_of_scores_and_the_report(scored, own):
   assert set(row) == keys
   assert row["scores"]["fewshot/all"] == probed["fewshot"]["scores"]["all"]
   assert "knn/20nn" in row["scores"] and "knn/100nn" not in row["scores"]
-  page = report.write_report(str(workdir)).read_text()
-  text = re.sub(r"<wbr>|</?[bi]>", "", page)
+
+  def page():
+    text = report.write_report(str(workdir)).read_text()
+    return re.sub(r"<wbr>|</?[bi]>", "", text)
+
+  text = page()
   for title in ("Few-shot", "Linear probe", "Nearest neighbours"):
-    assert f"<h2>{title} on {own}</h2>" in text
+    assert f"<h2>{title} on {run.dataset}</h2>" in text
   assert text.count("<h2>") == 3
-  assert text.count("true: <bdi>white</bdi>") == 6
-  assert "10 of 12 images" in text and "Left out" not in text
-  # The folder above has it, too; a damaged file is named.
+  assert text.count("true: <bdi>red</bdi>") == 3
+  assert "19 of 20 images" in text and "Left out" not in text
+  # A damaged file is named.
   file = next((workdir / probes.FOLDER).glob("knn_*.json"))
-  whole = file.read_text()
-  try:
-    file.write_text(whole[:50])
-    page = report.write_report(str(workdir.parent)).read_text()
-  finally:
-    file.write_text(whole)
-  text = re.sub(r"<wbr>", "", page)
+  file.write_text(file.read_text()[:50])
+  text = page()
   assert text.count("<h2>") == 2
   assert f"Left out: probes/{file.name} of token: " in text
+
+
+def with_fewshot(config, dataset):
+  (probe,) = probes.with_probes(config, {"fewshot": dataset}, Sources()).evals
+  return probe
+
+
+def test_fewshot_takes_test_before_val_and_the_options_of_the_config(tmp_path):
+  root, colours = tmp_path / "own", {"a": "red", "b": "blue"}
+  dataset = f"folder:{root}"
+  folder(root / "train", colours, 12)
+  folder(root / "valid", colours, 2)
+  evals = {"val": {"kind": "classification", "ops": "decode|resize((16, 16))"}}
+  probe = with_fewshot(tiny.config(evals=evals), dataset)
+  assert (probe.train_split, probe.split) == ("train", "val")
+  assert probe.shots == (1, 5, 10, 0) and not probe.baselines
+  assert probe.ops == "decode|resize((16, 16))"
+  folder(root / "Testing", colours, 2)
+  evals = {"f": {"kind": "fewshot", "l2": (1.0, 2.0), "shots": (3, 30)}}
+  probe = with_fewshot(tiny.config(evals=evals), dataset)
+  assert probe.split == "test"
+  assert probe.l2 == (1.0, 2.0) and probe.shots == (3, 0)
+  assert probe.name == "fewshot"  # not that of the config's own
 
 
 def test_a_split_without_labels_is_not_scored(capsys):
