@@ -65,22 +65,20 @@ def test_imagenet21k_from_class_tars(is_nested, tmp_path, capsys):
 def test_broken_members_of_imagenet21k_are_named(tmp_path, capsys):
   tars, classes = class_tars()
   whole = encoded(7)
-  tars["n02000000.tar"] = tar_of(
-    [
-      ("n02000000_0.JPEG", whole),
-      ("n02000000_1.JPEG", whole[:-40]),
-      ("n02000000_2.JPEG", b"404"),
-      ("n02000000_0.JPEG", encoded(8)),
-    ]
-  )
+  broken = {
+    "n02000000_0.JPEG": whole,
+    "n02000000_1.JPEG": whole[:-40],
+    "n02000000_2.JPEG": b"404",
+  }
+  twice = ("n02000000_0.JPEG", encoded(8))
+  tars["n02000000.tar"] = tar_of([*broken.items(), twice])
   cut = tar_of((f"n02000001_{i}.JPEG", encoded(900 + i)) for i in range(3))
-  tars["n02000001.tar"] = cut[:3000]
-  tars["n02000002.tar"] = b""
-  tars["n02000003.tar"] = tar_of([])
-  tars["README.tar"] = b"no class"
+  tars |= {"n02000001.tar": cut[:3000], "n02000002.tar": b""}
+  tars |= {"n02000003.tar": tar_of([]), "README.tar": b"no class"}
   write(tmp_path / "tars" / "deeper", tars)
   out = tmp_path / "out"
-  run("imagenet21k", "--manual_dir", tmp_path / "tars", "--data_dir", out)
+  where = "--manual_dir", tmp_path / "tars", "--data_dir", out
+  run("imagenet21k", *where)
   # The classes are those of the names, images or not.
   source = sources.open_source("imagenet21k", "full", str(out))
   extra = tuple(f"n0200000{i}" for i in range(4))
@@ -99,14 +97,10 @@ def test_broken_members_of_imagenet21k_are_named(tmp_path, capsys):
   }.items():
     assert word in errors.pop(name)
   assert not errors
-
-
-def test_class_tars_that_are_there_twice(tmp_path):
-  tars, _ = class_tars()
-  write(tmp_path / "a", tars)
-  write(tmp_path / "b", {"n01440764.tar": tars["n01440764.tar"]})
-  where = ("--manual_dir", tmp_path, "--data_dir", tmp_path / "out")
-  assert "expected one tar of n01440764" in error("imagenet21k", *where)
+  # A tar that is there twice.
+  write(tmp_path / "tars", {"n01440764.tar": tars["n01440764.tar"]})
+  text = error("imagenet21k", *where[:3], tmp_path / "other")
+  assert "expected one tar of n01440764" in text
 
 
 def test_imagenet2012_by_tfds_from_the_two_tars(tmp_path):
@@ -132,22 +126,16 @@ def test_imagenet2012_by_tfds_from_the_two_tars(tmp_path):
   assert list(out.glob("imagenet2012/*/*.array_record*"))
 
 
-def import_own(folder):
-  """Imports 12 images to train on and 4 others, one of them broken."""
+def test_an_import_says_what_there_is_and_what_not(tmp_path, capsys):
+  """Twelve images to train on and five others, one of them broken."""
   for split, count in (("train", 12), ("val", 4)):
     for i in range(count):
-      path = folder / "in" / split / "ab"[i % 2] / f"{i}.jpg"
-      path.parent.mkdir(parents=True, exist_ok=True)
-      path.write_bytes(encoded(i))
-  (folder / "in" / "val" / "a" / "bad.jpg").write_bytes(b"bad")
-  run(f"folder:{folder / 'in'}", "--name=own", f"--data_dir={folder / 'out'}")
-
-
-def test_an_import_says_what_there_is_and_what_not(tmp_path, capsys):
-  import_own(tmp_path)
-  words = capsys.readouterr().out.split()
+      write(tmp_path / "in" / split / "ab"[i % 2], {f"{i}.jpg": encoded(i)})
+  write(tmp_path / "in" / "val" / "a", {"bad.jpg": b"bad"})
+  run(f"folder:{tmp_path / 'in'}", "--name=own", f"--data_dir={tmp_path}/out")
+  words = " ".join(capsys.readouterr().out.split())
   for line in ("2 classes: a, b", "train 12", "validation 4", "left out 1"):
-    assert line in " ".join(words)
+    assert line in words
   assert "val/a/bad.jpg:" in words
 
 
@@ -181,8 +169,7 @@ def test_any_data_set_of_tfds_can_be_prepared(tmp_path, capsys):
 def test_as_tfrecord(tmp_path, capsys):
   """For a bucket: TFDS's own builders, ours, and imports."""
   for name in "ab":
-    (tmp_path / "images" / name).mkdir(parents=True)
-    (tmp_path / "images" / name / "0.jpg").write_bytes(encoded(0))
+    write(tmp_path / "images" / name, {"0.jpg": encoded(0)})
   out = tmp_path / "out"
   given = f"--data_dir={out}", "--file_format=tfrecord"
   run("counts_of_things", *given)
