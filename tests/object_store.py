@@ -9,22 +9,19 @@ this machine, and a self-signed certificate is the libraries' own setting.
     bucket.run([sys.executable, "-m", "vit_jax", "train", "--workdir=gs://bkt/a"])
     bucket.requests()
 
-The same from a shell; without COMMAND, `bash`:
+The same from a shell, with attributes of `Faults`; without COMMAND, `bash`:
 
-  python tests/object_store.py run [--latency=SECONDS] -- COMMAND
-  python tests/object_store.py counts | reset | fault share_503=0.05   # in it
+  python tests/object_store.py run latency=0.05 share_503=0.05 -- COMMAND
 
 Source: https://cloud.google.com/storage/docs/json_api/v1
 """
 
-import argparse
 import base64
 import collections
 import contextlib
 import dataclasses
 import fcntl
 import functools
-import hashlib
 import http.client
 import http.server
 import json
@@ -47,7 +44,6 @@ import urllib.parse
 HOSTS = ("storage.googleapis.com", "www.googleapis.com")
 HTTPS, HTTP = 443, 8080  # ports in the namespace
 _PIECE = 2**16  # bytes of an answer that are sent at a time
-_TYPE = "application/octet-stream"  # of every object
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,23 +54,16 @@ class Object:
   generation: int
   time: float
 
-  @functools.cached_property
-  def _md5(self) -> str:
-    return base64.b64encode(hashlib.md5(self.data).digest()).decode()
-
   def resource(self, bucket: str, name: str) -> dict:
     """Returns what the API says of an object."""
     at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.time))
     at = f"{at}.{int(self.time % 1 * 1000):03d}Z"
     return {
-      "kind": "storage#object",
-      "bucket": bucket,
       "name": name,
+      "bucket": bucket,
       "size": str(len(self.data)),
       "generation": str(self.generation),
       "metageneration": "1",
-      "contentType": _TYPE,
-      "md5Hash": self._md5,
       "timeCreated": at,
       "updated": at,
     }
@@ -89,7 +78,6 @@ class Faults:
     share_503: Share that is answered with 503, and not done.
     share_429: Share that is answered with 429, and not done.
     share_dropped: Share whose connection is closed, and not done.
-    share_lost: Share that is done, and whose connection is then closed.
     outage_until: Until this `time.time()` all are answered with 503.
     refuse_writes: Whether whatever changes an object is answered with 403.
   """
@@ -98,7 +86,6 @@ class Faults:
   share_503: float = 0.0
   share_429: float = 0.0
   share_dropped: float = 0.0
-  share_lost: float = 0.0
   outage_until: float = 0.0
   refuse_writes: bool = False
 
@@ -124,8 +111,7 @@ class Store:
   Attributes:
     buckets: Objects by bucket and name; other buckets do not exist.
     faults: See there.
-    log: For each request time, method, kind, object (BUCKET/NAME), status,
-      bytes received and sent.
+    log: For each request kind, object (BUCKET/NAME), status, bytes sent.
   """
 
   def __init__(self, *buckets: str):
@@ -133,29 +119,27 @@ class Store:
     self.faults = Faults()
     self.log: list[dict] = []
     self._lock = threading.Lock()
-    self._uploads: dict[str, tuple[str, str, dict, dict, bytearray]] = {}
+    self._uploads: dict[str, tuple[str, dict]] = {}  # name and conditions
     self._random = random.Random(0)
     self._last_generation = 0
 
-  def fail(self, kind: str) -> str | None:
-    """Does the faults; returns "dropped" or "lost" if there is no answer."""
+  def _fail(self, kind: str) -> bool:
+    """Does the faults; returns whether the connection is closed instead."""
     f = self.faults
     time.sleep(f.latency)
     if time.time() < f.outage_until:
       raise Refused(503, "outage")
     with self._lock:
       chance = self._random.random()
-    for name in ("503", "429", "dropped", "lost"):
-      chance -= getattr(f, f"share_{name}")
-      if chance < 0:
-        break
-    else:
-      name = None
-    if name in ("503", "429"):
-      raise Refused(int(name), "fault")
+    for status, share in ((503, f.share_503), (429, f.share_429)):
+      if chance < share:
+        raise Refused(status, "fault")
+      chance -= share
+    if chance < f.share_dropped:
+      return True
     if f.refuse_writes and kind not in ("bucket", "stat", "read", "list"):
       raise Refused(403, "writes are refused")
-    return name
+    return False
 
   def answer(self, request: "Handler", body: bytes, can_fail: bool) -> Answer:
     """Does what is asked; the answer's status says whether it was right."""
@@ -167,16 +151,13 @@ class Store:
     kind, bucket, name, act = self._route(request.command, parts, query)
     answer = Answer(kind, f"{bucket}/{name}")
     try:
-      gone = self.fail(kind) if can_fail else None
-      if gone == "dropped":
+      if can_fail and self._fail(kind):
         answer.status = 0
         return answer
       with self._lock:
         if bucket not in self.buckets and kind != "unknown":
           raise Refused(404, f"the bucket {bucket} does not exist")
         act(answer, bucket, name, query, request.headers, body)
-      if gone == "lost":
-        answer.status = 0
     except Refused as e:
       answer.status, reason = e.args
       answer.body = {"error": {"code": answer.status, "message": reason}}
@@ -188,31 +169,27 @@ class Store:
     is_upload = parts[0] == "upload"
     parts = parts[1:] if parts[0] in ("upload", "download") else parts
     if parts[:3] != ["storage", "v1", "b"]:  # /BUCKET/OBJECT, of the XML API
-      kind = "read" if method in ("GET", "HEAD") and parts[1:] else "unknown"
-      return kind, parts[0], unquote("/".join(parts[1:])), self._read_or_unknown
+      name = unquote("/".join(parts[1:]))
+      if name and method in ("GET", "HEAD"):
+        return "read", parts[0], name, self._read
+      return "unknown", parts[0], name, self._unknown
     bucket, rest = unquote("".join(parts[3:4])), parts[4:]
     name = unquote("".join(rest[1:2]))
+    if is_upload and "upload_id" in query:
+      return "upload_part", bucket, "", self._upload_part
+    if is_upload and query.get("uploadType") == "resumable":
+      return "upload_start", bucket, query["name"], self._upload_start
     if is_upload:
-      name, form = query.get("name", ""), query.get("uploadType")
-      if method == "PUT" or "upload_id" in query:
-        upload = self._uploads.get(query.get("upload_id"))
-        name = upload[1] if upload else name
-        return "upload_part", bucket, name, self._upload_part
-      if form == "resumable":
-        return "upload_start", bucket, name, self._upload_start
-      return "upload", bucket, name, self._upload
+      return "upload", bucket, query["name"], self._upload
+    if len(rest) == 2 and query.get("alt") == "media":
+      return "read", bucket, name, self._read
     acts = {
       ("GET", 0): ("bucket", self._bucket),
       ("GET", 1): ("list", self._list),
       ("GET", 2): ("stat", self._stat),
       ("DELETE", 2): ("delete", self._delete),
     }
-    if method == "GET" and len(rest) == 2 and query.get("alt") == "media":
-      return "read", bucket, name, self._read_or_unknown
-    if method == "POST" and len(rest) == 7:  # o/NAME/rewriteTo/b/BUCKET/o/NAME
-      to = unquote(rest[4]), unquote(rest[6])
-      return "rewrite", bucket, name, functools.partial(self._rewrite, to)
-    default = ("unknown", self._read_or_unknown)
+    default = ("unknown", self._unknown)
     kind, act = acts.get((method, len(rest)), default)
     return kind, bucket, name, act
 
@@ -233,25 +210,24 @@ class Store:
     objects[name] = Object(bytes(data), self._last_generation, now)
     return objects[name].resource(bucket, name)
 
-  def _get(self, bucket: str, name: str, query: dict, prefix="if") -> Object:
+  def _get(self, bucket: str, name: str, query: dict) -> Object:
     found = self.buckets[bucket].get(name)
-    if found is None or query.get("generation") not in (
-      None,
-      str(found.generation),
-    ):
+    wanted = query.get("generation")
+    if found is None or wanted not in (None, str(found.generation)):
       raise Refused(404, f"no such object: {bucket}/{name}")
-    _check(query, found, prefix)
+    _check(query, found)
     return found
 
   def _bucket(self, answer, bucket, *_):
-    answer.body = {"kind": "storage#bucket", "name": bucket, "location": "US"}
+    answer.body = {"name": bucket, "location": "US"}
 
   def _stat(self, answer, bucket, name, query, *_):
     answer.body = self._get(bucket, name, query).resource(bucket, name)
 
-  def _read_or_unknown(self, answer, bucket, name, query, headers, body):
-    if answer.kind == "unknown":
-      raise Refused(400, "this store does not know such requests")
+  def _unknown(self, *_):
+    raise Refused(400, "this store does not know such requests")
+
+  def _read(self, answer, bucket, name, query, headers, body):
     found = self._get(bucket, name, query)
     size = len(found.data)
     first, last = 0, size - 1
@@ -266,9 +242,8 @@ class Store:
       answer.headers["Content-Range"] = f"bytes {first}-{last}/{size}"
     answer.body = found.data[first : last + 1]
     answer.headers |= {
-      "Content-Type": _TYPE,
+      "Content-Type": "application/octet-stream",
       "x-goog-generation": str(found.generation),
-      "x-goog-metageneration": "1",
       "x-goog-stored-content-length": str(size),
       "x-goog-stored-content-encoding": "identity",
     }
@@ -289,11 +264,9 @@ class Store:
     names = sorted(e for e in entries if e > after)
     page = names[:most]
     answer.name += prefix
-    answer.body = {"kind": "storage#objects"}
     items = [entries[e].resource(bucket, e) for e in page if entries[e]]
     prefixes = [e for e in page if not entries[e]]
-    answer.body |= {"items": items} if items else {}
-    answer.body |= {"prefixes": prefixes} if prefixes else {}
+    answer.body = {"items": items, "prefixes": prefixes}
     if len(names) > most:
       token = base64.urlsafe_b64encode(page[-1].encode()).decode()
       answer.body["nextPageToken"] = token
@@ -303,69 +276,34 @@ class Store:
     del self.buckets[bucket][name]
     answer.status = 204
 
-  def _rewrite(self, to, answer, bucket, name, query, *_):
-    found = self._get(bucket, name, query, "ifSource")
-    if to[0] not in self.buckets:
-      raise Refused(404, f"the bucket {to[0]} does not exist")
-    resource = self._put(*to, found.data, query)
-    size = str(len(found.data))
-    answer.body = {
-      "kind": "storage#rewriteResponse",
-      "done": True,
-      "totalBytesRewritten": size,
-      "objectSize": size,
-      "resource": resource,
-    }
-
   def _upload(self, answer, bucket, name, query, headers, body):
     if query.get("uploadType") != "media":
       raise Refused(400, "this store knows no uploads in parts of one body")
     answer.body = self._put(bucket, name, body, query)
 
   def _upload_start(self, answer, bucket, name, query, headers, body):
-    _check(query, self.buckets[bucket].get(name))
     number = str(len(self._uploads))
-    self._uploads[number] = (bucket, name, query, {}, bytearray())
+    self._uploads[number] = name, query
     where = f"/upload/storage/v1/b/{bucket}/o?uploadType=resumable"
     answer.headers["Location"] = f"{where}&upload_id={number}"
 
   def _upload_part(self, answer, bucket, name, query, headers, body):
-    upload = self._uploads.get(query.get("upload_id"))
-    if upload is None:
-      raise Refused(404, "no such upload")
-    bucket, name, conditions, done, data = upload
-    first, total, span = "0", str(len(body)), headers.get("Content-Range")
-    if span:
-      pattern = r"bytes (?:\*|(\d+)-\d+)/(\d+|\*)"
-      first, total = re.fullmatch(pattern, span).groups()
-    if not done and first is not None:
-      if int(first) > len(data):
-        raise Refused(400, f"got {span} after {len(data)} bytes")
-      data[int(first) :] = body
-    if not done and total == str(len(data)):
-      done |= self._put(bucket, name, data, conditions)
-    if done:
-      answer.body = done
-      return
-    answer.status = 308
-    if data:
-      answer.headers["Range"] = f"bytes=0-{len(data) - 1}"
+    name, conditions = self._uploads[query["upload_id"]]
+    if headers.get("Content-Range", "").split("/")[-1] != str(len(body)):
+      raise Refused(400, "this store wants all bytes of an upload at once")
+    answer.name += name
+    answer.body = self._put(bucket, name, body, conditions)
 
 
-def _check(query: dict, found: Object | None, prefix: str = "if") -> None:
-  """Refuses a request whose conditions on generations are not met."""
-  generation = found.generation if found else 0
-  metageneration = 1 if found else 0
-  for what, has in (
-    ("Generation", generation),
-    ("Metageneration", metageneration),
-  ):
-    want = query.get(f"{prefix}{what}Match")
-    if want is not None and int(want) != has:
-      raise Refused(412, f"{what} is {has}, not {want}")
-    want = query.get(f"{prefix}{what}NotMatch")
-    if want is not None and int(want) == has:
-      raise Refused(304, f"{what} is {has}")
+def _check(query: dict, found: Object | None) -> None:
+  """Refuses a request whose condition on the generation is not met."""
+  has = found.generation if found else 0
+  want = query.get("ifGenerationMatch")
+  if want is not None and int(want) != has:
+    raise Refused(412, f"the generation is {has}, not {want}")
+  want = query.get("ifGenerationNotMatch")
+  if want is not None and int(want) == has:
+    raise Refused(304, f"the generation is {has}")
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -389,18 +327,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
   def _serve(self):
     store: Store = self.server.store
-    start = time.time()
     body = self._body()
     # What comes by the socket of a file is from the tests themselves.
     is_client = self.server.address_family != socket.AF_UNIX
     answer = store.answer(self, body, is_client)
     entry = {
-      "time": start,
-      "method": self.command,
       "kind": answer.kind,
       "object": answer.name,
       "status": answer.status,
-      "received": len(body),
       "sent": 0,
     }
     if answer.kind != "admin" and is_client:
@@ -409,9 +343,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
       entry["sent"] = self._send(answer)
     else:
       self.close_connection = True
-    entry["seconds"] = round(time.time() - start, 4)
 
-  do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = _serve
+  do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _serve
 
   def _send(self, answer: Answer) -> int:
     """Returns how many bytes of the body were sent until the client left."""
@@ -494,7 +427,9 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
       self.socket = context.wrap_socket(  # hands are shaken in the threads
         self.socket, server_side=True, do_handshake_on_connect=False
       )
-    threading.Thread(target=self.serve_forever, daemon=True).start()
+    threading.Thread(
+      target=self.serve_forever, args=(0.05,), daemon=True
+    ).start()
 
   def handle_error(self, request, client_address):
     if not isinstance(sys.exception(), OSError):
@@ -717,39 +652,19 @@ class Bucket(Admin):
 
 
 def _main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-  verbs = parser.add_subparsers(dest="verb", required=True)
-  run = verbs.add_parser("run", help="a command, with a store of its own")
-
-  run.add_argument("--latency", type=float, default=0.0, help="seconds")
-
-  run.add_argument("command", nargs="*", default=["bash"])
-  for verb in ("counts", "reset"):
-    verbs.add_parser(verb)
-  verbs.add_parser("fault").add_argument("faults", nargs="*")
-  serve = verbs.add_parser("serve")
-  serve.add_argument("folder")
-  serve.add_argument("bucket")
-  args = parser.parse_args()
-  if args.verb == "serve":
-    _serve_in_namespace(args.folder, args.bucket)
+  verb, *words = sys.argv[1:]
+  if verb == "serve":
+    _serve_in_namespace(*words)
     return 0
-  if args.verb == "run":
-    if not available():
-      sys.exit("object_store.py: no network namespace can be made here")
-    with Bucket() as bucket:
-      bucket.fault(latency=args.latency)
-      code = bucket.run(args.command).returncode
-      print(f"requests: {bucket.counts()}", file=sys.stderr)
-      return code
-  admin = Admin(os.environ["OBJECT_STORE"])
-  if args.verb == "fault":
-    faults = dict(f.split("=") for f in args.faults)
-    admin.fault(**{k: json.loads(v) for k, v in faults.items()})
-
-  else:
-    print(getattr(admin, args.verb)() or "")
-  return 0
+  if not available():
+    sys.exit("object_store.py: no network namespace can be made here")
+  end = words.index("--") if "--" in words else len(words)
+  faults = dict(word.split("=") for word in words[:end])
+  with Bucket() as bucket:
+    bucket.fault(**{k: json.loads(v) for k, v in faults.items()})
+    code = bucket.run(words[end + 1 :] or ["bash"]).returncode
+    print(f"requests: {bucket.counts()}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

@@ -95,8 +95,10 @@ def test_carried_over_resumes_once(stops):
   assert account["init"] is None
 
 
-def test_batch_and_devices_may_change_where_a_run_resumes():
-  first = Process(flops_per_image=10**18, num_devices=2)
+def test_a_run_from_another_that_resumes_on_other_devices():
+  """The run before is stated beside, not added."""
+  before = _run()
+  first = Process(init=before, flops_per_image=10**18, num_devices=2)
   first.spend(step=3600)
   options = dict(batch_size=5, flops_per_image=10**18, num_devices=4)
   then = Process(7, first.saves(7), **options)
@@ -104,6 +106,9 @@ def test_batch_and_devices_may_change_where_a_run_resumes():
   account = then.accounting.state_dict(9)
   assert account["images_seen"] == 7 * 10 + 2 * 5
   assert account["exaflops"] == 80 and account["device_hours"] == 2 + 4
+  assert account["init"] == before
+  text = accounting.cost_text(account)
+  assert "6 device-hours; " in text and "8 device-hours" in text
 
 
 def test_no_image_is_left_out_however_often_batches_change():
@@ -117,20 +122,6 @@ def test_no_image_is_left_out_however_often_batches_change():
     metadata = run.saves(step)
     assert seen == {*range(metadata[KEY]["position"])}
   assert metadata[KEY]["images_seen"] == 24 * 8 + 32 * 2 + 10 * 4
-
-
-def test_the_run_before_is_stated_beside_not_added():
-  first = _run()
-  options = dict(batch_size=1, flops_per_image=10**15, num_devices=1)
-  tuned = Process(init=first, **options)
-  tuned.spend(step=1800)
-  resumed = Process(5, tuned.saves(5), **options)
-  resumed.spend(step=1800)
-  account = resumed.accounting.state_dict(10)
-  assert account["init"] == first
-  assert account["images_seen"] == 10 and account["device_hours"] == 1.0
-  text = accounting.cost_text(account)
-  assert "1 device-hours; " in text and "8 device-hours" in text
 
 
 def test_the_time_of_one_process():
@@ -168,15 +159,6 @@ def test_killed_after_a_checkpoint():
     **{"repeated": 11.0, "restart": 60.0},
   }
   assert sum(second.seconds().values()) == Process.now - 1e9
-  # Killed again before another checkpoint.
-  earlier += [(Process.now - 10.0, Process.now)]
-  Process.now += 30.0
-  third = Process(0, saved, earlier)
-  assert third.seconds() == {
-    **{"start": 3.0, "step": 10.0, "save": 1.0},
-    **{"repeated": 21.0, "restart": 90.0},
-  }
-  assert sum(third.seconds().values()) == Process.now - 1e9
 
 
 def test_killed_before_its_first_checkpoint_and_again():

@@ -18,7 +18,11 @@ def clock(monkeypatch):
 
 
 def test_rates_leave_out_compilation_and_pauses(clock):
-  hooks = CallbackList([Throughput(8, 2, flops_per_image=5, peak_flops=100.0)])
+  count = lambda number: {"peak_bytes_in_use": number}
+  devices = [types.SimpleNamespace(memory_stats=lambda: count(3))]
+  devices += [types.SimpleNamespace(memory_stats=lambda: count(5))]
+  throughput = Throughput(8, 2, 5, peak_flops=100.0, devices=devices)
+  hooks = CallbackList([throughput])
   hooks.enter("step")
   clock[0] = 100.0  # compilation
   assert hooks.on_log(1, {"loss": 2.0}) == {"loss": 2.0}
@@ -34,19 +38,8 @@ def test_rates_leave_out_compilation_and_pauses(clock):
     "images_per_second_per_device": 10.0,
     "input_wait": 0.0,
     "mfu": 0.5,
+    "peak_bytes": 5.0,
   }
-
-
-@pytest.mark.parametrize("bytes_, peak", [((3, 5), 5.0), ((None,) * 2, None)])
-def test_the_most_memory_of_a_device(clock, bytes_, peak):
-  """A CPU does not count its memory."""
-  counts = [n and {"peak_bytes_in_use": n} for n in bytes_]
-  devices = (types.SimpleNamespace(memory_stats=lambda c=c: c) for c in counts)
-  throughput = Throughput(8, 2, 5, None, devices)
-  assert throughput.on_log(1, {}) == {}
-  clock[0] = 1.0
-  values = throughput.on_log(2, {})
-  assert values.get("peak_bytes") == peak and "mfu" not in values
 
 
 class Step:
@@ -62,17 +55,8 @@ class Step:
     self._done.set()
 
 
-@pytest.fixture
-def run(clock):
-  """A run after its first step, as its callbacks see it."""
-  run = Run(clock)
-  yield run
-  for step in run.steps:  # a thread waits for each
-    step.finish()
-
-
 class Run:
-  """A run on a clock of the test's.
+  """A run after its first step, on a clock of the test's.
 
   Attributes:
     hooks: Its callbacks.
@@ -83,7 +67,9 @@ class Run:
   def __init__(self, clock):
     self._clock = clock
     self.notes, self.steps = [], []
-    self._throughput = Throughput(8, 1, 5, None, note=self.notes.append)
+    # No peak is known, and a CPU does not count its memory.
+    devices = [types.SimpleNamespace(memory_stats=lambda: None)]
+    self._throughput = Throughput(8, 1, 5, None, devices, self.notes.append)
     self.hooks = CallbackList([self._throughput])
     with self.hooks.phase("input"):  # before the first step, no better than
       clock[0] += 5.0  # compilation
@@ -103,11 +89,19 @@ class Run:
     self._throughput.step_end.result()
 
 
-def test_waiting_counts_from_when_the_device_is_idle(clock, run):
+@pytest.fixture
+def run(clock):
+  run = Run(clock)
+  yield run
+  for step in run.steps:  # a thread waits for each
+    step.finish()
+
+
+def test_waiting_counts_while_the_device_is_idle(clock, run):
   start = clock[0]
   step = run.gives()
   with run.hooks.phase("input"):
-    clock[0] = start + 4.0
+    clock[0] = start + 4.0  # the step is computed: no loss
     run.finish(step)
     clock[0] = start + 7.0  # 3 seconds of nothing to do
   run.finish(run.gives())
@@ -116,28 +110,16 @@ def test_waiting_counts_from_when_the_device_is_idle(clock, run):
     clock[0] = start + 10.0  # 2 more
   with run.hooks.phase("evaluation"):
     clock[0] = start + 100.0
-  assert run.hooks.on_log(2, {})["input_wait"] == 0.5
-  (text,) = run.notes
-  assert text.startswith("input ") and "50%" in text
+  values = run.hooks.on_log(2, {})
+  assert values["input_wait"] == 0.5
+  assert not values.keys() & {"mfu", "peak_bytes"}
   with run.hooks.phase("input"):
     clock[0] += 1.0
   assert run.hooks.on_log(3, {})["input_wait"] == 1.0
   clock[0] += 1.0
   assert run.hooks.on_log(4, {})["input_wait"] == 0.0  # not counted twice
-  assert len(run.notes) == 1  # once is enough
-
-
-def test_waiting_while_a_step_computes_is_no_loss(clock, run):
-  start = clock[0]
-  step = run.gives()
-  with run.hooks.phase("input"):
-    clock[0] = start + 9.0
-  run.finish(step)
-  with run.hooks.phase("input"):  # takes no time
-    pass
-  clock[0] = start + 10.0
-  assert run.hooks.on_log(2, {})["input_wait"] == 0.0
-  assert not run.notes
+  (text,) = run.notes  # once is enough
+  assert text.startswith("input ") and "50%" in text
 
 
 def test_at_most_two_steps_wait_on_the_device(run):

@@ -5,15 +5,14 @@ import threading
 import several
 
 from vit_jax.callbacks import watchdog
-from vit_jax.callbacks.watchdog import Watchdog
 
 
 class Watched:
-  """A watchdog whose clock is turned by hand, a second for each check."""
+  """A watchdog of 20 s whose clock is turned by hand."""
 
-  def __init__(self, seconds=20.0):
+  def __init__(self):
     self.now = 0.0
-    self.dog = Watchdog(seconds, "unused", clock=lambda: self.now)
+    self.dog = watchdog.Watchdog(20.0, "unused", clock=lambda: self.now)
     self.dog.close(None)  # its thread
 
   def passes(self, seconds):
@@ -25,16 +24,6 @@ class Watched:
     return None
 
 
-def test_the_alarm_names_phase_step_and_limit():
-  watched = Watched()
-  watched.passes(10)
-  watched.dog.on_phase("compile")
-  assert watched.passes(20) is None
-  alarm = watched.passes(1)
-  for words in ("compile, step 0", "21 s", "config.watchdog_seconds is 20"):
-    assert words in alarm
-
-
 def test_every_sign_of_progress_starts_the_limit_anew():
   watched = Watched()
   for step in range(1, 4):
@@ -44,7 +33,10 @@ def test_every_sign_of_progress_starts_the_limit_anew():
     watched.dog.on_step(step, {}, {})
     assert watched.passes(15) is None
     watched.dog.on_eval_batch()
-  assert "phase step, step 3:" in watched.passes(21)
+  assert watched.passes(20) is None
+  alarm = watched.passes(1)
+  for words in ("step, step 3:", "21 s", "config.watchdog_seconds is 20"):
+    assert words in alarm
 
 
 def test_a_process_that_was_suspended_gets_the_limit_anew():

@@ -177,8 +177,8 @@ def test_the_normalisation_of_init_is_stated_for_the_probe_alone(
 
 
 @pytest.mark.slow
-def test_where_there_are_no_trials_the_line_says_why(config, tmp_path, capsys):
-  """Every option is set; the run is too short; the budget is."""
+def test_where_there_are_no_trials(config, tmp_path, capsys):
+  """Every option is set; the run is too short; the budget is; an error."""
   short = dataclasses.replace(config, total_steps=2)
   for c, budget, fixed, words in (
     (config, BUDGET, {"optim.lr"}, "sets every option"),
@@ -187,11 +187,6 @@ def test_where_there_are_no_trials_the_line_says_why(config, tmp_path, capsys):
   ):
     assert choose(c, tmp_path, None, budget, both, fixed) == c
     assert words in capsys.readouterr().out
-  assert not (tmp_path / "trials.json").exists()  # a larger one may follow
-
-
-@pytest.mark.slow
-def test_wrong_options_are_refused_before_the_first_trial(config, tmp_path):
   for options, message in (
     ({"optim.rate": 1}, "optim.rate"),
     ({"optim.freeze": ("nothing",)}, "no parameter matches"),
@@ -199,28 +194,10 @@ def test_wrong_options_are_refused_before_the_first_trial(config, tmp_path):
     wrong = lambda _, o=options: [rates, lambda config: {"a": o}]
     with pytest.raises(ConfigError, match=message):
       choose(config, tmp_path, rounds_of=wrong)
-  assert not (tmp_path / "trials").exists()
+  assert not (tmp_path / "trials.json").exists()  # a larger one may follow
 
 
 # Interrupted ones.
-
-
-@pytest.fixture
-def begun(config, tmp_path):
-  """The folder of trials that were interrupted, with its data in the config."""
-  images = tmp_path / "images"
-  for number in range(20):
-    add_image(images, number)
-  data = dataclasses.replace(
-    config.data, dataset=f"folder:{images}", split="train"
-  )
-  evals = tuple(
-    dataclasses.replace(e, split="val") for e in config.evals if e.name == "val"
-  )
-  config = dataclasses.replace(config, data=data, evals=evals)
-  with pytest.raises(KeyboardInterrupt):
-    choose(config, tmp_path / "run", Runs(ends_at="0_good"), "40", pair)
-  return config, tmp_path / "run"
 
 
 def add_image(folder, number, split="train"):
@@ -228,53 +205,54 @@ def add_image(folder, number, split="train"):
     path = folder / split / label / f"{number}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (16, 16)).save(path)
-    if split == "train":
-      add_image(folder, number, "val")
 
 
 def pair(config):
   return [lambda config: {"none": {}, "good": {"optim.lr": 0.02}}]
 
 
-def refusal(config, workdir, budget="40", rounds_of=pair):
-  """Returns the error of going on; nothing runs before it."""
-  before = record(workdir)
-  with pytest.raises(ConfigError) as caught:
-    choose(config, workdir, None, budget, rounds_of)
-  assert record(workdir) == before
-  text = str(caught.value)
-  assert f"continue the trials in {workdir / 'trials'}" in text
-  return text
-
-
 @pytest.mark.slow
-def test_begun_trials_go_on_with_the_same_command_alone(begun):
-  config, workdir = begun
-  evals = lambda **changes: (dataclasses.replace(config.evals[0], **changes),)
-  wild = dict(rounds_of=lambda _: [rates])
-  for changes, options, words in (
-    ({"seed": 3}, {}, "config.seed was 0, is now 3"),
-    ({"evals": evals(split="train")}, {}, "config.evals.val.split was 'val'"),
-    ({}, {"budget": "9999"}, "budget was 40, is now 9999"),
-    ({}, wild, "were none, good, are now none, good, wild"),
-  ):
-    other = dataclasses.replace(config, **changes)
-    assert words in refusal(other, workdir, **options)
+def test_begun_trials_go_on_with_the_same_command_alone(config, tmp_path):
+  images, workdir = tmp_path / "images", tmp_path / "run"
+  for number in range(20):
+    add_image(images, number)
+    add_image(images, number, "val")
+  data = dataclasses.replace(
+    config.data, dataset=f"folder:{images}", split="train"
+  )
+  (val,) = (e for e in config.evals if e.name == "val")
+  evals = lambda **changes: (dataclasses.replace(val, **changes),)
+  config = dataclasses.replace(config, data=data, evals=evals(split="val"))
+  with pytest.raises(KeyboardInterrupt):
+    choose(config, workdir, Runs(ends_at="0_good"), "40", pair)
+
+  def refusal(config, budget="40", rounds_of=pair):
+    """Returns the error of going on; nothing runs before it."""
+    before = record(workdir)
+    with pytest.raises(ConfigError) as caught:
+      choose(config, workdir, None, budget, rounds_of)
+    assert record(workdir) == before
+    return str(caught.value)
+
+  other = dataclasses.replace(config, seed=3)
+  assert "config.seed was 0, is now 3" in refusal(other)
+  other = dataclasses.replace(config, evals=evals(split="train"))
+  assert "config.evals.val.split was 'val'" in refusal(other)
+  assert "budget was 40, is now 9999" in refusal(config, budget="9999")
+  text = refusal(config, rounds_of=lambda _: [rates])
+  assert "were none, good, are now none, good, wild" in text
+  assert f"continue the trials in {workdir / 'trials'}" in text
   harmless = dataclasses.replace(
-    config, log_steps=7, evals=evals(every_steps=7)
+    config, log_steps=7, evals=evals(split="val", every_steps=7)
   )
   choose(harmless, workdir, Runs({"0_good": 0.3}), "40", pair)
   assert record(workdir)["chosen"] == "good"
   # After the last trial, too, until the run has a checkpoint.
   other = dataclasses.replace(config, total_steps=40)
-  assert "config.total_steps was 30, is now 40" in refusal(other, workdir)
-
-
-@pytest.mark.slow
-def test_begun_trials_refuse_added_images(begun):
-  config, workdir = begun
-  add_image(workdir.parent / "images", 20)
-  text = refusal(config, workdir)
+  assert "config.total_steps was 30, is now 40" in refusal(other)
+  for split in ("train", "val"):
+    add_image(images, 20, split)
+  text = refusal(config)
   for option in ("config.evals.val.split", "config.data.dataset"):
     assert f"{option}: the records were 40 of 2 classes" in text
 
@@ -309,13 +287,12 @@ def test_data_and_weights_are_those_of_the_command(config, monkeypatch):
 
   monkeypatch.setattr(trials.sources, "open_source", open_source)
   source = "finetune:init=lost.npz,model=B/16,budget=10m"
-  rounds_of, budget = cli.ask(source, "get_trials")
+  rounds_of, _ = cli.ask(source, "get_trials")
   init = str(pathlib.Path(__file__).parents[1] / "data/vit_token.weights.npz")
   data = dataclasses.replace(config.data, data_dir="elsewhere")
   config = dataclasses.replace(config, init=init, data=data)
   parts = rounds_of(config)[3](config)
   assert opened == [("digits", "train[:300]", "elsewhere", {"fake": False})]
-  assert budget == "10m"
   assert {*parts["the head alone"]["optim.freeze"]} == {
     name for name in weights.read(init).params if not name.startswith("head/")
   }
@@ -323,32 +300,31 @@ def test_data_and_weights_are_those_of_the_command(config, monkeypatch):
 
 def test_what_is_tried(config):
   block = "Transformer/encoderblock_{}/LayerNorm_0/scale".format
-  names = ["Transformer/encoder_norm/bias", "head/kernel"]
-  names += map(block, range(12))
   heads = ["head/kernel", "head_dist/kernel", "pre_logits/kernel"]
   heads += ["masked_patch/mask_token"]
-  names += ["pooled_norm/scale", *heads]
-  params = dict.fromkeys(names, np.zeros(8))
+  body = ["Transformer/encoder_norm/bias", "pooled_norm/scale"]
+  body += [block(i) for i in range(12)]
+  params = dict.fromkeys([*body, *heads], np.zeros(8))
   params["embedding/kernel"] = np.zeros((8, 8, 3, 4))
-  of_small, of_large = (
-    [r(config) for r in rounds(side, 300, params, model_config())]
-    for side in (28, 300)
-  )
+
+  def tried(config, side=300, **options):
+    every = rounds(side, 300, params, model_config(), **options)
+    return [of_round(config) for of_round in every]
+
+  of_small, of_large = tried(config, 28), tried(config)
   # Small images get no strong crop.
   assert {*of_large[0]} - {*of_small[0]} == {"crop of 5 to 100 %"}
   assert of_small[1:] == of_large[1:]
   _, mirrored, rates, parts, larger = of_small
   assert mirrored["mirrored"] == {"data.ops": "decode|resize(16)|flip_lr"}
-  assert [o["optim.lr"] / config.optim.lr for o in rates.values()] == [
-    pytest.approx(1 / 3, rel=0.05),
-    pytest.approx(3, rel=0.05),
-  ]
-  lora = dataclasses.replace(config, lora=LoRAConfig(rank=2))
-  assert not rounds(28, 300, params, model_config())[3](lora)
+  lower, higher = (o["optim.lr"] / config.optim.lr for o in rates.values())
+  assert lower == pytest.approx(1 / 3, rel=0.05)
+  assert higher == pytest.approx(3, rel=0.05)
   frozen = parts["the last half of the blocks"]["optim.freeze"]
   assert {*frozen} == {"embedding/kernel", *map(block, range(6))}
   alone = parts["the head alone"]["optim.freeze"]
-  assert {*alone} == {*params} - {*heads}
+  assert {*alone} == {*body, "embedding/kernel"}
+  assert not tried(dataclasses.replace(config, lora=LoRAConfig(rank=2)))[3]
   # 2 x 2 patches become 3 x 3, as scored as trained on, and the run has
   # 20 instead of 30 steps, or two thirds of its epochs.
   ops = ("data.ops", "evals.test.ops", "evals.val.ops")
@@ -356,15 +332,10 @@ def test_what_is_tried(config):
   assert larger == {
     "24 x 24 pixels": {**dict.fromkeys(ops, "decode|resize(24)"), **shorter}
   }
-  length = {"total_steps": None, "total_epochs": 6.0}
-  optim = dataclasses.replace(config.optim, warmup_steps=3)
-  epochs = dataclasses.replace(config, **length, optim=optim)
-  *_, larger = rounds(28, 300, params, model_config())
-  (changes,) = larger(epochs).values()
-  assert changes["total_epochs"] == pytest.approx(4.0)
-  assert changes["optim.warmup_steps"] == 2 and "total_steps" not in changes
-  *_, larger = rounds(28, 300, params, model_config(), has_size=True)
-  assert larger(config) == {}
+  epochs = dataclasses.replace(config, total_steps=None, total_epochs=6.0)
+  (changes,) = tried(epochs)[4].values()
+  assert changes["total_epochs"] == 4.0 and "total_steps" not in changes
+  assert tried(config, has_size=True)[4] == {}
 
 
 def test_budgets():
