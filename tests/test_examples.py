@@ -3,8 +3,6 @@
 They are those of CONTRIBUTING.md, and train with every part of a run.
 """
 
-import contextlib
-import json
 import pathlib
 import shutil
 import subprocess
@@ -17,11 +15,10 @@ import pytest
 import several
 from faults import runs
 from flax.traverse_util import flatten_dict
-from PIL import Image
 
 import vit_jax
 from vit_jax import sharding
-from vit_jax.commands import predict, train
+from vit_jax.commands import train
 from vit_jax.config import cli, freeze
 from vit_jax.tools.exporting import convert
 from vit_jax.tools.planning import planner
@@ -72,38 +69,15 @@ def _output(*argv, devices=1):
 
 
 @pytest.fixture(scope="module")
-def printed(lab):
-  """A run of 12 steps with a callback whose metric is not finite at first."""
-  callbacks = "my_lab.cosine:Cosine(decay=0.5),faulty:Logarithm"
-  flags = "--workdir=runs/whole", f"--config.callbacks={callbacks}"
-  return _output("train", CONFIG, *flags)
-
-
-@pytest.fixture(scope="module")
-def whole(printed):
+def whole(lab):
+  """A run of 12 steps."""
+  _output("train", CONFIG, "--workdir=runs/whole")
   return pathlib.Path("runs/whole")
 
 
 @pytest.mark.nightly
-def test_a_metric_that_is_not_finite_is_noted_and_written(printed, whole):
-  rows = runs.rows(whole)
-  values = [r["train/logarithm"] for r in rows if "train/logarithm" in r]
-  assert np.isnan(values[0]) and values[1] == -np.inf
-  assert len(values) == 7 and np.isfinite(values[2:]).all()
-  assert "not finite" in printed and "the run continues" in printed
-
-
-@pytest.mark.nightly
-def test_the_evaluator_compares_with_a_second_run(whole):
-  first = f"--checkpoint={whole}/checkpoints/8"
-  _output("evaluate", first, f"{CONFIG}:{whole}", "--workdir=runs/first")
-  scores = json.loads(pathlib.Path("runs/first/evaluation.jsonl").read_text())
-  assert 0 < scores["scores"]["agreement/cka"] < 1 - 1e-6
-
-
-@pytest.mark.nightly
-def test_killed_and_resumed_it_ends_in_the_same_bits(lab):
-  workdir, other = pathlib.Path("runs/killed"), pathlib.Path("runs/other")
+def test_killed_and_resumed_it_ends_in_the_same_bits(whole):
+  workdir = pathlib.Path("runs/killed")
   argv = "train", CONFIG, f"--workdir={workdir}"
   process = _start(*argv)
   try:
@@ -116,9 +90,8 @@ def test_killed_and_resumed_it_ends_in_the_same_bits(lab):
     runs.kill([process])  # SIGKILL
   assert not (workdir / "checkpoints/12").exists()
   assert "resumes     step" in _output(*argv)
-  _output("train", CONFIG, f"--workdir={other}")
-  assert runs.assert_same(workdir, other) > 10**6
-  arrays = "".join(runs.arrays(other))
+  assert runs.assert_same(workdir, whole) > 10**6
+  arrays = "".join(runs.arrays(whole))
   for part in (
     "train['averages']['teacher']['block_0']",
     "train['memory']['cosine']['last']['block_0']",
@@ -129,8 +102,13 @@ def test_killed_and_resumed_it_ends_in_the_same_bits(lab):
 
 @pytest.mark.nightly
 def test_four_devices_give_the_same(whole):
+  """And a metric that is not finite at first is noted and written."""
+  callbacks = "my_lab.cosine:Cosine(decay=0.5),faulty:Logarithm"
   flags = f"{CONFIG}:{whole}", "--workdir=runs/four", "--config.mesh.fsdp=2"
-  assert "mesh data=2 x fsdp=2" in _output("train", *flags, devices=4)
+  flags += (f"--config.callbacks={callbacks}",)
+  printed = _output("train", *flags, devices=4)
+  assert "mesh data=2 x fsdp=2" in printed
+  assert "not finite" in printed and "the run continues" in printed
   rows = runs.rows(pathlib.Path("runs/four"))
   names = {"train/loss", "train/accuracy", "train/cosine/block_3"}
   of_steps = [
@@ -140,93 +118,16 @@ def test_four_devices_give_the_same(whole):
     assert names < a.keys()
     for key in a.keys() & b.keys():
       np.testing.assert_allclose(b[key], a[key], 1e-4, 1e-4, err_msg=key)
+  values = [r["train/logarithm"] for r in of_steps[1]]
+  assert np.isnan(values[0]) and values[1] == -np.inf
+  assert np.isfinite(values[2:]).all()
   (row,) = [r for r in rows if "agreement/cka" in r]
   assert row["agreement/cka"] == pytest.approx(1, abs=1e-3)  # nearly that run
 
 
-TARGETS = ("query", "value", "mlp_in")
-FINE_TUNING = {
-  "layer_decay": {"optim.layer_decay": 0.5},
-  "lora": {"lora.rank": 2, "lora.targets": TARGETS},
-}
-
-
-def _tuned(base, name):
-  """Fine-tunes at 24 pixels; returns the change of each parameter."""
-  import my_run
-
-  c = my_run.get_config()
-  c.init, workdir = str(base), f"runs/{name}"
-  c.objective.kind = "classification"
-  c.data.ops = "decode|resize(24)"
-  score = {"kind": "classification", "split": "test", "ops": c.data.ops}
-  c.evals = {"test": score}
-  c.total_steps, c.optim.warmup_steps, c.optim.weight_decay = 3, 1, 0.0
-  for path, value in FINE_TUNING[name].items():
-    section, option = path.split(".")
-    c[section][option] = value
-  train_and_evaluate(freeze(c), workdir)
-  old = vit_jax.load(base, image_size=24, verbose=False)
-  new = vit_jax.load(workdir, verbose=False)
-  assert new.image_size == (24, 24)
-  assert new.params["positions"].shape == (1, 36, 64)
-  before = flatten_dict(old.params, sep="/")
-  return {
-    k: np.asarray(v) - before[k]
-    for k, v in flatten_dict(new.params, sep="/").items()
-    if not k.startswith("classifier/")
-  }
-
-
 @pytest.fixture(scope="module")
-def moved(whole):
-  return _tuned(whole, "layer_decay")
-
-
-@pytest.mark.nightly
-def test_layer_decay(moved):
-  first, last = (np.abs(moved[f"block_{i}/mlp_in/kernel"]) for i in (0, 3))
-  # The first updates of Adam are as long as the rate.
-  assert last.mean() / first.mean() == pytest.approx(0.5**-3, rel=0.1)
-
-
-@pytest.mark.nightly
-def test_predictions_and_attention_of_a_fine_tuned_run(moved, whole, capsys):
-  Image.fromarray(np.full((40, 40, 3), 9, np.uint8)).save("grey.png")
-  with contextlib.suppress(SystemExit):
-    predict.main(["runs/layer_decay", "grey.png"])
-  assert "45°" in capsys.readouterr().out
-  for run, size in (("runs/layer_decay", None), (whole, 32)):
-    vit = vit_jax.load(run, image_size=size, verbose=False)
-    maps = vit.attention_map("grey.png")
-    assert maps.shape == (1, *vit.config.grid(vit.image_size))
-    np.testing.assert_allclose(maps.sum(), 1, rtol=1e-5)
-  assert vit.params["positions"].shape == (1, 64, 64)
-
-
-@pytest.mark.nightly
-def test_it_is_exported_converted_and_drawn(moved):
-  vit = vit_jax.load("runs/layer_decay", verbose=False)
-  images = np.random.default_rng(0).uniform(-1, 1, (2, 24, 24, 3)).astype("f")
-  logits = vit(images)[0]
-  exported = jax.export.deserialize(bytearray(vit.export()))
-  np.testing.assert_allclose(exported.call(images), logits, 1e-4, 1e-6)
-  convert.convert(vit, "runs/orbax", "orbax")
-  again = vit_jax.load("runs/orbax", verbose=False)
-  np.testing.assert_array_equal(again(images)[0], logits)
-  for path, to in (("own.npz", "npz"), ("own.safetensors", "timm")):
-    with pytest.raises(ValueError, match="expected"):
-      convert.convert(vit, path, to)
-    assert not pathlib.Path(path).exists()
-  pixels = [np.zeros((24, 24, 3), np.uint8)]
-  model = model_figures.inspect_model("own", "own", vit, pixels, ["black"])
-  sections = model_figures.all_sections([model], ChartFiles(), None, 1)
-  assert all(x.body and not x.left_out for x in sections[:3]), sections
-
-
-@pytest.mark.nightly
-def test_lora_on_a_base_with_parameters_of_an_objective(lab):
-  """They are not in the network that is fine-tuned."""
+def tuned(lab):
+  """A run with a projection of the objective's, fine-tuned with LoRA at 24."""
   import my_run
 
   c = my_run.get_config()
@@ -234,12 +135,46 @@ def test_lora_on_a_base_with_parameters_of_an_objective(lab):
   c.callbacks, c.evals, c.total_steps, c.optim.warmup_steps = (), {}, 2, 0
   state = train_and_evaluate(freeze(c), "runs/headed")
   assert "projection" in state.params
-  moved = _tuned("runs/headed", "lora")
-  assert {k for k, v in moved.items() if v.any()} == {
+  c.init, c.objective.kind = "runs/headed", "classification"
+  c.data.ops = "decode|resize(24)"
+  score = {"kind": "classification", "split": "test", "ops": c.data.ops}
+  c.evals = {"test": score}
+  c.lora.rank, c.lora.targets = 2, ("query", "value", "mlp_in")
+  train_and_evaluate(freeze(c), "runs/tuned")
+  return vit_jax.load("runs/tuned", verbose=False)
+
+
+@pytest.mark.nightly
+def test_adapters_move_what_they_name_alone(tuned):
+  old = vit_jax.load("runs/headed", image_size=24, verbose=False)
+  before = flatten_dict(old.params, sep="/")
+  after = flatten_dict(tuned.params, sep="/")
+  moved = {k for k in before if np.any(after[k] != before[k])}
+  assert moved - {"classifier/kernel", "classifier/bias"} == {
     f"block_{i}/{part}/kernel"
     for i in range(4)
     for part in ("attention/query", "attention/value", "mlp_in")
   }
+  assert tuned.params["positions"].shape == (1, 36, 64)
+
+
+@pytest.mark.nightly
+def test_it_is_exported_converted_and_drawn(tuned):
+  images = np.random.default_rng(0).uniform(-1, 1, (2, 24, 24, 3)).astype("f")
+  logits = tuned(images)[0]
+  exported = jax.export.deserialize(bytearray(tuned.export()))
+  np.testing.assert_allclose(exported.call(images), logits, 1e-4, 1e-6)
+  convert.convert(tuned, "runs/orbax", "orbax")
+  again = vit_jax.load("runs/orbax", verbose=False)
+  np.testing.assert_array_equal(again(images)[0], logits)
+  for path, to in (("own.npz", "npz"), ("own.safetensors", "timm")):
+    with pytest.raises(ValueError, match="expected"):
+      convert.convert(tuned, path, to)
+    assert not pathlib.Path(path).exists()
+  pixels = [np.zeros((24, 24, 3), np.uint8)]
+  model = model_figures.inspect_model("own", "own", tuned, pixels, ["black"])
+  sections = model_figures.all_sections([model], ChartFiles(), None, 1)
+  assert all(x.body and not x.left_out for x in sections[:3]), sections
 
 
 @pytest.mark.slow

@@ -113,18 +113,17 @@ def test_init_of_another_shape_or_damaged(tmp_path):
   assert error.startswith(f"config.init: got '{path}'")
 
 
-def _data_errors(**changes):
-  errors = run_checks.data_errors(experiment.Experiment(_config(**changes)))
-  return [error for part in errors.values() for error in part]
-
-
 def test_errors_of_data_begin_with_the_key_and_come_all_at_once():
+  def data_errors(**changes):
+    run = experiment.Experiment(_config(**changes))
+    return [e for part in run_checks.data_errors(run).values() for e in part]
+
   evals = {
     "a": {**TOP1, "split": "vali"},
     "b": {**TOP1, "dataset": "cifar01", "split": "test"},
     "c": {**FEWSHOT, "train_split": "tran", "split": "test[5:2]"},
   }
-  errors = _data_errors(data__split="train[", data__ops="none", evals=evals)
+  errors = data_errors(data__split="train[", data__ops="none", evals=evals)
   assert [error.split(" got ")[0] for error in errors] == [
     "config.data.split:",
     "config.evals.a.split:",
@@ -132,26 +131,12 @@ def test_errors_of_data_begin_with_the_key_and_come_all_at_once():
     "config.evals.c.train_split:",
     "config.evals.c.split:",
   ]
-
-
-def test_without_errors():
-  run_checks.setup(_config())
   evals = {
     "test": {**TOP1, "split": "test", "dataset": None},
     "few": {**FEWSHOT, "train_split": "train[:50%]", "split": "test"},
   }
-  assert _data_errors(evals=evals) == []
-  assert _data_errors(fake_data=True, data__dataset="imagenet2012") == []
-
-
-class _Data(tiny.Data):
-  """Data whose batches have no numbers of records, and no name."""
-
-  def batches(self, start_step, process_index, process_count):
-    config = _config(data__batch_size=8)
-    while True:
-      batch = tiny.batch(start_step, config)
-      yield {k: batch[k] for k in ("image", "label")}
+  assert data_errors(evals=evals) == []
+  assert data_errors(fake_data=True, data__dataset="imagenet2012") == []
 
 
 def test_records_without_numbers_count_from_the_images_seen():
@@ -159,12 +144,16 @@ def test_records_without_numbers_count_from_the_images_seen():
   config = _config(data__batch_size=8)
   begun = []
 
-  class Begun(_Data):
-    def batches(self, start_step, *processes):
-      begun.append(start_step)
-      return super().batches(start_step, *processes)
+  class Data(tiny.Data):
+    """Its batches have no numbers of records."""
 
-  run = experiment.Experiment(config, data=Begun())
+    def batches(self, start_step, process_index, process_count):
+      begun.append(start_step)
+      while True:
+        batch = tiny.batch(start_step, config)
+        yield {k: batch[k] for k in ("image", "label")}
+
+  run = experiment.Experiment(config, data=Data())
   saved = {"accounting": {"position": 96}}
   mesh = sharding.make_mesh(config.mesh)
   trainer = run.trainer(mesh)

@@ -25,8 +25,7 @@ BLOCK_2 = "Transformer/encoderblock_2"
 # What is frozen, options of the model -> the first trained module.
 CASES = {
   "head, scan": (BODY, dict(model__scan=True), "head"),
-  "half": (FIRST, dict(optim__microbatch=4), BLOCK_2),
-  "remat": (FIRST, dict(model__remat="full"), BLOCK_2),
+  "half": (FIRST, dict(optim__microbatch=4, model__remat="full"), BLOCK_2),
   "modern": (
     FIRST,
     MODERN
@@ -34,14 +33,11 @@ CASES = {
     BLOCK_2,
   ),
   "bfloat16": (FIRST, dict(model__dtype="bfloat16"), BLOCK_2),
-  "positions of each block": (FIRST, dict(model__posemb_at="blocks"), BLOCK_2),
-  "norm and head, scan": (BLOCKS, dict(model__scan=True), NORM),
   "pooling by attention": (
     (*STEM, "Transformer/*"),
     dict(model__pool="map"),
     "MAPHead_0",
   ),
-  "two heads": (BODY, MODERN | dict(model__distilled=True), NORM),
   "resnet": (
     ("root*", "block*", "norm*", "conv*"),
     tiny.RESNET | dict(model__depth=None),

@@ -51,11 +51,11 @@ def arrays():
 @pytest.mark.parametrize(
   "ops",
   [
-    *(
-      f"decode|resize({side}, {method!r})"
-      for side in (32, (300, 120))
-      for method in ("bilinear", "bicubic", "area", "nearest")
-    ),
+    "decode|resize(32, 'bilinear')",
+    "decode|resize((300, 120), 'bilinear')",
+    "decode|resize((300, 120), 'bicubic')",
+    "decode|resize(32, 'area')",
+    "decode|resize(32, 'nearest')",
     "decode|resize_small(256)|central_crop(224)",
     "decode|resize_small(73, 'nearest')|central_crop((60, 51))|pad(3)",
   ],
@@ -115,8 +115,6 @@ def test_a_pgm_of_16_bits_becomes_8(small, tmp_path, most):
   path.write_bytes(b"P5\n64 48\n%d\n" % most + deep.tobytes())
   off = np.abs(images.read(path).astype(int) - grey[..., None])
   assert off.max() <= (most < 65_535)  # a level of 255 is 4 of 1,000
-  with Image.open(path) as image:
-    np.testing.assert_array_equal(images.read(image), images.read(path))
 
 
 def test_an_orientation_is_applied_once(small, tmp_path):
@@ -162,7 +160,6 @@ def test_what_is_listed(small, tmp_path, monkeypatch):
   one = np.asarray(small)
   for image in (small, one, "a", tmp_path / "none.png", b"a", io.BytesIO(b"a")):
     assert images.listed(image)[0] is image and len(images.listed(image)) == 1
-    assert len(images.listed([image, image])) == 2
   assert len(images.listed(np.stack([one] * 3))) == 3
   assert len(images.listed(image for image in (one, small))) == 2
   assert images.listed([]) == []
@@ -172,61 +169,38 @@ def test_what_is_listed(small, tmp_path, monkeypatch):
 
 # What is wrong.
 
-
-def error(image):
-  with pytest.raises((FileNotFoundError, ValueError)) as e:
-    images.read(image)
-  assert e.type in (FileNotFoundError, ValueError)
-  return str(e.value)
-
-
 # Pillow would start another program to draw it.
 POSTSCRIPT = (
   b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n"
 )
-# The bytes of a file, and words of its error.
-FILES = {
-  "text": (b"buy milk", "8 bytes"),
-  "nothing": (b"", "no bytes"),
-  "postscript": (POSTSCRIPT, "no image"),
-  "cut": (None, "cannot be decoded"),
-}
 
 
-@pytest.mark.parametrize("kind", FILES)
-def test_bytes_that_are_no_image(small, tmp_path, kind):
-  data, words = FILES[kind]
-  if data is None:
-    whole = encoded(small, "PNG")
-    data = whole[: len(whole) // 2]
-  (tmp_path / "x.jpg").write_bytes(data)
-  for it in (tmp_path / "x.jpg", io.BytesIO(data)):
-    assert words in error(it) and "JPEG, PNG, WebP" in error(it)
+def test_what_is_no_image(small, tmp_path):
+  def error(image):
+    with pytest.raises((FileNotFoundError, ValueError)) as e:
+      images.read(image)
+    return str(e.value)
 
-
-def test_what_is_no_file_of_an_image(small, tmp_path):
+  whole = encoded(small, "PNG")
+  for data, words in (
+    (b"buy milk", "8 bytes"),
+    (b"", "no bytes"),
+    (POSTSCRIPT, "no image"),
+    (whole[: len(whole) // 2], "cannot be decoded"),
+  ):
+    (tmp_path / "x.jpg").write_bytes(data)
+    for it in (tmp_path / "x.jpg", io.BytesIO(data)):
+      assert words in error(it) and "JPEG, PNG, WebP" in error(it)
   for image, word in (
     (tmp_path / "none.jpg", "no file"),
     (tmp_path, f"{tmp_path}/*.jpg"),
     (small.convert("F"), "mode F"),
     ("https://x.y/a.png", "download"),
+    (np.zeros((8, 8, 3), "float32"), "got float32 of shape (8, 8, 3)"),
+    (np.zeros((0, 8, 3), "uint8"), "got uint8 of shape (0, 8, 3)"),
+    (np.zeros((3, 8, 8), "uint8"), "got uint8 of shape (3, 8, 8)"),
   ):
     assert word in error(image)
-
-
-@pytest.mark.parametrize(
-  "shape, dtype",
-  [
-    ((8, 8, 3), "float32"),
-    ((8, 8, 1), "int64"),
-    ((0, 8, 3), "uint8"),
-    ((8, 8, 2), "uint8"),
-    ((3, 8, 8), "uint8"),
-  ],
-)
-def test_arrays_of_another_kind(shape, dtype):
-  text = error(np.zeros(shape, dtype))
-  assert text.startswith(f"got {dtype} of shape {shape}")
 
 
 def test_a_fourth_band_of_a_tiff_is_alpha_if_the_file_says_so():

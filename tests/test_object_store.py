@@ -1,11 +1,10 @@
-"""The store that tests of buckets use: its conditions and its faults.
+"""The store that tests of buckets use: its conditions, and its network.
 
 Source: https://cloud.google.com/storage/docs/json_api/v1/objects
 """
 
 import http.client
 import json
-import math
 import urllib.parse
 
 import object_store
@@ -59,22 +58,6 @@ def test_conditions(ask):
     ("GET", {}, 404),
   ):
     assert ask(method, OBJECT, **query)[0] == expected, query
-
-
-def test_faults(ask, store):
-  store.faults.share_503, store.faults.share_429 = 0.3, 0.2
-  statuses = [upload(ask, b"x")[0] for _ in range(200)]
-  # Binomial: 60 and 40 expected, standard deviations of 6.5 and 5.7.
-  assert 40 < statuses.count(503) < 80 and 20 < statuses.count(429) < 60
-  store.faults = object_store.Faults(outage_until=math.inf)
-  assert ask("GET", "/storage/v1/b/bkt")[0] == 503
-  store.faults = object_store.Faults(refuse_writes=True)
-  assert upload(ask, b"y")[0] == ask("DELETE", OBJECT)[0] == 403
-  store.faults = object_store.Faults(share_dropped=1.0)
-  with pytest.raises(ConnectionError):
-    upload(ask, b"y")
-  store.faults = object_store.Faults()
-  assert ask("GET", OBJECT, alt="media") == (200, b"x")
 
 
 @pytest.mark.skipif(

@@ -1,4 +1,4 @@
-"""Updates as algebra; the leaves that decay; the structure of the state."""
+"""Updates as algebra; optimizers by import path; the structure of the state."""
 
 import collections
 import dataclasses
@@ -107,6 +107,10 @@ RULES = {
   "lamb": (_adam, {}),
   "adafactor": (_adafactor, dict(momentum=0.7, beta2=0.5)),
   "muon": (_muon, {}),
+  # By import path: a rate, a decay and a mask; none of them; a rate.
+  "optax:adamw": (_adam, {}),
+  "optax:scale_by_adam": (_adam, {}),
+  "optax:adam(b1=0.9, b2=0.999)": (_adam, {}),
 }
 
 
@@ -131,11 +135,15 @@ def _random_tree(rng):
   return {"Transformer": blocks, "head": head}
 
 
-def _reference(name, params, steps, schedule):
+RNG = np.random.default_rng(0)
+FIRST, *STEPS = (_random_tree(RNG) for _ in range(6))  # and five gradients
+
+
+def _reference(name, schedule):
   rule, _ = RULES[name]
-  w = flatten_dict(params, sep="/")
+  w = flatten_dict(FIRST, sep="/")
   memory = {path: collections.defaultdict(float) for path in w}
-  for t, grads in enumerate(steps, 1):
+  for t, grads in enumerate(STEPS, 1):
     grads = flatten_dict(grads, sep="/")
     u = {k: rule(memory[k], grads[k], t, k) for k in w}
     kernels = [k for k in w if k.endswith("kernel")]
@@ -159,18 +167,8 @@ def _shared(path):
   return path
 
 
-@pytest.mark.parametrize(
-  "scan", [pytest.param(False, marks=pytest.mark.slow), True]
-)
-@pytest.mark.parametrize("name", RULES)
-def test_five_updates_are_those_of_numpy(name, scan):
-  """Warm-up, decay of kernels, and blocks of a scan as those of a loop."""
-  rng = np.random.default_rng(0)
-  params, *steps = (_random_tree(rng) for _ in range(6))
-  config = OptimConfig(
-    name=name, lr=0.1, warmup_steps=1, weight_decay=0.3, **RULES[name][1]
-  )
-  tx, schedule = optim.make_optimizer(config, 10, MODEL)
+def _after(tx, scan=False):
+  """The parameters after five updates, of blocks in a loop or in a scan."""
   form = lambda tree: jax.tree.map(
     jnp.float32, stack_blocks(tree, ViTConfig) if scan else tree
   )
@@ -185,16 +183,102 @@ def test_five_updates_are_those_of_numpy(name, scan):
     carry = params, tx.init(params)
     return jax.lax.scan(step, carry, steps)[0][0]
 
-  stacked = jax.tree.map(lambda *x: jnp.stack(x), *map(form, steps))
-  got = unstack_blocks(run(form(params), stacked), ViTConfig)
-  want = _reference(name, params, steps, schedule)
+  steps = jax.tree.map(lambda *x: jnp.stack(x), *map(form, STEPS))
+  return unstack_blocks(run(form(FIRST), steps), ViTConfig)
+
+
+def _close(a, b, **tolerances):
+  close = lambda x, y: np.testing.assert_allclose(x, y, **tolerances)
+  jax.tree.map(close, a, b)
+
+
+@pytest.mark.parametrize(
+  "scan", [pytest.param(False, marks=pytest.mark.slow), True]
+)
+@pytest.mark.parametrize("name", RULES)
+def test_five_updates_are_those_of_numpy(name, scan):
+  """Warm-up, decay of kernels, and blocks of a scan as those of a loop."""
+  config = OptimConfig(
+    name=name, lr=0.1, warmup_steps=1, weight_decay=0.3, **RULES[name][1]
+  )
+  tx, schedule = optim.make_optimizer(config, 10, MODEL)
   # Float32. Newton-Schulz amplifies its rounding by up to 3.4445 in each step.
   atol = 1e-4 if name == "muon" else 5e-6
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=atol),
-    got,
-    want,
+  _close(_after(tx, scan), _reference(name, schedule), rtol=1e-5, atol=atol)
+
+
+HERE = __name__
+GIVEN = {}  # the last arguments of `recorded`
+
+
+def recorded(learning_rate, weight_decay=0.5):
+  GIVEN.update(learning_rate=learning_rate, weight_decay=weight_decay)
+  return optax.sgd(learning_rate)
+
+
+def raises():
+  raise RuntimeError("no luck")
+
+
+def no_transformation():
+  return 3
+
+
+def _made(name, **options):
+  config = OptimConfig(name=name, lr=0.1, warmup_steps=1, **options)
+  return optim.make_optimizer(config, 10, MODEL)[0]
+
+
+def test_arguments_of_an_imported_optimizer():
+  got = _after(
+    _made("optax:contrib.ademamix(b3=0.9,alpha=2.0)", weight_decay=0.3)
   )
+  config = OptimConfig(lr=0.1, warmup_steps=1)
+  schedule = schedules.make_schedule(config, 10)
+  tx = optax.contrib.ademamix(
+    schedule, b3=0.9, alpha=2.0, weight_decay=0.3, mask=param_groups.decay_mask
+  )
+  _close(got, _after(tx), rtol=1e-5, atol=1e-6)
+  # optax's own default of a decay is not used, nor a decay without a mask.
+  plain = _after(_made("adamw"))
+  _close(_after(_made("optax:adamw")), plain, rtol=1e-5, atol=1e-6)
+  got = _after(_made(f"{HERE}:recorded", weight_decay=0.3))
+  assert GIVEN["weight_decay"] == 0.0
+  assert float(GIVEN["learning_rate"](1)) == pytest.approx(0.1)
+  want = _after(_made("sgd", weight_decay=0.3, momentum=0.0))
+  _close(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "optax:lars",
+    pytest.param("optax:normalize_by_update_norm", marks=pytest.mark.slow),
+  ],
+)
+def test_a_scan_moves_blocks_as_a_loop_does(name):
+  """Norms of parameters, in the state or not, and of the whole tree."""
+  loop, scan = (_after(_made(name, weight_decay=0.1), s) for s in (False, True))
+  _close(loop, scan, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("name", "word"),
+  [
+    ("optax:contrib.ademamiks", "contrib.ademamiks"),
+    ("optax:adamw(b4=1)", "b4"),
+    ("optax:adamw(learning_rate=1.0)", "learning_rate"),
+    ("optax:adamw(weight_decay=1.0)", "weight_decay"),
+    ("optax:adamw(b1='a')", "TypeError"),
+    ("optax:polyak_sgd", "'value'"),
+    (f"{HERE}:raises", "no luck"),
+    (f"{HERE}:no_transformation", "returns 3"),
+    (f"{HERE}:HERE", "a function"),
+  ],
+)
+def test_errors_of_imported_optimizers(name, word):
+  (error,) = optim_checks.errors(OptimConfig(name=name), FIRST, MODEL)
+  assert "config.optim.name" in error and word in error
 
 
 @pytest.mark.parametrize("name, stored", [("adamw", "mu"), ("sgd", "trace")])
@@ -282,23 +366,17 @@ def test_what_is_read(selector, choice):
     (dict(lr_zero=("head/*=10", "haed/kernel=3")), "lr_zero", "'haed/kernel'"),
     (dict(clip_groups=("haed/kernel",)), "clip_groups", "'haed/kernel'"),
     (dict(layer_decay=0.7), "layer_decay", "None"),
-    (dict(name="muon"), "name", "another"),
+    # Muon needs a matrix that is trained.
+    (dict(name="muon", freeze=("MlpBlock_0/*",)), "name", "another"),
   ],
 )
 def test_patterns_that_name_nothing_are_errors(options, name, word):
+  dense = {"Dense_0": {"kernel": np.zeros((2, 2))}}
   params = {"head": {"kernel": 0.0}, "embedding": {"kernel": 0.0}}
+  params["MlpBlock_0"] = dense
   (error,) = optim_checks.errors(OptimConfig(**options), params, MODEL)
   assert f"optim.{name}: " in error and word in error
-
-
-def test_muon_needs_a_matrix_that_is_trained():
-  dense = {"Dense_0": {"kernel": np.zeros((2, 2))}}
-  params = {"head": {"kernel": 0.0}, "MlpBlock_0": dense}
-  config = OptimConfig(name="muon")
-  assert not optim_checks.errors(config, params, MODEL)
-  config = dataclasses.replace(config, freeze=("MlpBlock_0/*",))
-  (error,) = optim_checks.errors(config, params, MODEL)
-  assert "optim.name: " in error
+  assert not optim_checks.errors(OptimConfig(name="muon"), params, MODEL)
 
 
 def _model_params(**options):
@@ -331,20 +409,24 @@ def test_layers_of_mae_and_beit():
   hybrid = _model_params(
     variant="R50+Ti/16", stage_blocks=(1,), stage_width=0.5
   )
-  below = {k for k in hybrid if k not in ("Transformer", "head")}
-  assert below > {"embedding", "conv_root"}
-  of_hybrid = param_groups.layers(hybrid, MODEL)
-  assert {*jax.tree.leaves({k: of_hybrid[k] for k in below})} == {0}
+  of_hybrid = by_path(param_groups.layers(hybrid, MODEL))
+  root = {n for path, n in of_hybrid.items() if path.startswith("conv_root")}
+  assert root == {0}
 
 
 @pytest.mark.parametrize(
-  "scan", [pytest.param(False, marks=pytest.mark.slow), True]
+  "name, scan",
+  [
+    pytest.param("sgd", False, marks=pytest.mark.slow),
+    ("sgd", True),
+    ("optax:sgd", True),
+  ],
 )
-def test_rates_of_layers_and_patterns(scan):
+def test_rates_of_layers_and_patterns(name, scan):
   """Each parameter moves by lr 0.75^(4 - layer), times its patterns' factors;
   so does its decay."""
   config = OptimConfig(
-    name="sgd",
+    name=name,
     lr=0.1,
     schedule="constant",
     momentum=0.0,

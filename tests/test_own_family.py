@@ -1,22 +1,27 @@
-"""A family of one's own has what ours have, by its declaration."""
+"""A family of one's own, that of `examples/`, has what ours have.
+
+It is plain linen, without a scan, and declares where its parts are.
+"""
 
 import dataclasses
+import sys
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import several
 import tiny
 from flax.traverse_util import flatten_dict
-from own_family import Own, Plain, Transformer
 from steps import ONE, drawn
 
 import vit_jax
 from vit_jax import optim_checks, param_groups, sharding, weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import ConfigError, to_dict
-from vit_jax.evaluators.features import joined, tokens_error
+from vit_jax.evaluators.features import tokens_error
+from vit_jax.families import ModelConfig
 from vit_jax.finetune import lora
 from vit_jax.models import inspection
 from vit_jax.models.resample import resample_posemb
@@ -25,13 +30,36 @@ from vit_jax.tools.planning import planner
 from vit_jax.weights import normalisation
 from vit_jax.weights.weights_file import Pixels
 
-KEY = jax.random.key(0)
-NAMES = ("query", "key", "value", "out", "fc1", "fc2")
+NAME = "my_lab.plain:Plain"
+PARTS = ("query", "key", "value", "out", "mlp_in", "mlp_out")
 FINE_TUNING = {
   "layer_decay": dict(optim__layer_decay=0.5),
-  "lora": dict(lora__rank=2, lora__targets=NAMES),
+  "lora": dict(lora__rank=2, lora__targets=PARTS),
   "muon": dict(optim__name="muon"),
 }
+
+
+@pytest.fixture(scope="module")
+def plain():
+  """The family: two blocks, and 2 x 2 patches of an image of 16 pixels."""
+  forget = lambda: [sys.modules.pop(n) for n in [*sys.modules] if "my_lab" in n]
+  with pytest.MonkeyPatch.context() as patch:
+    forget()
+    patch.syspath_prepend(str(several.ROOT / "examples"))
+    from my_lab.plain import Plain
+
+    yield Plain(name=NAME, width=32, depth=2, patch=8)
+  forget()
+
+
+def with_other(plain, **declarations):
+  """Returns the family with other class attributes, as `Other`."""
+  cls = type("Other", (type(plain),), declarations)
+  return cls(**dataclasses.asdict(plain))
+
+
+def without(plain, *names):
+  return with_other(plain, **{n: getattr(ModelConfig, n) for n in names})
 
 
 def config_of(model, **changes):
@@ -41,91 +69,66 @@ def config_of(model, **changes):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-  """A checkpoint for images of 16 pixels, whose grid is 2 x 2."""
+def shapes(plain):
+  return tiny.Parts(config_of(plain), ONE).shapes.params
+
+
+@pytest.fixture(scope="module")
+def run(plain, shapes, tmp_path_factory):
+  """A checkpoint."""
   folder = str(tmp_path_factory.mktemp("own") / "run")
-  config = config_of(Own())
   about = dict(
-    config=to_dict(config),
+    config=to_dict(config_of(plain)),
     image_size=[16, 16],
     grid=[2, 2],
     num_classes=tiny.NUM_CLASSES,
-    has_cls_row=True,
+    has_cls_row=False,
   )
-  params = drawn(tiny.Parts(config, ONE).shapes.params)
-  checkpointer.write_params(folder, params, about)
+  checkpointer.write_params(folder, drawn(shapes), about)
   return folder
 
 
-def test_layers():
-  shapes = tiny.Parts(config_of(Own()), ONE).shapes.params
-  numbers = flatten_dict(param_groups.layers(shapes, Own()), sep="/")
+def images_of(side):
+  rng = np.random.default_rng(0)
+  return rng.uniform(-1, 1, (2, side, side, 3)).astype("f")
+
+
+def test_layers_and_matrices_are_those_that_it_declares(plain, shapes):
+  numbers = flatten_dict(param_groups.layers(shapes, plain), sep="/")
   layers = {}
   for path, number in numbers.items():
     layers.setdefault(number, set()).add(path.split("/")[0])
   assert layers == {
-    0: {"patch_embed", "cls_token", "pos_embedding"},
+    0: {"patches", "positions"},
     1: {"block_0"},
     2: {"block_1"},
-    3: {"last_norm", "classifier"},
+    3: {"norm", "classifier"},
   }
+  kernels = {k for k in numbers if k.startswith("block") and "kernel" in k}
+  assert {k for k in numbers if plain.matrix(k)} == kernels
+  assert len(kernels) == 2 * len(PARTS)
+  options = config_of(plain, **FINE_TUNING["lora"]).lora
+  split = lambda params: lora.split(params, options, jax.random.key(0), plain)
+  trained, _ = jax.eval_shape(split, shapes)
+  factors = {k for k in flatten_dict(trained, sep="/") if k.endswith(lora.A)}
+  assert factors == {k.replace("kernel", lora.A) for k in kernels}
 
 
 def test_positions_are_resized_and_attention_is_read(run):
   vit = vit_jax.load(run, image_size=48, verbose=False)
-  assert vit.report.resized == {"pos_embedding": ((2, 2), (6, 6))}
-  table = np.asarray(weights.read(run).params["pos_embedding"])
+  assert vit.report.resized == {"positions": ((2, 2), (6, 6))}
+  table = np.asarray(weights.read(run).params["positions"])
   np.testing.assert_array_equal(
-    vit.params["pos_embedding"],
-    resample_posemb(table, (2, 2), (6, 6), 1, "zoom"),
+    vit.params["positions"],
+    resample_posemb(table, (2, 2), (6, 6), 0, "zoom"),
   )
-  images = np.random.default_rng(0).uniform(-1, 1, (2, 48, 48, 3)).astype("f")
-  layers = vit.attention(images)
-  assert layers.shape == (2, 2, 4, 37, 37)
+  layers = vit.attention(images_of(48))
+  assert layers.shape == (2, 2, 4, 36, 36)
   np.testing.assert_allclose(layers.sum(-1), 1, rtol=1e-5)
-  maps = vit.attention_map(images)
+  maps = vit.attention_map(images_of(48))
   assert maps.shape == (2, 6, 6)
-  row = np.asarray(inspection.rollout(layers))[:, 0, 1:]
-  np.testing.assert_allclose(
-    maps.reshape(2, -1), row / row.sum(-1, keepdims=True), rtol=1e-5
-  )
-  positions = inspection.position_table(vit.config, vit.params, (48, 48))
-  np.testing.assert_array_equal(positions, vit.params["pos_embedding"][0, 1:])
-
-
-def test_tokens_of_several_blocks_need_a_declaration():
-  assert tokens_error("cls+patches", Own()) is None
-  assert "Own.AFTER_BLOCK" in tokens_error("cls*2", Own())
-
-  class Declared(Own):
-    AFTER_BLOCK = "block_{}"
-    LAST_NORM = "last_norm"
-    ln_eps = 1e-6
-
-  assert tokens_error("cls*2", Declared()) is None
-  assert "from 1 to 2" in tokens_error("cls*3", Declared())
-  model = Declared()
-  module = Transformer(model, 0)
-  images = np.random.default_rng(0).uniform(-1, 1, (2, 16, 16, 3)).astype("f")
-  params = drawn(jax.eval_shape(module.init, KEY, images)["params"])
-  _, out = jax.jit(module.apply)({"params": params}, images)
-  got = joined(out, params, model, ("cls*2+patches",))
-  norm = nn.LayerNorm().apply({"params": params["last_norm"]}, out["block_0"])
-  want = [norm[:, 0], out["encoded"][:, 0], out["encoded"][:, 1:].mean(1)]
-  np.testing.assert_allclose(got, np.concatenate(want, -1), rtol=1e-5)
-
-
-def test_muon_and_adapters_take_the_declared_matrices():
-  config = config_of(Own(), **FINE_TUNING["lora"])
-  shapes = tiny.Parts(config_of(Own()), ONE).shapes.params
-  flat = flatten_dict(shapes, sep="/")
-  matrices = {k for k in flat if Own.matrix(k)}
-  kernels = {k for k in flat if k.startswith("block") and "kernel" in k}
-  assert matrices == kernels and len(matrices) == 2 * len(NAMES)
-  split = lambda params: lora.split(params, config.lora, KEY, Own())
-  trained, _ = jax.eval_shape(split, shapes)
-  factors = {k for k in flatten_dict(trained, sep="/") if k.endswith(lora.A)}
-  assert factors == {k.replace("kernel", lora.A) for k in matrices}
+  row = np.asarray(inspection.rollout(layers)).mean(1)  # pooled by the mean
+  np.testing.assert_allclose(maps.reshape(2, -1), row, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -135,10 +138,11 @@ def test_muon_and_adapters_take_the_declared_matrices():
     *(pytest.param(n, marks=pytest.mark.slow) for n in ("lora", "muon")),
   ],
 )
-def test_what_is_not_declared_is_refused_with_the_option(name):
+def test_what_is_not_declared_is_refused_with_the_option(plain, name):
   option = {"layer_decay": "optim.layer_decay", "lora": "lora.rank"}
-  word = rf"config\.{option.get(name, 'optim.name')}.*Plain\."
-  config = config_of(Plain(), **FINE_TUNING[name])
+  word = rf"config\.{option.get(name, 'optim.name')}.*Other\."
+  model = without(plain, "STEM", "BLOCKS", "MATRICES")
+  config = config_of(model, **FINE_TUNING[name])
   mesh = sharding.make_mesh(config.mesh, ONE)
   with pytest.raises(ConfigError, match=word):
     planner.checked(config, mesh)
@@ -146,58 +150,55 @@ def test_what_is_not_declared_is_refused_with_the_option(name):
     setup(config, data=tiny.Data())
 
 
-class NoStem(Own):
-  STEM = "patch_embed/.*"
-
-
-class Flat(Own):
-  MATRICES = {r"query/kernel": (1, 1)}
-
-
 @pytest.mark.parametrize(
-  "model, options, words",
+  "declarations, options, word",
   [
-    (NoStem(), "layer_decay", ["no layer of cls_token"]),
-    (Flat(), "muon", ["Flat.MATRICES", "Flat.MATRICES"]),
+    ({"STEM": r"patches/.*"}, "layer_decay", "no layer of positions"),
+    ({"MATRICES": {r"query/kernel": (1, 1)}}, "muon", "Other.MATRICES"),
   ],
 )
-def test_a_declaration_that_does_not_fit_is_refused(model, options, words):
-  config = config_of(Own(), **FINE_TUNING[options])
-  shapes = tiny.Parts(config_of(Own()), ONE).shapes.params
-  assert not optim_checks.errors(config.optim, shapes, Own())
+def test_a_declaration_that_does_not_fit_is_refused(
+  plain, shapes, declarations, options, word
+):
+  config = config_of(plain, **FINE_TUNING[options])
+  assert not optim_checks.errors(config.optim, shapes, plain)
+  model = with_other(plain, **declarations)
   errors = optim_checks.errors(config.optim, shapes, model)
-  for error, word in zip(errors, words, strict=True):
-    assert word in error
+  assert errors and all(word in error for error in errors)
 
 
-def test_positions_and_attention_that_are_not_declared(run):
+def test_what_reads_tokens_names_what_is_missing(plain, run):
+  assert "no class token" in tokens_error("cls+patches", plain)
+  one = {"num_class_tokens": 1}
+  assert "Other.AFTER_BLOCK" in tokens_error("cls*2", with_other(plain, **one))
+  declared = with_other(plain, AFTER_BLOCK="block_{}", LAST_NORM="norm", **one)
+  assert tokens_error("cls*2", declared) is None
+  assert "from 1 to 2" in tokens_error("cls*3", declared)
   file = weights.read(run)
-  file = dataclasses.replace(file, options=file.options | {"name": Plain.name})
-  model = Transformer(Plain(), tiny.NUM_CLASSES)
+  model = without(plain, "POSITIONS")
   images = jnp.zeros((1, 48, 48, 3))
-  target = jax.eval_shape(model.init, KEY, images)["params"]
-  with pytest.raises(ValueError, match=r"pos_embedding: .*Plain\.POSITIONS"):
-    weights.adapt(file, target, Plain(), (48, 48))
-
-  class Silent(Own):
-    pool = None
-
+  init = model.build(tiny.NUM_CLASSES).init
+  target = jax.eval_shape(init, jax.random.key(0), images)["params"]
+  with pytest.raises(ValueError, match=r"positions: .*Other\.POSITIONS"):
+    weights.adapt(file, target, model, (48, 48))
   params = vit_jax.load(run, verbose=False).params
-  for model, word in ((Plain(), r"Plain\.ATTENTION"), (Silent(), "pool=None")):
+  for model, word in (
+    (without(plain, "ATTENTION"), r"Other\.ATTENTION"),
+    (with_other(plain, pool=None), "pool=None"),
+  ):
     with pytest.raises(ValueError, match=word):
       inspection.attention_map(model, params, images[:, :16, :16])
 
 
 @pytest.mark.slow
 def test_the_normalisation_of_images_is_folded(run):
-  file = weights.read(run)
   vit = vit_jax.load(run, verbose=False)
   mean, std = (0.3, 0.4, 0.5), (0.2, 0.3, 0.4)
-  file = dataclasses.replace(file, pixels=Pixels(mean, std))
+  file = dataclasses.replace(weights.read(run), pixels=Pixels(mean, std))
   arrays = normalisation.fold(file).params
-  patches = {k: arrays[f"patch_embed/{k}"] for k in ("kernel", "bias")}
-  params = vit.params | {"patch_embed": patches}
-  pixels = np.random.default_rng(0).uniform(0, 1, (2, 16, 16, 3)).astype("f")
+  patches = {k: arrays[f"patches/{k}"] for k in ("kernel", "bias")}
+  params = vit.params | {"patches": patches}
+  pixels = (images_of(16) + 1) / 2
   apply = lambda params, x: vit.model.apply({"params": params}, x)[0]
   np.testing.assert_allclose(
     apply(params, 2 * pixels - 1),
@@ -207,20 +208,15 @@ def test_the_normalisation_of_images_is_folded(run):
   )
 
 
-class Normed(Transformer):
+class Normed(nn.Module):
   @nn.compact
   def __call__(self, images, **_):
     x = nn.BatchNorm(use_running_average=True)(images.mean(axis=(1, 2)))
-    return nn.Dense(self.num_classes)(x), {"pre_logits": x}
+    return nn.Dense(10, name="classifier")(x), {"pre_logits": x}
 
 
-class WithBatchNorm(Plain):
-  def build(self, num_classes):
-    return Normed(self, num_classes)
-
-
-def test_other_collections_are_refused():
-  config = config_of(WithBatchNorm())
+def test_other_collections_are_refused(plain):
+  config = config_of(with_other(plain, build=lambda self, _: Normed()))
   with pytest.raises(ConfigError, match="collection batch_stats"):
     setup(config, data=tiny.Data())
   with pytest.raises(ValueError, match="collection batch_stats"):

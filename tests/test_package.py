@@ -2,7 +2,6 @@
 
 import ast
 import importlib.metadata
-import os
 import pathlib
 import re
 import subprocess
@@ -97,16 +96,6 @@ def test_what_is_built(built):
   assert {*extras} == {*PROJECT["optional-dependencies"]}
   always = [r for r in wheel.requires if "extra ==" not in r]
   assert len(always) == len(PROJECT["dependencies"])
-
-
-@pytest.mark.nightly
-def test_an_editable_install_beside_a_clone(sources, tmp_path):
-  """A clone is a folder vit_jax, which Python may take for the package."""
-  python, _ = _installed(tmp_path / "venv", "--editable", sources)
-  env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-  code = [python, "-c", "import vit_jax; print(vit_jax.__file__)"]
-  printed = _output(code, cwd=sources.parent, env=env)
-  assert printed.strip() == str(sources / "vit_jax" / "__init__.py")
 
 
 @pytest.mark.nightly

@@ -117,20 +117,13 @@ def test_elsewhere_a_run_lives_whose_heartbeat_changes_twice(
   with refused if is_alive else contextlib.nullcontext():
     run_lock.refuse_live(str(tmp_path), notes.append)
   assert clock.now == end
+  if not is_alive:  # it is watched once: not again where the folder is taken
+    with run_lock.RunLock(str(tmp_path)):
+      assert _record(tmp_path)["pid"] == os.getpid()
+    assert clock.now == end
   verbs = [note.split()[0] for note in notes]
   assert verbs == ["waits", "takes"][: 1 if is_alive else 2]
   assert {p.name for p in tmp_path.iterdir()} <= FILES
-
-
-def test_a_dead_run_is_watched_once(tmp_path, clock):
-  """Before the processes join, and where the folder is taken."""
-  run_lock.refuse_live(str(tmp_path / "new"))
-  assert clock.now == 0
-  _write(tmp_path)
-  run_lock.refuse_live(str(tmp_path))
-  with run_lock.RunLock(str(tmp_path)):
-    assert _record(tmp_path)["pid"] == os.getpid()
-  assert clock.now == run_lock.WATCH_SECONDS
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])

@@ -6,7 +6,6 @@ The trials "checkpoints" and "saves" of `make faults` do so at random.
 import io
 import json
 import os
-import pwd
 import shutil
 import sys
 import threading
@@ -104,21 +103,6 @@ def test_a_damaged_checkpoint_is_passed_over(run, copy, damage, capfd):
   saver.save_now(2, made_up(run.state, 2), METADATA)
   saver.close()
   assert saver.steps() == [1, 2]
-
-
-def test_long_metadata_of_an_owner_without_a_name(run, tmp_path, monkeypatch):
-  """As in a container that runs under a number of its host's."""
-
-  def unknown(number):
-    raise KeyError(f"uid not found: {number}")
-
-  monkeypatch.setattr(pwd, "getpwuid", unknown)
-  metadata = {"flops": 3 * 10**24, "class_names": ["\\n", "é", "猫"]}
-  saver = _saver(tmp_path)
-  saver.save_now(1, made_up(run.state, 1), metadata)
-  saver.close()
-  assert checkpointer.load_metadata(str(tmp_path)) == metadata
-  assert checkpointer.verify(epath.Path(tmp_path / "checkpoints/1")) is None
 
 
 def test_readers_pass_over_it_too(run, copy, capfd):

@@ -39,18 +39,14 @@ class _Data:
   Args:
     config: Its batches have this size.
     at: Step -> what happens before it.
-
-  Attributes:
-    starts: The steps that it was read from.
   """
 
   num_examples, num_classes, class_names = 160, tiny.NUM_CLASSES, None
 
   def __init__(self, config, at=None):
-    self._config, self._at, self.starts = config, at or {}, []
+    self._config, self._at = config, at or {}
 
   def batches(self, start_step, process_index, process_count):
-    self.starts.append(start_step)
     for step in itertools.count(start_step + 1):
       self._at.get(step, lambda: None)()
       yield tiny.batch(step, self._config)
@@ -59,32 +55,6 @@ class _Data:
 def _config(**options):
   options = {"total_steps": 8, "checkpoint__every_steps": 2} | options
   return tiny.config(log_steps=2, **options)
-
-
-@pytest.mark.nightly
-def test_batches_of_another_size_go_on_behind_the_images_seen(tmp_path):
-  folder, starts = str(tmp_path), []
-
-  def trained(batch_size, total_steps):
-    # A constant rate, for which a batch size is compiled once.
-    options = dict(checkpoint__every_steps=0, optim__schedule="constant")
-    options |= dict(total_steps=total_steps, data__batch_size=batch_size)
-    config = _config(**options)
-    data, allowed = _Data(config), ("data.batch_size", "total_steps")
-    train.train_and_evaluate(config, folder, data, allow_change=allowed)
-    starts.extend(data.starts)
-    rows = (r for r in read_metrics(folder) if r["step"] % 2 == 0)
-    return [(r["train/images_seen"], r["train/epoch"]) for r in rows]
-
-  trained(16, 4)
-  # 64 images are 8 batches of 8; there are 160 records.
-  assert trained(8, 8) == [(32, 0.2), (64, 0.4), (80, 0.5), (96, 0.6)]
-  # Once more, from a checkpoint behind the change.
-  assert trained(8, 10)[-1] == (112, 0.7)
-  # 112 is no multiple of 24: images from 96 on come again, none is left out.
-  trained(24, 12)
-  trained(8, 14)
-  assert starts == [0, 8, 12, 4, 18]
 
 
 @pytest.mark.nightly
