@@ -82,9 +82,8 @@ def test_grey_is_pillow_s_in_both_pixel_paths():
 
 
 def test_channels_that_do_not_fit():
-  for channels in (3, 4):
-    with pytest.raises(ValueError, match=f"channels={channels}"):
-      for_channels("decode|resize(8)|grey", channels)
+  with pytest.raises(ValueError, match="channels=3"):
+    for_channels("decode|resize(8)|grey", 3)
   score = {"kind": "classification", "ops": "decode|resize(16)"}
   for changes, option in (
     (dict(model__channels=4, evals={"a": score}), "config.evals.a.ops"),

@@ -111,30 +111,21 @@ def _at(repository, cell):
   return changed
 
 
-@pytest.fixture(params=PATHS, ids=lambda p: p.stem)
-def notebook_path(request):
-  return request.param
-
-
-def test_it_is_valid_and_has_no_traces_of_a_run(notebook_path):
-  notebook = read(notebook_path.stem)
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
+def test_it_is_clean_and_downloads_nothing(path):
+  """One cell, at most, needs a network; it is marked, and does nothing."""
+  notebook = read(path.stem)
   nbformat.validate(notebook)
   site = f"https://colab.research.google.com/github/{address.present()}"
-  link = f"({site}/blob/main/notebooks/{notebook_path.name})"
-  assert link in notebook.cells[0].source
+  assert f"({site}/blob/main/notebooks/{path.name})" in notebook.cells[0].source
   assert notebook.metadata.keys() == {"kernelspec", "language_info"}
   assert notebook.metadata.kernelspec["name"] == "python3"
-  for cell in notebook.cells:
-    assert cell.metadata == {}, cell.id
+  assert all(cell.metadata == {} for cell in notebook.cells)
   for cell in code(notebook):
     assert cell.outputs == [] and cell.execution_count is None, cell.id
-
-
-def test_downloads_are_off(notebook_path):
-  """One cell, at most, needs a network; it is marked, and does nothing."""
-  cells = [c.source for c in code(read(notebook_path.stem))[1:]]
   network = ("gs://", "https://", "download_and_prepare", '"install"')
-  marked = [c for c in cells if any(word in c for word in network)]
+  sources = [cell.source for cell in code(notebook)[1:]]
+  marked = [c for c in sources if any(word in c for word in network)]
   assert marked
   for cell in marked:
     lines = cell.splitlines()
@@ -189,8 +180,8 @@ def execute(bare, name, folder, probe, twice):
     with Image.open(io.BytesIO(base64.b64decode(picture))) as image:
       pixels = np.asarray(image.convert("L"))
     assert min(pixels.shape) > 100 and np.ptp(pixels) > 200  # not blank
-  print(text := "".join(o.text for o in last.outputs))
-  return printed, text.split(), len(pictures)
+  values = "".join(o.text for o in last.outputs).split()
+  return printed, values, len(pictures)
 
 
 class Case(NamedTuple):
@@ -268,14 +259,7 @@ def test_it_runs(path, bare, tmp_path):
   # Curves are drawn again by a cell that runs twice.
   assert num_pictures == case.num_pictures
   if path.stem == "03_finetune":
-    work = tmp_path / "runs/notebook/finetune"
-    assert "steps were done before" in work.with_suffix(".log").read_text()
-    # As the recipe `folder`: trials, a linear probe, the choice of the saved.
-    trials = json.loads((work / "trials.json").read_text())
-    assert len(trials["trials"]) > 5
-    assert f"chosen      {trials['chosen']}" in printed
-    probe = json.loads((work / "linear_probe.json").read_text())
-    assert probe["weight"] is not None
+    log = tmp_path / "runs/notebook/finetune.log"
+    assert "steps were done before" in log.read_text()
     differences = re.findall(r"difference of a logit: (\S+)", printed)
     assert len(differences) == 3 and max(map(float, differences)) < 1e-5
-    assert (work / "export/vit.safetensors").exists()

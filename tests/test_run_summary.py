@@ -29,32 +29,6 @@ def test_nothing_is_scored_on_augmented_images(train, expected):
   assert run_summary.eval_ops(config) == expected
 
 
-def test_the_table_has_rates_where_they_differ():
-  """Equal blocks share a row."""
-
-  def rows(**options):
-    lines = _text(tiny.config(**options)).splitlines()
-    cells = [line.split("|") for line in lines if line.startswith("|")]
-    return {row[1].strip(): [x.strip() for x in row[2:-1]] for row in cells}
-
-  block = "Transformer/encoderblock_*/LayerNorm_0/scale"
-  plain = rows()
-  assert plain["Name"][-1] == "Size"
-  assert plain[block] == ["(32,)", "float32", "2", "64"]
-  options = dict(
-    optim__layer_decay=0.5,
-    optim__lr_scale=("head/*=10",),
-    optim__freeze=("embedding/*",),
-  )
-  rates = {name: row[-1] for name, row in rows(**options).items()}
-  assert rates["embedding/kernel"] == "frozen"
-  assert rates["cls"] == "0.125 (layer 0)"
-  assert rates["head/kernel"] == "10 (layer 3)"
-  assert rates[block] == "0.25 to 0.5 (layers 1 to 2)"
-  scanned = rows(model__scan=True, **options)
-  assert scanned[block.replace("_*", "")][-1] == rates[block]
-
-
 def test_folders_have_absolute_paths_in_the_metadata(tmp_path, monkeypatch):
   """So that a run is evaluated from any directory."""
   monkeypatch.chdir(tmp_path)

@@ -52,7 +52,9 @@ def test_no_answer_is_no_damage(folder, monkeypatch, number, call):
   assert sorted(os.listdir(folder)) == ["1", "2"]
 
 
-def test_nor_is_a_note_that_cannot_be_read_a_new_run(folder, monkeypatch):
+def test_a_note_of_steps_that_are_gone_or_that_cannot_be_read(
+  folder, monkeypatch
+):
   for step in ("1", "2"):
     (folder / step).rmtree()
   assert "step 2 is gone" in retention.start(folder)[1][0]

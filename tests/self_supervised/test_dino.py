@@ -13,7 +13,7 @@ import tiny
 from methods import entropy, softmax
 
 import vit_jax
-from vit_jax import run_checks, step, train
+from vit_jax import run_checks, step, step_checks, train
 from vit_jax.batch import normalise
 from vit_jax.callbacks import Callback
 from vit_jax.checkpointing import resume_rules
@@ -99,6 +99,28 @@ def test_the_teacher_moves_along_a_cosine_and_is_evaluated(one):
     # Above the rounding, below what one step of the cosine changes.
     close = lambda a, b: np.testing.assert_allclose(a, b, 2e-7, 2e-8)
     jax.tree.map(close, got, mean)
+
+
+def test_a_skipped_step_keeps_teacher_and_memory(one):
+  run, *_ = one
+  state, (metrics,) = run.steps(1)
+  assert metrics["skipped"] == 0
+  kept = jax.device_get((state.averages, state.memory))
+  assert all(x.any() for x in jax.tree.leaves(kept))
+  nan = jax.tree.map(lambda x: x * np.nan, state.params["embedding"])
+  state = state.replace(params={**state.params, "embedding": nan})
+  state, (metrics,) = run.steps(1, state)
+  assert metrics["skipped"] == 1
+  after = (state.averages, state.memory)
+  jax.tree.map(np.testing.assert_array_equal, kept, after)
+
+
+def test_the_teacher_is_the_only_average(one):
+  run, *_ = one
+  optim = dataclasses.replace(run.config.optim, ema_decay=0.9)
+  made = dataclasses.replace(run.config, optim=optim)
+  (error,) = step_checks.errors(made, run.shape, run.learner, ())
+  assert "config.optim.ema_decay" in error
 
 
 def test_schedules_are_the_authors():
