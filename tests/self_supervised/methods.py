@@ -54,6 +54,14 @@ def published(file="ssl_dino"):
     return dict(arrays)
 
 
+def below(file, prefix):
+  """Returns the arrays under a name, by the rest of their names."""
+  start = f"{prefix}/"
+  return {
+    k.removeprefix(start): v for k, v in file.items() if k.startswith(start)
+  }
+
+
 def on_devices(number, fn, *args):
   """Returns what a function of (rows of a device, ..., over) gives by rows."""
   sizes = {1: (1, 1), 2: (2, 1), 4: (2, 2)}[number]
@@ -110,9 +118,9 @@ def drawn(shapes):
   return unflatten_dict({k: value(k, x.shape) for k, x in flat.items()}, "/")
 
 
-def params_of(module, side=16):
-  """Random parameters of a linen module for images of this side."""
-  images = jax.ShapeDtypeStruct((1, side, side, 3), np.float32)
+def params_of(module, size=16):
+  """Random parameters of a linen module for images of this side or size."""
+  images = jax.ShapeDtypeStruct((1, *np.broadcast_to(size, 2), 3), np.float32)
   return drawn(jax.eval_shape(module.init, jax.random.key(0), images)["params"])
 
 

@@ -26,11 +26,13 @@ from vit_jax.train import train_and_evaluate
 from vit_jax.writers.metric_writer import read_metrics
 
 NAMES = tuple(f"class {i}" for i in range(tiny.NUM_CLASSES))
-DISTILLED = dict(model__name="modern", model__distilled=True)
 RNG = jax.random.key(7)
 LOGITS = Distillation(teacher="x")
+SOFT = Distillation(
+  teacher="x", loss="soft", label_smoothing=0.1, alpha=0.1, temperature=3.0
+)
+HARD = Distillation(teacher="x", loss="hard", label_smoothing=0.1)
 FEATURES = Distillation(teacher="x", loss="features")
-TOKEN = Distillation(teacher="x", loss="hard", token=True)
 
 
 def config(objective=None, **changes):
@@ -51,8 +53,8 @@ def values(objectives, teacher, **changes):
     params: Parameters of the student.
     batch: The batch.
   """
-  made, shape = config(**changes), RunShape(tiny.NUM_CLASSES, (16, 16), 4)
-  batch = methods.batch(0, made)
+  made = config(next(iter(objectives.values())), **changes)
+  batch, shape = methods.batch(0, made), RunShape(10, (16, 16), 4)
   learners = {
     k: v.make(made.model, shape, {"teacher": teacher})
     for k, v in objectives.items()
@@ -60,7 +62,9 @@ def values(objectives, teacher, **changes):
   first = next(iter(learners.values()))
   module, fixed = first.module, first.frozen.model.params
   student = methods.params_of(module)
-  views = {k: mixed(v, batch)[0] for k, v in objectives.items()}
+  seen = {k: mixed(v, batch)[0] for k, v in objectives.items()}
+  own = batch.get("teacher")
+  seen_by_teacher = seen if own is None else dict.fromkeys(seen, normalise(own))
 
   @jax.jit
   def computed(params, fixed, theirs, batch):
@@ -74,7 +78,10 @@ def values(objectives, teacher, **changes):
       metrics[name] = {k: a / b for k, (a, b) in named.items()}
     outputs = (
       {k: model.apply({"params": p}, x) for k, x in views.items()}
-      for model, p in ((module, params), (teacher.model, theirs))
+      for model, p, views in (
+        (module, params, seen),
+        (teacher.model, theirs, seen_by_teacher),
+      )
     )
     return metrics, *outputs
 
@@ -85,8 +92,9 @@ def values(objectives, teacher, **changes):
 
 def mixed(objective, batch):
   """Returns pixels and targets of labels as `objectives.mixing` makes them."""
-  examples = normalise(batch["image"]), one_hot(batch["label"])
-  if not (objective.mixup or objective.cutmix):
+  one_hot = np.eye(tiny.NUM_CLASSES)[batch["label"]]
+  examples = normalise(batch["image"]), one_hot
+  if not objective.mixup:
     return examples
   others = [np.roll(x, 1, 0) for x in examples]
   images, labels = mixing.mix(
@@ -98,27 +106,12 @@ def mixed(objective, batch):
 
 
 def log_softmax(x):
-  x = x - x.max(-1, keepdims=True)
-  return x - np.log(np.exp(x).sum(-1, keepdims=True))
+  return np.log(methods.softmax(x))
 
 
-def kl(teacher, student, temperature=1.0):
+def kl(teacher, student, temperature):
   p, q = log_softmax(teacher / temperature), log_softmax(student / temperature)
   return temperature**2 * (np.exp(p) * (p - q)).sum(-1)
-
-
-def cross_entropy(logits, targets):
-  return -(targets * log_softmax(logits)).sum(-1)
-
-
-def one_hot(labels):
-  return np.eye(tiny.NUM_CLASSES)[labels]
-
-
-SOFT = Distillation(
-  teacher="x", loss="soft", label_smoothing=0.1, alpha=0.1, temperature=3.0
-)
-HARD = Distillation(teacher="x", loss="hard", label_smoothing=0.1)
 
 
 def terms_of(objective, for_labels, for_teacher, y, labels):
@@ -131,11 +124,12 @@ def terms_of(objective, for_labels, for_teacher, y, labels):
     y: The teacher's logits.
     labels: One-hot labels, or mixed ones.
   """
-  labels = cross_entropy(for_labels, 0.9 * labels + 0.01)
+  labels = -((0.9 * labels + 0.01) * log_softmax(for_labels)).sum(-1)
   if objective.loss == "soft":
     soft = kl(y, for_teacher, 3.0)
     return dict(labels=labels, teacher=soft, loss=0.9 * labels + 0.1 * soft)
-  hard = cross_entropy(for_teacher, one_hot(y.argmax(-1)))
+  rows = np.arange(len(y)), y.argmax(-1)
+  hard = -log_softmax(for_teacher)[rows]
   return dict(labels=labels, teacher=hard, loss=(labels + hard) / 2)
 
 
@@ -163,7 +157,8 @@ def test_losses_of_a_distillation_token():
   objectives = {
     v.loss: dataclasses.replace(v, token=True) for v in (SOFT, HARD)
   }
-  made = values(objectives, teacher_of(), **DISTILLED)
+  distilled = dict(model__name="modern", model__distilled=True)
+  made = values(objectives, teacher_of(), **distilled)
   metrics, ours, theirs, params, batch = made
   for name, objective in objectives.items():
     (logits, out), (y, _) = ours[name], theirs[name]
@@ -172,7 +167,8 @@ def test_losses_of_a_distillation_token():
       for i, k in enumerate(("head", "head_dist"))
     )
     np.testing.assert_allclose((first + second) / 2, logits, atol=1e-5)
-    terms = terms_of(objective, first, second, y, one_hot(batch["label"]))
+    labels = mixed(objective, batch)[1]
+    terms = terms_of(objective, first, second, y, labels)
     assert_terms(metrics[name], batch, **terms)
 
 
@@ -184,59 +180,42 @@ def distance(a, b, kind):
   return np.where(d < 1, d**2 / 2, d - 0.5).mean(-1)
 
 
-def test_losses_of_features():
-  """The teacher's 4 x 4 patches are resampled to the 2 x 2 of the student."""
-  kinds = ("cosine", "smooth_l1")
+@pytest.mark.parametrize(
+  "grid, patch, ops",
+  [
+    (4, 4, None),
+    pytest.param(3, 8, "decode|resize(24)", marks=pytest.mark.slow),
+  ],
+  ids=["smaller patches", "more pixels"],
+)
+def test_losses_of_features(grid, patch, ops):
+  """The teacher's patches are resampled to the 2 x 2 of the student."""
   objectives = {
-    k: Distillation(teacher="x", loss="features", distance=k) for k in kinds
+    k: dataclasses.replace(FEATURES, distance=k, teacher_ops=ops)
+    for k in ("cosine", "smooth_l1")
   }
-  teacher = teacher_of(0, model__variant="Ti/4")
+  if ops:  # the same crop at another size
+    one = objectives["cosine"]
+    assert one.views("decode")["teacher"] == View(ops, like="image")
+    assert one.models_size((16, 16)) == (24, 24)
+  teacher = teacher_of(0, grid * patch, model__variant=f"Ti/{patch}")
   metrics, ours, theirs, params, batch = values(objectives, teacher)
   (_, ours), (_, theirs) = ours["cosine"], theirs["cosine"]
-  to = METHODS["bilinear"](4, 2)
-  wanted = theirs["encoded"][:, 1:].reshape(-1, 4, 4, 16)
+  to = METHODS["bilinear"](grid, 2)
+  wanted = theirs["encoded"][:, 1:].reshape(-1, grid, grid, 16)
   wanted = np.einsum("yh,xw,bhwd->byxd", to, to, wanted).reshape(-1, 4, 16)
   own = params["distillation"]
 
   def mapped(x, name):
     return x @ own[name]["kernel"] + own[name]["bias"]
 
-  for kind in kinds:
+  for kind in objectives:
     vector = mapped(ours["encoded"][:, 0], "vector")
     patches = mapped(ours["encoded"][:, 1:], "patches")
     vector = distance(vector, theirs["encoded"][:, 0], kind)
     patches = distance(patches, wanted, kind).mean(-1)
     terms = dict(vector=vector, patches=patches, loss=vector + patches)
     assert_terms(metrics[kind], batch, **terms)
-
-
-@pytest.mark.slow
-def test_the_teacher_has_its_own_pixels():
-  """The same crop at another size; its 3 x 3 patches become 2 x 2."""
-  ops = "decode|resize(24)"
-  objective = Distillation(teacher="x", loss="features", teacher_ops=ops)
-  views = objective.views("decode|resize(16)")
-  assert views["image"] == View("decode|resize(16)")
-  assert views["teacher"] == View(ops, like="image")
-  assert objective.models_size((16, 16)) == (24, 24)
-  teacher, shape = teacher_of(0, side=24), RunShape(10, (16, 16), 4)
-  learner = objective.make(tiny.config().model, shape, {"teacher": teacher})
-  batch, rng = tiny.batch(0, tiny.config()), np.random.default_rng(0)
-  batch["teacher"] = rng.integers(0, 256, (16, 24, 24, 3), np.uint8)
-
-  @jax.jit
-  def both(params, theirs, batch):
-    rows = learner.targets(params, batch, RNG, 0, None, None).rows
-    images = normalise(batch["teacher"])
-    return rows, teacher.model.apply({"params": theirs}, images)[1]["encoded"]
-
-  params = learner.frozen.model.params
-  rows, tokens = jax.device_get(both(params, teacher.params, batch))
-  np.testing.assert_allclose(rows["vector"], tokens[:, 0], atol=1e-5)
-  to = METHODS["bilinear"](3, 2)
-  want = tokens[:, 1:].reshape(16, 3, 3, 16)
-  want = np.einsum("yh,xw,bhwd->byxd", to, to, want).reshape(16, 4, 16)
-  np.testing.assert_allclose(rows["patches"], want, atol=1e-5)
 
 
 def test_columns_are_those_of_the_names():
@@ -253,7 +232,7 @@ def test_columns_are_those_of_the_names():
   got = jax.jit(targets)(learner.frozen.model.params, batch)
   images = normalise(batch["image"])
   logits, _ = jax.jit(teacher.model.apply)({"params": teacher.params}, images)
-  columns = [int(np.argwhere(order == i)[0, 0]) for i in range(len(NAMES))]
+  columns = np.argsort(order)[: len(NAMES)]
   np.testing.assert_allclose(got, logits[:, columns], rtol=1e-4, atol=1e-5)
 
 
@@ -292,55 +271,39 @@ def test_bfloat16_halves_its_kernels_and_changes_no_result():
   )
 
 
-def test_its_memory_is_split_block_by_block():
-  teacher = {"teacher": teacher_of(model__depth=2)}
-  run = methods.Run(config(mesh__fsdp=4), 4, teacher)
-  encoder = run.trainer.state.fixed["teacher"]["Transformer"]
-  kernel = encoder["encoderblock"]["MlpBlock_0"]["Dense_0"]["kernel"]
-  assert kernel.shape == (2, 16, 64)
-  assert kernel.sharding.shard_shape(kernel.shape) == (2, 4, 64)
-
-
 def test_flops_are_those_of_both():
   teacher = teacher_of()
   model, shape = tiny.config().model, RunShape(10, (16, 16), 4)
   of_teacher = 2 * teacher.config.forward_macs((16, 16), 10)
-  learner = Distillation(teacher="x").make(model, shape, {"teacher": teacher})
-  want = model.train_flops((16, 16), 10) + of_teacher
-  assert learner.flops(model, shape) == want
-  objective = Distillation(teacher="x", loss="features")
-  learner = objective.make(model, shape, {"teacher": teacher})
-  own = 6 * 32 * 16 * (1 + 4)
-  want = model.train_flops((16, 16), 0) + own + of_teacher
-  assert learner.flops(model, shape) == want
+  maps = 6 * 32 * 16 * (1 + 4)
+  for objective, classes, own in ((LOGITS, 10, 0), (FEATURES, 0, maps)):
+    learner = objective.make(model, shape, {"teacher": teacher})
+    want = model.train_flops((16, 16), classes) + own + of_teacher
+    assert learner.flops(model, shape) == want
 
 
 # Runs.
 
 
 def write_teacher(path, teacher):
-  made = dataclasses.replace(tiny.config(), model=teacher.config)
-  ops = f"decode|resize({teacher.image_size[0]})"
-  data = dataclasses.replace(made.data, ops=ops)
-  made = dataclasses.replace(made, data=data)
+  size = teacher.image_size[0]
+  made = tiny.config(data__ops=f"decode|resize({size})")
+  made = dataclasses.replace(made, model=teacher.config)
   return methods.write(path, made, teacher.params, teacher.num_classes)
+
+
+def test_only_the_address_of_the_teacher_may_change():
+  old = Distillation(teacher="/a/teacher", mixup=0.8)
+  new = dataclasses.replace(old, teacher="/b/teacher", mixup=0.7)
+  changes = resume_rules.differences(to_dict(config(old)), config(new))
+  found = {c.key: c.rule.makes_another_run for c in changes}
+  assert found == {"objective.teacher": False, "objective.mixup": True}
 
 
 class Ends(Callback):
   def check_stop(self, step):
     if step == 2:
       raise Stop("a test")
-
-
-def test_only_the_address_of_the_teacher_may_change():
-  old = Distillation(teacher="/a/teacher", mixup=0.8)
-  new = dataclasses.replace(old, teacher="/b/teacher", mixup=0.7)
-  configs = (
-    dataclasses.replace(tiny.config(), objective=o) for o in (old, new)
-  )
-  changes = resume_rules.differences(to_dict(next(configs)), next(configs))
-  found = {c.key: c.rule.makes_another_run for c in changes}
-  assert found == {"objective.teacher": False, "objective.mixup": True}
 
 
 @pytest.mark.nightly
@@ -371,35 +334,25 @@ def test_a_run_goes_on_with_a_teacher_that_was_moved(tmp_path):
     train_and_evaluate(make(changed), other, tiny.Data())
 
 
-def test_a_student_of_features_leaves_its_maps_behind(tmp_path):
-  made = config(FEATURES)
-  params = methods.Run(made, 1, {"teacher": teacher_of(0)}).start().params
-  vit = vit_jax.load(methods.write(tmp_path / "a", made, params), verbose=False)
-  assert vit.num_classes == 0 and len(vit.report.ignored) == 4
-  want = {k: v for k, v in params.items() if k != "distillation"}
-  jax.tree.map(np.testing.assert_array_equal, vit.params, want)
-
-
 @pytest.mark.nightly
 def test_a_run_with_pixels_of_its_own_for_the_teacher(tmp_path):
-  """Its positions are resized, too."""
+  """Its positions are resized, too; the student leaves its maps behind."""
   path = write_teacher(tmp_path / "teacher", teacher_of(0))
-  objective = Distillation(
-    teacher=path, loss="features", teacher_ops="decode|resize(24)"
-  )
-  config = tiny.config(total_steps=1, log_steps=1, data__dataset="digits")
-  config = dataclasses.replace(config, objective=objective)
-  train_and_evaluate(config, str(tmp_path / "a"))
+  ops = "decode|resize(24)"
+  objective = dataclasses.replace(FEATURES, teacher=path, teacher_ops=ops)
+  short = dict(total_steps=1, log_steps=1, data__dataset="digits")
+  train_and_evaluate(config(objective, **short), str(tmp_path / "a"))
   (row,) = (r for r in read_metrics(str(tmp_path / "a")) if "train/loss" in r)
   assert 0 < row["train/vector"] < 2 and 0 < row["train/patches"] < 2
+  vit = vit_jax.load(tmp_path / "a", verbose=False)
+  assert vit.num_classes == 0 and len(vit.report.ignored) == 4
 
 
 # What does not fit.
 
 
-@pytest.mark.parametrize(
-  "options, names",
-  [
+def test_options_that_do_not_fit():
+  for options, names in (
     (
       dict(loss="features", alpha=0.1, token=True),
       ("teacher: got", "alpha: got", "token: got"),
@@ -408,12 +361,10 @@ def test_a_run_with_pixels_of_its_own_for_the_teacher(tmp_path):
       dict(teacher="x", cutmix=1.0, teacher_ops="decode|resize(8)"),
       ("cutmix",),
     ),
-  ],
-)
-def test_options_that_do_not_fit(options, names):
-  errors = [*Distillation(**options).errors()]
-  assert len(errors) == len(names)
-  assert all(name in "".join(errors) for name in names)
+  ):
+    errors = [*Distillation(**options).errors()]
+    assert len(errors) == len(names)
+    assert all(name in "".join(errors) for name in names)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +376,7 @@ def test_options_that_do_not_fit(options, names):
     (LOGITS, dict(model__channels=1), {}, "1 channels"),
     (FEATURES, tiny.RESNET, {}, "patch tokens"),
     (FEATURES, {}, tiny.RESNET, "Transformer"),
-    (TOKEN, {}, {}, "model.distilled: got False"),
+    (dataclasses.replace(HARD, token=True), {}, {}, "model.distilled: got"),
   ],
 )
 def test_teachers_and_students_that_do_not_fit(
@@ -447,14 +398,8 @@ def test_a_size_that_the_teachers_patch_does_not_divide(tmp_path):
   """Before anything is compiled."""
   teacher = teacher_of(side=12, model__variant="Ti/6")
   path = write_teacher(tmp_path / "teacher", teacher)
-  config = dataclasses.replace(
-    tiny.config(), objective=Distillation(teacher=path)
-  )
   with pytest.raises(ConfigError, match="side 6"):
-    run_checks.setup(config, None, tiny.Data())
-
-
-# Planning.
+    run_checks.setup(config(Distillation(teacher=path)), None, tiny.Data())
 
 
 @pytest.mark.slow
@@ -467,8 +412,7 @@ def test_a_published_teacher_is_planned_without_its_file():
       loss=loss,
       teacher_dtype="bfloat16",
     )
-    made = tiny.config(num_classes=10, mesh__fsdp=8)
-    made = dataclasses.replace(made, objective=objective)
+    made = config(objective, num_classes=10, mesh__fsdp=8)
     return planner.lower(made, sharding.make_mesh(made.mesh))
 
   _, (state, _) = lower("features")

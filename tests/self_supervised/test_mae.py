@@ -91,10 +91,7 @@ AUTHORS = methods.published("ssl_mae")
 
 
 def _part(prefix):
-  start = f"{prefix}/"
-  return {
-    k.removeprefix(start): v for k, v in AUTHORS.items() if k.startswith(start)
-  }
+  return methods.below(AUTHORS, prefix)
 
 
 @pytest.mark.parametrize(
@@ -186,9 +183,6 @@ def test_the_first_values_are_the_authors():
   assert 0.8 * 48**-0.5 < np.abs(bias).max() < 1.0001 * 48**-0.5
 
 
-# Masks.
-
-
 def test_each_record_has_a_permutation_of_its_own():
   key, records = jax.random.key(0), jnp.arange(500)
   draw = jax.jit(lib.draw, static_argnums=2)
@@ -211,24 +205,11 @@ MODELS = {
   "token": dict(posemb="sincos2d"),
   "gap": dict(pool="gap"),
   "blocks": dict(posemb_at="blocks"),
-  "no row": dict(cls_row=False),
-  "relative": dict(posemb="relative"),
   "modern": dict(
     name="modern", registers=2, rope="dinov3", posemb="none", pool="gap"
   ),
   "no class token": dict(name="modern", pool="gap", class_token=False),
 }
-
-
-@functools.cache
-def made(name, size=(16, 24)):
-  changes = dict(variant="Ti/8", width=32, depth=1, mlp_dim=64, num_heads=2)
-  model = model_config(**changes | MODELS[name])
-  assert not [*model.errors(), *MAE().start_errors(model)]
-  learner = MAE(**SMALL).make(model, RunShape(0, size), {})
-  images = jax.ShapeDtypeStruct((1, *size, 3), "float32")
-  shapes = jax.eval_shape(learner.module.init, jax.random.key(0), images)
-  return model, learner, methods.drawn(shapes["params"])
 
 
 @pytest.mark.parametrize(
@@ -237,7 +218,11 @@ def made(name, size=(16, 24)):
 )
 def test_only_visible_patches_are_seen_in_any_order(name):
   """A masked pixel changes nothing, a visible one every prediction."""
-  _, learner, params = made(name)
+  changes = dict(variant="Ti/8", width=32, depth=1, mlp_dim=64, num_heads=2)
+  model = model_config(**changes | MODELS[name])
+  assert not [*model.errors(), *MAE().start_errors(model)]
+  learner = MAE(**SMALL).make(model, RunShape(0, (16, 24)), {})
+  params = methods.params_of(learner.module, (16, 24))
   images = np.random.default_rng(0).normal(size=(1, 16, 24, 3))
   images = images.astype(np.float32)
 
@@ -256,9 +241,6 @@ def test_only_visible_patches_are_seen_in_any_order(name):
   assert (np.abs(predict(changed, order) - want).max(-1) > 1e-4).all()
   other = predict(images, jnp.array([[1, 4, 5, 3, 0, 2]]))
   np.testing.assert_allclose(other, want, atol=2e-5)
-
-
-# The loss.
 
 
 def test_the_loss_written_out():
@@ -303,13 +285,13 @@ def test_the_loss_written_out():
 # What it leaves to others.
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
+@pytest.fixture
+def checkpoint(tmp_path):
   """The checkpoint of a run with fixed positions."""
   made = config({}, model__posemb="sincos2d", model__gelu="erf")
   learner = made.objective.make(made.model, RunShape(0, (16, 16)), {})
   params = methods.params_of(learner.module)
-  path = methods.write(tmp_path_factory.mktemp("mae") / "run", made, params)
+  path = methods.write(tmp_path / "run", made, params)
   return path, made, learner.module, params
 
 
@@ -352,7 +334,7 @@ def test_what_visualize_shows_of_its_checkpoint(checkpoint):
   np.testing.assert_array_equal(predicted[~grey], image[~grey])
   # The first masked patch, from the network's own prediction.
   order = lib.draw(jax.random.key(0), jnp.arange(2), 4)
-  args = {"params": params}, normalise(jnp.asarray(images)), order, 1, None
+  args = {"params": params}, normalise(images), order, 1, None
   outputs = module.apply(*args, method="predict_patches")
   patch = int(order[0, 1])
   y, x = 8 * (patch // 2), 8 * (patch % 2)
@@ -399,7 +381,6 @@ def test_flops_are_those_of_visible_patches_and_decoder():
     ("objective.decoder_width: got 18", dict(decoder_width=18)),
     ("objective.decoder_width: got 16", dict(decoder_heads=3)),
   ],
-  ids=lambda x: None if isinstance(x, str) else next(iter(x)),
 )
 def test_what_it_cannot_train(option, changes):
   own = {k: v for k, v in changes.items() if "__" not in k}

@@ -6,6 +6,7 @@ import methods
 import numpy as np
 import pytest
 import tiny
+from flax.traverse_util import flatten_dict
 
 from vit_jax import step_checks
 from vit_jax.microbatch import microbatches_of
@@ -51,7 +52,6 @@ FROZEN = ("embedding/*", "*/encoderblock_0/*")
 # Method, its options, options of the model, and where they are compared.
 VARIANTS = {
   "mae, tensor": ("mae", {}, NOISE, TENSOR),
-  "mae, scan": ("mae", {}, SCAN | dict(model__remat="full"), PARTS),
   "dino, tensor": ("dino", {}, {}, TENSOR),
   "dino, sinkhorn": ("dino", dict(centring="sinkhorn"), {}, PARTS),
   "dino, gain": (
@@ -85,9 +85,7 @@ VARIANTS = {
   "masked_patch, mean_color": (
     "masked_patch", dict(target="mean_color"), NOISE, TENSOR,
   ),
-  "masked_patch, scan": (
-    "masked_patch", {}, SCAN | dict(model__remat="full"), PARTS,
-  ),
+  "mae, scan": ("mae", {}, SCAN | dict(model__remat="full"), PARTS),
   "mixing, tensor": ("mixing", {}, {}, TENSOR | dict(mesh__fsdp=2)),
 }  # fmt: skip
 
@@ -106,13 +104,30 @@ def test_variants_on_devices(variant, monkeypatch):
   methods.assert_close(want, got)
 
 
+def test_parameters_of_their_own_are_split_like_any():
+  """Of a head, where its size allows, and of a teacher, block by block."""
+  both, one = dict(mesh__fsdp=2, mesh__tensor=2), dict(mesh__fsdp=4)
+  head = "dino/prototypes/kernel"
+  block = "Transformer/encoderblock/MlpBlock_0/Dense_0/kernel"
+  for name, options, mesh, path, part in (
+    ("masked_patch", {}, both, "masked_patch/head/kernel", (16, 16 * 512 // 2)),
+    ("dino", {}, both, head, (4, 12)),
+    ("dino", dict(prototypes=25), both, head, (4, 25)),
+    ("distillation", {}, one, block, (1, 4, 64)),
+  ):
+    state = methods.Run(methods.config(name, options, **mesh), 4).trainer.state
+    trees = [state.fixed.get("teacher", state.params), *state.averages.values()]
+    for tree in trees:
+      kernel = flatten_dict(tree, sep="/")[path]
+      assert kernel.sharding.shard_shape(kernel.shape) == part, name
+
+
 @pytest.mark.parametrize(
   "name, options",
   [
     pytest.param("dino", {}, marks=pytest.mark.slow),
     pytest.param("dino", dict(centring="sinkhorn"), marks=pytest.mark.nightly),
     pytest.param("dinov2", ALONE, marks=pytest.mark.nightly),
-    pytest.param("dinov2", {}, marks=pytest.mark.nightly),
   ],
 )
 def test_rows_meet_others_only_over_the_whole_batch(name, options):

@@ -7,7 +7,6 @@ from shared_runs import folder
 
 from vit_jax.config import cli
 from vit_jax.models import build
-from vit_jax.self_supervised.improvement import Improvement
 from vit_jax.train import train_and_evaluate
 
 
@@ -55,12 +54,3 @@ def test_the_last_line_says_what_became_of_the_scores(
   assert "step 0: knn" in text and "step 4: rankme" in text
   line = next(x for x in text.splitlines() if x.startswith("result"))
   assert "k-NN" in line and "10 labels per class" in line and "->" in line
-
-
-def test_a_fall_is_said():
-  line = Improvement({"knn/20nn": "k-NN"})
-  line.on_start(8, None, {"improvement": {"knn/20nn": [0, 0.5]}})
-  assert line.text() == ""
-  line.on_scores(9, {"knn/20nn": 0.25, "other": 1.0})
-  assert "50.0 % -> 25.0 %; it fell" in line.text()
-  assert line.state_dict(9) == {"knn/20nn": [0, 0.5]}
