@@ -6,13 +6,14 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from faults import runs
 from jax.experimental import multihost_utils
 
 import vit_jax
 from vit_jax import ridge
 from vit_jax.checkpointing.checkpointer import write_params
-from vit_jax.config import ConfigError, defaults, freeze
+from vit_jax.config import ConfigError
 from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.finetune import linear_probe, lora
 from vit_jax.step import TrainState
@@ -29,12 +30,11 @@ def clusters():
   return features[:45], labels[:45], features[45:], labels[45:]
 
 
-@pytest.mark.parametrize("of_class", [None, np.array([1.0, 3.0, 0.0])])
-def test_its_logits_are_the_scaled_scores_of_ridge(clusters, of_class):
-  """Held-out images of a class of weight 0 choose nothing."""
+def test_penalty_and_scale_are_the_best_on_what_is_held_out(clusters):
+  """Its logits are the scaled scores of ridge."""
   features, labels, held_out, held_out_labels = clusters
-  probe = linear_probe.fit(*clusters, 3, of_class)
-  (fitted,) = ridge.fit(features, labels, 3, [probe.l2], of_class)
+  probe = linear_probe.fit(*clusters, num_classes=3)
+  (fitted,) = ridge.fit(features, labels, 3, [probe.l2])
   _, best, _ = ridge.scores(fitted, held_out, np.zeros(15, int))
   logits = held_out @ probe.kernel + probe.bias
   # The head is float32; features of 10 lose one digit where they cancel.
@@ -42,24 +42,11 @@ def test_its_logits_are_the_scaled_scores_of_ridge(clusters, of_class):
     logits.max(-1), probe.scale * best, rtol=1e-4, atol=1e-4
   )
   assert (logits.argmax(-1) == ridge.predict(fitted, held_out)).all()
-  if of_class is not None:
-    noise = np.where(held_out_labels[:, None] < 2, held_out, 1e3)
-    same = linear_probe.fit(
-      features, labels, noise, held_out_labels, 3, of_class
-    )
-    assert (probe.l2, probe.scale) == (same.l2, same.scale)
-    np.testing.assert_array_equal(probe.kernel, same.kernel)
-
-
-def test_penalty_and_scale_are_the_best_on_what_is_held_out(clusters):
-  features, labels, held_out, held_out_labels = clusters
-  probe = linear_probe.fit(*clusters, num_classes=3)
   accuracies = [
-    ridge.accuracy(fitted, held_out, held_out_labels)
-    for fitted in ridge.fit(features, labels, 3, linear_probe.L2S)
+    ridge.accuracy(model, held_out, held_out_labels)
+    for model in ridge.fit(features, labels, 3, linear_probe.L2S)
   ]
   assert probe.accuracy == max(accuracies)
-  logits = held_out @ probe.kernel + probe.bias
 
   def loss(factor):
     x = factor * logits
@@ -71,10 +58,22 @@ def test_penalty_and_scale_are_the_best_on_what_is_held_out(clusters):
   assert probe.loss <= min(loss(0.5), loss(2.0))
 
 
-@pytest.mark.parametrize("num", [20, 200])
-def test_a_head_that_is_always_right_keeps_its_doubts(num):
+def test_held_out_images_of_a_class_of_weight_0_choose_nothing(clusters):
+  features, labels, held_out, held_out_labels = clusters
+  of_class = np.array([1.0, 3.0, 0.0])
+  noise = np.where(held_out_labels[:, None] < 2, held_out, 1e3)
+  probe, same = (
+    linear_probe.fit(features, labels, x, held_out_labels, 3, of_class)
+    for x in (held_out, noise)
+  )
+  assert (probe.l2, probe.scale) == (same.l2, same.scale)
+  np.testing.assert_array_equal(probe.kernel, same.kernel)
+
+
+def test_a_head_that_is_always_right_keeps_its_doubts():
   """Its probability of the label is (m + 1/2) / (m + 1), with two classes."""
   of = lambda n: (np.tile([[-1.0], [1.0]], (n // 2, 1)), np.arange(n) % 2)
+  num = 200
   probe = linear_probe.fit(*of(40), *of(num), num_classes=2)
   assert probe.accuracy == 1
   ((left, right),) = np.array([[1.0]]) @ probe.kernel + probe.bias
@@ -82,22 +81,29 @@ def test_a_head_that_is_always_right_keeps_its_doubts(num):
   assert 2**-0.5 < (right - left) / np.log(2 * num + 1) < 2**0.5
 
 
-def config(**optim):
-  c = defaults()
-  c.model.variant, c.model.depth = "Ti/8", 1
-  c.data.dataset, c.data.split = "digits", "train[:300]"
-  c.data.ops, c.data.batch_size = "decode|resize(16)", 48
-  c.total_steps, c.log_steps = 2, 2
-  c.init_head = "linear_probe"
-  c.optim.update(optim)
-  ops = {"kind": "classification", "ops": c.data.ops}
-  c.evals = {"val": {**ops, "split": "train[300:500]", "every_steps": 1}}
-  return c
+VAL = {
+  "kind": "classification",
+  "ops": "decode|resize(16)",
+  "split": "train[300:500]",
+  "every_steps": 1,
+}
+
+
+def config(**changes):
+  own = dict(
+    total_steps=2,
+    init_head="linear_probe",
+    data__dataset="digits",
+    data__split="train[:300]",
+    data__batch_size=48,
+    evals={"val": VAL},
+  )
+  return tiny.config(**own | changes)
 
 
 def run(c, workdir):
   """Returns the state, the score by step, and the model of the probe alone."""
-  state = train_and_evaluate(freeze(c), str(workdir))
+  state = train_and_evaluate(c, str(workdir))
   scores = {
     r["step"]: r["val/top1"] for r in runs.rows(workdir) if "val/top1" in r
   }
@@ -105,8 +111,10 @@ def run(c, workdir):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("is_distilled", [False, True])
-def test_a_run_starts_from_it(is_distilled, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  "model", [{}, dict(model__name="modern", model__distilled=True)]
+)
+def test_a_run_starts_from_it(model, tmp_path, monkeypatch):
   """Its score is the first row; a rate of 0 keeps it; it is a model, too."""
   (tmp_path / "probe").mkdir()  # of a run that ended before its checkpoint
   barriers = []
@@ -115,10 +123,7 @@ def test_a_run_starts_from_it(is_distilled, tmp_path, monkeypatch):
     "sync_global_devices",
     lambda name: barriers.append((name, (tmp_path / "probe").exists())),
   )
-  c = config(lr=1e-9)
-  if is_distilled:
-    c.model.name, c.model.distilled = "modern", True
-  state, scores, vit = run(c, tmp_path)
+  state, scores, vit = run(config(optim__lr=1e-9, **model), tmp_path)
   assert ("probe removed", False) in barriers  # before any process writes
   assert scores[0] == scores[1] == scores[2] > 0.3  # one of ten classes: 0.1
   outcome = json.loads((tmp_path / "linear_probe.json").read_text())
@@ -134,8 +139,8 @@ def test_a_run_starts_from_it(is_distilled, tmp_path, monkeypatch):
 
 @pytest.mark.nightly
 def test_what_fine_tuning_spoils_is_not_kept(tmp_path):
-  c = config(name="sgd", lr=100.0, momentum=0.0)
-  state, scores, vit = run(c, tmp_path)
+  sgd = dict(optim__name="sgd", optim__lr=100.0, optim__momentum=0.0)
+  state, scores, vit = run(config(**sgd, optim__clip_norm=None), tmp_path)
   assert scores[1] < scores[0] == scores[2]
   np.testing.assert_array_equal(
     vit.params["head"]["kernel"], state.params["head"]["kernel"]
@@ -143,10 +148,8 @@ def test_what_fine_tuning_spoils_is_not_kept(tmp_path):
 
 
 def test_it_needs_images_to_choose_by(tmp_path):
-  c = config()
-  c.evals = {}
   with pytest.raises(ConfigError, match="val"):
-    train_and_evaluate(freeze(c), str(tmp_path))
+    train_and_evaluate(config(evals={}), str(tmp_path))
 
 
 class HeldOut(Evaluator):
@@ -155,26 +158,22 @@ class HeldOut(Evaluator):
   Args:
     is_right: Weight of the fine-tuned model -> which images are right.
     labels: Their classes; None: one class.
-    class_weights: Option of the objective.
+    is_weighted: Whether the loss has weights of classes.
   """
 
   config = types.SimpleNamespace(name="val")
 
-  def __init__(self, is_right, labels=None, class_weights="none"):
-    objective = types.SimpleNamespace(counts_classes=class_weights != "none")
-    self.context = types.SimpleNamespace(
-      config=types.SimpleNamespace(objective=objective)
-    )
+  def __init__(self, is_right, labels=None, is_weighted=False):
+    objective = types.SimpleNamespace(counts_classes=is_weighted)
+    config = types.SimpleNamespace(objective=objective)
+    self.context = types.SimpleNamespace(config=config)
     self.is_right, self.labels = is_right, labels
 
   def hits(self, params):
     # The probe is 1, the fine-tuned model 3.
-    is_right = np.array(
-      self.is_right((float(params["head"]["kernel"][0]) - 1) / 2)
-    )
-    labels = (
-      np.zeros(len(is_right), int) if self.labels is None else self.labels
-    )
+    weight = (float(params["head"]["kernel"][0]) - 1) / 2
+    is_right = np.array(self.is_right(weight))
+    labels = 0 * is_right if self.labels is None else self.labels
     return {"is_right": is_right, "label": labels}
 
 
@@ -247,16 +246,15 @@ CLASSES = np.repeat(np.arange(10), [40, 27, 18, 12, 8, 5, 3, 2, 2, 1])
 @pytest.mark.parametrize(
   ("wrong", "weight"),
   [
-    ({0.5: [115]}, 0.5),  # the only image of its class: 10 % of the accuracy
-    ({0.5: [111]}, 0.5),  # one of two images: 5 %
-    ({0.5: [0, 1, 2, 3]}, 0.75),  # four of 40 images: 1 %
+    ([115], 0.5),  # the only image of its class: 10 % of the accuracy
+    ([0, 1, 2, 3], 0.75),  # four of 40 images: 1 %
   ],
 )
 def test_one_image_is_one_image_if_classes_have_weights(
   wrong, weight, tmp_path
 ):
-  is_right = lambda weight: ~np.isin(np.arange(118), wrong.get(weight, []))
-  evaluator = HeldOut(is_right, CLASSES, "balanced")
+  is_right = lambda w: ~((w == 0.5) & np.isin(np.arange(118), wrong))
+  evaluator = HeldOut(is_right, CLASSES, True)
   assert best(tmp_path, evaluator)[2]["weight"] == weight
 
 
@@ -297,7 +295,7 @@ def test_balanced_accuracy_decides_if_classes_have_weights(tmp_path):
 
   assert best(tmp_path, HeldOut(is_right, labels))[2]["weight"] == 0.5
   (again := tmp_path / "again").mkdir()
-  evaluator = HeldOut(is_right, labels, "balanced")
+  evaluator = HeldOut(is_right, labels, True)
   _, _, outcome = best(again, evaluator)
   assert outcome["weight"] == 1.0
   names = ("balanced", "fine_tuned_balanced", "saved_balanced")

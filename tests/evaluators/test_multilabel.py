@@ -1,97 +1,160 @@
 """Several classes of an image: from the records to training and to a score."""
 
+import io
+import json
 import re
+import tarfile
 
 import handmade
 import in_memory
 import numpy as np
 import pytest
-import sklearn.metrics
 import tiny
+from PIL import Image
 
-from vit_jax import run_checks
+from vit_jax import class_names, run_checks
 from vit_jax.batch import DataError
-from vit_jax.config import ConfigError, defaults, freeze, to_dict
-from vit_jax.data import pipeline, sources
+from vit_jax.config import ClassificationConfig, ConfigError
+from vit_jax.data import pipeline, sources, tfds_source
 from vit_jax.data.builders import embedded
 from vit_jax.evaluators.multilabel import MultilabelConfig
-from vit_jax.metrics import average_precision
 from vit_jax.train import train_and_evaluate
 from vit_jax.writers.metric_writer import read_metrics
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
+# The rule of ImageNet ReaL: one of the image's classes is enough.
 
-def test_average_precision_in_closed_form():
-  """The mean over the positives of the precision at their ranks."""
-  positive = np.array([1, 0, 1, 0, 0, 1], bool)
-  scores = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
-  want = (1 / 1 + 2 / 3 + 3 / 6) / 3
-  assert average_precision(scores, positive) == pytest.approx(want, rel=1e-15)
-  assert average_precision(-scores, ~positive) == pytest.approx(
-    (1 / 2 + 2 / 3 + 3 / 5) / 3, rel=1e-15
-  )
-  # All scores equal: one threshold, at the share of positives.
-  for order in (positive, positive[::-1]):
-    assert average_precision(np.zeros(6), order) == 0.5
-  assert average_precision(scores, np.ones(6, bool)) == 1.0
-  assert np.isnan(average_precision(scores, np.zeros(6, bool)))
-  last = np.where(positive, np.nan, scores)
-  assert average_precision(last, positive) == 0.5
-
-
-def test_average_precision_is_scikit_learns():
-  """With equal scores and without."""
-  rng = np.random.default_rng(0)
-  for num, values in ((2, 3), (300, 3), (300, 10**6)):
-    scores = rng.integers(0, values, num) / 7
-    positive = rng.random(num) < 0.3
-    positive[0] = True
-    want = sklearn.metrics.average_precision_score(positive, scores)
-    # Both add at most 300 terms in float64.
-    got = average_precision(scores, positive)
-    assert got == pytest.approx(want, rel=1e-13)
+REAL = ClassificationConfig(name="real", split="test")
+# Logits of six images: the order of the classes, best first, is in the comment.
+LOGITS = np.array(
+  [
+    [9, 5, 1, 0, 2, 3, 4],  # 0 1 6 5 4 2 3
+    [9, 5, 1, 0, 2, 3, 4],  # 0 1 6 5 4 2 3
+    [0, 1, 2, 3, 4, 5, 6],  # 6 5 4 3 2 1 0
+    [0, 1, 2, 3, 4, 5, 6],  # 6 5 4 3 2 1 0
+    [7, 0, 0, 0, 0, 0, 0],  # 0 1 2 3 4 5 6: equal ones in order
+    [1, 2, 3, 4, 5, 6, 7],  # 6 5 4 3 2 1 0
+  ],
+  np.float32,
+)
+SETS = [{0}, {1, 6}, {1, 0}, {}, {0, 5, 6}, {6, 1}]
+K_HOT = np.array([[k in s for k in range(7)] for s in SETS])
 
 
-LABELS = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 0]], bool)
-LOGITS = np.array([[4, 1, 9], [2, 2, 9], [3, 3, 9], [1, 4, 9]], np.float32)
+def test_the_rule_of_real_by_hand():
+  """Right: 0, 4, 5 of five; in the first five also 1; the empty one is out."""
+  source = handmade.records(K_HOT)
+  scores = in_memory.evaluator(REAL, source, 7).run({"logits": LOGITS})
+  # A softmax has no loss against several classes.
+  assert scores == {"real/top1": 3 / 5, "real/top5": 4 / 5, "real/count": 5.0}
+  # A sigmoid's loss is the mean over images with a class.
+  sigmoid = in_memory.evaluator(REAL, source, 7, objective__loss="sigmoid")
+  x = LOGITS[K_HOT.any(1)].astype(np.float64)
+  t = K_HOT[K_HOT.any(1)]
+  loss = np.log1p(np.exp(x)) - t * x  # -log sigmoid(x), -log sigmoid(-x)
+  scores |= {"real/loss": pytest.approx(loss.sum(1).mean(), rel=1e-6)}
+  assert sigmoid.run({"logits": LOGITS}) == scores
 
 
-def _scores(source, **config):
-  options = MultilabelConfig(name="m", split="test")
-  evaluator = in_memory.evaluator(options, source, 3, **config)
-  return evaluator.run({"logits": LOGITS})
+def test_real_under_another_order_of_a_wider_head():
+  """Columns go by name; the two of no class are never a label."""
+  names = tuple("abcdefg")
+  order = np.array([3, 8, 0, 5, 1, 7, 2])  # class -> column
+  head_names = np.array(list("???????zy"))
+  head_names[order] = names
+  wide = np.full((6, 9), -1.0, np.float32)
+  wide[:, order] = LOGITS
+  source = handmade.records(K_HOT, names=names)
+  evaluator = in_memory.evaluator(REAL, source, 9, tuple(head_names))
+  scores = evaluator.run({"logits": wide})
+  assert scores["real/top1"] == 3 / 5 and scores["real/count"] == 5
+  rows = evaluator.predictions({"logits": wide}, 10, 10)
+  assert rows["num_images"] == 5 and rows["num_wrong"] == 2
+  assert rows["prediction"].tolist() == order[[0, 0, 6, 0, 6]].tolist()
+  want = np.zeros((5, 9))
+  want[:, order] = K_HOT[[0, 1, 2, 4, 5]]
+  np.testing.assert_array_equal(rows["label"], want)
 
 
-def test_the_mean_is_over_classes_that_occur():
+def test_mean_average_precision():
   """The positives of both classes are first and third; the third has none."""
-  scores = _scores(handmade.records(LABELS))
-  one = (1 + 2 / 3) / 2
-  assert scores == {
-    "m/map": pytest.approx(one, rel=1e-15),
+  labels = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 0]], bool)
+  logits = np.array([[4, 1, 9], [2, 2, 9], [3, 3, 9], [1, 4, 9]], np.float32)
+
+  def scores(labels, **changes):
+    options = MultilabelConfig(name="m", split="test")
+    source = handmade.records(labels, 3)
+    return in_memory.evaluator(options, source, 3, **changes).run(
+      {"logits": logits}
+    )
+
+  want = {
+    "m/map": pytest.approx((1 + 2 / 3) / 2, rel=1e-15),
     "m/classes": 2.0,
     "m/count": 4.0,
   }
-  with pytest.raises(DataError, match="evals.m: "):
-    _scores(handmade.records(0 * LABELS))
-
-
-def test_its_loss_is_that_of_the_run_over_all_images():
-  source = handmade.records(LABELS)
-  x = LOGITS.astype(np.float64)
-  by_class = np.log1p(np.exp(x)) - LABELS * x
-  for loss, want in (
-    ("sigmoid", by_class.sum(1).mean()),
-    ("bce", by_class.mean()),
+  assert scores(labels) == want
+  # The loss is that of the run, over all images.
+  x = logits.astype(np.float64)
+  of_class = np.log1p(np.exp(x)) - labels * x
+  for loss, value in (
+    ("sigmoid", of_class.sum(1).mean()),
+    ("bce", of_class.mean()),
   ):
-    scores = _scores(source, objective__loss=loss)
-    assert scores["m/loss"] == pytest.approx(want, rel=1e-6)
+    own = {"m/loss": pytest.approx(value, rel=1e-6)}
+    assert scores(labels, objective__loss=loss) == want | own
+  # One class of each image will do. Class 0: logits 4, 2, 1, the first is
+  # right. Class 1: logits 1, 2, 4, the last two are right.
+  one = scores([0, 1, -1, 1])
+  assert one["m/map"] == 1.0 and one["m/count"] == 3
+  with pytest.raises(DataError, match="evals.m: "):
+    scores(0 * labels)
 
 
-def test_one_class_of_each_image_will_do():
-  scores = _scores(handmade.records([0, 1, -1, 1], 3))
-  # Class 0: first of three. Class 1: logits 1, 2, 4, the last two are right.
-  assert scores["m/map"] == 1.0 and scores["m/count"] == 3
+# Records.
+
+
+@pytest.mark.slow
+def test_reals_labels_go_by_file_name(tmp_path, monkeypatch):
+  """real.json is in the order of sorted names, the archive in none."""
+  json_file = tmp_path / "real.json"
+  json_file.write_text(json.dumps([[3], [], [7, 999, 0], [5, 6], [1]]))
+  manual = tmp_path / "tfds" / "downloads" / "manual"
+  manual.mkdir(parents=True)
+  with tarfile.open(manual / "ILSVRC2012_img_val.tar", "w") as tar:
+    for i in (4, 1, 5, 3, 2):
+      data = io.BytesIO()
+      Image.new("RGB", (8, 8), (i * 20,) * 3).save(data, "jpeg")
+      info = tarfile.TarInfo(f"ILSVRC2012_val_{i:08}.JPEG")
+      info.size = data.tell()
+      data.seek(0)
+      tar.addfile(info, data)
+  manager, info = tfds.download.DownloadManager, tfds.core.DatasetInfo
+  given = lambda self, url: str(json_file)
+  monkeypatch.setattr(manager, "download", given)
+  monkeypatch.setattr(info, "initialize_from_bucket", lambda self: None)
+  name, data_dir = "imagenet2012_real", str(tmp_path / "tfds")
+  config = tfds.download.DownloadConfig(try_download_gcs=False)
+  builder = tfds.builder(name, data_dir=data_dir)
+  builder.download_and_prepare(download_config=config)
+
+  source = sources.open_source(name, "validation", data_dir)
+  assert source.is_multilabel and source.num_classes == 1000
+  assert source.class_names == class_names.imagenet1k()
+  # More than fits into memory is read as a stream.
+  monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", 0)
+  stream = sources.open_source(name, "validation", data_dir)
+  assert type(stream) is not type(source)
+  for found in (source, stream):
+    classes = {}
+    for record in found.records().as_numpy_iterator():
+      image = np.asarray(Image.open(io.BytesIO(record["image"])))
+      grey = int(image.mean().round())
+      classes[grey] = np.flatnonzero(record["label"]).tolist()
+    assert classes == {20: [3], 40: [], 60: [0, 7, 999], 80: [5, 6], 100: [1]}
+    table = found.labels()
+    assert table.shape == (5, 1000) and table.dtype == bool and table.sum() == 7
 
 
 class Objects(tfds.core.GeneratorBasedBuilder):
@@ -117,14 +180,9 @@ class Objects(tfds.core.GeneratorBasedBuilder):
 
   def _generate_examples(self):
     for i, classes in enumerate(self.SETS):
-      yield (
-        i,
-        {
-          "image": np.full((8, 8, 3), 20 * i, np.uint8),
-          "labels": list(classes),
-          "labels_no_difficult": [],
-        },
-      )
+      image = np.full((8, 8, 3), 20 * i, np.uint8)
+      labels = {"labels": [*classes], "labels_no_difficult": []}
+      yield i, {"image": image, **labels}
 
 
 @pytest.fixture(scope="module")
@@ -138,68 +196,69 @@ def objects(tmp_path_factory):
 def test_vocs_labels_are_k_hot(objects):
   source = sources.open_source("objects", "train", objects)
   assert source.class_names == ("cat", "dog", "cow") and source.is_multilabel
-  (batch,) = pipeline.eval_batches(source, "decode|resize(8)", batch_size=8)
-  assert batch["label"].dtype == np.float32 and batch["label"].shape == (8, 3)
-  sets = {
-    int(round(image.mean() / 20)): tuple(np.flatnonzero(label))
-    for image, label, mask in zip(
-      batch["image"], batch["label"], batch["mask"], strict=True
+  read = lambda **process: next(
+    iter(
+      pipeline.eval_batches(source, "decode|resize(8)", batch_size=8, **process)
     )
-    if mask
-  }
-  assert sets == {i: tuple(sorted({*s})) for i, s in enumerate(Objects.SETS)}
+  )
+  batch = read()
+  assert batch["label"].dtype == np.float32 and batch["label"].shape == (8, 3)
+  for image, label in zip(batch["image"][:6], batch["label"], strict=False):
+    classes = Objects.SETS[int(round(image.mean() / 20))]
+    assert {*np.flatnonzero(label)} == {*classes}
   assert not batch["label"][~batch["mask"]].any()
   np.testing.assert_array_equal(source.labels(), batch["label"][:6] > 0)
   # A process without records yields rows of the same form.
-  (empty,) = pipeline.eval_batches(
-    source, "decode|resize(8)", batch_size=8, process_index=7, process_count=8
-  )
+  empty = read(process_index=7, process_count=8)
   assert empty["label"].shape == (1, 3) and not empty["mask"].any()
 
 
-def _config(dataset, data_dir, **changes):
-  c = defaults()
-  c.update(to_dict(tiny.config(total_steps=3, model__depth=1)))
-  c.data.dataset, c.data.split, c.data.data_dir = dataset, "train", data_dir
-  c.data.batch_size = 8
-  c.objective.loss = "sigmoid"
-  own = {"kind": "multilabel", "split": "train", "ops": c.data.ops}
-  c.evals = {"m": {**own, "every_steps": 1}}
-  tiny.apply(c, changes)
-  return freeze(c)
+EVAL = {"kind": "multilabel", "split": "train", "ops": "decode|resize(16)"}
+
+
+def config(dataset, data_dir, **changes):
+  own = dict(
+    total_steps=3,
+    model__depth=1,
+    data__dataset=dataset,
+    data__split="train",
+    data__data_dir=data_dir,
+    data__batch_size=8,
+    objective__loss="sigmoid",
+    evals={"m": {**EVAL, "every_steps": 1}},
+  )
+  return tiny.config(**own | changes)
 
 
 @pytest.mark.nightly
 def test_it_trains_and_scores(objects, tmp_path):
-  workdir = str(tmp_path / "run")
-  train_and_evaluate(_config("objects", objects), workdir)
-  rows = [r for r in read_metrics(workdir) if "m/map" in r]
+  train_and_evaluate(config("objects", objects), str(tmp_path))
+  rows = [r for r in read_metrics(str(tmp_path)) if "m/map" in r]
   assert [r["step"] for r in rows] == [1, 2, 3]
   assert all(r["m/count"] == 6 and r["m/classes"] == 3 for r in rows)
   assert rows[0]["m/map"] != rows[-1]["m/map"]
   # A head of zeros gives three classes a half each.
-  first = read_metrics(workdir)[0]["train/loss"]
+  first = read_metrics(str(tmp_path))[0]["train/loss"]
   assert first == pytest.approx(3 * np.log(2), rel=1e-6)
 
 
 def test_what_needs_one_class_is_refused():
-  val = {"kind": "multilabel", "split": "train", "ops": "decode|resize(16)"}
-  few = val | {"kind": "fewshot", "train_split": "train", "shots": (1,)}
+  few = EVAL | {"kind": "fewshot", "train_split": "train", "shots": (1,)}
   for wrong, named in (
     (
       {"objective__loss": "softmax", "num_classes": 4},
       ["objective.loss: got 'softmax'", "num_classes: got 4"],
     ),
     (
-      {"init_head": "linear_probe", "evals": {"val": val}},
+      {"init_head": "linear_probe", "evals": {"val": EVAL}},
       ["init_head: .*several", "init_head: .*'val'"],
     ),
     (
-      {"evals": {"few": few, "each": val | {"kind": "per_class"}}},
+      {"evals": {"few": few, "each": EVAL | {"kind": "per_class"}}},
       ["evals.few.dataset: .*several", "evals.each.dataset: .*several"],
     ),
   ):
     with pytest.raises(ConfigError) as e:
-      run_checks.setup(_config("voc/2007", None, fake_data=True, **wrong))
+      run_checks.setup(config("voc/2007", None, fake_data=True, **wrong))
     for text in named:
       assert any(re.match(f"config.{text}", x) for x in e.value.errors), text

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import io
 import json
-import pathlib
 import re
 
 import handmade
@@ -16,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sklearn.metrics
-import tensorflow_datasets as tfds
 import tiny
 from flax.traverse_util import flatten_dict
 from PIL import Image
@@ -24,8 +22,7 @@ from self_supervised import methods
 
 import vit_jax
 from vit_jax import batch, class_names, run_checks, step, weights
-from vit_jax.batch import LabelStatistics
-from vit_jax.config import ConfigError, cli
+from vit_jax.config import ConfigError
 from vit_jax.data.download_and_prepare import import_source
 from vit_jax.data.sources import Sources, open_source
 from vit_jax.evaluate import evaluate
@@ -38,15 +35,14 @@ from vit_jax.inference import output_formats as formats
 from vit_jax.inference.pretrained import Answer, Value
 from vit_jax.models import build
 from vit_jax.train import train_and_evaluate
-
-STANDARDISATION = batch.Standardisation((10.0, -3.0), (2.0, 0.5))
+from vit_jax.writers.metric_writer import read_metrics
 
 
 def test_the_loss_in_closed_form():
   """The mean over two numbers of their standardised squared error."""
-  shape = step.RunShape(
-    2, (16, 16), 1, labels=lambda: LabelStatistics(None, STANDARDISATION)
-  )
+  of = batch.Standardisation((10.0, -3.0), (2.0, 0.5))
+  labels = lambda: batch.LabelStatistics(None, of)
+  shape = step.RunShape(2, (16, 16), 1, labels=labels)
   model = tiny.config(model__depth=1, model__width=8).model
   learner = Regression().make(model, shape, {})
   params = methods.params_of(learner.module)
@@ -75,12 +71,9 @@ def test_standardisation_is_that_of_all_images_with_numbers():
     batch.Standardisation.of(np.array([[1, 4], [2, 4.0]]), ["a", "b"], "data")
 
 
-NUMBERS = np.array([[1.0, 50.0], [2.0, 70.0], [4.0, 40.0], [8.0, 90.0]])
-OUTPUTS = np.array([[0.5, -1.0], [0.0, 1.0], [-2.0, 0.0], [1.0, 0.25]])
-
-
-def of_numbers(table, names):
-  return handmade.Records(
+def evaluator_of(table, names, *head):
+  """The evaluator of images with these numbers, and of a head."""
+  source = handmade.Records(
     name="handmade",
     split="test",
     num_examples=len(table),
@@ -89,30 +82,32 @@ def of_numbers(table, names):
     is_regression=True,
     table=table.astype(np.float32),
   )
-
-
-OPTIONS = RegressionConfig(name="v", split="test")
+  options = RegressionConfig(name="v", split="test")
+  evaluator = in_memory.evaluator(options, source, 2)
+  head = class_names.Head(2, *head)
+  evaluator.context = dataclasses.replace(evaluator.context, head=head)
+  return options.make(evaluator.context)
 
 
 def test_scores_are_scikit_learns():
   """In the data's units; the head's outputs are standardised, and swapped."""
   numbers = np.array([[1.0, 50.0], [2.0, 70.0], [4.0, 40.0], [8.0, 90.0]])
   outputs = np.array([[0.5, -1.0], [0.0, 1.0], [-2.0, 0.0], [1.0, 0.25]])
-  evaluator = in_memory.evaluator(OPTIONS, of_numbers(numbers, ("age", "size")))
   of = batch.Standardisation((60.0, 3.0), (20.0, 2.0))
-  head = class_names.Head(2, ("size", "age"), "regression", of)
-  context = dataclasses.replace(evaluator.context, head=head)
+  head = ("size", "age"), "regression", of
+  evaluator = evaluator_of(numbers, ("age", "size"), *head)
   logits = outputs[:, ::-1].astype(np.float32)
-  scores = OPTIONS.make(context).run({"logits": logits})
+  scores = evaluator.run({"logits": logits})
   predicted = outputs * [2.0, 20.0] + [3.0, 60.0]
   for key, metric in (
     ("mae", sklearn.metrics.mean_absolute_error),
     ("r2", sklearn.metrics.r2_score),
   ):
     each = metric(numbers, predicted, multioutput="raw_values")
-    assert scores[f"v/{key}"] == pytest.approx(each.mean(), rel=1e-6)
-    assert scores[f"v/age/{key}"] == pytest.approx(each[0], rel=1e-6)
-    assert scores[f"v/size/{key}"] == pytest.approx(each[1], rel=1e-6)
+    for name, want in zip(
+      ("", "age/", "size/"), (each.mean(), *each), strict=True
+    ):
+      assert scores[f"v/{name}{key}"] == pytest.approx(want, rel=1e-6)
   assert scores["v/count"] == 4
   # Numbers that do not vary have 1 or 0.
   same = np.full((3, 2), 7.0)
@@ -125,14 +120,12 @@ def test_the_worst_images_and_their_numbers():
   number = np.stack([np.arange(20.0), 1000 * np.arange(20.0)], 1)
   output = number.copy()
   output[[3, 11, 19], [0, 1, 1]] += [5, 9000, -1000]
-  source = of_numbers(number, ("a", "b"))
-  evaluator = in_memory.evaluator(OPTIONS, source, 2, ("a", "b"))
+  evaluator = evaluator_of(number, ("a", "b"), ("a", "b"))
   saved = evaluator.predictions({"logits": output.astype(np.float32)}, 64, 3)
   assert handmade.numbers(saved["worst_image"]).tolist() == [11, 3, 19]
-  np.testing.assert_allclose(saved["worst_output"], output[[11, 3, 19]])
-  np.testing.assert_allclose(saved["worst_number"], number[[11, 3, 19]])
-  np.testing.assert_allclose(saved["number"], number)
-  np.testing.assert_allclose(saved["output"], output)
+  for key, values in (("output", output), ("number", number)):
+    np.testing.assert_allclose(saved[key], values)
+    np.testing.assert_allclose(saved[f"worst_{key}"], values[[11, 3, 19]])
   assert saved["num_images"] == 20 and saved["names"].tolist() == ["a", "b"]
 
 
@@ -148,28 +141,23 @@ def data_dir(tmp_path_factory):
     rows.append([f"{i}.png", level, 1000 - 2 * level])
   with (folder / "labels.csv").open("w", newline="") as file:
     csv.writer(file).writerows(rows)
-  import_source(
-    f"csv:{folder / 'labels.csv'}",
-    "levels",
-    str(folder / "tfds"),
-    Options(numbers=("level", "far")),
-  )
-  return str(folder / "tfds")
+  options = Options(numbers=("level", "far"))
+  tfds = str(folder / "tfds")
+  import_source(f"csv:{folder / 'labels.csv'}", "levels", tfds, options)
+  return tfds
 
 
-def _config(data_dir, **changes):
+def config_of(data_dir, **changes):
   score = {"kind": "regression", "ops": "decode|resize(16)"}
-  return tiny.config(
-    data__split="train[:48]",
-    model__depth=1,
-    **{
-      "data__data_dir": data_dir,
-      "data__dataset": "levels",
-      "objective": {"kind": "regression"},
-      "evals": {"val": {**score, "split": "train[48:]"}},
-      **changes,
-    },
-  )
+  own = {
+    "data__split": "train[:48]",
+    "data__data_dir": data_dir,
+    "data__dataset": "levels",
+    "model__depth": 1,
+    "objective": {"kind": "regression"},
+    "evals": {"val": {**score, "split": "train[48:]"}},
+  }
+  return tiny.config(**own | changes)
 
 
 def test_a_csv_of_whole_numbers_is_numbers_where_the_user_says_so(data_dir):
@@ -178,58 +166,32 @@ def test_a_csv_of_whole_numbers_is_numbers_where_the_user_says_so(data_dir):
   labels = source.labels()
   assert labels.shape == (64, 2) and labels.dtype == np.float32
   np.testing.assert_array_equal(labels[:, 1], 1000 - 2 * labels[:, 0])
-  run = run_checks.setup(_config(data_dir))
-  mean, deviation = run.standardisation
-  want = open_source("levels", "train[:48]", data_dir).labels()
-  np.testing.assert_allclose(mean, want.mean(0, dtype=np.float64), rtol=1e-12)
-  np.testing.assert_allclose(
-    deviation, want.std(0, dtype=np.float64), rtol=1e-12
-  )
+  got = run_checks.setup(config_of(data_dir)).standardisation
+  want = labels[:48].astype(np.float64)
+  np.testing.assert_allclose(got, [want.mean(0), want.std(0)], rtol=1e-12)
 
 
 @pytest.mark.nightly
-def test_a_run_predicts_in_the_units_of_its_data(data_dir, tmp_path, capsys):
+def test_a_run_predicts_in_the_units_of_its_data(data_dir, tmp_path):
   """The loaded model has the scores of the run, and its numbers."""
-  config = _config(data_dir, total_steps=40)
+  config = config_of(data_dir, total_steps=40)
   train_and_evaluate(config, str(tmp_path))
-  printed = "".join(capsys.readouterr())
-  assert "2 numbers to predict" in printed and "numbers     level " in printed
-  rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
-  scores = [json.loads(r) for r in rows if "val/r2" in r][-1]
+  scores = [r for r in read_metrics(str(tmp_path)) if "val/r2" in r][-1]
   assert scores["val/level/r2"] > 0.5
   vit = vit_jax.load(tmp_path, verbose=False)
   assert vit.loss == "regression" and vit.class_names == ("level", "far")
-  source = open_source("levels", "train[48:]", data_dir)
-  images = [
-    np.full((16, 16, 3), int(level), np.uint8) for level, _ in source.labels()
-  ]
+  labels = open_source("levels", "train[48:]", data_dir).labels()
+  images = [np.full((16, 16, 3), int(level), np.uint8) for level, _ in labels]
   answers = vit.predict(images, top=1)
   assert [type(v) for v in answers[0]] == [Value, Value]
   got = np.array([[v.value for v in answer] for answer in answers])
-  mae = np.abs(got - source.labels()).mean(0)
   want = [scores["val/level/mae"], scores["val/far/mae"]]
   # Folding the deviation into the head rounds at 6e-8 of a thousand.
-  np.testing.assert_allclose(mae, want, rtol=1e-4)
+  np.testing.assert_allclose(np.abs(got - labels).mean(0), want, rtol=1e-4)
   again = evaluate(config, str(tmp_path))
   assert again.keys() == scores.keys() - {"step", "time"}
   for key, value in again.items():
     assert value == pytest.approx(scores[key], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_the_recipe_passes_its_checks(data_dir, monkeypatch):
-  recipe = pathlib.Path(__file__).parents[2] / "configs/folder.py"
-  arguments = [f"--config={recipe}:path=levels,res=32"]
-  # $TFDS_DATA_DIR is read when TFDS is imported.
-  monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(data_dir))
-  parsed = cli.parse(
-    "train", {}, [*arguments, f"--config.data.data_dir={data_dir}"]
-  )
-  kinds = {e.name: (e.kind, e.split) for e in parsed.config.evals}
-  assert kinds["test"] == ("regression", "train[90%:]")
-  assert parsed.config.data.ops == "decode|resize(32)"
-  run = run_checks.setup(parsed.config, errors=parsed.errors)
-  assert run.head == class_names.Head(2, ("level", "far"), "regression")
 
 
 def test_numbers_of_a_csv_and_of_parquet(tmp_path):
@@ -260,7 +222,7 @@ def test_numbers_of_a_csv_and_of_parquet(tmp_path):
       KINDS[kind](str(path), Options(numbers=("q",)))
 
 
-def test_the_prompt_has_values():
+def test_values_are_written_as_json_and_csv():
   age = float(np.float32(31.1))  # 31.100000381469727
   answer = Answer("a.png", [Value("age", age, 0), Value("size", -2e-5, 1)])
   out = io.StringIO()
@@ -279,7 +241,7 @@ def test_the_prompt_has_values():
 
 
 def test_what_needs_classes_or_numbers_is_refused(data_dir, tmp_path):
-  config = _config(data_dir)
+  config = config_of(data_dir)
   # A head of an .npz may have classes or numbers.
   params = methods.params_of(build(config.model, 2))
   np.savez(tmp_path / "x.npz", **flatten_dict(params, sep="/"))
@@ -298,7 +260,7 @@ def test_what_needs_classes_or_numbers_is_refused(data_dir, tmp_path):
   ):
     errors = []
     try:
-      run_checks.setup(_config(data_dir, **changes), **weights_of)
+      run_checks.setup(config_of(data_dir, **changes), **weights_of)
     except ConfigError as e:
       errors = e.errors
     assert bool(errors) == bool(named), errors

@@ -5,7 +5,6 @@ import shutil
 
 import jax
 import jax.numpy as jnp
-import methods
 import numpy as np
 import pytest
 import tiny
@@ -18,8 +17,6 @@ from vit_jax import class_names, sharding, step
 from vit_jax.batch import DataError, RunShape
 from vit_jax.data.sources import open_source
 from vit_jax.eval_context import RunContext
-from vit_jax.families.vit import ViTConfig
-from vit_jax.models import build
 from vit_jax.self_supervised import segmentation
 from vit_jax.self_supervised.segmentation import SegmentationConfig
 
@@ -114,7 +111,7 @@ def test_steps_of_the_head_are_those_of_torch(torch):
     conv.bias.zero_()
   both = torch.nn.Sequential(norm, conv)
   optimizer = torch.optim.AdamW(both.parameters(), lr=0.01, weight_decay=0.1)
-  warmup = 2  # 1,500 of 40,000
+  warmup = 2  # steps, 1,500 of 40,000
   schedule = torch.optim.lr_scheduler.LambdaLR(
     optimizer, lambda k: min(1, k / warmup) * (1 - k / steps)
   )
@@ -141,27 +138,6 @@ def test_steps_of_the_head_are_those_of_torch(torch):
   logits = both(torch.tensor(x[0, :1].transpose(0, 3, 1, 2)))[0]
   got, want = head.logits(x[0, 0]).transpose(2, 0, 1), logits.detach().numpy()
   np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
-
-
-def test_patches_of_several_blocks_have_the_final_norm():
-  config = ViTConfig(
-    variant="B/8", width=24, depth=2, mlp_dim=40, num_heads=3, ln_eps=1e-5
-  )
-  model = build(config, 0)
-  images = jax.random.normal(jax.random.key(1), (2, 16, 24, 3))
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)
-  params = methods.drawn(shapes["params"])
-  _, out = jax.jit(model.apply)({"params": params}, images)
-  x = segmentation.patches_of(out, params, config, (2, 3), 2)
-  assert x.shape == (2, 2, 3, 48)
-  inner = np.asarray(out["encoderblock_0"]["after_mlp"], np.float64)[:, 1:]
-  inner = inner - inner.mean(-1, keepdims=True)
-  inner /= np.sqrt(np.square(inner).mean(-1, keepdims=True) + 1e-5)
-  norm = params["Transformer"]["encoder_norm"]
-  inner = inner * norm["scale"] + norm["bias"]
-  x = x.reshape(2, 6, 48)
-  np.testing.assert_allclose(x[..., :24], inner, rtol=1e-4, atol=1e-5)
-  np.testing.assert_array_equal(x[..., 24:], out["encoded"][:, 1:])
 
 
 COLOURS = np.array([[40, 40, 40], [220, 60, 60], [60, 60, 220]])
@@ -210,22 +186,14 @@ def _source(options):
   return open_source(options.dataset, options.split, None)
 
 
-@pytest.fixture(scope="module")
-def model():
-  config = tiny.config(
-    model__variant="Ti/4",
-    model__depth=1,
-    model__posemb="sincos2d",
-    model__pool="gap",
-    data__ops=f"decode|resize({SIDE})",
-  )
+@pytest.mark.slow
+def test_coloured_shapes_are_found(shapes, monkeypatch):
+  """By a network with random parameters; all background has 0.3."""
+  ops, options = f"decode|resize({SIDE})", _options(shapes)
+  sizes = dict(model__variant="Ti/4", model__depth=1, model__pool="gap")
+  config = tiny.config(**sizes, model__posemb="sincos2d", data__ops=ops)
   mesh = sharding.make_mesh(config.mesh, jax.devices()[:2])
   trainer = step.assemble(config, RunShape(3, (SIDE, SIDE), 4), mesh)
-  return config, mesh, trainer, trainer.init_params()
-
-
-def _evaluator(model, options):
-  config, mesh, trainer, _ = model
   context = RunContext(
     options=options,
     config=config,
@@ -235,20 +203,13 @@ def _evaluator(model, options):
     random_params=trainer.init_params,
     head=class_names.Head(0),
   )
-  return options.make(context)
-
-
-@pytest.mark.slow
-def test_coloured_shapes_are_found(shapes, model, monkeypatch):
-  """By a network with random parameters; all background has 0.3."""
-  evaluator = _evaluator(model, _options(shapes))
-  assert "24 images, scored on 6" in evaluator.note
-  scores = evaluator.run(model[3])
+  params = trainer.init_params()
+  scores = options.make(context).run(params)
   assert scores["segmentation/miou"] > 0.8
   assert scores["segmentation/pixel_accuracy"] > 0.93
   # Patches that do not fit into memory are computed anew.
   monkeypatch.setattr(segmentation, "STORED", 1000)
-  again = _evaluator(model, _options(shapes)).run(model[3])
+  again = options.make(context).run(params)
   assert again["segmentation/miou"] > 0.8
   assert again != scores
 
