@@ -9,16 +9,16 @@ from vit_jax.evaluators import knn
 from vit_jax.evaluators.knn import KnnConfig
 
 
-def _clusters(num, d=12, classes=5, seed=0):
+def clusters(num, seed=0):
+  """Features of 5 classes, whose lengths play no part, and the labels."""
   rng = np.random.default_rng(seed)
-  labels = rng.integers(0, classes, num).astype(np.int32)
-  centres = np.random.default_rng(9).normal(size=(classes, d))
-  x = centres[labels] + rng.normal(size=(num, d))
-  scale = rng.uniform(0.1, 30, (num, 1))  # lengths play no part
-  return (x * scale).astype(np.float32), labels
+  labels = rng.integers(0, 5, num).astype(np.int32)
+  centres = np.random.default_rng(9).normal(size=(5, 12))
+  x = centres[labels] + rng.normal(size=(num, 12))
+  return (x * rng.uniform(0.1, 30, (num, 1))).astype(np.float32), labels
 
 
-def _brute(train, labels, queries):
+def brute(train, labels, queries):
   """Similarities and classes of all training images, the nearest first."""
   unit = lambda x: x / np.linalg.norm(x.astype(np.float64), axis=1)[:, None]
   similarity = unit(queries) @ unit(train).T
@@ -29,9 +29,9 @@ def _brute(train, labels, queries):
 @pytest.mark.parametrize("chunk, block", [(64, 7), (5, 16), (200, 50)])
 def test_neighbours_are_those_of_brute_force(chunk, block):
   """Chunks smaller than k, a last one that is not full, and one that is."""
-  (train, labels), (queries, _) = _clusters(200), _clusters(50, seed=1)
+  (train, labels), (queries, _) = clusters(200), clusters(50, seed=1)
   got = knn.neighbours(train, labels, queries, 11, chunk, block)
-  similarity, classes = _brute(train, labels, queries)
+  similarity, classes = brute(train, labels, queries)
   # float32 products of unit vectors.
   np.testing.assert_allclose(got[0], similarity[:, :11], atol=1e-6)
   np.testing.assert_array_equal(got[1], classes[:, :11])
@@ -42,7 +42,7 @@ def test_neighbours_are_those_of_brute_force(chunk, block):
 def test_equally_near_ones_come_in_their_order():
   train = np.tile(np.eye(3, dtype=np.float32), (4, 1))
   labels = np.arange(12, dtype=np.int32)
-  for chunk in (12, 5, 2, 1):
+  for chunk in (12, 5, 1):
     _, classes = knn.neighbours(train, labels, np.eye(3)[1:2], 4, chunk)
     assert classes.tolist() == [[1, 4, 7, 10]]
 
@@ -61,19 +61,15 @@ def test_the_vote_by_hand():
   assert knn.vote(near, majority, 3, 1e-4)[0] == 2
 
 
-def _options(**changes):
-  return KnnConfig(**{"name": "k", "ks": (3, 1, 7), **changes})
-
-
 def test_accuracies_of_a_data_set():
   """Images without a label, and padding, neither vote nor count."""
-  x, labels = _clusters(120)
+  x, labels = clusters(120)
   hidden = np.where(np.arange(120) % 10, labels, -1)
   train = np.where(np.arange(120) < 30, -1, hidden)
-  evaluator = in_memory.probe(_options(), train, hidden[:30], 5)
-  scores = evaluator.run({"features": x})
+  options = KnnConfig(name="k", ks=(3, 1, 7))
+  scores = in_memory.probe(options, train, hidden[:30], 5).run({"features": x})
   voting, scored = train >= 0, hidden[:30] >= 0
-  similarity, classes = _brute(x[voting], labels[voting], x[:30][scored])
+  similarity, classes = brute(x[voting], labels[voting], x[:30][scored])
   want = {}
   for k in (3, 1, 7):
     sums = np.zeros((27, 5))
@@ -81,13 +77,12 @@ def test_accuracies_of_a_data_set():
     np.add.at(sums, (np.arange(27)[:, None], classes[:, :k]), weights)
     want[f"k/{k}nn"] = np.mean(sums.argmax(1) == labels[:30][scored])
   assert scores == want and len({*scores.values()}) > 1
-  assert "learns from [train] (120 images, 5 classes)" in evaluator.note
 
 
 def test_errors_name_their_options():
   source, out = handmade.records([0, 1, 0]), dict(pre_logits=np.zeros((1, 2)))
-  assert not in_memory.errors(_options(ks=(3,)), source, **out)
-  wrong = _options(ks=(0, 4), layer="prelogits")
-  wrong = " ".join(in_memory.errors(wrong, source, **out))
+  assert not in_memory.errors(KnnConfig(ks=(3,)), source, **out)
+  wrong = KnnConfig(ks=(0, 4), layer="prelogits")
+  errors = " ".join(in_memory.errors(wrong, source, **out))
   for named in ("ks: got (0, 4)", "layer: got 'prelogits'", "got 4 neighbours"):
-    assert named in wrong
+    assert named in errors

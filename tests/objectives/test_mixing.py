@@ -1,4 +1,4 @@
-"""Mixup and cutmix: formulas, and what moves between devices."""
+"""Mixup, cutmix and weights of classes: formulas, and what moves."""
 
 import functools
 import re
@@ -6,13 +6,16 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import tiny
 from self_supervised import methods
 
 from vit_jax import losses as losses_lib
-from vit_jax import sharding
-from vit_jax.batch import normalise
+from vit_jax import run_checks, sharding
+from vit_jax.batch import LabelStatistics, normalise
+from vit_jax.config import ConfigError
 from vit_jax.config.checks import errors
+from vit_jax.models import build
 from vit_jax.objectives import Classification, mixing
 from vit_jax.step import RunShape
 
@@ -23,18 +26,19 @@ KEYS = [jax.random.key(i) for i in range(200)]
 def mixed(alpha, box):
   """Mixes black rows of class 0 with white ones of class 1, for each key.
 
-  The last row has no partner.
+  The last row has no partner, and stays as it is.
   """
   black = jnp.zeros((3, 12, 10, 3)), jnp.eye(2)[jnp.zeros(3, int)]
   white = jnp.ones((3, 12, 10, 3)), jnp.eye(2)[jnp.ones(3, int)]
   there = jnp.array([True, True, False])
   mix = jax.jit(lambda k: mixing.mix(*black, white, there, k, alpha, box))
   images, targets = jax.vmap(mix)(jnp.stack(KEYS))
-  return np.asarray(images), np.asarray(targets)
+  assert not images[:, 2].any() and (targets[:, 2, 0] == 1).all()
+  return np.asarray(images[:, :2]), np.asarray(targets[:, :2])
 
 
 def test_mixup_is_one_share_a_step_of_at_least_a_half():
-  images, targets = (x[:, :2] for x in mixed(0.2, 0.0))
+  images, targets = mixed(0.2, 0.0)
   share = images[:, :1, :1, :1, :1]  # of the white partner
   np.testing.assert_array_equal(images, np.broadcast_to(share, images.shape))
   share = share[:, 0, 0, 0, 0]
@@ -64,23 +68,6 @@ def test_cutmix_is_a_box_and_its_exact_share():
   assert 0.22 < targets[:, 0, 1].mean() < 0.42
 
 
-def test_a_row_without_partner_stays_as_it_is():
-  for alpha, box in ((0.2, 0.0), (0.0, 1.0)):
-    images, targets = mixed(alpha, box)
-    assert not images[:, 2].any() and (targets[:, 2, 0] == 1).all()
-    assert images[:, 0].any()
-
-
-def test_partners_are_the_rows_before():
-  batch = tiny.batch(0, tiny.config())
-  assert tiny.config().objective.paired(batch) is batch  # both are off
-  partner = mixing.paired(batch)["partner"]
-  for key in ("image", "label", "mask"):
-    assert partner[key].dtype == batch[key].dtype
-    np.testing.assert_array_equal(partner[key][1:], batch[key][:-1])
-    np.testing.assert_array_equal(partner[key][0], batch[key][-1])
-
-
 LOSSES = {
   "softmax": dict(label_smoothing=0.2),
   "binary": dict(loss="bce", binary_targets=True),
@@ -97,6 +84,7 @@ def test_the_loss_is_that_of_the_mixed_rows():
   module = learners["softmax"].module
   a = jax.random.split(jax.random.fold_in(rng, 2), 5)[1]
   a = float(jax.random.beta(a, 0.4, 0.4))
+  # A partner is the row before.
   a = np.where(np.roll(batch["mask"], 1), max(a, 1 - a), 1.0)
 
   def mix(x):
@@ -129,6 +117,7 @@ def test_between_devices_one_row_of_bytes_moves():
   config = tiny.config(mesh__data=4, mesh__fsdp=2)
   mesh = sharding.make_mesh(config.mesh)
   batch = sharding.to_global(tiny.batch(0, config), mesh)
+  assert config.objective.paired(batch) is batch  # both are off
   rows = jax.sharding.NamedSharding(mesh, sharding.BATCH_SPEC)
   paired = jax.jit(mixing.paired, out_shardings=rows).lower(batch).compile()
   moved = re.findall(
@@ -137,9 +126,87 @@ def test_between_devices_one_row_of_bytes_moves():
   assert sorted(moved) == ["pred[1]", "s32[1]", "u8[1,16,16,3]"]
 
 
+# Balanced weights of classes.
+
+COUNTS = (6, 2, 0)  # 8 images of 2 classes; the third has none
+WEIGHTS = np.array([8 / (2 * 6), 8 / (2 * 2), 0.0])
+LABELS = np.array([0, 0, 1, 0])
+MASK = np.array([True, True, True, False])
+CASES = {
+  "plain": {},
+  "smoothed": dict(label_smoothing=0.3),
+  "mixed": dict(mixup=1.0),
+  "unknown": {},  # as for the planner, which reads no labels
+}
+
+
+def test_losses_with_weights_of_classes():
+  """The mean over images of each target's share, weighted by its class."""
+  model = methods.config("mixing").model
+  images = np.random.default_rng(0).integers(0, 256, (4, 16, 16, 3))
+  batch = {
+    "image": jnp.asarray(images, jnp.uint8),
+    "label": jnp.asarray(LABELS),
+    "mask": jnp.asarray(MASK),
+    "index": jnp.arange(4),
+  }
+
+  def loss(name, params, batch):
+    counts = None if name == "unknown" else COUNTS
+    labels = lambda: LabelStatistics(class_counts=counts)
+    objective = Classification(class_weights="balanced", **CASES[name])
+    learner = objective.make(model, RunShape(3, (16, 16), 1, labels=labels), {})
+    batch = objective.paired(batch)
+    return learner.loss(params, batch, jax.random.key(1), 0)[:2]
+
+  params = methods.params_of(build(model, 3))
+  # The head's kernel is zero: all images have the logits of its bias.
+  bias = jnp.array([0.5, -1.0, 2.0])
+  params["head"] = {"kernel": jnp.zeros((32, 3)), "bias": bias}
+  compute = tiny.in_step(
+    lambda *args: {name: loss(name, *args) for name in CASES}
+  )
+  losses = jax.device_get(compute(params, batch))
+  assert all(count == 3 for _, count in losses.values())  # images, not weights
+  got = {name: loss for name, (loss, _) in losses.items()}
+  log_p = np.asarray(jax.nn.log_softmax(bias), np.float64)
+  own = -(WEIGHTS * log_p)[LABELS]
+  targets = 0.7 * np.eye(3)[LABELS[:3]] + 0.1
+  # A few operations in float32.
+  assert got["plain"] == pytest.approx(own[:3].sum(), rel=1e-6)
+  assert got["unknown"] == pytest.approx(-log_p[LABELS[:3]].sum(), rel=1e-6)
+  want = -(targets * WEIGHTS * log_p).sum()
+  assert got["smoothed"] == pytest.approx(want, rel=1e-6)
+  # The share a is the same for all rows; the first has no partner:
+  # loss = own_0 + a (own_1 + own_2) + (1 - a) (own_0 + own_1)
+  a = (got["mixed"] - own[0] - own[0] - own[1]) / (own[2] - own[0])
+  assert 0.5 <= a <= 1
+
+
+@pytest.mark.slow
+def test_a_run_counts_its_training_split():
+  config = tiny.config(
+    objective__class_weights="balanced",
+    data__dataset="digits",
+    data__split="train[:100]",
+  )
+  run = run_checks.setup(config)
+  counts = run.class_counts
+  labels = run.data.source.labels()
+  assert counts == tuple(np.bincount(labels, minlength=10))
+  assert sum(counts) == 100 and run.run_shape.labels().class_counts == counts
+
+
 def test_options_that_are_wrong():
+  """Also weights of independent classes, and of a loader's unknown labels."""
   wrong = dict(mixup=-0.1, cutmix=-1.0, binary_targets=True)
   made = tiny.config(**{f"objective__{k}": v for k, v in wrong.items()})
   assert {x.split(":")[0] for x in errors(made)} == {
     f"config.objective.{k}" for k in wrong
   }
+  for loss in ("sigmoid", "bce"):
+    (error,) = Classification(class_weights="balanced", loss=loss).errors()
+    assert "class_weights" in error
+  config = tiny.config(objective__class_weights="balanced")
+  with pytest.raises(ConfigError, match="class_weights.*Data"):
+    run_checks.setup(config, data=tiny.Data())
