@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import several
 import tiny
-from jax.sharding import PartitionSpec as P
 from self_supervised import methods
 
 import vit_jax
-from vit_jax import collectives, sharding, step
+from vit_jax import collectives, step
 from vit_jax.batch import normalise
 from vit_jax.config import cli
 from vit_jax.train import train_and_evaluate
@@ -35,34 +34,16 @@ def lejepa():
     yield module
 
 
-def _mesh(number):
-  config = tiny.config(mesh__data=number)
-  return sharding.make_mesh(config.mesh, jax.devices()[:number])
-
-
-def _on_devices(number, fn, z):
+def _on_four_devices(fn, z):
   """Returns loss and gradient of `fn(z, over)`, with rows over devices."""
-  mesh = _mesh(number)
 
-  def of_device(z):
-    over = collectives.Over()
-
-    def share_of_the_sum(z):  # as a step adds the sums of the devices
-      return fn(z, over) * len(z)
-
+  def of_device(z, over):
+    # As a step adds the sums of the devices.
+    share_of_the_sum = lambda z: fn(z, over) * len(z)
     value, grad = jax.value_and_grad(share_of_the_sum)(z)
-    return collectives.total(value), grad
+    return over.sum(value[None])[None], grad
 
-  spec = P("data")
-  value, grad = jax.jit(
-    jax.shard_map(
-      of_device,
-      mesh=mesh,
-      in_specs=spec,
-      out_specs=(P(), spec),
-      check_vma=False,
-    )
-  )(z)
+  (value, *_), grad = methods.on_devices(4, of_device, z)
   return value / len(z), grad / len(z)
 
 
@@ -79,7 +60,7 @@ def test_sigreg_is_that_of_the_authors(lejepa, name):
   views = DATA["x"][None] if name == "x" else DATA["views"]
   z = jnp.asarray(views.swapaxes(0, 1), jnp.float32)
   terms = _terms(lejepa, DATA["directions_raw"])
-  value, grad = _on_devices(4, lambda *args: terms(*args)[1], z)
+  value, grad = _on_four_devices(lambda *args: terms(*args)[1], z)
   want = {
     k: DATA[f"sigreg/float64/{name}/{k}"] for k in ("mean", "grad_of_mean")
   }
@@ -94,30 +75,24 @@ def test_the_loss_is_that_of_the_authors(lejepa, monkeypatch):
   """All crops of their example are global ones."""
   monkeypatch.setattr(lejepa, "GLOBAL", 3)
   z = jnp.asarray(DATA["views"].swapaxes(0, 1), jnp.float32)
-  share = float(DATA["minimal/lamb"])
-  assert lejepa.LeJEPA().share == share
+  share = lejepa.LeJEPA().share
+  assert share == DATA["minimal/lamb"]
   terms = _terms(lejepa, DATA["directions"])
 
   def loss(z, over):
     prediction, normality = terms(z, over)
     return (1 - share) * prediction.mean() + share * normality
 
-  value, grad = _on_devices(4, loss, z)
+  value, grad = _on_four_devices(loss, z)
   np.testing.assert_allclose(value, DATA["minimal/float64/loss"], rtol=3e-6)
   want = DATA["minimal/float64/grad"].swapaxes(0, 1)
   np.testing.assert_allclose(grad, want, rtol=1e-4, atol=3e-7)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def objective(lejepa):
-  return lejepa.LeJEPA(
-    kind="lejepa:LeJEPA",
-    directions=32,
-    hidden=24,
-    width=8,
-    local_crops=3,
-    local_ops=LOCAL,
-  )
+  sizes = dict(directions=32, hidden=24, width=8, local_crops=3)
+  return lejepa.LeJEPA(kind="lejepa:LeJEPA", local_ops=LOCAL, **sizes)
 
 
 @pytest.mark.nightly
@@ -160,10 +135,7 @@ def test_the_batch_norm_is_over_the_whole_batch_without_broken_rows(
       [vectors(batch["global"]), vectors(batch["local"])], 1
     )
 
-  fn = jax.shard_map(
-    of_device, mesh=_mesh(1), in_specs=P(), out_specs=P(), check_vma=False
-  )
-  (_, count, parts), x = jax.jit(fn)(params, batch)
+  (_, count, parts), x = tiny.in_step(of_device)(params, batch)
   assert count == 3
   x = np.asarray(x)[:3]
   own = jax.tree.map(np.asarray, params["lejepa"])

@@ -62,7 +62,7 @@ def ViT(num_classes: int, patch: int, **options):
 
 def in_step(fn):
   """Wraps a function as a step does: images are the device's own; jitted."""
-  mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1])
+  mesh = jax.make_mesh((1, 1), ("data", "fsdp"), devices=jax.devices()[:1])
   return jax.jit(
     jax.shard_map(fn, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
   )
