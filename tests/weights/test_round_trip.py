@@ -20,14 +20,12 @@ from series_parts import (
   REGISTERS,
   SWIGLU,
 )  # fmt: skip
-from weight_files import DATA, TRANSFORMERS, WEIGHTS, assert_same, write
+from weight_files import TRANSFORMERS, WEIGHTS, assert_same, write
 
 from vit_jax import weights
 from vit_jax.config import model_config
 from vit_jax.models.posemb import sincos2d
-from vit_jax.weights import bit, google
-from vit_jax.weights.npz_file import open_npz
-from vit_jax.weights.weights_file import POS_EMBEDDING, lazy
+from vit_jax.weights.weights_file import POS_EMBEDDING
 from vit_jax.zoo.files import hf, hf_classes, openclip, timm
 
 IMAGE = (24, 32)
@@ -56,30 +54,19 @@ ROWS = [
   ("ViTModel", dict(pre_logits=True), "pooler.dense.bias"),
   ("DeiTForImageClassificationWithTeacher", DISTILLED, ""),
   ("Dinov2WithRegistersModel", DINOV2 | GATED | dict(registers=4), ""),
-  (
-    "DeiTModel",
-    dict(name="modern", gelu="erf", registers=1, pre_logits=True),
-    "",
-  ),
+  ("DeiTModel", DEIT | dict(pre_logits=True), ""),
   ("BeitForImageClassification", BEIT, ""),
   ("DINOv3ViTModel", DINOV3, ""),
   ("CLIPVisionModelWithProjection", CLIP | dict(projection=16), ""),
 ]
+WRITERS = {
+  "timm": timm.write, "meta": timm.write_meta, "openclip": openclip.write
+}  # fmt: skip
 
 
-def _arrays(kind, params, model, folder, num_classes):
-  """Returns arrays under names of the format; writes config.json."""
-  if kind in ("timm", "meta"):
-    write = {"timm": timm.write, "meta": timm.write_meta}[kind]
-    return write(params, model)
-  if kind == "openclip":
-    return openclip.write(params, model)
-  arrays, config = hf_classes.write(
-    params, model, num_classes=num_classes, image_size=IMAGE
-  )
-  assert config["architectures"] == [kind]
-  (folder / "config.json").write_text(json.dumps(config))
-  return arrays
+def random_params(num_classes=3, image=IMAGE, **options):
+  model = model_config(**VIT | options)
+  return model, foreign.random_params(model, num_classes, image)
 
 
 @pytest.mark.parametrize(
@@ -88,12 +75,19 @@ def _arrays(kind, params, model, folder, num_classes):
 )
 def test_there_and_back(tmp_path, kind, options, names):
   model = model_config(**options if options is BIT else VIT | options)
-  is_hf = kind not in ("timm", "meta", "openclip")
+  is_hf = kind not in WRITERS
   is_bare = is_hf and "ForImage" not in kind or kind == "openclip"
   num_classes = 0 if is_bare else 3
   image = (64, 64) if model.stages else IMAGE
   params = foreign.random_params(model, num_classes, image)
-  arrays = _arrays(kind, params, model, tmp_path, num_classes)
+  if is_hf:
+    arrays, config = hf_classes.write(
+      params, model, num_classes=num_classes, image_size=image
+    )
+    assert config["architectures"] == [kind]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+  else:
+    arrays = WRITERS[kind](params, model)
   assert all(a.flags.c_contiguous for a in arrays.values())
   assert all(name in arrays for name in names.split())
   file = write(tmp_path / WEIGHTS, arrays)
@@ -115,31 +109,30 @@ def test_there_and_back(tmp_path, kind, options, names):
   assert not is_hf or read.image_size == IMAGE
 
 
-@pytest.mark.parametrize("kind", ["timm", "ViTForImageClassification"])
+# Positions.
+
+
 @pytest.mark.parametrize(
   "options", [dict(posemb="sincos2d"), dict(cls_row=False)]
 )
-def test_positions_that_are_no_whole_table_become_one(tmp_path, kind, options):
+def test_positions_that_are_no_whole_table_become_one(options):
   """transformers' table has a row for the class token, timm's need not."""
-  model = model_config(**VIT | options)
-  params = foreign.random_params(model, 3, IMAGE)
+  model, params = random_params(**options)
   table = params.get(POS_EMBEDDING)
-  if options == dict(posemb="sincos2d"):
+  if table is None:
     table = sincos2d(3, 4, 48)[None]
-  if kind == "timm":
-    arrays = timm.write(params, model, grid=(3, 4))
-    got = arrays.get("pos_embed")
-  else:
-    arrays = _arrays(kind, params, model, tmp_path, 3)
-    got = arrays["vit.embeddings.position_embeddings"]
-    table = np.pad(table, ((0, 0), (1, 0), (0, 0)))
-  np.testing.assert_array_equal(got, table)
+  arrays = timm.write(params, model, grid=(3, 4))
+  np.testing.assert_array_equal(arrays["pos_embed"], table)
+  arrays, _ = hf_classes.write(params, model, num_classes=3, image_size=IMAGE)
+  np.testing.assert_array_equal(
+    arrays["vit.embeddings.position_embeddings"],
+    np.pad(table, ((0, 0), (1, 0), (0, 0))),
+  )
 
 
 def test_registers_of_timm_have_no_row_for_cls():
   """timm adds it to the class token, and so the sum stays."""
-  model = model_config(**VIT | REGISTERS | dict(cls_row=True))
-  params = foreign.random_params(model, 3, IMAGE)
+  model, params = random_params(**REGISTERS | dict(cls_row=True))
   arrays = timm.write(params, model)
   table = params[POS_EMBEDDING]
   np.testing.assert_array_equal(arrays["pos_embed"], table[:, 1:])
@@ -154,29 +147,34 @@ def test_registers_of_timm_have_no_row_for_cls():
 )
 def test_rows_of_registers_become_part_of_them(tmp_path, tokens, image):
   """timm's table has them, unless no_embed_class is True."""
-  options = VIT | REGISTERS | dict(pool="gap", class_token="cls" in tokens)
-  model = model_config(**options)
-  params = foreign.random_params(model, 3, image)
+  has_cls = "cls" in tokens
+  options = REGISTERS | dict(pool="gap", class_token=has_cls)
+  model, params = random_params(image=image, **options)
   arrays = timm.write(params, model)
-  count = sum(params[name].shape[1] for name in tokens)
-  rows = np.random.default_rng(0).normal(size=(1, count, 48)).astype("f")
+  counts = [params[name].shape[1] for name in tokens]
+  rows = np.random.default_rng(0).normal(size=(1, sum(counts), 48)).astype("f")
   arrays["pos_embed"] = np.concatenate([rows, arrays["pos_embed"]], 1)
-  path = write(tmp_path / WEIGHTS, arrays)
-  grid = None if image == (32, 32) else (2, 5)
-  result = weights.read(path, grid=grid, options={"num_heads": 4})
-  for name in tokens:
-    first, rows = np.split(rows, [params[name].shape[1]], 1)
-    np.testing.assert_array_equal(result.params[name], params[name] + first)
+  result = weights.read(
+    write(tmp_path / WEIGHTS, arrays),
+    grid=(2, 5) if has_cls else None,
+    options={"num_heads": 4},
+  )
+  parts = np.split(rows, np.cumsum(counts), 1)[:-1]
+  for name, row in zip(tokens, parts, strict=True):
+    np.testing.assert_array_equal(result.params[name], params[name] + row)
   np.testing.assert_array_equal(
     result.params[POS_EMBEDDING], params[POS_EMBEDDING]
   )
   assert " and ".join(tokens) in " ".join(result.notes)
 
 
+# Names and layouts.
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_key_has_no_bias_and_periods_have_a_type(dtype):
-  model = model_config(**VIT | DINOV3 | dict(rope_periods=dtype))
-  arrays = timm.write_meta(foreign.random_params(model, 3, IMAGE), model)
+  model, params = random_params(**DINOV3 | dict(rope_periods=dtype))
+  arrays = timm.write_meta(params, model)
   mask = arrays["blocks.0.attn.qkv.bias_mask"]
   np.testing.assert_array_equal(mask, np.repeat([1, 0, 1], 48))
   periods = np.float32([1, 100 ** (1 / 3), 100 ** (2 / 3)])
@@ -195,42 +193,40 @@ def test_the_key_has_no_bias_and_periods_have_a_type(dtype):
 
 def test_layouts_of_timm():
   heads, hd, d = 2, 3, 5
-  qkv = np.arange(3 * heads * hd * d, dtype=np.float32).reshape(-1, d)
-  bias = np.arange(3 * heads * hd, dtype=np.float32)
-  out = np.arange(d * heads * hd, dtype=np.float32).reshape(d, -1)
-  patches = np.arange(d * 3 * 2 * 2, dtype=np.float32).reshape(d, 3, 2, 2)
-  read, *_ = foreign.translate(
-    timm.SERIES,
-    {
-      "pos_embed": np.zeros((1, 4, 5), np.float32),
-      "patch_embed.proj.weight": patches,
-      "blocks.0.attn.qkv.weight": qkv,
-      "blocks.0.attn.qkv.bias": bias,
-      "blocks.0.attn.proj.weight": out,
-      "blocks.1.attn.qkv.weight": qkv,  # without biases
-    },
-    heads,
-  )
-  block = "Transformer/encoderblock_0/MultiHeadDotProductAttention_0"
-  value = np.asarray(read[f"{block}/value/kernel"])
-  assert value.shape == (d, heads, hd)
+
+  def numbered(*shape):
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+  qkv, bias = numbered(3 * heads * hd, d), numbered(3 * heads * hd)
+  out, patches = numbered(d, heads * hd), numbered(d, 3, 2, 2)
+  arrays = {
+    "pos_embed": np.zeros((1, 4, 5), np.float32),
+    "patch_embed.proj.weight": patches,
+    "blocks.0.attn.qkv.weight": qkv,
+    "blocks.0.attn.qkv.bias": bias,
+    "blocks.0.attn.proj.weight": out,
+    "blocks.1.attn.qkv.weight": qkv,  # without biases
+  }
+  read, *_ = foreign.translate(timm.SERIES, arrays, heads)
+  read = {name: np.asarray(array) for name, array in read.items()}
+  block = "Transformer/encoderblock_{}/MultiHeadDotProductAttention_0/"
+  first, second = block.format(0), block.format(1)
+  value, kernel = read[f"{first}value/kernel"], read[f"{first}out/kernel"]
+  stem = read["embedding/kernel"]
+  shapes = value.shape, kernel.shape, stem.shape
+  assert shapes == ((d, heads, hd), (heads, hd, d), (2, 2, 3, d))
   # Third of three; head 1 begins at row 3 of its 6.
   assert value[4, 1, 2] == qkv[12 + 3 + 2, 4]
-  assert np.asarray(read[f"{block}/key/bias"])[1, 0] == bias[6 + 3]
-  kernel = np.asarray(read[f"{block}/out/kernel"])
-  assert kernel.shape == (heads, hd, d) and kernel[1, 2, 4] == out[4, 5]
-  kernel = np.asarray(read["embedding/kernel"])
-  assert (
-    kernel.shape == (2, 2, 3, d) and kernel[0, 1, 2, 4] == patches[4, 2, 0, 1]
-  )
-  zeros = np.asarray(read[f"{block.replace('_0/', '_1/', 1)}/value/bias"])
+  assert read[f"{first}key/bias"][1, 0] == bias[6 + 3]
+  assert kernel[1, 2, 4] == out[4, 5]
+  assert stem[0, 1, 2, 4] == patches[4, 2, 0, 1]
+  zeros = read[f"{second}value/bias"]
   assert zeros.shape == (heads, hd) and not zeros.any()
 
 
 @pytest.mark.parametrize("prefix", ["vit.", ""])
 def test_names_of_transformers_in_memory_are_read(prefix):
-  model = model_config(**VIT)
-  params = foreign.random_params(model, 0, IMAGE)
+  model, params = random_params(num_classes=0)
   arrays, config = hf_classes.write(
     params, model, num_classes=0, image_size=IMAGE
   )
@@ -240,127 +236,3 @@ def test_names_of_transformers_in_memory_are_read(prefix):
   arrays = {prefix + k: v for k, v in arrays.items()}
   read, *_ = foreign.translate(hf.SERIES, arrays, config=config)
   assert_same(read, params)
-
-
-# Google's names: three generations, odd arrays.
-
-
-PUBLISHED = sorted(
-  p.name.split(".")[0]
-  for p in DATA.glob("*.weights.npz")
-  if p.name.startswith(("vit_", "hybrid_", "bv_", "bit_"))
-)
-# Whose names are those that we write.
-LATEST = ("vit_token_prelogits", "hybrid_r", "bv_map", "bit_v1")
-
-
-def _lazy(arrays):
-  return {k: lazy(np.asarray(v)) for k, v in arrays.items()}
-
-
-def _google(params, **options):
-  return google.write({k: np.asarray(v) for k, v in params.items()}, **options)
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_google_s_files(name):
-  result = open_npz(DATA / f"{name}.weights.npz")
-  params, options = google.read(result)
-  file = _google(params, is_big_vision=name.startswith("b"))
-  assert google.looks_like(result) and google.looks_like(file)
-  again, options_again = google.read(_lazy(file))
-  assert options_again == options
-  assert_same(again, params)
-  shapes = [{k: v.shape for k, v in x.items()} for x in (file, result)]
-  if name in LATEST:
-    assert shapes[0] == shapes[1]
-  if name == "vit_linen_names":
-    paper = open_npz(DATA / "vit_token.weights.npz")
-    assert file.keys() == {n for n in paper if "encoderblock_2" not in n}
-
-
-def test_the_tower_of_images_is_found_beside_that_of_texts(tmp_path):
-  """SigLIP of big_vision has both: img, txt, temperature t, bias b."""
-  file, path = open_npz(DATA / "bv_map.weights.npz"), tmp_path / "siglip.npz"
-  two_towers = {
-    n.replace("params/", "params/img/"): np.asarray(a) for n, a in file.items()
-  }
-  texts = {"params/b": 0.0, "params/t": 1.0, "params/txt/head/bias": [0.0]}
-  np.savez(path, **two_towers, **texts)
-  result = weights.read(path)
-  assert_same(result, google.read(file)[0])
-  assert weights.identify(result.params, result.options).pool == "map"
-  assert all(name in result.notes[0] for name in texts)
-
-
-def test_stacked_blocks_are_taken_apart():
-  result = open_npz(DATA / "bv_scan.weights.npz")
-  params, _ = google.read(result)
-  name = "Transformer/encoderblock{}/MlpBlock_0/Dense_0/kernel"
-  stacked = np.asarray(result["params/" + name.format("")])
-  assert len(stacked) == 2
-  for i, expected in enumerate(stacked):
-    np.testing.assert_array_equal(params[name.format(f"_{i}")], expected)
-  assert not any("encoderblock/" in n for n in params)
-  with pytest.raises(ValueError, match="a scalar"):
-    google.read(_lazy({name.format(""): 3.0}))
-
-
-def test_odd_arrays_of_google_s():
-  """Norms of four dimensions, the optimizer's moments, a name twice."""
-  norm = {"gn_root/scale": np.arange(4.0).reshape(1, 1, 1, 4)}
-  params, _ = google.read(_lazy(norm))
-  assert params["gn_root/scale"].shape == (4,)
-  assert _google(params)["gn_root/scale"].shape == (1, 1, 1, 4)
-  moments = {
-    "opt/state/step": 7, "opt/param_states/cls/grad_ema": np.ones((1, 1, 4)),
-  }  # fmt: skip
-  for prefix in ("opt/target/", "params/"):
-    cls = {f"{prefix}cls": np.ones((1, 1, 4))}
-    assert google.read(_lazy(cls | moments))[0].keys() == {"cls"}
-  twice = [f"Transformer/encoderblock_0/LayerNorm_{i}/scale" for i in (1, 2)]
-  with pytest.raises(ValueError, match=twice[1]):
-    google.read(_lazy(dict.fromkeys(twice, np.ones(4))))
-
-
-@pytest.mark.parametrize(
-  "published, ours",
-  [
-    ("root_block/standardized_conv2d/kernel", "conv_root/kernel"),
-    (
-      "block4/unit12/c/standardized_conv2d_52/kernel",
-      "block4/unit12/conv3/kernel",
-    ),
-    (
-      "block2/unit01/a/proj/standardized_conv2d/kernel",
-      "block2/unit1/conv_proj/kernel",
-    ),
-    ("block3/unit23/b/group_norm/gamma", "block3/unit23/gn2/scale"),
-    ("group_norm/beta", "norm-pre-head/bias"),
-    ("head/conv2d/bias", "head/bias"),
-    ("block1/unit01/d/group_norm/beta", None),
-  ],
-)
-def test_names_of_bit(published, ours):
-  assert bit.rename(f"resnet/{published}") == ours
-
-
-def test_bit_s_own_files(tmp_path):
-  result = weights.read(DATA / "bit_v2.weights.npz")
-  expected = {k: np.asarray(v) for k, v in result.params.items()}
-  written = bit.write(expected)
-  assert written["resnet/head/conv2d/kernel"].shape == (1, 1, 512, 7)
-  np.savez(tmp_path / "BiT-M.npz", **written)
-  result = weights.read(tmp_path / "BiT-M.npz")
-  assert_same(result, expected)
-  assert (result.format, result.options) == ("bit", {"root_pad": "zero"})
-  model = weights.identify(result.params, result.options)
-  assert (model.name, model.stage_blocks) == ("bit", (1, 2, 1))
-  unit = "resnet/block3/unit02/"  # two digits
-  assert bit.write({"block3/unit2/gn3/bias": np.zeros(4)}).keys() == {
-    unit + "c/group_norm/beta"
-  }
-  name = "resnet/block1/unit01/a/standardized_conv2d/kernel"
-  with pytest.raises(ValueError, match="'extra', 'momentum'"):
-    bit.read(_lazy(dict.fromkeys((name, "momentum", "extra"), np.zeros(3))))
-  assert not bit.looks_like(["block1/unit1/conv1/kernel"])

@@ -23,78 +23,60 @@ from vit_jax.zoo.files import timm as weights
 from vit_jax.zoo.files import timm_names
 
 timm = torch_libraries.Later("timm")
-QUICK = dict(gelu="quick")
 AS_TIMM = dict(gn_eps=1e-5, ws_eps=1e-8, ws_eps_on="var")
-B16 = "vit_base_patch16_224"
+B16 = dict(variant="B/16", gelu="erf")
 
 
 @pytest.mark.parametrize(
-  "fields, image_size, name, kwargs",
+  "fields, side, name, kwargs",
   [
-    (dict(variant="B/16"), 224, B16, {}),
-    (dict(variant="B/16", posemb="learn"), 384, B16, {}),
+    (B16, 224, "vit_base_patch16_224", {}),
+    (B16, 384, "vit_base_patch16_224", {}),
     (
-      dict(variant="B/16", pool="map", posemb="sincos2d"),
+      B16 | dict(pool="map", posemb="sincos2d"),
       224,
       "vit_base_patch16_siglip_256",
       {},
     ),
-    (
-      dict(variant="B/32", channels=1),
-      224,
-      "vit_base_patch32_224",
-      dict(in_chans=1),
-    ),
-    (dict(variant="R26+S/32"), 224, "vit_small_r26_s32_224", {}),
+    (B16 | dict(channels=1), 224, "vit_base_patch16_224", dict(in_chans=1)),
     (dict(name="bit", variant="R152x4"), 480, "resnetv2_152x4_bit", {}),
     # Each differs in one part from a published model.
-    (dict(variant="S/14"), 224, None, None),
-    (dict(variant="B/16", num_heads=6), 224, None, None),
-    (dict(variant="B/16", pool="gap"), 224, None, None),
+    (B16 | dict(variant="S/14"), 224, None, None),
+    (B16 | dict(num_heads=6), 224, None, None),
+    (B16 | dict(pool="gap"), 224, None, None),
     (dict(name="bit", variant="R50x2"), 480, None, None),
   ],
 )
-def test_the_call_that_makes_the_model(fields, image_size, name, kwargs):
-  gelu = {} if "name" in fields else dict(gelu="erf")
-  model = model_config(**fields, **gelu)
-  call = timm_names.create_call(model, 7, (image_size, image_size))
+def test_the_call_that_makes_the_model(fields, side, name, kwargs):
+  call = timm_names.create_call(model_config(**fields), 7, (side, side))
   if name is None:
     assert call == (None, {})
     return
-  if gelu:
-    kwargs = kwargs | {"act_layer": "gelu", "img_size": [image_size] * 2}
+  if "gelu" in fields:
+    kwargs = kwargs | {"act_layer": "gelu", "img_size": [side, side]}
   assert call == (name, {"num_classes": 7} | kwargs)
 
 
-@pytest.mark.parametrize(
-  "fields, options",
-  [
+def test_options_in_which_timm_s_model_differs_and_known_heads():
+  bit = dict(name="bit", variant="R50x1", root_pad="nothing")
+  for fields, options in (
     (dict(), []),
     (dict(ln_eps=1e-12), ["ln_eps"]),
     (dict(variant="R50+B/16"), ["gn_eps", "ws_eps", "ws_eps_on"]),
     (dict(variant="R50+B/16", **AS_TIMM), []),
-    (
-      dict(name="bit", variant="R50x1", root_pad="nothing"),
-      ["ws_eps", "root_pad"],
-    ),
-  ],
-)
-def test_options_in_which_timm_s_model_differs(fields, options):
-  texts = timm_names.differences(model_config(**fields))
-  assert [t.split("=")[0].rpartition(".")[2] for t in texts] == options
-
-
-@pytest.mark.parametrize(
-  "size, heads",
-  [
+    (bit, ["ws_eps", "root_pad"]),
+  ):
+    texts = timm_names.differences(model_config(**fields))
+    named = [t.split("=")[0].rpartition(".")[2] for t in texts]
+    assert named == options, fields
+  for size, heads in (
     ((384, 12, 1536), 6),
     ((256, 14, 1280), 4),  # timm's vit_wee
     ((1280, 32, 3416), 16),  # Virchow
-  ],
-)
-def test_heads_of_known_sizes(size, heads):
-  assert timm_names.known_heads(*size) == (heads, None)
-  assert timm_names.known_heads(size[0], size[1] + 1, size[2])[1]
+  ):
+    assert timm_names.known_heads(*size) == (heads, None)
+    width, depth, mlp_dim = size
+    assert timm_names.known_heads(width, depth + 1, mlp_dim)[1]
 
 
 SMALL = dict(width=24, depth=2, mlp_dim=48, num_heads=3)
@@ -181,14 +163,15 @@ PUBLISHED = {
   "deit_tiny_distilled_patch16_224": DISTILLED | dict(variant="Ti/16"),
   "vit_base_patch14_dinov2": DINOV2 | dict(variant="B/14"),
   "vit_giant_patch14_reg4_dinov2": REGISTERS | SWIGLU | dict(variant="g2/14"),
-  "vit_base_patch32_clip_quickgelu_224": CLIP | QUICK | dict(variant="B/32"),
+  "vit_base_patch32_clip_quickgelu_224": (
+    CLIP | dict(variant="B/32", gelu="quick")
+  ),
   "vit_huge_plus_patch16_dinov3": (
     DINOV3 | SWIGLU | dict(variant="H+/16", qkv_bias="none", pool="gap")
   ),
   "eva02_tiny_patch14_224": EVA02 | dict(variant="Ti/14", mlp_dim=512),
   "beit_base_patch16_224": BEIT | dict(variant="B/16"),
 }
-ACTS = {"tanh": "GELUTanh", "erf": "GELU", "quick": "QuickGELU"}
 SLOW = ("vit_base_patch14_dinov2", "vit_huge_plus_patch16_dinov3")
 
 
@@ -212,4 +195,4 @@ def test_the_call_makes_the_published_model(expected):
   assert {k: v.shape for k, v in params.items()} == shapes
   assert options.get("ln_eps", 0) == getattr(model, "ln_eps", 0)
   if getattr(model, "mlp", None) == "gelu":
-    assert type(theirs.blocks[0].mlp.act).__name__ == ACTS[model.gelu]
+    assert GELUS[type(theirs.blocks[0].mlp.act).__name__] == model.gelu
