@@ -87,26 +87,27 @@ def test_a_run_has_the_adapters_and_loads_with_its_base(run):
 
 def test_a_base_has_positions_and_a_tanh_layer_of_its_own():
   """The run has neither its size of images nor its tanh layer."""
-  model = tiny.config().model
-  draw = lambda **options: foreign.random_params(
-    dataclasses.replace(model, **options), 7, (32, 32)
-  )
+
+  def draw(**options):
+    model = dataclasses.replace(tiny.config().model, **options)
+    params = foreign.random_params(model, 7, (32, 32))
+    return {k: lazy(v) for k, v in params.items()}
+
   base = Weights(
     "/base",
     "hf",
-    {k: lazy(v) for k, v in draw(pre_logits=True).items()},
+    draw(pre_logits=True),
     grid=(4, 4),
     has_cls_row=True,
     posemb_filter="hf",
   )
   stated = source_file.of_weights(base, None)._asdict()
-  config = {"model": {}, "lora": {"rank": 2}}
   weights = Weights(
     "run",
     "checkpoint",
-    {k: lazy(v) for k, v in draw().items() if k.startswith("head/")},
+    {k: v for k, v in draw().items() if k.startswith("head/")},
     {"pre_logits": False},
-    metadata={"base": stated, "config": config},
+    metadata={"base": stated, "config": {"model": {}, "lora": {"rank": 2}}},
   )
   read = lora_base.on_base(weights, lambda path, mean: base)
   assert read.params.keys() == draw().keys()

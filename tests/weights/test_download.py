@@ -22,9 +22,7 @@ from vit_jax.families import published
 from vit_jax.tools.exporting import convert
 from vit_jax.weights import download
 
-DATA = pathlib.Path(__file__).parents[1] / "data"
-CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
-TOKEN = DATA / "vit_token.weights.npz"
+TOKEN = pathlib.Path(__file__).parents[1] / "data" / "vit_token.weights.npz"
 
 
 @contextlib.contextmanager
@@ -43,15 +41,14 @@ def server(answer):
       pass
 
   with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as it:
-    threading.Thread(target=it.serve_forever, daemon=True).start()
+    threading.Thread(target=it.serve_forever, args=[0.01], daemon=True).start()
     yield f"http://127.0.0.1:{it.server_port}", asked
     it.shutdown()
 
 
 def send(handler, data, code=200, length=None, **headers):
   handler.send_response(code)
-  if length is not False:
-    handler.send_header("Content-Length", length or len(data))
+  handler.send_header("Content-Length", length or len(data))
   for name, value in headers.items():
     handler.send_header(name.replace("_", "-"), value)
   handler.end_headers()
@@ -83,12 +80,11 @@ def test_a_file_is_downloaded_once(cache, capsys):
     assert file == download.cached(url)
     assert hashlib.md5(url.encode()).hexdigest() in file.name
     printed = capsys.readouterr()
-    assert url in printed.out and url in printed.err
-    assert str(file) in printed.err
-    again = vit_jax.load(url, verbose=False)
-    assert capsys.readouterr().err == "" and len(asked) == 1
+    assert url in printed.out and str(file) in printed.err
   # Without the server as well.
-  assert vit_jax.load(url, verbose=False).metadata()["source"] == url
+  again = vit_jax.load(url, verbose=False)
+  assert capsys.readouterr().err == "" and len(asked) == 1
+  assert again.metadata()["source"] == url
   jax.tree.map(np.testing.assert_array_equal, vit.params, again.params)
 
 
@@ -106,98 +102,26 @@ def test_processes_of_a_host_wait_for_one_download(cache):
   assert {w.path for w in paths} == {url}
 
 
-@pytest.mark.parametrize(
-  "answer, words",
-  [
-    (lambda h: send(h, bytes(5000), length=9000), "4000 more"),
-    (lambda h: send(h, b"gone", 404), "404"),
-  ],
-)
-def test_what_fails_leaves_nothing(cache, answer, words):
-  with server(answer) as (host, _):
-    text = error(url := f"{host}/vit.npz")
-  assert words in text and url in text
-  assert list(cache.iterdir()) == []
-
-
-def test_a_page_instead_of_weights_can_be_fetched_again(cache):
-  with server(lambda h: send(h, b"<html>Sign in</html>")) as (host, _):
-    url = f"{host}/vit.npz"
+def test_what_fails_leaves_nothing_and_says_what_to_do(cache):
+  answers = {
+    "/short": lambda h: send(h, bytes(5000), length=9000),
+    "/gone": lambda h: send(h, b"gone", 404),
+    "/page": lambda h: send(h, b"<html>Sign in</html>"),
+  }
+  with server(lambda h: answers[h.path](h)) as (host, _):
+    for path, words in (("/short", "4000 more"), ("/gone", "404")):
+      text = error(host + path)
+      assert words in text and host + path in text
+      assert list(cache.iterdir()) == []
+    # A page instead of weights can be fetched again.
+    url = f"{host}/page"
     text, file = error(url, ValueError), download.cached(url)
-  assert text.startswith(f"{url}: got '{file}'") and f"delete {file}" in text
-
-
-def test_without_a_network_the_text_says_what_to_do(cache):
-  with server(lambda h: send(h, b"")) as (host, _):
-    pass  # the server is gone
-  url = f"{host}/x/vit.npz"
-  file = download.cached(url)
+    assert text.startswith(f"{url}: got '{file}'") and f"delete {file}" in text
+  # Without a network: by hand, as the message says.
+  file = download.cached(url := f"{host}/x/vit.npz")
   assert str(file) in error(url)
-  # By hand, as the message says.
   file.write_bytes(TOKEN.read_bytes())
   assert weights.read(url).path == url
-
-
-# Names.
-
-
-@pytest.mark.parametrize(
-  "name, file",
-  [
-    ("B/16", "gs://vit_models/imagenet21k/ViT-B_16.npz"),
-    ("ViT-B_16", "hf-hub:timm/vit_base_patch16_224.augreg_in21k"),
-    ("R50x1", "gs://bit_models/BiT-S-R50x1.npz"),
-  ],
-)
-def test_the_name_of_a_model_is_answered_by_its_files(name, file):
-  text = error(name, ValueError)
-  assert repr(name) in text and file in text
-
-
-def test_an_existing_file_has_precedence(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  convert.convert(vit_jax.load(TOKEN), "B/16", "orbax")
-  assert weights.read("B/16").format == "checkpoint"
-
-
-# hf-hub:
-
-
-TIMM_B16 = "timm/vit_base_patch16_224"
-
-
-@pytest.mark.parametrize(
-  "name, address",
-  [
-    (TIMM_B16, f"{TIMM_B16}.augreg2_in21k_ft_in1k"),
-    ("vit_base_patch16_224", f"{TIMM_B16}.augreg2_in21k_ft_in1k"),
-    ("google/vit-base-patch16-224", "google/vit-base-patch16-224"),
-    ("somebody/a-model", "somebody/a-model"),
-  ],
-)
-def test_a_name_of_a_hub_without_its_prefix(name, address):
-  assert error(name).endswith(f"Did you mean 'hf-hub:{address}'?")
-
-
-def test_a_missing_file_is_no_name_of_a_hub(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  (tmp_path / "runs").mkdir()
-  for path in ("runs/mine", "models/x.npz", "a/b/c", "/a/b"):
-    assert "hf-hub" not in error(path)
-
-
-HUB = """
-  import sys, vit_jax
-  from vit_jax.weights import download
-  for name in sys.argv[1:]:
-    try:
-      print((report := vit_jax.load(name, verbose=False).report).path)
-      print(*(x for x in report.notes if "revision" in x))
-      print(download.pinned(name))
-    except FileNotFoundError as e:
-      print(e)
-"""
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def test_published_buckets_are_read_by_https():
@@ -208,6 +132,56 @@ def test_published_buckets_are_read_by_https():
   assert not download.is_remote("gs://my-bucket/vit.npz")
 
 
+# Names.
+
+
+def test_the_name_of_a_model_is_answered_by_its_files(tmp_path, monkeypatch):
+  for name, file in {
+    "B/16": "gs://vit_models/imagenet21k/ViT-B_16.npz",
+    "ViT-B_16": "hf-hub:timm/vit_base_patch16_224.augreg_in21k",
+    "R50x1": "gs://bit_models/BiT-S-R50x1.npz",
+  }.items():
+    text = error(name, ValueError)
+    assert repr(name) in text and file in text
+  # An existing file has precedence.
+  monkeypatch.chdir(tmp_path)
+  convert.convert(vit_jax.load(TOKEN, verbose=False), "B/16", "orbax")
+  assert weights.read("B/16").format == "checkpoint"
+
+
+def test_a_name_of_a_hub_without_its_prefix(tmp_path, monkeypatch):
+  timm = "timm/vit_base_patch16_224"
+  for name, address in {
+    timm: f"{timm}.augreg2_in21k_ft_in1k",
+    "vit_base_patch16_224": f"{timm}.augreg2_in21k_ft_in1k",
+    "google/vit-base-patch16-224": "google/vit-base-patch16-224",
+    "somebody/a-model": "somebody/a-model",
+  }.items():
+    assert error(name).endswith(f"Did you mean 'hf-hub:{address}'?")
+  # A missing file is none.
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "runs").mkdir()
+  for path in ("runs/mine", "models/x.npz", "a/b/c", "/a/b"):
+    assert "hf-hub" not in error(path)
+
+
+# hf-hub:
+
+
+HUB = """
+import sys, vit_jax
+from vit_jax.weights import download
+for name in sys.argv[1:]:
+  try:
+    print((report := vit_jax.load(name, verbose=False).report).path)
+    print(*(x for x in report.notes if "revision" in x))
+    print(download.pinned(name))
+  except FileNotFoundError as e:
+    print(e)
+"""
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
 @pytest.mark.slow
 def test_a_model_of_a_hub(tmp_path):
   """The address of the hub is read when its library is imported."""
@@ -215,19 +189,18 @@ def test_a_model_of_a_hub(tmp_path):
   folder = tmp_path / "model"
   convert.convert(vit_jax.load(TOKEN), str(folder), "hf")
   files = {p.name: p.read_bytes() for p in folder.iterdir()}
+  listed = [
+    {"type": "file", "path": f, "size": len(data), "oid": "0" * 40}
+    for f, data in [*files.items(), ("pytorch_model.bin", b"x")]
+  ]
+  siblings = [{"rfilename": about["path"]} for about in listed]
 
   def answer(handler):
     path = handler.path.partition("?")[0]
     name = path.rsplit("/", 1)[-1]
-    if path.startswith("/api/models/me/vit/tree/"):  # as new libraries ask
-      about = [
-        {"type": "file", "path": f, "size": len(data), "oid": "0" * 40}
-        for f, data in [*files.items(), ("pytorch_model.bin", b"x")]
-      ]
-      send(handler, json.dumps(about).encode(), Content_Type="application/json")
-    elif path.startswith("/api/models/me/vit/"):
-      siblings = [{"rfilename": f} for f in [*files, "pytorch_model.bin"]]
+    if path.startswith("/api/models/me/vit/"):
       about = {"id": "me/vit", "sha": COMMIT, "siblings": siblings}
+      about = listed if "/tree/" in path else about  # as new libraries ask
       send(handler, json.dumps(about).encode(), Content_Type="application/json")
     elif path.startswith(f"/me/vit/resolve/{COMMIT}/") and name in files:
       tag = hashlib.sha1(files[name]).hexdigest()
@@ -237,13 +210,8 @@ def test_a_model_of_a_hub(tmp_path):
 
   def load(host, *names):
     env = os.environ | {"HF_ENDPOINT": host, "HF_HOME": str(tmp_path / "hub")}
-    code = "\n".join(line[2:] for line in HUB.splitlines())
-    out = subprocess.run(
-      [sys.executable, "-c", code, *names],
-      env=env,
-      capture_output=True,
-      text=True,
-    )
+    argv = [sys.executable, "-c", HUB, *names]
+    out = subprocess.run(argv, env=env, capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
     return out.stdout.splitlines()
 
@@ -270,4 +238,4 @@ def test_an_adapter_of_a_hub(tmp_path, monkeypatch):
 
   monkeypatch.setattr(hub, "snapshot_download", fetch)
   assert download.local("hf-hub:me/lora").name == tmp_path.name
-  assert sorted(p.name for p in tmp_path.iterdir()) == names[:2]
+  assert sorted(p.name for p in tmp_path.glob("adapter*")) == names[:2]

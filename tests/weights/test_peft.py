@@ -49,6 +49,27 @@ def _save(folder, arrays, config):
   return folder
 
 
+def _adapter(folder, base, head=None):
+  """Writes an adapter of a base; returns its folder."""
+  return _save(folder, *ours.write(_factors(), head or {}, str(base)))
+
+
+def _fused(factors, arrays):
+  """One A for query, key and value of a block, as timm's attention has it."""
+  arrays = {k: v for k, v in arrays.items() if "fc" in k or "class" in k}
+  one = factors[ATTENTION.format(1) + "query"]
+  factors = {k: v for k, v in factors.items() if "Attention" not in k}
+  parts = []
+  for i, name in enumerate(NAMES[:3]):
+    b = one.b * (i + 1)
+    parts.append(b.reshape(3, -1).T)
+    factors[ATTENTION.format(1) + name] = one._replace(b=b)
+  name = f"{ours.PREFIX}blocks.1.attn.qkv"
+  arrays[f"{name}.lora_A.weight"] = np.ascontiguousarray(one.a.T)
+  arrays[f"{name}.lora_B.weight"] = np.ascontiguousarray(np.concatenate(parts))
+  return factors, arrays
+
+
 @pytest.mark.parametrize("form", ["new", "old", "rslora", "fused"])
 def test_adapters_are_read_and_merged(tmp_path, form):
   base, factors, head = hf_folder(tmp_path / "base"), _factors(), _head(11)
@@ -63,20 +84,7 @@ def test_adapters_are_read_and_merged(tmp_path, form):
   if form == "rslora":
     config |= {"use_rslora": True, "lora_alpha": 1.5 * 3**0.5}
   if form == "fused":
-    arrays = {k: v for k, v in arrays.items() if "fc" in k or "class" in k}
-    one = factors[ATTENTION.format(1) + "query"]
-    for path in [k for k in factors if "Attention" in k]:
-      factors.pop(path)
-    parts = []
-    for i, name in enumerate(NAMES[:3]):
-      b = one.b * (i + 1)
-      parts.append(b.reshape(3, -1).T)
-      factors[ATTENTION.format(1) + name] = one._replace(b=b)
-    name = f"{ours.PREFIX}blocks.1.attn.qkv"
-    arrays[f"{name}.lora_A.weight"] = np.ascontiguousarray(one.a.T)
-    arrays[f"{name}.lora_B.weight"] = np.ascontiguousarray(
-      np.concatenate(parts)
-    )
+    factors, arrays = _fused(factors, arrays)
   got = weights.read(_save(tmp_path / "adapter", arrays, config)).params
   expected = weights.read(base).params | head
   assert got.keys() == expected.keys()
@@ -89,31 +97,25 @@ def test_adapters_are_read_and_merged(tmp_path, form):
     np.testing.assert_allclose(got[name], array, rtol=1e-5, atol=1e-6)
 
 
-def test_a_base_of_a_hub(tmp_path):
+def test_the_revision_of_a_base_is_written_and_read(tmp_path):
+  _, config = ours.write(_factors(), {}, "/a@b/vit")
+  assert config["base_model_name_or_path"] == "/a@b/vit"
+  assert config["revision"] is None
   asked = []
 
   def read_base(name):
     asked.append(name)
     raise FileNotFoundError("no network")
 
-  for number, revision in enumerate((None, "v2")):
-    config = {"base_model_name_or_path": "me/vit", "revision": revision}
-    arrays, _ = ours.write(_factors(), {}, "me/vit")
-    folder = _save(tmp_path / str(number), arrays, config)
+  for name, revision in (("me/vit", None), ("me/vit@v2", "v2")):
+    folder = _adapter(tmp_path / str(revision), f"hf-hub:{name}")
+    config = json.loads((folder / ours.CONFIG).read_text())
+    assert config["base_model_name_or_path"] == "me/vit"
+    assert config["revision"] == revision
     error = "base_model_name_or_path: .*no network"
     with pytest.raises(FileNotFoundError, match=error):
       ours.read(epath.Path(folder), read_base)
   assert asked == ["hf-hub:me/vit", "hf-hub:me/vit@v2"]
-
-
-@pytest.mark.parametrize(
-  "base, name, revision",
-  [("hf-hub:me/vit@v2", "me/vit", "v2"), ("/a@b/vit", "/a@b/vit", None)],
-)
-def test_the_revision_of_a_base_is_written(base, name, revision):
-  _, config = ours.write(_factors(), {}, base)
-  assert config["base_model_name_or_path"] == name
-  assert config["revision"] == revision
 
 
 def test_a_new_head_has_no_names_and_loss_of_the_base(tmp_path):
@@ -121,8 +123,7 @@ def test_a_new_head_has_no_names_and_loss_of_the_base(tmp_path):
   model = model_config(**weight_files.SIZE, pre_logits=True)
   base = hf_folder(tmp_path / "pooled", (32, 32), model=model, num_classes=0)
   assert "pre_logits/kernel" in weights.read(base).params
-  arrays = ours.write(_factors(), _head(3), "../pooled")
-  read = weights.read(_save(tmp_path / "lora", *arrays))
+  read = weights.read(_adapter(tmp_path / "lora", "../pooled", _head(3)))
   assert not weights.identify(read.params, read.options).pre_logits
   assert_same({k: read.params[k] for k in _head(3)}, _head(3))
 
@@ -131,10 +132,8 @@ def test_a_new_head_has_no_names_and_loss_of_the_base(tmp_path):
     id2label={str(i): f"class {i}" for i in range(11)},
     problem_type="multi_label_classification",
   )
-  read = lambda name, head: weights.read(
-    _save(tmp_path / name, *ours.write(_factors(), head, str(base)))
-  )
-  old, new = read("old", {}), read("new", _head(3))
+  old = weights.read(_adapter(tmp_path / "old", base))
+  new = weights.read(_adapter(tmp_path / "new", base, _head(3)))
   assert (old.loss, len(old.class_names)) == ("sigmoid", 11)
   assert (new.loss, new.class_names) == (None, None)
 
@@ -149,24 +148,31 @@ def test_two_towers(tmp_path):
   one = weights.read(_save(tmp_path / "0", arrays, config))
   both = weights.read(_save(tmp_path / "1", arrays | texts, config))
   assert_same(both, {k: np.asarray(v) for k, v in one.params.items()})
-  arrays, config = ours.write(_factors(), _head(3), str(base))
-  text = message(_save(tmp_path / "head", arrays, config))
+  text = message(_adapter(tmp_path / "head", base, _head(3)))
   assert "got a classifier" in text
 
 
 FC1 = f"{ours.PREFIX}vit.layers.1.mlp.fc1"
-FC1_B = f"{FC1}.lora_B.weight"
+POOLER = f"{ours.PREFIX}vit.pooler.lora_A"
 
 
-def _changed(name, change):
-  return lambda arrays: (
-    arrays
-    | {
-      f"{FC1}.{name}.weight": np.ascontiguousarray(
-        change(arrays[f"{FC1}.{name}.weight"])
-      )
-    }
-  )
+def _with(**changes):
+  """Other arrays of a dense layer, as functions of its own; None: left out."""
+
+  def change(arrays):
+    arrays = dict(arrays)
+    for name, new in changes.items():
+      array = arrays.pop(f"{FC1}.{name}.weight")
+      if new:
+        arrays[f"{FC1}.{name}.weight"] = np.ascontiguousarray(new(array))
+    return arrays
+
+  return change
+
+
+def _twice(arrays):
+  """The same factors of another model."""
+  return arrays | {k.replace("vit.", "other."): v for k, v in arrays.items()}
 
 
 @pytest.mark.parametrize(
@@ -177,29 +183,13 @@ def _changed(name, change):
     ({"init_lora_weights": "pissa_niter_16"}, dict, "pissa_niter_16"),
     ({"base_model_name_or_path": None}, dict, "no base_model_name_or_path"),
     ({"base_model_name_or_path": "/no/where"}, dict, "'/no/where'"),
-    (
-      {},
-      lambda arrays: {k: v for k, v in arrays.items() if k != FC1_B},
-      "encoderblock_1/MlpBlock_0/Dense_0",
-    ),
-    (
-      {},
-      lambda arrays: arrays | {
-        "base_model.model.vit.pooler.lora_A.weight": np.zeros((3, 48), "f")
-      },
-      "base_model.model.vit.pooler.lora_A",
-    ),
-    (  # another model in the file
-      {},
-      lambda arrays: arrays | {
-        k.replace("vit.", "other."): v for k, v in arrays.items()
-      },
-      "layers.0.attention.k_proj.lora_A.weight",
-    ),
-    ({}, _changed("lora_A", lambda a: a[:, :40]), "(3, 40) and (96, 3)"),
-    ({}, _changed("lora_B", lambda b: b[:, :2]), "(3, 48) and (96, 2)"),
+    ({}, _with(lora_B=None), "encoderblock_1/MlpBlock_0/Dense_0"),
+    ({}, lambda a: a | {f"{POOLER}.weight": np.zeros((3, 48), "f")}, POOLER),
+    ({}, _twice, "layers.0.attention.k_proj.lora_A.weight"),
+    ({}, _with(lora_A=lambda a: a[:, :40]), "(3, 40) and (96, 3)"),
+    ({}, _with(lora_B=lambda b: b[:, :2]), "(3, 48) and (96, 2)"),
   ],
-)  # fmt: skip
+)
 def test_an_adapter_is_refused(tmp_path, config, change, words):
   base = hf_folder(tmp_path / "base")
   arrays, about = ours.write(_factors(), {}, str(base))

@@ -33,14 +33,18 @@ PILLOW = "decode(dct='accurate')|"  # what follows is Pillow's, too
 HEADS = {"num_heads": 4}
 
 
+def model_of(read):
+  return weights.identify(read.params, read.options)
+
+
+# Google's.
+
+
 def test_google():
   path = DATA / "vit_token_prelogits.weights.npz"
   result = weights.read(path)
-  assert (result.path, result.format, result.options) == (
-    str(path),
-    "google",
-    {},
-  )
+  stated = result.path, result.format, result.options
+  assert stated == (str(path), "google", {})
   stated = result.grid, result.image_size, result.ops, result.class_names
   assert not any(stated) and result.notes == () and result.has_cls_row
   result = weights.read(DATA / "bv_gap_sincos2d_rep.weights.npz", grid=(2, 8))
@@ -60,9 +64,8 @@ def test_nothing_is_read_before_it_is_used(monkeypatch):
     "read_array",
     lambda *args, **kw: reads.append(1) or read(*args, **kw),
   )
-  path = DATA / "vit_linen_names.weights.npz"
-  result = weights.read(path)
-  weights.identify(result.params, result.options)
+  result = weights.read(DATA / "vit_linen_names.weights.npz")
+  model_of(result)
   assert not reads
   source_file.of_weights(result, None)
   assert len(reads) == len(result.params)  # each once
@@ -85,28 +88,22 @@ def test_an_average_beside_the_parameters_is_taken(tmp_path, raw, average):
   assert repr(average.split("/")[0]) in result.notes[0]
 
 
-def with_head(path, num_classes, bias):
-  return save(
-    path,
-    head__kernel=np.zeros((48, num_classes), "f"),
-    head__bias=np.full(num_classes, bias, "f"),
-  )
-
-
-@pytest.mark.parametrize(
-  "num_classes, loss", [(1000, None), (21_843, "sigmoid")]
-)
-def test_a_width_that_has_names(tmp_path, num_classes, loss):
+def test_widths_that_have_names(tmp_path):
   """Google's files of ImageNet-21k were trained with a sigmoid."""
-  result = weights.read(with_head(tmp_path / "x.npz", num_classes, -10.0))
-  assert result.class_names == class_names.known(num_classes)
-  assert result.loss == loss
-  assert result.notes == (class_names.describe(num_classes),)
 
+  def read(num_classes, bias):
+    kernel = np.zeros((48, num_classes), "f")
+    bias = np.full(num_classes, bias, "f")
+    path = save(tmp_path / "x.npz", head__kernel=kernel, head__bias=bias)
+    return weights.read(path)
 
-def test_a_classifier_of_zeros_is_none(tmp_path):
-  """That of Google's files of ImageNet-21k without AugReg."""
-  result = weights.read(with_head(tmp_path / "x.npz", 21_843, 0.0))
+  for num_classes, loss in ((1000, None), (21_843, "sigmoid")):
+    result = read(num_classes, -10.0)
+    assert result.class_names == class_names.known(num_classes)
+    assert result.loss == loss
+    assert result.notes == (class_names.describe(num_classes),)
+  # The head of those without AugReg is all zeros: none.
+  result = read(21_843, 0.0)
   assert not any(name.startswith("head/") for name in result.params)
   assert result.class_names is None and "zeros" in result.notes[0]
 
@@ -120,6 +117,12 @@ def test_timm(tmp_path):
   assert result.format == "timm" and result.has_cls_row
   assert result.options == {"gelu": "erf", "ln_eps": 1e-6, **HEADS}
   assert result.image_size is None and result.ops is None
+  config = {
+    "model_args": {"img_size": [16, 64]},
+    "pretrained_cfg": {"input_size": [3, 224, 224]},
+  }
+  result = weights.read(timm_file(tmp_path, config), options=HEADS)
+  assert (result.image_size, result.grid) == ((16, 64), (2, 8))
 
 
 HALF = {"mean": [0.5] * 3, "std": [0.5] * 3, "input_size": [3, 32, 32]}
@@ -156,7 +159,7 @@ def test_images_by_timm_s_config(tmp_path, about, ops, is_noted):
     result = weights.read(path, options=HEADS)
     assert [3, *result.image_size] == (HALF | about)["input_size"]
     assert result.class_names == tuple("abcdefghijk")
-    assert result.ops == f"decode(dct='accurate')|{ops}"
+    assert result.ops == PILLOW + ops
     assert len(result.notes) == is_noted
     for key, value in about.items() if is_noted else ():
       assert f"{key}={value!r}" in result.notes[0]
@@ -176,29 +179,18 @@ SIGLIP = "vit_so400m_patch16_siglip_gap_384.v2_webli"
     (SIGLIP, {"num_heads": 6, "act_layer": None}, {}, "tanh", 6),
     (SIGLIP, {"num_heads": 6, "act_layer": "gelu"}, {}, "erf", 6),
     # What is stated of the model that it is.
-    ("", {"num_heads": 4, "depth": 2, "qk_norm": False}, {}, "erf", 4),
-    ("", {"num_heads": 4, "init_values": None, "reg_tokens": 0}, {}, "erf", 4),
+    ("", HEADS | {"depth": 2, "qk_norm": False, "reg_tokens": 0}, {}, "erf", 4),
     # Virchow's; its users take the class token from timm's tokens.
-    ("vit", {"num_heads": 4, "global_pool": ""}, {}, "erf", 4),
+    ("vit", HEADS | {"global_pool": ""}, {}, "erf", 4),
   ],
 )
 def test_the_model_by_timm_s_config(
   tmp_path, architecture, args, given, gelu, num_heads
 ):
   config = {"architecture": architecture, "model_args": args}
-  result = weights.read(timm_file(tmp_path, config), options=given)
-  model = weights.identify(result.params, result.options)
+  model = model_of(weights.read(timm_file(tmp_path, config), options=given))
   assert (model.size.num_heads, model.gelu) == (num_heads, gelu)
   assert model.pool == "token"
-
-
-def test_timm_s_config_states_the_grid(tmp_path):
-  config = {
-    "model_args": {"img_size": [16, 64]},
-    "pretrained_cfg": {"input_size": [3, 224, 224]},
-  }
-  result = weights.read(timm_file(tmp_path, config), options=HEADS)
-  assert (result.image_size, result.grid) == ((16, 64), (2, 8))
 
 
 @pytest.mark.parametrize("library", ["timm", "hf"])
@@ -265,11 +257,21 @@ def test_a_model_in_parts(tmp_path):
   for part in parts:
     own = {n: np.asarray(a) for n, a in arrays.items() if of[n] == part}
     safetensors_file.write(folder / part, own, {})
-  file.unlink()
+  file.rename(tmp_path / "whole.safetensors")
   index = folder / safetensors_file.INDEX
-  index.write_text(json.dumps({"weight_map": of}))
+  index.write_text(json.dumps({"metadata": {}, "weight_map": of}))
   for path in (folder, index):
     assert_same(weights.read(path), our_params((32, 48)))
+  (folder / parts[1]).unlink()
+  assert parts[1] in message(folder)
+  out = {"weight_map": {"a": "../whole.safetensors"}}
+  for text, words in (
+    ("{", safetensors_file.INDEX),
+    ('{"weight_map": [1]}', safetensors_file.INDEX),
+    (json.dumps(out), "expected a file in that folder"),
+  ):
+    index.write_text(text)
+    assert words in message(folder)
 
 
 def test_what_texts_and_pre_training_need_is_listed(tmp_path):
@@ -339,18 +341,17 @@ def test_the_tower_of_clip(tmp_path, gelu):
 def test_what_a_config_of_openclip_states(tmp_path, options, stated):
   model = model_config(**to_dict(TOWER) | options)
   read = weights.read(openclip_folder(tmp_path, stated), mean="half")
-  assert weights.identify(read.params, read.options) == model
+  assert model_of(read) == model
   assert ("pooled_norm/scale" in read.params) == ("pooled" in str(options))
   assert "CLIP's are assumed" in " ".join(read.notes)
   # The user knows better.
   read = weights.read(tmp_path, options={"num_heads": 3}, mean="half")
-  assert weights.identify(read.params, read.options).size.num_heads == 3
+  assert model_of(read).size.num_heads == 3
 
 
 @pytest.mark.parametrize(
   "vision, images, size, noted",
   [
-    ({}, {"size": 32}, (32, 32), None),
     ({}, {"size": [32, 32], "resize_mode": "squash"}, (32, 32), None),
     ({}, {"size": None}, (32, 32), None),  # by the table
     ({"image_size": [16, 64]}, {"size": 32}, (16, 64), None),  # the tower's
@@ -360,8 +361,7 @@ def test_what_a_config_of_openclip_states(tmp_path, options, stated):
 )
 def test_the_images_of_clip(tmp_path, vision, images, size, noted):
   about = {"mean": [0.5] * 3, "std": [0.25] * 3, **images}
-  folder = openclip_folder(tmp_path, vision, preprocess_cfg=about)
-  read = weights.read(folder)
+  read = weights.read(openclip_folder(tmp_path, vision, preprocess_cfg=about))
   assert read.image_size == size
   assert read.pixels == ((0.5,) * 3, (0.25,) * 3)
   notes = " ".join(read.notes)
@@ -370,17 +370,15 @@ def test_the_images_of_clip(tmp_path, vision, images, size, noted):
 
 
 def test_a_tower_of_timm_s_in_a_file_of_openclip_s(tmp_path):
-  def read(**vision):
-    return weights.read(trunk_folder(tmp_path, vision), options=HEADS)
-
-  read_ = read(timm_pool="token")
-  model = weights.identify(read_.params, read_.options)
-  assert (model.pool, model.gelu) == ("token", "erf")
-  assert read_.pixels == (publishers.CLIP.mean, (0.25,) * 3)
-  assert "only arrays" not in " ".join(read_.notes)
-  read_ = read(timm_model_name="vit_base_patch32_siglip_256")
-  model = weights.identify(read_.params, read_.options)
-  assert (model.pool, model.gelu) == ("gap", "tanh")
+  for vision, pool, gelu in (
+    ({"timm_pool": "token"}, "token", "erf"),
+    ({"timm_model_name": "vit_base_patch32_siglip_256"}, "gap", "tanh"),
+  ):
+    read = weights.read(trunk_folder(tmp_path, vision), options=HEADS)
+    model = model_of(read)
+    assert (model.pool, model.gelu) == (pool, gelu)
+    assert read.pixels == (publishers.CLIP.mean, (0.25,) * 3)
+    assert "only arrays" not in " ".join(read.notes)
 
 
 # Checkpoints, ours and others'.
@@ -404,28 +402,10 @@ def test_a_run(tmp_path):
   assert (result.grid, result.image_size) == ((2, 4), (16, 32))
   assert result.class_names == tuple("abcdefghijk")
   assert result.ops == "decode|resize((16, 32))"
-  vit = vit_jax.load(tmp_path, verbose=False)
-  got = vit.config, vit.image_size, vit.ops
-  assert got == (MODEL, (16, 32), result.ops)
+  assert model_of(result) == MODEL
   # Also by the path of its arrays.
   inside = weights.read(tmp_path / "checkpoints/7/params")
   assert_same(inside, our_params((16, 32)))
-
-
-@pytest.mark.parametrize("steps", [("5/default", "10/state"), ("10/model",)])
-def test_checkpoints_of_another_program(tmp_path, steps, capsys):
-  """As orbax's CheckpointManager writes them: an item or several in a step."""
-  tree = nested(our_params())
-  for step in steps:
-    orbax(tmp_path / step, {"params": tree})
-  inner = tmp_path / steps[-1]
-  for path in (tmp_path, inner.parent):
-    if inner.name == "state" and path != tmp_path:
-      assert_same(weights.read(path), our_params())
-      continue
-    assert str(inner) in message(path)
-  assert_same(weights.read(inner), our_params())
-  assert "damaged" not in capsys.readouterr().err
 
 
 def test_a_checkpoint_has_no_names_but_its_own(tmp_path):
@@ -435,3 +415,18 @@ def test_a_checkpoint_has_no_names_but_its_own(tmp_path):
   checkpointer.write_params(str(tmp_path / "x"), params, metadata)
   result = weights.read(tmp_path / "x")
   assert result.class_names is None and result.notes == ()
+
+
+@pytest.mark.parametrize("steps", [("5/default", "10/state"), ("10/model",)])
+def test_checkpoints_of_another_program(tmp_path, steps, capsys):
+  """As orbax's CheckpointManager writes them: an item or several in a step."""
+  for step in steps:
+    orbax(tmp_path / step, {"params": nested(our_params())})
+  inner = tmp_path / steps[-1]
+  assert str(inner) in message(tmp_path)
+  if inner.name == "state":
+    assert_same(weights.read(inner.parent), our_params())
+  else:
+    assert str(inner) in message(inner.parent)
+  assert_same(weights.read(inner), our_params())
+  assert "damaged" not in capsys.readouterr().err

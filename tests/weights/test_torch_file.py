@@ -10,19 +10,17 @@ import numpy as np
 import pytest
 import torch_libraries
 from flax.traverse_util import flatten_dict
-from weight_files import MODEL, hf_folder, message, our_params
+from weight_files import MODEL, assert_same, hf_folder, message, our_params
 
 import vit_jax
 from vit_jax.weights import reading, safetensors_file, weights_file
 from vit_jax.zoo.files import timm, torch_file
 
-
-@pytest.fixture(scope="module")
-def torch():
-  return torch_libraries.load("torch")
+DOCS = pathlib.Path(vit_jax.__file__).parents[1] / "docs"
+torch = torch_libraries.Later("torch")
 
 
-def tensors(torch, prefix="", dtype="float32"):
+def tensors(prefix="", dtype="float32"):
   return {
     prefix + name: torch.from_numpy(array).to(getattr(torch, dtype))
     for name, array in timm.write(our_params(), MODEL).items()
@@ -33,24 +31,24 @@ def load(path):
   return vit_jax.load(path, num_heads=4, verbose=False)
 
 
-def assert_ours(vit):
-  for name, array in flatten_dict(vit.params, sep="/").items():
-    np.testing.assert_array_equal(array, our_params()[name], name)
+def flat(vit):
+  return flatten_dict(vit.params, sep="/")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_zip", [True, False])
-def test_arrays_alone(torch, tmp_path, is_zip):
+def test_arrays_alone(tmp_path, is_zip):
   path = tmp_path / "x.pth"
   kwargs = {"_use_new_zipfile_serialization": is_zip}
-  torch.save(tensors(torch), path, **kwargs)
-  assert_ours(load(path))
-  half = tmp_path / "half.bin"
-  torch.save(tensors(torch, dtype="bfloat16"), half, **kwargs)
-  kernel = load(half).params["embedding"]["kernel"]
+  torch.save(tensors(), path, **kwargs)
+  assert_same(flat(load(path)), our_params())
+  torch.save(tensors(dtype="bfloat16"), path, **kwargs)
+  kernel = load(path).params["embedding"]["kernel"]
   np.testing.assert_allclose(
     kernel, our_params()["embedding/kernel"], rtol=2**-8
   )
+  torch_file.write(path, timm.write(our_params(), MODEL), {"a": 1})
+  assert_same(flat(load(path)), our_params())
 
 
 @pytest.mark.slow
@@ -66,23 +64,23 @@ def test_arrays_alone(torch, tmp_path, is_zip):
      "'model.ema' in the file, and not of 'model.model'."),
   ],
 )  # fmt: skip
-def test_the_arrays_of_a_checkpoint(torch, tmp_path, tree, note):
+def test_the_arrays_of_a_checkpoint(tmp_path, tree, note):
   path = tmp_path / "x.pth"
-  zeros = {k: 0 * v for k, v in tensors(torch, "module.").items()}
-  torch.save(tree(tensors(torch, "_orig_mod.module."), zeros), path)
+  zeros = {k: 0 * v for k, v in tensors("module.").items()}
+  torch.save(tree(tensors("_orig_mod.module."), zeros), path)
   vit = load(path)
-  assert_ours(vit)
+  assert_same(flat(vit), our_params())
   first, second, *_ = vit.report.notes
   assert f"the arrays are those of {note}" in first
   assert "the prefix '_orig_mod.module.' was taken off" in second
 
 
-def _script(torch, path):
-  torch.jit.script(torch.nn.Linear(2, 2)).save(path)
+def save_code(path):
+  torch.save({"model": tensors(), "args": argparse.Namespace(lr=1)}, path)
 
 
-def _half(torch, path):
-  torch.save(tensors(torch), path)
+def save_half(path):
+  torch.save(tensors(), path)
   data = path.read_bytes()
   path.write_bytes(data[: len(data) // 2])
 
@@ -91,21 +89,26 @@ def _half(torch, path):
 @pytest.mark.parametrize(
   "save, text",
   [
+    (save_code, "would run argparse.Namespace"),
+    (lambda path: torch.save([1, 2], path), "expected a state_dict"),
     (
-      lambda torch, path: torch.save(
-        {"model": tensors(torch), "args": argparse.Namespace(lr=1)}, path
-      ),
-      "would run argparse.Namespace",
+      lambda path: torch.jit.script(torch.nn.Linear(2, 2)).save(path),
+      "TorchScript",
     ),
-    (lambda torch, path: torch.save([1, 2], path), "expected a state_dict"),
-    (_script, "TorchScript"),
-    (_half, "expected a whole"),
+    (save_half, "expected a whole"),
   ],
   ids="code list script damaged".split(),
 )
-def test_files_that_are_refused(torch, tmp_path, save, text):
-  save(torch, path := tmp_path / "x.pth")
+def test_files_that_are_refused(tmp_path, save, text):
+  save(path := tmp_path / "x.pth")
   assert f"got '{path}'" in message(path) and text in message(path)
+
+
+def test_without_torch(tmp_path, monkeypatch):
+  path = tmp_path / "x.pth"
+  path.write_bytes(reading.OLD_TORCH)
+  monkeypatch.setitem(sys.modules, "torch", None)
+  assert "pip install torch" in message(path)
 
 
 class Network:
@@ -132,50 +135,32 @@ class Network:
   ],
   ids="dino numpy module".split(),
 )
-def test_the_lines_of_the_docs_save_a_pickle_s_arrays(torch, tmp_path, tree):
+def test_the_lines_of_the_docs_save_a_pickle_s_arrays(tmp_path, tree):
   source, target = tmp_path / "x.pth", tmp_path / "y.pth"
-  torch.save(tree(tensors(torch)), source)
+  torch.save(tree(tensors()), source)
   assert "see docs/weights.md" in message(source)
-  page = pathlib.Path(vit_jax.__file__).parents[1] / "docs/weights.md"
-  (code,) = re.findall(
-    "```py\n(import torch.*?)```", page.read_text(), re.DOTALL
-  )
+  page = (DOCS / "weights.md").read_text()
+  (code,) = re.findall("```py\n(import torch.*?)```", page, re.DOTALL)
   code = code.replace("source.pth", str(source))
   exec(code.replace("target.pth", str(target)), {})
-  assert_ours(load(target))
+  assert_same(flat(load(target)), our_params())
 
 
 @pytest.mark.slow
-def test_a_folder_of_transformers_with_pickles(torch, tmp_path):
+def test_a_folder_of_transformers_with_pickles(tmp_path):
   folder = hf_folder(tmp_path / "m")
   safe = folder / "model.safetensors"
   arrays, _ = safetensors_file.open_safetensors(safe)
   state = {k: torch.from_numpy(np.array(v)) for k, v in arrays.items()}
-  expected = vit_jax.load(folder, verbose=False).params
+  expected = flat(vit_jax.load(folder, verbose=False))
   safe.unlink()
   names = ["pytorch_model-1.bin", "pytorch_model-2.bin"]
-  parts = dict(zip(names, (list(state)[:5], list(state)[5:]), strict=True))
-  for name, keys in parts.items():
-    torch.save({k: state[k] for k in keys}, folder / name)
-  weight_map = {k: name for name, keys in parts.items() for k in keys}
+  weight_map = {k: names[i >= 5] for i, k in enumerate(state)}
+  for name in names:
+    part = {k: v for k, v in state.items() if weight_map[k] == name}
+    torch.save(part, folder / name)
   index = json.dumps({"weight_map": weight_map})
   (folder / weights_file.TORCH_INDEX).write_text(index)
-  for _ in range(2):
-    got = flatten_dict(vit_jax.load(folder, verbose=False).params)
-    for key, array in flatten_dict(expected).items():
-      np.testing.assert_array_equal(got[key], array)
-    torch.save(state, folder / weights_file.TORCH_BIN)
-
-
-@pytest.mark.slow
-def test_written_and_read_to_the_bit(torch, tmp_path):
-  arrays = timm.write(our_params(), MODEL)
-  torch_file.write(tmp_path / "x.pth", arrays, {"a": 1})
-  assert_ours(load(tmp_path / "x.pth"))
-
-
-def test_without_torch(tmp_path, monkeypatch):
-  path = tmp_path / "x.pth"
-  path.write_bytes(reading.OLD_TORCH)
-  monkeypatch.setitem(sys.modules, "torch", None)
-  assert "pip install torch" in message(path)
+  assert_same(flat(vit_jax.load(folder, verbose=False)), expected)
+  torch.save(state, folder / weights_file.TORCH_BIN)
+  assert_same(flat(vit_jax.load(folder, verbose=False)), expected)
