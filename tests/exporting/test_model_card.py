@@ -1,11 +1,10 @@
 """The model card: the run's own numbers, read back by the hub's library."""
 
-import functools
 import json
 import pathlib
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import pytest
 import tiny
 
@@ -16,12 +15,9 @@ from vit_jax.config import build, to_dict
 from vit_jax.tools.exporting import convert, model_card
 
 TOKEN = pathlib.Path(__file__).parents[1] / "data" / "vit_token.weights.npz"
+TEST = {"kind": "classification", "dataset": "imagenet2012", "split": "test"}
 EVALS = {
-  "test": {
-    "kind": "classification",
-    "dataset": "imagenet2012",
-    "split": "test",
-  },
+  "test": TEST,
   "val": {"kind": "classification", "split": "train[90%:]"},
   "few": {"kind": "fewshot", "dataset": "digits", "split": "test"},
 }
@@ -35,8 +31,6 @@ SCORES = {
   "few/l2=64/5shot": 0.3,
   "few/random_init/5shot": 0.1,
 }
-
-
 ROWS = [
   {"step": 16, "test/top1": 0.99},
   {"step": 20, "train/images_seen": 320.0, "train/exaflops": 1.5,
@@ -44,15 +38,6 @@ ROWS = [
   {"step": 20, **SCORES},
   {"step": 24, "test/top1": 0.98},  # after the checkpoint
 ]  # fmt: skip
-
-
-@functools.cache
-def _zeros():
-  config = tiny.config(model__depth=1)
-  model = models.build(config.model, 10)
-  images = jnp.zeros((1, 16, 16, 3))
-  shapes = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
-  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
 def write_run(folder, data_given=None, evals=EVALS, changed=(), **options):
@@ -77,15 +62,23 @@ def write_run(folder, data_given=None, evals=EVALS, changed=(), **options):
     "step": 20,
   }
   step = str(folder / "checkpoints" / "20")
-  checkpointer.write_params(step, _zeros(), metadata)
+  shapes = tiny.shapes(models.build(config.model, 10))
+  zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+  checkpointer.write_params(step, zeros, metadata)
   lines = "".join(json.dumps(row) + "\n" for row in ROWS)
   (folder / "metrics.jsonl").write_text(lines)
   return vit_jax.load(folder, verbose=False)
 
 
 def parsed(text):
+  """Returns what the hub's library reads in a card."""
   hub = pytest.importorskip("huggingface_hub")
-  return hub.ModelCard(text)
+  return hub.ModelCard(text).data
+
+
+def options_in(text):
+  (block,) = text.split("```json\n")[1:]
+  return json.loads(block.split("```")[0])
 
 
 def test_a_run_s_own_numbers(tmp_path):
@@ -93,7 +86,7 @@ def test_a_run_s_own_numbers(tmp_path):
     tmp_path / "b16", data__data_dir="/home/me/data", init="/home/me/x"
   )
   text = model_card.text(vit, "me/vit", is_on_hub=True)
-  data = parsed(text).data
+  data = parsed(text)
   assert data.library_name == "transformers"
   assert data.pipeline_tag == "image-classification"
   assert data.datasets == ["uoft-cs/cifar10"]
@@ -123,8 +116,7 @@ def test_a_run_s_own_numbers(tmp_path):
   assert "resize_torch(16, 'bilinear')`" in text and "resize(16)`" in text
   assert "/home/me" not in text  # no folders of the machine
   assert "98.0" not in text and "99.00" not in text  # other steps
-  (block,) = text.split("```json\n")[1:]
-  assert json.loads(block.split("```")[0])["data"]["batch_size"] == 16
+  assert options_in(text)["data"]["batch_size"] == 16
 
 
 def test_folders_of_the_machine_are_left_out(tmp_path):
@@ -140,49 +132,45 @@ def test_folders_of_the_machine_are_left_out(tmp_path):
   text = model_card.text(vit, "x")
   assert "/home" not in text and "data_dir: " not in text
   assert "init None to 'w' (allowed)" in text
-  (block,) = text.split("```json\n")[1:]
-  options = json.loads(block.split("```")[0])
+  options = options_in(text)
   assert options["data"]["dataset"] == "folder:x"
   assert options["evals"]["y"]["dataset"] == "folder:y"
 
 
-def test_a_model_that_was_changed_has_no_scores(tmp_path):
-  write_run(tmp_path)
-  for changed in (
+def test_scores_are_those_of_the_model_and_its_step(tmp_path):
+  vit = write_run(tmp_path)
+  changed = [
     vit_jax.load(tmp_path, image_size=32, verbose=False),
     vit_jax.load(tmp_path, gelu="erf", verbose=False),
-    convert.without_head(vit_jax.load(tmp_path, verbose=False), "hf"),
-  ):
-    text = model_card.text(changed, "x")
-    assert parsed(text).data.eval_results is None
+    convert.without_head(vit, "hf"),
+  ]
+  for other in changed:
+    text = model_card.text(other, "x")
+    assert parsed(text).eval_results is None
     assert "75.00%" not in text
-  assert parsed(text).data.pipeline_tag == "image-feature-extraction"
+  assert parsed(text).pipeline_tag == "image-feature-extraction"
   assert "ViTModel.from_pretrained('x')" in text
-
-
-def test_scores_of_an_earlier_step_are_not_the_checkpoint_s(tmp_path):
-  """The run died between a checkpoint and the next line of metrics."""
-  vit = write_run(tmp_path)
-  lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-  (tmp_path / "metrics.jsonl").write_text(lines[0] + "\n")  # step 16 of 20
+  # The run died between a checkpoint and the next line of metrics.
+  metrics = tmp_path / "metrics.jsonl"
+  metrics.write_text(metrics.read_text().splitlines()[0] + "\n")  # of step 16
   text = model_card.text(vit, "x")
-  assert parsed(text).data.eval_results is None
+  assert parsed(text).eval_results is None
   assert "99.00%" not in text
 
 
 def test_fake_or_given_data_are_no_data_set_of_the_hub(tmp_path):
   text = model_card.text(write_run(tmp_path / "a", fake_data=True), "x")
-  data = parsed(text).data
+  data = parsed(text)
   assert data.eval_results is None and data.datasets is None
   assert "75.00%" not in text
   text = model_card.text(write_run(tmp_path / "b", data_given="Squares"), "x")
-  assert parsed(text).data.datasets is None
+  assert parsed(text).datasets is None
   assert "\n| data | Squares, given |\n" in text
 
 
 def test_published_weights_say_what_they_know():
   text = model_card.text(vit_jax.load(TOKEN, verbose=False), "folder")
-  data = parsed(text).data.to_dict()
+  data = parsed(text).to_dict()
   assert set(data) == {"library_name", "pipeline_tag", "tags"}
   assert "vit_token.weights.npz" in text
   assert "## Training" not in text and "## Scores" not in text
@@ -196,7 +184,7 @@ def test_the_folder_has_it_and_loads(tmp_path, monkeypatch):
   convert.convert(vit, folder, "hf")
   text = pathlib.Path(folder, "README.md").read_text()
   assert text == model_card.text(vit, folder)
-  assert parsed(text).data.base_model == "google/vit-base"
+  assert parsed(text).base_model == "google/vit-base"
   assert f"vit = vit_jax.load('{folder}')" in text
   assert "load('hf-hub:" not in text
   again = vit_jax.load(folder, verbose=False)

@@ -24,7 +24,7 @@ SLOW = {
   "DINOv2": ("Meta",),
   "DINOv2 with registers": ("transformers",),
   "DINOv3": ("Meta",),
-  "SigLIP, SigLIP 2": ("big_vision", "timm"),
+  "SigLIP, SigLIP 2": ("timm",),
   "CLIP, OpenCLIP": ("OpenCLIP",),
   "MAE": ("transformers",),
   "BEiT, BEiT v2": ("transformers",),

@@ -1,4 +1,4 @@
-"""Small models of transformers with random weights; big_vision's SigLIP."""
+"""Small models of transformers with random weights."""
 
 import functools
 import json
@@ -11,10 +11,9 @@ from etils import epath
 from foreign import randomise
 from weights_table import Case, Outputs, Theirs
 
-from vit_jax.weights import google, normalisation
+from vit_jax.weights import normalisation
 from vit_jax.weights.safetensors_file import open_safetensors
-from vit_jax.weights.weights_file import StateDict
-from vit_jax.zoo.files import hf, hf_names, series
+from vit_jax.zoo.files import hf_names
 
 torch = torch_libraries.Later("torch")
 transformers = torch_libraries.Later("transformers")
@@ -192,32 +191,6 @@ def outputs(model: Any, pixels, images: np.ndarray) -> Outputs:
   return Outputs(blocks, last.numpy())
 
 
-def big_vision() -> Theirs:
-  """Returns SigLIP's two towers under big_vision's names.
-
-  No code of big_vision runs here: transformers' model of the same weights says
-  what they compute, and the file is made by renaming.
-  """
-  model = theirs("SiglipVisionModel", SQUARE)
-
-  def save(folder: pathlib.Path) -> pathlib.Path:
-    saved = model.save(folder)
-    config = json.loads((saved / "config.json").read_text())
-    arrays, _ = open_safetensors(saved / "model.safetensors")
-    file = StateDict(epath.Path(saved), arrays, {}, config, {})
-    params = series.translate(hf.SERIES, file).params
-    named = google.write(
-      {name: np.asarray(array) for name, array in params.items()},
-      is_big_vision=True,
-    )
-    tower = {n.replace("params/", "params/img/"): a for n, a in named.items()}
-    file = folder / "siglip.npz"
-    np.savez(file, **tower, **{"params/t": 1.0, "params/txt/x": np.ones(3)})
-    return file
-
-  return Theirs(save, model.outputs)
-
-
 IMAGES = ((32, 32), (48, 48), (24, 40))
 
 
@@ -230,8 +203,8 @@ def _sizes(name, options):
 
 
 def cases() -> list[Case]:
-  """Returns a case for each class, and big_vision's."""
-  cases = [
+  """Returns a case for each class."""
+  return [
     Case(
       family,
       "transformers",
@@ -244,7 +217,3 @@ def cases() -> list[Case]:
     for family, models in MODELS.items()
     for name, options in models
   ]
-  siglip = Case(
-    "SigLIP, SigLIP 2", "big_vision", "npz", big_vision, IMAGES, "hf", "npz"
-  )
-  return [*cases, siglip]

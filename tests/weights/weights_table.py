@@ -29,7 +29,7 @@ from vit_jax.tools.exporting import convert
 
 # Families that test_parity.py alone compares.
 TESTED = ("hybrids, BiT", "LoRA")
-COLUMNS = ("timm", "transformers", "Meta", "OpenCLIP", "big_vision")
+COLUMNS = ("timm", "transformers", "Meta", "OpenCLIP")
 
 
 class Outputs(NamedTuple):
