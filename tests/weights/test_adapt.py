@@ -12,13 +12,11 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from weight_files import DATA, SIZE
 
-import vit_jax
 from vit_jax import weights
-from vit_jax.checkpointing import checkpointer
 from vit_jax.config import cli, model_config, to_dict
 from vit_jax.models.posemb import sincos2d
 from vit_jax.models.resample import resample_patch_kernel, resample_posemb
-from vit_jax.models.stacking import stack_blocks, unstack_blocks
+from vit_jax.models.stacking import stack_blocks
 from vit_jax.weights.weights_file import POS_EMBEDDING, lazy
 
 GLYPHS = pathlib.Path(__file__).parents[2] / "configs" / "glyphs.py"
@@ -410,28 +408,3 @@ def test_the_patch_embedding_is_resized_if_asked():
   )
   for path, array in params.items():
     np.testing.assert_array_equal(array, file.params[path])
-
-
-@pytest.mark.slow
-def test_a_checkpoint_with_positions_in_every_block_loads_again(tmp_path):
-  model = model_config(**SIZE, posemb_at="blocks", scan=True)
-  params = foreign.random_params(model, 11, (24, 32))
-  params = unflatten_dict(params, sep="/")
-  metadata = {
-    "model": to_dict(model),
-    "image_size": [24, 32],
-    "grid": [3, 4],
-    "has_cls_row": True,
-    "loss": "softmax",
-  }
-  path = str(tmp_path / "run")
-  checkpointer.write_params(path, params, metadata)
-  assert weights.read(path).has_cls_row
-  vit = vit_jax.load(path, verbose=False)
-  assert vit.config.unstacked() == model.unstacked()
-  got = unstack_blocks(vit.params, vit.config)
-  jax.tree.map(
-    np.testing.assert_array_equal, got, unstack_blocks(params, model)
-  )
-  wider = vit_jax.load(path, image_size=(40, 16), verbose=False)
-  assert len(wider.report.resized) == 2

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-import weight_files
 from weight_files import (
   DATA,
   MODEL,
@@ -22,7 +21,6 @@ from weight_files import (
   trunk_folder,
 )
 
-import vit_jax
 from vit_jax import class_names, weights
 from vit_jax.checkpointing import checkpointer
 from vit_jax.config import model_config, to_dict
@@ -219,16 +217,6 @@ def test_a_head_is_read_as_it_was_trained(
   assert is_said == (loss == "regression")
 
 
-@pytest.mark.slow
-def test_one_output_of_transformers_is_a_regression(tmp_path):
-  folder = hf_folder(tmp_path, (32, 32), num_classes=1, problem_type=None)
-  vit = vit_jax.load(folder, verbose=False)
-  assert vit.loss == "regression"
-  ((answer,),) = vit.predict(np.zeros((32, 32, 3), np.uint8))
-  ((output,),) = vit(np.full((1, 32, 32, 3), -1, np.float32))[0]
-  np.testing.assert_allclose(answer.value, output, rtol=1e-5)  # as it is
-
-
 # transformers' config.json.
 
 
@@ -246,6 +234,9 @@ def test_hugging_face(tmp_path):
   names = {str(i): f"n{i}" for i in range(11)}
   result = weights.read(hf_folder(folder, id2label=names, model_type=None))
   assert result.class_names == tuple(names.values())
+  # One output of transformers is a regression.
+  hf_folder(folder, num_classes=1, problem_type=None)
+  assert weights.read(folder).loss == "regression"
 
 
 def test_a_model_in_parts(tmp_path):
@@ -274,22 +265,7 @@ def test_a_model_in_parts(tmp_path):
     assert words in message(folder)
 
 
-def test_what_texts_and_pre_training_need_is_listed(tmp_path):
-  model = model_config(**weight_files.SIZE, pool="map")
-  sizes = {"hidden_size": 48, "patch_size": 8, "image_size": 32}
-  vision = sizes | {"num_attention_heads": 4, "model_type": "siglip_vision"}
-  more = ("embeddings.position_ids", "logit_scale", "text_model.head.weight")
-  folder = hf_folder(
-    tmp_path / "m",
-    (32, 32),
-    dict.fromkeys(more, np.ones((3, 3), "f")),
-    model=model,
-    num_classes=0,
-    model_type="siglip",
-    vision_config=vision,
-  )
-  (note,) = weights.read(folder).notes
-  assert all(name in note for name in more)
+def test_what_pre_training_needs_is_listed(tmp_path):
   changes = {n: np.ones(3, "f") for n in ("mask_token", "decoder_embed.bias")}
   path = timm_file(tmp_path, changes=changes)
   note, *_ = weights.read(path, options=HEADS).notes

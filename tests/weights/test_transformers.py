@@ -1,24 +1,17 @@
-"""transformers' preprocessor_config.json, and our model card, with itself."""
+"""transformers' preprocessor_config.json, read, written, and with itself."""
 
 import json
-import re
 
-import foreign
 import numpy as np
 import pytest
 import torch_libraries
 from PIL import Image
-from series_parts import CLIP, DINOV2, DISTILLED
 from weight_files import hf_folder
 
-import vit_jax
 from vit_jax import weights
-from vit_jax.config import model_config
 from vit_jax.data import pixels
 from vit_jax.data.preprocessing import image_size
-from vit_jax.tools.exporting import model_card
 from vit_jax.weights import normalisation
-from vit_jax.weights.weights_file import Pixels
 from vit_jax.zoo.files import hf_preprocessing
 
 transformers = torch_libraries.Later("transformers")
@@ -121,20 +114,6 @@ def test_the_operations_of_a_preprocessor(tmp_path, name, about, ops):
   is_clip = result.pixels == normalisation.NAMED["clip"]
   assert is_clip == name.startswith("CLIP")
   assert not ops or image_size(result.ops) == (32, 32)
-
-
-@pytest.mark.parametrize(
-  "about, mean, std",
-  [
-    ({"rescale_factor": 1 / 127.5, "rescale_offset": True}, 0.75, 0.03125),
-    ({"include_top": False}, 0.5, 0.25),
-  ],
-)
-def test_the_processor_of_efficientnet(about, mean, std):
-  about = {"image_processor_type": "EfficientNetImageProcessor", **about}
-  about = hf_preprocessing.complete(ALL | {"image_std": [0.25] * 3} | about)
-  got = hf_preprocessing.pixels(about)
-  assert got == Pixels(pytest.approx((mean,) * 3), pytest.approx((std,) * 3))
 
 
 @pytest.mark.parametrize(
@@ -246,50 +225,3 @@ def test_crops_of_200_sizes_are_those_of_the_processor(name, about):
     (got,) = theirs(Image.fromarray(values), **plain)["pixel_values"]
     result = pixels.apply(values, ops).transpose(2, 0, 1)
     np.testing.assert_array_equal(result, got, f"{height} x {width}")
-
-
-# Class -> our model, and the expression of its output.
-CARDS = {
-  "ViTForImageClassification": dict(gelu="erf", ln_eps=1e-12),
-  "ViTModel": dict(pre_logits=True),
-  "IJepaModel": dict(pool="gap", ln_eps=1e-12),
-  "SiglipVisionModel": dict(pool="map"),
-  "Dinov2ForImageClassification": DINOV2 | dict(pool="token_gap"),
-  "DeiTForImageClassificationWithTeacher": DISTILLED,
-  "CLIPVisionModelWithProjection": CLIP | dict(projection=16),
-}
-SLOW = ("ViTModel", "Dinov2ForImageClassification")
-
-
-@pytest.mark.parametrize(
-  "name",
-  [
-    pytest.param(
-      k, marks=pytest.mark.slow if k in SLOW else pytest.mark.nightly
-    )
-    for k in CARDS
-  ],
-)
-def test_the_card_names_class_and_output(tmp_path, name):
-  """Its code for transformers computes what our model computes."""
-  import torch
-
-  sizes = dict(variant="B/8", width=48, depth=2, mlp_dim=192, num_heads=4)
-  hf_folder(
-    tmp_path,
-    (32, 32),
-    model=model_config(**sizes | CARDS[name]),
-    num_classes=3 * ("ForImageClass" in name),
-  )
-  vit = vit_jax.load(tmp_path, mean="half", verbose=False)
-  code = model_card.text(vit, str(tmp_path)).split("```python\n")[1]
-  assert name in code
-  lines = re.findall(r"^(?:model|logits|features) = .*", code, re.MULTILINE)
-  images = foreign.image((32, 32))
-  inputs = torch.from_numpy(images).permute(0, 3, 1, 2)
-  known = {name: getattr(transformers, name)}
-  known["inputs"] = {"pixel_values": inputs}
-  with torch.no_grad():
-    exec("\n".join(lines), known)
-  got = known["logits" if "logits" in known else "features"]
-  assert foreign.error(vit(images)[0], got) < 1e-4

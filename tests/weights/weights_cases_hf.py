@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
@@ -148,13 +149,33 @@ def reload(path: str) -> Theirs:
   )
   assert not report["missing_keys"] and not report["unexpected_keys"], report
   half = normalisation.HALF
-  return Theirs(None, functools.partial(outputs, model.eval(), half))
+  card = (pathlib.Path(path) / "README.md").read_text()
+  lines = re.findall(r"^(?:logits|features) = .*", card, re.MULTILINE)
+  (code,) = (line for line in lines if "model(**inputs)" in line)
+
+  def by_the_card(images: np.ndarray) -> Outputs:
+    """Returns the last output by the line that the model card has for it."""
+    blocks, _ = outputs(model.eval(), half, images)
+    known = {
+      "model": model,
+      "inputs": {"pixel_values": pixels_of(half, images)},
+    }
+    with torch.no_grad():
+      exec(code, known)
+    return Outputs(blocks, known.get("logits", known.get("features")).numpy())
+
+  return Theirs(None, by_the_card)
+
+
+def pixels_of(normalisation, images: np.ndarray):
+  """Returns what a processor makes of images in [-1, 1]."""
+  mean, std = (np.float32(x) for x in normalisation)
+  return torch.from_numpy(((images + 1) / 2 - mean) / std).permute(0, 3, 1, 2)
 
 
 def outputs(model: Any, pixels, images: np.ndarray) -> Outputs:
   """Returns what a model computes of images in [-1, 1]."""
-  mean, std = (np.float32(x) for x in pixels)
-  x = torch.from_numpy(((images + 1) / 2 - mean) / std).permute(0, 3, 1, 2)
+  x = pixels_of(pixels, images)
   name, options = type(model).__name__, {"output_hidden_states": True}
   height, width = images.shape[1] // 8, images.shape[2] // 8
   if name.startswith("Siglip2"):  # its processor cuts patches
