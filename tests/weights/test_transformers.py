@@ -45,6 +45,11 @@ ALL = dict(
     # Values up to 255, here with the mean in the same unit.
     ({"do_rescale": False}, 0.4 / 255, 0.2 / 255),
     ({"rescale_factor": 1}, 0.4 / 255, 0.2 / 255),
+    (  # in [-1, 1], and divided by the deviation twice
+      {"image_processor_type": "EfficientNetImageProcessor"}
+      | {"rescale_factor": 1 / 127.5, "rescale_offset": True},
+      *(0.7, 0.02),
+    ),
   ],
 )
 def test_the_normalisation_of_a_preprocessor(tmp_path, changes, mean, std):
