@@ -116,13 +116,13 @@ objectives/mixing.py objectives/test_mixing.py
 - weight[None, ..., None], 1.0
 + weight[None, ..., None], 0.0
 
-models/posemb.py models/test_posemb.py
+models/posemb.py models/test_transformer.py::test_all_intermediates
 - np.linspace(0, 1, width // 4)
 + np.linspace(0, 1, width // 4, endpoint=False)
 - [np.sin(x), np.cos(x), np.sin(y), np.cos(y)]
 + [np.sin(y), np.cos(y), np.sin(x), np.cos(x)]
 
-models/posemb.py models/test_positions.py
+models/posemb.py models/test_transformer.py::test_all_intermediates
 - ((0, 0), (num_zeros, 0), (0, 0))
 + ((0, 0), (0, num_zeros), (0, 0))
 
@@ -136,7 +136,7 @@ models/resample.py models/test_resample.py
 - np.linalg.pinv(_weights(p, q, _triangle, antialias=False).T)
 + np.linalg.pinv(_weights(p, q, _triangle, antialias=True).T)
 
-zoo/models/rope.py models/test_modern.py::test_the_formulas
+zoo/models/rope.py models/test_transformer.py::test_all_intermediates
 - rounded = (100.0**exponents)
 + rounded = (1000.0**exponents)
 - 2 * (i + 0.5) / n - 1 for i, n
@@ -146,11 +146,11 @@ zoo/models/rope.py models/test_modern.py::test_the_formulas
 - jnp.concatenate([-second, first], axis=-1)
 + jnp.concatenate([second, -first], axis=-1)
 
-models/attention.py models/test_positions.py
+models/attention.py models/test_transformer.py::test_all_intermediates
 - query = query / query.shape[-1] ** 0.5
 + query = query / query.shape[-1]
 
-models/attention.py models/test_keep.py
+models/attention.py models/test_transformer.py::test_a_part_of_the_tokens
 - (query / query.shape[-1] ** 0.5, offsets)
 + (query, offsets)
 

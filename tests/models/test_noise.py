@@ -1,4 +1,7 @@
-"""Dropout's noise: its rate, independence, and dependence on the record."""
+"""Dropout's noise: its rate, independence, and dependence on the record.
+
+Then where the Transformers drop, and how often.
+"""
 
 import functools
 
@@ -6,8 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
+from tiny import ViT
 
+from vit_jax.families import model_config
+from vit_jax.families.vit import ViTConfig
+from vit_jax.models import build
 from vit_jax.models.noise import Dropout, bits, draw, draw_all, drop, threshold
+from vit_jax.models.stacking import stack_blocks
 
 KEY = jax.random.key(3)
 RECORDS = jnp.arange(64)
@@ -187,3 +196,114 @@ def test_dropout_in_bfloat16_is_rounded_once():
     # numbers a standard deviation of 1.2e-4 of their mean, 1.7; 4 of them. A
     # divisor rounded to bfloat16 makes it 1.7e-3.
     assert abs(got.mean() / exact.mean() - 1) < 5e-4
+
+
+# In the models.
+
+TINY = dict(num_classes=5, patch=4, width=8, depth=3, mlp_dim=16, num_heads=2)
+PARAMS = tiny.random_params(ViT(**TINY), (1, 4, 8, 3), 0.3)
+
+
+def images(number):
+  rng = np.random.default_rng(0)
+  return jnp.asarray(rng.uniform(-1, 1, (number, 4, 8, 3)), "float32")
+
+
+@functools.cache
+def compiled(is_training, **options):
+  """A scan, which compiles its draws once."""
+  model = ViT(**TINY, **options, scan=True)
+  return jax.jit(functools.partial(model.apply, is_training=is_training))
+
+
+def apply(x, seed=None, is_training=True, **options):
+  return compiled(is_training, **options)(
+    {"params": stack_blocks(PARAMS, ViTConfig)},
+    x,
+    rngs=None if seed is None else {"dropout": jax.random.key(seed)},
+  )
+
+
+def test_dropout_has_the_paper_s_places():
+  model = ViT(**TINY, dropout=0.25)
+
+  def fn(key):
+    rngs = {"dropout": key}
+    return model.apply(
+      {"params": PARAMS}, images(2), is_training=True, rngs=rngs
+    )
+
+  text = str(jax.make_jaxpr(fn)(jax.random.key(0)))
+  # After the positions; and in each of 3 blocks after attention, GELU and MLP.
+  assert text.count(" = ge ") == 1 + 3 * 3
+
+
+@pytest.mark.slow
+def test_dropout_is_off_in_evaluation_and_a_function_of_the_key():
+  x = images(200)
+  expected, _ = apply(x, is_training=False)
+  np.testing.assert_array_equal(apply(x)[0], expected)  # at rate 0
+  off, _ = apply(x, is_training=False, stochastic_depth=0.2, dropout=0.25)
+  np.testing.assert_array_equal(off, expected)
+  first, again = (apply(x, seed=1, dropout=0.25) for _ in range(2))
+  np.testing.assert_array_equal(first[0], again[0])
+  for other in expected, apply(x, seed=2, dropout=0.25)[0]:
+    assert np.abs(first[0] - other).max() > 0.01
+  for i in range(3):
+    for branch in ("attention", "mlp"):
+      zeros = np.mean(first[1][f"encoderblock_{i}"][branch] == 0)
+      # 200 * 3 * 8 draws: a standard deviation of 0.006; 4 of them.
+      assert zeros == pytest.approx(0.25, abs=0.025)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["linear", "constant"])
+def test_stochastic_depth(rule):
+  """Block l of 0, 1, 2 drops a branch of an example with chance 0.5 l / 2."""
+  sizes = {k: v for k, v in TINY.items() if k not in ("num_classes", "patch")}
+  options = model_config(
+    "modern",
+    variant="B/4",
+    **sizes,
+    scan=True,
+    stochastic_depth=0.5,
+    stochastic_depth_rule=rule,
+  )
+  params = {"params": stack_blocks(PARAMS, ViTConfig)}
+  model, x = build(options, 5), images(2000)
+  _, plain = jax.jit(model.apply)(params, x)
+  training = functools.partial(model.apply, is_training=True)
+  _, out = jax.jit(training)(params, x, rngs={"dropout": KEY})
+  rates = (0.0, 0.25, 0.5) if rule == "linear" else (0.5,) * 3
+  for i, rate in enumerate(rates):
+    block = out[f"encoderblock_{i}"]
+    dropped = {k: np.all(block[k] == 0, (1, 2)) for k in ("attention", "mlp")}
+    # Standard deviation at most sqrt(0.25 / 2000) = 0.011; 4 of them.
+    for branch in dropped.values():
+      assert np.mean(branch) == pytest.approx(rate, abs=0.045 * (rate > 0))
+    both = np.mean(dropped["attention"] & dropped["mlp"])
+    assert both == pytest.approx(rate**2, abs=0.045 * (rate > 0))
+    if i == (rule == "linear"):  # the first that drops, whose input is whole
+      survives = ~dropped["attention"]
+      np.testing.assert_allclose(
+        block["attention"][survives],
+        plain[f"encoderblock_{i}"]["attention"][survives] / (1 - rate),
+        rtol=1e-5,
+        atol=1e-5,
+      )
+
+
+@pytest.mark.slow
+def test_stochastic_depth_keeps_the_expectation_in_bfloat16():
+  # Block 1 of 0, 1, 2 drops with chance 0.1; block 0 drops none.
+  x = images(2000)
+  _, plain = apply(x, is_training=False, dtype="bfloat16")
+  _, out = apply(x, seed=4, stochastic_depth=0.2, dtype="bfloat16")
+  expected = np.asarray(plain["encoderblock_1"]["attention"], "d")
+  got = np.asarray(out["encoderblock_1"]["attention"], "d")
+  survives = ~np.all(got == 0, (1, 2))
+  got, expected = got[survives], expected[survives]
+  slope = np.sum(got * expected) / np.sum(expected**2)
+  # 43,000 numbers that are each rounded by up to 2^-9: a standard deviation of
+  # 1e-5. With 0.9 rounded to bfloat16 it is 1.0017 times as large.
+  assert slope == pytest.approx(1 / 0.9, rel=1e-4)

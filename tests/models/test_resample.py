@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import scipy.ndimage
 import torch_libraries
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vit_jax.models.resample import (
   METHODS,
@@ -15,29 +17,25 @@ from vit_jax.models.resample import (
   resample_posemb,
 )
 
+EXACT = settings(derandomize=True, deadline=None, max_examples=30)
+GRID = st.tuples(st.integers(1, 24), st.integers(1, 24))
 DATA = pathlib.Path(__file__).parents[1] / "data"
 
 
-@pytest.mark.parametrize(
-  "old, new",
-  [
-    ((14, 14), (24, 24)),
-    ((3, 5), (8, 2)),
-    ((4, 6), (1, 1)),
-    ((1, 4), (3, 4)),
-  ],
-)
-@pytest.mark.parametrize("num_class_rows", [0, 1, 2])
+@EXACT
+@given(GRID, GRID, st.integers(0, 2))
 def test_equals_scipy(old, new, num_class_rows):
   rng = np.random.default_rng(0)
   num_rows = old[0] * old[1] + num_class_rows
-  table = rng.normal(size=(1, num_rows, 8)).astype("f")
+  table = rng.normal(size=(1, num_rows, 3)).astype("f")
   got = resample_posemb(table, old, new, num_class_rows)
-  grid = table[0, num_class_rows:].reshape(*old, 8)
+  if new == old:
+    assert got is table
+  grid = table[0, num_class_rows:].reshape(*old, 3)
   zoom = (new[0] / old[0], new[1] / old[1], 1)
-  expected = scipy.ndimage.zoom(grid, zoom, order=1).reshape(-1, 8)
+  expected = scipy.ndimage.zoom(grid, zoom, order=1).reshape(-1, 3)
   assert got.dtype == np.float32
-  assert got.shape == (1, new[0] * new[1] + num_class_rows, 8)
+  assert got.shape == (1, new[0] * new[1] + num_class_rows, 3)
   # Both interpolate in float64; what is left is one rounding to float32.
   np.testing.assert_allclose(
     got[0, num_class_rows:], expected, rtol=2e-7, atol=2e-7
@@ -61,11 +59,6 @@ def test_equals_the_original_code(kind, old, new):
   )
 
 
-def test_equal_grids_change_nothing():
-  table = np.random.default_rng(0).normal(size=(1, 13, 4)).astype("f")
-  assert resample_posemb(table, (3, 4), (3, 4), 1) is table
-
-
 def test_rows_are_counted_and_not_guessed():
   # 16 rows: a square, but the caller says 15 patches and a class token.
   table = np.zeros((1, 16, 4), "f")
@@ -76,16 +69,16 @@ def test_rows_are_counted_and_not_guessed():
     resample_posemb(table, (4, 4), (6, 6), 1)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("old, new", [(1, 3), (3, 1), (9, 4), (4, 4)])
+@EXACT
+@given(st.sampled_from([*METHODS]), st.integers(1, 30), st.integers(1, 30))
 def test_weights_keep_constants_and_symmetry(method, old, new):
   weights = METHODS[method](old, new)
   assert weights.shape == (new, old)
-  np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-14)
+  np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-13)
   if method == "dinov2":  # its grid is longer by a tenth at the end
     return
   if new > 1 or method != "zoom":  # whose single point is the first
-    np.testing.assert_allclose(weights, weights[::-1, ::-1], atol=1e-14)
+    np.testing.assert_allclose(weights, weights[::-1, ::-1], atol=1e-13)
   if new == old:
     np.testing.assert_array_equal(weights, np.eye(old))
 
@@ -166,18 +159,8 @@ def by_transformers(grid, new):
 
 
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
-GRIDS = [
-  ((4, 4), (6, 6)),
-  ((24, 24), (7, 7)),
-  ((14, 14), (15, 13)),
-  ((4, 4), (2, 8)),
-  ((7, 7), (1, 1)),
-  ((3, 5), (8, 2)),
-  ((1, 4), (3, 4)),
-]
 
 
-@pytest.mark.parametrize("old, new", GRIDS, ids=str)
 @pytest.mark.parametrize(
   "method, theirs",
   [
@@ -188,6 +171,16 @@ GRIDS = [
     slow("hf", by_transformers),
     slow("dinov2", by_dinov2),
   ],
+)
+@pytest.mark.parametrize(
+  "old, new",
+  [
+    ((24, 24), (7, 7)),
+    ((14, 14), (15, 13)),
+    ((7, 7), (1, 1)),
+    ((3, 5), (8, 2)),
+  ],
+  ids=str,
 )
 def test_equals_the_libraries(method, theirs, old, new):
   if theirs is by_transformers and old[0] != old[1]:
@@ -229,7 +222,8 @@ def test_half_the_patch_sums_its_pixels():
   np.testing.assert_allclose(got, expected, atol=1e-13)  # float64 throughout
 
 
-@pytest.mark.parametrize("old, new", [(16, 5), (8, 12)])
+@EXACT
+@given(st.integers(2, 32), st.integers(2, 32))
 def test_patch_kernels_minimise_the_error(old, new):
   # Normal equations of |B^T w - kernel|^2, one side at a time; B is "hf"'s
   # rule for places and edges with a linear filter, here by np.interp.
@@ -239,9 +233,9 @@ def test_patch_kernels_minimise_the_error(old, new):
   new_kernel = resample_patch_kernel(kernel, (new, 1))[:, 0]
   error = np.einsum("qp,qcd->pcd", resize, new_kernel) - kernel[:, 0]
   gradient = np.einsum("qp,pcd->qcd", resize, error)
-  np.testing.assert_allclose(gradient, 0, atol=1e-13)  # float64 throughout
-  if new > old:
-    np.testing.assert_allclose(error, 0, atol=1e-13)
+  np.testing.assert_allclose(gradient, 0, atol=1e-12)  # float64 throughout
+  if new >= old:
+    np.testing.assert_allclose(error, 0, atol=1e-12)
 
 
 @pytest.mark.slow
