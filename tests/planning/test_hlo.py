@@ -83,10 +83,7 @@ def test_a_module_in_closed_form():
   # A tile has 8 x 128 numbers, whatever of it is used: 4,096 bytes a matrix;
   # scalars have 4, and `w` is in the fast memory already.
   assert looped.bytes == 5 * (3 * 4 + 3 * 4096) + 2 * 4096
-
-
-def test_cycles_that_xla_does_not_know():
-  """They are those of the longer of arithmetic and traffic."""
+  # Cycles that XLA does not know are those of arithmetic or traffic.
   unknown = LOOP.replace('"7"', f'"{2**63 - 1}"')
   looped, once = Module(unknown).totals(V5E)
   cycles = round(3 * 4096 / V5E.hbm_bandwidth * V5E.clock)
@@ -151,14 +148,10 @@ def test_what_meets_the_padding_does_not_count(side, stride, pairs):
   assert looped.flops == 2 * pairs * pairs * 4 * 2
 
 
-def priced(optimal_seconds):
-  costs = {"optimal_seconds": optimal_seconds, "flops": 0, "bytes accessed": 1}
-  return estimate(LOOP, costs, V5E)
-
-
-def test_the_roofline_of_a_loop_counts_every_trip():
+def test_the_roofline_counts_every_trip_of_a_loop():
   looped, once = Module(LOOP).totals(V5E)
-  result = priced(1.0)
+  costs = {"optimal_seconds": 1.0, "flops": 0, "bytes accessed": 1}
+  result = estimate(LOOP, costs, V5E)
   assert result["optimal_seconds"] == looped.roof_seconds / once.roof_seconds
   # 135 cycles, and an all-reduce.
   cycles = 135 / V5E.clock + looped.link_seconds(V5E)
@@ -166,8 +159,6 @@ def test_the_roofline_of_a_loop_counts_every_trip():
   assert result["price_seconds"] == math.sqrt(
     result["cycles_seconds"] * result["optimal_seconds"]
   )
-
-
-def test_the_roofline_is_no_less_than_what_instructions_take_at_full_rates():
-  looped, _ = Module(LOOP).totals(V5E)
-  assert priced(1e-12)["optimal_seconds"] == looped.roof_seconds
+  # It is no less than what the instructions take at full rates.
+  result = estimate(LOOP, costs | {"optimal_seconds": 1e-12}, V5E)
+  assert result["optimal_seconds"] == looped.roof_seconds

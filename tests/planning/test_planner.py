@@ -1,5 +1,6 @@
-"""The planner: arguments, errors, tables; compiling needs libtpu."""
+"""The planner: arguments, errors, tables, cores; compiling needs libtpu."""
 
+import dataclasses
 import importlib.util
 import re
 
@@ -8,8 +9,10 @@ import pytest
 import tiny
 
 from vit_jax import sharding
+from vit_jax.batch import View
 from vit_jax.config import ConfigError
-from vit_jax.tools.planning import planner, programs
+from vit_jax.objectives.objective import Objective
+from vit_jax.tools.planning import host_requirements, planner, programs
 from vit_jax.tools.planning.plan import table
 from vit_jax.tools.planning.topology import canonical, describe
 
@@ -97,19 +100,6 @@ def test_the_state_of_what_is_frozen_is_its_parameters_alone():
   assert adapted_bytes == all_ + of_maps + moments * (of_maps + head)
 
 
-def test_options_that_name_nothing_are_errors_of_a_plan():
-  config = tiny.config(num_classes=10, lora__rank=2, lora__targets=("Gate",))
-  with pytest.raises(ConfigError, match="config.lora.targets: got Gate"):
-    planner.checked(config, sharding.make_mesh(config.mesh))
-  for pattern, error in (
-    ("haed/*", "matches 'haed/"),
-    ("*", "leave some param"),
-  ):
-    config = tiny.config(num_classes=10, optim__freeze=(pattern,))
-    with pytest.raises(ConfigError, match=f"config.optim.freeze: .*{error}"):
-      planner.checked(config, sharding.make_mesh(config.mesh))
-
-
 def _table(**changes):
   """Returns the lines of the table by their first words."""
   return {line.split()[0]: line for line in table(PLAN | changes).splitlines()}
@@ -119,18 +109,16 @@ def test_the_table():
   lines = _table()
   for name, text in (
     ("verdict", "4.00 GiB of 16.00 GiB a chip, 12.00 GiB to spare"),
-    ("work", "13.68 TFLOP"),
     ("collectives", "97 x all-reduce 753 MB"),
-    ("step", "200.0 ms"),
     ("speed", "5,120 images/s, MFU 25.0 %"),
     ("run", "1.0 hours, 8 chip-hours"),
     ("input", "2,560 images/s on each of 2 hosts: 3 cores"),
     ("price", "10.00 USD"),
   ):
     assert text in lines[name]
-  few = _table(price=None, host_vcpus=4, hosts=1)
+  few = _table(price=None, host_vcpus=4, hosts=1, mfu=None)
   assert "price" not in few and "fewer than needed" in few["input"]
-  assert "MFU" not in _table(mfu=None)["speed"]
+  assert "MFU" not in few["speed"]
   too_much = dict.fromkeys(planner.ESTIMATES)
   too_much |= {"fits": False, "peak_bytes": 20 * 2**30}
   assert "NOT FIT: 20.00 GiB" in _table(**too_much)["verdict"]
@@ -185,6 +173,16 @@ def test_an_error_is_reported_once_and_before_compiling(changes, option):
   assert error.startswith(f"config.{option}: ")
 
 
+def test_options_that_name_nothing_are_errors_of_a_plan():
+  for changes, error in (
+    ({"lora__rank": 2, "lora__targets": ("Gate",)}, "lora.targets: got Gate"),
+    ({"optim__freeze": ("haed/*",)}, "optim.freeze: .*matches 'haed/"),
+  ):
+    config = tiny.config(num_classes=10, **changes)
+    with pytest.raises(ConfigError, match=f"config.{error}"):
+      planner.checked(config, sharding.make_mesh(config.mesh))
+
+
 def test_an_unknown_length_is_longer_than_the_warm_up():
   length = {"total_steps": None, "total_epochs": 9.0, "num_classes": 3}
   config = tiny.config(
@@ -193,6 +191,70 @@ def test_an_unknown_length_is_longer_than_the_warm_up():
   assert not planner.errors(config, jax.devices())
   planner.lower(config, sharding.make_mesh(config.mesh))
 
+
+# Cores that a host needs for its images.
+
+
+def _needs(
+  ops="decode_inception_crop(16)|flip_lr", dataset="imagenet2012", **k
+):
+  config = tiny.config(data__ops=ops, data__dataset=dataset)
+  return host_requirements.needs(config, 10104.0, 4, "v5e", **k)
+
+
+def test_cores_are_rounded_up():
+  """10,104 images/s of 4 hosts are 2,526 each: exactly twice 1,263."""
+  needs = _needs()
+  assert needs["input_per_host"] == 2526.0 and needs["input_cores"] == 2
+  assert needs["host_vcpus"] == 112
+  assert _needs(input_rate=1262.9)["input_cores"] == 3
+  needs = _needs("decode_inception_crop(16)|flip_lr|randaug(2, 15)")
+  assert needs["input_rate"] == 807.0 and needs["input_cores"] == 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Ten(Objective):
+  """DINOv2's views: two of 224 px and eight of 96 px."""
+
+  kind: str = "ten"
+
+  trains_head = False
+
+  def views(self, ops):
+    crop = "decode|random_resized_crop({})|flip_lr"
+    crop += "|jitter(0.4, 0.4, 0.2, 0.1, 0.8)|random_grey(0.2)"
+    large, small = crop.format("224, 0.32, 1.0"), crop.format("96, 0.05, 0.32")
+    return {
+      "global_1": View(f"{large}|gaussian_blur(1.0)"),
+      "global_2": View(f"{large}|gaussian_blur(0.1)|solarize(0.2)"),
+      "local": View(f"{small}|gaussian_blur(0.5)", 8),
+    }
+
+
+def test_a_record_costs_what_its_views_cost():
+  """DINOv2's views were measured to take 15.24 times as long as a crop."""
+  config = tiny.config(data__dataset="imagenet2012")
+  config = dataclasses.replace(config, objective=Ten())
+  rate, _ = host_requirements.rate(config)
+  plain = host_requirements.RATES["decode_inception_crop(224)|flip_lr"]
+  assert plain / rate == pytest.approx(15.24, rel=0.25)
+
+
+@pytest.mark.parametrize(
+  "changes, word",
+  [
+    ({"ops": "decode_inception_crop(16)|randaug_timm(9)"}, "randaug_timm"),
+    ({"dataset": "cifar10"}, "--input_rate"),  # no JPEGs
+  ],
+)
+def test_what_was_not_measured_has_no_rate(changes, word):
+  needs = _needs(**changes)
+  assert needs["input_rate"] is None and needs["input_cores"] is None
+  assert word in needs["input_rate_of"]
+  assert _needs(**changes, input_rate=5000.0)["input_cores"] == 1
+
+
+# Names of slices.
 
 # What is wrong, and what the error suggests.
 WRONG = {

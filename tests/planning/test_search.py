@@ -5,7 +5,7 @@ import re
 import pytest
 import tiny
 
-from vit_jax.config import Config, ConfigError
+from vit_jax.config import Config, ConfigError, cli
 from vit_jax.tools.planning.search import Search, choices, options
 
 CONFIG = tiny.config(data__batch_size=128, data__dataset="cifar10")
@@ -42,6 +42,10 @@ def test_choices_keep_the_recipe():
   assert len(set(tried)) == len(tried)
   again = list(choices(tried[5], 4))  # itself one of the others
   assert len(set(again)) == len(again) == len(tried) - 1
+  # They are options of the command line.
+  flags = [f"--config.{x}" for x in options(tried[3]).split()]
+  args = cli.parse("x", {}, ["--config=configs/vit_b16.py", *flags])
+  assert not args.errors and args.config.model.remat == tried[3].model.remat
 
 
 @pytest.mark.parametrize("evaluators, size", [({}, 4), ({"few": 4}, 128)])
@@ -55,16 +59,6 @@ def test_choices_split_their_batches(evaluators, size):
   config = tiny.config(**changes)
   assert list(choices(config, 8)) == [config]
   assert len(list(choices(config, 4))) > 1
-
-  def plan(choice):
-    parts = 8 // choice.mesh.tensor
-    assert choice.data.batch_size % parts == 0
-    assert all(n % parts == 0 for n in evaluators.values())
-    return fake(choice) | {"fits": True}
-
-  searched = Search(config, 8, plan, lambda text: None)
-  searched.run()
-  assert searched.fastest and searched.number == searched.total
 
 
 def test_the_best_is_tried_in_a_loop_and_with_other_batches():
@@ -107,15 +101,3 @@ def test_a_choice_that_cannot_work_is_reported_and_left_out():
   refused = 0  # the config itself
   with pytest.raises(ConfigError, match="got 7"):
     search(CONFIG, plan)
-
-
-def test_the_options_are_those_of_the_command_line():
-  from vit_jax.config import cli
-
-  flags = [
-    f"--config.{x}" for x in options(list(choices(CONFIG, 4))[3]).split()
-  ]
-  args = cli.parse("x", {}, ["--config=configs/vit_b16.py", *flags])
-  assert not args.errors
-  assert args.config.optim.microbatch is None
-  assert args.config.model.remat == "full" or args.config.model.remat == "dots"
