@@ -29,12 +29,18 @@ SLURM = {
   "SLURM_GPUS_ON_NODE": "8",
   "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7",
 }
-HOSTS = tpu_slice.Slice(True, "TPU_WORKER_HOSTNAMES has 2 hosts")
-NODE = {  # one task a node
+# One task a node; four; one in all; an sbatch script; a shell in an allocation.
+NODE = SLURM | {
   "SLURM_NTASKS": "2",
   "SLURM_STEP_NUM_TASKS": "2",
   "SLURM_LOCALID": "0",
 }
+FOUR = NODE | {"SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}
+ONE = SLURM | {"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}
+BATCH = {k: v for k, v in SLURM.items() if "STEP" not in k}
+SHELL = SLURM | {"SLURM_STEP_NUM_TASKS": "1"}
+HOSTS = tpu_slice.Slice(True, "TPU_WORKER_HOSTNAMES has 2 hosts")
+HOST = tpu_slice.Slice(False, "X has 1 host")
 
 
 class Machine:
@@ -50,18 +56,23 @@ class Machine:
     self.join = lambda **settings: self.calls.append(settings)
     for name in (*VARIABLES, *SLURM, "JAX_LOCAL_DEVICE_IDS"):
       monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(tpu_slice, "is_tpu_vm", lambda: False)
     monkeypatch.setattr(tpu_slice, "lock", lambda: self.calls.append("lock"))
     initialize = lambda **settings: self.join(**settings)
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    self.has()
 
-  def sets(self, variables):
-    for name, value in variables.items():
+  def has(self, variables=(), tpu=None):
+    """Sets variables, and whether it is a VM of such a slice."""
+    for name, value in dict(variables).items():
       self._patch.setenv(name, value)
-
-  def has_tpu(self, tpu):
-    self._patch.setattr(tpu_slice, "is_tpu_vm", lambda: True)
+    self._patch.setattr(tpu_slice, "is_tpu_vm", lambda: tpu is not None)
     self._patch.setattr(tpu_slice, "find", lambda: tpu)
+
+  def fails(self, text):
+    def join(**_):
+      raise RuntimeError(text)
+
+    self.join = join
 
 
 @pytest.fixture
@@ -69,125 +80,116 @@ def machine(monkeypatch):
   return Machine(monkeypatch)
 
 
-def _errors(flags=None, errors=(), **options):
-  with pytest.raises(ConfigError) as e:
-    processes.initialise(flags, errors, **options)
-  return e.value.errors
-
-
-def test_a_process_on_its_own_joins_nobody(machine, capfd):
-  processes.initialise()
-  processes.initialise({**dict.fromkeys(FLAGS), "workdir": "x"})
-  machine.sets(SLURM | {"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"})
-  processes.initialise()
-  assert machine.calls == [] and capfd.readouterr() == ("", "")
-
-
 JOINED = {"heartbeat_timeout_seconds": 30, "initialization_timeout": 360}
 
 
-def test_flags_come_first(machine):
-  machine.sets(VARIABLES | SLURM)
-  machine.has_tpu(HOSTS)
-  processes.initialise({**FLAGS, "workdir": "x"})
-  told = {"coordinator_address": "host0:1234", "num_processes": 2}
-  told |= {"process_id": 1, "cluster_detection_method": "deactivate"}
-  assert machine.calls == [told | {"local_device_ids": [1]} | JOINED]
-
-
-def test_then_environment_variables(machine):
-  machine.sets(VARIABLES)
-  processes.initialise(dict.fromkeys(FLAGS))
-  (call,) = machine.calls
-  assert call["coordinator_address"] == "host9:99"
-  assert (call["num_processes"], call["process_id"]) == (4, 3)
-  assert call["local_device_ids"] is None  # all of them
-
-
-def test_then_slurm(machine):
-  machine.sets(SLURM)
-  machine.has_tpu(HOSTS)
-  processes.initialise()
-  (call,) = machine.calls
-  assert call["cluster_detection_method"] == "slurm"
-  assert "coordinator_address" not in call  # jax finds it
-
-
-def test_then_a_tpu_of_several_hosts(machine, capfd):
-  machine.has_tpu(HOSTS)
-  processes.initialise(heartbeat_timeout_seconds=7)
-  joined = JOINED | {"heartbeat_timeout_seconds": 7}
-  assert machine.calls == ["lock", joined]  # before it joins
-  assert capfd.readouterr().err == ""
-
-
-# An sbatch script, and a shell in an allocation.
-BATCH = {k: v for k, v in SLURM.items() if "STEP" not in k}
-SHELL = SLURM | {"SLURM_STEP_NUM_TASKS": "1"}
-
-
 @pytest.mark.parametrize(
-  "tpu, variables, word",
+  "variables, tpu, flags, want",
   [
-    # A coordinator at jax's fixed port would meet a second process there.
-    (tpu_slice.Slice(False, "X has 1 host"), {}, "X has 1 host"),
-    (None, BATCH, "srun"),
-    (None, SHELL, "srun"),
+    # Flags come first.
+    (
+      VARIABLES | SLURM,
+      HOSTS,
+      FLAGS,
+      {
+        "coordinator_address": "host0:1234",
+        "num_processes": 2,
+        "process_id": 1,
+        "cluster_detection_method": "deactivate",
+        "local_device_ids": [1],
+      },
+    ),
+    (  # Then variables; a process of these has all devices.
+      VARIABLES,
+      None,
+      dict.fromkeys(FLAGS),
+      {
+        "coordinator_address": "host9:99",
+        "num_processes": 4,
+        "process_id": 3,
+        "cluster_detection_method": "deactivate",
+        "local_device_ids": None,
+      },
+    ),
+    (  # Then SLURM; jax finds the coordinator.
+      SLURM,
+      HOSTS,
+      {},
+      {"cluster_detection_method": "slurm", "local_device_ids": [1]},
+    ),
+    # Then a TPU of several hosts, of which this is reserved before it joins.
+    ({}, HOSTS, {}, {}),
   ],
 )
-def test_a_process_that_seems_to_have_others_is_alone_and_says_so(
-  machine, capfd, tpu, variables, word
-):
-  machine.sets(variables)
-  if tpu:
-    machine.has_tpu(tpu)
-  processes.initialise()
-  out, err = capfd.readouterr()
-  assert machine.calls == [] and out == "" and word in err
+def test_who_the_others_are(machine, capfd, variables, tpu, flags, want):
+  machine.has(variables, tpu)
+  processes.initialise({**flags, "workdir": "x"})
+  lock = [] if want else ["lock"]
+  assert machine.calls == [*lock, want | JOINED]
+  assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
-  "changes, device_ids",
+  "variables, tpu, word",
   [
-    ({}, [1]),  # a task a GPU, all see all
-    ({"CUDA_VISIBLE_DEVICES": "1"}, []),  # --gpus-per-task=1
+    ({}, None, ""),
+    (ONE, None, ""),
+    # What seems to have others says that it is alone. At jax's fixed port a
+    # coordinator would meet a second process.
+    ({}, HOST, "X has 1 host"),
+    (BATCH, None, "srun"),
+    (SHELL, None, "srun"),
+  ],
+)
+def test_a_process_on_its_own_joins_nobody(
+  machine, capfd, variables, tpu, word
+):
+  machine.has(variables, tpu)
+  processes.initialise(dict.fromkeys(FLAGS))
+  out, err = capfd.readouterr()
+  assert machine.calls == [] and out == ""
+  assert word in err and bool(word) == bool(err)
+
+
+@pytest.mark.parametrize(
+  "variables, device_ids",
+  [
+    (SLURM | {"CUDA_VISIBLE_DEVICES": "1"}, []),  # --gpus-per-task=1
     (NODE, []),  # all eight, where jax would take the first
     # Four tasks on two nodes: four GPUs each, seen with the others' or alone.
-    (NODE | {"SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}, [4, 5, 6, 7]),
-    (NODE | {"SLURM_NTASKS": "4", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, []),
-    ({"CUDA_VISIBLE_DEVICES": ""}, None),  # jax takes the task's number
-    ({"JAX_LOCAL_DEVICE_IDS": "2,3"}, None),  # jax reads it
+    (FOUR, [4, 5, 6, 7]),
+    (FOUR | {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, []),
+    (SLURM | {"CUDA_VISIBLE_DEVICES": ""}, None),  # jax takes the task's number
+    (SLURM | {"JAX_LOCAL_DEVICE_IDS": "2,3"}, None),  # jax reads it
   ],
 )
-def test_devices_of_a_slurm_task(machine, changes, device_ids):
-  machine.sets(SLURM | changes)
+def test_devices_of_a_slurm_task(machine, variables, device_ids):
+  machine.has(variables)
   processes.initialise()
   assert [c["local_device_ids"] for c in machine.calls] == [device_ids]
 
 
 # Flags, and the options that errors name.
-WRONG = [
-  ({"num_processes": "2"}, ["--coordinator", "--process_id"]),
-  ({"coordinator": "host0:1234"}, ["--num_processes", "--process_id"]),
-  (FLAGS | {"coordinator": "host0"}, ["--coordinator"]),
-  (FLAGS | {"process_id": "2"}, ["--process_id"]),
-  (FLAGS | {"num_processes": "0"}, ["--num_processes"]),
-]
+FIRST, SECOND, THIRD = VARIABLES
 
 
-@pytest.mark.parametrize("flags, wrong", WRONG)
-def test_flags_are_checked_and_not_filled_up_by_the_environment(
-  machine, flags, wrong
-):
-  machine.sets(VARIABLES)
-  assert [error.split(":")[0] for error in _errors(flags)] == wrong
+@pytest.mark.parametrize(
+  "variables, flags, wrong",
+  [
+    # Flags are not filled up by the environment.
+    (VARIABLES, {"num_processes": "2"}, ["--coordinator", "--process_id"]),
+    (VARIABLES, FLAGS | {"coordinator": "host0"}, ["--coordinator"]),
+    (VARIABLES, FLAGS | {"process_id": "2"}, ["--process_id"]),
+    (VARIABLES, FLAGS | {"num_processes": "0"}, ["--num_processes"]),
+    ({SECOND: "2"}, {}, [FIRST, THIRD]),
+  ],
+)
+def test_all_three_are_needed_and_checked(machine, variables, flags, wrong):
+  machine.has(variables)
+  with pytest.raises(ConfigError) as e:
+    processes.initialise(flags)
+  assert [error.split(":")[0] for error in e.value.errors] == wrong
   assert machine.calls == []
-
-
-def test_of_three_variables_all_are_needed(machine):
-  first, second, third = VARIABLES
-  machine.sets({second: "2"})
-  assert [error.split(":")[0] for error in _errors()] == [first, third]
 
 
 @pytest.fixture
@@ -214,31 +216,32 @@ def test_others_who_do_not_come(machine, late):
   ends = threading.Event()
   machine.join = lambda **settings: ends.wait(60)
   assert late(FLAGS, timeout=0.01).startswith("host0:1234: process 1 of 2")
-  machine.sets(SLURM)
+  machine.has(SLURM)
   line = late(timeout=0.01)
   assert "job 77" in line and "node[001-002]: process 1 of 16" in line
   ends.set()
 
 
-def _fails(text):
-  def fails(**_):
-    raise RuntimeError(text)
-
-  return fails
-
-
-def test_an_error_of_jax_is_passed_on(machine, late):
-  machine.join = _fails("no such host\n(a stack)")
-  machine.has_tpu(HOSTS)
+def test_jax_cannot_join(machine, late):
+  machine.has(tpu=HOSTS)
+  machine.fails("no such host\n(a stack)")
   line = late()
   assert HOSTS.reason in line and "no such host" in line
+  # A config that computes before the processes join.
+  machine.fails("initialize() must be called before any JAX calls")
+  with pytest.raises(ConfigError, match="--config: .*vit-jax convert"):
+    processes.initialise()
 
 
 def test_devices_of_the_others_that_do_not_come(machine, late, monkeypatch):
-  monkeypatch.setattr(jax, "devices", _fails("DEADLINE_EXCEEDED: GetKeyValue"))
-  assert "DEADLINE_EXCEEDED" in late(FLAGS)
-  monkeypatch.setattr(jax, "devices", _fails("no libtpu"))
-  with pytest.raises(RuntimeError, match="no libtpu"):
+  def devices():
+    raise RuntimeError(text)
+
+  monkeypatch.setattr(jax, "devices", devices)
+  text = "DEADLINE_EXCEEDED: GetKeyValue"
+  assert text in late(FLAGS)
+  text = "no libtpu"
+  with pytest.raises(RuntimeError, match=text):
     processes.initialise(FLAGS)
 
 
@@ -248,13 +251,6 @@ def test_a_port_that_is_taken(machine, late):
     address = f"localhost:{taken.getsockname()[1]}"
     line = late(FLAGS | {"coordinator": address, "process_id": "0"})
   assert "cannot use its port" in line and machine.calls == []
-
-
-def test_a_config_that_computes_before_processes_join(machine):
-  machine.join = _fails("initialize() must be called before any JAX calls")
-  machine.has_tpu(HOSTS)
-  (error,) = _errors()
-  assert error.startswith("--config: ") and "vit-jax convert" in error
 
 
 @pytest.fixture
@@ -283,17 +279,14 @@ def test_commands_raise_them_with_their_own_errors(machine, command, parsed):
   assert machine.calls == []
 
 
-@pytest.mark.parametrize("how", ["flags", "tpu"])
 def test_a_second_start_does_not_join_the_run_that_goes_on(
-  machine, tmp_path, parsed, how
+  machine, tmp_path, parsed
 ):
   """jax would abort all processes of that run."""
-  options = [f"--{k}={v}" for k, v in FLAGS.items()] if how == "flags" else []
-  if how == "tpu":
-    machine.has_tpu(HOSTS)
+  machine.has(tpu=HOSTS)
   refused = pytest.raises(SystemExit, match="another run trains")
   with run_lock.RunLock(str(tmp_path)), refused:
-    _train(parsed(f"--workdir={tmp_path}", *options))
+    _train(parsed(f"--workdir={tmp_path}"))
   assert machine.calls == []
 
 
@@ -314,11 +307,10 @@ JOIN = (
 )
 
 
-def _of_two(code, timeout=60):
+def _of_two(code):
   """Returns the outputs of both processes of a pair that joins."""
   address = several.address()
-  rows = [(timeout, address, 2, i) for i in range(2)]
-  return _outputs(JOIN + code, rows)
+  return _outputs(JOIN + code, [(60, address, 2, i) for i in range(2)])
 
 
 @pytest.mark.slow
@@ -331,7 +323,7 @@ def test_real_processes_meet_as_tasks_of_slurm():
     "processes.initialise(timeout=60)\n"
     "print(jax.process_index(), jax.process_count(), jax.device_count())\n"
   )
-  env = SLURM | NODE | {"SLURM_STEP_NODELIST": "localhost,node2"}
+  env = NODE | {"SLURM_STEP_NODELIST": "localhost,node2"}
   env["JAX_COORDINATOR_PORT"] = several.address().split(":")[1]
   for i, (_, out, err) in enumerate(_outputs(code, [[0], [1]], **env)):
     assert f"{i} 2 2" in out.splitlines(), err
