@@ -1,8 +1,9 @@
-"""The mesh, and how each parameter is split."""
+"""The mesh, how each parameter is split, and what kinds of chips decide."""
 
 import dataclasses
 import functools
 import itertools
+import re
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ import tiny
 from jax.sharding import PartitionSpec as P
 from steps import by_path
 
-from vit_jax import devices, microbatch, sharding
+from vit_jax import devices, microbatch, run_checks, sharding
 from vit_jax.config import (
   MeshConfig,
   ModelConfig,
@@ -20,6 +21,7 @@ from vit_jax.config import (
   model_config,
 )
 from vit_jax.models import build
+from vit_jax.models.chip_choices import CHOICES
 
 MESH = sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
 
@@ -38,24 +40,55 @@ def _specs(model: ModelConfig, mesh=MESH):
 
 
 @pytest.mark.parametrize(
-  "mesh, devices, data, fsdp",
+  "mesh, devices, slices, shape",
   [
-    (MeshConfig(tensor=2), 8, 4, 1),
-    (MeshConfig(fsdp=-1), 1, 1, 1),
-    (MeshConfig(fsdp=-1), 8, 1, 8),
-    (MeshConfig(fsdp=-1), 24, 2, 12),
-    (MeshConfig(fsdp=-1), 256, 16, 16),
+    (MeshConfig(tensor=2), 8, 1, (4, 1, 2)),
+    (MeshConfig(fsdp=-1), 1, 1, (1, 1, 1)),
+    (MeshConfig(fsdp=-1), 24, 1, (2, 12, 1)),
+    (MeshConfig(fsdp=-1), 256, 1, (16, 16, 1)),
+    (MeshConfig(data=-1, fsdp=-1), 24, 3, (3, 8, 1)),  # of a slice
   ],
 )
-def test_fsdp_takes_up_to_16_and_data_the_rest(mesh, devices, data, fsdp):
-  shape = sharding.mesh_shape(mesh, devices)
-  assert shape == {"data": data, "fsdp": fsdp, "tensor": mesh.tensor}
+def test_fsdp_takes_up_to_16_and_data_the_rest(mesh, devices, slices, shape):
+  got = sharding.mesh_shape(mesh, devices, slices)
+  assert got == dict(zip(sharding.AXES, shape, strict=True))
 
 
 @pytest.mark.parametrize("mesh", [MeshConfig(tensor=3), MeshConfig(data=16)])
 def test_mesh_that_does_not_fit(mesh):
   with pytest.raises(ValueError, match="does not fit 8 device"):
     sharding.make_mesh(mesh)
+
+
+@pytest.fixture
+def two_slices(monkeypatch):
+  """Even and odd devices are of two TPU slices."""
+  monkeypatch.setattr(sharding, "slice_of", lambda device: device.id % 2)
+
+
+@pytest.mark.parametrize(
+  "asked, shape",
+  [
+    (MeshConfig(), (8, 1, 1)),
+    (MeshConfig(fsdp=-1), (2, 4, 1)),
+    (MeshConfig(fsdp=2, tensor=2), (2, 2, 2)),
+  ],
+)
+def test_data_alone_joins_slices(two_slices, asked, shape):
+  mesh = sharding.make_mesh(asked)
+  assert mesh.devices.shape == shape
+  assert sharding.shape_here(asked) == dict(mesh.shape)
+  of_copy = [{d.id % 2 for d in row.flat} for row in mesh.devices]
+  half = shape[0] // 2
+  assert of_copy == [{0}] * half + [{1}] * half
+
+
+def test_a_state_does_not_span_slices(two_slices):
+  config = tiny.config(mesh__data=1, mesh__fsdp=8)
+  (error,) = run_checks.mesh_errors(config)
+  assert error.startswith("config.mesh: ") and "multiple of 2" in error
+  with pytest.raises(ValueError, match=re.escape(error)):
+    sharding.make_mesh(config.mesh)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +119,6 @@ def _chips(kind, sides):
   [
     # fsdp is 16: no side of the slice, and no product of sides.
     ("TPU v6 lite", (8, 8, 1), MeshConfig(fsdp=-1)),
-    ("TPU v4", (8, 8, 8), MeshConfig(fsdp=-1)),
     # jax puts an axis of four along a side, past two hosts.
     ("TPU v5 lite", (4, 4, 1), MeshConfig(tensor=4)),
     ("TPU v4", (4, 4, 4), MeshConfig(fsdp=4, tensor=4)),
@@ -106,7 +138,6 @@ def test_an_axis_may_be_a_part_of_a_side_of_a_slice(kind, sides, mesh):
     (4, MeshConfig(fsdp=-1), (4, 8)),
     # A state that one node does not hold may be split over several.
     (4, MeshConfig(fsdp=16), (2, 16)),
-    (3, MeshConfig(data=1, fsdp=-1), (1, 24)),
     # Of three nodes, 16 GPUs would be two thirds.
     (3, MeshConfig(fsdp=-1), (3, 8)),
   ],
@@ -147,14 +178,10 @@ SWIGLU = dict(model__name="modern", model__mlp="swiglu")
   "kind, variant, rows, options, parts",
   [
     ("TPU v5 lite", "L/16", 128, {}, 8),
-    ("TPU v5 lite", "H/14", 128, {}, 8),  # of 16, not 9
     ("TPU v5 lite", "B/32", 128, SWIGLU, 4),
-    ("TPU v5 lite", "L/16", 128, dict(optim__microbatch=8), 16),
     ("TPU v5 lite", "L/16", 128, dict(optim__microbatch=None), 1),
-    ("TPU v5 lite", "L/16", 128, dict(model__scan=True), 2),
     ("TPU v5 lite", "R50x1", 128, {}, 2),  # no hidden layers
     ("TPU v6 lite", "L/16", 128, {}, 2),
-    ("TPU v5 lite", "L/16", 24, {}, 2),  # 12 are nearer to 16 than 24
     ("TPU v5 lite", "L/16", 67, {}, 67),  # more than may be in the memory
   ],
 )
@@ -174,9 +201,7 @@ def test_a_chip_may_take_fewer_images_at_a_time(
   [
     ("TPU v5 lite", "B/32", 16, True),
     ("TPU v4", "B/32", 16, False),
-    ("TPU v5 lite", "B/16", 16, False),  # 9.7 million
     ("TPU v5 lite", "B/32", 128, False),  # two microbatches of 64
-    ("TPU v5 lite", "R50x1", 2, False),  # no hidden layers
   ],
 )
 def test_few_hidden_numbers_take_the_defaults_of_the_compiler(
@@ -220,7 +245,6 @@ def test_specs_of_a_block():
     ("TPU v6 lite", "L/16", (16, 16, 1), P(None, "fsdp", None)),
     ("TPU v5 lite", "L/16", (16, 16, 1), P("fsdp", None, None)),
     ("TPU v6 lite", "B/16", (16, 16, 1), P("fsdp", None, None)),  # 12 heads
-    ("TPU v6 lite", "B/16", (1, 4, 1), P(None, "fsdp", None)),
   ],
 )
 def test_some_kinds_split_heads_where_they_can(kind, variant, shape, spec):
@@ -303,10 +327,9 @@ def test_to_global_splits_rows_and_keeps_bytes():
 
 
 @pytest.mark.parametrize(
-  ("num_devices", "num_images", "side", "expected"),
+  "num_devices, num_images, side, expected",
   # 250,000 pixels are 5 images of 224 pixels a side, and 1.7 of 384.
-  [(1, 16, 224, 4), (1, 16, 384, 2), (1, 3, 224, 3), (1, 1, 512, 1)]
-  + [(2, 16, 224, 16), (1, 0, 224, 0)],
+  [(1, 16, 224, 4), (1, 3, 224, 3), (2, 16, 224, 16), (1, 0, 224, 0)],
 )
 def test_a_cpu_takes_few_images_at_a_time(
   num_devices, num_images, side, expected
@@ -321,6 +344,40 @@ def test_a_cpu_takes_few_images_at_a_time(
   images = jax.numpy.broadcast_to(images, (num_images, side, side, 3))
   out = microbatch.few_at_a_time(forward, images, jax.devices()[:num_devices])
   assert set(seen) == {expected}
-  numbers = np.arange(num_images)
-  np.testing.assert_array_equal(out["corner"], numbers)
+  np.testing.assert_array_equal(out["corner"], np.arange(num_images))
   assert out["mean"].shape == (num_images, 3)
+
+
+# Names that one pattern may take for another's; dense bfloat16, TFLOP/s.
+KINDS = {
+  "TPU v3": 123 / 2,  # a device is a core, half a chip
+  "TPU v5": 459,
+  "TPU v5 lite": 197,
+  "TPU7x": 2307 / 2,
+  "A100-SXM4-40GB": 312,  # by drivers before 470
+  "NVIDIA A10G": 70,
+  "NVIDIA L4": 242 / 2,  # "with sparsity"
+  "NVIDIA L40S": 362.05,
+  "NVIDIA H100 80GB HBM3": 1979 / 2,
+  "NVIDIA GH200 144G HBM3e": 1979 / 2,
+  "cpu": None,
+  "TPU v4 lite": None,
+  "NVIDIA H100 80GB HBM3 MIG 3g.40gb": None,  # a part of it
+  "NVIDIA L400": None,
+  "Tesla T4": None,  # no bfloat16
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_peaks_are_those_of_whole_names(kind):
+  peak = KINDS[kind] and pytest.approx(KINDS[kind] * 1e12)
+  assert devices.peak_flops(kind) == peak
+  is_explained = peak is None and kind != "cpu"
+  assert (repr(kind) in devices.unknown_peak(kind)) == is_explained
+
+
+def test_choices_by_chip_are_of_chips_that_are_known():
+  of_chips = devices.OPTIONS, devices.FEW_HIDDEN, devices.SPLIT_BY_HEADS
+  named = {*devices.MAX_HIDDEN, *CHOICES}.union(*of_chips)
+  assert named < {*devices.CHIPS} == {*devices.GENERATIONS.values()}
+  assert devices.generation("TPU v6 lite") == "v6e"

@@ -66,15 +66,6 @@ def test_two_that_are_alike_go_on_and_two_that_differ_say_how(tmp_path):
   assert {*tmp_path.iterdir()} == {*own}
 
 
-def of_run(source, config=None, params=None):
-  config = config or tiny.config()
-  return agreement.of_run(config, {"train": source}, params or {})
-
-
-def differing(first, second):
-  return {k for k in first if first[k] != second[k]}
-
-
 @pytest.fixture
 def folder(tmp_path):
   for i in range(6):
@@ -84,25 +75,24 @@ def folder(tmp_path):
   return tmp_path / "here"
 
 
-def test_hosts_compare_what_computes_attention(folder, monkeypatch):
-  source = sources.open_source(f"folder:{folder}", "train")
-  config = tiny.config(model__dtype="bfloat16")
-  assert of_run(source, config)["attention"] == ""
-  monkeypatch.setattr(cudnn, "PLATFORMS", ("cpu",))
-  cudnn.why_not.cache_clear()
-  assert of_run(source, config)["attention"].startswith("XLA (")
-  cudnn.why_not.cache_clear()
+def of_run(source, config=None, params=None):
+  config = config or tiny.config()
+  return agreement.of_run(config, {"train": source}, params or {})
+
+
+def of_folder(path, split="train+val"):
+  files = dict(data__data_dir=f"{path}/tfds", init=f"{path}/w.npz")
+  config = tiny.config(data__dataset=f"folder:{path}", **files)
+  return of_run(sources.open_source(f"folder:{path}", split), config)
+
+
+def differing(first, second):
+  return {k for k in first if first[k] != second[k]}
 
 
 def test_where_a_host_has_its_files_is_its_own_affair(folder):
   there = shutil.copytree(folder, folder.parent / "somewhere" / "else")
-
-  def of(path):
-    files = dict(data__data_dir=f"{path}/tfds", init=f"{path}/w.npz")
-    config = tiny.config(data__dataset=f"folder:{path}", **files)
-    return of_run(sources.open_source(f"folder:{path}", "train"), config)
-
-  assert of(folder) == of(there)
+  assert of_folder(folder) == of_folder(there)
 
 
 CHANGES = {
@@ -112,28 +102,20 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_other_files_are_other_data(folder, change):
-  split = "train+val"
-  first = of_run(sources.open_source(f"folder:{folder}", split))
-  change(folder)
-  second = of_run(sources.open_source(f"folder:{folder}", split))
-  assert differing(first, second) == {"records of train"}
+def test_other_files_and_other_parts_are_other_data(folder):
+  first = of_folder(folder)
+  for name, change in CHANGES.items():
+    other = shutil.copytree(folder, folder.parent / name / "here")
+    change(other)
+    assert differing(first, of_folder(other)) == {"records of train"}, name
+  parts = (of_folder(folder, f"train+val@4{x}") for x in ("", "/seed=1"))
+  assert differing(*parts) == {"records of train"}
 
 
-def test_another_part_is_other_data(folder):
-  first, second = (
-    of_run(sources.open_source(f"folder:{folder}", f"train+val@4{seed}"))
-    for seed in ("", "/seed=1")
-  )
-  assert differing(first, second) == {"records of train"}
-
-
-def test_other_code_options_weights_and_settings_of_jax_are_reported(
-  monkeypatch,
-):
+def test_other_code_options_weights_and_settings_are_reported(monkeypatch):
   source = sources.open_source("digits", "train", fake=True)
   params = {"head": {"bias": np.ones(3, "float32")}}
+  half, more = tiny.config(model__dtype="bfloat16"), tiny.config(optim__lr=0.5)
   first = of_run(source, params=params)
   assert json.loads(json.dumps(first)) == first
   with jax.default_prng_impl("rbg"), jax.default_matmul_precision("float32"):
@@ -141,11 +123,16 @@ def test_other_code_options_weights_and_settings_of_jax_are_reported(
   settings = {"jax_default_prng_impl", "jax_default_matmul_precision"}
   assert differing(first, second) == settings
   params["head"]["bias"][1] = 1.0000001
-  third = of_run(source, tiny.config(optim__lr=0.5), params)
+  third = of_run(source, more, params)
   names = {"config.optim.lr", "initial value of head/bias"}
   assert differing(first, third) == names
   read = pathlib.Path.read_bytes
-  more = lambda path: read(path) + b"#" * (path.name == "optim.py")
-  monkeypatch.setattr(pathlib.Path, "read_bytes", more)
-  fourth = of_run(source, tiny.config(optim__lr=0.5), params)
+  changed = lambda path: read(path) + b"#" * (path.name == "optim.py")
+  monkeypatch.setattr(pathlib.Path, "read_bytes", changed)
+  fourth = of_run(source, more, params)
   assert differing(third, fourth) == {"code of vit_jax/optim.py"}
+  # What computes attention.
+  fifth = of_run(source, half)
+  monkeypatch.setattr(cudnn, "PLATFORMS", ("cpu",))
+  monkeypatch.setattr(cudnn, "why_not", lambda *_: "too old")
+  assert differing(fifth, of_run(source, half)) == {"attention"}
