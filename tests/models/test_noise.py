@@ -88,21 +88,6 @@ def test_neighbours_do_not_know_of_each_other():
     assert abs(correlation) < 5 / drawn.size**0.5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("axis", [1, 2])
-def test_no_two_windows_are_shared(axis):
-  # Among pairs of sequences of 4,096 numbers, cut at random out of 2^32, one
-  # pair in 524,288 overlaps: 16 of the pairs of 4,096 records.
-  drawn = np.asarray(drawn_bits(jnp.arange(4096), (16, 256)))
-  drawn = drawn.astype(np.uint64)
-  # Two neighbours together are 64 bits: of 16 million, two pairs are alike with
-  # chance 1e-5.
-  first = np.delete(drawn, -1, axis)
-  second = np.delete(drawn, 0, axis)
-  windows = np.sort((first << np.uint64(32) | second).ravel())
-  assert (windows[1:] != windows[:-1]).all()
-
-
 @pytest.mark.parametrize("what", ["records", "rows", "columns"])
 def test_pairs_are_independent(what):
   scores = dropped_scores()

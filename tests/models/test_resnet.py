@@ -127,11 +127,3 @@ def test_what_the_root_sees_beyond_the_border():
   conv = np.asarray(roots["nothing"])
   np.testing.assert_array_equal(roots["zero"], np.maximum(conv, 0))
   assert (conv < 0).any()
-
-
-def test_the_family_decides_about_norms():
-  assert build(
-    model_config(name="bit", variant="R50x1"), 3
-  ).options.norms == Norms(1e-5, 1e-10, "var")
-  hybrid = build(model_config(variant="R50+B/16", gn_eps=1e-3), 3)
-  assert hybrid.options.norms == Norms(1e-3, 1e-5, "std")

@@ -294,13 +294,6 @@ def test_names_that_users_know():
     assert canonical(topology) == name == canonical(name)
 
 
-def test_slices_that_exist(monkeypatch):
-  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-  for name in ("v4:4x4x256", "v5p:4x4x8_twisted", "v5e:1x1", "v3:32x32"):
-    with pytest.raises(ConfigError, match="pip install"):
-      describe(name)
-
-
 @pytest.mark.nightly
 @needs_libtpu
 def test_a_plan_for_two_slices_has_what_passes_between_them():
