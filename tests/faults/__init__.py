@@ -14,6 +14,5 @@ MODULES = (
   "elsewhere",
   "bucket",
   "resume",
-  "broken_data",
   "long",
 )

@@ -1,4 +1,4 @@
-"""Runs at once in one folder, lost time, full disks, odd bytes."""
+"""Runs at once in one folder, full disks, odd bytes."""
 
 import contextlib
 import json
@@ -18,7 +18,6 @@ from faults.trial import trial
 
 MANY = 8  # that start at the same moment
 DAMAGES = 300
-KILLS = 3
 # Takes the folder, says so, and holds it until its input ends.
 HOLD = (
   "import sys; from vit_jax.config import ConfigError\n"
@@ -65,41 +64,6 @@ def race(folder: pathlib.Path, seed: int) -> str:
     refused = sum("another run t" in x for x in output)  # trains, or took it
     assert (owned, refused) == (1, MANY - 1), output
   return f"of {MANY} that started at once, one went on, twice"
-
-
-@trial(
-  "The buckets of the wall time add up to the time on the clock, whatever"
-  " happened to the run.",
-  seconds=60,
-)
-def adds_up(folder: pathlib.Path, seed: int) -> str:
-  """Killed at random instants, the buckets are the time on the clock."""
-  rng = random.Random(seed)
-  config, workdir = runs.write_config(folder, steps=60), folder / "run"
-  began = time.time()
-  for kill in range(KILLS):
-    started = runs.start(config, workdir)
-    try:
-      runs.wait_for(workdir, "\nfiles", started, count=kill + 1)
-      time.sleep(rng.uniform(0.0, 8.0))
-    finally:
-      runs.kill(started)
-    time.sleep(rng.uniform(0.0, 2.0))
-  runs.whole(config, workdir)
-  lines = (workdir / "metrics.jsonl").read_text().splitlines()
-  row = [r for r in map(json.loads, lines) if "train/goodput" in r][-1]
-  head = "train/seconds/"
-  seconds = {k: v for k, v in row.items() if k.startswith(head)}
-  off = abs(sum(seconds.values()) - (row["time"] - began))
-  # From the fork to the process's own clock, and from the row to its line.
-  assert off < 3.0, f"{sum(seconds.values())} s of {row['time'] - began}"
-  buckets = ", ".join(
-    f"{k.removeprefix(head)} {v:.1f}" for k, v in seconds.items()
-  )
-  return (
-    f"{KILLS} kills: {buckets}; the sum is {off:.2f} s off the clock outside;"
-    f" seed {seed}"
-  )
 
 
 @trial(
