@@ -19,7 +19,10 @@ from vit_jax.config import model_config
 from vit_jax.models import cudnn
 from vit_jax.models.attention import dot_product_attention
 from vit_jax.models.chip_choices import CHOICES, Choices
-from vit_jax.models.efficient_attention import attend
+from vit_jax.models.efficient_attention import (
+  attend,
+  describe_implementation,
+)
 from vit_jax.models.encoder import (
   PLACES,
   EncoderBlock,
@@ -263,3 +266,9 @@ def test_the_model_takes_it_on_a_gpu(monkeypatch, stand_in):
   np.testing.assert_allclose(
     np.asarray(got, "f"), np.asarray(want, "f"), atol=scale * 2**-6
   )
+  # What a run prints.
+  model = tiny.config(model__dtype="bfloat16").model
+  assert describe_implementation(model, (16, 16), "cpu") == "cuDNN"
+  assert describe_implementation(model, (16, 16), "tpu") == ""
+  monkeypatch.setattr(cudnn, "why_not", lambda *_: "too old")
+  assert describe_implementation(model, (16, 16), "cpu") == "XLA (too old)"

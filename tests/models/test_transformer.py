@@ -5,7 +5,7 @@ attention map, and a part of the tokens are compared for each case.
 """
 
 import functools
-import types
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -89,21 +89,48 @@ SLOW["everything, half the bits"] = EVERYTHING | dict(dtype="bfloat16")
 CASES = QUICK | SLOW
 
 
+class Made(NamedTuple):
+  """A model with random parameters, and what it should compute.
+
+  Attributes:
+    options, model, images: What is applied to what.
+    params: The parameters with a block beside the other.
+    own: The same as the model has them: stacked, where blocks are in a scan.
+    got: The model's intermediates.
+    want, weights, rows: The reference's intermediates, attention weights, and
+      attention map.
+  """
+
+  options: Any
+  model: Any
+  images: np.ndarray
+  params: dict
+  own: dict
+  got: dict
+  want: dict
+  weights: np.ndarray
+  rows: np.ndarray
+
+
 @functools.cache
-def made(case):
-  """A model with random parameters, and what it should compute."""
+def made(case) -> Made:
   options = model_config(**TINY | CASES[case])
-  images = LARGE if options.stages is not None else IMAGES
-  loop = build(model_config(**TINY | CASES[case] | dict(scan=False)), 5)
-  params = _random(tiny.shapes(loop, images.shape))
+  is_hybrid = options.stages is not None
+  images = LARGE if is_hybrid else IMAGES
   model = build(options, 5)
+  params = _random(_loop_shapes(CASES[case], images))
   own = stack_blocks(params, options) if options.scan else params
   with jax.default_matmul_precision("highest"):
     logits, got = jax.jit(model.apply)({"params": own}, images)
   np.testing.assert_array_equal(logits, got["logits"])
-  tokens = got["stem"] if options.stages is not None else None
-  want, weights, rows = reference.apply(options, params, images, tokens)
-  return types.SimpleNamespace(**locals())
+  tokens = got["stem"] if is_hybrid else None
+  want = reference.apply(options, params, images, tokens)
+  return Made(options, model, images, params, own, got, *want)
+
+
+def _loop_shapes(parts, images):
+  loop = build(model_config(**TINY | parts | dict(scan=False)), 5)
+  return tiny.shapes(loop, images.shape)
 
 
 def _random(shapes):
@@ -263,8 +290,7 @@ def test_images_of_another_size_get_the_resized_table(case):
 def logits_and_gradients(parts, scan, remat):
   parts = EVERYTHING if parts == "everything" else {}
   options = model_config(**TINY | parts | dict(scan=scan, remat=remat))
-  loop = build(model_config(**TINY | parts), 5)
-  model, params = build(options, 5), _random(tiny.shapes(loop, IMAGES.shape))
+  model, params = build(options, 5), _random(_loop_shapes(parts, IMAGES))
   params = stack_blocks(params, options) if scan else params
 
   def loss(params):

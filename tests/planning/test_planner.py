@@ -177,6 +177,7 @@ def test_options_that_name_nothing_are_errors_of_a_plan():
   for changes, error in (
     ({"lora__rank": 2, "lora__targets": ("Gate",)}, "lora.targets: got Gate"),
     ({"optim__freeze": ("haed/*",)}, "optim.freeze: .*matches 'haed/"),
+    ({"optim__freeze": ("*",)}, "optim.freeze: .*leave some param"),
   ):
     config = tiny.config(num_classes=10, **changes)
     with pytest.raises(ConfigError, match=f"config.{error}"):
@@ -278,7 +279,7 @@ def test_an_unknown_slice(topology, monkeypatch):
     describe(topology)
 
 
-def test_names_that_users_know():
+def test_names_that_users_know(monkeypatch):
   for topology, name in {
     "v5e:16x16,slices=2": "v5e:16x16,slices=2",
     "v5litepod-256": "v5e:16x16",
@@ -292,6 +293,10 @@ def test_names_that_users_know():
     "v7x:2x2x1": "tpu7x:2x2x1",
   }.items():
     assert canonical(topology) == name == canonical(name)
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  for name in ("v4:4x4x256", "v5p:4x4x8_twisted", "v5e:1x1", "v3:32x32"):
+    with pytest.raises(ConfigError, match="pip install"):
+      describe(name)  # it exists, but libtpu does not
 
 
 @pytest.mark.nightly
