@@ -166,8 +166,8 @@ PLAIN = jax.nn.dot_product_attention
 @pytest.fixture
 def stand_in(monkeypatch):
   """Puts XLA's attention in the place of cuDNN's; the calls are listed."""
-  cudnn.why_not.cache_clear()
-  made = []
+  why_not, made = cudnn.why_not, []  # a test may put another in its place
+  why_not.cache_clear()
 
   def attend(query, key, value, *, implementation, **options):
     made.append((implementation, query.shape))
@@ -175,7 +175,7 @@ def stand_in(monkeypatch):
 
   monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
   yield made
-  cudnn.why_not.cache_clear()
+  why_not.cache_clear()
 
 
 def test_where_cudnn_cannot_be_used(monkeypatch):
