@@ -165,7 +165,7 @@ def _model(args: dict[str, str]):
   from vit_jax import weights
 
   try:
-    return weights.model_to_finetune(weights.read(args["init"]))
+    return weights.model_to_finetune(weights.read_shapes(args["init"]))
   except FileNotFoundError as e:
     raise ValueError(f"init: {e}") from None
 

@@ -86,7 +86,7 @@ def get_config(arg: str = ""):
   c = defaults()
   if args["init"]:
     try:
-      init = weights.read(args["init"])
+      init = weights.read_shapes(args["init"])
     except FileNotFoundError as e:
       raise ValueError(f"init: {e}") from None
     model = weights.model_to_finetune(init)

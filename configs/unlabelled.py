@@ -55,7 +55,7 @@ def get_config(arg: str = ""):
   dataset = args["path"] if is_name else f"images:{args['path']}"
   num_images = Sources().inspect(dataset, "train").num_examples
   try:
-    init = weights.read(args["init"])
+    init = weights.read_shapes(args["init"])
   except FileNotFoundError as e:
     raise ValueError(f"init: {e}") from None
   model = weights.model_to_finetune(init)

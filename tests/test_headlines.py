@@ -6,6 +6,7 @@ test_notebook.py have the other cases.
 """
 
 import ast
+import dataclasses
 import multiprocessing
 import os
 import pathlib
@@ -15,6 +16,7 @@ import time
 
 import jax
 import numpy as np
+import optax
 import pytest
 import several
 import tiny
@@ -26,6 +28,7 @@ from vit_jax.callbacks.preemption import Preemption
 from vit_jax.checkpointing import checkpointer, layout
 from vit_jax.config import Config
 from vit_jax.distributed import processes
+from vit_jax.evaluators.evaluator import Evaluator, EvaluatorConfig
 
 NOTEBOOKS = pathlib.Path(__file__).parents[1] / "notebooks"
 STEPS = 6
@@ -60,6 +63,24 @@ class _Data(tiny.Data):
       yield {
         k: np.split(v, process_count)[process_index] for k, v in batch.items()
       }
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm(EvaluatorConfig):
+  """Scores a norm of the parameters after every second step."""
+
+  SPLITS = ()
+
+  def make(self, context):
+    return _Norm(context)
+
+
+class _Norm(Evaluator):
+  def gather(self, params):
+    return optax.global_norm(params)
+
+  def score(self, gathered):
+    return {f"{self.config.name}/norm": float(gathered)}
 
 
 class _At(Callback):
@@ -160,8 +181,14 @@ def _one_of_two(index, address, workdir):
   processes.initialise(flags, stops_on_sigterm=True)
   assert jax.device_count() == 2
   term = _At(STEPS, lambda: index and os.kill(os.getpid(), signal.SIGTERM))
+  # The step of the checkpoint has no score yet.
+  ops = "decode|resize(16)"
   config = _config(
-    total_steps=600, checkpoint__every_steps=0, mesh__fsdp=1, mesh__data=2
+    total_steps=600,
+    checkpoint__every_steps=0,
+    mesh__fsdp=1,
+    mesh__data=2,
+    evals={"a": {"kind": "test_headlines:Norm", "every_steps": 2, "ops": ops}},
   )
   data = _Data(0.05)
   try:
@@ -170,7 +197,7 @@ def _one_of_two(index, address, workdir):
       str(workdir),
       data,
       callbacks=[Preemption(), term],
-      allow_change=["total_steps"],
+      allow_change=["total_steps", "evals"],
     )
   except Stop as stop:
     text = f"{data.starts[0]} {stop.step}"
@@ -195,8 +222,10 @@ def test_two_processes_stop_at_one_step(whole, tmp_path, process):
   assert first == second and start == "4" and int(end) > STEPS
   assert end in _steps(folder)  # with the shards of both
   assert checkpointer.verify(layout.find(str(folder))) is None
+  scored = [row["step"] for row in runs.rows(folder) if "a/norm" in row]
+  assert scored[:2] == [4, 6]
   got, want = (
-    [row["train/loss"] for row in runs.rows(path)[:STEPS]]
+    [r["train/loss"] for r in runs.rows(path) if "train/loss" in r][:STEPS]
     for path in (folder, whole)
   )
   assert len(set(want)) == STEPS

@@ -194,12 +194,13 @@ def train_and_evaluate(
     # Loop. The order is fixed: batch, step, log, save, evaluate. `step` counts
     # the steps taken, also skipped ones: step n resumes with batch n.
     step = start
+    # The run may have stopped after this checkpoint and before its scores.
+    missing = log.missing(start, evaluators.due(start))
     hooks.enter("step")
     # Only explicit transfers between host and devices, such as `device_get`.
     stack.enter_context(jax.transfer_guard("disallow"))
     try:
-      # The run may have stopped after this checkpoint and before its scores.
-      if missing := log.missing(start, evaluators.due(start)):
+      if missing:
         evaluate(start, missing)
       for step in range(start + 1, total_steps + 1):
         with hooks.phase("input"):

@@ -272,6 +272,7 @@ def load_params(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     FileNotFoundError: As `find`.
     DamagedError: The step, or every step, differs from what was written.
   """
+  jax.devices()  # its errors are not the checkpoint's
   return _read(path, lambda f: (_checked(f / "params"), layout.metadata(f)))
 
 
@@ -291,6 +292,7 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     ValueError: Orbax cannot read it, or it is damaged; or it has several items
       of another program, which the error names.
   """
+  jax.devices()  # its errors are not the checkpoint's
   base = run_path(path)
   if base.name == "params" and (base.parent / "metadata").is_dir():
     base, path = base.parent, os.fspath(base.parent)
@@ -312,7 +314,6 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
         f"got {path!r}, expected one tree in it, such as {str(others[0])!r}."
       )
     return _read(path, read)
-  jax.devices()  # its errors are not the checkpoint's
   try:
     return _checked(absolute(trees[0])), {}
   except Exception as e:
@@ -323,7 +324,6 @@ def load_tree(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _read(path: str, read: Callable[[epath.Path], T]) -> T:
   """Reads a step; for a run, the newest step that can be read."""
-  jax.devices()  # its errors are not the checkpoint's
   damaged: set[str] = set()
   num_removed = 0
   while True:

@@ -9,7 +9,7 @@ from vit_jax.weights.fitting import (
   trained_at,
 )
 from vit_jax.weights.identification import describe, identify, num_classes
-from vit_jax.weights.reading import read
+from vit_jax.weights.reading import read, read_shapes
 from vit_jax.weights.weights_file import Weights, without_head
 
 __all__ = (
@@ -22,6 +22,7 @@ __all__ = (
   "model_to_finetune",
   "num_classes",
   "read",
+  "read_shapes",
   "table_grid",
   "trained_at",
   "without_head",

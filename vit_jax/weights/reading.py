@@ -147,6 +147,42 @@ def read(
   return _with_classes(dataclasses.replace(weights, path=text, notes=notes))
 
 
+def read_shapes(path: str | os.PathLike) -> Weights:
+  """As `read`, for a config file: of a run, only what its arrays are.
+
+  Orbax starts jax to read arrays. But a config is read before the processes of
+  its run have joined, and jax must not start before.
+
+  Args:
+    path: As for `read`. The arrays of a run of this codebase have shapes and
+      types, but cannot be read; a run of adapters is read with its base.
+
+  Raises:
+    FileNotFoundError, ValueError: As `read`.
+  """
+  from vit_jax.checkpointing import checkpointer  # other files need no Orbax
+  from vit_jax.finetune import lora_base
+
+  if (folder := download.local(path)).is_dir():
+    try:
+      digests = checkpointer.digests(str(folder))["params"]
+      metadata = checkpointer.load_metadata(str(folder))
+    except (FileNotFoundError, ValueError):  # of others; or `read` says what is
+      return read(path)
+    if model_of(metadata) and not lora_base.is_on_base(metadata):
+      arrays = {
+        name: LazyArray(digest.shape, np.dtype(digest.dtype), _is_not_read)
+        for name, digest in digests.items()
+      }
+      weights = _of_checkpoint(folder, arrays, metadata, [])
+      return dataclasses.replace(weights, path=str(path))
+  return read(path)
+
+
+def _is_not_read() -> np.ndarray:
+  raise TypeError("only the shapes of these arrays are known")
+
+
 def _is_of_google(weights: Weights) -> bool:
   """Whether images and positions are those of the paper's models."""
   is_modern = weights.options.get("name") == "modern"
@@ -306,7 +342,25 @@ def read_checkpoint(folder: epath.Path) -> Weights:
     flat = {k.removesuffix("/value"): v for k, v in flat.items()}
   if other := [k for k, v in flat.items() if not hasattr(v, "shape")]:
     raise ValueError(f"got {other[0]!r}, which is no array; {EXPECTED}.")
-  params, stated = {k: lazy(np.asarray(v)) for k, v in flat.items()}, {}
+  params = {k: lazy(np.asarray(v)) for k, v in flat.items()}
+  return _of_checkpoint(folder, params, metadata, notes)
+
+
+def _of_checkpoint(
+  folder: epath.Path,
+  params: dict[str, LazyArray],
+  metadata: dict[str, Any],
+  notes: list[str],
+) -> Weights:
+  """Returns the weights of a checkpoint.
+
+  Args:
+    folder: Where it is.
+    params: Path in the tree -> array.
+    metadata: Of this codebase; {} for another program's.
+    notes: What was found while reading.
+  """
+  stated = {}
   is_known = isinstance(metadata, dict) and model_of(metadata)
   name = is_known and is_known.get("name", "vit")
   if not is_known or name in RECOGNISED:  # other families have their own names
