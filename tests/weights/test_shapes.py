@@ -26,6 +26,6 @@ def test_shapes_of_a_run_are_those_of_its_arrays(run):
 
 
 def test_a_config_reads_a_run_before_processes_join(run):
-  config = f"finetune:dataset=digits,init={run.workdir}"
+  config = f"finetune:dataset=cifar10,init={run.workdir}"
   command = [sys.executable, "-c", JOIN, config, several.address()]
   subprocess.run(command, check=True, env=several.env())
