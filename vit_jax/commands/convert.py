@@ -24,7 +24,7 @@ FILTERS = {
   "bilinear": "FlexiViT's",
   "linear": "transformers' BEiT's",
   "bicubic": "CLIP's",
-  "timm": "BEiT's, or bicubic",
+  "timm": "bicubic; BEiT's on a geometric grid",
   "hf": "DeiT's, MAE's",
   "dinov2": "DINO's",
 }
@@ -63,7 +63,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     "--posemb_filter",
     choices=FILTERS,
     metavar="FILTER",
-    help="resampling of positions (default: the authors'). " + _listed(FILTERS),
+    help="resampling of positions (default: the authors', but zoom for FlexiViT"
+    f" and timm for BEiT). {_listed(FILTERS)}",
   )
   parser.add_argument(
     "--grid",
