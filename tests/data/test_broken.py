@@ -17,7 +17,7 @@ from kinds import (
   write_classes,
 )
 from numbered import scored, unusable
-from PIL import Image, features
+from PIL import Image
 
 from vit_jax.batch import DataError
 from vit_jax.config import defaults, freeze
@@ -180,19 +180,6 @@ def test_the_largest_image_is_an_option(tmp_path, monkeypatch):
       images.read(data, max_pixels=1199)
     assert images.read(data, max_pixels=more).shape == (30, 40, 3)
   assert Image.MAX_IMAGE_PIXELS == more
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not features.check("avif"), reason="Pillow has no AVIF")
-def test_avif_is_read_where_pillow_reads_it(tmp_path):
-  data = encoded(photo(), "AVIF", quality=100)
-  source, record = folder(tmp_path, {"x.avif": data})
-  batch = scored(source, OPS)
-  assert batch["mask"].all() and source.num_examples == 4
-  expected = pixels.apply(images.read(data), OPS)
-  np.testing.assert_array_equal(batch["image"][record["x.avif"]], expected)
-  off = np.abs(expected.astype(int) - np.asarray(photo())).mean()
-  assert off < 3  # colours of half the resolution
 
 
 @pytest.mark.slow

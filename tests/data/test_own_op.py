@@ -10,7 +10,7 @@ from numbered import global_batches, numbers
 from vit_jax.config import checks, freeze, to_dict
 from vit_jax.data import ops, pixels
 from vit_jax.data.operation import Operation
-from vit_jax.data.preprocessing import image_size, parse_ops
+from vit_jax.data.preprocessing import image_size
 from vit_jax.data.tf_cpu import tf
 
 
@@ -32,21 +32,20 @@ class Darken(Operation):
 
 
 @dataclasses.dataclass(frozen=True)
-class Twice(Operation):
-  """Random, and of another size."""
+class Beside(Operation):
+  """Puts the image, or black, to its right."""
 
-  axis: int
-  share: float = 0.5
+  share: float
 
   def shape(self, shape):
     if shape is None:
       raise ValueError("got images of differing size")
-    return shape[0] * (1 + (self.axis == 0)), shape[1] * (1 + (self.axis == 1))
+    return shape[0], 2 * shape[1]
 
   def tensorflow(self, image, key):
     is_black = tf.random.stateless_uniform([], key) < self.share
     other = tf.where(is_black, tf.zeros_like(image), image)
-    return tf.concat([image, other], self.axis)
+    return tf.concat([image, other], 1)
 
 
 class Floats(Darken):
@@ -55,37 +54,29 @@ class Floats(Darken):
 
 
 HERE = __name__
-TEXT = f"decode|{HERE}:Darken|{HERE}:Twice(0, share=0.25)|flip_lr"
 
 
-def test_language_and_metadata():
-  assert [op.name for op in parse_ops(TEXT)][1] == f"{HERE}:Darken"
-  assert parse_ops(TEXT)[2].arguments == {"axis": 0, "share": 0.25}
-  text = TEXT.replace("|", "|resize((8, 6))|", 1)
-  assert image_size(text) == (16, 6)
-  config = tiny.config(data__ops=text)
+def test_a_random_one_has_a_key_for_each_record_and_epoch():
+  views = f"decode|pad(2)|random_crop(8)|{HERE}:Beside(share=0.5)"
+  assert image_size(views) == (8, 16)
+  config = tiny.config(data__ops=views)
   assert freeze(to_dict(config)) == config
+  whole = []
+  for batch in global_batches(numbers(16), 2, ops=views):
+    images = batch["image"][np.argsort(batch["index"])]
+    assert images.shape == (16, 8, 16, 3)
+    whole.append(~images[:, :, 8:].any((1, 2, 3)))
+  assert 1 < whole[0].sum() < 15 and (whole[0] != whole[1]).any()
+  with pytest.raises(ValueError, match="Beside, which is random"):
+    pixels.apply(np.zeros((9, 7, 3), np.uint8), views)
 
 
-def test_keys_differ_between_records_and_epochs():
-  views = f"decode|pad(2)|random_crop(8)|{HERE}:Twice(1)"
-  first, second = global_batches(numbers(16), 2, ops=views)
-  assert first["image"].shape == (16, 8, 16, 3)
-  whole = [b["image"][np.argsort(b["index"])] for b in (first, second)]
-  is_black = [~images[:, :, 8:].any((1, 2, 3)) for images in whole]
-  assert 1 < is_black[0].sum() < 15 and (is_black[0] != is_black[1]).any()
-
-
-def test_numpy_for_predict():
+def test_one_with_numpy_is_for_predict_too():
   image = np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8)
   text = f"decode|{HERE}:Darken(200)|resize(8)"
-  got = pixels.apply(image, text)
   key = tf.zeros([2], tf.int64)
   expected = ops.apply(tf.constant(image), text, key).numpy()
-  np.testing.assert_array_equal(got, expected)
-  assert not pixels.is_random(text) and pixels.is_random(TEXT)
-  with pytest.raises(ValueError, match="Twice, which is random"):
-    pixels.apply(image, f"decode|resize(8)|{HERE}:Twice(0)")
+  np.testing.assert_array_equal(pixels.apply(image, text), expected)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +87,7 @@ def test_numpy_for_predict():
     (f"{HERE}:np", "subclass of"),
     (f"{HERE}:Darken('a')", "levels of"),
     (f"{HERE}:Darken(-1)", "levels is negative"),
-    (f"{HERE}:Twice", "missing a required argument: 'axis'"),
+    (f"{HERE}:Beside", "missing a required argument: 'share'"),
   ],
 )
 def test_errors(op, words):
@@ -105,7 +96,7 @@ def test_errors(op, words):
 
 
 def test_a_wrong_size_or_type_is_refused():
-  errors = checks.errors(tiny.config(data__ops=f"decode|{HERE}:Twice(0)"))
+  errors = checks.errors(tiny.config(data__ops=f"decode|{HERE}:Beside(0.5)"))
   assert "got images of differing size" in errors[0]
   with pytest.raises(ValueError, match="Floats: got image float32"):
     global_batches(numbers(9), 1, ops=f"decode|resize(8)|{HERE}:Floats")

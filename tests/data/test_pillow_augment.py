@@ -39,10 +39,7 @@ def test_one_of_three():
 
 
 def test_the_radius_of_the_blur():
-  """The variance of a blurred point is the square of the radius.
-
-  Pillow's Gaussian is three boxes, which have its variance.
-  """
+  """The variance of a blurred point is the square of the radius."""
   point = np.zeros((41, 41, 3), np.uint8)
   point[20, 20] = 255
   point[20, 18:23] = 255  # a row of five, whose variance is 2
@@ -121,36 +118,22 @@ def test_magnitudes_are_drawn_and_held(normal, magnitude):
 # Random erasing.
 
 
-@pytest.mark.nightly
-def test_a_box_of_noise():
-  image = np.full((40, 60, 3), 255, np.uint8)
-  shares, boxes = [], 0
-  for key in keys(300):
-    erased = (run("random_erase", image, key, 1.0).numpy() != 255).any(-1)
-    rows, columns = np.flatnonzero(erased.any(1)), np.flatnonzero(erased.any(0))
-    if len(rows):
-      boxes += 1
-      box = np.ptp(rows) + 1, np.ptp(columns) + 1
-      shares.append(box[0] * box[1] / (40 * 60))
-      # Noise is below 255 in one of three channels but for 1 in 100,000.
-      assert erased[rows[0] :, columns[0] :][: box[0], : box[1]].mean() > 0.95
-      assert 0.25 < box[0] / box[1] < 4
-  assert boxes == 300
-  # Sides are rounded to pixels: half of one in 6 is 8 %.
-  assert min(shares) > 0.015 and max(shares) < 1 / 3 + 0.04
-  assert np.mean(shares) == pytest.approx((0.02 + 1 / 3) / 2, abs=0.02)
-
-
-def test_the_noise_is_that_of_normalised_images():
-  image = np.zeros((200, 200, 3), np.uint8)
-  erased = run("random_erase", image, keys(1)[0], 1.0).numpy()
-  pixels = erased[erased.any(-1)] / 255
-  is_whole = (0 < pixels) & (pixels < 1)
+def test_a_box_of_the_noise_of_normalised_images():
+  shares = []
+  for key in keys(30):
+    erased = run("random_erase", np.zeros((60, 90, 3), np.uint8), key, 1.0)
+    is_erased = (erased.numpy() != 0).any(-1)
+    rows, columns = (np.flatnonzero(is_erased.any(axis)) for axis in (1, 0))
+    height, width = np.ptp(rows) + 1, np.ptp(columns) + 1
+    shares.append(height * width / is_erased.size)
+    assert is_erased.sum() > 0.95 * height * width  # a box; few are 0 anyhow
+    assert 0.25 < height / width < 4
+  # Sides are rounded to pixels: half of one in 8 is 6 %.
+  assert 0.015 < min(shares) and max(shares) < 1 / 3 + 0.04
+  erased = run("random_erase", np.zeros((200, 200, 3), np.uint8), key, 1.0)
+  pixels = erased.numpy()[(erased.numpy() != 0).any(-1)] / 255
   # Cut off at 0, 2.1 deviations below the mean, and at 1, 2.2 above it.
-  median = np.median(pixels, 0)
+  lower, median, upper = np.quantile(pixels, [0.1587, 0.5, 0.8413], axis=0)
   np.testing.assert_allclose(median, IMAGENET_MEAN, atol=0.015)
-  assert is_whole.mean() > 0.95
-  lower, upper = np.quantile(pixels, [0.1587, 0.8413], axis=0)
-  np.testing.assert_allclose(
-    upper - lower, 2 * np.array(IMAGENET_STD), atol=0.03
-  )
+  spread = 2 * np.array(IMAGENET_STD)
+  np.testing.assert_allclose(upper - lower, spread, atol=0.03)
