@@ -102,10 +102,8 @@ def write_hugging_face(root):
   made = datasets.DatasetDict()
   for split, records in SPLITS.items():
     images = [{"bytes": image, "path": None} for image, _ in records]
-    labels = [NAMES.index(name) for _, name in records]
-    made[split] = datasets.Dataset.from_dict(
-      {"image": images, "label": labels}, features=features
-    )
+    columns = {"image": images, "label": [NAMES.index(n) for _, n in records]}
+    made[split] = datasets.Dataset.from_dict(columns, features=features)
   made.save_to_disk(root)
   return f"hf:{root}"
 

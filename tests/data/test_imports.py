@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from importable import NAMES, SPLITS, WRITERS, encoded, stored, write_folder
+from importable import NAMES, SPLITS, encoded, stored, write_folder
 from PIL import Image
 
 from vit_jax.data import download_and_prepare, operation, sources
@@ -23,40 +23,69 @@ from vit_jax.data.builders.image_builder import (
   checked,
 )
 from vit_jax.finetune.data.builder import OwnData
-from vit_jax.finetune.data.imports import KINDS
 from vit_jax.finetune.data.imports.listing import Listing
 
 
-@pytest.mark.parametrize(
-  "kind",
-  [
-    pytest.param(k, marks=[pytest.mark.slow] * (k not in ("csv:", "parquet:")))
-    for k in KINDS
-  ],
-)
-def test_images_and_classes_arrive_as_they_are(kind, tmp_path):
-  (tmp_path / "in").mkdir()
-  source = WRITERS[kind](tmp_path / "in")
+def imported(source, out):
+  """What the import of a source has done, and what it said."""
   lines = []
   done = download_and_prepare.import_source(
-    source, "own", str(tmp_path / "out"), say=lines.append
+    source, "own", str(out), say=lines.append
   )
+  return done, " ".join(lines)
+
+
+def test_images_and_classes_arrive_as_they_are(tmp_path):
+  """From a folder; tests/data/test_listing.py has the other kinds."""
+  source, out = write_folder(tmp_path / "in"), tmp_path / "out"
+  done, said = imported(source, out)
   assert done.splits == {"train": 12, "validation": 5}
   assert (done.num_classes, done.left_out) == (3, 0)
+  assert "train: all 12 records read" in said
   for split, records in SPLITS.items():
-    assert stored("own", split, tmp_path / "out") == dict(records)
-  opened = sources.open_source("own", "train@5", str(tmp_path / "out"))
+    assert stored("own", split, out) == dict(records)
+  opened = sources.open_source("own", "train@5", str(out))
   assert opened.class_names == NAMES and opened.num_examples == 5
-  assert "train: all 12 records read" in " ".join(lines)
   with pytest.raises(ValueError, match="--name: got own"):
-    download_and_prepare.import_source(source, "own", str(tmp_path / "out"))
+    imported(source, out)
+
+
+def test_an_image_with_any_number_of_classes(tmp_path):
+  lines = ["file,label", "0.jpg,cat|ant", "1.jpg,", "2.jpg,bee|"]
+  for i in range(3):
+    (tmp_path / f"{i}.jpg").write_bytes(encoded(i))
+  (tmp_path / "labels.csv").write_text("\n".join(lines))
+  done, said = imported(f"csv:{tmp_path}/labels.csv", tmp_path)
+  assert (done.num_classes, done.left_out) == (3, 0)
+  assert "1 images have none of the classes" in said
+  source = sources.open_source("own", "train", str(tmp_path))
+  assert source.is_multilabel and source.class_names == NAMES
+  records = source.records().as_numpy_iterator()
+  labels = {r["image"]: r["label"].tolist() for r in records}
+  expected = [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+  assert labels == {encoded(i): row for i, row in enumerate(expected)}
+
+
+def written(entries, data_dir):
+  """Writes entries as the train split; returns those that were left out."""
+  split = Split(len(entries), lambda: iter(entries))
+  record_filter = RecordFilter(lambda line: None)
+  builder = OwnData(
+    name="own",
+    listing=Listing(NAMES, {"train": split}),
+    description="",
+    data_dir=data_dir,
+    record_filter=record_filter,
+  )
+  builder.download_and_prepare()
+  return dict(record_filter.left_out)
 
 
 def test_records_are_written_to_be_read_by_number(tmp_path):
   entries = [Entry(str(i), encoded(i), i % 3) for i in range(9)]
   images = []
   for folder, given in (("a", entries), ("b", entries[::-1])):
-    imported(given, tmp_path / folder)
+    written(given, tmp_path / folder)
     assert list(tmp_path.glob(f"{folder}/own/1.0.0/own-train.array_record*"))
     source = sources.open_source("own", "train", str(tmp_path / folder))
     images.append([r["image"] for r in source.records().as_numpy_iterator()])
@@ -64,19 +93,6 @@ def test_records_are_written_to_be_read_by_number(tmp_path):
   assert images[0] == images[1]
   order = [images[0].index(e.image) for e in entries]
   assert sorted(order) == list(range(9)) != order
-
-
-def imported(entries, data_dir, record_filter=None):
-  """Writes entries as the train split of a data set of its own."""
-  split = Split(len(entries), lambda: iter(entries))
-  builder = OwnData(
-    name="own",
-    listing=Listing(NAMES, {"train": split}),
-    description="",
-    data_dir=data_dir,
-    record_filter=record_filter or RecordFilter(lambda line: None),
-  )
-  builder.download_and_prepare()
 
 
 def test_what_cannot_be_used_is_named_and_left_out(tmp_path):
@@ -90,9 +106,7 @@ def test_what_cannot_be_used_is_named_and_left_out(tmp_path):
     Entry("png", encoded(3, "png")[:-30], 1),
     Entry("b", encoded(2, "png"), 2),
   ]
-  record_filter = RecordFilter(lambda line: None)
-  imported(entries, tmp_path, record_filter)
-  left_out = dict(record_filter.left_out)
+  left_out = written(entries, tmp_path)
   words = ["truncated", "6 bytes", "0 bytes", "no label", "truncated"]
   assert list(left_out) == ["half", "text", "empty", "none", "png"]
   assert set(stored("own", "train", tmp_path)) == {whole, encoded(2, "png")}
@@ -100,20 +114,19 @@ def test_what_cannot_be_used_is_named_and_left_out(tmp_path):
     assert word in left_out[key], (key, left_out[key])
 
 
-@pytest.mark.parametrize(
-  "good, broken, word",
-  [(30, 10, ""), (30, 11, "11 records"), (0, 3, "no usable"), (0, 0, "no us")],
-)
-def test_too_many_errors_leave_no_data_set(good, broken, word, tmp_path):
-  entries = [Entry(f"no {i}", error="has no label") for i in range(broken)]
-  entries += [Entry(str(i), encoded(i), 0) for i in range(good)]
-  if not word:
-    imported(entries, tmp_path)
-    return
-  with pytest.raises(ValueError, match=word) as e:
-    imported(entries, tmp_path)
-  assert ("no 0: has no label" in str(e.value)) == (broken > 0)
-  assert not list(tmp_path.glob("own/*"))
+def test_too_many_errors_leave_no_data_set(tmp_path):
+  def entries(good, broken):
+    bad = [Entry(f"no {i}", error="has no label") for i in range(broken)]
+    return bad + [Entry(str(i), encoded(i), 0) for i in range(good)]
+
+  for good, broken, word in ((30, 11, "11 records"), (0, 3, "no usable")):
+    with pytest.raises(ValueError, match=word) as e:
+      written(entries(good, broken), tmp_path)
+    assert "no 0: has no label" in str(e.value)
+    assert not list(tmp_path.glob("own/*"))
+  with pytest.raises(ValueError, match="no usable"):
+    written([], tmp_path)
+  assert len(written(entries(30, 10), tmp_path)) == 10
 
 
 def test_other_formats_become_png():
@@ -165,27 +178,20 @@ def test_a_killed_import_leaves_no_data_set(tmp_path):
   process.wait()
   with pytest.raises(ValueError, match="got data set 'own'"):
     sources.open_source("own", "train", str(tmp_path))
-  (tmp_path / "in").mkdir()
-  source = write_folder(tmp_path / "in")
-  download_and_prepare.import_source(source, "own", str(tmp_path))
+  imported(write_folder(tmp_path / "in"), tmp_path)
   assert stored("own", "train", tmp_path) == dict(SPLITS["train"])
 
 
-def test_a_name_that_is_taken_or_none_is_refused(tmp_path):
+def test_what_is_refused(tmp_path, monkeypatch):
   for name in ("cifar10", "digits", "My set"):
     with pytest.raises(ValueError, match=f"--name: got '?{name}"):
       download_and_prepare.import_source("folder:x", name, str(tmp_path))
-
-
-def test_a_full_disk_is_named(tmp_path, monkeypatch):
-  """With what the writers say on a full disk, for want of one here."""
+  # What the writers say on a full disk, for want of one here.
   error = RuntimeError("write() failed: No space left on device; writing ...")
   fails = mock.Mock(side_effect=error)
   monkeypatch.setattr(OwnData, "download_and_prepare", fails)
-  (tmp_path / "in").mkdir()
-  source = write_folder(tmp_path / "in")
   with pytest.raises(ValueError, match=f"{tmp_path}, whose disk is full"):
-    download_and_prepare.import_source(source, "own", str(tmp_path))
+    imported(write_folder(tmp_path / "in"), tmp_path)
 
 
 def test_records_are_not_written_into_a_bucket(monkeypatch):
@@ -196,22 +202,3 @@ def test_records_are_not_written_into_a_bucket(monkeypatch):
   monkeypatch.setattr(download_and_prepare.tfds_source, "find_builder", find)
   with pytest.raises(ValueError, match="data_dir: got gs://bucket"):
     download_and_prepare.prepare("cifar10", "gs://bucket/data")
-
-
-def test_an_image_with_any_number_of_classes(tmp_path):
-  lines = ["file,label", "0.jpg,cat|ant", "1.jpg,", "2.jpg,bee|"]
-  for i in range(3):
-    (tmp_path / f"{i}.jpg").write_bytes(encoded(i))
-  (tmp_path / "labels.csv").write_text("\n".join(lines))
-  lines = []
-  done = download_and_prepare.import_source(
-    f"csv:{tmp_path}/labels.csv", "own", str(tmp_path), say=lines.append
-  )
-  assert (done.num_classes, done.left_out) == (3, 0)
-  assert "1 images have none of the classes" in lines
-  source = sources.open_source("own", "train", str(tmp_path))
-  assert source.is_multilabel and source.class_names == NAMES
-  records = source.records().as_numpy_iterator()
-  labels = {r["image"]: r["label"].tolist() for r in records}
-  expected = [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
-  assert labels == {encoded(i): row for i, row in enumerate(expected)}

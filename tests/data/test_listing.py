@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from importable import NAMES, encoded, images, tar_of
+from importable import NAMES, SPLITS, WRITERS, encoded, images, tar_of
 from pyarrow import parquet
 
 from vit_jax.finetune.data.imports import KINDS, files, hugging_face, listing
@@ -62,6 +62,17 @@ def entries_of(listed):
 
 def labels_of(listed):
   return [e.error or e.label for e in entries_of(listed)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_and_classes_of_every_kind(kind, tmp_path):
+  path = WRITERS[kind](tmp_path).removeprefix(kind)
+  listed = KINDS[kind](path, Options())
+  assert listed.class_names == NAMES
+  for name, records in SPLITS.items():
+    split = listed.splits[name]
+    found = [(e.image, NAMES[e.label]) for e in split.entries()]
+    assert dict(found) == dict(records) and len(found) == split.count
 
 
 # Tars.
