@@ -29,29 +29,27 @@ def test_a_name_or_path_and_its_argument():
     assert config_files.split(source) == tuple(expected)
 
 
-def test_a_name_is_that_of_a_known_config_wherever_one_is(
+def test_a_name_is_that_of_a_known_config_but_the_folder_comes_first(
   tmp_path, monkeypatch
 ):
+  def read(name, argument=""):
+    args = cli.parse("train", {}, [f"--config={name}{argument}"])
+    assert not args.errors
+    return args
+
   monkeypatch.chdir(tmp_path)
-  expected = ROOT / "configs" / "vit_b16.py"
   for name in ("vit_b16", "vit_b16.py", "configs/vit_b16.py"):
-    assert config_files.find(name) == expected
-  args = cli.parse("train", {}, ["--config=vit_b16:imagenet21k"])
-  assert args.config_name == "vit_b16" and not args.errors
+    assert config_files.find(name) == ROOT / "configs" / "vit_b16.py"
+  args = read("vit_b16", ":imagenet21k")
+  assert args.config_name == "vit_b16"
   assert args.config.data.dataset == "imagenet21k"
-
-
-def test_what_is_in_the_folder_comes_first(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
   (tmp_path / "configs").mkdir()
   (tmp_path / "configs" / "vit_b16.py").write_text(MINE)
   for name in ("vit_b16", "vit_b16.py", "configs/vit_b16.py"):
-    args = cli.parse("train", {}, [f"--config={name}"])
-    assert args.config.seed == 7 and args.config_name == "vit_b16"
+    assert read(name).config.seed == 7 and read(name).config_name == "vit_b16"
   (tmp_path / "vit_b16.py").write_text(MINE.replace("7", "8"))
-  for name in ("vit_b16", "vit_b16.py", "./vit_b16", f"{tmp_path}/vit_b16.py"):
-    args = cli.parse("train", {}, [f"--config={name}"])
-    assert args.config.seed == 8
+  for name in ("vit_b16", "./vit_b16", f"{tmp_path}/vit_b16.py"):
+    assert read(name).config.seed == 8
 
 
 def test_what_there_is_not(tmp_path, monkeypatch):
