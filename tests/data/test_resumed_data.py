@@ -8,19 +8,9 @@ from importable import write_folder
 
 from vit_jax import experiment, run_summary
 from vit_jax.config import to_dict
-from vit_jax.data import download_and_prepare
+from vit_jax.data import download_and_prepare, sources
 from vit_jax.step import TrainState
 from vit_jax.writers import run_info
-
-CONFIG = "config.json"
-
-
-def begun(config, workdir):
-  """The metadata of a run that began with the data as they are."""
-  workdir.mkdir()
-  run_info.write_json(str(workdir), CONFIG, to_dict(config))
-  run = experiment.Experiment(config, str(workdir))
-  return run_summary.metadata(run, TrainState(0, {}, None))
 
 
 def errors(config, workdir, metadata, monkeypatch, allowed=()):
@@ -38,7 +28,10 @@ def test_other_images_are_refused_unless_they_are_allowed(
   """Two images that change their places; records are in test_records.py."""
   folder, workdir = tmp_path / "in", tmp_path / "run"
   config = tiny.config(data__dataset=write_folder(folder))
-  metadata = begun(config, workdir)
+  workdir.mkdir()
+  run_info.write_json(str(workdir), "config.json", to_dict(config))
+  run = experiment.Experiment(config, str(workdir))
+  metadata = run_summary.metadata(run, TrainState(0, {}, None))
   assert errors(config, workdir, metadata, monkeypatch) == []
   one, other = sorted((folder / "train").glob("*/*.png"))[::5][:2]
   one.rename(other.parent / "x.png")
@@ -56,23 +49,16 @@ def test_other_images_are_refused_unless_they_are_allowed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["array_record", "tfrecord"])
-def test_files_of_tfds(tmp_path, monkeypatch, form):
-  (tmp_path / "in").mkdir()
+def test_files_of_tfds_have_an_identity(tmp_path, form):
   source = write_folder(tmp_path / "in")
 
-  def prepared(place):
-    download_and_prepare.import_source(
-      source, "own", str(tmp_path / place), file_format=form
-    )
-    return tiny.config(
-      data__dataset="own", data__data_dir=str(tmp_path / place)
-    )
+  def identity(place):
+    out = str(tmp_path / place)
+    download_and_prepare.import_source(source, "own", out, file_format=form)
+    return sources.open_source("own", "train", out).identity()
 
-  config, workdir = prepared("a"), tmp_path / "run"
-  metadata = begun(config, workdir)
-  elsewhere = prepared("b")
-  assert errors(elsewhere, workdir, metadata, monkeypatch) == []
+  first = identity("a")
+  assert identity("b") == first
   path = next((tmp_path / "in" / "train").glob("*/*.png"))
   path.write_bytes(path.read_bytes() + b"another")
-  (error,) = errors(prepared("c"), workdir, metadata, monkeypatch)
-  assert error.startswith("config.data.dataset: ")
+  assert identity("c") != first

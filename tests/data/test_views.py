@@ -143,26 +143,28 @@ def test_a_view_like_another_has_its_crops():
 
 
 RESIZED = View("decode|resize(8)")
+CROP = "decode|random_resized_crop({}, {}, 1)"
 
 
 @pytest.mark.parametrize(
   "views, words",
   [
+    ({}, ["no view"]),
     ({"local": View("decode")}, ["'local'", "one size"]),
+    ({"label": RESIZED}, ["'label'", "an identifier other"]),
     ({"a": View("decode|resize(8)", 0)}, ["'a'", "count=0"]),
     (
       {"a": View("decode(exif=False)|resize(8)"), "b": RESIZED},
       ["decode differently", "exif=False"],
     ),
-    ({}, ["no view"]),
     (
       {"a": RESIZED, "b": View("decode|resize(9)", like="c")},
       ["'b'", "expected one of a"],
     ),
     (
       {
-        "a": View("decode|random_resized_crop(8, 0.2, 1)|flip_lr"),
-        "b": View("decode|random_resized_crop(9, 0.3, 1)|flip_lr", like="a"),
+        "a": View(CROP.format(8, 0.2)),
+        "b": View(CROP.format(9, 0.3), like="a"),
       },
       ["'b'", "same arguments"],
     ),
