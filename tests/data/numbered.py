@@ -34,8 +34,9 @@ class Streamed(Numbers):
     return numbers.map(lambda i: {"index": i % self.num_examples})
 
 
-def numbers(num_examples, cls=Numbers):
-  return cls(name="n", split="s", num_examples=num_examples, num_classes=7)
+def numbers(num_examples, cls=Numbers, **options):
+  options = {"num_examples": num_examples, "num_classes": 7, **options}
+  return cls(name="n", split="s", **options)
 
 
 def global_batches(source, steps, processes=1, ops=OPS, **options):

@@ -43,9 +43,7 @@ def test_a_broken_image_in_mid_run_shifts_nothing(caplog):
   broken = next(i for i in good[4]["index"].tolist() if i not in seen)
   hits = [broken in batch["index"] for batch in good]
   assert not hits[0] and sum(hits) > 1
-  source = Damaged(
-    name="n", split="s", num_examples=50, num_classes=7, broken=broken
-  )
+  source = numbers(50, Damaged, broken=broken)
   bad = global_batches(source, 8, start_step=1)
   (line,) = unusable(caplog)
   assert f"record {broken} of 'n', split 's'" in line
@@ -74,10 +72,6 @@ class Far(Numbers):
     return {"index": tf.ensure_shape(indices_again, indices.shape)}
 
 
-def far(errors):
-  return Far(name="n", split="s", num_examples=50, num_classes=7, errors=errors)
-
-
 ERRORS = (
   RuntimeError(f"pread() failed: {os.strerror(errno.ESTALE)}"),
   RuntimeError("UNAVAILABLE: the server does not answer"),
@@ -88,7 +82,7 @@ ERRORS = (
 @pytest.mark.slow
 def test_reading_waits_for_a_store(monkeypatch, caplog):
   waits, expected = [], global_batches(numbers(50), 2)
-  source = far([*ERRORS])
+  source = numbers(50, Far, errors=[*ERRORS])
 
   def wait(seconds):
     waits.append(seconds)
@@ -106,7 +100,7 @@ def test_reading_waits_for_a_store(monkeypatch, caplog):
 
 def test_reading_does_not_wait_for_ever(monkeypatch):
   monkeypatch.setattr(decoding, "RETRY_SECONDS", -1.0)  # over at once
-  source = far([])
+  source = numbers(50, Far, errors=[])
   batches = pipeline.train_batches(source, OPS, batch_size=16, seed=0)
   next(batches)
   source.errors.append(RuntimeError("UNAVAILABLE: it does not answer"))
@@ -125,9 +119,7 @@ def test_reading_waits_for_a_file_of_a_folder(tmp_path, monkeypatch, caplog):
   os.rename(path, tmp_path / "away")
 
   def opened(file, *args, **kwargs):
-    if (
-      not isinstance(file, int) and os.fsdecode(file) == path and len(waits) < 3
-    ):
+    if len(waits) < 3 and file == os.fsencode(path):
       raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
     return really(file, *args, **kwargs)
 
