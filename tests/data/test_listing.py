@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from importable import NAMES, SPLITS, WRITERS, encoded, images, tar_of
+from importable import NAMES, SPLITS, encoded, images, tar_of
 from pyarrow import parquet
 
 from vit_jax.finetune.data.imports import KINDS, files, hugging_face, listing
@@ -64,18 +64,26 @@ def labels_of(listed):
   return [e.error or e.label for e in entries_of(listed)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_images_and_classes_of_every_kind(kind, tmp_path):
-  path = WRITERS[kind](tmp_path).removeprefix(kind)
-  listed = KINDS[kind](path, Options())
+# Tars.
+
+
+def test_tars_of_images_and_classes(tmp_path):
+  """Two of each split, one of them compressed."""
+  for split, records in SPLITS.items():
+    for part, (suffix, mode) in enumerate((("tar", "w"), ("tar.gz", "w:gz"))):
+      members = []
+      for i, (image, name) in enumerate(records[part::2]):
+        form = "png" if image.startswith(b"\x89PNG") else "JPG"
+        members.append((f"x/{i:04}.cls", name.encode()))
+        members += [(f"x/{i:04}.{form}", image), (f"x/{i:04}.json", b"{}")]
+      path = tmp_path / f"a-{split}-{part}.{suffix}"
+      path.write_bytes(tar_of(members, mode))
+  listed = KINDS["webdataset:"](str(tmp_path), Options())
   assert listed.class_names == NAMES
   for name, records in SPLITS.items():
     split = listed.splits[name]
     found = [(e.image, NAMES[e.label]) for e in split.entries()]
     assert dict(found) == dict(records) and len(found) == split.count
-
-
-# Tars.
 
 
 def test_tars_with_errors(tmp_path):
@@ -164,7 +172,9 @@ def test_classes_of_labels():
 
 
 def test_labels_in_columns_of_a_table(table):
-  assert labels_of(table(label="breed")) == [1, 0, 1]
+  breed = table(label="breed")
+  assert labels_of(breed) == [1, 0, 1] and breed.class_names == ("0", "1")
+  assert [e.image for e in entries_of(breed)] == [encoded(i) for i in range(3)]
   # Real numbers are classes where these are listed, and one may be missing.
   names = ("0.5", "1.5")
   real = table(label="real", classes=names)
