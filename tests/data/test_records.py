@@ -1,6 +1,5 @@
 """Records of one's own, by import path and as objects of the program."""
 
-import dataclasses
 import io
 
 import numpy as np
@@ -9,10 +8,9 @@ import tiny
 from numbered import scored
 from PIL import Image
 
-from vit_jax import experiment, run_checks, train
+from vit_jax import run_checks
 from vit_jax.config import ConfigError
 from vit_jax.data.sources import Sources, open_source, typical_side
-from vit_jax.evaluate import evaluate
 from vit_jax.tools.planning import planner, programs
 
 OPS = "decode|resize(16)"
@@ -139,23 +137,6 @@ def test_errors_of_names_and_splits(monkeypatch):
   assert "ValueError: invalid literal" in errors(f"{HERE}(ten)")[0]
   monkeypatch.delattr(Shapes, "identity")
   assert "without identity" in errors()[0]
-
-
-@pytest.mark.nightly
-def test_a_run_is_trained_scored_and_resumed(tmp_path, monkeypatch):
-  made = config(f"{HERE}(seed 3)")
-  train.train_and_evaluate(made, str(tmp_path / "run"))
-  scores = evaluate(made, str(tmp_path / "run"))
-  assert scores["test/count"] == 12
-  run = experiment.Experiment(
-    dataclasses.replace(made, total_steps=6),
-    str(tmp_path / "run"),
-    allow_change=["total_steps"],
-  )
-  assert run.saved["data_identity"] == "shapes 3 40 [0:40]"
-  monkeypatch.setattr(Shapes, "identity", lambda self: "others")
-  with pytest.raises(ConfigError, match="others"):
-    run_checks.setup(made, str(tmp_path / "run"))
 
 
 def test_a_plan_knows_the_classes_and_the_length():

@@ -35,16 +35,9 @@ def open_from(builder, monkeypatch, **options):
   return functools.partial(sources.open_source, "digits", **options)
 
 
-@pytest.mark.parametrize(
-  "split",
-  [
-    pytest.param("train", marks=pytest.mark.nightly),
-    pytest.param("train[7:200]+test[10:20]", marks=pytest.mark.slow),
-  ],
-)
-def test_every_format_gives_the_same_records(
-  digits_by_format, monkeypatch, split
-):
+@pytest.mark.slow
+def test_every_format_gives_the_same_records(digits_by_format, monkeypatch):
+  split = "train[7:200]+test[10:20]"
   files = digits_by_format
   memory = open_from(files["tfrecord"], monkeypatch)(split)
   assert isinstance(memory, tfds_records.TfdsMemory)
@@ -98,23 +91,6 @@ def test_a_subset_is_those_records_of_the_split(
     for start, stop in ((290, 310), (299, 300), (300, 300), (0, 0)):
       numbers = [int(raw["index"]) for raw in drawn.raw(start, stop)]
       assert numbers == [i % 300 for i in range(start, stop)]
-
-
-@pytest.mark.slow
-def test_a_small_subset_of_a_large_split_stays_in_memory(
-  digits_by_format, monkeypatch
-):
-  """So that streamed files are read once, not once an epoch."""
-  open_split = open_from(digits_by_format["tfrecord"], monkeypatch)
-  whole = open_split("train")
-  monkeypatch.setattr(tfds_source, "MEMORY_LIMIT", whole.files.file_bytes / 3)
-  assert isinstance(open_split("train"), tfds_records.TfdsFiles)
-  drawn = open_split("train@30%")
-  assert isinstance(drawn, tfds_records.TfdsMemory)
-  assert drawn.is_by_number and not drawn.note()
-  members = subsets.members(1297, 389, 0)
-  np.testing.assert_array_equal(drawn.labels(), whole.labels()[members])
-  assert isinstance(open_split("train@40%"), subsets.Subset)
 
 
 @pytest.mark.slow
