@@ -129,8 +129,8 @@ def parse_split(
   )
 
 
-# Sizes to try for a split of unknown size.
-_SIZES = (100, 1_000, 10_000, 1_000_000, 1_000_000_000)
+# Sizes to try for a split of unknown size. Small ones, as percents are rounded.
+_SIZES = (*range(1, 101), 1_000, 10_000, 1_000_000, 1_000_000_000)
 
 
 def are_apart(a: str, b: str) -> bool:
