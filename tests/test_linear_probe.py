@@ -14,7 +14,6 @@ import vit_jax
 from vit_jax import ridge
 from vit_jax.checkpointing.checkpointer import write_params
 from vit_jax.config import ConfigError
-from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.finetune import linear_probe, lora
 from vit_jax.step import TrainState
 from vit_jax.train import train_and_evaluate
@@ -152,68 +151,87 @@ def test_it_needs_images_to_choose_by(tmp_path):
     train_and_evaluate(config(evals={}), str(tmp_path))
 
 
-class HeldOut(Evaluator):
-  """Stands for the evaluator `val`.
+def best(
+  workdir, is_right, fine_tuned=3.0, ema=None, labels=None, is_weighted=False
+):
+  """Returns what `linear_probe.best` saves: parameters, outcome.
 
   Args:
-    is_right: Weight of the fine-tuned model -> which images are right.
-    labels: Their classes; None: one class.
+    workdir: Folder of the run.
+    is_right: Weight of the fine-tuned model -> which held-out images are right.
+      The probe is 1, the fine-tuned model 3.
+    fine_tuned: The parameters after the training.
+    ema: Their running average.
+    labels: Classes of the held-out images; None: one class.
     is_weighted: Whether the loss has weights of classes.
   """
 
-  config = types.SimpleNamespace(name="val")
+  def hits(params):
+    right = is_right((float(params["head"]["kernel"][0]) - 1) / 2)
+    return {"is_right": right, "label": 0 * right if labels is None else labels}
 
-  def __init__(self, is_right, labels=None, is_weighted=False):
-    objective = types.SimpleNamespace(counts_classes=is_weighted)
-    config = types.SimpleNamespace(objective=objective)
-    self.context = types.SimpleNamespace(config=config)
-    self.is_right, self.labels = is_right, labels
-
-  def hits(self, params):
-    # The probe is 1, the fine-tuned model 3.
-    weight = (float(params["head"]["kernel"][0]) - 1) / 2
-    is_right = np.array(self.is_right(weight))
-    labels = 0 * is_right if self.labels is None else self.labels
-    return {"is_right": is_right, "label": labels}
-
-
-def peak(at, num=1000):
-  """Returns weight -> images that are right; most are with the weight `at`."""
-  return lambda weight: np.arange(num) < num * (1 - abs(weight - at))
-
-
-def best(workdir, evaluator, fine_tuned=3.0, ema=None):
-  """Returns what `linear_probe.best` saves: params, ema, outcome."""
-  of = lambda x: {"head": {"kernel": jnp.full(2, x)}}
-  write_params(str(workdir / "probe"), of(1.0), {})
+  of = types.SimpleNamespace
+  objective = of(counts_classes=is_weighted)
+  context = of(config=of(objective=objective))
+  val = of(config=of(name="val"), context=context, hits=hits)
+  model = lambda x: {"head": {"kernel": jnp.full(2, x)}}
+  write_params(str(workdir / "probe"), model(1.0), {})
   (workdir / "linear_probe.json").write_text('{"top1": 0.5, "l2": 4.0}')
-  averages = {} if ema is None else {"ema": of(ema)}
-  state = TrainState(0, of(fine_tuned), None, averages=averages)
-  state, text = linear_probe.best(str(workdir), [evaluator], state)
+  averages = {} if ema is None else {"ema": model(ema)}
+  state = TrainState(0, model(fine_tuned), None, averages=averages)
+  state, text = linear_probe.best(str(workdir), [val], state)
   outcome = json.loads((workdir / "linear_probe.json").read_text())
   assert f"{100 * outcome['saved']:.2f}%" in text
-  value = lambda tree: tree["head"]["kernel"].tolist()
-  average = value(state.averages["ema"]) if state.averages else None
-  return value(state.params), average, outcome
+  params = state.params["head"]["kernel"].tolist()
+  for average in state.averages.values():
+    assert average["head"]["kernel"].tolist() == params
+  return params, outcome
 
 
 @pytest.mark.parametrize(
-  ("at", "weight"), [(-0.5, 0.0), (0.3, 0.25), (0.5, 0.5), (1.5, 1.0)]
+  "at, weight, averages",
+  [
+    (-0.5, 0.0, {}),
+    (0.3, 0.25, {}),
+    (1.5, 1.0, {}),
+    (0.5, 0.5, dict(fine_tuned=9.0, ema=3.0)),  # it counts, and is replaced
+  ],
 )
-def test_the_saved_mean_is_the_best_on_what_is_held_out(at, weight, tmp_path):
-  params, _, outcome = best(tmp_path, HeldOut(peak(at)))
+def test_the_saved_mean_is_the_best_on_what_is_held_out(
+  at, weight, averages, tmp_path
+):
+  share = lambda w: max(0, 1 - abs(w - at))
+  is_right = lambda w: np.arange(1000) < 1000 * share(w)
+  params, outcome = best(tmp_path, is_right, **averages)
   assert params == [1 + 2 * weight] * 2
   assert (outcome["weight"], outcome["l2"]) == (weight, 4.0)
-  share = {"saved": 1 - abs(weight - at), "fine_tuned": max(0, 1 - abs(1 - at))}
-  for name, value in share.items():
-    assert outcome[name] == pytest.approx(value, abs=0.0011)  # one image
+  for name, of in (("saved", weight), ("fine_tuned", 1)):
+    assert outcome[name] == pytest.approx(share(of), abs=0.0011)  # one image
   assert outcome["balanced"] is None
 
 
-def test_the_running_average_is_what_counts_and_what_is_replaced(tmp_path):
-  evaluator = HeldOut(peak(0.5))
-  params, ema, _ = best(tmp_path, evaluator, fine_tuned=9.0, ema=3.0)
-  assert params == ema == [2.0, 2.0]
+def test_the_probe_is_saved_unchanged_if_training_diverged(tmp_path):
+  def is_right(weight):  # a prediction of NaN is wrong
+    return np.arange(9) < (weight == 0) * 5
+
+  params, _ = best(tmp_path, is_right, fine_tuned=float("nan"))
+  assert params == [1.0, 1.0]
+
+
+def test_balanced_accuracy_decides_if_classes_have_weights(tmp_path):
+  labels = np.repeat([0, 1], [90, 10])
+
+  def is_right(weight):  # only the fine-tuned model knows the rare class
+    return np.arange(100) >= 20 if weight == 1 else labels == 0
+
+  _, outcome = best(tmp_path, is_right, labels=labels)
+  assert outcome["weight"] == 0.5
+  (again := tmp_path / "again").mkdir()
+  _, outcome = best(again, is_right, labels=labels, is_weighted=True)
+  assert outcome["weight"] == 1.0
+  names = ("balanced", "fine_tuned_balanced", "saved_balanced")
+  values = [0.5, 8 / 9, 8 / 9]
+  np.testing.assert_allclose([outcome[n] for n in names], values, rtol=1e-6)
 
 
 def test_the_standard_error_is_that_of_a_paired_difference():
@@ -239,25 +257,6 @@ def test_the_standard_error_is_that_of_a_paired_difference():
   assert chosen == {*linear_probe.WEIGHTS}
 
 
-# Held-out images of ten classes.
-CLASSES = np.repeat(np.arange(10), [40, 27, 18, 12, 8, 5, 3, 2, 2, 1])
-
-
-@pytest.mark.parametrize(
-  ("wrong", "weight"),
-  [
-    ([115], 0.5),  # the only image of its class: 10 % of the accuracy
-    ([0, 1, 2, 3], 0.75),  # four of 40 images: 1 %
-  ],
-)
-def test_one_image_is_one_image_if_classes_have_weights(
-  wrong, weight, tmp_path
-):
-  is_right = lambda w: ~((w == 0.5) & np.isin(np.arange(118), wrong))
-  evaluator = HeldOut(is_right, CLASSES, True)
-  assert best(tmp_path, evaluator)[2]["weight"] == weight
-
-
 def test_a_mean_of_models_with_adapters_is_the_mean_of_their_kernels():
   """B of the probe is 0, so the mean of A B has the fine-tuned A."""
   rng = np.random.default_rng(0)
@@ -277,27 +276,3 @@ def test_a_mean_of_models_with_adapters_is_the_mean_of_their_kernels():
     expected = (1 - weight) * of(begun) + weight * of(tuned)
     np.testing.assert_allclose(of(mean), expected, rtol=1e-12)
     np.testing.assert_allclose(mean.params["head"]["kernel"], 1 + 2 * weight)
-
-
-def test_the_probe_is_saved_unchanged_if_training_diverged(tmp_path):
-  def is_right(weight):  # a prediction of NaN is wrong
-    return np.arange(9) < (weight == 0) * 5
-
-  params, *_ = best(tmp_path, HeldOut(is_right), fine_tuned=float("nan"))
-  assert params == [1.0, 1.0]
-
-
-def test_balanced_accuracy_decides_if_classes_have_weights(tmp_path):
-  labels = np.repeat([0, 1], [90, 10])
-
-  def is_right(weight):  # only the fine-tuned model knows the rare class
-    return np.arange(100) >= 20 if weight == 1 else labels == 0
-
-  assert best(tmp_path, HeldOut(is_right, labels))[2]["weight"] == 0.5
-  (again := tmp_path / "again").mkdir()
-  evaluator = HeldOut(is_right, labels, True)
-  _, _, outcome = best(again, evaluator)
-  assert outcome["weight"] == 1.0
-  names = ("balanced", "fine_tuned_balanced", "saved_balanced")
-  values = [0.5, 8 / 9, 8 / 9]
-  np.testing.assert_allclose([outcome[n] for n in names], values, rtol=1e-6)
