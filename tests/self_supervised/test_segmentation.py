@@ -1,6 +1,7 @@
 """Linear segmentation: mIoU, the head's steps, and coloured shapes."""
 
 import dataclasses
+import functools
 import shutil
 
 import jax
@@ -31,11 +32,6 @@ TORCHMETRICS = {
   "b": (6, (2, 5), 0.36848872900009155, 0.4950926899909973),
   "c": (5, (4,), 0.3365662693977356, 0.5631579160690308),
 }
-
-
-@pytest.fixture(scope="module")
-def torch():
-  return torch_libraries.load("torch")
 
 
 def test_scores_are_those_of_torchmetrics():
@@ -73,24 +69,12 @@ def test_counts_of_processes_are_added(monkeypatch):
 
 
 @pytest.mark.slow
-def test_pixels_are_resized_as_in_torch(torch, monkeypatch):
-  logits = np.random.default_rng(0).standard_normal((4, 5, 3))
-  for size in ((9, 7), (64, 33), (3, 5)):
-    resized = torch.nn.functional.interpolate(
-      torch.tensor(logits.transpose(2, 0, 1)[None]),
-      size=size,
-      mode="bilinear",
-      align_corners=False,
-    )
-    want = resized[0].argmax(0).numpy()
-    np.testing.assert_array_equal(segmentation.predictions(logits, size), want)
-  monkeypatch.setattr(segmentation, "BAND", 100)  # rows one by one
-  np.testing.assert_array_equal(segmentation.predictions(logits, size), want)
-
-
-@pytest.mark.slow
-def test_steps_of_the_head_are_those_of_torch(torch):
-  """Batch norm, 1 x 1 convolution, resized logits, AdamW."""
+def test_steps_of_the_head_are_those_of_torch(monkeypatch):
+  """Batch norm, 1 x 1 convolution, resized logits, AdamW; predictions."""
+  torch = torch_libraries.load("torch")
+  resized = functools.partial(
+    torch.nn.functional.interpolate, mode="bilinear", align_corners=False
+  )
   rng = np.random.default_rng(0)
   steps, classes, width = 60, 3, 6
   x = rng.normal(2, 3, (steps, 2, 3, 4, width)).astype(np.float32)
@@ -117,11 +101,10 @@ def test_steps_of_the_head_are_those_of_torch(torch):
   )
   for patches, mask in zip(x, masks, strict=True):
     logits = both(torch.tensor(patches.transpose(0, 3, 1, 2)))
-    logits = torch.nn.functional.interpolate(
-      logits, size=(12, 16), mode="bilinear", align_corners=False
-    )
     loss = torch.nn.functional.cross_entropy(
-      logits, torch.tensor(mask).long(), ignore_index=255
+      resized(logits, size=(12, 16)),
+      torch.tensor(mask).long(),
+      ignore_index=255,
     )
     optimizer.zero_grad()
     loss.backward()
@@ -135,9 +118,16 @@ def test_steps_of_the_head_are_those_of_torch(torch):
     # 60 steps of float32
     np.testing.assert_allclose(got, value, 1e-3, 2e-5, err_msg=name)
   both.eval()
-  logits = both(torch.tensor(x[0, :1].transpose(0, 3, 1, 2)))[0]
-  got, want = head.logits(x[0, 0]).transpose(2, 0, 1), logits.detach().numpy()
+  logits = both(torch.tensor(x[0, :1].transpose(0, 3, 1, 2))).detach()
+  got, want = head.logits(x[0, 0]).transpose(2, 0, 1), logits[0].numpy()
   np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
+  for size in ((9, 7), (64, 33), (3, 5)):
+    want = resized(logits, size=size)[0].argmax(0).numpy()
+    own = logits[0].numpy().transpose(1, 2, 0)
+    for band in (segmentation.BAND, 100):  # also rows one by one
+      monkeypatch.setattr(segmentation, "BAND", band)
+      got = segmentation.predictions(own, size)
+      np.testing.assert_array_equal(got, want)
 
 
 COLOURS = np.array([[40, 40, 40], [220, 60, 60], [60, 60, 220]])
