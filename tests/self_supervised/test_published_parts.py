@@ -80,6 +80,11 @@ def test_first_values_of_the_head():
   assert (params["prototypes"]["gain"]["kernel"] == 1).all()
 
 
+def test_a_vector_of_zeros_has_finite_gradients():
+  grad = jax.jit(jax.grad(lambda x: heads.unit(x).sum()))(jnp.zeros(3))
+  assert np.isfinite(heads.unit(jnp.zeros(3))).all() and np.isfinite(grad).all()
+
+
 # Targets of whole crops.
 
 
@@ -367,6 +372,12 @@ def test_ratios_are_spread_over_the_batch():
   # A part of the crops has the ratios that it has in the whole batch.
   part = ratios(jax.random.key(0), crops[9:17])
   np.testing.assert_array_equal(part, ratio[9:17])
+  # The authors' numbers of patches; blocks take up to 5 more away from theirs.
+  draws = (ratios(jax.random.key(seed), crops) for seed in range(60))
+  counts = np.concatenate([np.int32(256 * x[x > 0]) for x in draws])
+  got = np.quantile(counts, MASKS["quantile_levels"])
+  want = MASKS["collate_quantiles_masked_only"]
+  np.testing.assert_allclose(got[3:], want[3:], atol=3)
 
 
 def test_places_and_weights_of_masked_patches():
