@@ -9,6 +9,7 @@ import tiny
 from flax.traverse_util import flatten_dict
 
 from vit_jax import step_checks
+from vit_jax.config import checks
 from vit_jax.microbatch import microbatches_of
 from vit_jax.self_supervised import patch_scores
 
@@ -136,3 +137,52 @@ def test_rows_meet_others_only_over_the_whole_batch(name, options):
   made = dataclasses.replace(run.config.objective, kind="a:B")
   made = dataclasses.replace(run.config, objective=made)
   assert not step_checks.errors(made, run.shape, run.learner, ())
+
+
+CROPS_OF_10 = dict(local_ops="decode|resize(10)")
+# Methods, what is wrong (options have no dots, those of the config two
+# underscores), and how the error begins.
+WRONG = [
+  ("mae masked_patch", tiny.RESNET, "model.variant: got R26x0.5"),
+  ("mae", tiny.HYBRID, "model.variant: got R50+Ti/16"),
+  ("mae masked_patch", dict(data__ops="decode|resize(8)"), "data.ops"),
+  ("mae", dict(data__ops="decode|resize(20)"), "data.ops"),
+  ("mae masked_patch", dict(model__pool="map"), "model.pool: got map"),
+  ("mae", dict(model__channels=1), "model.channels: got 1"),
+  ("mae", dict(MODERN, model__final_norm="pooled"), "model.final_norm"),
+  ("masked_patch", dict(MODERN, model__projection=8), "model.projection"),
+  (
+    "masked_patch",
+    dict(model__variant="Ti/6", data__ops="decode|resize(12)"),
+    "objective.target: got small",
+  ),
+  ("mae", dict(mask_ratio=1.0), "objective.mask_ratio: got 1.0"),
+  ("mae", dict(mask_ratio=0.0), "objective.mask_ratio: got 0.0"),
+  ("mae", dict(decoder_width=18), "objective.decoder_width: got 18"),
+  ("mae", dict(decoder_heads=3), "objective.decoder_width: got 16"),
+  ("dino dinov2", CROPS_OF_10, "objective.local_ops: got crops of 10x10"),
+  ("dino", dict(second_ops="decode|resize(8)"), "objective.second_ops: got"),
+  ("dino", dict(model__posemb="learn2d"), "objective.local_ops: got crops of"),
+  ("dino", dict(teacher_temperature=0.0), "objective.teacher_temperature: got"),
+  (
+    "dino",
+    dict(temperature_steps=0),
+    "objective.teacher_temperature_start: got 0.02",
+  ),
+  ("dino", dict(model__pre_logits=True), "model.pre_logits"),
+  ("dino", dict(model__name="modern", model__pool="map"), "model.pool"),
+  ("dinov2", dict(gram=2.0), "objective.gram_model"),
+  ("dinov2", dict(gram_model="a file"), "objective.gram_model"),
+  ("dinov2", dict(gram_ops="decode|resize(16)"), "objective.gram_ops"),
+  ("dinov2", dict(koleo_group=1), "objective.koleo_group"),
+  ("dinov2", dict(model__pool="gap", model__class_token=False), "model"),
+]
+
+
+@pytest.mark.parametrize("names, wrong, text", WRONG)
+def test_what_does_not_fit_is_one_error(names, wrong, text):
+  options = {k: v for k, v in wrong.items() if "__" not in k}
+  changes = {k: v for k, v in wrong.items() if "__" in k}
+  for name in names.split():
+    (error,) = checks.errors(methods.config(name, options, **changes))
+    assert error.replace("'", "").startswith(f"config.{text}"), error
