@@ -31,9 +31,13 @@ def config(objective=SMALL, **changes):
   return dataclasses.replace(made, objective=objective)
 
 
-def test_a_step_is_the_formula():
+@pytest.fixture(scope="module")
+def run():
+  return methods.Run(config())
+
+
+def test_a_step_is_the_formula(run):
   """The second step: loss, metrics, centre and teacher, from its start."""
-  run = methods.Run(config())
   before, _ = run.steps(1)
   copy = jax.tree.map(jnp.copy, before)  # a step donates its state
   after, (metrics,) = run.steps(1, copy)
@@ -91,8 +95,7 @@ def test_a_step_is_the_formula():
   assert max(jax.tree.leaves(moved)) > 1e-5
 
 
-def test_a_skipped_step_keeps_teacher_and_memory(one):
-  run, *_ = one
+def test_a_skipped_step_keeps_teacher_and_memory(run):
   state, (metrics,) = run.steps(1)
   assert metrics["skipped"] == 0
   kept = jax.device_get((state.averages, state.memory))
@@ -105,8 +108,7 @@ def test_a_skipped_step_keeps_teacher_and_memory(one):
   jax.tree.map(np.testing.assert_array_equal, kept, after)
 
 
-def test_the_teacher_is_the_only_average(one):
-  run, *_ = one
+def test_the_teacher_is_the_only_average(run):
   optim = dataclasses.replace(run.config.optim, ema_decay=0.9)
   made = dataclasses.replace(run.config, optim=optim)
   (error,) = step_checks.errors(made, run.shape, run.learner, ())
