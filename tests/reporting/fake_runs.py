@@ -4,18 +4,11 @@ import html.parser
 import json
 import pathlib
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.checkpointing import checkpointer
 from vit_jax.config import Config, to_dict
-from vit_jax.families.vit import ViTConfig
-from vit_jax.models import build
 from vit_jax.tools.reporting.charts import ChartFiles
 from vit_jax.tools.reporting.runs import Run
-
-MODEL = {"variant": "B/4", "width": 4, "depth": 1, "mlp_dim": 4, "num_heads": 2}
 
 
 def run(rows=(), config=None, metadata=None, name="a", **fields):
@@ -39,19 +32,6 @@ def write(path, rows=(), config=None, metadata=None):
   return path
 
 
-def of_model(grid, names):
-  """Returns the metadata of a run of `MODEL`."""
-  return {
-    "model": to_dict(ViTConfig(**MODEL)),
-    "image_size": [4 * n for n in grid],
-    "class_names": names,
-    "num_classes": len(names),
-    "grid": grid,
-    "has_cls_row": True,
-    "versions": {"jax": "0.10.2", "vit_jax": "0.1"},
-  }
-
-
 def write_predictions(path, dataset, side):
   """Three images and two mistakes, of 500 images with 40 mistakes."""
   np.savez(
@@ -69,20 +49,6 @@ def write_predictions(path, dataset, side):
     dataset=np.array(dataset),
     split=np.array("test"),
   )
-
-
-def write_checkpoint(path):
-  """A model of ones, of the run that is there."""
-  metadata = json.loads((path / "metadata.json").read_text())
-  model = ViTConfig(**metadata["model"])
-  shapes = jax.eval_shape(
-    build(model, metadata["num_classes"]).init,
-    jax.random.key(0),
-    jnp.zeros((1, *metadata["image_size"], 3)),
-  )["params"]
-  params = jax.tree.map(lambda a: np.ones(a.shape, np.float32), shapes)
-  folder = path / "checkpoints" / "2"
-  checkpointer.write_params(str(folder), params, metadata)
 
 
 class Drawn(ChartFiles):

@@ -19,8 +19,8 @@ from vit_jax.tools.reporting.run_state import remarks, state
 
 NOW = 10_000.0
 CONFIG = {"total_steps": 100, "data": {"dataset": "digits"}}
-HERE = {"host": "elsewhere", "pid": 1, "ticks": 1, "began": 9000.0}
-HERE |= {"ended": None, "how": None}
+ELSEWHERE = {"host": "elsewhere", "pid": 1, "ticks": 1, "began": 9000.0}
+ELSEWHERE |= {"ended": None, "how": None}
 
 
 def _rows(steps, end):
@@ -36,11 +36,11 @@ def _run(rows, process=None, last_sign=None):
 
 
 def _elsewhere(steps, last_sign):
-  return _run(_rows(steps, NOW - 9e3), HERE, last_sign)
+  return _run(_rows(steps, NOW - 9e3), ELSEWHERE, last_sign)
 
 
 def _ended(steps, how):
-  return _run(_rows(steps, NOW), HERE | {"ended": 9999.0, "how": how})
+  return _run(_rows(steps, NOW), ELSEWHERE | {"ended": 9999.0, "how": how})
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,6 @@ def _ended(steps, how):
     (_run(_rows(40, NOW)), "unknown", ["process.json"]),
     # On another host the heartbeat tells.
     (_elsewhere(0, NOW - 59), "going", []),
-    (_elsewhere(100, NOW - 59), "going", []),
     (_elsewhere(0, NOW - 61), "stopped", ["no heartbeat", "elsewhere"]),
     (_elsewhere(100, NOW - 61), "stopped", ["no heartbeat", "completes it"]),
     (_elsewhere(0, None), "stopped", ["no heartbeat"]),
@@ -89,16 +88,13 @@ def test_what_went_wrong_on_the_way():
     assert re.search(named, text)
 
 
-def test_still_going_and_how_long():
-  result = state(_run(_rows(40, NOW - 5), HERE, NOW - 9), NOW)
+def test_how_long_it_takes_and_where_it_resumes(tmp_path):
+  """A copy without checkpoints does not begin anew."""
+  result = state(_run(_rows(40, NOW - 5), ELSEWHERE, NOW - 9), NOW)
   assert result.kind == "going" and result.seconds_left == 60.0
   for text in ("step 40 of 100 (40.0 %)", "5s", "1m00s left"):
     assert text in result.text
-
-
-def test_where_it_resumes(tmp_path):
-  """A copy without checkpoints does not begin anew."""
-  run = runs.Run("a", tmp_path, CONFIG, {}, _rows(40, 0.0), HERE)
+  run = runs.Run("a", tmp_path, CONFIG, {}, _rows(40, 0.0), ELSEWHERE)
   folder = tmp_path / "checkpoints"
   assert state(run, NOW).text.endswith("begins anew")
   retention.note_newest(epath.Path(folder), 24)
@@ -129,19 +125,15 @@ def test_the_process_itself(tmp_path):
   assert state(runs.find_runs(tmp_path)[0]).kind == "stopped"
 
 
-def test_its_end_is_written(tmp_path):
+def test_a_run_of_this_process(tmp_path):
   read = lambda: json.loads((tmp_path / run_record.FILE).read_text())
-  with RunLock(str(tmp_path)):
-    assert read()["ended"] is None and run_record.is_alive(read())
+  with pytest.raises(KeyboardInterrupt), RunLock(str(tmp_path)):
     # It has all steps, but not all scores.
     assert state(_run(_rows(100, NOW), read()), NOW).kind == "going"
     other = read() | {"ticks": -1}  # the number is another process's by now
-    dead = state(_run(_rows(100, NOW), other), NOW)
-    assert dead.kind == "stopped" and "no longer there" in dead.text
-  assert read()["how"] == "finished" and read()["ended"] >= read()["began"]
-  with pytest.raises(KeyboardInterrupt), RunLock(str(tmp_path)):
+    assert "no longer there" in state(_run(_rows(100, NOW), other), NOW).text
     raise KeyboardInterrupt
   assert read()["how"] == "KeyboardInterrupt"
-  with pytest.raises(ValueError), RunLock(str(tmp_path)):
-    raise ValueError("what was wrong")
-  assert read()["how"] == "ValueError: what was wrong"
+  with RunLock(str(tmp_path)):
+    pass
+  assert read()["how"] == "finished" and read()["ended"] >= read()["began"]

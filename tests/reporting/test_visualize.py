@@ -6,14 +6,12 @@ import re
 
 import numpy as np
 import pytest
-from fake_runs import MODEL, of_model, write, write_checkpoint
 from PIL import Image
 
 import vit_jax
 from vit_jax import class_names
 from vit_jax.commands import visualize as visualize_command
-from vit_jax.config import ClassificationConfig, Config, DataConfig
-from vit_jax.families.vit import ViTConfig
+from vit_jax.data import sources
 from vit_jax.tools.reporting import visualize
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -82,25 +80,17 @@ def test_a_caption_has_the_answer(loss, names, text):
   assert caption == f"a.png → {text}"
 
 
-@pytest.mark.nightly  # two models are compiled
-def test_models_side_by_side(photos, tmp_path):
-  argv = f"--beside={MAP}", f"--out={tmp_path}"
-  written = call(TOKEN, photos / "c.png", *argv)
-  assert {path.name for path in written} == {
-    *("index.html", "rollout.png", "001_c.png"),
+def test_published_weights_without_images(tmp_path, capsys, undrawn):
+  """Side by side."""
+  call(MAP, f"--beside={TOKEN}", f"--out={tmp_path}")
+  assert {path.name for path in tmp_path.iterdir()} == {
+    "index.html",
     *(
       f"{kind}_{name}.weights.svg"
-      for kind in ("filters", "positions", "distance", "heads")
+      for kind in ("filters", "positions")
       for name in ("vit_linen_names", "bv_map")
     ),
   }
-
-
-def test_published_weights_without_images(tmp_path, capsys, undrawn):
-  call(MAP, f"--out={tmp_path}")
-  assert sorted(path.name for path in tmp_path.iterdir()) == [
-    *("filters.svg", "index.html", "positions.svg")
-  ]
   printed = capsys.readouterr().out
   for what in ("images", "Mean attention distance", "Where the model looks"):
     assert f"left out  {what}" in printed
@@ -118,38 +108,28 @@ def test_all_errors_at_once(photos, tmp_path):
   named = ("--out", f"got '{tmp_path}/none'", file, f"{tmp_path}/none.png")
   for line, text in zip(errors, (*named, "--patch: got 5,1"), strict=True):
     assert line.startswith(str(text))
-
-
-def test_a_folder_of_broken_images_is_refused(tmp_path):
-  folder = tmp_path / "photos"
+  # A folder whose images are all broken.
+  folder, out = tmp_path / "photos", tmp_path / "none"
   folder.mkdir()
   (folder / "a.png").write_text("no image")
   with pytest.raises(ValueError, match="a.png: "):
-    call(TOKEN, folder, f"--out={tmp_path / 'none'}")
-  assert not (tmp_path / "none").exists()
+    call(TOKEN, folder, f"--out={out}")
+  assert not out.exists()
 
 
 @pytest.mark.slow
 def test_images_of_the_data_that_a_run_is_scored_on(
-  tmp_path, capsys, monkeypatch
+  run, tmp_path, capsys, monkeypatch
 ):
-  """Spread over the whole split of 500 images, with their true classes."""
+  """Spread over the whole split of 20 images, with their true classes."""
   monkeypatch.setattr(visualize, "NUM_IMAGES", 8)
-  ops = "decode|resize(16)"
-  config = Config(
-    model=ViTConfig(**MODEL),
-    data=DataConfig(dataset="digits", ops=ops),
-    evals=(ClassificationConfig(split="test", ops=ops),),
-  )
-  metadata = of_model((4, 4), [*"0123456789"])
-  metadata["preprocessing"] = {"ops": ops}
-  run = write(tmp_path / "run", [], config, metadata)
-  write_checkpoint(run)
-  written = call(run, f"--out={tmp_path / 'out'}")
+  written = call(run.workdir, f"--out={tmp_path / 'out'}")
   printed = capsys.readouterr().out
-  assert "images of digits, test\n" in printed
-  assert f"{run}: B/4, 8 images\n" in printed
+  assert f"images of {run.dataset}, val\n" in printed
+  assert f"{run.workdir}: Ti/8, 8 images\n" in printed
   files = [path.name for path in written if path.parent.name == "rollout"]
   assert len(files) == 8
-  assert re.fullmatch(r"001_record_0__\d_\.png", files[0])
-  assert re.fullmatch(r"008_record_499__\d_\.png", files[-1])
+  val = sources.open_source(run.dataset, "val")
+  for file, at in ((files[0], 0), (files[-1], 19)):
+    name = val.class_names[val.labels()[at]]
+    assert f"_record_{at}__{name}_" in file
