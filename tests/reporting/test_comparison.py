@@ -72,14 +72,16 @@ def test_runs_of_the_same_name(tmp_path):
 
 def test_where_several_runs_are_reported(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  folder = lambda *paths: report.default_folder([*paths])
-  assert folder("runs/a") == pathlib.Path("runs/a")
-  assert folder("runs/a", "runs/b/c") == tmp_path / "runs" / "report"
-  apart = folder("/x_of_this_test/a", "/y_of_this_test/b")
-  assert apart == pathlib.Path("report")
+  for paths, folder in (
+    (["runs/a"], pathlib.Path("runs/a")),
+    (["runs/a", "runs/b/c"], tmp_path / "runs" / "report"),
+    (["/x_of_this_test/a", "/y_of_this_test/b"], pathlib.Path("report")),
+  ):
+    assert report.default_folder(paths) == folder
 
 
-def test_their_curves_share_a_chart(tmp_path):
+def test_runs_of_a_folder_and_several_folders(tmp_path):
+  """Only those on the same data share charts, unless they are compared."""
   paths = [
     write(tmp_path / name, _rows(), _config(data=name))
     for name in ("digits", "cifar10")
