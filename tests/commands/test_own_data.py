@@ -1,6 +1,5 @@
-"""Training on data of one's own (docs/tasks/extend.md)."""
+"""Training on data of one's own, by the classes of docs/tasks/extend.md."""
 
-import importlib.util
 import pathlib
 import re
 import types
@@ -18,10 +17,6 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs" / "tasks" / "extend.md"
 BLOCKS = re.findall(
   r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
 )
-ARRAYS, LOADER = (
-  next(b for b in BLOCKS if f"class {name}" in b)
-  for name in ("Arrays:", "Loader(")
-)
 
 
 def _config(**changes):
@@ -36,11 +31,11 @@ def _config(**changes):
   )
 
 
-def _only_classes(code):
-  """The page's imports and classes, without the run."""
-  space = {"__name__": "readme"}
-  exec(code.split("\nrng = ")[0], space)
-  return space
+def _class(name, **space):
+  """Returns a class of the page; the run behind it is left out."""
+  block = next(b for b in BLOCKS if f"class {name}" in b)
+  exec(re.split(r"\n(?=rng = |tensors = |tensors, )", block)[0], space)
+  return space[name]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +45,7 @@ def arrays():
   image = (
     rng.integers(40, size=(100, 16, 16, 3)) + 20 * label[:, None, None, None]
   )
-  return _only_classes(ARRAYS)["Arrays"](image.astype(np.uint8), label, 16)
+  return _class("Arrays", __name__="page")(image.astype(np.uint8), label, 16)
 
 
 def _stopping(data, before):
@@ -66,60 +61,27 @@ def _stopping(data, before):
   return types.SimpleNamespace(**vars(data), batches=batches)
 
 
-def _cut_and_resumed(data, folder):
-  cut = str(folder)
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["arrays", "loader of torch"])
+def test_it_trains_and_resumes_to_the_bit(arrays, tmp_path, capfd, kind):
+  data = arrays
+  if kind != "arrays":
+    torch = pytest.importorskip("torch")
+    tensors = map(torch.from_numpy, (arrays.images, arrays.labels))
+    loader = _class("Loader", __name__="page", Arrays=type(arrays))
+    data = loader(torch.utils.data.TensorDataset(*tensors), 10, 16)
+  whole = train.train_and_evaluate(_config(), str(tmp_path / "whole"), arrays)
+  cut = str(tmp_path / "cut")
   with pytest.raises(KeyboardInterrupt):
     train.train_and_evaluate(_config(), cut, _stopping(data, before=3))
-  return train.train_and_evaluate(_config(), cut, data)
-
-
-@pytest.fixture(scope="module")
-def whole(arrays, tmp_path_factory):
-  """The state of a run that was not cut."""
-  return train.train_and_evaluate(
-    _config(), str(tmp_path_factory.mktemp("whole")), arrays
-  )
-
-
-@pytest.mark.nightly
-def test_arrays_train_and_resume_to_the_bit(arrays, whole, tmp_path, capfd):
-  resumed = _cut_and_resumed(arrays, tmp_path / "cut")
+  capfd.readouterr()
+  resumed = train.train_and_evaluate(_config(), cut, data)
   jax.tree.map(np.testing.assert_array_equal, whole, resumed)
   err = capfd.readouterr().err
-  assert "data        Arrays, given: 100 images, 10 classes\n" in err
+  assert ", given: 100 images, 10 classes\n" in err
   assert "resumes     step 2" in err
   with pytest.raises(ConfigError, match="config.data.dataset: got data set"):
-    # What config.data names.
-    train.train_and_evaluate(_config(), str(tmp_path / "cut"))
-  wrong = _config(data__ops="decode|resize(24)")
-  with pytest.raises(DataError, match=r"got uint8 \(16, 16, 16, 3\), exp"):
-    train.train_and_evaluate(wrong, str(tmp_path / "wrong"), arrays)
-  assert not list((tmp_path / "wrong" / "checkpoints").iterdir())
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(
-  not importlib.util.find_spec("torch"), reason="PyTorch is not installed"
-)
-def test_a_torch_loader_feeds_the_same_rows(
-  arrays, whole, tmp_path, monkeypatch
-):
-  import torch
-
-  monkeypatch.chdir(tmp_path)
-  space = {"__name__": "__main__"}
-  exec(ARRAYS, space)
-  exec(LOADER, space)
-  assert (tmp_path / "runs/loader/checkpoints/30").is_dir()
-  data = space["Loader"](
-    torch.utils.data.TensorDataset(
-      torch.from_numpy(arrays.images), torch.from_numpy(arrays.labels)
-    ),
-    10,
-    16,
-  )
-  resumed = _cut_and_resumed(data, tmp_path / "cut")
-  jax.tree.map(np.testing.assert_array_equal, whole, resumed)
+    train.train_and_evaluate(_config(), cut)  # what config.data names
 
 
 def test_processes_get_parts_of_a_batch(arrays):
@@ -131,16 +93,20 @@ def test_processes_get_parts_of_a_batch(arrays):
     )
 
 
-class _Wrong:
-  num_examples, num_classes, class_names = 100, 0, ("a",)
-
-  def batches(self, start_step, process_index, process_count):
-    raise NotImplementedError
+@pytest.mark.nightly
+def test_a_wrong_batch_stops_a_run_before_its_first_step(arrays, tmp_path):
+  config = _config(data__ops="decode|resize(24)")
+  with pytest.raises(DataError, match=r"got uint8 \(16, 16, 16, 3\), exp"):
+    train.train_and_evaluate(config, str(tmp_path), arrays)
+  assert not list((tmp_path / "checkpoints").iterdir())
 
 
 def test_errors_of_data_come_with_the_rest():
+  wrong = types.SimpleNamespace(
+    num_examples=100, num_classes=0, class_names=("a",), batches=iter
+  )
   with pytest.raises(ConfigError) as e:
-    run_checks.setup(_config(optim__lr=-1.0), data=_Wrong())
+    run_checks.setup(_config(optim__lr=-1.0), data=wrong)
   keys = {error.split(": got")[0] for error in e.value.errors}
   assert {"config.optim.lr", "data.num_classes", "data.class_names"} <= keys
   keys = {e.split(":")[0] for e in run_checks.given_data_errors(object())}

@@ -4,8 +4,6 @@ import html.parser
 import json
 import pathlib
 
-import numpy as np
-
 from vit_jax.config import Config, to_dict
 from vit_jax.tools.reporting.charts import ChartFiles
 from vit_jax.tools.reporting.runs import Run
@@ -30,25 +28,6 @@ def write(path, rows=(), config=None, metadata=None):
   text = "".join(json.dumps(row) + "\n" for row in rows)
   (path / "metrics.jsonl").write_text(text)
   return path
-
-
-def write_predictions(path, dataset, side):
-  """Three images and two mistakes, of 500 images with 40 mistakes."""
-  np.savez(
-    path / "predictions.npz",
-    image=np.zeros((3, side, side, 3), np.uint8),
-    label=np.array([0, 1, 1]),
-    prediction=np.array([0, 1, 0]),
-    probability=np.array([0.5, 0.75, 1.0], np.float32),
-    mistake_image=np.zeros((2, side, side, 3), np.uint8),
-    mistake_label=np.array([1, 0]),
-    mistake_prediction=np.array([0, 1]),
-    mistake_probability=np.array([0.875, 0.625], np.float32),
-    num_images=np.array(500),
-    num_wrong=np.array(40),
-    dataset=np.array(dataset),
-    split=np.array("test"),
-  )
 
 
 class Drawn(ChartFiles):

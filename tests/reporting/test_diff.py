@@ -1,16 +1,17 @@
-"""vit-jax diff: the first row and the first array in which two runs differ."""
+"""vit-jax diff, where two runs differ; vit-jax verify, what is damaged."""
 
 import json
 import os
 import pathlib
 import shutil
 
+import jax
 import jax.numpy as jnp
 import pytest
 from fake_runs import write
 
 from vit_jax.checkpointing.checkpointer import Checkpointer
-from vit_jax.commands import diff
+from vit_jax.commands import diff, verify
 from vit_jax.config import CheckpointConfig, Config, OptimConfig
 from vit_jax.step import TrainState
 
@@ -37,7 +38,7 @@ def _write(folder, lr, moved=0.0):
   write(folder, rows, config, METADATA)
   checkpointer = Checkpointer(str(folder), CheckpointConfig(keep_last=9))
   params = {
-    "embedding": {"bias": jnp.zeros(32)},
+    "embedding": {"kernel": jax.random.normal(jax.random.key(0), 4096)},
     "encoder_norm": {
       "bias": jnp.full(32, moved),
       "scale": jnp.ones(32) + moved,
@@ -180,3 +181,22 @@ def test_what_cannot_be_compared(runs, copy, tmp_path, capsys):
   for folder, named in ((copy, "config.json"), (tmp_path, str(tmp_path))):
     assert diff.main([str(runs / "a"), str(folder)]) == 2
     assert named in capsys.readouterr().err
+
+
+def test_verify_prints_a_line_for_each_checkpoint(copy, capsys, monkeypatch):
+  monkeypatch.chdir(copy.parent)  # a path from here
+  verify.main([copy.name])
+  assert capsys.readouterr().out.count(" ok: ") == 2
+  arrays = (copy / "checkpoints/2/params/ocdbt.process_0/d").iterdir()
+  largest = max(arrays, key=lambda p: p.stat().st_size)
+  raw = bytearray(largest.read_bytes())
+  raw[len(raw) // 2] ^= 1
+  largest.write_bytes(raw)
+  with pytest.raises(SystemExit, match="1 of 2 damaged"):
+    verify.main([str(copy)])
+  first, second = capsys.readouterr().out.splitlines()
+  assert first.startswith("step 2          damaged: params/embedding/")
+  assert second.startswith("step 4          ok: ")
+  verify.main([str(copy), "4"])
+  with pytest.raises(SystemExit, match="got no step 3; there is 2, 4"):
+    verify.main([str(copy), "3"])
