@@ -288,37 +288,49 @@ def test_metadata_goes_round(vit, tmp_path):
 # Calling.
 
 
-@pytest.mark.parametrize(
-  "images, text",
-  [
+class Tensor:
+  """What a tensor of torch is to numpy."""
+
+  def __init__(self, values):
+    self.values, self.dtype = values, f"torch.{values.dtype}"
+    self.shape, self.ndim = values.shape, values.ndim
+
+  def __array__(self, dtype=None, copy=None):
+    return self.values
+
+
+RAMP = np.linspace(0, 1, 3072, dtype="f").reshape(1, 32, 32, 3)
+
+
+def test_images_of_another_kind_are_refused(vit):
+  """Arrays of numpy and jax, and tensors of torch."""
+  for images, text in (
     (np.zeros((2, 48, 32, 3), "f"), "shape: got (2, 48, 32, 3), expected "),
-    (np.zeros((32, 32, 3), "f"), "expected [b, 32, 32, 3]"),
-    (np.zeros((1, 32, 32, 3), np.uint8), "type uint8, expected floats"),
-    (
-      np.linspace(0, 255, 3072, dtype="f").reshape(1, 32, 32, 3),
-      "values from 0 to 255",
-    ),
-  ],
-)
-def test_images_of_another_kind_are_refused(vit, images, text):
-  for put in (np.asarray, jax.numpy.asarray):
-    with pytest.raises(ValueError) as e:
-      vit(put(images))
-    assert text in str(e.value)
+    (RAMP[0], "expected [b, 32, 32, 3]"),
+    (np.uint8(RAMP), "uint8, expected floats"),
+    (255 * RAMP, "values from 0 to 255"),
+  ):
+    for put in (np.asarray, jax.numpy.asarray, Tensor):
+      with pytest.raises(ValueError) as e:
+        vit(put(images))
+      assert text in str(e.value)
+  with pytest.raises(ValueError, match=r"\(3, 48, 48\)"):  # channels first
+    vit.predict(Tensor(np.zeros((3, 48, 48), np.uint8)))
+  images = np.load(DATA / "vit_linen_names.io.npz")["image"]
+  np.testing.assert_array_equal(vit(Tensor(images))[0], vit(images)[0])
 
 
 def test_values_of_another_range_are_said(vit):
-  ramp = np.linspace(0, 1, 3072, dtype="f").reshape(1, 32, 32, 3)
   for put in (np.asarray, jax.numpy.asarray):
     with pytest.warns(UserWarning, match=r"from 0 to 1, "):
-      vit(put(ramp))
+      vit(put(RAMP))
     with pytest.warns(UserWarning, match="from -2.12 to 2.64, .* mean and sta"):
-      vit(put(4.76 * ramp - 2.12))  # ImageNet's mean and deviation
+      vit(put(4.76 * RAMP - 2.12))  # ImageNet's mean and deviation
     with warnings.catch_warnings():
       warnings.simplefilter("error")
-      for images in (2 * ramp - 1, 0 * ramp, np.nan * ramp):
+      for images in (2 * RAMP - 1, 0 * RAMP, np.nan * RAMP):
         vit(put(images))
-      jax.eval_shape(vit, put(ramp))  # a tracer has no values
+      jax.eval_shape(vit, put(RAMP))  # a tracer has no values
 
 
 @pytest.mark.slow
@@ -346,26 +358,6 @@ def test_an_unknown_layer_is_refused(vit):
   for layer in ("norm", "encoded/x"):
     with pytest.raises(ValueError, match=f"'{layer}', expected .*encoded"):
       vit.features(images, layer)
-
-
-class Tensor:
-  """What a tensor of torch is to numpy."""
-
-  def __init__(self, values):
-    self.values, self.dtype = values, f"torch.{values.dtype}"
-    self.shape, self.ndim = values.shape, values.ndim
-
-  def __array__(self, dtype=None, copy=None):
-    return self.values
-
-
-def test_tensors_of_torch_are_arrays(vit):
-  images = np.load(DATA / "vit_linen_names.io.npz")["image"]
-  np.testing.assert_array_equal(vit(Tensor(images))[0], vit(images)[0])
-  with pytest.raises(ValueError, match="uint8"):
-    vit(Tensor(np.zeros((1, 32, 32, 3), np.uint8)))
-  with pytest.raises(ValueError, match=r"\(3, 48, 48\)"):  # channels first
-    vit.predict(Tensor(np.zeros((3, 48, 48), np.uint8)))
 
 
 @pytest.mark.slow

@@ -142,33 +142,30 @@ def test_sections_of_models():
 
 @pytest.mark.parametrize("rows", [2, 16])
 def test_batches_do_not_show(monkeypatch, rows):
-  """Two layers, three heads, whose distances are the mean of an image."""
+  """Distances are means over all images; the last batch is filled up."""
   shapes = []
 
   def survey(config, params, images):
     shapes.append(len(images))
-    mean = images.mean((1, 2, 3))
-    distances = np.tile(mean[:, None], (2, 1, 3)) * [[[1, 2, params["scale"]]]]
-    maps = np.tile(mean[:, None, None], (1, 4, 4))
-    return Survey(*(np.float32(x) for x in (distances, maps)))
+    mean = images.mean((1, 2, 3)) * params["scale"]
+    distances = np.tile(mean[:, None], (2, 1, 3))  # two layers, three heads
+    return Survey(distances, np.tile(mean[:, None, None], (1, 4, 4)))
 
   monkeypatch.setattr(model_figures.inspection, "survey", survey)
   monkeypatch.setattr(model_figures.inspection, "batch_size", lambda *_: rows)
   vit = vit_jax.load(DATA / "bv_map.weights.npz", verbose=False)
-  vit = dataclasses.replace(vit, params={**vit.params, "scale": 3.0})
   images = RNG.integers(0, 256, (5, *vit.image_size, 3), np.uint8)
-  of = lambda vit: model_figures.inspect_model(
-    "a", "a", vit, list(images), ["image"] * 5
-  )
-  model, mean = of(vit), images.mean((1, 2, 3)) / 127.5 - 1
-  np.testing.assert_allclose(model.maps[:, 0, 0], mean, atol=1e-6)
-  want = [[mean.mean() * scale for scale in (1, 2, 3)]] * 2
-  np.testing.assert_allclose(model.distances, want, atol=1e-6)
-  assert len({*shapes}) == 1  # the last batch is filled up
-  # Weights that are no numbers are refused.
-  vit = dataclasses.replace(vit, params={**vit.params, "scale": np.nan})
+
+  def of(scale):
+    scaled = dataclasses.replace(vit, params=vit.params | {"scale": scale})
+    return model_figures.inspect_model("a", "a", scaled, [*images], ["b"] * 5)
+
+  model, mean = of(2.0), images.mean((1, 2, 3)) / 127.5 - 1
+  np.testing.assert_allclose(model.maps[:, 0, 0], 2 * mean, atol=1e-6)
+  np.testing.assert_allclose(model.distances, 2 * mean.mean(), atol=1e-6)
+  assert len({*shapes}) == 1
   with pytest.raises(ValueError, match="a: .*not a number"):
-    of(vit)
+    of(np.nan)  # of weights that are no numbers
 
 
 def _pictures(html):
