@@ -54,6 +54,7 @@ def test_only_what_differs():
     "optim.lr": {"a": 0.1, "b": 0.2},
     "evals.few": {"a": None, "b": "fewshot on digits test"},
   }
+  assert "—" in comparison.differences_section(both)
 
 
 def test_runs_of_the_same_name(tmp_path):

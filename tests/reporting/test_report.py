@@ -53,7 +53,12 @@ def demo(tmp_path_factory):
     FewshotConfig(name="digits", dataset="digits", l2=(16.0, 4.0)),
   )
   config = Config(data=DataConfig(dataset="glyphs/size=32"), evals=evals)
-  metadata = {"class_names": ["Σ", "$"], "versions": {"jax": "0.10.2"}}
+  metadata = {
+    "class_names": ["Σ", "$"],
+    "versions": {"jax": "0.10.2"},
+    "image_size": [8, 8],
+    "grid": [2, 2],
+  }
   folder = tmp_path_factory.mktemp("runs") / "demo"
   write(folder, rows, config, metadata)
   with (folder / "metrics.jsonl").open("a") as file:
@@ -102,6 +107,8 @@ def test_page_and_summary(demo):
     ["75.0%", "digits (digits test), 10-shot, L2 16", "L2 4: 37.5%"],
     ["4s", "wall time", ""],
   ]
+  assert ["image size", "8 × 8 px"] in page.rows
+  assert ["patches", "2 × 2"] in page.rows
   # Every L2 weight.
   start = page.rows.index(["features", "L2", *SHOTS])
   assert page.rows[start + 1 : start + 7] == [

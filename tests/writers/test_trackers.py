@@ -86,7 +86,7 @@ def test_what_a_tracker_gets(tmp_path, recorder):
   assert third.rows == [{"step": 12, "train/loss": 0.7}]
 
 
-@pytest.mark.parametrize("text", [None, '{"id": null}'])
+@pytest.mark.parametrize("text", [None, "", '{"id": null}'])
 def test_a_tracker_without_a_run_gets_every_row(tmp_path, recorder, text):
   """It joined late, or the file with its id is damaged."""
   with _log(tmp_path) as log:
