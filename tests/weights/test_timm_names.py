@@ -6,16 +6,6 @@ import foreign
 import numpy as np
 import pytest
 import torch_libraries
-from series_parts import (
-  BEIT,
-  CLIP,
-  DINOV2,
-  DINOV3,
-  DISTILLED,
-  EVA02,
-  REGISTERS,
-  SWIGLU,
-)  # fmt: skip
 
 from vit_jax.config import model_config
 from vit_jax.weights.weights_file import lazy
@@ -155,38 +145,29 @@ def test_architectures_tell_heads_and_gelu():
   assert {n for n in named if "resnetv2" not in n} <= read
 
 
-# timm's name of a model, one of each series -> options of ours.
-PUBLISHED = {
-  "vit_huge_patch14_224": dict(variant="H/14", gelu="erf"),
-  "vit_base_r50_s16_224": dict(variant="R50+B/16", **AS_TIMM),
-  "resnetv2_50x1_bit": dict(name="bit", variant="R50x1", **AS_TIMM),
-  "deit_tiny_distilled_patch16_224": DISTILLED | dict(variant="Ti/16"),
-  "vit_base_patch14_dinov2": DINOV2 | dict(variant="B/14"),
-  "vit_giant_patch14_reg4_dinov2": REGISTERS | SWIGLU | dict(variant="g2/14"),
-  "vit_base_patch32_clip_quickgelu_224": (
-    CLIP | dict(variant="B/32", gelu="quick")
-  ),
-  "vit_huge_plus_patch16_dinov3": (
-    DINOV3 | SWIGLU | dict(variant="H+/16", qkv_bias="none", pool="gap")
-  ),
-  "eva02_tiny_patch14_224": EVA02 | dict(variant="Ti/14", mlp_dim=512),
-  "beit_base_patch16_224": BEIT | dict(variant="B/16"),
-}
-SLOW = ("vit_base_patch14_dinov2", "vit_huge_plus_patch16_dinov3")
+# timm's name of a published model, one of each series.
+PUBLISHED = {n: model for model, names in timm_names.published() for n in names}
+SLOW = ("vit_base_patch14_dinov2", "vit_small_plus_patch16_dinov3_qkvb")
+NIGHTLY = (
+  *("vit_huge_patch14_224", "vit_base_r50_s16_224", "resnetv2_50x1_bit"),
+  *("deit_tiny_distilled_patch16_224", "vit_giant_patch14_reg4_dinov2"),
+  *("vit_base_patch32_clip_quickgelu_224", "vit_7b_patch16_dinov3"),
+  *("eva02_tiny_patch14_224", "beit_base_patch16_224"),
+)
 
 
 @pytest.mark.parametrize(
   "expected",
   [
-    pytest.param(
-      n, marks=pytest.mark.slow if n in SLOW else pytest.mark.nightly
-    )
-    for n in PUBLISHED
+    *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW),
+    *(pytest.param(name, marks=pytest.mark.nightly) for name in NIGHTLY),
   ],
 )
 def test_the_call_makes_the_published_model(expected):
   """Every parameter has the shape that timm's model has."""
-  model = model_config(**PUBLISHED[expected])
+  model = PUBLISHED[expected]
+  if model.stages:
+    model = dataclasses.replace(model, **AS_TIMM)
   name, kwargs = timm_names.create_call(model, 3, (224, 224))
   assert name == expected and not timm_names.differences(model)
   theirs = _without_memory(name, **kwargs)
