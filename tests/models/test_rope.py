@@ -28,7 +28,9 @@ modern = functools.partial(
   posemb="none",
   rope="dinov3",
 )
-IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 16, 24, 3)).astype("f")
+IMAGES = jnp.asarray(
+  np.random.default_rng(0).uniform(-1, 1, (2, 16, 24, 3)), "f"
+)
 PARAMS = tiny.random_params(build(modern(), 5), IMAGES.shape)
 
 

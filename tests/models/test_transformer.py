@@ -32,7 +32,9 @@ from vit_jax.models.resample import resample_posemb
 from vit_jax.models.stacking import stack_blocks, unstack_blocks
 
 TINY = dict(variant="B/4", width=16, depth=2, mlp_dim=24, num_heads=2)
-IMAGES = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)).astype("f")
+IMAGES = jnp.asarray(
+  np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)), "f"
+)
 LARGE = IMAGES.repeat(2, 1).repeat(2, 2)
 KEEP = np.array([[5, 0, 2], [1, 4, 3]])  # of a grid of 2 x 3
 QUICK = {
@@ -103,7 +105,7 @@ class Made(NamedTuple):
 
   options: Any
   model: Any
-  images: np.ndarray
+  images: jax.Array
   params: dict
   own: dict
   got: dict
@@ -202,17 +204,17 @@ def test_a_part_of_the_tokens(case, monkeypatch):
   """As if no query looked at the others; also computed in chunks."""
   m = made(case)
 
-  def encode(tokens):
-    args = tokens, None, KEEP
-    return m.model.apply({"params": m.own}, *args, method="encode")[0]
+  def encode(params, *args):
+    return m.model.apply({"params": params}, *args, method="encode")[0]
 
   params = jax.tree.map(np.float64, m.params)
   want, _ = reference.encode(m.options, params, m.want["stem"], KEEP)
-  tokens = jnp.asarray(m.want["stem"], "f")
-  assert_close({"x": jax.jit(encode)(tokens)}, {"x": want["encoded"]}, case)
+  want = {"encoded": want["encoded"]}
+  args = m.own, jnp.asarray(m.want["stem"], "f"), None, jnp.asarray(KEEP)
+  assert_close({"encoded": jax.jit(encode)(*args)}, want, case)
   monkeypatch.setitem(CHOICES, "cpu", Choices(max_scores=1))
-  got = jax.jit(tiny.in_step(encode))(tokens)
-  assert_close({"x": got}, {"x": want["encoded"]}, case)
+  got = jax.jit(tiny.in_step(encode))(*args)
+  assert_close({"encoded": got}, want, case)
 
 
 @pytest.mark.slow
