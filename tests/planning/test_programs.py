@@ -51,29 +51,6 @@ def test_a_run_compiles_nothing_else(tmp_path):
   assert set(compiled.names) == {program.fn.__name__ for program in named}
 
 
-def test_each_program_is_named_once_and_what_is_unknown_is_noted():
-  config = _config(optim__ema_decay=0.9, evals={**EVALS, "own": OWN})
-  listed, _, notes = _programs(config)
-  assert [program.name for program in listed] == [
-    "init",
-    "train_step",
-    "schedule",
-    "test/sums",
-    "test/answers",
-    "each/sums_and_answers",
-    "each/answers",
-    "map/ranked",
-    "map/answers",
-    "few/features",
-    "few/pixels",
-    "few/random_init",
-    "near/nearer",
-    "heads/heads of 3 steps",
-  ]
-  (note,) = notes
-  assert note.startswith("own: ") and "'mine'" in note
-
-
 def test_the_state_stays_beside_an_evaluation():
   """The parameters of the program are those of the state."""
   config = _config(mesh__fsdp=2, optim__ema_decay=0.9)
@@ -121,16 +98,23 @@ def test_what_does_not_fit_beside_the_state():
 
 
 def test_evaluations_count_by_their_batches_and_times():
+  """Each program is listed once; what is unknown is noted."""
   evals = {name: dict(options) for name, options in EVALS.items()}
   evals["test"]["every_steps"] = 30
   evals["few"]["shots"], evals["few"]["seeds"] = (1, 3), (0, 1)
   evals["map"]["split"] = evals["near"]["split"] = "nowhere"
+  evals["own"] = OWN
   config = _config(data__batch_size=16, total_steps=100, evals=evals)
   listed, passes, notes = _programs(config)
-  of_map, of_near = notes
-  assert of_map.startswith("map: ")
+  of_map, of_near, of_own = notes
+  assert of_map.startswith("map: ") and of_own.startswith("own: ")
   assert of_near.startswith("near: ") and "programs of one device" in of_near
-  assert "near/nearer" not in {program.name for program in listed}
+  assert [program.name for program in listed] == [
+    *("init", "train_step", "schedule", "test/sums", "test/answers"),
+    *("each/sums_and_answers", "each/answers", "map/ranked", "map/answers"),
+    *("few/features", "few/pixels", "few/random_init"),
+    "heads/heads of 3 steps",
+  ]
   by_name = {p.name: p for p in passes}
   # 20 images in batches of 16; at steps 30, 60, 90 and at the end.
   assert by_name["test"][1:] == ("test/sums", 20, 2, 4)

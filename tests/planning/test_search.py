@@ -1,7 +1,5 @@
 """The planner's search, with a fake compiler."""
 
-import re
-
 import pytest
 import tiny
 
@@ -66,16 +64,14 @@ def test_the_best_is_tried_in_a_loop_and_with_other_batches():
   best, choice = searched.fastest
   assert (choice.optim.microbatch, choice.model.scan) == (16, False)
   assert choice.data.batch_size == 128 and best == fake(choice)
-  # The number of choices, a line each, of which three come later; the fastest.
+  # Three choices come later: the best in a loop, and with other batches.
   total = len(list(choices(CONFIG, 4))) + 3
-  assert lines[0].startswith(f"{total} choices: {total - 3} of mesh")
-  assert "a batch of 64 and 256" in lines[0]
-  numbers = [re.match(r"\[ *(\d+)/(\d+)\] ", x).groups() for x in lines[1:-1]]
-  assert numbers == [(str(n), str(total)) for n in range(1, total + 1)]
-  assert "data.batch_size=256" in lines[-2]
-  assert "does not fit" in lines[-2] and "170 images/s" in lines[-2]
-  assert "752.9 ms, 170 images/s" in lines[-1]
-  assert lines[-1].endswith("remat=none --config.model.scan=false")
+  assert searched.number == searched.total == total
+  first, *numbered, last = lines  # a line each, and the fastest
+  assert f"{total} choices" in first and len(numbered) == total
+  assert "data.batch_size=256" in numbered[-1]
+  assert "does not fit" in numbered[-1] and "170 images/s" in numbered[-1]
+  assert last.endswith("remat=none --config.model.scan=false")
 
 
 def test_a_smaller_batch_where_nothing_else_fits():
