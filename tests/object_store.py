@@ -7,7 +7,7 @@ this machine, and a self-signed certificate is the libraries' own setting.
   with Bucket() as bucket:
     bucket.fault(latency=0.05)
     bucket.run([sys.executable, "-m", "vit_jax", "train", "--workdir=gs://bkt/a"])
-    bucket.requests()
+    bucket.counts()
 
 The same from a shell, with attributes of `Faults`; without COMMAND, `bash`:
 
@@ -22,7 +22,6 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
-import http.client
 import http.server
 import json
 import os
@@ -40,6 +39,7 @@ import tempfile
 import threading
 import time
 import urllib.parse
+from collections.abc import Iterator
 
 HOSTS = ("storage.googleapis.com", "www.googleapis.com")
 HTTPS, HTTP = 443, 8080  # ports in the namespace
@@ -112,13 +112,14 @@ class Store:
     buckets: Objects by bucket and name; other buckets do not exist.
     faults: See there.
     log: For each request kind, object (BUCKET/NAME), status, bytes sent.
+    lock: Held while a request is answered.
   """
 
   def __init__(self, *buckets: str):
     self.buckets: dict[str, dict[str, Object]] = {b: {} for b in buckets}
     self.faults = Faults()
     self.log: list[dict] = []
-    self._lock = threading.Lock()
+    self.lock = threading.Lock()
     self._uploads: dict[str, tuple[str, dict]] = {}  # name and conditions
     self._random = random.Random(0)
     self._last_generation = 0
@@ -129,7 +130,7 @@ class Store:
     time.sleep(f.latency)
     if time.time() < f.outage_until:
       raise Refused(503, "outage")
-    with self._lock:
+    with self.lock:
       chance = self._random.random()
     for status, share in ((503, f.share_503), (429, f.share_429)):
       if chance < share:
@@ -141,20 +142,18 @@ class Store:
       raise Refused(403, "writes are refused")
     return False
 
-  def answer(self, request: "Handler", body: bytes, can_fail: bool) -> Answer:
+  def answer(self, request: "Handler", body: bytes) -> Answer:
     """Does what is asked; the answer's status says whether it was right."""
     url = urllib.parse.urlsplit(request.path)
     query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
     parts = url.path.split("/")[1:]
-    if parts[0] == "admin":
-      return self._admin(request.command, parts[1], body)
     kind, bucket, name, act = self._route(request.command, parts, query)
     answer = Answer(kind, f"{bucket}/{name}")
     try:
-      if can_fail and self._fail(kind):
+      if self._fail(kind):
         answer.status = 0
         return answer
-      with self._lock:
+      with self.lock:
         if bucket not in self.buckets and kind != "unknown":
           raise Refused(404, f"the bucket {bucket} does not exist")
         act(answer, bucket, name, query, request.headers, body)
@@ -162,6 +161,14 @@ class Store:
       answer.status, reason = e.args
       answer.body = {"error": {"code": answer.status, "message": reason}}
     return answer
+
+  def put(self, bucket: str, name: str, data: bytes) -> Object:
+    """Stores an object."""
+    now = time.time()  # generations grow, as Google's do
+    self._last_generation = max(self._last_generation + 1, int(now * 1e6))
+    found = Object(bytes(data), self._last_generation, now)
+    self.buckets[bucket][name] = found
+    return found
 
   def _route(self, method: str, parts: list[str], query: dict):
     """Returns (kind, bucket, object, method that answers)."""
@@ -193,22 +200,9 @@ class Store:
     kind, act = acts.get((method, len(rest)), default)
     return kind, bucket, name, act
 
-  def _admin(self, method: str, what: str, body: bytes) -> Answer:
-    if what == "faults":
-      self.faults = Faults(**json.loads(body))
-    if what == "requests" and method == "GET":
-      return Answer("admin", body={"requests": self.log})
-    if what == "requests" and method == "DELETE":
-      self.log = []
-    return Answer("admin", body={})
-
   def _put(self, bucket, name, data, query) -> dict:
-    objects = self.buckets[bucket]
-    _check(query, objects.get(name))
-    now = time.time()  # generations grow, as Google's do
-    self._last_generation = max(self._last_generation + 1, int(now * 1e6))
-    objects[name] = Object(bytes(data), self._last_generation, now)
-    return objects[name].resource(bucket, name)
+    _check(query, self.buckets[bucket].get(name))
+    return self.put(bucket, name, data).resource(bucket, name)
 
   def _get(self, bucket: str, name: str, query: dict) -> Object:
     found = self.buckets[bucket].get(name)
@@ -311,6 +305,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
   protocol_version = "HTTP/1.1"
   wbufsize = -1  # one packet for the headers
+  disable_nagle_algorithm = True
 
   def _body(self) -> bytes:
     # TensorFlow's curl sends chunks *and* a Content-Length, which is of the
@@ -328,17 +323,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
   def _serve(self):
     store: Store = self.server.store
     body = self._body()
-    # What comes by the socket of a file is from the tests themselves.
-    is_client = self.server.address_family != socket.AF_UNIX
-    answer = store.answer(self, body, is_client)
+    if self.path == "/log":  # for a command that counts its own requests
+      self._send(Answer("log", body={"requests": store.log}))
+      store.log = []
+      return
+    answer = store.answer(self, body)
     entry = {
       "kind": answer.kind,
       "object": answer.name,
       "status": answer.status,
       "sent": 0,
     }
-    if answer.kind != "admin" and is_client:
-      store.log.append(entry)  # before the client goes on
+    store.log.append(entry)  # before the client goes on
     if answer.status:
       entry["sent"] = self._send(answer)
     else:
@@ -378,12 +374,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
       self.close_connection = True
     return sent
 
-  def setup(self):
-    # A socket of a file has no such option.
-    is_tcp = self.server.address_family == socket.AF_INET
-    self.disable_nagle_algorithm = is_tcp
-    super().setup()
-
   def handle(self):
     with contextlib.suppress(OSError):  # a client that was killed
       super().handle()
@@ -405,27 +395,33 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
-  """Serves a store at an address: (host, port), or the path of a socket.
+  """Serves a store.
 
   Args:
     store: The store.
-    address: Where; port 0 is a free one.
+    listening: Where; None: at a free port of this machine.
     certificate: PEM file of key and certificate, for HTTPS.
   """
 
-  daemon_threads = allow_reuse_address = True
-  request_queue_size = 256
+  daemon_threads = True
 
-  def __init__(self, store: Store, address, certificate: str = ""):
-    is_file = isinstance(address, str)
-    self.address_family = socket.AF_UNIX if is_file else socket.AF_INET
+  def __init__(
+    self,
+    store: Store,
+    listening: socket.socket | None = None,
+    certificate: str = "",
+  ):
     self.store, self.is_secure = store, bool(certificate)
-    super().__init__(address, Handler)
+    listening = listening or socket.create_server(("127.0.0.1", 0))
+    address = listening.getsockname()
+    super().__init__(address, Handler, bind_and_activate=False)
+    self.socket.close()
+    self.socket = listening
     if certificate:
       context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
       context.load_cert_chain(certificate)
       self.socket = context.wrap_socket(  # hands are shaken in the threads
-        self.socket, server_side=True, do_handshake_on_connect=False
+        listening, server_side=True, do_handshake_on_connect=False
       )
     threading.Thread(
       target=self.serve_forever, args=(0.05,), daemon=True
@@ -436,23 +432,28 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
       super().handle_error(request, client_address)
 
 
-def _serve_in_namespace(folder: str, bucket: str) -> None:
-  """Gives the namespace its network and hosts, and serves until stdin ends."""
+def _enter_namespace(folder: str, number: str) -> None:
+  """Gives the namespace its network and hosts; stays until stdin ends.
+
+  Its ports are served by the process that has made it.
+
+  Args:
+    folder: Where the file of hosts is written.
+    number: File descriptor that gets the listening sockets.
+  """
   with socket.socket() as s:  # `ip link set lo up`
     flags = struct.pack("16sh22x", b"lo", 0x1 | 0x40)  # IFF_UP, IFF_RUNNING
     fcntl.ioctl(s, 0x8914, flags)  # SIOCSIFFLAGS
-  hosts = f"{folder}/hosts"
-  pathlib.Path(hosts).write_text(
-    "".join(
-      f"127.0.0.1 {h}\n" for h in ("localhost", socket.gethostname(), *HOSTS)
-    )
-  )
+  hosts = pathlib.Path(folder, "hosts")
+  names = ("localhost", socket.gethostname(), *HOSTS)
+  hosts.write_text("".join(f"127.0.0.1 {name}\n" for name in names))
   subprocess.run(["mount", "--bind", hosts, "/etc/hosts"], check=True)
-  store = Store(bucket)
-  Server(store, ("127.0.0.1", HTTPS), f"{folder}/pem")
-  Server(store, ("127.0.0.1", HTTP))
-  Server(store, f"{folder}/socket")
-  print("ready", flush=True)
+  ports = [
+    socket.create_server(("127.0.0.1", port), backlog=256)
+    for port in (HTTPS, HTTP)
+  ]
+  with socket.socket(fileno=int(number)) as to:
+    socket.send_fds(to, [b"ready"], [port.fileno() for port in ports])
   sys.stdin.read()
 
 
@@ -471,36 +472,53 @@ def available() -> str:
   return ""
 
 
-class _Connection(http.client.HTTPConnection):
-  def __init__(self, path: str):
-    super().__init__("localhost")
-    self._path = path
+class Bucket:
+  """A store of one bucket in a network namespace, and commands in it.
 
-  def connect(self):
-    self.sock = socket.socket(socket.AF_UNIX)
-    self.sock.connect(self._path)
-
-
-class Admin:
-  """The store's side of a bucket; none of its requests is counted or fails.
+  What a test does by these methods is not counted, and does not fail.
 
   Args:
-    path: The store's socket.
-    name: The bucket.
+    name: The bucket's name; no other exists.
   """
 
-  def __init__(self, path: str, name: str = "bkt"):
-    self._path, self.name = path, name
+  def __init__(self, name: str = "bkt"):
+    self._name, self._store = name, Store(name)
+    self._folder = tempfile.mkdtemp(prefix="object_store_")
 
-  def _ask(self, method: str, path: str, body: bytes = b"") -> bytes:
-    connection = _Connection(self._path)
-    connection.request(method, path, body)
-    answer = connection.getresponse()
-    data = answer.read()
-    connection.close()
-    if answer.status >= 300:
-      raise RuntimeError(f"{method} {path}: {answer.status} {data[:200]}")
-    return data
+  def __enter__(self):
+    names = ",".join(f"DNS:{host}" for host in HOSTS)
+    pem = f"{self._folder}/pem"
+    subprocess.run(
+      ["openssl", "req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=x"]
+      + ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+      + ["-addext", f"subjectAltName={names}", "-keyout", pem, "-out", pem],
+      check=True,
+      capture_output=True,
+    )
+    here, there = socket.socketpair()
+    number = str(there.fileno())
+    self._process = subprocess.Popen(
+      ["unshare", available(), sys.executable, __file__]
+      + ["namespace", self._folder, number],
+      stdin=subprocess.PIPE,
+      pass_fds=[there.fileno()],
+    )
+    there.close()
+    with here:
+      _, ports, *_ = socket.recv_fds(here, 16, 2)
+    if len(ports) < 2:
+      self._process.wait()
+      raise RuntimeError("object_store.py: no namespace could be made")
+    https, http = (socket.socket(fileno=port) for port in ports)
+    self._servers = Server(self._store, https, pem), Server(self._store, http)
+    return self
+
+  def __exit__(self, *_):
+    for server in self._servers:
+      server.shutdown()
+      server.server_close()
+    self._process.communicate(b"")  # the end of its stdin is its end
+    shutil.rmtree(self._folder, ignore_errors=True)
 
   def fault(self, outage: float = 0.0, **faults) -> None:
     """Sets `Faults`; those not named end.
@@ -509,13 +527,11 @@ class Admin:
       outage: Seconds for which all requests are answered with 503.
       **faults: Attributes of `Faults`.
     """
-    if outage:
-      faults["outage_until"] = time.time() + outage
-    self._ask("POST", "/admin/faults", json.dumps(faults).encode())
+    self._store.faults = Faults(outage_until=time.time() + outage, **faults)
 
   def requests(self) -> list[dict]:
     """Returns `Store.log`."""
-    return json.loads(self._ask("GET", "/admin/requests"))["requests"]
+    return list(self._store.log)
 
   def counts(self) -> dict[str, int]:
     """Returns the number of requests by kind, and their sum under "all"."""
@@ -524,90 +540,45 @@ class Admin:
 
   def reset(self) -> None:
     """Empties the log."""
-    self._ask("DELETE", "/admin/requests")
+    self._store.log = []
 
-  def names(self, prefix: str = "") -> list[str]:
-    """Returns the names of the objects, sorted."""
-    query = {"prefix": prefix}
-    names = []
-    while True:
-      page = f"/storage/v1/b/{self.name}/o?{urllib.parse.urlencode(query)}"
-      page = json.loads(self._ask("GET", page))
-      names += [item["name"] for item in page.get("items", [])]
-      if "nextPageToken" not in page:
-        return names
-      query["pageToken"] = page["nextPageToken"]
+  @contextlib.contextmanager
+  def objects(self) -> Iterator[dict[str, Object]]:
+    """The objects by name, in whose body no request is answered."""
+    with self._store.lock:
+      yield self._store.buckets[self._name]
 
   def get(self, name: str) -> bytes:
     """Returns an object."""
-    name = urllib.parse.quote(name, safe="")
-    return self._ask("GET", f"/storage/v1/b/{self.name}/o/{name}?alt=media")
+    with self.objects() as objects:
+      return objects[name].data
 
   def put(self, name: str, data: bytes) -> None:
     """Stores an object."""
-    name = urllib.parse.quote(name, safe="")
-    path = f"/upload/storage/v1/b/{self.name}/o?uploadType=media&name={name}"
-    self._ask("POST", path, data)
+    with self.objects():
+      self._store.put(self._name, name, data)
 
   def delete(self, prefix: str) -> None:
     """Removes all objects whose names begin so."""
-    for name in self.names(prefix):
-      name = urllib.parse.quote(name, safe="")
-      self._ask("DELETE", f"/storage/v1/b/{self.name}/o/{name}")
+    with self.objects() as objects:
+      for name in [name for name in objects if name.startswith(prefix)]:
+        del objects[name]
 
-  def upload(self, folder: str | os.PathLike, prefix: str = "") -> None:
+  def upload(self, folder: str | os.PathLike) -> None:
     """Stores all files of a folder."""
-    for file in sorted(pathlib.Path(folder).rglob("*")):
+    for file in pathlib.Path(folder).rglob("*"):
       if file.is_file():
-        name = f"{prefix}/{file.relative_to(folder).as_posix()}".lstrip("/")
-        self.put(name, file.read_bytes())
+        self.put(file.relative_to(folder).as_posix(), file.read_bytes())
 
   def download(self, prefix: str, folder: str | os.PathLike) -> None:
     """Writes all objects under a prefix to a folder."""
-    for name in self.names(prefix + "/"):
-      if name.endswith("/"):  # TensorFlow's marks of folders
-        continue
-      file = pathlib.Path(folder, name.removeprefix(prefix + "/"))
-      file.parent.mkdir(parents=True, exist_ok=True)
-      file.write_bytes(self.get(name))
-
-
-class Bucket(Admin):
-  """A store of one bucket in a network namespace, and commands in it.
-
-  Args:
-    name: The bucket's name; no other exists.
-  """
-
-  def __init__(self, name: str = "bkt"):
-    self._folder = tempfile.mkdtemp(prefix="object_store_")
-    super().__init__(f"{self._folder}/socket", name)
-
-  def __enter__(self):
-    names = ",".join(f"DNS:{host}" for host in HOSTS)
-    subprocess.run(
-      ["openssl", "req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=x"]
-      + ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-      + ["-addext", f"subjectAltName={names}"]
-      + ["-keyout", f"{self._folder}/pem", "-out", f"{self._folder}/pem"],
-      check=True,
-      capture_output=True,
-    )
-    serve = [sys.executable, __file__, "serve", self._folder, self.name]
-    self._server = subprocess.Popen(
-      ["unshare", available(), *serve],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      text=True,
-    )
-    if self._server.stdout.readline() != "ready\n":
-      self._server.wait()
-      raise RuntimeError("object_store.py: the store has not started")
-    return self
-
-  def __exit__(self, *_):
-    self._server.communicate("")  # the end of its stdin is its end
-    shutil.rmtree(self._folder, ignore_errors=True)
+    with self.objects() as objects:
+      for name, found in objects.items():
+        # Those that end so are TensorFlow's marks of folders.
+        if name.startswith(prefix + "/") and not name.endswith("/"):
+          file = pathlib.Path(folder, name.removeprefix(prefix + "/"))
+          file.parent.mkdir(parents=True, exist_ok=True)
+          file.write_bytes(found.data)
 
   def env(self, env: dict[str, str] | None = None) -> dict[str, str]:
     """Returns an environment, by default this process's, with the settings.
@@ -624,11 +595,10 @@ class Bucket(Admin):
       "NO_GCE_CHECK": "true",
       "TENSORSTORE_GCS_HTTP_URL": local,
       "CLOUD_STORAGE_EMULATOR_ENDPOINT": local,  # array_record
-      "OBJECT_STORE": f"{self._folder}/socket",
     }
 
   def _inside(self, command: list[str]) -> list[str]:
-    enter = ["nsenter", "-n", "-m", f"-t{self._server.pid}"]
+    enter = ["nsenter", "-n", "-m", f"-t{self._process.pid}"]
     if "r" in available():
       enter += ["-U", "--preserve-credentials"]
     # Another namespace of mounts begins in its root.
@@ -653,8 +623,8 @@ class Bucket(Admin):
 
 def _main() -> int:
   verb, *words = sys.argv[1:]
-  if verb == "serve":
-    _serve_in_namespace(*words)
+  if verb == "namespace":
+    _enter_namespace(*words)
     return 0
   if not available():
     sys.exit("object_store.py: no network namespace can be made here")

@@ -32,7 +32,7 @@ from vit_jax.writers import atomic_files, metric_writer
 def server():
   store = object_store.Store()
   with pytest.MonkeyPatch.context() as patch:
-    server = object_store.Server(store, ("127.0.0.1", 0))
+    server = object_store.Server(store)
     address = "http://{}:{}".format(*server.server_address)
     patch.setenv("TENSORSTORE_GCS_HTTP_URL", address)
     patch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "token")

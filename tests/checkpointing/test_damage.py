@@ -3,11 +3,9 @@
 The trials "checkpoints" and "saves" of `make faults` do so at random.
 """
 
-import io
 import json
 import os
 import shutil
-import sys
 import threading
 import time
 
@@ -197,30 +195,6 @@ def test_a_failed_save_is_reported_and_tried_again(
   assert last.steps() == [13, 16, 20]
   assert _resume(tmp_path, run.state) == (20, bits(states[20]))
   assert last.steps() == [16, 20]
-
-
-class _Full(io.StringIO):
-  """A log on a disk that is full."""
-
-  write = full
-
-
-def test_a_failure_is_no_error_where_it_cannot_be_reported(
-  run, tmp_path, monkeypatch
-):
-  monkeypatch.setattr(sys, "stderr", _Full())
-  monkeypatch.setattr(saving, "WAITS", ())
-  state, saver = made_up(run.state, 1), _saver(tmp_path)
-  with FAILURES["no file can be written"]():
-    saver.save(4, state, METADATA)
-    while not saver.is_idle():
-      time.sleep(0.005)
-    assert not saver.retry_due(5)  # NOT SAVED
-    assert saver.retry_due(6)
-  monkeypatch.setattr(retention, "expired", full)
-  saver.save(6, state, METADATA)  # note: old checkpoints stay
-  assert saver.newest() == 6
-  saver.close()
 
 
 def test_a_check_that_fails_once_is_tried_again(run, tmp_path, monkeypatch):
