@@ -122,6 +122,10 @@ def test_positions_are_resized_and_attention_is_read(run):
     vit.params["positions"],
     resample_posemb(table, (2, 2), (6, 6), 0, "zoom"),
   )
+  np.testing.assert_array_equal(
+    inspection.position_table(vit.config, vit.params, (48, 48)),
+    vit.params["positions"][0],
+  )
   layers = vit.attention(images_of(48))
   assert layers.shape == (2, 2, 4, 36, 36)
   np.testing.assert_allclose(layers.sum(-1), 1, rtol=1e-5)

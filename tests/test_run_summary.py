@@ -29,6 +29,22 @@ def test_nothing_is_scored_on_augmented_images(train, expected):
   assert run_summary.eval_ops(config) == expected
 
 
+def test_the_table_has_rates_where_they_differ():
+  """Equal blocks share a row."""
+  config = tiny.config(
+    optim__layer_decay=0.5,
+    optim__lr_scale=("head/*=10",),
+    optim__freeze=("embedding/*",),
+  )
+  rows = [x.split("|") for x in _text(config).splitlines() if x[:1] == "|"]
+  rates = {row[1].strip(): row[-2].strip() for row in rows}
+  assert rates["embedding/kernel"] == "frozen"
+  assert rates["cls"] == "0.125 (layer 0)"
+  assert rates["head/kernel"] == "10 (layer 3)"
+  block = "Transformer/encoderblock_*/LayerNorm_0/scale"
+  assert rates[block] == "0.25 to 0.5 (layers 1 to 2)"
+
+
 def test_folders_have_absolute_paths_in_the_metadata(tmp_path, monkeypatch):
   """So that a run is evaluated from any directory."""
   monkeypatch.chdir(tmp_path)

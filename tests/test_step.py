@@ -11,7 +11,7 @@ import pytest
 import tiny
 from steps import MESH, ONE, assert_losses_are_close, by_path, placed
 
-from vit_jax import devices, losses, microbatch, sharding, step
+from vit_jax import devices, losses, sharding, step
 from vit_jax.batch import normalise
 from vit_jax.callbacks import Callback
 from vit_jax.config import ConfigError
@@ -79,13 +79,17 @@ def test_golden(one_device):
 
 
 def test_masked_rows_do_not_count(one_device):
+  """And the state is donated; the step is compiled once."""
   parts, start, _, metrics = one_device
   batch = tiny.batch(0, parts.config)
   batch["image"][-1] = 255
   batch["label"][-1] = (batch["label"][-1] + 1) % tiny.NUM_CLASSES
-  _, changed = parts.train_step(placed(parts, start), batch_of(batch, parts))
+  state = placed(parts, start)
+  leaf = state.params["embedding"]["kernel"]
+  _, changed = parts.train_step(state, batch_of(batch, parts))
   assert float(changed["loss"]) == metrics[0]["loss"]
   assert metrics[0]["undecodable"] == 1
+  assert leaf.is_deleted() and parts.train_step._cache_size() == 1
 
 
 def test_same_seed_same_bits_other_seed_other(one_device, random):
@@ -95,15 +99,6 @@ def test_same_seed_same_bits_other_seed_other(one_device, random):
   kernel = lambda state: state.params["embedding"]["kernel"]
   other = random.trainer.maker(kernel)()
   assert np.any(start["embedding"]["kernel"] != other)
-
-
-def test_the_state_is_donated_and_the_step_compiled_once(one_device):
-  parts, start, *_ = one_device
-  state = placed(parts, start)
-  leaf = state.params["embedding"]["kernel"]
-  parts.train_step(state, batch_of(tiny.batch(0, parts.config), parts))
-  assert leaf.is_deleted()
-  assert parts.train_step._cache_size() == 1
 
 
 def assert_equal(one_device, **changes):
@@ -235,23 +230,6 @@ def test_the_compiler_has_the_options_of_the_chip(monkeypatch):
   parts = tiny.Parts(tiny.config(model__depth=1), ONE)
   with pytest.raises(jax.errors.JaxRuntimeError, match="xla_tpu_scoped_vmem"):
     parts.run(1, placed(parts))
-
-
-def test_a_chip_may_take_fewer_images_at_a_time(monkeypatch):
-  """Four of them have as many hidden numbers as it takes fast."""
-  num_tokens = (16 // 8) ** 2 + 1
-  most = {ONE[0].device_kind: 4 * num_tokens * 64}
-  monkeypatch.setattr(microbatch, "MAX_HIDDEN", most)
-  monkeypatch.setattr(microbatch, "MIN_MICROBATCH", 1)
-  parts = tiny.Parts(tiny.config(optim__microbatch=16, model__depth=1), ONE)
-  batch = tiny.batch(0, parts.config)
-  jaxpr = jax.make_jaxpr(parts.train_step)(parts.shapes, batch)
-  lengths = {
-    equation.params["length"]
-    for equation, _ in tiny.equations(jaxpr)
-    if equation.primitive.name == "scan"
-  }
-  assert lengths == {4}
 
 
 @pytest.mark.parametrize(

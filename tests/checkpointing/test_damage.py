@@ -212,6 +212,16 @@ def test_a_check_that_fails_once_is_tried_again(run, tmp_path, monkeypatch):
   assert saver.steps() == [4]
 
 
+def test_a_removal_that_fails_is_noted(run, tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(retention, "expired", full)
+  saver = _saver(tmp_path)
+  for step in (4, 6):  # the second waits for the removal after the first
+    saver.save(step, made_up(run.state, step), METADATA)
+  assert saver.newest() == 6
+  saver.close()
+  assert "old checkpoints stay (" in capsys.readouterr().err
+
+
 def test_a_disk_without_room_is_reported_before_the_run(
   run, tmp_path, monkeypatch
 ):

@@ -259,6 +259,7 @@ REFUSED = [
   ({}, {}, "--grid", "none"),
   ({}, {"optim.lr": []}, "'optim.lr'", "without a value"),
   ({}, {"evals.val.split": ["test"]}, "'evals.val.split'", "another"),
+  ({}, {"optim.rl": ["1"]}, "config.optim.rl", "no such option"),
   ({}, {"optim.lr": ["1", "1"]}, "'optim.lr=1'", "two points"),
   ({}, {"optim.lr": ["-1"]}, "optim.lr=-1", "config.optim.lr", "-1.0"),
 ]

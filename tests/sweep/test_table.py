@@ -123,6 +123,8 @@ def test_the_verdict():
   result["final"] = {"scores": {}, "step": 3, "error": "loss is nan at step 3"}
   assert "diverged: loss is nan at step 3" in table_lib.verdict(result)
   assert table_lib.final_top1(result) is None
+  result["final"] = None
+  assert "not finished" in table_lib.verdict(result)
   diverged = [_point("1", 0.1, "loss is nan")]
   nothing = {**result, "best": None, "points": diverged}
   assert table_lib.verdict(nothing) == "All points diverged."
