@@ -43,7 +43,6 @@ from collections.abc import Iterator
 
 HOSTS = ("storage.googleapis.com", "www.googleapis.com")
 HTTPS, HTTP = 443, 8080  # ports in the namespace
-_PIECE = 2**16  # bytes of an answer that are sent at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +110,7 @@ class Store:
   Attributes:
     buckets: Objects by bucket and name; other buckets do not exist.
     faults: See there.
-    log: For each request kind, object (BUCKET/NAME), status, bytes sent.
+    log: For each request kind, object (BUCKET/NAME) and status.
     lock: Held while a request is answered.
   """
 
@@ -328,26 +327,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
       store.log = []
       return
     answer = store.answer(self, body)
-    entry = {
-      "kind": answer.kind,
-      "object": answer.name,
-      "status": answer.status,
-      "sent": 0,
-    }
+    entry = {"kind": answer.kind, "object": answer.name}
+    entry["status"] = answer.status
     store.log.append(entry)  # before the client goes on
     if answer.status:
-      entry["sent"] = self._send(answer)
+      self._send(answer)
     else:
       self.close_connection = True
 
   do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _serve
 
-  def _send(self, answer: Answer) -> int:
-    """Returns how many bytes of the body were sent until the client left."""
-    data, headers, sent = answer.body, dict(answer.headers), 0
+  def _send(self, answer: Answer) -> None:
     has_body = answer.status not in (204, 304)
-    if not has_body:
-      data = b""
+    data, headers = answer.body if has_body else b"", dict(answer.headers)
     if isinstance(data, dict):
       data = json.dumps(data).encode()
       headers["Content-Type"] = "application/json; charset=UTF-8"
@@ -363,16 +355,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
       if has_body:
         self.send_header("Content-Length", str(len(data)))
       self.end_headers()
-      if self.command == "HEAD":
-        data = b""
-      while sent < len(data):
-        self.wfile.write(data[sent : sent + _PIECE])
-        self.wfile.flush()
-        sent = min(len(data), sent + _PIECE)
+      if self.command != "HEAD":
+        self.wfile.write(data)
       self.wfile.flush()
-    except OSError:
+    except OSError:  # the client has left
       self.close_connection = True
-    return sent
 
   def handle(self):
     with contextlib.suppress(OSError):  # a client that was killed
