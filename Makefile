@@ -83,8 +83,8 @@ own-images: $(VENV)/installed-test
 	$(RUN) pip install --quiet --group own-images
 	$(VENV)/bin/python benchmarks/own_images.py $(DEMO)/pretrain
 
-# Compares weights of timm, transformers, Meta, OpenCLIP and big_vision, in and
-# out: the table of docs/weights.md.
+# Compares weights of timm, transformers, Meta and OpenCLIP, in and out: the table
+# of docs/weights.md.
 weights-table: $(VENV)/installed-parity
 	PYTHONPATH=tests $(VENV)/bin/python tests/weights/weights_table.py
 
