@@ -1,6 +1,5 @@
 """Nearest neighbours: in any blocks what brute force finds."""
 
-import handmade
 import in_memory
 import numpy as np
 import pytest
@@ -77,12 +76,3 @@ def test_accuracies_of_a_data_set():
     np.add.at(sums, (np.arange(27)[:, None], classes[:, :k]), weights)
     want[f"k/{k}nn"] = np.mean(sums.argmax(1) == labels[:30][scored])
   assert scores == want and len({*scores.values()}) > 1
-
-
-def test_errors_name_their_options():
-  source, out = handmade.records([0, 1, 0]), dict(pre_logits=np.zeros((1, 2)))
-  assert not in_memory.errors(KnnConfig(ks=(3,)), source, **out)
-  wrong = KnnConfig(ks=(0, 4), layer="prelogits")
-  errors = " ".join(in_memory.errors(wrong, source, **out))
-  for named in ("ks: got (0, 4)", "layer: got 'prelogits'", "got 4 neighbours"):
-    assert named in errors

@@ -1,6 +1,5 @@
 """The linear probe: what it learns from, what chooses, what is scored."""
 
-import re
 
 import handmade
 import in_memory
@@ -178,24 +177,3 @@ def test_steps_are_cut_from_batches():
   got, labels = (np.concatenate(part) for part in zip(*steps, strict=True))
   np.testing.assert_array_equal(got.reshape(18, 2), x[:18])
   assert labels.ravel().tolist() == [0, 1, 2, -1, *range(4, 18)]
-
-
-@pytest.mark.parametrize(
-  "options, num_images, words",
-  [
-    ({"layers": ("cls*2", "encoded")}, 10, []),
-    ({"lrs": (0.1, 0.0), "steps": 0}, 10, ["lrs: got", "steps: got"]),
-    ({"weight_decays": (), "seed": -1}, 10, ["weight_decays: got", "seed: "]),
-    ({"layer": "x"}, 10, ["layer: "]),
-    ({"train_ops": "decode|resize(4)"}, 10, ["whiten: got True"]),
-    ({"layers": ("pre_logits", "cls")}, 10, ["layers: .* 2, cls of 3"]),
-    ({}, 9, ["train_split: got 9"]),
-  ],
-)
-def test_errors_name_their_options(options, num_images, words):
-  source = handmade.records(np.arange(num_images) % 2)
-  out = {"pre_logits": np.zeros((1, 2)), "encoded": np.zeros((1, 5, 3))}
-  errors = in_memory.errors(options_of(**options), source, **out)
-  assert len(errors) == len(words)
-  for text in words:
-    assert any(re.match(f"evals.e.{text}", e) for e in errors), text

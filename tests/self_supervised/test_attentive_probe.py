@@ -125,24 +125,3 @@ def test_the_planner_compiles_what_runs():
   fn, (state, batches, *whitening) = program
   assert batches[0].shape == (60, 180, 8 * 32)
   assert jax.eval_shape(fn, state, batches, *whitening) == state
-
-
-def test_errors():
-  def check(tokens=(1, 5, 32), num_images=10, **options):
-    source = handmade.records(np.arange(num_images) % 2)
-    out = {"encoded": np.broadcast_to(np.float32(0), tokens)} if tokens else {}
-    return in_memory.errors(_options(**options), source, **out)
-
-  assert not check()
-  wrong = {"lrs": (0.1, 0.0), "weight_decay": -1.0, "steps": 0, "seed": -1}
-  errors = check(**wrong)
-  for key in wrong:
-    assert any(e.startswith(f"evals.e.{key}: got ") for e in errors), key
-  (error,) = check(num_images=9)
-  assert "train_split: got 9 images" in error
-  (error,) = check(tokens=None)
-  assert "no tokens" in error
-  large = (1, 10**4, 10**5)
-  (error,) = check(large)
-  assert "train_ops: got None" in error and "19 GiB" in error
-  assert not check(large, train_ops="decode|resize(4)")

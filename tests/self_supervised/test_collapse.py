@@ -61,14 +61,6 @@ def test_images_without_labels_count():
     }
 
 
-def test_errors():
-  source, out = handmade.records([0, 1, 0]), dict(pre_logits=np.zeros((1, 2)))
-  assert not in_memory.errors(RankMeConfig(), source, **out)
-  wrong = RankMeConfig(max_images=1, layer="prelogits")
-  first, second = in_memory.errors(wrong, source, **out)
-  assert "max_images: got 1" in first and "layer: got 'prelogits'" in second
-
-
 # The alarm: once, also after a resume.
 
 K = 64
