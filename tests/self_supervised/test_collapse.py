@@ -99,7 +99,7 @@ def test_alarm_of_targets(bad):
 
 
 @pytest.mark.parametrize(
-  "metric, fine, bad", [("rankme", 30.0, 19.0), ("nearest", 0.1, 0.009)]
+  "metric, fine, bad", [("rankme", 30.0, 28.0), ("nearest", 0.1, 0.018)]
 )
 def test_alarm_of_features(metric, fine, bad):
   alarm, lines = new_alarm()

@@ -322,6 +322,7 @@ def test_features_on_a_finer_grid_are_downsampled():
   for i, row in enumerate(range(1, 6, 2), start=1):
     want = weights @ rows[np.clip(np.arange(row, row + 4), 0, 7)]
     np.testing.assert_allclose(got[i], np.full((3, 2), want), rtol=1e-6)
+  assert gram.resized(x, (8, 6), (8, 6)) is x
 
 
 # Block masks: random, so their distribution is compared.
