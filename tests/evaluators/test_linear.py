@@ -1,6 +1,5 @@
 """The linear probe: what it learns from, what chooses, what is scored."""
 
-
 import handmade
 import in_memory
 import numpy as np

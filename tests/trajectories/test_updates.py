@@ -15,8 +15,6 @@ v_i cos(0.1 + i) / sqrt(n)]; the rest one number for each step.
 """
 
 import dataclasses
-import functools
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +23,7 @@ import optax
 import pytest
 import tiny
 from flax.traverse_util import flatten_dict
+from self_supervised import methods
 
 import vit_jax
 from vit_jax import schedules, sharding, step
@@ -33,7 +32,6 @@ from vit_jax.models.stacking import stack_blocks, unstack_blocks
 from vit_jax.weights import safetensors_file
 from vit_jax.zoo.files import timm
 
-DATA = pathlib.Path(__file__).parents[1] / "data"
 STRIDE = 5  # of `end/NAME`
 QUICK = 20  # steps
 
@@ -76,7 +74,11 @@ class Row:
   def series(self, name):
     """Returns a number of every step, or None if there is none."""
     prefix = f"{self.variant}/" if self.variant else ""
-    return _file(self.file).get(prefix + name)
+    return self.arrays.get(prefix + name)
+
+  @property
+  def arrays(self):
+    return methods.published(f"train_{self.file}")
 
 
 BIG_VISION_2 = dict(
@@ -214,19 +216,6 @@ FIRST_STEPS = {
 }
 
 
-@functools.cache
-def _file(name):
-  with np.load(DATA / f"train_{name}.npz") as arrays:
-    return dict(arrays)
-
-
-def _below(file, prefix):
-  prefix += "/"
-  return {
-    k.removeprefix(prefix): v for k, v in file.items() if k.startswith(prefix)
-  }
-
-
 class UpdateNorm:
   """What big_vision logs as l2_updates; a part of the step."""
 
@@ -243,7 +232,7 @@ class Run:
   """The step of a config, as train.py makes it, on the stored batches."""
 
   def __init__(self, row, num_devices=1, **changes):
-    self.row, self.file = row, _file(row.file)
+    self.row, self.file = row, row.arrays
     config = freeze(_config(**row.changes, **changes))
     assert not checks.errors(config)
     self.config = config
@@ -257,7 +246,7 @@ class Run:
     Without `state`, the moments are zeros. Such a state needs no compilation,
     and equals `trainer.init_state()`.
     """
-    arrays = _below(self.file, "start")
+    arrays = methods.below(self.file, "start")
     path = folder / "start.npz"
     if self.row.file == "timm":
       path = folder / "start.safetensors"
@@ -307,7 +296,7 @@ class Run:
       Root mean square over that of the movement from the start; without the
       biases of keys, whose gradient is rounding alone.
     """
-    got, start = self.theirs(params), _below(self.file, "start")
+    got, start = self.theirs(params), methods.below(self.file, "start")
     assert got.keys() == start.keys()
     sums = np.zeros(2)
     for name, x in got.items():
@@ -357,7 +346,7 @@ def test_learning_rates(name):
   got = jax.jit(jax.vmap(schedule))(jnp.arange(config.total_steps))
   want = row.series("lr")
   if want is None:
-    want = _file(row.file)["lr"]
+    want = row.arrays["lr"]
   # Both have a root, a quotient, or the cosine of an angle in float32, which
   # processors round differently.
   atol = 3 * np.finfo(np.float32).eps * config.optim.lr
