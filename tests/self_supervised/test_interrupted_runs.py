@@ -57,25 +57,22 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def kind(request, folder):
-  """An objective, whose whole run is in the folder of its name."""
-  config = folder / f"{request.param}.py"
-  text = (folder / "small.py").read_text()
-  config.write_text(
-    text.replace('kind="classification"', f'kind="{request.param}"')
-  )
-  runs.whole(config, folder / request.param)
-  return request.param
+def run(request, folder):
+  """The config of an objective, and the folder of its whole run."""
+  config, workdir = folder / f"small.py:{request.param}", folder / request.param
+  runs.whole(config, workdir)
+  return config, workdir
 
 
-def test_killed_three_times_it_ends_in_the_same_bits(kind, folder):
-  config, workdir = folder / f"{kind}.py", folder / f"{kind}_killed"
+def test_killed_three_times_it_ends_in_the_same_bits(run):
+  config, whole = run
+  workdir = whole.with_name(f"{whole.name}_killed")
   for place in ("step", "save", "input"):
     started = runs.start(config, workdir, acts={0: (place, "SIGKILL")})
     code = runs.finish(started, 300)
     assert code == [-signal.SIGKILL], runs.output(workdir)
   runs.whole(config, workdir)
-  assert runs.assert_same(workdir, folder / kind) > 1000
+  assert runs.assert_same(workdir, whole) > 1000
 
 
 def _values(workdir):
@@ -95,23 +92,25 @@ def _assert_close(workdir, other):
     np.testing.assert_allclose(value, want[key], 1e-3, 1e-5, err_msg=str(key))
 
 
-def test_two_processes_are_one(kind, folder):
-  workdir = folder / f"{kind}_two"
-  runs.whole(folder / f"{kind}.py", workdir, processes=2)
-  _assert_close(workdir, folder / kind)
+def test_two_processes_are_one(run):
+  config, whole = run
+  workdir = whole.with_name(f"{whole.name}_two")
+  runs.whole(config, workdir, processes=2)
+  _assert_close(workdir, whole)
 
 
-def test_it_goes_on_on_another_mesh(kind, folder):
-  workdir = folder / f"{kind}_mesh"
-  shutil.copytree(folder / kind, workdir)
+def test_it_goes_on_on_another_mesh(run):
+  config, whole = run
+  workdir = whole.with_name(f"{whole.name}_mesh")
+  shutil.copytree(whole, workdir)
   for step in (3 * SAVES, STEPS):
     shutil.rmtree(workdir / "checkpoints" / str(step), ignore_errors=True)
   flags = "--xla_force_host_platform_device_count=4"
   started = runs.start(
-    folder / f"{kind}.py",
+    config,
     workdir,
     ["--config.mesh.fsdp=2", "--config.mesh.data=2"],
     env={"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"},
   )
   assert runs.finish(started, 300) == [0], runs.output(workdir)
-  _assert_close(workdir, folder / kind)
+  _assert_close(workdir, whole)
