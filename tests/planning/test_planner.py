@@ -153,8 +153,11 @@ def test_the_length_of_the_run_needs_no_data():
   epochs = {"total_steps": None, "total_epochs": 1.0}
   config = tiny.config(data__dataset="folder:x", **epochs)
   assert planner.run_shape_of(config).total_steps is None  # the folder tells
-  with pytest.raises(ValueError, match="config.num_classes: got None"):
-    planner.run_shape_of(tiny.config(data__dataset="somebody_s"))
+  images = tiny.config(data__dataset="images:x")  # have no classes
+  assert planner.run_shape_of(images).num_classes == 0
+  for dataset in ("somebody_s", "glyphs"):
+    with pytest.raises(ValueError, match="config.num_classes: got None"):
+      planner.run_shape_of(tiny.config(data__dataset=dataset))
 
 
 @pytest.mark.parametrize(

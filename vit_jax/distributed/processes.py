@@ -24,7 +24,8 @@ HEARTBEAT_SECONDS = 30  # default for commands without a config
 ADVICE = "docs/troubleshooting.md, Processes do not meet, has what to check"
 READS_EARLY = (
   "--config: got an init= for which jax starts before the processes have"
-  " joined; expected a file: vit-jax convert RUN RUN.npz --to=npz."
+  " joined; expected a file:"
+  " vit-jax convert RUN run.safetensors --to=timm --drop_head."
 )
 
 

@@ -263,14 +263,14 @@ def run_shape_of(config: Config) -> step_lib.RunShape:
   data = config.data
   own = records.info(data.dataset, data.split)
   known = own or dataset_info.lookup(data.dataset)
-  num_classes = known.num_classes if known else 0
-  if not config.num_classes and not num_classes:
+  if not config.num_classes and not (known and known.splits):
     expected = f"a number, as that of {config.data.dataset!r} is not known"
     raise ValueError(unexpected("config.num_classes", None, expected))
   num_examples = None
   if own or data.dataset in dataset_info.DATASETS:  # other data sets may change
     with contextlib.suppress(splits.SplitError):
       num_examples = splits.num_examples(data.split, known.splits)
+  num_classes = known.num_classes if known else 0  # of images alone: 0
   return step_lib.run_shape_of(config, num_classes, num_examples)
 
 
