@@ -14,9 +14,7 @@ bash benchmarks/gpu.sh --tiny --out=/tmp/gpu.jsonl   # a try, also on a CPU
 """
 
 import argparse
-import collections
 import importlib.util
-import itertools
 import json
 import os
 import pathlib
@@ -178,33 +176,19 @@ def timm(model: str, size: int, batch: int, steps: int) -> dict[str, Any]:
   here and erf in timm.
   """
   import torch
+  from torch.utils.benchmark import Timer
 
   device = "cuda" if torch.cuda.is_available() else "cpu"
   step = timm_step(model, size, batch, device)
-  block = min(steps, max(5, steps // 10))
-  warmup, ends, waiting = max(3, block), [], collections.deque()
-  ahead = 2 if device == "cuda" else 0  # a CPU has done a step at its return
-
-  def see_end_of_first():
-    event = waiting.popleft()
-    if event is not None:
-      event.synchronize()
-    ends.append(time.perf_counter())
-
   start = time.perf_counter()
   step().item()
   first_seconds = time.perf_counter() - start
-  for _ in range(warmup + steps // block * block):
-    step()
-    waiting.append(torch.cuda.Event() if device == "cuda" else None)
-    if waiting[-1] is not None:
-      waiting[-1].record()
-    if len(waiting) > ahead:
-      see_end_of_first()
-  while waiting:
-    see_end_of_first()
-  at = ends[warmup - 1 :: block]
-  seconds = [(b - a) / block for a, b in itertools.pairwise(at)]
+  timer = Timer(
+    "step()", globals={"step": step}, num_threads=torch.get_num_threads()
+  )
+  block = min(steps, max(5, steps // 10))  # each waits for the GPU once
+  timer.timeit(block)
+  seconds = [timer.timeit(block).mean for _ in range(steps // block)]
   result = {"step_seconds": statistics.median(seconds)}
   result |= {"compile_seconds": first_seconds, "torch": torch.__version__}
   result["images_per_second"] = batch / result["step_seconds"]
