@@ -167,6 +167,7 @@ def test_kinds_are_chosen_on_the_command_line(lab):
   c = defaults()
   for kind, smoothing in ((OBJECTIVE, 0.125), ("classification", 0.0)):
     c.objective.kind = kind
+    assert c.objective.label_smoothing == smoothing
     assert freeze(c).objective.label_smoothing == smoothing
 
 
