@@ -50,6 +50,20 @@ QUICK = {
   "EVA-02": EVA02 | dict(mlp_norm=True),
   "BEiT": BEIT,
 }
+EVERYTHING = dict(
+  name="modern",
+  layer_scale=0.5,
+  registers=2,
+  rope="dinov3",
+  qkv_bias="no_key",
+  pre_norm=True,
+  patch_bias=False,
+  mlp="swiglu",
+  mlp_norm=True,
+  pool="token_gap",
+  final_norm="pooled",
+  projection=8,
+)
 SLOW = {
   "no row of the class token": dict(cls_row=False),
   "no positions": dict(posemb="none", pool="gap"),
@@ -72,22 +86,8 @@ SLOW = {
   "no norm": dict(
     name="modern", pool="gap", class_token=False, final_norm="none"
   ),
+  "everything, half the bits": EVERYTHING | dict(dtype="bfloat16"),
 }
-EVERYTHING = dict(
-  name="modern",
-  layer_scale=0.5,
-  registers=2,
-  rope="dinov3",
-  qkv_bias="no_key",
-  pre_norm=True,
-  patch_bias=False,
-  mlp="swiglu",
-  mlp_norm=True,
-  pool="token_gap",
-  final_norm="pooled",
-  projection=8,
-)
-SLOW["everything, half the bits"] = EVERYTHING | dict(dtype="bfloat16")
 CASES = QUICK | SLOW
 
 
