@@ -11,7 +11,6 @@ import tiny
 from faults import runs
 
 from vit_jax import run_checks, sharding
-from vit_jax.callbacks import Callback
 from vit_jax.config import defaults, freeze, to_dict
 from vit_jax.data import pipeline, sources
 from vit_jax.finetune import activations, frozen
@@ -55,14 +54,6 @@ def given(config):
   return pipeline.TrainingData(source, config)
 
 
-class Cut(Callback):
-  """Ends the run as a crash would, after five steps."""
-
-  def on_step(self, step, batch, metrics):
-    if step == 5:
-      raise KeyboardInterrupt
-
-
 @pytest.fixture(scope="module")
 def once(config, tmp_path_factory):
   """A run whose frozen part is computed once: state, folder, and its lines."""
@@ -101,8 +92,8 @@ def test_a_run_is_the_ordinary_one(once, config, tmp_path, capfd):
 @pytest.mark.nightly
 def test_a_resumed_run_ends_in_the_same_bits(once, config, tmp_path, capfd):
   c, cut = config(), str(tmp_path / "cut")
-  with pytest.raises(KeyboardInterrupt):
-    train_and_evaluate(c, cut, callbacks=[Cut()])
+  with pytest.raises(shared_runs.Stopped):
+    train_and_evaluate(c, cut, callbacks=[shared_runs.StopAfter(5)])
   resumed = train_and_evaluate(c, cut)
   assert "resumes     step 3" in capfd.readouterr().err
   jax.tree.map(np.testing.assert_array_equal, once[0], resumed)

@@ -1,6 +1,5 @@
 """A run that is changed or damaged, or loses its folder or its disk."""
 
-import itertools
 import json
 import shutil
 import time
@@ -8,9 +7,10 @@ import time
 import disk
 import pytest
 import tiny
+from shared_runs import StopAfter, Stopped
 
 from vit_jax import train
-from vit_jax.callbacks import run_lock
+from vit_jax.callbacks import Callback, run_lock
 from vit_jax.checkpointing import checkpointer, resume_rules
 from vit_jax.config import ConfigError
 from vit_jax.writers import atomic_files
@@ -25,31 +25,14 @@ def two_devices():
     yield
 
 
-class Stopped(Exception):
-  """Stands for a machine that is taken away."""
+class _After(Callback):
+  """Does something after a step, before anything of it is written."""
 
+  def __init__(self, acts):
+    self._acts = acts
 
-def _stop():
-  raise Stopped
-
-
-class _Data:
-  """Training data in memory.
-
-  Args:
-    config: Its batches have this size.
-    at: Step -> what happens before it.
-  """
-
-  num_examples, num_classes, class_names = 160, tiny.NUM_CLASSES, None
-
-  def __init__(self, config, at=None):
-    self._config, self._at = config, at or {}
-
-  def batches(self, start_step, process_index, process_count):
-    for step in itertools.count(start_step + 1):
-      self._at.get(step, lambda: None)()
-      yield tiny.batch(step, self._config)
+  def on_step(self, step, batch, metrics):
+    self._acts.get(step, lambda: None)()
 
 
 def _config(**options):
@@ -61,12 +44,12 @@ def _config(**options):
 def test_a_changed_run_is_refused_or_recorded(tmp_path, capfd):
   folder = str(tmp_path)
 
-  def trained(config, at=None, allow_change=()):
-    data = _Data(config, at)
-    train.train_and_evaluate(config, folder, data, allow_change=allow_change)
+  def trained(config, *callbacks, allow_change=()):
+    options = dict(callbacks=callbacks, allow_change=allow_change)
+    train.train_and_evaluate(config, folder, tiny.Data(), **options)
 
   with pytest.raises(Stopped):
-    trained(_config(), {6: _stop})
+    trained(_config(), StopAfter(5))
   assert checkpointer.find(folder).name == "4"
 
   # Two changes make another run; they are named together, and nothing is lost.
@@ -82,7 +65,7 @@ def test_a_changed_run_is_refused_or_recorded(tmp_path, capfd):
   # One of them is taken, beside a harmless one.
   changed = _config(optim__lr=0.1, watchdog_seconds=500)
   with pytest.raises(Stopped):
-    trained(changed, {7: _stop}, allow_change=("optim",))
+    trained(changed, StopAfter(7), allow_change=("optim",))
   err = capfd.readouterr().err
   for key in ("optim.lr", "watchdog_seconds"):
     assert f"changed     config.{key} was" in err
@@ -118,8 +101,9 @@ def test_a_deleted_workdir_is_not_made_again(tmp_path):
       shutil.rmtree(folder, ignore_errors=True)
 
   with pytest.raises(run_lock.LostError, match="was deleted or moved"):
-    data = _Data(config, {4: delete, 7: _stop})
-    train.train_and_evaluate(config, str(folder), data)
+    train.train_and_evaluate(
+      config, str(folder), tiny.Data(), callbacks=[_After({3: delete})]
+    )
   assert not folder.exists()
 
 
@@ -138,7 +122,9 @@ def test_a_disk_that_stays_full_ends_the_run_with_an_error(
     monkeypatch.setattr(atomic_files, "replace_text", disk.full)
 
   with pytest.raises(atomic_files.WriteError, match="last 2 records"):
-    train.train_and_evaluate(config, str(folder), _Data(config, {5: fill}))
+    train.train_and_evaluate(
+      config, str(folder), tiny.Data(), callbacks=[_After({5: fill})]
+    )
   assert checkpointer.find(str(folder)).name == "8"
   (other,) = elsewhere.iterdir()
   assert other.name.endswith("metrics.jsonl")
