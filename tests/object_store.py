@@ -361,17 +361,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
     except OSError:  # the client has left
       self.close_connection = True
 
-  def handle(self):
-    with contextlib.suppress(OSError):  # a client that was killed
-      super().handle()
-
-  def finish(self):
-    with contextlib.suppress(OSError):
-      super().finish()
-
-  def address_string(self):
-    return "client"
-
   def handle_expect_100(self):
     is_welcome = super().handle_expect_100()
     self.wfile.flush()  # curl would wait for a second
@@ -415,7 +404,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     ).start()
 
   def handle_error(self, request, client_address):
-    if not isinstance(sys.exception(), OSError):
+    if not isinstance(sys.exception(), OSError):  # of a client that was killed
       super().handle_error(request, client_address)
 
 
