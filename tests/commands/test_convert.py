@@ -31,39 +31,32 @@ SLOW = pytest.mark.slow
 
 # What becomes of a model in .npz, in timm and in Hugging Face: {} as it was; a
 # dict: these options are others then; a text: the option for which it is
-# refused.
+# refused; None: see tests/weights/test_round_trip.py.
 TO_LEARN = dict(posemb="learn", cls_row=False)
-CASES = [
-  pytest.param("token", {}, {}, {}),
-  pytest.param("no_row", {}, {}, {"cls_row": True}, marks=SLOW),
-  pytest.param(
-    *("gap_sincos2d", {}, TO_LEARN, {"posemb": "learn"}), marks=SLOW
-  ),
-  pytest.param("map", {}, {}, "config.model.pool", marks=SLOW),
-  pytest.param("relative", {}, *["config.model.posemb"] * 2, marks=SLOW),
-  pytest.param(
-    *("pre_logits", {}, "pre_logits", "config.model.pre_logits"), marks=SLOW
-  ),
-  pytest.param("hybrid", {}, {}, "config.model.variant", marks=SLOW),
-  pytest.param("bit", {}, {}, "config.model.name", marks=SLOW),
-  pytest.param("bit_v1", {}, *["config.model.name"] * 2, marks=SLOW),
-  # What timm and transformers make of these: tests/weights/test_round_trip.py.
-  pytest.param("swiglu", "config.model.name", None, None, marks=SLOW),
-  pytest.param("distilled", "config.model.name", None, None, marks=SLOW),
-]
+CASES = {
+  "token": ({}, {}, {}),
+  "no_row": ({}, {}, {"cls_row": True}),
+  "gap_sincos2d": ({}, TO_LEARN, {"posemb": "learn"}),
+  "map": ({}, {}, "config.model.pool"),
+  "relative": ({}, "config.model.posemb", "config.model.posemb"),
+  "pre_logits": ({}, "pre_logits", "config.model.pre_logits"),
+  "hybrid": ({}, {}, "config.model.variant"),
+  "bit": ({}, {}, "config.model.name"),
+  "bit_v1": ({}, "config.model.name", "config.model.name"),
+  "swiglu": ("config.model.name", None, None),
+  "distilled": ("config.model.name", None, None),
+}
 
 
-@pytest.mark.parametrize("name, as_npz, as_timm, as_hf", CASES)
-def test_there_and_back(tmp_path, name, as_npz, as_timm, as_hf):
+@pytest.mark.parametrize(
+  "name",
+  [pytest.param(n, marks=[] if n == "token" else SLOW) for n in CASES],
+)
+def test_there_and_back(tmp_path, name):
   """Model, sizes, names, preprocessing and loss, too; a .npz says its needs."""
   image_size = (64, 96) if "R" in MODELS[name]["variant"] else SIZE
   vit = make(image_size=image_size, loss="bce", **MODELS[name])
-  for to, changes in (
-    ("orbax", {}),
-    ("npz", as_npz),
-    ("timm", as_timm),
-    ("hf", as_hf),
-  ):
+  for to, changes in zip(SUFFIX, ({}, *CASES[name]), strict=True):
     dst = tmp_path / (to + SUFFIX[to])
     if changes is None:
       continue

@@ -95,6 +95,9 @@ def test_it_is_ready(vit, capsys):
 
 TABLE = "Transformer/posembed_input/pos_embedding"
 KERNEL = "embedding/kernel"
+WIDE = {TABLE: ((4, 4), (2, 6))}
+LARGE = {KERNEL: ((8, 8), (16, 16))}
+LINEN = "vit_linen_names"
 
 
 @pytest.mark.parametrize(
@@ -105,24 +108,12 @@ KERNEL = "embedding/kernel"
     ("hybrid_root_only", {}, (64, 64), {}),  # 4 x 4 patches of 16 pixels
     ("bv_gap_sincos2d_rep", {}, (224, 224), {}),  # the file states none
     # Another one, and a grid that the caller states.
-    (
-      *("vit_linen_names", dict(image_size=(16, 48), posemb_filter="bicubic")),
-      *((16, 48), {TABLE: ((4, 4), (2, 6))}),
-    ),
-    (
-      *("vit_linen_names", dict(image_size=(16, 48), grid=4)),
-      *((16, 48), {TABLE: ((4, 4), (2, 6))}),
-    ),
-    ("vit_linen_names", dict(grid=(2, 8)), (16, 64), {}),
+    (LINEN, dict(image_size=(16, 48)), (16, 48), WIDE),
+    (LINEN, dict(image_size=(16, 48), grid=4), (16, 48), WIDE),
+    (LINEN, dict(grid=(2, 8)), (16, 64), {}),
     # Another patch: without a size it stays what it was, and the grid changes.
-    (
-      *("vit_linen_names", dict(patch=16, image_size=64)),
-      *((64, 64), {KERNEL: ((8, 8), (16, 16))}),
-    ),
-    (
-      *("vit_linen_names", dict(patch=16), (32, 32)),
-      {KERNEL: ((8, 8), (16, 16)), TABLE: ((4, 4), (2, 2))},
-    ),
+    (LINEN, dict(patch=16, image_size=64), (64, 64), LARGE),
+    (LINEN, dict(patch=16), (32, 32), LARGE | {TABLE: ((4, 4), (2, 2))}),
   ],
 )
 def test_sizes(name, options, size, resized):
