@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import pathlib
+import sys
 
 import jax
 import numpy as np
@@ -117,6 +118,17 @@ def test_none_can_be_read(call, folder, tmp_path):
   path = tmp_path / "x.npz"
   assert call(folder / "07_text.jpg", f"--features={path}")[0] == 1
   assert not path.exists()
+
+
+@pytest.mark.slow
+def test_standard_input_is_an_image_or_a_list(call, folder, monkeypatch):
+  image, answers = folder / "03.png", []
+  for data in (f"{image}\n".encode(), image.read_bytes()):
+    stdin = io.TextIOWrapper(io.BufferedReader(io.BytesIO(data)))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    answers.append(json.loads(call("-", "--json")[1]))
+  assert [a.pop("image") for a in answers] == [str(image), "-"]
+  assert answers[0] == answers[1]
 
 
 @pytest.mark.slow
