@@ -11,6 +11,7 @@ from vit_jax.config import ConfigError, defaults, freeze, to_dict
 from vit_jax.inputs import Inputs
 
 OPS = "decode|resize(16)"
+FEWSHOT, TOP1 = {"kind": "fewshot"}, {"kind": "classification"}
 
 
 def _config(**changes):
@@ -41,6 +42,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 def test_everything_at_once_and_before_a_data_set_is_made(tmp_path):
   """Faults of options, machine and disk, each with its option."""
+  splits = {"train_split": "tran", "split": "test[5:2]"}
   config = _config(
     model__variant="Ti/7",
     model__num_heads=5,
@@ -48,7 +50,11 @@ def test_everything_at_once_and_before_a_data_set_is_made(tmp_path):
     data__batch_size=20,
     data__data_dir=str(tmp_path),
     init=str(tmp_path / "nowhere"),
-    evals=_eval(kind="classification", split="tets"),
+    evals={
+      "e": {**TOP1, "ops": OPS, "dataset": "digits", "split": "tets"},
+      "f": {**FEWSHOT, "ops": OPS, "dataset": "digits", **splits},
+      "g": {**TOP1, "ops": OPS, "dataset": "cifar01", "split": "test"},
+    },
   )
   errors = "\n".join(_errors(config, errors=["config.x: no such option."]))
   for text in (
@@ -59,13 +65,15 @@ def test_everything_at_once_and_before_a_data_set_is_made(tmp_path):
     "config.data.dataset: got data set 'digitss'",
     "'digits'?",
     "config.evals.e.split: got",
+    "config.evals.f.train_split: got",
+    "config.evals.f.split: got",
+    "config.evals.g.dataset: got",
     "config.init: got",
   ):
     assert text in errors
   assert not list(tmp_path.iterdir())
 
 
-FEWSHOT, TOP1 = {"kind": "fewshot"}, {"kind": "classification"}
 WARMUP = dict(total_steps=None, total_epochs=2.0, optim__warmup_steps=1000)
 # Changes of a run, and the option and key words of its only error.
 WRONG = [
@@ -113,30 +121,10 @@ def test_init_of_another_shape_or_damaged(tmp_path):
   assert error.startswith(f"config.init: got '{path}'")
 
 
-def test_errors_of_data_begin_with_the_key_and_come_all_at_once():
-  def data_errors(**changes):
-    run = experiment.Experiment(_config(**changes))
-    return [e for part in run_checks.data_errors(run).values() for e in part]
-
-  evals = {
-    "a": {**TOP1, "split": "vali"},
-    "b": {**TOP1, "dataset": "cifar01", "split": "test"},
-    "c": {**FEWSHOT, "train_split": "tran", "split": "test[5:2]"},
-  }
-  errors = data_errors(data__split="train[", data__ops="none", evals=evals)
-  assert [error.split(" got ")[0] for error in errors] == [
-    "config.data.split:",
-    "config.evals.a.split:",
-    "config.evals.b.dataset:",
-    "config.evals.c.train_split:",
-    "config.evals.c.split:",
-  ]
-  evals = {
-    "test": {**TOP1, "split": "test", "dataset": None},
-    "few": {**FEWSHOT, "train_split": "train[:50%]", "split": "test"},
-  }
-  assert data_errors(evals=evals) == []
-  assert data_errors(fake_data=True, data__dataset="imagenet2012") == []
+def test_fake_data_need_nothing_on_disk():
+  config = _config(fake_data=True, data__dataset="imagenet2012")
+  errors = run_checks.data_errors(experiment.Experiment(config))
+  assert not any(errors.values())
 
 
 def test_records_without_numbers_count_from_the_images_seen():
