@@ -43,38 +43,36 @@ K_HOT = np.array([[k in s for k in range(7)] for s in SETS])
 
 
 def test_the_rule_of_real_by_hand():
-  """Right: 0, 4, 5 of five; in the first five also 1; the empty one is out."""
-  source = handmade.records(K_HOT)
-  scores = in_memory.evaluator(REAL, source, 7).run({"logits": LOGITS})
-  # A softmax has no loss against several classes.
-  assert scores == {"real/top1": 3 / 5, "real/top5": 4 / 5, "real/count": 5.0}
+  """Right: 0, 4, 5 of five; in the first five also 1; the empty one is out.
+
+  A wider head may have the classes in another order: columns go by name, and
+  the two of no class are never a label.
+  """
+  names, there = tuple("abcdefg"), K_HOT.any(1)
+  for order in (range(7), (3, 8, 0, 5, 1, 7, 2)):  # class -> column
+    order = np.array(order)
+    width = order.max() + 1
+    head_names = np.full(width, "?")
+    head_names[order] = names
+    logits = np.full((6, width), -1.0, np.float32)
+    logits[:, order] = LOGITS
+    source = handmade.records(K_HOT, names=names)
+    evaluator = in_memory.evaluator(REAL, source, width, tuple(head_names))
+    # A softmax has no loss against several classes.
+    want = {"real/top1": 3 / 5, "real/top5": 4 / 5, "real/count": 5.0}
+    assert evaluator.run({"logits": logits}) == want
+    rows = evaluator.predictions({"logits": logits}, 10, 10)
+    assert rows["num_images"] == 5 and rows["num_wrong"] == 2
+    assert rows["prediction"].tolist() == order[[0, 0, 6, 0, 6]].tolist()
+    label = np.zeros((5, width))
+    label[:, order] = K_HOT[there]
+    np.testing.assert_array_equal(rows["label"], label)
   # A sigmoid's loss is the mean over images with a class.
   sigmoid = in_memory.evaluator(REAL, source, 7, objective__loss="sigmoid")
-  x = LOGITS[K_HOT.any(1)].astype(np.float64)
-  t = K_HOT[K_HOT.any(1)]
+  x, t = LOGITS[there].astype(np.float64), K_HOT[there]
   loss = np.log1p(np.exp(x)) - t * x  # -log sigmoid(x), -log sigmoid(-x)
-  scores |= {"real/loss": pytest.approx(loss.sum(1).mean(), rel=1e-6)}
-  assert sigmoid.run({"logits": LOGITS}) == scores
-
-
-def test_real_under_another_order_of_a_wider_head():
-  """Columns go by name; the two of no class are never a label."""
-  names = tuple("abcdefg")
-  order = np.array([3, 8, 0, 5, 1, 7, 2])  # class -> column
-  head_names = np.array(list("???????zy"))
-  head_names[order] = names
-  wide = np.full((6, 9), -1.0, np.float32)
-  wide[:, order] = LOGITS
-  source = handmade.records(K_HOT, names=names)
-  evaluator = in_memory.evaluator(REAL, source, 9, tuple(head_names))
-  scores = evaluator.run({"logits": wide})
-  assert scores["real/top1"] == 3 / 5 and scores["real/count"] == 5
-  rows = evaluator.predictions({"logits": wide}, 10, 10)
-  assert rows["num_images"] == 5 and rows["num_wrong"] == 2
-  assert rows["prediction"].tolist() == order[[0, 0, 6, 0, 6]].tolist()
-  want = np.zeros((5, 9))
-  want[:, order] = K_HOT[[0, 1, 2, 4, 5]]
-  np.testing.assert_array_equal(rows["label"], want)
+  want["real/loss"] = pytest.approx(loss.sum(1).mean(), rel=1e-6)
+  assert sigmoid.run({"logits": LOGITS}) == want
 
 
 def test_mean_average_precision():

@@ -13,7 +13,7 @@ import tiny
 from methods import entropy, softmax
 
 import vit_jax
-from vit_jax import run_checks, step, step_checks, train
+from vit_jax import run_checks, step, train
 from vit_jax.batch import normalise
 from vit_jax.callbacks import Callback
 from vit_jax.checkpointing import resume_rules
@@ -106,13 +106,6 @@ def test_a_skipped_step_keeps_teacher_and_memory(run):
   assert metrics["skipped"] == 1
   after = (state.averages, state.memory)
   jax.tree.map(np.testing.assert_array_equal, kept, after)
-
-
-def test_the_teacher_is_the_only_average(run):
-  optim = dataclasses.replace(run.config.optim, ema_decay=0.9)
-  made = dataclasses.replace(run.config, optim=optim)
-  (error,) = step_checks.errors(made, run.shape, run.learner, ())
-  assert "config.optim.ema_decay" in error
 
 
 def test_schedules_are_the_authors():

@@ -10,7 +10,7 @@ import pytest
 import tiny
 from methods import entropy, softmax
 
-from vit_jax import step, step_checks
+from vit_jax import step
 from vit_jax.batch import normalise
 from vit_jax.callbacks import Callback
 from vit_jax.models import build
@@ -203,14 +203,6 @@ def test_initial_values_are_the_authors():
   assert not block["MlpBlock_0"]["Dense_0"]["bias"].any()
   np.testing.assert_array_equal(block["LayerNorm_0"]["scale"], 1)
   np.testing.assert_allclose(block["LayerScale_0"]["scale"], 0.1)
-
-
-def test_koleo_needs_all_rows_at_once():
-  run = methods.Run(config())
-  optim = dataclasses.replace(run.config.optim, microbatch=2)
-  made = dataclasses.replace(run.config, optim=optim)
-  (error,) = step_checks.errors(made, run.shape, run.learner, ())
-  assert "optim.microbatch" in error
 
 
 @pytest.mark.nightly

@@ -25,6 +25,7 @@ from vit_jax.tools.planning import planner
 from vit_jax.train import train_and_evaluate
 from vit_jax.writers.metric_writer import read_metrics
 
+SLOW = pytest.mark.slow
 NAMES = tuple(f"class {i}" for i in range(tiny.NUM_CLASSES))
 RNG = jax.random.key(7)
 LOGITS = Distillation(teacher="x")
@@ -140,35 +141,33 @@ def assert_terms(metrics, batch, **terms):
     np.testing.assert_allclose(metrics[name], mean, rtol=1e-5, err_msg=name)
 
 
-def test_losses_of_logits():
-  """Of mixed images for "soft", which student and teacher see alike."""
-  objectives = {"soft": dataclasses.replace(SOFT, mixup=1.0), "hard": HARD}
-  metrics, ours, theirs, _, batch = values(objectives, teacher_of())
-  for name, objective in objectives.items():
-    (x, _), (y, _) = ours[name], theirs[name]
-    terms = terms_of(objective, x, x, y, mixed(objective, batch)[1])
-    terms["agreement"] = y.argmax(-1) == x.argmax(-1)
-    assert_terms(metrics[name], batch, **terms)
+@pytest.mark.parametrize("token", [False, pytest.param(True, marks=SLOW)])
+def test_losses_of_logits(token):
+  """Of mixed images for "soft", which student and teacher see alike.
 
-
-@pytest.mark.slow
-def test_losses_of_a_distillation_token():
-  """Labels are for the class token, the teacher for the other."""
+  With a distillation token, labels are for the class token, the teacher for the
+  other; otherwise both are for the same logits.
+  """
   objectives = {
-    v.loss: dataclasses.replace(v, token=True) for v in (SOFT, HARD)
+    "soft": dataclasses.replace(SOFT, token=token, mixup=1.0),
+    "hard": dataclasses.replace(HARD, token=token),
   }
   distilled = dict(model__name="modern", model__distilled=True)
-  made = values(objectives, teacher_of(), **distilled)
+  changes = distilled if token else {}
+  made = values(objectives, teacher_of(), **changes)
   metrics, ours, theirs, params, batch = made
   for name, objective in objectives.items():
     (logits, out), (y, _) = ours[name], theirs[name]
-    first, second = (
-      out["encoded"][:, i] @ params[k]["kernel"] + params[k]["bias"]
-      for i, k in enumerate(("head", "head_dist"))
-    )
-    np.testing.assert_allclose((first + second) / 2, logits, atol=1e-5)
+    first = second = logits
+    if token:
+      first, second = (
+        out["encoded"][:, i] @ params[k]["kernel"] + params[k]["bias"]
+        for i, k in enumerate(("head", "head_dist"))
+      )
+      np.testing.assert_allclose((first + second) / 2, logits, atol=1e-5)
     labels = mixed(objective, batch)[1]
     terms = terms_of(objective, first, second, y, labels)
+    terms["agreement"] = y.argmax(-1) == second.argmax(-1)
     assert_terms(metrics[name], batch, **terms)
 
 
@@ -184,7 +183,7 @@ def distance(a, b, kind):
   "grid, patch, ops",
   [
     (4, 4, None),
-    pytest.param(3, 8, "decode|resize(24)", marks=pytest.mark.slow),
+    pytest.param(3, 8, "decode|resize(24)", marks=SLOW),
   ],
   ids=["smaller patches", "more pixels"],
 )

@@ -186,3 +186,16 @@ def test_what_does_not_fit_is_one_error(names, wrong, text):
   for name in names.split():
     (error,) = checks.errors(methods.config(name, options, **changes))
     assert error.replace("'", "").startswith(f"config.{text}"), error
+
+
+def test_what_the_step_cannot_do_is_one_error():
+  """KoLeo needs all rows at once; a teacher is the only average."""
+  for name, option, value in (
+    ("dinov2", "microbatch", 2),
+    ("dino", "ema_decay", 0.9),
+  ):
+    run = methods.Run(methods.config(name))
+    optim = dataclasses.replace(run.config.optim, **{option: value})
+    made = dataclasses.replace(run.config, optim=optim)
+    (error,) = step_checks.errors(made, run.shape, run.learner, ())
+    assert f"config.optim.{option}" in error
