@@ -72,7 +72,6 @@ MIXED = {
   "variance": variance,
   "batch_norm": batch_norm,
   "own_count": own_count,
-  "mean": lambda w, b: jnp.mean(b["x"] @ w),
   "scaled": lambda w, b: jnp.sum(b["x"] * b["y"].sum()),
   "roll": lambda w, b: jnp.sum(b["x"] * jnp.roll(b["y"], 1, 0)),
   "cumsum": lambda w, b: jnp.sum(jnp.cumsum(b["x"], 0) * b["y"]),
@@ -139,13 +138,6 @@ def per_class(w, b):
   return sums @ jnp.arange(5.0)
 
 
-def copies(w, b):
-  """Sums that are copied, chosen and stacked, e.g. to be logged."""
-  total = jax.lax.stop_gradient(jnp.copy(b["x"].sum()))
-  chosen = jnp.where(w[0, 0] > 0, total, 0.0)
-  return jnp.stack([chosen, total / 3, 0.0]).sum()
-
-
 def against_a_teacher(w, b):
   """InfoNCE with a teacher's vectors of all rows, as a learner's targets."""
   log_p = jax.nn.log_softmax(b["x"] @ w @ b["shared"]["keys"].T / 0.2)
@@ -160,7 +152,6 @@ APART = {
   "two_views": two_views,
   "dead": dead,
   "per_class": per_class,
-  "copies": copies,
   "against_a_teacher": against_a_teacher,
   "loops": lambda w, b: (
     jax.lax.scan(
