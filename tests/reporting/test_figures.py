@@ -18,7 +18,7 @@ import vit_jax
 from vit_jax.models.filters import Components
 from vit_jax.models.inspection import Survey
 from vit_jax.tools.reporting import charts, model_figures, page
-from vit_jax.tools.reporting.charts import ChartFiles, Line
+from vit_jax.tools.reporting.charts import Line
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 RNG = np.random.default_rng(0)
@@ -98,46 +98,6 @@ def test_zero_is_grey_and_the_largest_value_black_or_white():
   np.testing.assert_allclose(picture[4, 4], [0.5, 0.5, 0, 1])
   assert picture[0, 2, 3] == 0  # a gap
   assert not picture[3:, 6:, 3].any()  # places without a component
-
-
-def of(name, num_images=2):
-  """Returns what a file shows of a few random images."""
-  vit = vit_jax.load(DATA / f"{name}.weights.npz", verbose=False)
-  images = RNG.integers(0, 256, (num_images, *vit.image_size, 3), np.uint8)
-  captions = [f"image {i}" for i in range(num_images)]
-  return model_figures.inspect_model(name, name, vit, list(images), captions)
-
-
-def parts_of(*insides):
-  files = ChartFiles()
-  parts = model_figures.all_sections(insides, files, patch=None, num_shown=2)
-  return parts, files.files
-
-
-@pytest.mark.slow
-def test_sections_of_models():
-  """Each draws what a model has, and names what it has not."""
-  whole, images = of("vit_linen_names", 3), "vit_token, no images were given"
-  parts, charts = parts_of(whole, of("bit_v2"), of("vit_token", 0))
-  kinds = {name.partition("_")[0] for name in charts if "linen" in name}
-  assert kinds == {"filters", "positions", "distance", "heads"}
-  assert [n for n in charts if "linen" not in n] == [
-    *("filters_bit_v2.svg", "filters_vit_token.svg"),
-    "positions_vit_token.svg",
-  ]
-  no_attention = ["bit_v2, R50x0.5 has no attention", images]
-  more = "1 more image, whose map is in rollout/"
-  assert {part.title: part.left_out for part in parts} == {
-    "Filters": [],
-    "Position embeddings": ["bit_v2, R50x0.5 has no positions"],
-    "Mean attention distance": no_attention,
-    "Attention of one patch": no_attention,
-    "Where the model looks": [*no_attention, more],
-  }
-  assert "3 images" in parts[2].text
-  assert parts[4].body.count("<img") == 2
-  for svg in charts.values():
-    xml.etree.ElementTree.fromstring(svg)
 
 
 @pytest.mark.parametrize("rows", [2, 16])
