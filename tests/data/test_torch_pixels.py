@@ -49,14 +49,12 @@ def test_pixels_are_torchvisions(image):
 @pytest.mark.slow
 def test_boxes_are_torchvisions_in_distribution():
   draws = np.random.default_rng(0).random((10_000, 40))
-  for (*sides, low, high), expected in zip(
+  for (height, width, *scale), expected in zip(
     STORED["box_images"].tolist(), STORED["box_statistics"], strict=True
   ):
-    height, width = map(int, sides)
-    boxes = np.array(
-      [torch_pixels.box(height, width, low, high, d) for d in draws]
-    )
-    top, left, h, w = boxes.T
+    height, width = int(height), int(width)
+    boxes = [torch_pixels.box(height, width, *scale, d) for d in draws]
+    top, left, h, w = np.array(boxes).T
     assert (top >= 0).all() and (top + h <= height).all()
     assert (left >= 0).all() and (left + w <= width).all()
     share = h * w / (height * width)
