@@ -91,3 +91,12 @@ def test_the_split_of_the_digits_never_changes():
   assert sorted(splits["train"] + splits["test"]) == list(range(1797))
   checksum = hashlib.sha256(str(splits["test"]).encode()).hexdigest()
   assert checksum[:16] == "683eb7ab9e6a77d8"
+
+
+def test_builders_never_ask_the_network(data_dir, monkeypatch):
+  from tensorflow_datasets.core.utils import gcs_utils
+
+  monkeypatch.setattr(gcs_utils, "exists", lambda path: pytest.fail(path))
+  builder = tfds.builder("glyphs/size=8,count=1,seed=9", data_dir=data_dir)
+  builder.download_and_prepare()
+  assert builder.info.splits["train"].num_examples == 1

@@ -29,13 +29,13 @@ COLUMNS = {
 def table(request, tmp_path):
   """Three images with `COLUMNS`, as a function of the options."""
   kind, path = request.param, str(tmp_path / "train")
-  columns = {"image": [encoded(i) for i in range(3)], **COLUMNS}
+  images = [{"bytes": encoded(i)} for i in range(3)]
+  columns = {"image": images, **COLUMNS}
   if kind == "parquet:":
     path += ".parquet"
     parquet.write_table(pyarrow.table(columns), path)
   elif kind == "hf:":
     datasets = pytest.importorskip("datasets")
-    columns["image"] = [{"bytes": data} for data in columns["image"]]
     made = datasets.Dataset.from_dict(columns)
     made.cast_column("image", datasets.Image()).save_to_disk(path)
   else:

@@ -89,9 +89,11 @@ def test_timm_s_pixels_of_any_size_are_pillows(height, width, size, share):
 
 KINDS = {
   "4:2:0": dict(subsampling=2, quality=75),
+  "4:2:2": dict(subsampling=1, quality=90),
   "4:4:4": dict(subsampling=0),
   "progressive": dict(subsampling=2, progressive=True),
   "grey": dict(mode="L"),
+  "CMYK": dict(mode="CMYK"),
 }
 
 
@@ -108,11 +110,11 @@ def test_pillow_s_decoder_to_the_bit(kind):
     return np.abs(evaluated(data, decode + "|pad(0)") - expected)
 
   assert difference("decode(dct='accurate')").max() == 0
-  # TensorFlow's default is the fast transform. Seen: 4 levels in 4:2:0, 2 in
-  # grey; without smooth colours up to 30, where these are coarse.
+  # TensorFlow's default is the fast transform. Seen: 4 levels in 4:2:0, 6 in
+  # 4:2:2, 2 in grey; without smooth colours up to 30, where these are coarse.
   assert 0 < difference("decode").max() <= 6
   plain = difference("decode(dct='accurate', upsampling='plain')").max()
-  assert plain > 20 if kind in ("4:2:0", "progressive") else plain == 0
+  assert plain > 20 if kind in ("4:2:0", "4:2:2", "progressive") else plain == 0
 
 
 PATHS = (

@@ -7,7 +7,13 @@ import sys
 import numpy as np
 import pytest
 
-from vit_jax.data import dataset_info, fake, sources, tfds_source
+from vit_jax.data import (
+  dataset_info,
+  download_and_prepare,
+  fake,
+  sources,
+  tfds_source,
+)
 from vit_jax.data.tf_cpu import tf
 
 tfds = pytest.importorskip("tensorflow_datasets")
@@ -104,6 +110,8 @@ def test_data_sets_that_cannot_be_opened(data_dir, tmp_path, monkeypatch):
   for name, split, word in MISSING:
     texts = [x.format(data_dir=data_dir, cwd=tmp_path) for x in (name, word)]
     assert texts[1] in error(texts[0], split, data_dir)
+  with pytest.raises(ValueError, match="ILSVRC2012_img_train.tar"):
+    download_and_prepare.prepare("imagenet2012", data_dir)
   text = error("imagenet21", "full", data_dir, fake=True)
   assert "Did you mean 'imagenet21k'?" in text
 

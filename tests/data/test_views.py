@@ -162,6 +162,10 @@ CROP = "decode|random_resized_crop({}, {}, 1)"
       ["'b'", "expected one of a"],
     ),
     (
+      {"a": RESIZED, "b": View("decode|resize(9)", 3, like="a")},
+      ["'b'", "count=3"],
+    ),
+    (
       {
         "a": View(CROP.format(8, 0.2)),
         "b": View(CROP.format(9, 0.3), like="a"),
