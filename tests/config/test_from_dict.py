@@ -31,11 +31,11 @@ class Outer:
 
 def test_what_is_read_of_a_file(tmp_path):
   path = tmp_path / "a.json"
-  values = {"size": [2, 3], "sides": 4, "scale": 2, "inner": {"side": 5}}
+  values = {"size": [1, 3], "sides": 4, "scale": 2, "inner": {"side": 5}}
   values |= {"rows": [{"side": 6}, {}], "texts": {"a": "b"}, "more": {"x": 1}}
   path.write_text(json.dumps(values | {"name": None}))
   assert json_file.read_as(Outer, path) == Outer(
-    size=(2, 3),
+    size=(1, 3),
     sides=(4,),
     scale=2.0,
     texts={"a": "b"},

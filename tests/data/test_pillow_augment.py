@@ -90,7 +90,7 @@ def test_operations_are_timms(timm, level, sign, monkeypatch):
   image = noise(20, 31)
   monkeypatch.setattr(random, "random", lambda: sign)
   hparams = dict(
-    interpolation=Image.Resampling.BICUBIC, img_mean=pillow_augment.FILL
+    interpolation=Image.Resampling.BICUBIC, img_mean=(124, 116, 104)
   )
   for i, name in enumerate(NAMES):
     op = timm.AugmentOp(name, prob=1.0, magnitude=level, hparams=hparams)
