@@ -168,7 +168,10 @@ def _from_hub(text: str) -> str:
       " files of the model on another machine, and give their folder."
     ) from None
   if not list(pathlib.Path(folder).glob("*model*.safetensors")):
-    raise FileNotFoundError(f"got {text!r}, which has no model.safetensors.")
+    raise FileNotFoundError(
+      f"got {text!r}, which has no model.safetensors; download its"
+      " pytorch_model.bin and config.json, and give their folder."
+    )
   return folder
 
 
