@@ -49,17 +49,19 @@ def _run(folder, code, state="RUNNING", restarts=None):
   return done.returncode, "requeue 4711" in asked
 
 
-@pytest.mark.parametrize("code", [75, 124, 137, 0, 1, 143])
+@pytest.mark.parametrize("code", [75, 124, 134, 253, 0, 1, 143])
 def test_what_was_interrupted_goes_back_to_the_queue(tmp_path, code):
   """By Ctrl+C or scancel, or by an error of its own, it is not."""
-  is_requeued = code in (75, 124, 137)
+  is_requeued = code in (75, 124, 134, 253)
   assert _run(tmp_path, code) == (0 if is_requeued else code, is_requeued)
 
 
 def test_restarts_are_bounded_and_a_cancelled_job_stays_cancelled(tmp_path):
-  assert _run(tmp_path, 75, restarts=49) == (0, True)
-  (tmp_path / "scontrol.txt").unlink()
-  assert _run(tmp_path, 75, restarts=50) == (75, False)
+  for code, most in ((75, 50), (134, 3)):
+    assert _run(tmp_path, code, restarts=most - 1) == (0, True)
+    (tmp_path / "scontrol.txt").unlink()
+    assert _run(tmp_path, code, restarts=most) == (code, False)
+    (tmp_path / "scontrol.txt").unlink(missing_ok=True)
   assert _run(tmp_path, 75, state="CANCELLED") == (75, False)
 
 
