@@ -7,7 +7,7 @@ init (the backbone: anything that vit_jax.load reads), labels (a folder with one
 sub-folder per class: images with labels, to score before, during and after;
 none: only scores without labels), res (pixels, a multiple of the patch; by
 default that of init's training, at most 224), images (how many the run sees; by
-default 100,000, at least 1 and at most 100 epochs).
+default as many whole epochs as fit into 100,000, at least 1 and at most 100).
 
 The run continues DINOv2 from init: the teacher is a running mean of the model,
 which predicts the teacher's output for other crops and masked patches.
