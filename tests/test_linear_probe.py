@@ -14,6 +14,7 @@ import vit_jax
 from vit_jax import ridge
 from vit_jax.checkpointing.checkpointer import write_params
 from vit_jax.config import ConfigError
+from vit_jax.evaluators.evaluator import Evaluator
 from vit_jax.finetune import linear_probe, lora
 from vit_jax.step import TrainState
 from vit_jax.train import train_and_evaluate
@@ -173,7 +174,8 @@ def best(
   of = types.SimpleNamespace
   objective = of(counts_classes=is_weighted)
   context = of(config=of(objective=objective))
-  val = of(config=of(name="val"), context=context, hits=hits)
+  val = Evaluator.__new__(Evaluator)
+  vars(val).update(config=of(name="val"), context=context, hits=hits)
   model = lambda x: {"head": {"kernel": jnp.full(2, x)}}
   write_params(str(workdir / "probe"), model(1.0), {})
   (workdir / "linear_probe.json").write_text('{"top1": 0.5, "l2": 4.0}')

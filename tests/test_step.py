@@ -202,8 +202,8 @@ def test_the_loss_is_that_of_the_config(one_device, name, smoothing):
   total, count, _ = jax.jit(loss)(params, batch)
   one_hot = np.eye(tiny.NUM_CLASSES)[batch["label"]]
   targets = (1 - smoothing) * one_hot + smoothing / tiny.NUM_CLASSES
-  logits = np.tile(bias, (16, 1))
-  want = losses.LOSSES[name](logits, targets.astype("f"))
+  logits = jnp.tile(bias, (16, 1))
+  want = losses.LOSSES[name](logits, jnp.asarray(targets, "f"))
   assert count == 15
   # Sums of 15 terms in another order.
   np.testing.assert_allclose(total, want[:-1].sum(), rtol=1e-6)

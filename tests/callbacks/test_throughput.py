@@ -2,12 +2,18 @@
 
 import threading
 import time
-import types
+from unittest import mock
 
+import jax
 import pytest
 
 from vit_jax.callbacks import CallbackList
 from vit_jax.callbacks.throughput import Throughput
+
+
+def device(stats):
+  """Returns a device with these statistics of its memory."""
+  return mock.Mock(jax.Device, memory_stats=lambda: stats)
 
 
 @pytest.fixture
@@ -19,8 +25,7 @@ def clock(monkeypatch):
 
 def test_rates_leave_out_compilation_and_pauses(clock):
   count = lambda number: {"peak_bytes_in_use": number}
-  devices = [types.SimpleNamespace(memory_stats=lambda: count(3))]
-  devices += [types.SimpleNamespace(memory_stats=lambda: count(5))]
+  devices = [device(count(3)), device(count(5))]
   throughput = Throughput(8, 2, 5, peak_flops=100.0, devices=devices)
   hooks = CallbackList([throughput])
   hooks.enter("step")
@@ -68,8 +73,9 @@ class Run:
     self._clock = clock
     self.notes, self.steps = [], []
     # No peak is known, and a CPU does not count its memory.
-    devices = [types.SimpleNamespace(memory_stats=lambda: None)]
-    self._throughput = Throughput(8, 1, 5, None, devices, self.notes.append)
+    self._throughput = Throughput(
+      8, 1, 5, None, [device(None)], self.notes.append
+    )
     self.hooks = CallbackList([self._throughput])
     with self.hooks.phase("input"):  # before the first step, no better than
       clock[0] += 5.0  # compilation

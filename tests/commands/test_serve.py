@@ -12,6 +12,7 @@ import sys
 import time
 import zlib
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from data import kinds
@@ -157,7 +158,7 @@ def test_what_a_model_cannot_answer(vit, classifier, monkeypatch, capsys):
     serve.ImageClassifier(bare, 3, 1, 1)
   bit = vit_jax.load(DATA / "bit_v2.weights.npz", image_size=32, verbose=False)
   monkeypatch.setitem(
-    vars(bit), "probabilities", lambda _, x: np.full((len(x), 11), 1 / 11)
+    vars(bit), "probabilities", lambda _, x: jnp.full((len(x), 11), 1 / 11)
   )
   answer = serve.ImageClassifier(bit, 3, 10**6, 10**6).answer(encoded())
   assert answer["attention"] is None

@@ -51,7 +51,7 @@ def test_the_rule_of_real_by_hand():
   names, there = tuple("abcdefg"), K_HOT.any(1)
   for order in (range(7), (3, 8, 0, 5, 1, 7, 2)):  # class -> column
     order = np.array(order)
-    width = order.max() + 1
+    width = int(order.max()) + 1
     head_names = np.full(width, "?")
     head_names[order] = names
     logits = np.full((6, width), -1.0, np.float32)

@@ -63,9 +63,11 @@ def values(objectives, teacher, **changes):
   first = next(iter(learners.values()))
   module, fixed = first.module, first.frozen.model.params
   student = methods.params_of(module)
-  seen = {k: mixed(v, batch)[0] for k, v in objectives.items()}
+  seen = {k: jnp.asarray(mixed(v, batch)[0]) for k, v in objectives.items()}
   own = batch.get("teacher")
-  seen_by_teacher = seen if own is None else dict.fromkeys(seen, normalise(own))
+  seen_by_teacher = seen
+  if own is not None:
+    seen_by_teacher = dict.fromkeys(seen, jnp.asarray(normalise(own)))
 
   @jax.jit
   def computed(params, fixed, theirs, batch):

@@ -138,9 +138,9 @@ def first_trained(
     >>> blocks = {f"encoderblock_{i}": block for i in range(3)}
     >>> params = {"Transformer": blocks, "head": {"bias": 0.0}}
     >>> vit = model_config("vit")
-    >>> first_trained(params, ["*/encoderblock_0/*"], vit)
+    >>> first_trained(params, ("*/encoderblock_0/*",), vit)
     'Transformer/encoderblock_1'
-    >>> first_trained(params, ["Transformer/*"], vit)
+    >>> first_trained(params, ("Transformer/*",), vit)
     'head'
   """
   layers = param_groups.trained(param_groups.layers(params, model), freeze)
