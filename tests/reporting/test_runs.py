@@ -227,7 +227,7 @@ def test_the_last_account_counts():
 
 def test_costs_are_facts_of_a_run():
   before = {"images_seen": 7e9, "exaflops": 4262.0, "device_hours": None}
-  row = {"train/images_seen": 1_281_167, "train/exaflops": 0.135}
+  row = {"train/images_seen": 1_281_167.0, "train/exaflops": 0.135}
   metadata = {"accounting": {"device_hours": 2.5, "init": before}}
   a_run = run([{"step": 2, **row}], metadata=metadata)
   costs = tables.cost_texts(a_run)

@@ -146,7 +146,7 @@ class Run:
     points = [(s, v) for s, v in points if math.isfinite(v)]
     return [s for s, _ in points], [v for _, v in points]
 
-  def last(self, name: str | None) -> float | int | None:
+  def last(self, name: str | None) -> float | None:
     """Returns the value in the last line that has the metric."""
     for row in reversed(self.rows):
       if name in row:

@@ -199,7 +199,7 @@ def changes_text(trail: list[dict[str, Any]] | None) -> str:
   return "; ".join(parts) + f"; and {more:,} more" * (more > 0)
 
 
-def costs(run: Run) -> dict[str, float | int | None]:
+def costs(run: Run) -> dict[str, float | None]:
   """Returns name in the table -> cost of a run.
 
   Rates are medians over the lines of the run. None: not measured.
