@@ -57,6 +57,17 @@ def run(tmp_path_factory):
   return shared_runs.make_run(tmp_path_factory.mktemp("colours"))
 
 
+@pytest.fixture
+def collected():
+  """Collects what failed saves leave, whose end asyncio logs, after the test.
+
+  Otherwise it happens amid any later test: its log has further lines, and a
+  collection within `ast.parse` is a SystemError in Python 3.11.
+  """
+  yield
+  gc.collect()
+
+
 @pytest.hookimpl(trylast=True)  # after tests were deselected
 def pytest_collection_modifyitems(items):
   """Sorts files: the headlines, then those of most tests, for two workers."""

@@ -194,6 +194,7 @@ def test_hosts_do_not_multiply_the_requests_of_process_0(store, run):
   assert "is missing" in layout.damage(folder)
 
 
+@pytest.mark.usefixtures("collected")
 def test_a_refused_save_is_tried_again(store, run, capsys):
   saver = checkpointer.Checkpointer(str(run), CheckpointConfig())
   store.faults.refuse_writes = True

@@ -150,6 +150,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(run, tmp_path):
     for number, (name, make) in enumerate(FAILURES.items())
   ],
 )
+@pytest.mark.usefixtures("collected")
 def test_a_failed_save_is_reported_and_tried_again(
   run, tmp_path, failure, capsys, monkeypatch
 ):
